@@ -1,0 +1,128 @@
+"""The rollout buffer: groups the trainer gave back, what may enter, and what a filter may take out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.errors import FilterError, InvalidGroupError
+from asyncdata.ledger import Returned
+from asyncdata.types import Group, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ("BufferFilter", "choose", "first_in_first_out", "validate_groups", "without")
+
+if TYPE_CHECKING:
+    BufferFilter = Callable[[list[Group], int], list[Group]]
+
+
+def first_in_first_out(buffer: list[Group], num_groups: int) -> list[Group]:
+    """The oldest groups: the default filter."""
+    return buffer[:num_groups]
+
+
+def choose(buffer: Sequence[Returned], num_groups: int, buffer_filter: BufferFilter) -> list[Returned]:
+    """At most ``num_groups`` groups of ``buffer``, as ``buffer_filter`` wants them.
+
+    The filter works on a copy, so whether it removes what it returns makes no difference, and a group can neither be
+    served twice nor be lost: what it returns beyond ``num_groups`` stays in the buffer.
+
+    :raises FilterError: if it raises, or returns anything but groups of the buffer.
+    """
+    if not buffer or num_groups < 1:
+        return []
+
+    if buffer_filter is first_in_first_out:
+        return list(buffer[:num_groups])
+
+    try:
+        wanted = buffer_filter([item.group for item in buffer], num_groups)
+    except Exception as error:  # a user's function may raise anything
+        raise FilterError(
+            f"AD431 the buffer filter {_name(buffer_filter)} raised {error!r}; no group was taken"
+        ) from error
+
+    return _identify(buffer, wanted, buffer_filter)[:num_groups]
+
+
+def _identify(buffer: Sequence[Returned], wanted: Any, buffer_filter: BufferFilter) -> list[Returned]:
+    if not isinstance(wanted, list | tuple):
+        raise FilterError(
+            f"AD430 the buffer filter {_name(buffer_filter)} returned {type(wanted).__name__}; need a list of groups"
+        )
+
+    by_identity = {id(item.group): item for item in buffer}
+    chosen: dict[int, Returned] = {}
+    for group in wanted:
+        if id(group) not in by_identity:
+            raise FilterError(
+                f"AD430 the buffer filter {_name(buffer_filter)} returned something that is no group of the buffer "
+                f"({type(group).__name__}); return the very lists it was given"
+            )
+
+        chosen[id(group)] = by_identity[id(group)]
+    return list(chosen.values())
+
+
+def _name(function: Any) -> str:
+    return repr(getattr(function, "__qualname__", function))
+
+
+def without(buffer: tuple[Returned, ...], chosen: Sequence[Returned]) -> tuple[Returned, ...]:
+    """``buffer`` less the ``chosen`` ones, by identity."""
+    if not chosen:
+        return buffer
+
+    gone = {id(item) for item in chosen}
+    return tuple(item for item in buffer if id(item) not in gone)
+
+
+def validate_groups(groups: Any, samples_per_group: int, buffer: Sequence[Returned]) -> list[Returned]:
+    """``groups`` as the buffer keeps them: each detached from its chunk, with its record for the snapshot.
+
+    :raises InvalidGroupError: naming the first group that cannot be kept. Nothing has been changed then.
+    """
+    if not isinstance(groups, list | tuple):
+        raise InvalidGroupError(f"AD432 add_samples takes a list of groups, got {type(groups).__name__}")
+
+    present = {id(sample) for item in buffer for sample in item.group}
+    returned = []
+    for number, group in enumerate(groups):
+        _check_shape(number, group, samples_per_group)
+        if not present.isdisjoint(map(id, group)):
+            raise InvalidGroupError(f"AD432 group {number} is in the buffer already; it would be served twice")
+
+        present.update(map(id, group))
+        returned.append(Returned(group, _record(number, group)))
+    for item in returned:
+        for sample in item.group:
+            sample.detach()
+    return returned
+
+
+def _check_shape(number: int, group: Any, samples_per_group: int) -> None:
+    if not isinstance(group, list) or not all(isinstance(sample, Sample) for sample in group):
+        raise InvalidGroupError(f"AD432 group {number} must be a list of Sample, got {_shape(group)}")
+
+    if len(group) != samples_per_group:
+        raise InvalidGroupError(
+            f"AD432 group {number} has {len(group)} samples, and n_samples_per_prompt is {samples_per_group}"
+        )
+
+
+def _shape(group: Any) -> str:
+    if isinstance(group, list):
+        return "a list of " + ", ".join(sorted({type(sample).__name__ for sample in group}))
+
+    return type(group).__name__
+
+
+def _record(number: int, group: Group) -> list[dict[str, Any]]:
+    try:
+        return [sample.to_dict() for sample in group]
+    except TypeError as error:
+        raise InvalidGroupError(
+            f"AD432 group {number}: {error}. Keep it elsewhere, or turn it into numbers, text, lists, "
+            "dicts or numpy arrays"
+        ) from error

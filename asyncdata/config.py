@@ -1,0 +1,121 @@
+"""The loader's knobs: their defaults, their checks, and their meaning in one place."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Literal, TypedDict
+
+import msgspec
+
+from asyncdata.errors import ConfigError
+from asyncdata.order import Shuffle  # noqa: TC001 - msgspec reads the annotations
+
+__all__ = ("Knobs", "LoaderConfig", "num_usable_cpus")
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every knob of a loader. Those marked *order* make another sequence D; all others may change at a restart.
+
+    :ivar seed: *order.* Any integer.
+    :ivar shuffle: *order.* True mixes windows of blocks, False keeps the order of the files, and a
+        :class:`~asyncdata.Shuffle` says how large blocks and windows are.
+    :ivar batch_size: samples per batch of a ``for`` loop; a multiple of ``n_samples_per_prompt``.
+    :ivar drop_last: drop a short last batch instead of delivering it. What is dropped is counted.
+    :ivar epochs: after so many the data ends; None goes on for ever.
+    :ivar n_samples_per_prompt: samples per group.
+    :ivar num_workers: worker processes; None takes the CPUs this process may use, at most 8; 0 works in a thread of
+        this process, where any callable will do as tokenize function.
+    :ivar buffer_size: samples read ahead per data-parallel rank.
+    :ivar dp_size: data-parallel ranks that are fed; ``buffer_size * dp_size`` samples are read ahead.
+    :ivar max_ready_bytes: bytes read ahead, whatever the number of samples.
+    :ivar timeout_s: how long a call waits for data before it raises PrefetchTimeoutError; None waits for ever.
+    :ivar row_timeout_s: a worker without progress for so long is hung, and is killed.
+    :ivar on_bad_row: ``raise``, ``skip`` (counted by code), or ``quarantine`` (and written to ``quarantine_path``).
+    :ivar max_bad_rows: how many may be passed over in a run; None does not limit them.
+    :ivar quarantine_path: a JSONL file that bad rows are appended to.
+    :ivar commit: ``on_delivery``, or ``on_ack``: what was not acknowledged is delivered again after a restart.
+    :ivar backend: the loop of the service's thread: ``asyncio``, ``uvloop`` or ``trio``.
+    """
+
+    seed: int = 42
+    shuffle: bool | Shuffle = True
+    batch_size: Positive | None = None
+    drop_last: bool = False
+    epochs: Positive | None = None
+    n_samples_per_prompt: Positive = 1
+    num_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    buffer_size: Positive = 1000
+    dp_size: Positive = 1
+    max_ready_bytes: Positive = 64 * 1024 * 1024
+    timeout_s: PositiveSeconds | None = None
+    row_timeout_s: PositiveSeconds = 60.0
+    on_bad_row: Literal["raise", "skip", "quarantine"] = "raise"
+    max_bad_rows: Annotated[int, msgspec.Meta(ge=0)] | None = 100
+    quarantine_path: str = "quarantine.jsonl"
+    commit: Literal["on_delivery", "on_ack"] = "on_delivery"
+    backend: Literal["asyncio", "uvloop", "trio"] = "asyncio"
+
+    @classmethod
+    def of(cls, knobs: dict[str, Any]) -> LoaderConfig:
+        """The configuration that ``knobs`` describe.
+
+        :raises ConfigError: naming the knob that is unknown, of the wrong type, or out of range.
+        """
+        known = cls.__struct_fields__
+        for name in knobs:
+            if name not in known:
+                raise ConfigError(f"there is no knob {name!r}; there are {', '.join(sorted(known))}")
+
+        values = {name: int(value) if _is_integer(value) else value for name, value in knobs.items()}
+        try:
+            config = msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(str(error).replace("`$.", "`")) from error
+
+        if config.batch_size is not None and config.batch_size % config.n_samples_per_prompt:
+            raise ConfigError(
+                f"batch_size={config.batch_size} is no multiple of n_samples_per_prompt={config.n_samples_per_prompt}; "
+                "a batch holds whole groups"
+            )
+
+        return config
+
+    @property
+    def capacity(self) -> int:
+        """Samples that are read ahead."""
+        return self.buffer_size * self.dp_size
+
+
+def _is_integer(value: object) -> bool:
+    """Whether it is an integer of another library, such as numpy's."""
+    return hasattr(value, "__index__") and not isinstance(value, int)
+
+
+class Knobs(TypedDict, total=False):
+    """The keyword arguments of a loader, as :class:`LoaderConfig` explains them."""
+
+    seed: int
+    shuffle: bool | Shuffle
+    batch_size: int | None
+    drop_last: bool
+    epochs: int | None
+    n_samples_per_prompt: int
+    num_workers: int | None
+    buffer_size: int
+    dp_size: int
+    max_ready_bytes: int
+    timeout_s: float | None
+    row_timeout_s: float
+    on_bad_row: Literal["raise", "skip", "quarantine"]
+    max_bad_rows: int | None
+    quarantine_path: str
+    commit: Literal["on_delivery", "on_ack"]
+    backend: Literal["asyncio", "uvloop", "trio"]
+
+
+def num_usable_cpus() -> int:
+    """CPUs this process may use: an affinity mask, as Ray and batch systems set it, counts."""
+    return len(os.sched_getaffinity(0))

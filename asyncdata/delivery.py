@@ -1,0 +1,231 @@
+"""One delivery: from a ledger and the ready segments to samples and the ledger after them. Nothing is changed.
+
+The coordinator commits a delivery by replacing its ledger, so that an exception, a timeout or Ctrl-C before that loses
+nothing, and putting the old ledger back undoes it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncdata.channel import Bad, ChunkEnd, Done, Run
+from asyncdata.errors import NoSamplesError, TooManyBadRowsError
+from asyncdata.ledger import Counters, Ledger
+from asyncdata.types import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from asyncdata.channel import Segment
+    from asyncdata.columns import Chunk
+
+__all__ = ("BadRowStop", "Delivery", "Piece", "deliver")
+
+POISON_CODES = frozenset({"AD422", "AD423"})
+"""Rows that hung or killed their worker. Whether they do so again is not certain, so a snapshot names them."""
+
+
+class BadRowStop(Exception):  # noqa: N818 - flow between here and the coordinator, which makes an error of it
+    """The row at this turn is bad, and ``on_bad_row`` is "raise"."""
+
+    def __init__(self, bad: Bad) -> None:
+        super().__init__()
+        self.bad = bad
+
+
+class Piece(NamedTuple):
+    """Samples ``[start, stop)`` of a chunk; the first makes group number ``group_index``."""
+
+    chunk: Chunk
+    start: int
+    stop: int
+    group_index: int
+
+
+class Delivery(NamedTuple):
+    """Samples, and the ledger once they are delivered.
+
+    :ivar pieces: in order.
+    :ivar num_groups: how many samples of the stream that is.
+    :ivar passed: bad rows that were passed over on the way.
+    :ivar is_last: whether the stream ended (or the epoch, where asked to stop there) before all was found.
+    """
+
+    pieces: list[Piece]
+    num_groups: int
+    ledger: Ledger
+    passed: list[Bad]
+    is_last: bool = False
+
+
+def deliver(
+    segments: Iterable[Segment],
+    ledger: Ledger,
+    num_groups: int,
+    *,
+    samples_per_group: int = 1,
+    last_epoch: int | None = None,
+    bad_row_stops: bool = True,
+    max_bad_rows: int | None = None,
+) -> Delivery | None:
+    """Take the next ``num_groups`` samples of the stream, each to become a group; None if they are not ready yet.
+
+    :param segments: the ready ones, from ``ledger.head`` on.
+    :param last_epoch: do not go beyond this epoch; fewer samples come if it ends.
+    :raises BadRowStop: if a bad row comes before the last sample asked for, and ``bad_row_stops``.
+    :raises TooManyBadRowsError: if passing a bad row exceeds ``max_bad_rows``.
+    :raises NoSamplesError: if an epoch ends without a sample.
+    :raises AsyncDataError: what stopped the stream.
+    """
+    if last_epoch is not None and ledger.position.epoch > last_epoch:
+        return Delivery([], 0, ledger, [], is_last=num_groups > 0)
+
+    walk = _Walk(ledger, num_groups, samples_per_group, bad_row_stops, max_bad_rows)
+    for segment in segments:
+        if walk.need == 0 and not walk.may_pass(segment):
+            break
+
+        walk.step(segment)
+        if last_epoch is not None and walk.position.epoch > last_epoch:
+            return walk.result(is_last=walk.need > 0)
+
+    return None if walk.need else walk.result()
+
+
+class _Walk:
+    """The changing values while segments are walked."""
+
+    def __init__(
+        self, ledger: Ledger, need: int, samples_per_group: int, bad_row_stops: bool, max_bad_rows: int | None
+    ) -> None:
+        counters = ledger.counters
+        self.ledger = ledger
+        self.need = need
+        self.position = ledger.position
+        self.head, self.offset, self.taken = ledger.head, ledger.offset, ledger.taken
+        self.pieces: list[Piece] = []
+        self.passed: list[Bad] = []
+        self._samples_per_group = samples_per_group
+        self._bad_row_stops, self._max_bad_rows = bad_row_stops, max_bad_rows
+        self._num_groups, self._epoch_groups = counters.num_groups, counters.epoch_groups
+        self._num_tokens = counters.num_tokens
+        self._drops, self._epoch_drops = counters.drops, counters.epoch_drops
+
+    def may_pass(self, segment: Segment) -> bool:
+        """Whether a segment behind the last sample asked for goes with it, so that an epoch's end is the next's
+        start.
+        """
+        if self.offset:  # the run before it is not at its end
+            return False
+
+        if isinstance(segment, ChunkEnd):
+            return not (segment.chunk.ends_epoch and self._epoch_groups == 0)
+
+        return isinstance(segment, Done)
+
+    def step(self, segment: Segment) -> None:
+        """Walk one segment, or as much of it as is needed."""
+        if isinstance(segment, Run):
+            self._run(segment)
+        elif isinstance(segment, ChunkEnd):
+            self._chunk_end(segment.chunk)
+        elif isinstance(segment, Done):
+            self._move_to(segment.chunk, segment.chunk.row_of(segment.sample) + 1)
+            self._num_groups += 1
+            self._epoch_groups += 1
+            self.head += 1
+        elif isinstance(segment, Bad):
+            self._bad(segment)
+        else:
+            raise segment.error
+
+    def _run(self, run: Run) -> None:
+        start = run.start + self.offset
+        stop = min(run.stop, start + self.need)
+        self.pieces.append(Piece(run.chunk, start, stop, self._num_groups))
+        self._move_to(run.chunk, run.chunk.row_of(stop - 1) + 1)
+        self._num_tokens += run.chunk.num_tokens(start, stop)
+        num_taken = stop - start
+        self.need -= num_taken
+        self.taken += num_taken
+        self._num_groups += num_taken
+        self._epoch_groups += num_taken
+        self.offset += num_taken
+        if stop == run.stop:
+            self.head += 1
+            self.offset = 0
+
+    def _chunk_end(self, chunk: Chunk) -> None:
+        self._move_to(chunk, chunk.num_rows)
+        if chunk.ends_epoch:
+            if self._epoch_groups == 0:
+                raise NoSamplesError(_no_samples(chunk.first.epoch, self._epoch_drops))
+
+            self.position = Position(chunk.first.epoch + 1, 0, 0)
+            self._epoch_groups, self._epoch_drops = 0, {}
+        self.head += 1
+
+    def _bad(self, bad: Bad) -> None:
+        if self._bad_row_stops:
+            raise BadRowStop(bad)
+
+        self.passed.append(bad)
+        num_bad = self.ledger.counters.num_bad_rows + len(self.passed)
+        if self._max_bad_rows is not None and num_bad > self._max_bad_rows:
+            raise TooManyBadRowsError(
+                f"{num_bad} bad rows, and max_bad_rows is {self._max_bad_rows}. The last: {bad.error.code} "
+                f"{bad.chunk.row_location(bad.error.row).path}, {bad.error.reason}"
+            )
+
+        self._move_to(bad.chunk, bad.error.row + 1)
+        self._count(f"bad row {bad.error.code}", 1)
+        self.head += 1
+
+    def _move_to(self, chunk: Chunk, row: int) -> None:
+        """Every row of the chunk before ``row`` has had its turn."""
+        first, here = chunk.first, self.position
+        done = here.row - first.row if (here.epoch, here.window) == (first.epoch, first.window) else 0
+        for drop in chunk.drops:
+            self._count(drop.reason, int(drop.rows.searchsorted(row)) - int(drop.rows.searchsorted(done)))
+        self.position = Position(first.epoch, first.window, first.row + row)
+
+    def _count(self, reason: str, number: int) -> None:
+        if number:
+            self._drops = {**self._drops, reason: self._drops.get(reason, 0) + number}
+            self._epoch_drops = {**self._epoch_drops, reason: self._epoch_drops.get(reason, 0) + number}
+
+    def result(self, *, is_last: bool = False) -> Delivery:
+        """The delivery of what was walked."""
+        before = self.ledger
+        counters = Counters(
+            num_groups=self._num_groups,
+            num_samples=before.counters.num_samples
+            + (self._num_groups - before.counters.num_groups) * self._samples_per_group,
+            num_tokens=self._num_tokens,
+            num_bad_rows=before.counters.num_bad_rows + len(self.passed),
+            drops=self._drops,
+            epoch_groups=self._epoch_groups,
+            epoch_drops=self._epoch_drops,
+        )
+        after = Ledger(
+            position=self.position,
+            counters=counters,
+            buffer=before.buffer,
+            leases=before.leases,
+            acked=before.acked,
+            journal=before.journal.union(_poison(self.passed)) if self.passed else before.journal,
+            head=self.head,
+            offset=self.offset,
+            taken=self.taken,
+        )
+        return Delivery(self.pieces, self.taken - before.taken, after, self.passed, is_last)
+
+
+def _poison(passed: list[Bad]) -> list[tuple[int, int]]:
+    return [bad.chunk.row_key(bad.error.row) for bad in passed if bad.error.code in POISON_CODES]
+
+
+def _no_samples(epoch: int, drops: dict[str, int]) -> str:
+    num_rows = sum(drops.values())
+    reasons = ", ".join(f"{number} by {reason}" for reason, number in sorted(drops.items())) or "there was no row"
+    return f"AD401 epoch {epoch}: {num_rows} rows read, 0 kept: {reasons}"

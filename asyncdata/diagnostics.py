@@ -1,0 +1,125 @@
+"""Who waits for whom: the loader's statistics, and what they say when a call times out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncdata.executors.base import WorkerState  # noqa: TC001 - msgspec reads the annotations
+
+if TYPE_CHECKING:
+    from asyncdata.types import SourceLocation
+
+__all__ = ("Statistics", "explain_timeout")
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What the loader has done and is doing. ``*_total`` only grow; the rest is of this moment.
+
+    :ivar epoch: the epoch of the next sample.
+    :ivar window: its window.
+    :ivar row: its row in the window's order.
+    :ivar samples_total: samples delivered from the stream, in this run and those it resumed.
+    :ivar groups_total: groups likewise.
+    :ivar tokens_total: tokens of those groups' prompts, each counted once.
+    :ivar dropped_total: rows that yielded no sample, by reason.
+    :ivar bad_rows_total: bad rows that were passed over; they are in ``dropped_total`` too.
+    :ivar buffered_groups: groups given back, waiting to be served.
+    :ivar leased_requests: requests not wholly acknowledged.
+    :ivar ready_samples: samples that a call would get without waiting.
+    :ivar in_flight_rows: rows entered in the order that are not ready.
+    :ivar capacity_samples: the channel's capacity.
+    :ivar ready_bytes: bytes of the ready samples.
+    :ivar waits_total: calls that had to wait for data.
+    :ivar data_wait_seconds_total: seconds they waited.
+    :ivar queued_requests: requests no worker has yet.
+    :ivar worker_restarts_total: workers that were replaced.
+    :ivar blank_lines_total: blank lines passed over, in what was read ahead.
+    :ivar workers: what each worker is doing.
+    """
+
+    epoch: int
+    window: int
+    row: int
+    samples_total: int
+    groups_total: int
+    tokens_total: int
+    dropped_total: dict[str, int]
+    bad_rows_total: int
+    buffered_groups: int
+    leased_requests: int
+    ready_samples: int
+    in_flight_rows: int
+    capacity_samples: int
+    ready_bytes: int
+    waits_total: int
+    data_wait_seconds_total: float
+    queued_requests: int
+    worker_restarts_total: int
+    blank_lines_total: int
+    workers: list[WorkerState]
+
+    def to_dict(self) -> dict[str, float]:
+        """Flat numbers, named as Prometheus would have them: fit for ``wandb.log``."""
+        flat: dict[str, float] = {}
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if name == "workers":
+                flat["asyncdata_workers_busy"] = sum(worker.state == "busy" for worker in value)
+                flat["asyncdata_workers"] = len(value)
+            elif isinstance(value, dict):
+                flat["asyncdata_dropped_total"] = sum(value.values())
+                flat |= {f"asyncdata_dropped_{_identifier(reason)}_total": number for reason, number in value.items()}
+            else:
+                flat[f"asyncdata_{name}"] = value
+        return flat
+
+
+def _identifier(reason: str) -> str:
+    return "".join(char if char.isalnum() else "_" for char in reason).lower()
+
+
+def explain_timeout(
+    waited_s: float, num_missing: int, now: Statistics, oldest: SourceLocation | None, is_started: bool
+) -> tuple[str, dict[str, Any]]:
+    """The message of a PrefetchTimeoutError, and the facts behind it: the stage that starves, and what to turn."""
+    stage, advice = _starving_stage(now, is_started)
+    workers = ", ".join(f"{state.state} {state.busy_s:.1f} s" if state.busy_s else state.state for state in now.workers)
+    lines = [
+        f"AD510 no data for {waited_s:.1f} s: {now.ready_samples} samples are ready, {num_missing} more are needed.",
+        f"  stage: {stage}",
+        f"  channel: {now.ready_samples} ready + {now.in_flight_rows} in flight of {now.capacity_samples}",
+        f"  workers: {workers or 'none'}; restarts: {now.worker_restarts_total}; queued: {now.queued_requests}",
+    ]
+    if oldest is not None:
+        lines.append(f"  oldest row in flight: {oldest.path}:{oldest.line_number()} (byte {oldest.byte_offset})")
+    lines.append(f"  try: {advice}")
+    diagnosis = {"stage": stage, "advice": advice, "num_missing": num_missing, "waited_s": waited_s}
+    diagnosis["oldest_row"] = msgspec.to_builtins(oldest)
+    diagnosis["statistics"] = msgspec.to_builtins(now)
+    return "\n".join(lines), diagnosis
+
+
+def _starving_stage(now: Statistics, is_started: bool) -> tuple[str, str]:
+    states = [worker.state for worker in now.workers]
+    if not is_started or not states:
+        return "start: the workers are not there yet", "a longer timeout_s for the first batch"
+
+    if all(state == "starting" for state in states):
+        return "start: the workers are loading the tokenize function", "a longer timeout_s for the first batch"
+
+    if now.in_flight_rows and "busy" in states:
+        slowest = max(worker.busy_s for worker in now.workers)
+        return (
+            f"tokenize: the workers cannot keep up, or one hangs (busy for {slowest:.1f} s)",
+            "more num_workers, a larger buffer_size, or a lower row_timeout_s if the tokenize function hangs",
+        )
+
+    if "busy" in states:
+        return "read: a window is being read", "faster storage, or a smaller Shuffle(window_blocks=...)"
+
+    if sum(now.dropped_total.values()) > now.groups_total:
+        return "filter: most rows are dropped", "max_length, or what the tokenize function drops"
+
+    return "read: nothing is under way", "look at the log for what stopped"

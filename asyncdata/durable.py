@@ -1,0 +1,135 @@
+"""A file that is whole at every instant: replaced by a rename, after everything is on the disk; older ones are kept.
+
+It holds any bytes; what they mean is ``snapshot``'s business.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+from contextlib import suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ("remove_left_over", "replace_file", "sync_folder")
+
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP}
+_STALE_S = 3600.0
+_VERIFY_BYTES = 1 << 20
+
+
+def replace_file(path: str, pieces: Sequence[bytes], keep: int) -> None:
+    """Make ``path`` (absolute) hold ``pieces``, end to end; its name survives a power loss after :func:`sync_folder`.
+
+    At every instant ``path`` is the old file or the new one. Older ones become ``path.1``, ``path.2``; ``keep`` stay in
+    all, with the new one.
+
+    :raises OSError: the old files are as they were, but that the oldest may be gone; nothing half-written stays.
+    """
+    folder, name = os.path.split(path)
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise OSError(errno.EINVAL, "a link, folder or device is in its place; give the name of a file")
+
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        _write(temporary, pieces)
+        _keep_older(path, f"{temporary[:-4]}.old.tmp", keep)
+        os.replace(temporary, path)
+    finally:
+        _unlink(temporary)
+
+
+def sync_folder(path: str) -> None:
+    """Bring the names in ``path``'s folder to the disk, where the file system can.
+
+    :raises OSError: if it fails.
+    """
+    fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(fd)
+
+
+def remove_left_over(path: str) -> None:
+    """Remove what killed processes left half written: an hour older than ``path``, by the file system's own clock."""
+    folder, name = os.path.split(path)
+    left_over = re.compile(rf"\.{re.escape(name)}\.\d+\.[0-9a-f]{{8}}(\.old)?\.tmp")
+    with suppress(OSError), os.scandir(folder) as entries:
+        limit = os.stat(path).st_mtime - _STALE_S
+        for entry in entries:
+            if left_over.fullmatch(entry.name) and entry.stat(follow_symlinks=False).st_mtime < limit:
+                _unlink(entry.path)
+
+
+def _write(temporary: str, pieces: Sequence[bytes]) -> None:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o600)
+    try:
+        for piece in pieces:
+            left = memoryview(piece)
+            while left:
+                left = left[os.write(fd, left) :]
+        os.fsync(fd)
+        _verify(fd, pieces)
+    finally:
+        os.close(fd)
+
+
+def _verify(fd: int, pieces: Sequence[bytes]) -> None:
+    """A write that lies must not replace a good file; comparing costs less than hashing."""
+    begin = 0
+    for piece in pieces:
+        offset = 0
+        while offset < len(piece):
+            found = os.pread(fd, min(len(piece) - offset, _VERIFY_BYTES), begin + offset)
+            # A slice, as memoryviews are compared byte by byte.
+            if not found or found != piece[offset : offset + len(found)]:
+                raise OSError(errno.EIO, f"what was written reads back otherwise after byte {begin + offset}")
+
+            offset += len(found)
+        begin += len(piece)
+
+
+def _keep_older(path: str, spare: str, keep: int) -> None:
+    """Make ``path`` known as ``path.1`` too, and so on: every name stays whole, as only a rename changes it."""
+    names = [path, *(f"{path}.{number}" for number in range(1, keep))]
+    if keep == 1 or not os.path.exists(path) or _is_same(path, names[1]):  # same: killed just before the last rename
+        return
+
+    for source, target in reversed(list(pairwise(names))):
+        if os.path.exists(source):
+            _link_over(source, target, spare)
+
+
+def _is_same(path: str, other: str) -> bool:
+    return os.path.exists(other) and os.path.samefile(path, other)
+
+
+def _link_over(source: str, target: str, spare: str) -> None:
+    try:
+        os.link(source, spare)
+        os.replace(spare, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+
+        os.replace(source, target)  # without hard links `path` is missing for a moment, and whole as `path.1`
+    finally:
+        _unlink(spare)  # the rename leaves it where both were one file already
+
+
+def _unlink(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)

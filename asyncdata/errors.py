@@ -1,0 +1,181 @@
+"""Every error the library raises, in one tree.
+
+::
+
+    AsyncDataError
+    ├── ConfigError (ValueError)        a setting that cannot work, found before any work starts
+    ├── EndOfData                       ``epochs=k`` are used up; carries the short last batch
+    ├── LoaderClosedError               used after ``close()``
+    ├── LoaderForkedError               used in a forked child of the process that made it
+    ├── PrefetchTimeoutError (TimeoutError)
+    ├── FilterError                     the buffer filter raised, or returned what it may not
+    ├── InvalidGroupError (ValueError)  ``add_samples`` refused a group; nothing was changed
+    ├── SourceError                     a file that cannot be read as it should
+    │   ├── SourceChangedError          ... is not the file it was
+    │   └── NoSamplesError              ... yields nothing
+    ├── BadRowError                     one row is bad: where, why, and the way out
+    ├── TooManyBadRowsError             more bad rows than the budget allows
+    ├── WorkerError                     worker processes cannot be started or kept alive
+    └── SnapshotError                   a snapshot that cannot be written or read
+        ├── SnapshotVersionError        ... is of a schema this version does not know
+        └── SnapshotMismatchError       ... belongs to other data, tokenizer, function, seed or order
+
+Each message says what, where and the way out; the facts are attributes as well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = (
+    "AsyncDataError",
+    "BadRowError",
+    "ConfigError",
+    "EndOfData",
+    "FilterError",
+    "InvalidGroupError",
+    "LoaderClosedError",
+    "LoaderForkedError",
+    "NoSamplesError",
+    "PrefetchTimeoutError",
+    "SnapshotError",
+    "SnapshotMismatchError",
+    "SnapshotVersionError",
+    "SourceChangedError",
+    "SourceError",
+    "TooManyBadRowsError",
+    "WorkerError",
+)
+
+
+class AsyncDataError(Exception):
+    """Root of the tree: ``except AsyncDataError`` catches everything the library raises."""
+
+
+class ConfigError(AsyncDataError, ValueError):
+    """A setting, or a combination of settings, that cannot work."""
+
+
+class EndOfData(AsyncDataError):  # noqa: N818 - an end is no error, as in anyio's EndOfStream
+    """All epochs are delivered.
+
+    :ivar groups: the groups that were left and are fewer than asked for; they count as delivered.
+        Empty under ``drop_last=True``.
+    """
+
+    def __init__(self, message: str, groups: list[Any] | None = None) -> None:
+        super().__init__(message)
+        self.groups: list[Any] = groups or []
+
+    @property
+    def samples(self) -> list[Any]:
+        """The samples of :attr:`groups`, flattened: what ``get_next_batch`` could not fill."""
+        return [sample for group in self.groups for sample in group]
+
+
+class LoaderClosedError(AsyncDataError):
+    """The loader was closed, before the call or while it waited."""
+
+
+class LoaderForkedError(AsyncDataError):
+    """The loader was made in another process; threads and workers do not survive a fork."""
+
+
+class PrefetchTimeoutError(AsyncDataError, TimeoutError):
+    """No data within ``timeout_s``; nothing was consumed, and the call may be made again.
+
+    :ivar diagnosis: what :meth:`statistics` knew at that moment, as plain builtins.
+    """
+
+    def __init__(self, message: str, diagnosis: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.diagnosis: dict[str, Any] = dict(diagnosis or {})
+
+
+class FilterError(AsyncDataError):
+    """The buffer filter failed or broke its contract; the buffer is as it was."""
+
+
+class InvalidGroupError(AsyncDataError, ValueError):
+    """``add_samples`` was given a group it cannot keep; nothing was added."""
+
+
+class SourceError(AsyncDataError):
+    """Input files that cannot be read as they should be."""
+
+
+class SourceChangedError(SourceError):
+    """A file was replaced, edited or cut while it was being read."""
+
+
+class NoSamplesError(SourceError):
+    """The source, or a whole epoch of it, yields no sample."""
+
+
+class BadRowError(AsyncDataError):
+    """One row that cannot become a sample.
+
+    :ivar code: a stable identifier such as ``AD101`` (``docs/reference/errors.md``).
+    :ivar path: the file.
+    :ivar line: its line, counted from 1; None where the source has no lines.
+    :ivar byte_offset: where the row starts in the file.
+    :ivar reason: what is wrong, in one sentence.
+    :ivar excerpt: at most 80 characters of the row, escaped.
+    :ivar traceback: the user function's own traceback, or an empty string.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        reason: str,
+        *,
+        path: str = "",
+        line: int | None = None,
+        byte_offset: int = 0,
+        excerpt: str = "",
+        traceback: str = "",
+    ) -> None:
+        where = f"{path}:{line}" if line is not None else path
+        message = f"{code} {where} (byte {byte_offset}): {reason}"
+        if excerpt:
+            message += f"\n  row: {excerpt}"
+        if traceback:
+            message += f"\n{traceback.rstrip()}"
+        super().__init__(message)
+        self.code = code
+        self.path = path
+        self.line = line
+        self.byte_offset = byte_offset
+        self.reason = reason
+        self.excerpt = excerpt
+        self.traceback = traceback
+
+
+class TooManyBadRowsError(AsyncDataError):
+    """More rows were bad than ``max_bad_rows`` allows."""
+
+
+class WorkerError(AsyncDataError):
+    """Worker processes cannot be started, or die faster than they work."""
+
+
+class SnapshotError(AsyncDataError):
+    """A snapshot that could not be written, or is damaged."""
+
+
+class SnapshotVersionError(SnapshotError):
+    """A snapshot of a schema that this version does not know."""
+
+
+class SnapshotMismatchError(SnapshotError):
+    """A snapshot of other data or settings.
+
+    :ivar differences: ``{what: (saved, present)}``.
+    """
+
+    def __init__(self, message: str, differences: Mapping[str, tuple[Any, Any]] | None = None) -> None:
+        super().__init__(message)
+        self.differences: dict[str, tuple[Any, Any]] = dict(differences or {})

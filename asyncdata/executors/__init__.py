@@ -1,0 +1,1 @@
+"""Who runs the tokenize function: this process, worker processes, or actors."""

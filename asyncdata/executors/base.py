@@ -1,0 +1,210 @@
+"""The Executor protocol, the slots that windows are read into, and the executor that needs no processes."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from asyncdata.executors.handler import Handler
+from asyncdata.tokenization.base import open_tokenize_fn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncdata.tokenization.base import TokenizeFn
+    from asyncdata.wire import Job, Reply, Request
+
+__all__ = ("Crashed", "Executor", "ExecutorStatistics", "InlineExecutor", "OnReply", "Slots", "WorkerState")
+
+
+class Crashed(NamedTuple):
+    """In place of a reply: the request brought down its worker, again.
+
+    :ivar code: ``AD422`` (hung) or ``AD423`` (died).
+    """
+
+    code: str
+    reason: str
+
+
+if TYPE_CHECKING:
+    OnReply = Callable[[Reply | Crashed], None]
+
+
+class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker is doing.
+
+    :ivar state: ``starting``, ``idle`` or ``busy``.
+    :ivar pid: its process; None for a thread.
+    :ivar busy_s: seconds it has worked on its present request.
+    :ivar num_rows_done: rows of it that are behind it, where the tokenize function runs row by row.
+    """
+
+    state: str
+    pid: int | None = None
+    busy_s: float = 0.0
+    num_rows_done: int = 0
+
+
+class ExecutorStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters and gauges of an executor.
+
+    :ivar num_queued: requests that no worker has yet.
+    :ivar num_restarts: workers that were replaced.
+    """
+
+    workers: list[WorkerState]
+    num_queued: int = 0
+    num_restarts: int = 0
+
+
+class Slots:
+    """Which window buffers are free. A slot is reused once every request that refers to it is answered.
+
+    :ivar on_free: called when a slot becomes free.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_requests = [0] * num_slots
+        self._is_held = [False] * num_slots
+        self.on_free: Callable[[], object] = bool
+
+    def hold(self) -> int | None:
+        """A free slot, now taken; None where all are in use."""
+        for slot, held in enumerate(self._is_held):
+            if not held and self._num_requests[slot] == 0:
+                self._is_held[slot] = True
+                return slot
+
+        return None
+
+    def release(self, slot: int) -> None:
+        """No further request will refer to ``slot``."""
+        self._is_held[slot] = False
+        self._freed(slot)
+
+    def use(self, slot: int) -> None:
+        """A request that refers to ``slot`` is under way."""
+        self._num_requests[slot] += 1
+
+    def done(self, slot: int) -> None:
+        """... and is answered, or its worker is gone for certain."""
+        self._num_requests[slot] -= 1
+        self._freed(slot)
+
+    def _freed(self, slot: int) -> None:
+        if not self._is_held[slot] and self._num_requests[slot] == 0:
+            self.on_free()
+
+
+class Executor(Protocol):
+    """Runs requests in any order, on any number of workers. All methods belong to the service's thread.
+
+    :ivar num_workers: how many requests may run at the same time.
+    """
+
+    num_workers: int
+    slots: Slots
+
+    async def run(self, job: Job, slot_bytes: int) -> None:
+        """Start, and serve until cancelled.
+
+        :raises WorkerError: if workers cannot be started, or die faster than they work.
+        """
+        ...
+
+    def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
+        """Queue a request; ``on_reply`` is called once, unless :meth:`forget` comes first.
+
+        :param strikes: how often its rows have brought down a worker already.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Nobody wants the replies to earlier requests any more."""
+        ...
+
+    @property
+    def num_wanted(self) -> int:
+        """Requests that could be submitted now without waiting long for a worker."""
+        ...
+
+    def statistics(self) -> ExecutorStatistics:
+        """What the workers are doing."""
+        ...
+
+
+NUM_SLOTS = 3
+"""Two windows, one being delivered and one being read, and one for the canaries."""
+
+
+class InlineExecutor:
+    """Runs requests one at a time in a thread of this process: for debugging and small data.
+
+    Any callable will do as tokenize function, and a breakpoint in it works. It holds the GIL, so the trainer waits.
+    """
+
+    num_workers = 1
+
+    def __init__(self, tokenize_fn: TokenizeFn | Callable[..., Any]) -> None:
+        self.slots = Slots(NUM_SLOTS)
+        self._tokenize_fn = tokenize_fn
+        self._queue: deque[tuple[Request, OnReply]] = deque()
+        self._wake = anyio.Event()
+        self._began = 0.0
+        self._generation = 0
+        self._num_rows_done = 0
+
+    async def run(self, job: Job, slot_bytes: int) -> None:
+        """As the protocol says."""
+        tokenizer = await anyio.to_thread.run_sync(open_tokenize_fn, self._tokenize_fn)
+        slots = [memoryview(bytearray(slot_bytes)) for _ in range(NUM_SLOTS)]
+        handler = Handler(job, slots, tokenizer, self._progress)
+        try:
+            while True:
+                await self._wake.wait()
+                while self._queue:
+                    await self._answer(handler, *self._queue.popleft())
+                self._wake = anyio.Event()
+        finally:
+            handler.close()
+
+    def _progress(self, row: int) -> None:
+        self._num_rows_done = row
+
+    async def _answer(self, handler: Handler, request: Request, on_reply: OnReply) -> None:
+        generation, self._began, self._num_rows_done = self._generation, time.monotonic(), 0
+        # Abandoned on cancellation: a user's function may never return, and close() has a deadline.
+        reply = await anyio.to_thread.run_sync(handler, request, abandon_on_cancel=True)
+        self._began = 0.0
+        self.slots.done(request.slot)
+        if generation == self._generation:
+            on_reply(reply)
+
+    def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
+        """As the protocol says; a thread cannot be killed, so there are no strikes."""
+        self.slots.use(request.slot)
+        self._queue.append((request, on_reply))
+        self._wake.set()
+
+    def forget(self) -> None:
+        """As the protocol says."""
+        self._generation += 1
+        while self._queue:
+            self.slots.done(self._queue.popleft()[0].slot)
+
+    @property
+    def num_wanted(self) -> int:
+        """As the protocol says."""
+        return 2 - len(self._queue) - (self._began > 0)
+
+    def statistics(self) -> ExecutorStatistics:
+        """As the protocol says."""
+        busy_s = time.monotonic() - self._began if self._began else 0.0
+        state = WorkerState(state="busy" if self._began else "idle", busy_s=busy_s, num_rows_done=self._num_rows_done)
+        return ExecutorStatistics(workers=[state], num_queued=len(self._queue))

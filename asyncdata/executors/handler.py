@@ -1,0 +1,123 @@
+"""What answers a request, in a worker process or in a thread: a function from rows to columns. Runs without numpy."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from array import array
+from typing import TYPE_CHECKING
+
+from asyncdata.sources.scan import FileChangedError, read_block, read_row
+from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.rows import RowFault
+from asyncdata.wire import Failed, Scan, Scanned, Tokenized
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from asyncdata.tokenization.base import BatchTokenizer
+    from asyncdata.wire import Job, Reply, Request, Tokenize
+
+__all__ = ("Handler",)
+
+_MAX_OPEN_FILES = 64
+
+
+class Handler:
+    """Answers requests one at a time.
+
+    :param slots: memory that windows are read into, shared with the other workers.
+    :param progress: told the row of the request that is being worked on.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        slots: Sequence[memoryview],
+        tokenizer: BatchTokenizer,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._job = job
+        self._slots = slots
+        self._tokenizer = tokenizer
+        self._progress = progress
+        self._fds: dict[int, int] = {}
+
+    def __call__(self, request: Request) -> Reply:
+        """The reply; an error that is no row's fault is a :class:`Failed`."""
+        try:
+            return self._scan(request) if isinstance(request, Scan) else self._tokenize(request)
+        except FileChangedError as error:
+            return Failed("SourceChangedError", str(error))
+        except OSError as error:
+            return Failed("SourceError", f"AD304 cannot read {error.filename or 'a file'}: {error.strerror or error}")
+        except Exception as error:  # whatever it is, the trainer must hear of it, and in order
+            return Failed("WorkerError", f"a request failed with {error!r}", traceback.format_exc())
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+    def _scan(self, request: Scan) -> Scanned:
+        job, slot = self._job, self._slots[request.slot]
+        counts, starts, lengths, num_blank = array("i"), array("i"), array("i"), 0
+        for number, block in enumerate(request.blocks):
+            base = request.base + number * job.stride
+            file = job.files[block.file_id]
+            found = read_block(self._fd(block.file_id), file, block, job.slack_bytes, job.max_row_bytes)
+            slot[base : base + len(found.data)] = found.data
+            counts.append(len(found.starts))
+            starts.extend(base + start for start in found.starts)
+            lengths.extend(found.lengths)
+            num_blank += found.num_blank
+        return Scanned(counts.tobytes(), starts.tobytes(), lengths.tobytes(), num_blank)
+
+    def _tokenize(self, request: Tokenize) -> Tokenized:
+        began = time.perf_counter()
+        starts, lengths = array("i", request.starts), array("i", request.lengths)
+        slot = self._slots[request.slot]
+        rows: list[bytes | memoryview] = [slot[s : s + n] for s, n in zip(starts, lengths, strict=True)]
+        for item in request.overflow:
+            file = self._job.files[item.file_id]
+            rows[item.row] = read_row(self._fd(item.file_id), file, item.offset, lengths[item.row])
+        out = self._write(rows, lengths)
+        return out.finish(len(rows), time.perf_counter() - began)
+
+    def _write(self, rows: list[bytes | memoryview], lengths: array[int]) -> ColumnWriter:
+        too_long = [row for row, length in enumerate(lengths) if length < 0]
+        good = [row for row, length in enumerate(lengths) if length >= 0] if too_long else range(len(rows))
+        try:
+            out = ColumnWriter(self._progress, good if too_long else None)
+            self._tokenizer([rows[row] for row in good] if too_long else rows, out)
+        except Exception:
+            # One row upset the whole batch. Row by row, only that one is bad.
+            out = ColumnWriter(self._progress)
+            for row in good:
+                self._write_one(row, rows[row], out)
+        limit = self._job.max_row_bytes
+        for row in too_long:
+            out.fail_at(row, RowFault("AD108", f"the row is longer than max_row_bytes ({limit})"))
+        return out
+
+    def _write_one(self, row: int, raw: bytes | memoryview, out: ColumnWriter) -> None:
+        one = ColumnWriter(numbers=[row])
+        self._progress(row)
+        try:
+            self._tokenizer([raw], one)
+        except Exception as error:
+            trace = traceback.format_exc()
+            out.fail_at(row, RowFault("AD421", f"the tokenizer raised {error!r}", raw, trace))
+            return
+
+        out.extend(one)
+
+    def _fd(self, file_id: int) -> int:
+        fd = self._fds.get(file_id)
+        if fd is None:
+            if len(self._fds) >= _MAX_OPEN_FILES:
+                os.close(self._fds.pop(next(iter(self._fds))))
+            path = self._job.files[file_id].path
+            fd = self._fds[file_id] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return fd

@@ -1,0 +1,270 @@
+"""Worker processes of our own: spawned by exec, fed over socketpairs, replaced when they die or hang.
+
+Nothing is forked, pickled or imported as ``__main__``. A request is sent again, whole, when its worker is lost; when it
+has brought down two, it comes back as :class:`Crashed`, and the producer looks for the row that is to blame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+import anyio.to_thread
+import structlog
+
+from asyncdata.errors import WorkerError
+from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState
+from asyncdata.executors.spawn import Spawner, WorkerProcess
+from asyncdata.wire import Failed, Ready, decode_reply, frame
+
+if TYPE_CHECKING:
+    from asyncdata.executors.base import OnReply
+    from asyncdata.wire import Job, Request
+
+__all__ = ("ProcessExecutor",)
+
+_log = structlog.get_logger(__name__)
+_WINDOW = 2
+"""Requests a worker has at a time: one to work on, and one so that it need not wait for the next."""
+_MAX_STARTS = 3
+
+
+class _Call:
+    """A request under way."""
+
+    __slots__ = ("on_reply", "request", "request_id", "strikes")
+
+    def __init__(self, request_id: int, request: Request, on_reply: OnReply | None, strikes: int) -> None:
+        self.request_id = request_id
+        self.request = request
+        self.on_reply = on_reply
+        self.strikes = strikes
+
+
+class _Lost(NamedTuple):
+    """Why a worker is no more."""
+
+    code: str
+    reason: str
+
+
+class _Worker:
+    """A process, and what it has been asked."""
+
+    def __init__(self, process: WorkerProcess) -> None:
+        self.process = process
+        self.calls: deque[_Call] = deque()
+        self.is_ready = False
+        self.busy_since = 0.0
+        self.seen_progress = (0, 0)
+        self.patience = anyio.CancelScope()
+
+
+class ProcessExecutor:
+    """A pool of worker processes.
+
+    :param num_workers: processes; each runs one request at a time.
+    :param row_timeout_s: a worker that makes no progress for so long is hung, and is killed. Progress is a reply, or,
+        where the tokenize function runs row by row, a row.
+    """
+
+    def __init__(self, num_workers: int, row_timeout_s: float = 60.0) -> None:
+        self.num_workers = num_workers
+        self.slots = Slots(NUM_SLOTS)
+        self._row_timeout_s = row_timeout_s
+        self._queue: deque[_Call] = deque()
+        self._workers: dict[int, _Worker] = {}
+        self._next_id = 1
+        self._num_restarts = 0
+        self._num_lost_in_a_row = 0
+
+    async def run(self, job: Job, slot_bytes: int) -> None:
+        """As the protocol says. The calling thread must live as long as the workers shall: they die with it."""
+        with Spawner(self.num_workers, slot_bytes, NUM_SLOTS) as spawner:
+            try:
+                async with anyio.create_task_group() as group:
+                    for number in range(self.num_workers):
+                        group.start_soon(self._keep, spawner, number, frame(0, job))
+            except BaseExceptionGroup as errors:
+                raise _first_worker_error(errors) from None
+
+    async def _keep(self, spawner: Spawner, number: int, job: bytes) -> None:
+        """Worker ``number``, again and again."""
+        num_starts = 0
+        while True:
+            worker = _Worker(spawner.spawn(number))
+            self._workers[number] = worker
+            try:
+                lost = await self._converse(worker, job)
+                num_starts = 0 if worker.is_ready else num_starts + 1
+                await self._reap(worker)
+                self._check_health(worker, lost, num_starts)
+                self._recover(worker, lost)
+            finally:
+                worker.process.kill()
+                worker.process.wait()
+
+    async def _converse(self, worker: _Worker, job: bytes) -> _Lost:
+        """Talk to the worker until it is lost."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(worker.process.pump_output)
+            lost = await self._talk(worker, job)
+            group.cancel_scope.cancel()
+        return lost
+
+    async def _talk(self, worker: _Worker, job: bytes) -> _Lost:
+        try:
+            await worker.process.connection.send_first(job)
+            await self._await_ready(worker)
+            while await self._answer_until_late(worker):
+                pass
+        except (EOFError, OSError):
+            return _Lost("AD423", "its worker died")
+
+        return _Lost("AD422", f"no result in {self._row_timeout_s:g} s; its worker was killed")
+
+    async def _await_ready(self, worker: _Worker) -> None:
+        _, body = await worker.process.connection.receive()
+        reply = decode_reply(body)
+        if isinstance(reply, Failed):
+            raise WorkerError(f"AD426 a worker cannot start: {reply.message}\n{reply.traceback}".rstrip())
+
+        if not isinstance(reply, Ready):
+            raise WorkerError(f"a worker began with {type(reply).__name__}; it is out of step")
+
+        worker.is_ready = True
+        _log.debug("worker.ready", worker=worker.process.number, pid=worker.process.pid)
+        self._dispatch()
+
+    async def _answer_until_late(self, worker: _Worker) -> bool:
+        """Receive replies until none comes in time; whether the worker has at least done a row meanwhile."""
+        with anyio.CancelScope() as worker.patience:
+            self._be_patient(worker)
+            while True:
+                request_id, body = await worker.process.connection.receive()
+                self._answer(worker, request_id, body)
+        return worker.process.progress() != worker.seen_progress
+
+    def _be_patient(self, worker: _Worker) -> None:
+        """Wait for the first of the worker's calls from now on, or for ever if it has none."""
+        worker.busy_since = time.monotonic()
+        worker.seen_progress = worker.process.progress() if worker.calls else (0, 0)
+        worker.patience.deadline = anyio.current_time() + self._row_timeout_s if worker.calls else math.inf
+
+    def _answer(self, worker: _Worker, request_id: int, body: bytes) -> None:
+        call = worker.calls.popleft() if worker.calls else None
+        if call is None or call.request_id != request_id:
+            raise WorkerError(f"a worker answered request {request_id} out of turn")
+
+        self._num_lost_in_a_row = 0
+        self.slots.done(call.request.slot)
+        self._dispatch()
+        self._be_patient(worker)
+        if call.on_reply is not None:
+            reply = decode_reply(body)
+            if isinstance(reply, Ready):
+                raise WorkerError("a worker announced itself twice; it is out of step")
+
+            call.on_reply(reply)
+
+    async def _reap(self, worker: _Worker) -> None:
+        """Make sure that it is gone: until then it could write into a slot that others use again."""
+        worker.process.kill()
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(worker.process.wait)
+
+    def _check_health(self, worker: _Worker, lost: _Lost, num_starts: int) -> None:
+        self._num_restarts += 1
+        self._num_lost_in_a_row += 1
+        how = worker.process.how_it_ended()
+        _log.warning("worker.lost", worker=worker.process.number, pid=worker.process.pid, reason=lost.reason, how=how)
+        if num_starts >= _MAX_STARTS:
+            raise WorkerError(f"AD426 a worker died {num_starts} times while starting ({how})\n{worker.process.output}")
+
+        if self._num_lost_in_a_row > 10 + 3 * self.num_workers:
+            raise WorkerError(
+                f"AD426 {self._num_lost_in_a_row} workers died without finishing one request; the last {how}\n"
+                f"{worker.process.output}"
+            )
+
+    def _recover(self, worker: _Worker, lost: _Lost) -> None:
+        """Queue the lost worker's requests again, in front, less those that have brought down a second one."""
+        culprit = worker.process.progress()[0]
+        worker.process.clear_progress()
+        crashed = []
+        for call in reversed(worker.calls):
+            call.strikes += call.request_id == culprit
+            if call.on_reply is None:
+                self.slots.done(call.request.slot)
+            elif call.strikes >= 2:
+                crashed.append(call)
+            else:
+                self._queue.appendleft(call)
+        worker.calls.clear()
+        for call in crashed:
+            self.slots.done(call.request.slot)
+            if call.on_reply is not None:
+                call.on_reply(Crashed(lost.code, f"{lost.reason} ({worker.process.how_it_ended()})"))
+
+    def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
+        """As the protocol says."""
+        self.slots.use(request.slot)
+        self._queue.append(_Call(self._next_id, request, on_reply, strikes))
+        self._next_id += 1
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        while self._queue:
+            ready = [worker for worker in self._workers.values() if worker.is_ready and len(worker.calls) < _WINDOW]
+            if not ready:
+                return
+
+            worker = min(ready, key=lambda worker: len(worker.calls))
+            self._send(worker, self._queue.popleft())
+
+    def _send(self, worker: _Worker, call: _Call) -> None:
+        worker.calls.append(call)
+        if len(worker.calls) == 1:
+            self._be_patient(worker)
+        with contextlib.suppress(OSError):  # it is gone: its own task will notice, and recover the call
+            worker.process.connection.send(frame(call.request_id, call.request))
+
+    def forget(self) -> None:
+        """As the protocol says. What is being worked on is finished, and thrown away."""
+        while self._queue:
+            self.slots.done(self._queue.popleft().request.slot)
+        for worker in self._workers.values():
+            for call in worker.calls:
+                call.on_reply = None
+
+    @property
+    def num_wanted(self) -> int:
+        """As the protocol says."""
+        num_calls = sum(len(worker.calls) for worker in self._workers.values())
+        return _WINDOW * self.num_workers - num_calls - len(self._queue)
+
+    def statistics(self) -> ExecutorStatistics:
+        """As the protocol says."""
+        states = [_state_of(worker) for worker in self._workers.values()]
+        return ExecutorStatistics(workers=states, num_queued=len(self._queue), num_restarts=self._num_restarts)
+
+
+def _state_of(worker: _Worker) -> WorkerState:
+    if not worker.calls:
+        return WorkerState(state="idle" if worker.is_ready else "starting", pid=worker.process.pid)
+
+    busy_s = time.monotonic() - worker.busy_since
+    return WorkerState(state="busy", pid=worker.process.pid, busy_s=busy_s, num_rows_done=worker.process.progress()[1])
+
+
+def _first_worker_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one that the user is to see; the rest are its consequences."""
+    matching = errors.subgroup(WorkerError) or errors
+    error: BaseException = matching
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,189 @@
+"""How a worker process is born, and how its parent sees it: its socket, its output, its progress, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from typing import TYPE_CHECKING
+
+import anyio
+import structlog
+
+from asyncdata.executors.connection import Connection
+from asyncdata.executors.worker import PROGRESS, PROGRESS_BYTES
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+__all__ = ("Spawner", "WorkerProcess")
+
+_log = structlog.get_logger(__name__)
+_BOOT = """\
+import json, sys
+arguments = json.loads(sys.argv[1])
+sys.path[:] = arguments.pop("path")
+from asyncdata.executors.worker import main
+main(**arguments)
+"""
+_ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAYON_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",  # an `import torch` in a user's function must not make a CUDA context
+}
+_OUTPUT_BYTES = 4096
+_MAX_OUTPUT_EVENTS = 100
+
+
+class Spawner:
+    """The descriptors that all workers of a pool share, and the making of one more worker."""
+
+    def __init__(self, num_workers: int, slot_bytes: int, num_slots: int) -> None:
+        self._alive_read, self._alive_write = os.pipe()
+        self._progress_fd = _memory("progress", num_workers * PROGRESS_BYTES)
+        self._slot_fds = [_memory(f"slot {number}", slot_bytes) for number in range(num_slots)]
+        self._page = mmap.mmap(self._progress_fd, 0)  # our own memory, not a file of the user's
+        _spawners.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for fd in (self._alive_read, self._alive_write, self._progress_fd, *self._slot_fds):
+            os.close(fd)
+        self._page.close()
+        self._alive_write = -1
+
+    def spawn(self, number: int) -> WorkerProcess:
+        """A new worker process; it dies with the calling thread."""
+        ours, theirs = socket.socketpair()
+        output, their_output = os.pipe()
+        os.set_blocking(output, False)
+        fds = (theirs.fileno(), self._alive_read, self._progress_fd, *self._slot_fds)
+        arguments = {
+            "path": [os.path.abspath(entry) for entry in sys.path],
+            "number": number,
+            "parent": os.getpid(),
+            "sock_fd": fds[0],
+            "alive_fd": self._alive_read,
+            "progress_fd": self._progress_fd,
+            "slot_fds": self._slot_fds,
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _BOOT, json.dumps(arguments)],
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stdout=their_output,
+            stderr=their_output,
+            env=os.environ | _ENVIRONMENT,
+        )
+        theirs.close()
+        os.close(their_output)
+        return WorkerProcess(number, process, Connection(ours), output, self._page)
+
+    def forget_in_child(self) -> None:
+        """In a forked child of the trainer: it must not keep the workers alive by keeping the pipe open."""
+        if self._alive_write >= 0:
+            os.close(self._alive_write)
+            self._alive_write = -1
+
+
+_spawners: weakref.WeakSet[Spawner] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for spawner in list(_spawners):
+        with contextlib.suppress(OSError):
+            spawner.forget_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _memory(name: str, num_bytes: int) -> int:
+    """Anonymous shared memory that is gone with its last user."""
+    fd = os.memfd_create(f"asyncdata {name}")
+    os.ftruncate(fd, num_bytes)
+    return fd
+
+
+class WorkerProcess:
+    """One worker, from the parent's side. Owns the connection and the pipe of its output."""
+
+    def __init__(
+        self, number: int, process: subprocess.Popen[bytes], connection: Connection, output_fd: int, page: mmap.mmap
+    ) -> None:
+        self.number = number
+        self.pid = process.pid
+        self.connection = connection
+        self._process = process
+        self._output_fd = output_fd
+        self._output = b""
+        self._page = page
+
+    def progress(self) -> tuple[int, int]:
+        """The request it is working on (0: none), and the row of it."""
+        request_id, row = PROGRESS.unpack_from(self._page, self.number * PROGRESS_BYTES)
+        return request_id, row
+
+    def clear_progress(self) -> None:
+        """Forget what a dead worker was doing."""
+        PROGRESS.pack_into(self._page, self.number * PROGRESS_BYTES, 0, 0)
+
+    @property
+    def output(self) -> str:
+        """The end of what it wrote to stdout and stderr."""
+        return self._output.decode("utf-8", "replace")
+
+    async def pump_output(self) -> None:
+        """Turn its stdout and stderr into events, until it ends. Unread, a full pipe would stop it."""
+        num_events = 0
+        while True:
+            await anyio.wait_readable(self._output_fd)
+            try:
+                piece = os.read(self._output_fd, 64 * 1024)
+            except BlockingIOError:
+                continue
+
+            if not piece:
+                return
+
+            self._output = (self._output + piece)[-_OUTPUT_BYTES:]
+            num_events += 1
+            if num_events <= _MAX_OUTPUT_EVENTS:
+                text = piece[-_OUTPUT_BYTES:].decode("utf-8", "replace").rstrip()
+                _log.info("worker.output", worker=self.number, pid=self.pid, text=text)
+
+    def kill(self) -> None:
+        """End it and close our descriptors; calling this again does nothing."""
+        if self._output_fd < 0:
+            return
+
+        self._process.kill()
+        self.connection.close()
+        with contextlib.suppress(OSError):
+            self._output = (self._output + os.read(self._output_fd, 64 * 1024))[-_OUTPUT_BYTES:]
+        os.close(self._output_fd)
+        self._output_fd = -1
+
+    def wait(self) -> int:
+        """Its exit status, once it has ended."""
+        return self._process.wait()
+
+    def how_it_ended(self) -> str:
+        """``exit status 3`` or ``SIGSEGV``."""
+        status = self._process.returncode
+        if status is None:
+            return "still running"
+
+        return signal.Signals(-status).name if status < 0 else f"exit status {status}"

@@ -1,0 +1,128 @@
+"""What was delivered, as one immutable value: replacing it is the commit, and keeping the old one is the rollback."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncdata.types import Group, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ("Counters", "Lease", "Ledger", "Returned", "lease_key")
+
+
+class Returned(msgspec.Struct, frozen=True, eq=False):
+    """A group that the trainer gave back, and the builtins that a snapshot keeps of it."""
+
+    group: Group
+    record: list[dict[str, Any]]
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True):
+    """What was delivered from the stream so far, in this run and the runs it resumed.
+
+    :ivar num_groups: groups of the stream; also the next ``group_index``.
+    :ivar num_samples: samples of the stream; also the next ``index``.
+    :ivar num_tokens: their tokens; a group's prompt counts once.
+    :ivar num_bad_rows: bad rows that were passed over.
+    :ivar drops: rows that yielded no sample, by reason; bad rows are there as ``bad row <code>``.
+    :ivar epoch_groups: groups of the present epoch.
+    :ivar epoch_drops: drops of the present epoch.
+    """
+
+    num_groups: int = 0
+    num_samples: int = 0
+    num_tokens: int = 0
+    num_bad_rows: int = 0
+    drops: dict[str, int] = {}
+    epoch_groups: int = 0
+    epoch_drops: dict[str, int] = {}
+
+
+class Lease(msgspec.Struct, frozen=True, eq=False):
+    """A request that was served under ``commit="on_ack"`` and is not wholly acknowledged.
+
+    :ivar position: the ledger's position before the request.
+    :ivar counters: its counters before the request.
+    :ivar open: groups not acknowledged, by :func:`lease_key`. A group of the stream is there with its position, one
+        from the buffer, which D cannot make again, as itself.
+    :ivar acked: positions of the stream's groups that are acknowledged.
+    """
+
+    position: Position
+    counters: Counters
+    open: dict[int, Position | Returned]
+    acked: frozenset[Position] = frozenset()
+
+    def without(self, keys: Iterable[int]) -> Lease:
+        """This lease with ``keys`` acknowledged."""
+        done = [self.open[key] for key in keys if key in self.open]
+        if not done:
+            return self
+
+        left = {key: value for key, value in self.open.items() if key not in set(keys)}
+        acked = self.acked.union(place for place in done if isinstance(place, Position))
+        return Lease(self.position, self.counters, left, acked)
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The state of delivery. ``head``, ``offset`` and ``taken`` point into the channel; the rest is in the snapshot.
+
+    :ivar position: the first row of D that is not delivered.
+    :ivar buffer: groups that the trainer gave back, the oldest first.
+    :ivar leases: requests waiting for an acknowledgement, the oldest first.
+    :ivar acked: positions from ``position`` on that were acknowledged before a restart.
+    :ivar journal: rows (file number, byte offset) given up for good because they kill workers.
+    :ivar head: number of the channel's next segment.
+    :ivar offset: samples of it that are delivered.
+    :ivar taken: samples taken from this channel.
+    """
+
+    position: Position = Position()
+    counters: Counters = Counters()
+    buffer: tuple[Returned, ...] = ()
+    leases: tuple[Lease, ...] = ()
+    acked: frozenset[Position] = frozenset()
+    journal: frozenset[tuple[int, int]] = frozenset()
+    head: int = 0
+    offset: int = 0
+    taken: int = 0
+
+    def with_returned(self, returned: Iterable[Returned]) -> Ledger:
+        """The ledger after the trainer gave groups back: they are at the buffer's end, and no lease holds them."""
+        returned = tuple(returned)
+        ledger = self.acknowledged(lease_key(item.group) for item in returned) if self.leases else self
+        return msgspec.structs.replace(ledger, buffer=self.buffer + returned)
+
+    def acknowledged(self, keys: Iterable[int] | None) -> Ledger:
+        """The ledger after the groups of ``keys`` (None: all) are done with."""
+        if keys is None:
+            return msgspec.structs.replace(self, leases=())
+
+        wanted = set(keys)
+        leases = [lease.without(wanted) for lease in self.leases]
+        while leases and not leases[0].open:
+            del leases[0]
+        return msgspec.structs.replace(self, leases=tuple(leases))
+
+    def restart_point(self) -> tuple[Position, Counters, frozenset[Position]]:
+        """Where a restart goes on: before the oldest request that is not wholly acknowledged, or at the position."""
+        if not self.leases:
+            return self.position, self.counters, self.acked
+
+        oldest = self.leases[0]
+        acked = self.acked.union(*(lease.acked for lease in self.leases))
+        return oldest.position, oldest.counters, frozenset(place for place in acked if place >= oldest.position)
+
+    def leased_groups(self) -> list[Returned]:
+        """Groups served from the buffer and not acknowledged, in order: D cannot make them again."""
+        return [value for lease in self.leases for value in lease.open.values() if not isinstance(value, Position)]
+
+
+def lease_key(group: Group) -> int:
+    """What names a group across a copy: its index, or, for one made by hand without an index, its identity."""
+    index = group[0].group_index if group else None
+    return -1 - id(group) if index is None else index

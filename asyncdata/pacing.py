@@ -1,0 +1,34 @@
+"""How many rows go to a worker at once: few at first, so that the first batch is soon there, then a fixed time's
+work.
+"""
+
+from __future__ import annotations
+
+__all__ = ("ChunkPacer",)
+
+_FIRST_ROWS = 32
+_MAX_ROWS = 1024
+_TARGET_S = 0.05
+"""Below this the cost of a chunk, about 0.3 ms, shows; above it a lost worker, or the end of a window, costs more."""
+
+
+class ChunkPacer:
+    """Learns the time of a row from what workers report.
+
+    :param capacity: samples the channel holds; a chunk takes no more of it than every worker can have twice.
+    """
+
+    def __init__(self, capacity: int, num_workers: int) -> None:
+        self._limit = max(1, min(_MAX_ROWS, capacity // (2 * num_workers)))
+        self._row_s: float | None = None
+        self.num_rows = min(_FIRST_ROWS, self._limit)
+
+    def learn(self, num_rows: int, busy_s: float) -> None:
+        """A worker took ``busy_s`` seconds for ``num_rows`` rows."""
+        if num_rows < 1:
+            return
+
+        row_s = busy_s / num_rows
+        self._row_s = row_s if self._row_s is None else 0.8 * self._row_s + 0.2 * row_s
+        wanted = int(_TARGET_S / self._row_s) if self._row_s > 0 else self._limit
+        self.num_rows = max(1, min(self._limit, wanted, 2 * self.num_rows))

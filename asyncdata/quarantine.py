@@ -1,0 +1,58 @@
+"""Bad rows that were passed over: what is written of them, and where."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+if TYPE_CHECKING:
+    from asyncdata.config import LoaderConfig
+    from asyncdata.errors import BadRowError
+
+__all__ = ("Quarantine", "record_of")
+
+_log = structlog.get_logger(__name__)
+
+
+class Quarantine:
+    """Where bad rows go under ``on_bad_row``: to the log, and to a JSONL file if there is one.
+
+    :param path: the file; rows are appended. A run that resumes before a row writes it again.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+
+    @classmethod
+    def of(cls, config: LoaderConfig) -> Quarantine:
+        """The quarantine that ``config`` asks for."""
+        return cls(config.quarantine_path if config.on_bad_row == "quarantine" else None)
+
+    def add(self, error: BadRowError) -> None:
+        """Log the row, and write it down, durably, before the delivery that passes it is committed."""
+        _log.warning("row.bad", code=error.code, path=error.path, line=error.line, reason=error.reason)
+        if self._path is None:
+            return
+
+        line = json.dumps(record_of(error)).encode() + b"\n"
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, line)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def record_of(error: BadRowError) -> dict[str, Any]:
+    """What a quarantine file says of a bad row."""
+    return {
+        "code": error.code,
+        "path": error.path,
+        "line": error.line,
+        "byte_offset": error.byte_offset,
+        "reason": error.reason,
+        "excerpt": error.excerpt,
+    }

@@ -1,0 +1,191 @@
+"""The service: one daemon thread with an event loop of its own, in which executor and producer live.
+
+The faces talk to it through the coordinator, under its lock; only a producer that waits for room, a restart and the
+close cross into the loop.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+import anyio
+import structlog
+
+from asyncdata.channel import Failure
+from asyncdata.errors import AsyncDataError, LoaderForkedError, WorkerError
+from asyncdata.loops import call_soon_in_this_loop
+from asyncdata.producer import Producer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncdata.coordinator import Coordinator
+    from asyncdata.executors.base import Executor
+    from asyncdata.order import Order
+    from asyncdata.sources.base import FileBlocks
+    from asyncdata.wire import Job
+
+__all__ = ("Service",)
+
+_log = structlog.get_logger(__name__)
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class Service:
+    """Runs until :meth:`close`. It starts at the first :meth:`start`, not before.
+
+    :param backend: ``asyncio``, ``uvloop`` or ``trio``: the loop of its thread.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        source: FileBlocks,
+        order: Order,
+        executor: Executor,
+        coordinator: Coordinator,
+        *,
+        backend: str = "asyncio",
+    ) -> None:
+        self._job = job
+        self._order = order
+        self._executor = executor
+        self._coordinator = coordinator
+        self._backend = backend
+        self._producer = Producer(
+            source, order, executor, coordinator, stride=job.stride, epochs=coordinator.rules.epochs
+        )
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._call_soon: Callable[[Callable[[], object]], object] | None = None
+        self._expected_canaries: list[str] = []
+        self._stop: anyio.Event | None = None
+        self._is_closed = False
+        self._died_of: AsyncDataError | None = None
+        self._pid = os.getpid()
+        coordinator.on_room = self._pump_soon
+
+    def start(self) -> None:
+        """Begin to read ahead; does nothing if that is done already."""
+        if self._thread is not None:
+            return
+
+        with self._lock:
+            if self._thread is None and not self._is_closed:
+                self._thread = threading.Thread(target=self._run, name="asyncdata-service", daemon=True)
+                self._thread.start()
+                _running.add(self)
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the thread was ever started."""
+        return self._thread is not None
+
+    def check_process(self) -> None:
+        """Refuse a forked child.
+
+        :raises LoaderForkedError: if this is not the process that made the loader.
+        """
+        if os.getpid() != self._pid:
+            raise LoaderForkedError(
+                f"AD503 the loader was made in process {self._pid} and is used in its forked child {os.getpid()}; its "
+                "thread and workers are not there. Make it after the fork."
+            )
+
+    def restart(self, expected_canaries: list[str]) -> None:
+        """Read ahead from the coordinator's new ledger."""
+        with self._lock:
+            self._expected_canaries = expected_canaries
+            if self._call_soon is not None:
+                self._call_soon(self._begin)
+
+    def _begin(self) -> None:
+        if self._died_of is not None:
+            self._coordinator.fail(self._coordinator.channel, Failure(self._died_of))
+            return
+
+        self._producer.start(self._coordinator.ledger, self._expected_canaries)
+
+    def _pump_soon(self) -> None:
+        if self._call_soon is not None:
+            self._call_soon(self._producer.pump)
+
+    def _run(self) -> None:
+        backend, options = ("asyncio", {"use_uvloop": True}) if self._backend == "uvloop" else (self._backend, {})
+        try:
+            anyio.run(self._main, backend=backend, backend_options=options)
+        except BaseException as error:  # a fault of ours: whoever waits must hear of it
+            _log.exception("service.failed")
+            self._fail(WorkerError(f"the loader's service failed with {error!r}; please report this"), error)
+
+    async def _main(self) -> None:
+        self._stop = anyio.Event()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._run_executor)
+            with self._lock:
+                self._call_soon = call_soon_in_this_loop()
+                if self._is_closed:
+                    self._stop.set()
+            self._begin()
+            await self._stop.wait()
+            group.cancel_scope.cancel()
+
+    async def _run_executor(self) -> None:
+        num_blocks = self._order.max_window_blocks
+        try:
+            await self._executor.run(self._job, num_blocks * self._job.stride)
+        except AsyncDataError as error:
+            self._fail(error)
+        except Exception as error:  # for example a tokenize function that cannot be opened in this process
+            self._fail(WorkerError(f"AD426 the tokenize function cannot be opened: {error!r}"), error)
+
+    def _fail(self, error: AsyncDataError, cause: BaseException | None = None) -> None:
+        """Deliver what is ready, then ``error``."""
+        error.__cause__ = cause
+        self._died_of = error
+        self._coordinator.fail(self._coordinator.channel, Failure(error))
+
+    @property
+    def canaries(self) -> list[str]:
+        """Token digests of fixed rows; empty until there was time to make them."""
+        return self._producer.canaries.digests or self._expected_canaries
+
+    @property
+    def num_blank_lines(self) -> int:
+        """Blank lines passed over, in what was read ahead."""
+        return self._producer.num_blank
+
+    def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
+        """Stop the thread and the workers. Returns in ``timeout_s`` at the latest; workers then die with the
+        process.
+        """
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+            if not was_closed and self._call_soon is not None and self._stop is not None:
+                self._call_soon(self._stop.set)
+        _running.discard(self)
+        thread = self._thread
+        if thread is None or os.getpid() != self._pid or thread is threading.current_thread():
+            return
+
+        if not sys.is_finalizing():  # a daemon thread is frozen by then, and would be waited for in vain
+            thread.join(timeout_s)
+            if thread.is_alive():
+                _log.warning("service.close_timed_out", timeout_s=timeout_s)
+
+
+_running: weakref.WeakSet[Service] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """At exit: the interpreter must not hang on a loader that nobody closed."""
+    for service in list(_running):
+        service.close()
+
+
+atexit.register(_close_all)

@@ -1,0 +1,103 @@
+"""The Source protocol, and files cut into byte blocks by arithmetic alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from asyncdata.errors import SourceChangedError
+from asyncdata.fingerprint import data_fingerprint, stamp
+from asyncdata.types import SourceLocation
+from asyncdata.wire import Block, FileRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from asyncdata.fingerprint import FileStamp
+
+__all__ = ("FileBlocks", "Source")
+
+
+@runtime_checkable
+class Source(Protocol):
+    """A description of where rows live."""
+
+    def open(self, block_bytes: int) -> FileBlocks:
+        """Look at the files, once, and cut them into blocks.
+
+        :raises SourceError: if any of them cannot be read as it should; all such files are named at once.
+        """
+        ...
+
+
+class FileBlocks:
+    """Files as they were at the start, numbered, and cut into blocks numbered across all of them.
+
+    Nothing is scanned: a block is a byte range, and a row belongs to the block that holds its first byte.
+    """
+
+    def __init__(self, stamps: Sequence[FileStamp], block_bytes: int, max_row_bytes: int) -> None:
+        self.files = [FileRef(stamp.path, stamp.num_bytes) for stamp in stamps]
+        self.block_bytes = block_bytes
+        self.max_row_bytes = max_row_bytes
+        self._stamps = list(stamps)
+        counts = [-(-file.num_bytes // block_bytes) for file in self.files]
+        self._first_blocks = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        self._fingerprint: dict[str, Any] | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self._first_blocks[-1])
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+    def blocks(self, ids: Iterable[int]) -> list[Block]:
+        """The byte ranges of the blocks numbered ``ids``."""
+        numbers = np.asarray(ids, dtype=np.int64)
+        file_ids = np.searchsorted(self._first_blocks, numbers, side="right") - 1
+        starts = (numbers - self._first_blocks[file_ids]) * self.block_bytes
+        return [
+            Block(file_id, start, min(start + self.block_bytes, self.files[file_id].num_bytes))
+            for file_id, start in zip(file_ids.tolist(), starts.tolist(), strict=True)
+        ]
+
+    def location(self, file_id: int, byte_offset: int, num_bytes: int) -> SourceLocation:
+        """A row's place, with its file's path."""
+        return SourceLocation(self.files[file_id].path, byte_offset, num_bytes)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Digest of the files' content, sampled (``asyncdata.fingerprint``); computed at the first call."""
+        if self._fingerprint is None:
+            self._fingerprint = data_fingerprint(self._stamps)
+        return self._fingerprint
+
+    def check_unchanged(self) -> None:
+        """Look whether every file is still the one it was: at an epoch's start, before its blocks are read again.
+
+        :raises SourceChangedError: naming the file, and how it differs.
+        """
+        for number, before in enumerate(self._stamps):
+            try:
+                now = stamp(before.path)
+            except OSError as error:
+                raise SourceChangedError(f"AD304 {before.path} disappeared: {error.strerror}") from error
+
+            if now.num_bytes < before.num_bytes:
+                raise SourceChangedError(
+                    f"AD302 {before.path} shrank from {before.num_bytes} to {now.num_bytes} bytes while it was read"
+                )
+
+            if (now.inode, now.mtime_ns) != (before.inode, before.mtime_ns):
+                self._check_content(number, before)
+
+    def _check_content(self, number: int, before: FileStamp) -> None:
+        """Touched, appended to, or replaced: only the content says whether the rows are the same."""
+        now = data_fingerprint([before])
+        saved = self.fingerprint()
+        if len(self._stamps) <= len(saved["files"]) and saved["files"][number] != now["files"][0]:
+            raise SourceChangedError(
+                f"AD303 {before.path} was replaced or edited while it was read. Start a new run, or put the file back."
+            )

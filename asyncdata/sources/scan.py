@@ -1,0 +1,97 @@
+"""Finding rows in a byte block: what a worker does with a block of a local file. Runs without numpy."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from asyncdata.wire import Block, FileRef
+
+__all__ = ("BlockRows", "FileChangedError", "read_block", "read_row")
+
+_BOM = b"\xef\xbb\xbf"
+_BLANKS = frozenset(b" \t\r\v\f")
+_PIECE_BYTES = 256 * 1024
+
+
+class FileChangedError(Exception):
+    """A read came back shorter than the file was at the start."""
+
+
+class BlockRows(NamedTuple):
+    """The rows of one block. ``starts`` count from the byte before the block; a length of -1 is a row too long."""
+
+    data: bytes
+    starts: array[int]
+    lengths: array[int]
+    num_blank: int
+
+
+def read_block(fd: int, file: FileRef, block: Block, slack_bytes: int, max_row_bytes: int) -> BlockRows:
+    """Read ``block`` with the byte before it and ``slack_bytes`` after it, and find the rows that begin in it.
+
+    ``data[0]`` is the byte before the block, or a newline where the block begins its file.
+
+    :raises FileChangedError: if the file has become shorter.
+    """
+    first = block.start == 0
+    offset = 0 if first else block.start - 1
+    data = _read(fd, file, offset, min(block.stop + slack_bytes, file.num_bytes) - offset)
+    if first:
+        data = b"\n" + data
+    tail = file.num_bytes - (block.start - 1 + len(data))  # bytes of the file behind what was read
+    limit = 1 + block.stop - block.start  # a row starts before this
+    starts, lengths, num_blank = array("i"), array("i"), 0
+    start = data.find(b"\n", 0, limit - 1) + 1
+    if first and data.startswith(_BOM, 1):
+        start += len(_BOM)
+    while 0 < start < limit:
+        end = data.find(b"\n", start)
+        cut = end < 0 and tail > 0
+        if end < 0:
+            end = len(data)
+        length = end - start + (_length_behind(fd, file, file.num_bytes - tail, max_row_bytes) if cut else 0)
+        if length == 0 or (data[start] in _BLANKS and not cut and data[start:end].isspace()):
+            num_blank += 1
+        else:
+            starts.append(start)
+            lengths.append(length if length <= max_row_bytes else -1)
+        start = end + 1
+    return BlockRows(data, starts, lengths, num_blank)
+
+
+def _length_behind(fd: int, file: FileRef, offset: int, max_row_bytes: int) -> int:
+    """Bytes from ``offset`` to the row's end, found without keeping them; more than ``max_row_bytes`` if too many."""
+    length = 0
+    while length <= max_row_bytes and offset + length < file.num_bytes:
+        piece = _read(fd, file, offset + length, min(_PIECE_BYTES, file.num_bytes - offset - length))
+        end = piece.find(b"\n")
+        if end >= 0:
+            return length + end
+
+        length += len(piece)
+    return length
+
+
+def read_row(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
+    """A row that is not wholly in its slot.
+
+    :raises FileChangedError: if the file has become shorter.
+    """
+    return _read(fd, file, offset, num_bytes)
+
+
+def _read(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
+    data = os.pread(fd, num_bytes, offset)
+    while len(data) < num_bytes:
+        more = os.pread(fd, num_bytes - len(data), offset + len(data))
+        if not more:
+            raise FileChangedError(
+                f"AD302 {file.path} shrank: it had {file.num_bytes} bytes at the start, and ends at byte "
+                f"{offset + len(data)} now"
+            )
+
+        data += more
+    return data

@@ -1,0 +1,1 @@
+"""What a worker runs: raw rows in, packed columns of tokens out."""

@@ -1,0 +1,324 @@
+"""The tokenize function: how it is described, how it reaches a worker, and what it writes.
+
+A *description* (:class:`TokenizeFn`) is a value: it can be compared, fingerprinted, and made again from its settings.
+Opened in a worker it becomes a :class:`BatchTokenizer`, which holds the tokenizer and fills a :class:`ColumnWriter`.
+A plain function of rows is accepted in place of a description; :class:`FunctionTokenizer` runs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from array import array
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import msgspec
+
+from asyncdata.errors import ConfigError
+from asyncdata.tokenization.rows import RowFault, decode_object
+from asyncdata.wire import Column, RowError, Tokenized, TokenizeSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = (
+    "BatchTokenizer",
+    "ColumnWriter",
+    "FunctionTokenizer",
+    "TokenizeFn",
+    "describe",
+    "fingerprints_of",
+    "open_spec",
+    "open_tokenize_fn",
+    "resolve_path",
+)
+
+Buffer = bytes | memoryview
+
+
+@runtime_checkable
+class TokenizeFn(Protocol):
+    """A description of how rows become tokens: a value, importable by its class's path."""
+
+    def resolve(self) -> TokenizeFn:
+        """The same description with every name made a local file; runs once, in the trainer's process."""
+        ...
+
+    def fingerprints(self) -> dict[str, str]:
+        """What the tokens depend on, by part: ``{"tokenizer": digest, "template": digest, "tokenize_fn": digest}``."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments, as builtins."""
+        ...
+
+    def open(self) -> BatchTokenizer:
+        """Load what is needed; runs once in every worker."""
+        ...
+
+
+class BatchTokenizer(Protocol):
+    """Opened in a worker: turns raw rows into columns."""
+
+    def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
+        """Write each row of ``rows`` to ``out`` once: kept, dropped or failed. Kept rows come in rising order."""
+        ...
+
+
+class ColumnWriter:
+    """Collects one request's samples as packed columns.
+
+    :param progress: called with the number of a row before a user's function sees it, so that a hang can be named.
+    :param numbers: the request's number of each row that is written; None where they are the same.
+    """
+
+    def __init__(self, progress: Callable[[int], None] = lambda _: None, numbers: Sequence[int] | None = None) -> None:
+        self.progress = progress
+        self._numbers = numbers
+        self._tokens = array("i")
+        self._token_ends = array("I")
+        self._kept = array("i")
+        self._columns: dict[str, tuple[bytearray, array[int]]] = {}
+        self._drops: dict[str, array[int]] = {}
+        self._errors: list[RowError] = []
+
+    def keep(self, row: int, tokens: Iterable[int], **columns: Buffer) -> None:
+        """Row ``row`` is a sample of ``tokens``; each column's value is JSON text.
+
+        :raises OverflowError: for a token id outside int32.
+        :raises TypeError: for a token that is not an int.
+        """
+        ids = tokens if isinstance(tokens, array) else array("i", tokens)
+        self._tokens.extend(ids)
+        self._token_ends.append(len(self._tokens))
+        for name, value in columns.items():
+            self._column(name).extend(value)
+        self._kept.append(self._number(row))
+        for data, ends in self._columns.values():
+            ends.append(len(data))
+
+    def _column(self, name: str) -> bytearray:
+        if name not in self._columns:
+            self._columns[name] = (bytearray(), array("I", bytes(4 * len(self._kept))))
+        return self._columns[name][0]
+
+    def _number(self, row: int) -> int:
+        return row if self._numbers is None else self._numbers[row]
+
+    def drop(self, row: int, reason: str) -> None:
+        """Row ``row`` yields no sample, as it should; counted under ``reason``."""
+        self._drops.setdefault(reason, array("i")).append(self._number(row))
+
+    def fail(self, row: int, fault: RowFault) -> None:
+        """Row ``row`` is bad: ``on_bad_row`` decides what that means."""
+        self.fail_at(self._number(row), fault)
+
+    def fail_at(self, number: int, fault: RowFault) -> None:
+        """As :meth:`fail`, by the request's own number of the row."""
+        self._errors.append(RowError(number, fault.code, fault.reason, fault.excerpt, fault.traceback))
+
+    def extend(self, other: ColumnWriter) -> None:
+        """Append what ``other`` holds; its rows come behind ours."""
+        base = len(self._tokens)
+        self._tokens.extend(other._tokens)
+        self._token_ends.extend(base + end for end in other._token_ends)
+        for name, (data, ends) in other._columns.items():
+            column = self._column(name)
+            start = len(column)
+            column.extend(data)
+            self._columns[name][1].extend(start + end for end in ends)
+        self._kept.extend(other._kept)
+        for data, ends in self._columns.values():
+            ends.extend([len(data)] * (len(self._kept) - len(ends)))
+        for reason, rows in other._drops.items():
+            self._drops.setdefault(reason, array("i")).extend(rows)
+        self._errors.extend(other._errors)
+
+    def finish(self, num_rows: int, busy_s: float) -> Tokenized:
+        """The reply for a request of ``num_rows`` rows."""
+        return Tokenized(
+            tokens=self._tokens.tobytes(),
+            token_ends=self._token_ends.tobytes(),
+            kept=b"" if len(self._kept) == num_rows else self._kept.tobytes(),
+            columns={name: Column(bytes(data), ends.tobytes()) for name, (data, ends) in self._columns.items()},
+            drops={reason: array("i", sorted(rows)).tobytes() for reason, rows in self._drops.items()},
+            errors=sorted(self._errors, key=lambda error: error.row),
+            busy_s=busy_s,
+        )
+
+
+class FunctionTokenizer:
+    """Runs a user's function: ``fn(row)`` for each row, or ``fn(rows)`` where the function has ``batched = True``.
+
+    A result is None (dropped), a list of token ids, or a dict with ``input_ids`` and, if wanted, ``prompt``, ``label``,
+    ``metadata`` and anything else that JSON can hold, which arrives in ``sample.extra``. A reason for a drop is given
+    by returning a ``str``.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._batched = bool(getattr(function, "batched", False))
+
+    def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
+        decoded: list[tuple[int, dict[str, Any]]] = []
+        for row, raw in enumerate(rows):
+            try:
+                decoded.append((row, decode_object(raw)))
+            except RowFault as fault:
+                out.fail(row, fault)
+        if self._batched:
+            self._run_batch(rows, decoded, out)
+            return
+
+        for row, value in decoded:
+            out.progress(row)
+            self._run_row(row, value, rows[row], out)
+
+    def _run_batch(self, rows: Sequence[Buffer], decoded: list[tuple[int, dict[str, Any]]], out: ColumnWriter) -> None:
+        """One call for all rows. Where it raises, row by row, so that the one to blame is named."""
+        try:
+            results = list(self._function([value for _, value in decoded])) if decoded else []
+        except Exception:  # a user's function may raise anything
+            results = None
+        if results is not None and len(results) == len(decoded):
+            for (row, _), result in zip(decoded, results, strict=True):
+                self._write(row, result, rows[row], out)
+            return
+
+        if results is not None:
+            reason = f"the batched tokenize function returned {len(results)} results for {len(decoded)} rows"
+            for row, _ in decoded:
+                out.fail(row, RowFault("AD425", reason, rows[row]))
+            return
+
+        for row, _ in decoded:
+            out.progress(row)
+            # Decoded anew: the failed call may have changed the row's value.
+            self._run_row(row, [decode_object(rows[row])], rows[row], out)
+
+    def _run_row(self, row: int, argument: Any, raw: Buffer, out: ColumnWriter) -> None:
+        try:
+            result = self._function(argument)
+            if self._batched:
+                (result,) = result
+        except Exception as error:  # as above
+            out.fail(row, RowFault("AD421", f"the tokenize function raised {error!r}", raw, _user_traceback(error)))
+            return
+
+        self._write(row, result, raw, out)
+
+    def _write(self, row: int, result: Any, raw: Buffer, out: ColumnWriter) -> None:
+        if result is None or isinstance(result, str):
+            out.drop(row, result or "tokenize_fn")
+            return
+
+        try:
+            tokens, columns = _unpack(result)
+        except (TypeError, ValueError, OverflowError) as error:
+            out.fail(row, RowFault("AD425", f"the tokenize function returned what is no sample: {error}", raw))
+            return
+
+        out.keep(row, tokens, **columns)
+
+
+def _unpack(result: Any) -> tuple[array[int], dict[str, bytes]]:
+    fields = dict(result) if isinstance(result, dict) else {"input_ids": result}
+    if "input_ids" not in fields:
+        raise TypeError(f"a dict without 'input_ids': it has {sorted(map(str, fields))}")
+
+    ids = fields.pop("input_ids")
+    if isinstance(ids, str) or not (hasattr(ids, "tolist") or hasattr(ids, "__iter__")):
+        raise TypeError(f"{type(ids).__name__}; need a list of token ids, or a dict with 'input_ids'")
+
+    tokens = array("i", ids.tolist() if hasattr(ids, "tolist") else ids)
+    if len(tokens) and min(tokens) < 0:
+        raise ValueError(f"token id {min(tokens)} is negative")
+
+    columns = {
+        name: msgspec.json.encode(fields.pop(name)) for name in ("prompt", "label", "metadata") if name in fields
+    }
+    if fields:
+        columns["extra"] = msgspec.json.encode(fields)
+    return tokens, columns
+
+
+def _user_traceback(error: BaseException) -> str:
+    """The traceback from the user's first frame on: our own frames would only hide it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+def resolve_path(path: str) -> Any:
+    """What ``pkg.mod:attr`` names.
+
+    :raises ConfigError: if the text is no such path, or nothing importable.
+    """
+    module, _, name = path.partition(":")
+    if not name or not all(part.isidentifier() for part in (module + "." + name).split(".")):
+        raise ConfigError(f"AD420 {path!r} is no import path; write 'package.module:name'")
+
+    try:
+        value: Any = importlib.import_module(module)
+        for part in name.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"AD420 cannot import {path!r}: {error}; pass 'package.module:name'") from error
+
+    return value
+
+
+def describe(fn: TokenizeFn | Callable[..., Any]) -> TokenizeSpec:
+    """How a worker makes ``fn`` again.
+
+    :raises ConfigError: for a lambda, a closure, or anything defined in ``__main__``, which a worker cannot import.
+    """
+    owner = type(fn) if isinstance(fn, TokenizeFn) else fn
+    module, name = getattr(owner, "__module__", None), getattr(owner, "__qualname__", None)
+    if module is None or name is None:
+        raise ConfigError(
+            f"AD420 {fn!r} has no import path. Pass a function, or an object with resolve(), fingerprints(), "
+            "settings() and open(), or num_workers=0 to run it in this process."
+        )
+
+    path = f"{module}:{name}"
+    if module == "__main__" or "<" in name or _imported(module, name) is not owner:
+        raise ConfigError(
+            f"AD420 {path!r} cannot be imported by a worker process. Move it to a module and pass it from there (or as "
+            "'package.module:name'), or use num_workers=0 to run it in this process."
+        )
+
+    return TokenizeSpec(path, fn.settings() if isinstance(fn, TokenizeFn) else None)
+
+
+def fingerprints_of(fn: TokenizeFn | Callable[..., Any]) -> dict[str, str]:
+    """What the tokens of ``fn`` depend on, by part.
+
+    A plain function is known by its import path and by its ``version``, if it has one: hashing its source would miss
+    what it calls, and refuse a snapshot for a comment. Canaries find out whether it gives other tokens.
+    """
+    if isinstance(fn, TokenizeFn):
+        return fn.fingerprints()
+
+    name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    return {"tokenize_fn": f"{getattr(fn, '__module__', '')}:{name} version {getattr(fn, 'version', None)}"}
+
+
+def _imported(module: str, name: str) -> Any:
+    value: Any = sys.modules.get(module)
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def open_spec(spec: TokenizeSpec) -> BatchTokenizer:
+    """The tokenizer that ``spec`` describes, loaded: what a worker calls at its start."""
+    target = resolve_path(spec.path)
+    return open_tokenize_fn(target if spec.settings is None else target(**spec.settings))
+
+
+def open_tokenize_fn(fn: TokenizeFn | Callable[..., Any]) -> BatchTokenizer:
+    """``fn`` ready to run in this process."""
+    return fn.open() if isinstance(fn, TokenizeFn) else FunctionTokenizer(fn)

@@ -1,0 +1,234 @@
+"""One raw row to values, and what is wrong with it where it has none.
+
+msgspec reads what is JSON; ``json`` gives a second opinion on what it refuses, so that NaN, ``1e400`` and lone
+surrogates are accepted as they are by every reader built on ``json.loads``.
+"""
+
+from __future__ import annotations
+
+import json
+from codecs import BOM_UTF8
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = (
+    "MAX_NESTING",
+    "RowDecoder",
+    "RowFault",
+    "decode_object",
+    "decode_value",
+    "excerpt",
+    "json_type",
+    "missing_key",
+)
+
+Buffer = bytes | memoryview
+
+MAX_NESTING = 512
+"""Deeper rows are refused: how deep a parser can go depends on the Python version, and the order must not."""
+
+MAX_DIGITS = 4300
+"""A longer integer cannot be read: Python's own limit."""
+
+_PROMPT_KEYS = ("prompt", "input", "messages", "conversations", "question", "problem", "instruction", "text")
+_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+_DEPTH = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
+_NOT_BRACKETS = bytes(set(range(256)) - set(_DEPTH))
+
+
+class RowFault(Exception):  # noqa: N818 - flow inside a worker: it becomes a RowError on the wire
+    """A row is bad: which code, why, and an excerpt of it."""
+
+    def __init__(self, code: str, reason: str, raw: Buffer = b"", traceback: str = "") -> None:
+        self.code = code
+        self.reason = _encodable(reason)
+        self.excerpt = excerpt(raw)
+        self.traceback = _encodable(traceback)
+        super().__init__(self.reason)
+
+
+def _encodable(text: str) -> str:
+    """A message may quote a row's lone surrogates, which no frame can carry."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def excerpt(raw: Buffer, limit: int = 80) -> str:
+    """The first characters of a row, escaped so that they fit on one line of a log."""
+    text = bytes(raw[: limit * 4]).decode("utf-8", "backslashreplace")
+    shown = text[:limit].encode("unicode_escape").decode("ascii")
+    return shown + ("..." if len(text) > limit or len(raw) > limit * 4 else "")
+
+
+def json_type(value: Any) -> str:
+    """What JSON calls the type of ``value``, with its article."""
+    return _TYPES.get(type(value), "a number")
+
+
+class RowDecoder:
+    """Takes the values of a few keys out of a row, as JSON text: nothing is decoded that is not looked at.
+
+    :param keys: what to take; other keys are skipped.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = tuple(keys)
+        self._decode = _struct_decoder(self._keys)
+
+    def __call__(self, raw: Buffer) -> tuple[msgspec.Raw | None, ...]:
+        """The JSON text of each key, in their order; None for a key that the row lacks.
+
+        :raises RowFault: if the row is not one JSON object, or has a value that cannot be read.
+        """
+        row = bytes(raw)
+        try:
+            found = self._decode(row)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            value = decode_object(row)  # takes what msgspec refuses, and explains what it refuses too
+            return tuple(_dump(value[key]) if key in value else None for key in self._keys)
+
+        if not row.isascii():
+            _decode_utf8(row, row)  # msgspec does not look into what it skips
+        _refuse_deep_nesting(row, row)
+        if len(row) > MAX_DIGITS:
+            _refuse_long_integers(found, row)
+        return found
+
+
+def _struct_decoder(keys: tuple[str, ...]) -> Callable[[bytes], tuple[msgspec.Raw | None, ...]]:
+    """How to decode only ``keys``. msgspec skips what a Struct has no field for."""
+    names = {key: f"field_{number}" for number, key in enumerate(dict.fromkeys(keys))}
+    fields = [(name, msgspec.Raw, None) for name in names.values()]
+    try:
+        row_type = msgspec.defstruct("Row", fields, rename={name: key for key, name in names.items()})
+    except ValueError:  # a key with a quote or a control character in it
+        return _decode_nothing
+
+    decode, astuple = msgspec.json.Decoder(row_type).decode, msgspec.structs.astuple
+    if len(names) == len(keys):
+        return lambda row: astuple(decode(row))
+
+    order = [list(names).index(key) for key in keys]
+    return lambda row: tuple(astuple(decode(row))[field] for field in order)
+
+
+def _decode_nothing(row: bytes) -> tuple[msgspec.Raw | None, ...]:
+    raise msgspec.DecodeError("no Struct can have these keys")
+
+
+def _refuse_long_integers(found: tuple[msgspec.Raw | None, ...], row: bytes) -> None:
+    for text in found:
+        if text is not None and len(memoryview(text)) > MAX_DIGITS:
+            decode_value(text, row)  # only a text as long as this can hide an integer that nobody can read
+
+
+def _dump(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(json.dumps(value, separators=(",", ":")).encode("ascii"))
+
+
+def decode_object(raw: Buffer) -> dict[str, Any]:
+    """The row as a dict. A byte order mark before it is not looked at.
+
+    :raises RowFault: if it is not one JSON object.
+    """
+    value = decode_value(bytes(raw).removeprefix(BOM_UTF8), raw)
+    if not isinstance(value, dict):
+        raise RowFault("AD113", f"a row must be a JSON object, got {json_type(value)}", raw)
+
+    return value
+
+
+def decode_value(text: Buffer, row: Buffer | None = None) -> Any:
+    """A JSON value.
+
+    :param text: the value's JSON text.
+    :param row: what an error quotes, if not ``text``.
+    :raises RowFault: if it is none.
+    """
+    row = text if row is None else row
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        value = _decode_lenient(bytes(text), row)
+    if isinstance(value, dict | list):
+        _refuse_deep_nesting(bytes(text), row)
+    return value
+
+
+def _decode_lenient(text: bytes, row: Buffer) -> Any:
+    # Decoded here, as json.loads would take bytes for UTF-16 or UTF-32 where they look like it.
+    document = _decode_utf8(text, row)
+    try:
+        return json.loads(document)
+    except json.JSONDecodeError as error:
+        raise _malformed(error, row) from None
+    except RecursionError:
+        raise _too_deep(row) from None
+    except ValueError:
+        reason = f"an integer of more than {MAX_DIGITS} digits cannot be read; store it as a string"
+        raise RowFault("AD117", reason, row) from None
+
+
+def _decode_utf8(text: bytes, row: Buffer) -> str:
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        column = len(text[: error.start].decode("utf-8")) + 1
+        reason = f"byte 0x{text[error.start]:02x} at column {column} is not UTF-8; convert the file to UTF-8"
+        raise RowFault("AD106", reason, row) from None
+
+
+def _malformed(error: json.JSONDecodeError, row: Buffer) -> RowFault:
+    column, found = error.pos + 1, error.doc[error.pos : error.pos + 1]
+    if found and found < " " and (found not in "\t\n\r" or "control character" in error.msg):
+        reason = f"raw control byte 0x{ord(found):02x} at column {column}; in a string JSON needs \\u{ord(found):04x}"
+        return RowFault("AD104", reason, row)
+
+    if error.msg == "Extra data":
+        return RowFault("AD119", f"extra data at column {column}; write one object per line", row)
+
+    near = ascii(error.doc[max(0, error.pos - 16) : error.pos + 16])
+    cut = "" if found and "Unterminated" not in error.msg else "; the row is cut off"
+    return RowFault("AD101", f"invalid JSON at column {column}: {error.msg}, near {near}{cut}", row)
+
+
+def _refuse_deep_nesting(text: bytes, row: Buffer) -> None:
+    if len(text) <= 2 * MAX_NESTING or text.count(b"{") + text.count(b"[") <= MAX_NESTING:
+        return  # nearly every row
+
+    if _depth(text) > MAX_NESTING:
+        raise _too_deep(row)
+
+
+def _depth(text: bytes) -> int:
+    """How deep a valid JSON text is nested."""
+    without_escapes = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    outside_strings = b"".join(without_escapes.split(b'"')[::2])
+    return max(accumulate(map(_DEPTH.__getitem__, outside_strings.translate(None, _NOT_BRACKETS))), default=0)
+
+
+def _too_deep(row: Buffer) -> RowFault:
+    return RowFault("AD118", f"nested deeper than {MAX_NESTING} levels", row)
+
+
+def missing_key(raw: Buffer, key: str, setting: str) -> RowFault:
+    """The fault of a row without ``key``, which ``setting`` asks for: says what the row has and what may be meant."""
+    keys = list(decode_object(raw))
+    shown = ", ".join(map(ascii, keys[:20])) + (", ..." if len(keys) > 20 else "")
+    has = f"the row has {shown}" if keys else "the row is empty"
+    meant = _likely_meant(key, keys, setting)
+    way_out = f": set {setting}={ascii(meant)}?" if meant else f"; set {setting} to the right one" if keys else ""
+    return RowFault("AD110", f"no key {ascii(key)}: {has}{way_out}", raw)
+
+
+def _likely_meant(key: str, keys: list[str], setting: str) -> str | None:
+    import difflib  # a worker's start should not pay for what only a bad row needs
+
+    likely = difflib.get_close_matches(key, keys, n=1)
+    if setting == "prompt_key":
+        likely += [name for name in _PROMPT_KEYS if name in keys]
+    return likely[0] if likely else None

@@ -1,0 +1,257 @@
+"""The files of a tokenizer: where they lie, and what transformers makes of them.
+
+Reads what ``AutoTokenizer`` reads, without it: importing transformers would cost a worker's start seconds. The tokens
+are those of ``tokenizer.json``; what some tokenizer classes of transformers change in code is not known here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from tokenizers import AddedToken, Tokenizer
+
+from asyncdata.errors import ConfigError
+from asyncdata.fingerprint import canonical, digest
+
+__all__ = ("TokenizerFiles", "TokenizerFolder", "resolve")
+
+TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+LEGACY_SPECIAL, LEGACY_ADDED = "special_tokens_map.json", "added_tokens.json"
+TEMPLATE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
+PATTERNS = (TOKENIZER, CONFIG, LEGACY_SPECIAL, LEGACY_ADDED, TEMPLATE, f"{TEMPLATE_FOLDER}/*.jinja")
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+T = TypeVar("T")
+
+
+class TokenizerFolder(NamedTuple):
+    """Where a tokenizer's files lie; ``commit`` is the hub's, None for a folder of the user's own."""
+
+    folder: str
+    commit: str | None
+
+
+def resolve(name: str, revision: str | None = None) -> TokenizerFolder:
+    """The local folder of tokenizer ``name``: a folder as it is, anything else as a name on the Hugging Face hub.
+
+    Of a hub repository only the tokenizer's files are fetched, once: they stay in the hub's cache.
+
+    :raises ConfigError: if there is none, or if it has no ``tokenizer.json``.
+    """
+    folder = os.path.abspath(os.path.expanduser(name))
+    commit = None
+    if os.path.isfile(folder):
+        raise ConfigError(f"AD413 tokenizer {name!r} is a file; pass the folder that it lies in")
+
+    if not os.path.isdir(folder):
+        folder = _download(name, revision)
+        commit = os.path.basename(folder)
+    if not os.path.isfile(os.path.join(folder, TOKENIZER)):
+        raise ConfigError(
+            f"AD413 tokenizer {name!r} has no {TOKENIZER} in {folder}; write one with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(folder), and pass that folder"
+        )
+
+    return TokenizerFolder(folder, commit)
+
+
+def _download(name: str, revision: str | None) -> str:
+    if not _HUB_NAME.fullmatch(name):
+        raise ConfigError(
+            f"AD413 tokenizer {name!r}: there is no such folder, and it is no name on the Hugging Face hub"
+        )
+
+    try:
+        from huggingface_hub import snapshot_download  # costs 0.3 s, and only hub names need it
+
+        return str(snapshot_download(name, revision=revision, allow_patterns=list(PATTERNS)))
+    except Exception as error:  # network, authentication, a wrong name: many types, one cause
+        at = f" at revision {revision!r}" if revision else ""
+        raise ConfigError(
+            f"AD413 tokenizer {name!r} is no folder here, and cannot be had from the Hugging Face hub{at}: {error}; "
+            "check the name, or download it before and pass the folder"
+        ) from error
+
+
+class _Token(msgspec.Struct, frozen=True):
+    """An added token as the files write it. ``normalized`` is None where they leave it to the default."""
+
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool | None = None
+    special: bool = False
+
+    def filled(self, *, special: bool = False) -> _Token:
+        """With nothing left open, and made special if asked."""
+        normalized = not (self.special or special) if self.normalized is None else self.normalized
+        return msgspec.structs.replace(self, normalized=normalized, special=self.special or special)
+
+
+class _Padding(msgspec.Struct):
+    pad_token: str = "[PAD]"
+
+
+class _Head(msgspec.Struct):
+    """What is looked at in ``tokenizer.json``; its vocabulary is skipped."""
+
+    added_tokens: list[_Token] = []
+    padding: _Padding | None = None
+
+
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: str
+
+
+class _Config(msgspec.Struct):
+    """What is looked at in ``tokenizer_config.json``, but for the special tokens, whose names are open."""
+
+    added_tokens_decoder: dict[int, _Token] | None = None
+    additional_special_tokens: list[str | _Token] | None = None
+    extra_special_tokens: list[str | _Token] | dict[str, str | _Token] | None = None
+    chat_template: str | list[_NamedTemplate] | dict[str, str] | None = None
+    split_special_tokens: bool = False
+
+
+class TokenizerFiles:
+    """A tokenizer's folder, read.
+
+    :ivar special_tokens: the named special tokens, ``{"eos_token": "</s>", ...}``, as a chat template sees them.
+    :ivar chat_templates: the chat templates by name; one that has no name is ``"default"``.
+    :raises ConfigError: if a file is missing or damaged.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._json = _read(folder, TOKENIZER) or b""
+        self._head = _decode(self._json, _Head, folder, TOKENIZER)
+        values = _decode(_read(folder, CONFIG) or b"{}", dict[str, Any], folder, CONFIG)
+        if "added_tokens_decoder" not in values:  # written before transformers 4.34
+            values |= _decode(_read(folder, LEGACY_SPECIAL) or b"{}", dict[str, Any], folder, LEGACY_SPECIAL)
+        try:
+            self._config = msgspec.convert(values, _Config, str_keys=True)
+            self._named = self._named_tokens(values)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"AD413 {os.path.join(folder, CONFIG)}: {error}") from error
+
+        self.special_tokens = {name: token.content for name, token in self._named.items()}
+        self.chat_templates = self._chat_templates()
+
+    def load(self) -> Tokenizer:
+        """The tokenizer that ``AutoTokenizer`` would use: nothing truncated, nothing padded.
+
+        :raises ConfigError: if ``tokenizer.json`` is none.
+        """
+        try:
+            tokenizer = Tokenizer.from_buffer(self._json)
+        except Exception as error:  # the library raises a bare Exception
+            raise ConfigError(f"AD413 {os.path.join(self.folder, TOKENIZER)} is no tokenizer: {error}") from error
+
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = self._config.split_special_tokens
+        tokenizer.add_tokens([AddedToken(**msgspec.structs.asdict(token)) for token in self._tokens_to_add()])
+        return tokenizer
+
+    def digest(self) -> str:
+        """Digest of everything that token ids depend on; the folder's path and its template are not part of it."""
+        added = [msgspec.to_builtins(token) for token in self._tokens_to_add()]
+        return digest(self._json, canonical([added, self._config.split_special_tokens]))
+
+    def _named_tokens(self, values: dict[str, Any]) -> dict[str, _Token]:
+        """Also the tokens that a model has a name of its own for, as ``image_token``."""
+        named = {name: values[name] for name in NAMED_TOKENS if name in values}
+        if self._head.padding is not None:
+            named.setdefault("pad_token", self._head.padding.pad_token)
+        named |= {name: value for name, value in values.items() if name.endswith("_token") and name not in named}
+        if isinstance(self._config.extra_special_tokens, dict):
+            named |= self._config.extra_special_tokens
+        return {name: _token(value) for name, value in named.items() if isinstance(value, str | dict | _Token)}
+
+    def _tokens_to_add(self) -> list[_Token]:
+        """Tokens that the configuration has and ``tokenizer.json`` lacks, in the order in which they get their ids."""
+        special = set(self.special_tokens.values())
+        present = {token.filled() for token in self._head.added_tokens}
+        declared = [token.filled() for token in self._declared_tokens()]
+        tokens = [token.filled(special=token.content in special) for token in declared if token not in present]
+
+        known = {token.content for token in (*present, *tokens)}
+        for token in (*self._named.values(), *self._extra_tokens()):
+            if token.content not in known:
+                known.add(token.content)
+                tokens.append(token.filled(special=True))
+        return tokens
+
+    def _declared_tokens(self) -> list[_Token]:
+        if (decoder := self._config.added_tokens_decoder) is not None:
+            return [decoder[index] for index in sorted(decoder)]
+
+        ids = _decode(_read(self.folder, LEGACY_ADDED) or b"{}", dict[str, int], self.folder, LEGACY_ADDED)
+        present = {token.content for token in self._head.added_tokens}
+        special = {token.content for token in (*self._named.values(), *self._extra_tokens())}
+        return [
+            _Token(text, special=text in special) for text in sorted(ids, key=ids.__getitem__) if text not in present
+        ]
+
+    def _extra_tokens(self) -> list[_Token]:
+        extra = self._config.extra_special_tokens
+        tokens = extra if extra and isinstance(extra, list) else self._config.additional_special_tokens
+        return [_token(token) for token in tokens or ()]
+
+    def _chat_templates(self) -> dict[str, str]:
+        """Files go before the configuration: where there is one, its templates do not count."""
+        templates = {}
+        if (text := _read_text(self.folder, TEMPLATE)) is not None:
+            templates["default"] = text
+        folder = os.path.join(self.folder, TEMPLATE_FOLDER)
+        for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+            if name.endswith(".jinja"):
+                templates[name.removesuffix(".jinja")] = _read_text(folder, name) or ""
+        return templates or _templates_of(self._config.chat_template)
+
+
+def _templates_of(value: str | list[_NamedTemplate] | dict[str, str] | None) -> dict[str, str]:
+    if isinstance(value, str):
+        return {"default": value}
+
+    return {each.name: each.template for each in value} if isinstance(value, list) else dict(value or {})
+
+
+def _token(value: Any) -> _Token:
+    return _Token(value) if isinstance(value, str) else msgspec.convert(value, _Token)
+
+
+def _decode(data: bytes, kind: type[T], folder: str, name: str) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        path = os.path.join(folder, name)
+        if data.startswith(b"version https://git-lfs"):
+            raise ConfigError(f"AD413 {path} is a pointer of git-lfs; run 'git lfs pull' in its folder") from None
+        raise ConfigError(f"AD413 {path} cannot be read: {error}; fetch the file again") from error
+
+
+def _read(folder: str, name: str) -> bytes | None:
+    try:
+        with open(os.path.join(folder, name), "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"AD413 {os.path.join(folder, name)} cannot be read: {error.strerror}") from error
+
+
+def _read_text(folder: str, name: str) -> str | None:
+    data = _read(folder, name)
+    try:
+        return None if data is None else data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"AD413 {os.path.join(folder, name)} is not UTF-8: {error}") from error

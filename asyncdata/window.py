@@ -1,0 +1,117 @@
+"""A window in the parent: where its rows lie in the slot, in the order of delivery. It never sees their bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asyncdata.wire import Overflow, Scan, Tokenize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Set
+
+    from asyncdata.sources.base import FileBlocks
+    from asyncdata.types import SourceLocation
+    from asyncdata.wire import Block, Scanned
+
+__all__ = ("ChunkOrigin", "Window")
+
+Int32 = np.ndarray[Any, np.dtype[np.int32]]
+_BLOCKS_PER_SCAN = 64
+
+
+class Window:
+    """The rows of some blocks, once their scans are back.
+
+    :param arrange: from a number of rows to their order, int64 of shape (num_rows,).
+    :ivar slot: where the bytes are.
+    :ivar num_rows: known when :meth:`add` has returned True.
+    """
+
+    def __init__(
+        self, source: FileBlocks, blocks: list[Block], slot: int, stride: int, arrange: Callable[[int], Any]
+    ) -> None:
+        self.slot = slot
+        self.num_rows = 0
+        self.num_blank = 0
+        self._source = source
+        self._blocks = blocks
+        self._stride = stride
+        self._arrange = arrange
+        self._starts = self._lengths = np.empty(0, np.int32)
+        self._parts: list[Scanned | None] = [None] * len(range(0, len(blocks), _BLOCKS_PER_SCAN))
+
+    def scans(self) -> Iterator[Scan]:
+        """The requests that read the window; their replies go to :meth:`add`."""
+        for first in range(0, len(self._blocks), _BLOCKS_PER_SCAN):
+            yield Scan(self.slot, first * self._stride, self._blocks[first : first + _BLOCKS_PER_SCAN])
+
+    def add(self, part: int, reply: Scanned) -> bool:
+        """Take the reply to scan number ``part``; whether it was the last one missing."""
+        self._parts[part] = reply
+        parts = [found for found in self._parts if found is not None]
+        if len(parts) < len(self._parts):
+            return False
+
+        starts = np.frombuffer(b"".join(found.starts for found in parts), np.int32)
+        lengths = np.frombuffer(b"".join(found.lengths for found in parts), np.int32)
+        order = self._arrange(len(starts))
+        self._starts, self._lengths = starts[order], lengths[order]
+        self.num_rows, self.num_blank = len(order), sum(found.num_blank for found in parts)
+        self._parts.clear()
+        return True
+
+    @property
+    def is_scanned(self) -> bool:
+        """Whether its rows are known."""
+        return not self._parts
+
+    def request(self, first: int, stop: int) -> Tokenize:
+        """What a worker needs to tokenize the rows ``[first, stop)``."""
+        return self.request_of(np.arange(first, stop))
+
+    def request_of(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Tokenize:
+        """What a worker needs to tokenize ``rows``."""
+        starts, lengths = self._starts[rows], self._lengths[rows]
+        beyond = np.flatnonzero(starts % self._stride + lengths > self._stride).tolist()
+        overflow = [Overflow(row, *self.key(int(rows[row]))) for row in beyond]
+        return Tokenize(self.slot, starts.tobytes(), lengths.tobytes(), overflow)
+
+    def key(self, row: int) -> tuple[int, int]:
+        """The number of the row's file, and its byte offset there."""
+        number, inside = divmod(int(self._starts[row]), self._stride)
+        block = self._blocks[number]
+        return block.file_id, block.start - 1 + inside
+
+    def location(self, row: int) -> SourceLocation:
+        """The row's file, byte offset and length."""
+        return self._source.location(*self.key(row), int(self._lengths[row]))
+
+    def find(self, keys: Set[tuple[int, int]]) -> list[int]:
+        """The rows of the window that ``keys`` name, rising."""
+        found = []
+        for file_id, offset in keys:
+            for number, block in enumerate(self._blocks):
+                if block.file_id == file_id and block.start <= offset < block.stop:
+                    start = number * self._stride + 1 + offset - block.start
+                    found += np.flatnonzero(self._starts == start).tolist()
+        return sorted(found)
+
+
+class ChunkOrigin:
+    """Where the rows of a chunk come from: the window's, from ``first`` on."""
+
+    __slots__ = ("_first", "_window")
+
+    def __init__(self, window: Window, first: int) -> None:
+        self._window = window
+        self._first = first
+
+    def location(self, row: int) -> SourceLocation:
+        """The location of the chunk's row ``row``."""
+        return self._window.location(self._first + row)
+
+    def key(self, row: int) -> tuple[int, int]:
+        """The number of its file, and its byte offset there."""
+        return self._window.key(self._first + row)

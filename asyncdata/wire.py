@@ -1,0 +1,184 @@
+"""What crosses between the trainer's process and a worker: requests, replies, and their frames.
+
+Every value is a msgspec Struct of numbers, text and packed bytes. Nothing here needs numpy, so that a worker starts
+without it. Packed integers are in native byte order: both ends are on one machine.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+
+__all__ = (
+    "HEADER",
+    "MAX_FRAME_BYTES",
+    "Block",
+    "Column",
+    "Failed",
+    "FileRef",
+    "Job",
+    "Overflow",
+    "Ready",
+    "Reply",
+    "Request",
+    "RowError",
+    "Scan",
+    "Scanned",
+    "Tokenize",
+    "TokenizeSpec",
+    "Tokenized",
+    "decode_job",
+    "decode_reply",
+    "decode_request",
+    "encode",
+    "frame",
+)
+
+HEADER = struct.Struct("<IQ")  # body length in bytes, request id
+MAX_FRAME_BYTES = 1 << 30
+"""A longer frame is a broken peer; it is refused before memory is taken for it."""
+
+
+class FileRef(msgspec.Struct, frozen=True, array_like=True):
+    """A file as it was at the start: rows beyond ``num_bytes`` belong to a later run."""
+
+    path: str
+    num_bytes: int
+
+
+class TokenizeSpec(msgspec.Struct, frozen=True):
+    """A tokenize function by its import path, so that a worker can make its own.
+
+    ``settings`` is None for a plain function, else the arguments of the class at ``path``.
+    """
+
+    path: str
+    settings: dict[str, Any] | None = None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is told once, before its first request. Without a spec, the function is there already."""
+
+    files: list[FileRef]
+    tokenize: TokenizeSpec | None
+    max_row_bytes: int
+    block_bytes: int
+    slack_bytes: int
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a slot that one block takes: the byte before it, the block, and the over-read."""
+        return 1 + self.block_bytes + self.slack_bytes
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """A byte range of a file; its rows are those whose first byte is in ``[start, stop)``."""
+
+    file_id: int
+    start: int
+    stop: int
+
+
+class Overflow(msgspec.Struct, frozen=True, array_like=True):
+    """A row that is not wholly in its slot: ``row`` of the request lies at ``offset`` of the file."""
+
+    row: int
+    file_id: int
+    offset: int
+
+
+class Scan(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Read ``blocks`` into the slot, the first at ``base`` and each a stride further, and find their rows."""
+
+    slot: int
+    base: int
+    blocks: list[Block]
+
+
+class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Tokenize rows that lie in a slot. ``starts`` (slot offsets) and ``lengths`` are int32, in the rows' order."""
+
+    slot: int
+    starts: bytes
+    lengths: bytes
+    overflow: list[Overflow] = []
+
+
+Request = Scan | Tokenize
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A worker has loaded its tokenize function and takes requests."""
+
+    pid: int
+
+
+class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The rows found, block by block in the request's order.
+
+    ``counts`` is int32 of shape (num_blocks,); ``starts`` (slot offsets) and ``lengths`` are int32 of shape
+    (num_rows,). A length of -1 is a row longer than ``max_row_bytes``.
+    """
+
+    counts: bytes
+    starts: bytes
+    lengths: bytes
+    num_blank: int
+
+
+class Column(msgspec.Struct, frozen=True, array_like=True):
+    """One JSON value per kept row: ``data`` holds them end to end, ``ends`` (uint32) where each stops."""
+
+    data: bytes
+    ends: bytes
+
+
+class RowError(msgspec.Struct, frozen=True, array_like=True):
+    """A bad row of the request. The caller knows its file and offset."""
+
+    row: int
+    code: str
+    reason: str
+    excerpt: str = ""
+    traceback: str = ""
+
+
+class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The samples of a request, as packed columns.
+
+    ``tokens`` is int32, all samples end to end; ``token_ends`` (uint32) is where each stops; ``kept`` (int32) the row
+    of
+    each sample, empty when every row was kept. A row is kept, in ``drops`` (reason -> rows, int32), or in ``errors``.
+    """
+
+    tokens: bytes
+    token_ends: bytes
+    kept: bytes
+    columns: dict[str, Column]
+    drops: dict[str, bytes]
+    errors: list[RowError]
+    busy_s: float
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The whole request failed, and would fail again: not a row's fault."""
+
+    kind: str
+    message: str
+    traceback: str = ""
+
+
+Reply = Ready | Scanned | Tokenized | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode
+decode_job = msgspec.msgpack.Decoder(Job).decode
+
+
+def frame(request_id: int, message: Job | Request | Reply) -> bytes:
+    """``message`` with its header, ready to be sent."""
+    body = encode(message)
+    return HEADER.pack(len(body), request_id) + body

@@ -1,0 +1,138 @@
+"""What every test has at hand: real data where there is some, a small tokenizer, files of rows, and a leak guard."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+import psutil
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+# Set here, as the libraries look once, when they are imported. No test touches the network; a tokenizer has one thread.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# HYPOTHESIS_PROFILE=long looks harder; it needs --timeout=0 as well. A CI run tries the same examples every time.
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=100, derandomize="CI" in os.environ)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=20_000, derandomize=False)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+GRACE_S = 2.0
+"""How long what a test closed may take to be gone."""
+
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+PROSE = ("argparse", "asyncio", "collections", "datetime", "decimal", "email.message", "inspect", "json", "logging")
+
+
+@pytest.fixture(scope="session")
+def test_data() -> Path:
+    """The folder of real data sets and tokenizers: ASYNCDATA_TEST_DATA, or ../shared/data beside the checkout."""
+    beside = Path(__file__).parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("ASYNCDATA_TEST_DATA") or beside)
+    if not folder.is_dir():
+        pytest.skip(f"no test data: {folder} is no folder, and ASYNCDATA_TEST_DATA names no other")
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that AutoTokenizer can load: byte-level BPE of 2,000 tokens, ChatML, trained on the standard library."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=2000,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_docstrings(), trainer)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "additional_special_tokens": ["<|im_start|>"],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 4096,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    folder = tmp_path_factory.mktemp("small_tokenizer")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    return folder
+
+
+def _docstrings() -> Iterator[str]:
+    for name in PROSE:
+        module = importlib.import_module(name)
+        for value in (module, *vars(module).values()):
+            yield inspect.getdoc(value) or ""
+
+
+@pytest.fixture
+def jsonl_file(tmp_path: Path) -> Callable[..., Path]:
+    """A function that writes rows to a file, one a line: dicts as JSON, bytes as they are."""
+
+    def write(rows: Iterable[dict[str, Any] | bytes], name: str = "rows.jsonl", *, final_newline: bool = True) -> Path:
+        lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\n".join(lines) + (b"\n" if lines and final_newline else b""))
+        return path
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_alive(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves a child process or a thread of the library behind, and ends what it can of it."""
+    processes, threads = set(_processes()), set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + GRACE_S
+    while (leaks := _leaks(processes, threads)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if leaks:
+        for process in set(_processes()) - processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        pytest.fail(f"{request.node.nodeid} left alive:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+def _processes() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def _leaks(processes: set[psutil.Process], threads: set[threading.Thread]) -> list[str]:
+    left = [_describe(process) for process in _processes() if process not in processes]
+    new_threads = set(threading.enumerate()) - threads
+    return left + [f"thread {thread.name!r}" for thread in new_threads if thread.name.startswith("asyncdata")]
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"process {process.pid}: {' '.join(process.cmdline())}"
+    except psutil.ZombieProcess:
+        return f"process {process.pid}: ended, but nobody has waited for it"
+    except psutil.NoSuchProcess:
+        return f"process {process.pid}: gone this very moment"

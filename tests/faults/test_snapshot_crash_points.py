@@ -1,0 +1,302 @@
+"""Wherever ``save`` is killed, interrupted or refused by the disk, the old snapshot or the new one is there, whole."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata.errors import SnapshotError
+from asyncdata.snapshot import Snapshot, load, save
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.faults
+
+CALLS = ("open", "write", "fsync", "pread", "close", "link", "replace", "unlink")
+PIECE_BYTES = 14  # of a write: a larger one is many places to die in
+MOMENTS = ("before", "half way", "after")
+
+
+def snapshot(number: int) -> Snapshot:
+    return Snapshot(position=(number, 0, 0), buffer=[[{"response": f"{number}" * 200}]])
+
+
+def number_of(path: str) -> int | None:
+    """Which snapshot the file is; None if there is none. A damaged one is an error."""
+    if not os.path.exists(path):
+        return None
+
+    found = load(path)
+    assert found == snapshot(found.position[0])
+    return found.position[0]
+
+
+def intercept(act: Callable[[int, str, str], None], *, links: bool) -> Callable[[], None]:
+    """Call ``act`` with the number of the call, its name and the moment, around each call to the system; a way back."""
+    real = {name: getattr(os, name) for name in CALLS}
+    count = 0
+
+    def wrap(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            number = count
+            act(number, name, "before")
+            if name == "link" and not links:
+                raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+            if name == "write":
+                real["write"](args[0], args[1][: PIECE_BYTES // 2])
+                act(number, name, "half way")
+                result = PIECE_BYTES // 2 + real["write"](args[0], args[1][PIECE_BYTES // 2 : PIECE_BYTES])
+                result = min(result, len(args[1]))
+            else:
+                result = real[name](*args, **kwargs)
+            act(number, name, "after")
+            return result
+
+        return call
+
+    for name in CALLS:
+        setattr(os, name, wrap(name))
+    return lambda: [setattr(os, name, function) for name, function in real.items()] and None
+
+
+def killed_at(path: str, new: Snapshot, place: int, moment: str, *, links: bool) -> bool:
+    """Save in a process that ends without a word at that call; False if there is no such call."""
+
+    def act(number: int, _name: str, now: str) -> None:
+        if (number, now) == (place, moment):
+            os._exit(1)
+
+    child = os.fork()
+    if child == 0:
+        intercept(act, links=links)
+        save(path, new)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def calls_of(folder: Path, num_older: int, *, links: bool) -> list[str]:
+    """The calls a save makes that nothing happens to."""
+    path, names = fresh(folder, num_older), []
+    undo = intercept(lambda _number, name, now: names.append(name) if now == "before" else None, links=links)
+    save(path, snapshot(num_older))
+    undo()
+    return names
+
+
+def die_everywhere(folder: Path) -> dict[str, int]:
+    """Every call x moment x number of older snapshots x hard links or none, each from a fresh start."""
+    num_deaths = num_gaps = 0
+    for links, num_older in itertools.product((True, False), range(4)):
+        for place, name in enumerate(calls_of(folder, num_older, links=links), 1):
+            for moment in MOMENTS if name == "write" else ("before", "after"):
+                path = fresh(folder, num_older)
+                num_deaths += killed_at(path, snapshot(num_older), place, moment, links=links)
+                num_gaps += verify(path, num_older, links=links)
+    return {"deaths": num_deaths, "gaps": num_gaps}
+
+
+def fresh(folder: Path, num_older: int) -> str:
+    """A folder with that many snapshots, of those that are kept; made once and copied."""
+    template = folder.parent / f"{folder.name}.{num_older}"
+    if not template.exists():
+        template.mkdir()
+        for number in range(num_older):
+            save(template / "s", snapshot(number))
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(template, folder)
+    return str(folder / "s")
+
+
+def verify(path: str, new: int, *, links: bool) -> int:
+    """1 if only ``path.1`` was whole, as may be without hard links."""
+    found, older = number_of(path), [number_of(f"{path}.{place}") for place in (1, 2)]
+    previous = new - 1 if new else None
+    if found is None and previous is not None:
+        assert not links
+        assert older[0] == previous
+        return 1
+
+    assert found in (previous, new)
+    ages = [number for number in (found, *older) if number is not None]
+    assert ages == sorted(ages, reverse=True)
+    assert found != new or older[0] == previous
+    return 0
+
+
+def die_again_and_again(folder: Path, seed: int) -> dict[str, int]:
+    """Deaths at random places on what earlier deaths left; now and then a save goes through."""
+    chance = random.Random(seed)
+    path = fresh(folder, 1)
+    last, num_deaths = 0, 0
+    for number in range(1, 400):
+        place, moment = chance.randrange(1, 100), chance.choice(MOMENTS)
+        num_deaths += killed_at(path, snapshot(number), place, moment, links=True)
+        found = number_of(path)
+        assert found in (last, number), (found, last, number)
+        last = found or 0
+        older = [number_of(f"{path}.{place}") for place in (1, 2)]
+        assert all(age is None or age <= last for age in older)
+    save(path, snapshot(1000))
+    assert (number_of(path), number_of(f"{path}.1")) == (1000, last)
+    return {"deaths": num_deaths}
+
+
+def in_a_process_of_its_own(folder: Path, *what: str) -> dict[str, int]:
+    """This process has threads, and must not fork."""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, __file__, str(folder), *what]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_killed_at_any_call_the_old_or_the_new_one_is_there(tmp_path):
+    found = in_a_process_of_its_own(tmp_path / "work", "everywhere")
+
+    assert found["deaths"] >= 1000
+    assert found["gaps"] > 0, "without hard links there is a moment of path.1 alone: this test must have met it"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_again_and_again_nothing_is_lost(tmp_path, seed):
+    assert in_a_process_of_its_own(tmp_path / "work", "again", str(seed))["deaths"] > 150
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EMFILE])
+@pytest.mark.parametrize("links", [True, False])
+def test_refused_by_the_disk_at_any_call_the_old_or_the_new_one_is_there(tmp_path, code, links):
+    def raise_it() -> None:
+        raise OSError(code, os.strerror(code))
+
+    assert fail_everywhere(tmp_path / "work", raise_it, SnapshotError, links=links) > 20
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_interrupted_at_any_call_nothing_half_written_stays(tmp_path, moment):
+    def raise_it() -> None:
+        raise KeyboardInterrupt
+
+    assert fail_everywhere(tmp_path / "work", raise_it, KeyboardInterrupt, moment=moment) > 20
+
+
+def fail_everywhere(
+    folder: Path,
+    raise_it: Callable[[], None],
+    expected: type[BaseException],
+    *,
+    links: bool = True,
+    moment: str = "before",
+) -> int:
+    """Each call fails once; how many there are."""
+    total = len(calls_of(folder, 2, links=links))
+    for place in range(1, total + 1):
+        path = fresh(folder, 2)
+
+        def act(number: int, name: str, now: str, place: int = place) -> None:
+            # What cannot be tidied up stays; the snapshot is whole all the same.
+            if (number, now) == (place, moment) and name not in ("unlink", "close"):
+                raise_it()
+
+        undo = intercept(act, links=links)
+        try:
+            save(path, snapshot(2))
+        except expected:
+            pass
+        finally:
+            undo()
+        verify(path, 2, links=links)
+        assert [name for name in os.listdir(folder) if name.endswith(".tmp")] == []
+    return total
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
+def test_a_disk_that_is_really_full_keeps_the_old_one(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("this system allows no mount")
+
+    try:
+        save(disk / "s", snapshot(0))
+        with pytest.raises(
+            SnapshotError, match=r"AD601 .* No space left on device \(need 3\d+ bytes\); free some"
+        ) as caught:
+            save(disk / "s", Snapshot(position=(9, 9, 9), canaries=["x" * 300_000]))
+        assert str(caught.value).endswith("the previous snapshot is kept as s")
+        assert os.listdir(disk) == ["s"]
+        save(disk / "s", snapshot(1))
+        assert (number_of(f"{disk}/s"), number_of(f"{disk}/s.1")) == (1, 0)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+LIMITED = """
+import resource, sys
+from asyncdata.errors import SnapshotError
+from asyncdata.snapshot import Snapshot, load, save
+
+path = sys.argv[1]
+save(path, Snapshot(position=(1, 0, 0)))
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+try:
+    save(path, Snapshot(position=(2, 0, 0), canaries=["x" * 20_000]))
+except SnapshotError as error:
+    sys.stdout.write(str(error))
+assert load(path).position[0] == 1
+"""
+
+
+def test_a_limit_on_file_sizes_keeps_the_old_one(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "s")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+    assert "was not written: File too large; the previous snapshot is kept as s" in done.stdout
+    assert os.listdir(tmp_path) == ["s"]
+
+
+SAVER = """
+import itertools, sys
+from asyncdata.snapshot import Snapshot, save
+
+for number in itertools.count(1):
+    save(sys.argv[1], Snapshot(position=(number, 0, 0), buffer=[[{"response": f"{number}" * 200}]]))
+    print(number, flush=True)
+"""
+
+
+def test_killed_from_outside_what_was_saved_is_there(tmp_path):
+    path = str(tmp_path / "s")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for kill_after in (1, 2, 3, 5, 8, 13, 21, 34):
+        command = [sys.executable, "-c", SAVER, path]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as saver:
+            assert saver.stdout is not None
+            for _ in range(kill_after):
+                saver.stdout.readline()
+            saver.send_signal(signal.SIGKILL)
+            last = max([kill_after, *map(int, saver.stdout.read().split())])
+
+        assert number_of(path) in (last, last + 1)
+
+
+if __name__ == "__main__":
+    work = Path(sys.argv[1])
+    result = die_everywhere(work) if sys.argv[2] == "everywhere" else die_again_and_again(work, int(sys.argv[3]))
+    sys.stdout.write(json.dumps(result))

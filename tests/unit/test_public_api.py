@@ -1,0 +1,65 @@
+"""The public API is one explicit list, and importing it costs nothing that a user did not ask for."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import asyncdata
+
+HEAVY = {"datasets", "pyarrow", "ray", "torch", "transformers"}
+
+
+def modules_after(statements: str) -> set[str]:
+    """What a fresh interpreter has imported after ``statements``."""
+    code = f"import json, sys\n{statements}\nprint(json.dumps(sorted(sys.modules)))"
+    command = [sys.executable, "-c", code]
+    root = Path(asyncdata.__file__).parents[1]
+    return set(json.loads(subprocess.run(command, cwd=root, check=True, capture_output=True).stdout))
+
+
+def test_the_list_of_public_names_is_written_out():
+    assignments = {
+        target.id: node.value
+        for node in ast.parse(Path(asyncdata.__file__).read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+    assert tuple(ast.literal_eval(assignments["__all__"])) == tuple(asyncdata.__all__)
+
+
+def test_the_list_of_public_names_is_sorted_and_has_no_name_twice():
+    assert list(asyncdata.__all__) == sorted(set(asyncdata.__all__), key=str.casefold)
+
+
+@pytest.mark.parametrize("name", asyncdata.__all__)
+def test_a_public_name_resolves_and_says_what_it_is(name):
+    value = getattr(asyncdata, name)
+
+    assert value.__doc__
+    assert name in dir(asyncdata)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = asyncdata.no_such_name
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    imported = modules_after("import asyncdata")
+
+    assert imported & (HEAVY | {"anyio._backends", "numpy"}) == set()
+
+
+def test_resolving_every_public_name_imports_no_framework():
+    imported = modules_after("import asyncdata\nfor name in asyncdata.__all__: getattr(asyncdata, name)")
+
+    assert "asyncdata.loader" in imported
+    assert imported & HEAVY == set()

@@ -1,0 +1,49 @@
+"""Shared by this folder: run a tokenize function as a worker does, and read its reply as the trainer does."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.columns import Chunk
+from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.types import Position, SourceLocation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from asyncdata.tokenization.base import BatchTokenizer
+    from asyncdata.wire import Tokenized
+
+
+class Nowhere:
+    def location(self, row: int) -> SourceLocation:
+        return SourceLocation("rows.jsonl", row, 1)
+
+
+def read_back(reply: Tokenized, num_rows: int) -> Chunk:
+    return Chunk(reply, Position(), num_rows, Nowhere(), ends_epoch=False)
+
+
+def run(tokenizer: BatchTokenizer, rows: Iterable[dict[str, Any] | bytes]) -> Chunk:
+    """The samples of ``rows``; bytes are rows as they lie in a file."""
+    raws = [memoryview(row if isinstance(row, bytes) else json.dumps(row).encode()) for row in rows]
+    out = ColumnWriter()
+    tokenizer(raws, out)
+    return read_back(out.finish(len(raws), 0.0), len(raws))
+
+
+def token_ids(chunk: Chunk) -> list[list[int]]:
+    return [chunk.tokens_of(sample).tolist() for sample in range(chunk.num_samples)]
+
+
+def values(chunk: Chunk, column: str) -> list[Any]:
+    return [chunk.value(column, sample) for sample in range(chunk.num_samples)]
+
+
+def faults(chunk: Chunk) -> list[tuple[int, str]]:
+    return [(error.row, error.code) for error in chunk.errors]
+
+
+def drops(chunk: Chunk) -> dict[str, list[int]]:
+    return {drop.reason: drop.rows.tolist() for drop in chunk.drops}

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import huggingface_hub
+import pytest
+from tokenizers import Tokenizer
+
+from asyncdata.errors import ConfigError
+from asyncdata.tokenization.tokenizer_files import PATTERNS, TokenizerFiles, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Edit = Callable[..., Path]
+
+TEXTS = [
+    "def main(): return 1",
+    "<|im_start|>user\nhello<|im_end|>",
+    "<tool> x<TOOL> <new>é <image> <|endoftext|><unk>[PAD]",
+    " <tool>  <extra_0><extra_1> \n",
+    "",
+]
+
+
+def token(text: str, **flags: bool) -> dict[str, Any]:
+    return {"content": text, "lstrip": False, "rstrip": False, "single_word": False, "normalized": False, **flags}
+
+
+@pytest.fixture
+def edited(small_tokenizer: Path, tmp_path: Path) -> Edit:
+    """A function that copies the small tokenizer with another configuration, and perhaps other files beside it."""
+
+    def edit(files: dict[str, Any] | None = None, **config: Any) -> Path:
+        folder = tmp_path / f"tokenizer{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(small_tokenizer, folder)
+        path = folder / "tokenizer_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+        for name, content in (files or {}).items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+        return folder
+
+    return edit
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "as saved": {},
+    "more tokens": {
+        "added_tokens_decoder": {
+            "2001": token("<new>", special=False),
+            "2000": token("<tool>", special=False, lstrip=True),
+            "0": token("<|endoftext|>", special=True),
+        }
+    },
+    "other flags": {"added_tokens_decoder": {"1": token("<|im_start|>", special=True, rstrip=True)}},
+    "named tokens that are new": {"unk_token": "<unk>", "pad_token": "[PAD]", "bos_token": None},
+    "named tokens with flags": {"unk_token": {"__type": "AddedToken", **token("<unk>", lstrip=True)}},
+    "a named token among the declared": {
+        "unk_token": "<unk>",
+        "added_tokens_decoder": {"2000": token("<unk>", special=False, rstrip=True)},
+    },
+    "extra tokens": {"extra_special_tokens": ["<extra_0>", "<extra_1>", "<|im_end|>"]},
+    "extra tokens of the old name": {"additional_special_tokens": ["<extra_1>", "<extra_0>"]},
+    "extra tokens with names": {"extra_special_tokens": {"image_token": "<image>", "boi_token": "<extra_0>"}},
+    "a token with a name of its own": {"image_token": "<image>", "add_bos_token": True},
+    "special tokens are split": {"split_special_tokens": True},
+    "legacy files": {
+        "files": {
+            "special_tokens_map.json": {"eos_token": token("<new>"), "unk_token": "<unk>"},
+            "added_tokens.json": {"<tool>": 2001, "<TOOL>": 2000, "<|im_end|>": 2},
+        }
+    },
+    "legacy files that do not count": {
+        "files": {"special_tokens_map.json": {"eos_token": "<new>"}},
+        "added_tokens_decoder": {},
+    },
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_tokens_are_those_of_transformers(edited: Edit, config: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers", minversion="5.23", reason="the oracle is not installed")
+    folder = edited(**config)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+
+    files = TokenizerFiles(str(folder))
+    ours = files.load()
+
+    for add in (False, True):
+        encodings = ours.encode_batch_fast(TEXTS, add_special_tokens=add)
+        assert [each.ids for each in encodings] == theirs(TEXTS, add_special_tokens=add)["input_ids"]
+    assert ours.get_vocab() == theirs.get_vocab()
+    assert files.special_tokens == theirs.special_tokens_map
+
+
+def test_nothing_is_truncated_or_padded(small_tokenizer: Path, edited: Edit) -> None:
+    folder = edited()
+    tokenizer = Tokenizer.from_file(str(small_tokenizer / "tokenizer.json"))
+    tokenizer.enable_truncation(max_length=3)
+    tokenizer.enable_padding(pad_token="[PAD]", length=8)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+    loaded = TokenizerFiles(str(folder)).load()
+
+    assert loaded.truncation is None
+    assert loaded.padding is None
+    assert [len(each.ids) > 3 for each in loaded.encode_batch_fast(TEXTS[:2])] == [True, True]
+
+
+def test_the_padding_token_is_a_named_token(edited: Edit) -> None:
+    folder = edited()
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["pad_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_padding(pad_token="<|im_start|>")
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+    assert TokenizerFiles(str(folder)).special_tokens["pad_token"] == "<|im_start|>"
+
+
+def test_a_folder_without_a_configuration_will_do(edited: Edit) -> None:
+    folder = edited()
+    (folder / "tokenizer_config.json").unlink()
+
+    files = TokenizerFiles(str(folder))
+
+    assert (files.special_tokens, files.chat_templates) == ({}, {})
+    assert files.load().token_to_id("<|im_end|>") == 2
+
+
+TEMPLATES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "one": ({"chat_template": "A"}, {"default": "A"}),
+    "none": ({"chat_template": None}, {}),
+    "by name": ({"chat_template": [{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}]},
+                {"default": "A", "tool_use": "B"}),
+    "file": ({"chat_template": "A", "files": {"chat_template.jinja": "F"}}, {"default": "F"}),
+    "files": (
+        {"chat_template": "A", "files": {"chat_template.jinja": "F", "additional_chat_templates/rag.jinja": "R",
+                                         "additional_chat_templates/notes.txt": "N"}},
+        {"default": "F", "rag": "R"},
+    ),
+    "additional files alone": (
+        {"chat_template": "A", "files": {"additional_chat_templates/rag.jinja": "R\r\né"}}, {"rag": "R\né"},
+    ),
+    "a processor's file": (
+        {"chat_template": "A", "files": {"chat_template.json": {"chat_template": "P"}}}, {"default": "A"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "expected"), TEMPLATES.values(), ids=TEMPLATES)
+def test_chat_templates_are_found_where_transformers_finds_them(
+    edited: Edit, config: dict[str, Any], expected: dict[str, str]
+) -> None:
+    folder = edited(**config)
+
+    assert TokenizerFiles(str(folder)).chat_templates == expected
+
+    transformers = pytest.importorskip("transformers", minversion="5.23", reason="the oracle is not installed")
+    theirs = transformers.AutoTokenizer.from_pretrained(folder).chat_template or {}
+    assert ({"default": theirs} if isinstance(theirs, str) else theirs) == expected
+
+
+def test_the_digest_is_of_the_content(edited: Edit, small_tokenizer: Path) -> None:
+    def digest(folder: Path) -> str:
+        return TokenizerFiles(str(folder)).digest()
+
+    original = digest(small_tokenizer)
+
+    assert digest(edited()) == original
+    assert digest(edited(chat_template="X", model_max_length=1, pad_token="<|im_end|>")) == original
+    changed = [
+        digest(edited(unk_token="<unk>")),
+        digest(edited(split_special_tokens=True)),
+        digest(edited(added_tokens_decoder={"2000": token("<new>", special=False)})),
+        digest(edited(added_tokens_decoder={"2000": token("<new>", special=True)})),
+        digest(edited(files={"tokenizer.json": (small_tokenizer / "tokenizer.json").read_text() + "\n"})),
+    ]
+    assert len({original, *changed}) == 6
+
+
+def test_a_folder_is_used_as_it_is(small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(small_tokenizer.parent)
+    monkeypatch.setenv("HOME", str(small_tokenizer.parent))
+
+    for name in (str(small_tokenizer), small_tokenizer.name, f"~/{small_tokenizer.name}"):
+        assert resolve(name, revision="ignored") == (str(small_tokenizer), None)
+
+
+def test_a_hub_name_is_fetched_once_and_only_the_tokenizers_files(
+    edited: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    snapshot = tmp_path / "snapshots" / commit
+    shutil.copytree(edited(), snapshot)
+    calls = []
+
+    def snapshot_download(repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        calls.append((repo_id, revision, allow_patterns))
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+    assert resolve("org/model", "main") == (str(snapshot), commit)
+    assert calls == [("org/model", "main", list(PATTERNS))]
+    assert not any("safetensors" in pattern or pattern == "*" for pattern in PATTERNS)
+
+
+def test_a_hub_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(*args: Any, **kwargs: Any) -> str:
+        raise OSError("401 Client Error")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+    with pytest.raises(ConfigError) as caught:
+        resolve("org/model", "v1")
+    assert str(caught.value) == (
+        "AD413 tokenizer 'org/model' is no folder here, and cannot be had from the Hugging Face hub at revision 'v1': "
+        "401 Client Error; check the name, or download it before and pass the folder"
+    )
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./folder", "a/b/c", "", "two words"])
+def test_what_is_neither_a_folder_nor_a_hub_name_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", None)
+
+    with pytest.raises(ConfigError, match="AD413"):
+        resolve(name)
+
+
+def test_a_folder_without_tokenizer_json_is_refused_with_the_way_out(tmp_path: Path, small_tokenizer: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json in .*; write one with AutoTokenizer.*save_pretrained"):
+        resolve(str(tmp_path))
+    with pytest.raises(ConfigError, match="is a file; pass the folder that it lies in"):
+        resolve(str(small_tokenizer / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"tokenizer.json": "version https://git-lfs.github.com/spec/v1\noid sha256:1\n"}, "run 'git lfs pull'"),
+        ({"tokenizer.json": '{"added_tokens": ['}, "tokenizer.json cannot be read: Input data was truncated"),
+        ({"tokenizer.json": "[]"}, "tokenizer.json cannot be read: Expected `object`"),
+        ({"tokenizer_config.json": "{"}, "tokenizer_config.json cannot be read"),
+        ({"tokenizer_config.json": {"eos_token": {"text": 1}}}, "tokenizer_config.json: Object missing .* `content`"),
+        ({"tokenizer_config.json": {"chat_template": 5}}, r"tokenizer_config.json: .* at `\$.chat_template`"),
+        ({"chat_template.jinja": b"\xff"}, "chat_template.jinja is not UTF-8"),
+        ({"chat_template.jinja": None}, "chat_template.jinja cannot be read: Is a directory"),
+    ],
+)
+def test_a_damaged_file_is_named(edited: Edit, files: dict[str, Any], reason: str) -> None:
+    folder = edited({name: content for name, content in files.items() if isinstance(content, str | dict)})
+    for name, content in files.items():
+        if isinstance(content, bytes):
+            (folder / name).write_bytes(content)
+        elif content is None:
+            (folder / name).mkdir()
+
+    with pytest.raises(ConfigError, match=f"AD413 .*{reason}"):
+        TokenizerFiles(str(folder))
+
+
+def test_a_tokenizer_that_the_library_cannot_read_is_named(edited: Edit) -> None:
+    folder = edited({"tokenizer.json": {"model": {"type": "Nothing"}}})
+
+    with pytest.raises(ConfigError, match=r"AD413 .*tokenizer\.json is no tokenizer"):
+        TokenizerFiles(str(folder)).load()
