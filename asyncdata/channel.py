@@ -186,6 +186,11 @@ class Channel:
                 self.num_ready_bytes -= segment.chunk.num_bytes
         return iter(self._segments)
 
+    def segment(self, number: int) -> Segment | None:
+        """The segment of that number, if it is ready and not forgotten."""
+        index = number - self._first_segment
+        return self._segments[index] if 0 <= index < len(self._segments) else None
+
     def remembers(self, head: int) -> bool:
         """Whether :meth:`segments` can still go back to number ``head``."""
         return self._first_segment <= head

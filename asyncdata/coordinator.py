@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from asyncdata.buffer import choose, first_in_first_out, validate_groups, without
-from asyncdata.channel import Channel, Failure
-from asyncdata.delivery import BadRowStop, Delivery, deliver
+from asyncdata.channel import Channel, Failure, Run
+from asyncdata.delivery import BadRowStop, Delivery, Piece, advanced, deliver
 from asyncdata.errors import BadRowError, EndOfData, LoaderClosedError
-from asyncdata.ledger import Lease, Ledger, Returned, lease_key
+from asyncdata.ledger import Counters, Lease, Ledger, Returned, lease_key
+from asyncdata.request import DeliveryRules, Request, State
 from asyncdata.types import Position, Sample
 
 if TYPE_CHECKING:
@@ -28,40 +29,9 @@ if TYPE_CHECKING:
     from asyncdata.channel import Bad, Entry
     from asyncdata.columns import Chunk
 
-__all__ = ("Coordinator", "DeliveryRules", "Request")
+__all__ = ("Coordinator",)
 
 _structs = msgspec.structs
-
-
-class DeliveryRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a delivery obeys; each field is a knob of the loader."""
-
-    capacity: int
-    max_ready_bytes: int
-    samples_per_group: int = 1
-    epochs: int | None = None
-    drop_last: bool = False
-    bad_row_stops: bool = True
-    max_bad_rows: int | None = None
-    commit_on_ack: bool = False
-
-
-class Request:
-    """A caller's wish for ``num_groups`` groups, kept while it waits.
-
-    :param last_epoch: do not go beyond this epoch; fewer groups may come then.
-    :ivar wake: called, from any thread, when it is worth polling again.
-    :ivar chosen: what the buffer filter chose; it stays in the buffer until the request is served.
-    """
-
-    __slots__ = ("chosen", "commit", "last_epoch", "num_groups", "wake")
-
-    def __init__(self, num_groups: int, last_epoch: int | None = None) -> None:
-        self.num_groups = num_groups
-        self.last_epoch = last_epoch
-        self.wake: Callable[[], object] = bool
-        self.chosen: list[Returned] | None = None
-        self.commit: tuple[Ledger, Ledger] | None = None
 
 
 class Coordinator:
@@ -79,7 +49,7 @@ class Coordinator:
         quarantine: Callable[[BadRowError], object] = bool,
     ) -> None:
         self.rules = rules
-        self.ledger = Ledger()
+        self._state = State(Ledger())
         self.on_room: Callable[[], object] = bool
         self.channel = self._new_channel()
         self._filter = buffer_filter
@@ -89,7 +59,49 @@ class Coordinator:
         self._closed = ""
         self._wanted_room = 0
 
+    @property
+    def ledger(self) -> Ledger:
+        """What is delivered."""
+        ledger, run, num_taken = self._state
+        if run is None or num_taken == 0:
+            return ledger
+
+        return advanced(ledger, run, num_taken, self.rules.samples_per_group)
+
+    @property
+    def _num_taken(self) -> int:
+        return self._state.ledger.taken + self._state.num_taken
+
     # The caller's side.
+
+    def take_ready(self, num_groups: int, last_epoch: int | None = None) -> list[Sample] | None:
+        """What :meth:`poll` would give, if that is the middle of a run of samples; the way of nearly every batch."""
+        before = after = self._state
+        ledger, run, num_taken = before
+        if run is None or ledger.buffer or self._requests or self._closed or self.rules.commit_on_ack:
+            return None
+
+        try:
+            with self._lock:
+                start = run.start + ledger.offset + num_taken
+                stop = start + num_groups
+                if self._state is not before or stop >= run.stop:
+                    return None
+
+                if last_epoch is not None and run.chunk.first.epoch > last_epoch:
+                    return None
+
+                counters = ledger.counters
+                samples: list[Sample] = []
+                self._make_samples(Piece(run.chunk, start, stop, counters.num_groups + num_taken), counters, samples)
+                after = State(ledger, run, num_taken + num_groups)
+                self._state = after  # the commit: one assignment, which an interrupt finds done or not done
+                self._offer_room()
+            return samples
+        except BaseException:
+            if after is not before and self._state is after:
+                self._state = before
+            raise
 
     def poll(self, request: Request) -> list[Sample] | None:
         """The samples of the groups asked for, group after group, committed; None while they are not ready.
@@ -120,8 +132,8 @@ class Coordinator:
         """The caller is gone, whatever the reason. A delivery that it cannot have received is taken back."""
         with self._lock:
             before, after = request.commit or (None, None)
-            if before is not None and after is self.ledger and self.channel.remembers(before.head):
-                self.ledger = before
+            if before is not None and after is self._state and self.channel.remembers(before.ledger.head):
+                self._state = before
             self._leave(request)
 
     def _serve(self, request: Request) -> list[Sample] | None:
@@ -129,17 +141,18 @@ class Coordinator:
         if request.chosen is None:
             request.chosen = choose(ledger.buffer, request.num_groups, self._filter)
         last_epoch = self._last_epoch(request)
-        delivery = self._deliver(request.num_groups - len(request.chosen), last_epoch)
+        delivery = self._deliver(ledger, request.num_groups - len(request.chosen), last_epoch)
         if delivery is None:
             return None
 
         if delivery.is_last and self.rules.drop_last:
             delivery, request.chosen = _dropped(delivery), []
         samples = [sample for item in request.chosen for sample in item.group]
-        self._make_samples(delivery, samples)
+        for piece in delivery.pieces:
+            self._make_samples(piece, ledger.counters, samples)
         after = delivery.ledger
         if request.chosen or self.rules.commit_on_ack:
-            after = self._settled(after, request.chosen, samples)
+            after = self._settled(ledger, after, request.chosen, samples)
         self._commit(request, after)
         if delivery.is_last and last_epoch != request.last_epoch:
             request.commit = None  # the groups are in the error: delivered
@@ -160,11 +173,11 @@ class Coordinator:
 
         return epochs - 1
 
-    def _deliver(self, num_groups: int, last_epoch: int | None) -> Delivery | None:
+    def _deliver(self, ledger: Ledger, num_groups: int, last_epoch: int | None) -> Delivery | None:
         try:
             delivery = deliver(
-                self.channel.segments(self.ledger.head),
-                self.ledger,
+                self.channel.segments(ledger.head),
+                ledger,
                 num_groups,
                 samples_per_group=self.rules.samples_per_group,
                 last_epoch=last_epoch,
@@ -179,24 +192,23 @@ class Coordinator:
                 self._quarantine(_bad_row_error(bad))
         return delivery
 
-    def _make_samples(self, delivery: Delivery, samples: list[Sample]) -> None:
+    def _make_samples(self, piece: Piece, before: Counters, samples: list[Sample]) -> None:
         """The hot line of the library: one C call makes a batch; tokens and text stay packed until they are touched."""
         size = self.rules.samples_per_group
-        counters = self.ledger.counters
-        for chunk, start, stop, group in delivery.pieces:
-            index = counters.num_samples + (group - counters.num_groups) * size
-            num_groups = stop - start
-            if size == 1:
-                rows, groups = range(start, stop), range(group, group + num_groups)
-                samples.extend(map(Sample, repeat(chunk), rows, range(index, index + num_groups), groups))
-                continue
+        chunk, start, stop, group = piece
+        num_groups = stop - start
+        index = before.num_samples + (group - before.num_groups) * size
+        if size == 1:
+            rows, groups = range(start, stop), range(group, group + num_groups)
+            samples.extend(map(Sample, repeat(chunk), rows, range(index, index + num_groups), groups))
+            return
 
-            for number in range(num_groups):
-                first = index + number * size
-                row, indices = repeat(start + number), range(first, first + size)
-                samples.extend(map(Sample, repeat(chunk), row, indices, repeat(group + number)))
+        for number in range(num_groups):
+            first = index + number * size
+            row, indices = repeat(start + number), range(first, first + size)
+            samples.extend(map(Sample, repeat(chunk), row, indices, repeat(group + number)))
 
-    def _settled(self, after: Ledger, chosen: list[Returned], samples: list[Sample]) -> Ledger:
+    def _settled(self, before: Ledger, after: Ledger, chosen: list[Returned], samples: list[Sample]) -> Ledger:
         """The ledger without the groups served from the buffer, and with a lease on all that was served."""
         buffer = without(after.buffer, chosen)
         if not (self.rules.commit_on_ack and samples):
@@ -207,13 +219,18 @@ class Coordinator:
         for sample in samples[len(chosen) * size :: size]:
             if sample.position is not None:
                 leased[lease_key([sample])] = sample.position
-        lease = Lease(self.ledger.position, self.ledger.counters, leased)
+        lease = Lease(before.position, before.counters, leased)
         return _structs.replace(after, buffer=buffer, leases=(*after.leases, lease))
 
-    def _commit(self, request: Request, after: Ledger) -> None:
-        request.commit = (self.ledger, after)
-        self.ledger = after  # the commit: one assignment, which an interrupt finds done or not done
-        if self._wanted_room and self.channel.room(after.taken) >= self._wanted_room:
+    def _commit(self, request: Request, ledger: Ledger) -> None:
+        segment = self.channel.segment(ledger.head)
+        after = State(ledger, segment if isinstance(segment, Run) else None)
+        request.commit = (self._state, after)
+        self._state = after  # the commit, as in take_ready
+        self._offer_room()
+
+    def _offer_room(self) -> None:
+        if self._wanted_room and self.channel.room(self._num_taken) >= self._wanted_room:
             self._wanted_room = 0
             self.on_room()
 
@@ -221,7 +238,7 @@ class Coordinator:
         if not self._requests:
             self._requests.append(request)
         self.channel.demand = request.num_groups - len(request.chosen or ())
-        if self._wanted_room and self.channel.room(self.ledger.taken):
+        if self._wanted_room and self.channel.room(self._num_taken):
             self._wanted_room = 0
             self.on_room()
 
@@ -245,13 +262,13 @@ class Coordinator:
                 raise LoaderClosedError(self._closed)
 
             returned = validate_groups(groups, self.rules.samples_per_group, self.ledger.buffer)
-            self.ledger = self.ledger.with_returned(returned)
+            self._state = State(self.ledger.with_returned(returned))
             return len(returned)
 
     def acknowledge(self, keys: Iterable[int] | None) -> None:
         """Groups (None: all) need not be served again."""
         with self._lock:
-            self.ledger = self.ledger.acknowledged(keys)
+            self._state = State(self.ledger.acknowledged(keys))
 
     # The service's side.
 
@@ -260,7 +277,7 @@ class Coordinator:
         rest.
         """
         with self._lock:
-            self.ledger = _structs.replace(change(self.ledger), head=0, offset=0, taken=0)
+            self._state = State(_structs.replace(change(self.ledger), head=0, offset=0, taken=0))
             self.channel = self._new_channel()
             self._wanted_room = 0
             for request in self._requests:
@@ -285,7 +302,7 @@ class Coordinator:
             if channel is not self.channel:
                 return None
 
-            room = channel.room(self.ledger.taken)
+            room = channel.room(self._num_taken)
             if room < min_rows and not (room and self._is_starving()):
                 self._wanted_room = min_rows
                 return None
@@ -326,7 +343,7 @@ class Coordinator:
 
         first, channel = self._requests[0], self.channel
         last_epoch = self._last_epoch(first)
-        is_enough = channel.num_produced - self.ledger.taken >= first.num_groups - len(first.chosen or ())
+        is_enough = channel.num_produced - self._num_taken >= first.num_groups - len(first.chosen or ())
         if is_enough or channel.is_stopped or (last_epoch is not None and channel.ended_epoch >= last_epoch):
             first.wake()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from asyncdata.channel import Segment
     from asyncdata.columns import Chunk
 
-__all__ = ("BadRowStop", "Delivery", "Piece", "deliver")
+__all__ = ("BadRowStop", "Delivery", "Piece", "advanced", "deliver")
 
 POISON_CODES = frozenset({"AD422", "AD423"})
 """Rows that hung or killed their worker. Whether they do so again is not certain, so a snapshot names them."""
@@ -90,6 +90,13 @@ def deliver(
             return walk.result(is_last=walk.need > 0)
 
     return None if walk.need else walk.result()
+
+
+def advanced(ledger: Ledger, run: Run, num_groups: int, samples_per_group: int) -> Ledger:
+    """The ledger after ``num_groups`` more samples of ``run``, the segment it points to; some of the run is left."""
+    walk = _Walk(ledger, num_groups, samples_per_group, bad_row_stops=True, max_bad_rows=None)
+    walk.step(run)
+    return walk.result().ledger
 
 
 class _Walk:

@@ -6,19 +6,20 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import structlog
 
 from asyncdata import snapshot as snapshots
 from asyncdata.buffer import first_in_first_out
 from asyncdata.config import num_usable_cpus
-from asyncdata.coordinator import Coordinator, DeliveryRules
+from asyncdata.coordinator import Coordinator
 from asyncdata.diagnostics import Statistics, explain_timeout
 from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotError
 from asyncdata.executors.base import InlineExecutor
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.ledger import Counters, Lease, Ledger, Returned, lease_key
+from asyncdata.log import get_logger
 from asyncdata.order import Order, Shuffle
 from asyncdata.quarantine import Quarantine
+from asyncdata.request import DeliveryRules
 from asyncdata.service import Service
 from asyncdata.snapshot import Snapshot
 from asyncdata.sources.base import Source
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Engine",)
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _SLACK_BYTES = 8 * 1024
 """Read beyond a block, so that most rows that cross its end need no second read."""
 _MAX_WORKERS = 8

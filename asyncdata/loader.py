@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
-import structlog
 
 from asyncdata import snapshot as snapshots
 from asyncdata.config import Knobs, LoaderConfig
-from asyncdata.coordinator import Request
 from asyncdata.engine import Engine
 from asyncdata.errors import ConfigError, LoaderClosedError
 from asyncdata.iteration import AsyncEpoch, Epoch
 from asyncdata.ledger import lease_key
 from asyncdata.loops import call_soon_in_this_loop
+from asyncdata.request import Request
 from asyncdata.types import Sample
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from asyncdata.types import Group, Position
 
 __all__ = ("AsyncDataLoader", "DataLoader")
-
-_log = structlog.get_logger(__name__)
 
 
 class _Loader:
@@ -107,8 +104,7 @@ class _Loader:
 
         :raises SnapshotError: if it could not be written; the previous file is whole, and nothing half-written stays.
         """
-        num_bytes = snapshots.save(path, self._engine.snapshot())
-        _log.info("snapshot.saved", path=str(path), num_bytes=num_bytes)
+        snapshots.save(path, self._engine.snapshot())
 
     def restore(self, path: str | os.PathLike[str], *, allow_changed: Collection[str] = ()) -> None:
         """As :meth:`load_state_dict`, from a file that :meth:`save` wrote."""
@@ -169,8 +165,7 @@ class _Loader:
 
     # What a call does, but for the waiting.
 
-    def _begin(self, num_groups: int, last_epoch: int | None = None) -> Request:
-        self._check()
+    def _begin(self, num_groups: int, last_epoch: int | None) -> Request:
         if not self._engine.service.is_started:
             self._engine.service.start()
         return Request(num_groups, last_epoch)
@@ -252,6 +247,11 @@ class DataLoader(_Loader):
         return self._regroup(self._take(_check_num_groups(num_groups), None, timeout_s))
 
     def _take(self, num_groups: int, last_epoch: int | None, timeout_s: float | None = None) -> list[Sample]:
+        self._check()
+        samples = self._engine.coordinator.take_ready(num_groups, last_epoch)
+        if samples is not None:
+            return samples
+
         request = self._begin(num_groups, last_epoch)
         try:
             samples = self._engine.coordinator.poll(request)
@@ -316,6 +316,11 @@ class AsyncDataLoader(_Loader):
         return self._regroup(await self._take(_check_num_groups(num_groups), None, timeout_s))
 
     async def _take(self, num_groups: int, last_epoch: int | None, timeout_s: float | None = None) -> list[Sample]:
+        self._check()
+        samples = self._engine.coordinator.take_ready(num_groups, last_epoch)
+        if samples is not None:
+            return samples
+
         request = self._begin(num_groups, last_epoch)
         try:
             samples = self._engine.coordinator.poll(request)

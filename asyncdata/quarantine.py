@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-import structlog
+from asyncdata.log import get_logger
 
 if TYPE_CHECKING:
     from asyncdata.config import LoaderConfig
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Quarantine", "record_of")
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Quarantine:

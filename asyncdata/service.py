@@ -14,10 +14,10 @@ import weakref
 from typing import TYPE_CHECKING
 
 import anyio
-import structlog
 
 from asyncdata.channel import Failure
 from asyncdata.errors import AsyncDataError, LoaderForkedError, WorkerError
+from asyncdata.log import get_logger
 from asyncdata.loops import call_soon_in_this_loop
 from asyncdata.producer import Producer
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Service",)
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
 
 
@@ -118,6 +118,7 @@ class Service:
     def _run(self) -> None:
         backend, options = ("asyncio", {"use_uvloop": True}) if self._backend == "uvloop" else (self._backend, {})
         try:
+            self._executor.prepare(self._order.max_window_blocks * self._job.stride)
             anyio.run(self._main, backend=backend, backend_options=options)
         except BaseException as error:  # a fault of ours: whoever waits must hear of it
             _log.exception("service.failed")
@@ -136,9 +137,8 @@ class Service:
             group.cancel_scope.cancel()
 
     async def _run_executor(self) -> None:
-        num_blocks = self._order.max_window_blocks
         try:
-            await self._executor.run(self._job, num_blocks * self._job.stride)
+            await self._executor.run(self._job)
         except AsyncDataError as error:
             self._fail(error)
         except Exception as error:  # for example a tokenize function that cannot be opened in this process

@@ -111,8 +111,12 @@ class Executor(Protocol):
     num_workers: int
     slots: Slots
 
-    async def run(self, job: Job, slot_bytes: int) -> None:
-        """Start, and serve until cancelled.
+    def prepare(self, slot_bytes: int) -> None:
+        """Start what can be started without a loop: while that is imported, workers load their tokenizers."""
+        ...
+
+    async def run(self, job: Job) -> None:
+        """Serve until cancelled.
 
         :raises WorkerError: if workers cannot be started, or die faster than they work.
         """
@@ -155,16 +159,20 @@ class InlineExecutor:
         self.slots = Slots(NUM_SLOTS)
         self._tokenize_fn = tokenize_fn
         self._queue: deque[tuple[Request, OnReply]] = deque()
+        self._memory: list[memoryview] = []
         self._wake = anyio.Event()
         self._began = 0.0
         self._generation = 0
         self._num_rows_done = 0
 
-    async def run(self, job: Job, slot_bytes: int) -> None:
+    def prepare(self, slot_bytes: int) -> None:
+        """As the protocol says."""
+        self._memory = [memoryview(bytearray(slot_bytes)) for _ in range(NUM_SLOTS)]
+
+    async def run(self, job: Job) -> None:
         """As the protocol says."""
         tokenizer = await anyio.to_thread.run_sync(open_tokenize_fn, self._tokenize_fn)
-        slots = [memoryview(bytearray(slot_bytes)) for _ in range(NUM_SLOTS)]
-        handler = Handler(job, slots, tokenizer, self._progress)
+        handler = Handler(job, self._memory, tokenizer, self._progress)
         try:
             while True:
                 await self._wake.wait()

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import anyio.to_thread
-import structlog
 
 from asyncdata.errors import WorkerError
 from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState
 from asyncdata.executors.spawn import Spawner, WorkerProcess
+from asyncdata.log import get_logger
 from asyncdata.wire import Failed, Ready, decode_reply, frame
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ("ProcessExecutor",)
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _WINDOW = 2
 """Requests a worker has at a time: one to work on, and one so that it need not wait for the next."""
 _MAX_STARTS = 3
@@ -76,15 +76,25 @@ class ProcessExecutor:
         self.num_workers = num_workers
         self.slots = Slots(NUM_SLOTS)
         self._row_timeout_s = row_timeout_s
+        self._spawner: Spawner | None = None
+        self._born: list[WorkerProcess] = []
         self._queue: deque[_Call] = deque()
         self._workers: dict[int, _Worker] = {}
         self._next_id = 1
         self._num_restarts = 0
         self._num_lost_in_a_row = 0
 
-    async def run(self, job: Job, slot_bytes: int) -> None:
+    def prepare(self, slot_bytes: int) -> None:
         """As the protocol says. The calling thread must live as long as the workers shall: they die with it."""
-        with Spawner(self.num_workers, slot_bytes, NUM_SLOTS) as spawner:
+        self._spawner = Spawner(self.num_workers, slot_bytes, NUM_SLOTS)
+        self._born = [self._spawner.spawn(number) for number in range(self.num_workers)]
+
+    async def run(self, job: Job) -> None:
+        """As the protocol says; in the thread that has called :meth:`prepare`."""
+        if self._spawner is None:
+            raise WorkerError("prepare() has not been called")
+
+        with self._spawner as spawner:
             try:
                 async with anyio.create_task_group() as group:
                     for number in range(self.num_workers):
@@ -94,9 +104,11 @@ class ProcessExecutor:
 
     async def _keep(self, spawner: Spawner, number: int, job: bytes) -> None:
         """Worker ``number``, again and again."""
-        num_starts = 0
+        num_starts = num_lives = 0
         while True:
-            worker = _Worker(spawner.spawn(number))
+            born = [process for process in self._born if process.number == number and num_lives == 0]
+            worker = _Worker(born[0] if born else spawner.spawn(number))
+            num_lives += 1
             self._workers[number] = worker
             try:
                 lost = await self._converse(worker, job)
@@ -137,7 +149,6 @@ class ProcessExecutor:
             raise WorkerError(f"a worker began with {type(reply).__name__}; it is out of step")
 
         worker.is_ready = True
-        _log.debug("worker.ready", worker=worker.process.number, pid=worker.process.pid)
         self._dispatch()
 
     async def _answer_until_late(self, worker: _Worker) -> bool:

@@ -14,10 +14,10 @@ import weakref
 from typing import TYPE_CHECKING
 
 import anyio
-import structlog
 
 from asyncdata.executors.connection import Connection
 from asyncdata.executors.worker import PROGRESS, PROGRESS_BYTES
+from asyncdata.log import get_logger
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Spawner", "WorkerProcess")
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _BOOT = """\
 import json, sys
 arguments = json.loads(sys.argv[1])
