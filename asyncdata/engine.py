@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from asyncdata.config import LoaderConfig
     from asyncdata.executors.base import Executor
 
+    Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
 __all__ = ("Engine",)
 
 _log = get_logger(__name__)
@@ -53,15 +56,14 @@ class Engine:
 
     def __init__(
         self,
-        source: Source | str | Sequence[str],
+        source: Source | Paths,
         tokenize_fn: TokenizeFn | Callable[..., Any] | str,
         buffer_filter: BufferFilter | str | None,
         config: LoaderConfig,
     ) -> None:
         self.config = config
         shuffle = config.shuffle if isinstance(config.shuffle, Shuffle) else Shuffle(enabled=config.shuffle)
-        described = source if isinstance(source, Source) else JsonlSource(_paths(source))
-        self._files = described.open(shuffle.block_bytes)
+        self._files = _described(source).open(shuffle.block_bytes)
         self._order = Order(shuffle, config.seed, self._files.num_blocks)
         function = resolve_path(tokenize_fn) if isinstance(tokenize_fn, str) else tokenize_fn
         self._function = function.resolve() if isinstance(function, TokenizeFn) else function
@@ -197,14 +199,18 @@ class Engine:
         return PrefetchTimeoutError(message, diagnosis)
 
 
-def _paths(source: str | Sequence[str]) -> str | list[str]:
-    return (
-        source
-        if isinstance(source, str)
-        else [str(path) for path in source]
-        if isinstance(source, list)
-        else str(source)
-    )
+def _described(source: Source | Paths) -> Source:
+    # In this order: a Path has an open(), as a Source has.
+    if isinstance(source, str | os.PathLike):
+        return JsonlSource(os.fspath(source))
+
+    if isinstance(source, list | tuple):
+        return JsonlSource([os.fspath(path) for path in source])
+
+    if not isinstance(source, Source):
+        raise ConfigError(f"a source is a path, a list of paths, or a JsonlSource; got {type(source).__name__}")
+
+    return source
 
 
 def _filter(buffer_filter: BufferFilter | str | None) -> BufferFilter:

@@ -26,12 +26,13 @@ from asyncdata.types import Sample
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from types import TracebackType
     from typing import Self, Unpack
 
     from asyncdata.buffer import BufferFilter
     from asyncdata.diagnostics import Statistics
+    from asyncdata.engine import Paths
     from asyncdata.sources.base import Source
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.types import Group, Position
@@ -44,7 +45,7 @@ class _Loader:
 
     def __init__(
         self,
-        source: Source | str | Sequence[str],
+        source: Source | Paths,
         *,
         tokenize_fn: TokenizeFn | Callable[..., Any] | str,
         collate_fn: Callable[[list[Sample]], Any] | None = None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,7 +28,9 @@ def call_soon_in_this_loop() -> Callable[[Callable[[], object]], object]:
 
     import asyncio
 
-    return _quietly(asyncio.get_running_loop().call_soon_threadsafe, RuntimeError)
+    # In this task's context: that of the calling thread does not tell anyio which loop it is in.
+    in_context = partial(asyncio.get_running_loop().call_soon_threadsafe, context=contextvars.copy_context())
+    return _quietly(in_context, RuntimeError)
 
 
 def _quietly(

@@ -10,13 +10,14 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from asyncdata.errors import WorkerError
 from asyncdata.executors.handler import Handler
 from asyncdata.tokenization.base import open_tokenize_fn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.tokenization.base import TokenizeFn
+    from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn
     from asyncdata.wire import Job, Reply, Request
 
 __all__ = ("Crashed", "Executor", "ExecutorStatistics", "InlineExecutor", "OnReply", "Slots", "WorkerState")
@@ -171,7 +172,7 @@ class InlineExecutor:
 
     async def run(self, job: Job) -> None:
         """As the protocol says."""
-        tokenizer = await anyio.to_thread.run_sync(open_tokenize_fn, self._tokenize_fn)
+        tokenizer = await anyio.to_thread.run_sync(_open, self._tokenize_fn)
         handler = Handler(job, self._memory, tokenizer, self._progress)
         try:
             while True:
@@ -216,3 +217,10 @@ class InlineExecutor:
         busy_s = time.monotonic() - self._began if self._began else 0.0
         state = WorkerState(state="busy" if self._began else "idle", busy_s=busy_s, num_rows_done=self._num_rows_done)
         return ExecutorStatistics(workers=[state], num_queued=len(self._queue))
+
+
+def _open(fn: TokenizeFn | Callable[..., Any]) -> BatchTokenizer:
+    try:
+        return open_tokenize_fn(fn)
+    except BaseException as error:  # also SystemExit, as in a worker process
+        raise WorkerError(f"AD426 the tokenize function cannot be opened: {error!r}") from error

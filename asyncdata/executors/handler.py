@@ -91,7 +91,7 @@ class Handler:
         try:
             out = ColumnWriter(self._progress, good if too_long else None)
             self._tokenizer([rows[row] for row in good] if too_long else rows, out)
-        except Exception:
+        except BaseException:  # a panic in Rust is no Exception
             # One row upset the whole batch. Row by row, only that one is bad.
             out = ColumnWriter(self._progress)
             for row in good:
@@ -106,7 +106,7 @@ class Handler:
         self._progress(row)
         try:
             self._tokenizer([raw], one)
-        except Exception as error:
+        except BaseException as error:
             trace = traceback.format_exc()
             out.fail_at(row, RowFault("AD421", f"the tokenizer raised {error!r}", raw, trace))
             return

@@ -113,6 +113,7 @@ class ProcessExecutor:
             try:
                 lost = await self._converse(worker, job)
                 num_starts = 0 if worker.is_ready else num_starts + 1
+                worker.is_ready = False  # or what is submitted from here on could go to the dead
                 await self._reap(worker)
                 self._check_health(worker, lost, num_starts)
                 self._recover(worker, lost)
@@ -143,7 +144,7 @@ class ProcessExecutor:
         _, body = await worker.process.connection.receive()
         reply = decode_reply(body)
         if isinstance(reply, Failed):
-            raise WorkerError(f"AD426 a worker cannot start: {reply.message}\n{reply.traceback}".rstrip())
+            raise WorkerError(f"{reply.message}\n{reply.traceback}".rstrip())
 
         if not isinstance(reply, Ready):
             raise WorkerError(f"a worker began with {type(reply).__name__}; it is out of step")

@@ -186,4 +186,5 @@ class WorkerProcess:
         if status is None:
             return "still running"
 
-        return signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        names = {number.value: number.name for number in signal.Signals}  # not all of the real-time signals
+        return names.get(-status, f"signal {-status}") if status < 0 else f"exit status {status}"

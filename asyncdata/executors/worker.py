@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import io
 import mmap
 import os
 import signal
@@ -32,6 +33,8 @@ _PR_SET_PDEATHSIG = 1
 def main(number: int, parent: int, sock_fd: int, alive_fd: int, progress_fd: int, slot_fds: list[int]) -> None:
     """Run worker ``number`` of the process ``parent``, with the descriptors it was born with."""
     _die_with(parent, alive_fd)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # into a pipe, what a user prints would come late, or never
     sock = socket.socket(fileno=sock_fd)
     page = mmap.mmap(progress_fd, 0)  # our own memory, not a file of the user's
     slots = [memoryview(mmap.mmap(fd, 0)) if os.fstat(fd).st_size else memoryview(b"") for fd in slot_fds]
@@ -89,7 +92,8 @@ def _open(sock: socket.socket, job: Job, slots: list[memoryview], progress: _Pro
 
         tokenizer = open_spec(job.tokenize)
     except BaseException as error:  # also SystemExit: whatever a user's module does at import
-        sock.sendall(frame(0, Failed("WorkerError", f"{error}", traceback.format_exc())))
+        message = f"AD426 the tokenize function cannot be opened: {error!r}"
+        sock.sendall(frame(0, Failed("WorkerError", message, traceback.format_exc())))
         raise EOFError from error
 
     sock.sendall(frame(0, Ready(os.getpid())))

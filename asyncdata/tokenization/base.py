@@ -8,12 +8,12 @@ A plain function of rows is accepted in place of a description; :class:`Function
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import traceback
 from array import array
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
-
-import msgspec
 
 from asyncdata.errors import ConfigError
 from asyncdata.tokenization.rows import RowFault, decode_object
@@ -179,7 +179,7 @@ class FunctionTokenizer:
         """One call for all rows. Where it raises, row by row, so that the one to blame is named."""
         try:
             results = list(self._function([value for _, value in decoded])) if decoded else []
-        except Exception:  # a user's function may raise anything
+        except BaseException:  # a user's function may raise anything, and call exit()
             results = None
         if results is not None and len(results) == len(decoded):
             for (row, _), result in zip(decoded, results, strict=True):
@@ -202,7 +202,7 @@ class FunctionTokenizer:
             result = self._function(argument)
             if self._batched:
                 (result,) = result
-        except Exception as error:  # as above
+        except BaseException as error:  # as above
             out.fail(row, RowFault("AD421", f"the tokenize function raised {error!r}", raw, _user_traceback(error)))
             return
 
@@ -210,12 +210,12 @@ class FunctionTokenizer:
 
     def _write(self, row: int, result: Any, raw: Buffer, out: ColumnWriter) -> None:
         if result is None or isinstance(result, str):
-            out.drop(row, result or "tokenize_fn")
+            out.drop(row, (result or "tokenize_fn").encode("ascii", "backslashreplace").decode())
             return
 
         try:
             tokens, columns = _unpack(result)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             out.fail(row, RowFault("AD425", f"the tokenize function returned what is no sample: {error}", raw))
             return
 
@@ -223,24 +223,27 @@ class FunctionTokenizer:
 
 
 def _unpack(result: Any) -> tuple[array[int], dict[str, bytes]]:
-    fields = dict(result) if isinstance(result, dict) else {"input_ids": result}
+    fields = dict(result) if isinstance(result, Mapping) else {"input_ids": result}
     if "input_ids" not in fields:
         raise TypeError(f"a dict without 'input_ids': it has {sorted(map(str, fields))}")
 
     ids = fields.pop("input_ids")
-    if isinstance(ids, str) or not (hasattr(ids, "tolist") or hasattr(ids, "__iter__")):
+    if isinstance(ids, str | bytes | bytearray) or not (hasattr(ids, "tolist") or hasattr(ids, "__iter__")):
         raise TypeError(f"{type(ids).__name__}; need a list of token ids, or a dict with 'input_ids'")
 
     tokens = array("i", ids.tolist() if hasattr(ids, "tolist") else ids)
     if len(tokens) and min(tokens) < 0:
         raise ValueError(f"token id {min(tokens)} is negative")
 
-    columns = {
-        name: msgspec.json.encode(fields.pop(name)) for name in ("prompt", "label", "metadata") if name in fields
-    }
+    columns = {name: _json(fields.pop(name)) for name in ("prompt", "label", "metadata") if name in fields}
     if fields:
-        columns["extra"] = msgspec.json.encode(fields)
+        columns["extra"] = _json(fields)
     return tokens, columns
+
+
+def _json(value: Any) -> bytes:
+    """JSON that keeps NaN and lone surrogates, as rows may have them too."""
+    return json.dumps(value).encode("ascii")
 
 
 def _user_traceback(error: BaseException) -> str:
@@ -275,6 +278,9 @@ def describe(fn: TokenizeFn | Callable[..., Any]) -> TokenizeSpec:
 
     :raises ConfigError: for a lambda, a closure, or anything defined in ``__main__``, which a worker cannot import.
     """
+    if isinstance(fn, type) and isinstance(fn, TokenizeFn):
+        raise ConfigError(f"tokenize_fn is the class {fn.__name__}; pass an instance: {fn.__name__}(...)")
+
     owner = type(fn) if isinstance(fn, TokenizeFn) else fn
     module, name = getattr(owner, "__module__", None), getattr(owner, "__qualname__", None)
     if module is None or name is None:

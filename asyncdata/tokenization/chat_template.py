@@ -6,7 +6,6 @@ Import it only where a template is used: Jinja adds to a worker's start.
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
@@ -20,6 +19,7 @@ from asyncdata.tokenization.rows import RowFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from datetime import datetime
     from types import TracebackType
 
     from jinja2.parser import Parser
@@ -37,16 +37,25 @@ class ChatTemplate:
 
     :param source: the template's text.
     :param variables: what it always sees: the special tokens, and the user's own.
-    :raises ConfigError: if it is no valid template.
+    :param today: what ``strftime_now`` takes for the time. The clock's would make other tokens of a row tomorrow.
+    :raises ConfigError: if it is no valid template, or needs ``today``.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+    def __init__(self, source: str, variables: Mapping[str, Any], today: datetime | None = None) -> None:
+        if "strftime_now" in source and today is None and "date_string" not in variables:
+            raise ConfigError(
+                "AD411 the chat template writes today's date, so that its tokens would change at midnight; fix it: "
+                "PromptTokenizeFn(today='2026-01-31'), or chat_template_kwargs={'date_string': '31 Jan 2026'}"
+            )
+
         try:
             self._template = _environment().from_string(source)
         except TemplateSyntaxError as error:
             raise ConfigError(f"AD411 the chat template's line {error.lineno} is no Jinja: {error.message}") from error
 
         self._variables = {"documents": None, "add_generation_prompt": False, **variables}
+        if today is not None:
+            self._variables.setdefault("strftime_now", today.strftime)
 
     def render(self, messages: Iterable[Message], tools: list[Message] | None = None) -> str:
         """The chat as text.
@@ -154,7 +163,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
+    raise TemplateError("it asks for today's date; give one: PromptTokenizeFn(today='2026-01-31')")
 
 
 def _tojson(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
@@ -50,7 +51,7 @@ class PromptTokenizeFn(_OfTokenizer, frozen=True, kw_only=True, forbid_unknown_f
 
     A prompt of no tokens is dropped as ``empty_prompt``, one of more than ``max_length`` tokens as ``max_length``.
 
-    :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
+    :param tokenizer: a folder with ``tokenizer.json`` (a path object will do), or a name on the Hugging Face hub.
     :param prompt_key: where a row has its prompt: a string, or a list of messages with ``role`` and ``content``.
     :param label_key: where it has its label, any JSON value; every row must have one. None: no labels.
     :param metadata_key: where it may have metadata. None: no metadata.
@@ -59,6 +60,8 @@ class PromptTokenizeFn(_OfTokenizer, frozen=True, kw_only=True, forbid_unknown_f
         string.
     :param chat_template: a template's text, or the name of one of the tokenizer's, in place of its own choice.
     :param chat_template_kwargs: variables for the template, such as ``enable_thinking``; JSON values.
+    :param today: the date, as 2026-01-31, that a template is told when it asks for today's. The clock's would make
+        other tokens of the same row tomorrow.
     :param add_special_tokens: what the tokenizer adds around plain text. A template writes its own.
     :param max_length: the longest prompt that is kept, in tokens.
     :param revision: the hub's branch, tag or commit.
@@ -75,6 +78,7 @@ class PromptTokenizeFn(_OfTokenizer, frozen=True, kw_only=True, forbid_unknown_f
     apply_chat_template: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
+    today: str | None = None
     add_special_tokens: bool = False
     max_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
     revision: str | None = None
@@ -88,8 +92,13 @@ class PromptTokenizeFn(_OfTokenizer, frozen=True, kw_only=True, forbid_unknown_f
                 "add_special_tokens=True is for plain text: a chat template writes its special tokens itself"
             )
 
-        if not self.apply_chat_template and (self.chat_template is not None or self.chat_template_kwargs):
-            raise ConfigError("chat_template and chat_template_kwargs do nothing without apply_chat_template=True")
+        if not self.apply_chat_template and (self.chat_template or self.chat_template_kwargs or self.today):
+            raise ConfigError(
+                "chat_template, chat_template_kwargs and today do nothing without apply_chat_template=True"
+            )
+
+        if self.today is not None:
+            _date(self.today)
 
         if taken := sorted(_ARGUMENTS & set(self.chat_template_kwargs)):
             raise ConfigError(
@@ -168,7 +177,15 @@ def _compile(fn: PromptTokenizeFn, files: TokenizerFiles) -> _Templates:
 
     variables = {"add_generation_prompt": True, **files.special_tokens, **fn.chat_template_kwargs}
     texts = choose_templates(files.chat_templates, fn.chat_template)
-    return _Templates(*(ChatTemplate(text, variables) for text in texts))
+    today = None if fn.today is None else _date(fn.today)
+    return _Templates(*(ChatTemplate(text, variables, today) for text in texts))
+
+
+def _date(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(f"today is a date such as 2026-01-31, got {text!r}") from error
 
 
 class _Tools(NamedTuple):

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pickle
+import secrets
 import stat
 import time
 import zipfile
@@ -459,6 +460,36 @@ class TestWhatSaveCannotDo:
         save(tmp_path / "s", FULL)
         assert (load(tmp_path / "s"), load(tmp_path / "s.1"), names(tmp_path)) == (FULL, LEAST, ["s", "s.1"])
 
+    def test_a_link_refused_for_another_reason_leaves_all_as_it_was(self, tmp_path, monkeypatch):
+        save(tmp_path / "s", LEAST)
+        monkeypatch.setattr(os, "link", fail(errno.EIO))
+
+        with pytest.raises(SnapshotError, match=r"Input/output error; the previous snapshot is kept as s$"):
+            save(tmp_path / "s", FULL)
+        assert (load(tmp_path / "s"), names(tmp_path)) == (LEAST, ["s"])
+
+    def test_a_save_that_failed_at_the_last_moment_costs_no_older_one(self, tmp_path, monkeypatch):
+        for number in range(2):
+            save(tmp_path / "s", Snapshot(position=(number, 0, 0)))
+        replace = os.replace
+        monkeypatch.setattr(os, "replace", lambda a, b: fail(errno.EIO)() if b.endswith("/s") else replace(a, b))
+        for _ in range(3):
+            with pytest.raises(SnapshotError, match="AD601"):
+                save(tmp_path / "s", Snapshot(position=(2, 0, 0)))
+        monkeypatch.undo()
+        save(tmp_path / "s", Snapshot(position=(2, 0, 0)))
+
+        assert [load(tmp_path / name).position[0] for name in names(tmp_path)] == [2, 1, 0]
+
+    def test_a_file_in_the_way_is_not_written_through(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(secrets, "token_hex", lambda _: "0123abcd")
+        (tmp_path / "precious").write_bytes(b"precious")
+        (tmp_path / f".s.{os.getpid()}.0123abcd.tmp").hardlink_to(tmp_path / "precious")
+
+        with pytest.raises(SnapshotError, match="AD601 .* File exists"):
+            save(tmp_path / "s", FULL)
+        assert (tmp_path / "precious").read_bytes() == b"precious"
+
     def test_a_folder_that_cannot_be_synced_is_told_as_such(self, tmp_path, monkeypatch):
         save(tmp_path / "s", LEAST)
         fsync = os.fsync
@@ -475,11 +506,11 @@ class TestWhatSaveCannotDo:
         assert names(tmp_path) == ["s", "s.1", "s.2"]
 
     def test_what_killed_processes_left_is_removed_once_it_is_an_hour_old(self, tmp_path):
-        old, young = ".s.77.0123abcd.tmp", ".s.78.0123abcd.tmp"
+        old, young, half_an_hour = ".s.77.0123abcd.tmp", ".s.78.0123abcd.tmp", time.time() - 1800
         kept = [".other.77.0123abcd.tmp", ".s.77.tmp", ".s.my.77.0123abcd.tmp", young]
         for name in (old, ".s.77.0123abcd.old.tmp", *kept):
             (tmp_path / name).write_bytes(b"half")
-            os.utime(tmp_path / name, (0, 0) if name != young else None)
+            os.utime(tmp_path / name, (0, 0) if name != young else (half_an_hour, half_an_hour))
         save(tmp_path / "s", FULL)
 
         assert names(tmp_path) == sorted([*kept, "s"])
@@ -622,7 +653,7 @@ class TestDamage:
 
     @pytest.mark.parametrize(
         "raw",
-        [b"\xdf\xff\xff\xff\xff", b"\x91" * 5000 + b"\x90", b"\xc0", b"\x80", b"\xa2\xff\xff"],
+        [b"\xdf\xff\xff\xff\xff", b"\x81\xa1x" + b"\x91" * 60_000 + b"\x90", b"\xc0", b"\x80", b"\xa2\xff\xff"],
     )
     def test_a_crafted_header_is_refused(self, tmp_path, raw):
         (tmp_path / "s").write_bytes(b"ADSNAP1\n" + len(raw).to_bytes(4, "little") + raw)

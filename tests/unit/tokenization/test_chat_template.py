@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncdata.errors import ConfigError
-from asyncdata.tokenization import chat_template
 from asyncdata.tokenization.chat_template import ChatTemplate, choose_templates
 from asyncdata.tokenization.rows import RowFault
 
@@ -136,16 +135,19 @@ def test_messages_and_tools_are_left_as_they_were() -> None:
     assert message == {"role": "user", "content": None, "reasoning": "x"}
 
 
-def test_the_date_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Clock(datetime.datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> Clock:
-            return cls(2024, 7, 26)
+def test_a_template_that_asks_for_the_date_is_told_the_one_that_was_given() -> None:
+    today = datetime.datetime(2024, 7, 26)
 
-    monkeypatch.setattr(chat_template, "datetime", Clock)
+    assert ChatTemplate("{{ strftime_now('%d %b %Y') }}", {}, today).render([]) == "26 Jul 2024"
+    assert ChatTemplate("{{ strftime_now(format='%Y') }}", {}, today).render([]) == "2024"
 
-    assert ChatTemplate("{{ strftime_now('%d %b %Y') }}", {}).render([]) == "26 Jul 2024"
-    assert ChatTemplate("{{ strftime_now(format='%Y') }}", {}).render([]) == "2024"
+
+def test_a_template_never_sees_the_clock() -> None:
+    with pytest.raises(ConfigError, match="today="):
+        ChatTemplate("{{ strftime_now('%d %b %Y') }}", {})
+
+    with pytest.raises(RowFault, match="today="):
+        ChatTemplate("{{ strftime_now('%d %b %Y') }}", {"date_string": "26 Jul 2024"}).render([])
 
 
 @pytest.mark.parametrize(

@@ -305,7 +305,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {1: 2}, "apply_chat_template": True}, "chat_template_kwargs={1: 2}"),
     ({"chat_template_kwargs": {"a": (1,)}, "apply_chat_template": True}, "chat_template_kwargs must be JSON values"),
     (
-        {"chat_template_kwargs": {"a": object()}, "apply_chat_template": True},
+        {"chat_template_kwargs": {"a": len}, "apply_chat_template": True},
         "chat_template_kwargs must be JSON values",
     ),
     (

@@ -1,0 +1,8 @@
+"""``python -m asyncdata``."""
+
+import sys
+
+from asyncdata.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,328 @@
+"""The command line: commands, options, exit codes. What a command does lies in ``asyncdata.commands``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.commands.output import Output
+from asyncdata.errors import AsyncDataError
+from asyncdata.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ("main", "make_parser")
+
+_ABOUT = "An async, exactly resumable prefetching data loader for LLM post-training."
+_EPILOG = """\
+exit status:
+  0    done
+  1    the library refused, or failed: one message says what, where and the way out
+  2    the command line is wrong
+  130  interrupted by Ctrl-C
+
+Data goes to stdout, everything else to stderr. With --json data is JSON, and so is an error: {"error": {...}}.
+Colours obey NO_COLOR; without a terminal there are none.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status.
+
+    :param argv: the arguments; None for those of this process.
+    :raises SystemExit: with status 2 for a wrong command line, with 0 after ``--help``.
+    """
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    _check(args, parser)
+    output = Output(as_json=args.json)
+    try:
+        return int(args.run(args, output))
+    except KeyboardInterrupt:
+        output.say("\ninterrupted", "yellow")
+        return 130
+    except BrokenPipeError:  # whoever read has had enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (AsyncDataError, OSError) as error:
+        _report(error, output)
+        return 1
+
+
+def _report(error: Exception, output: Output) -> None:
+    name = type(error).__name__
+    if output.as_json:
+        output.json({"error": {"type": name, "message": str(error)}})
+    output.say(f"asyncdata: {name}: {error}", "red")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="asyncdata", description=_ABOUT, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"asyncdata {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_demo(commands)
+    _add_run(commands)
+    _add_order(commands)
+    _add_sample(commands)
+    _add_snapshot(commands)
+    return parser
+
+
+def _command(commands: Any, name: str, run: Callable[..., int], about: str, more: str = "") -> argparse.ArgumentParser:
+    """A command with the options that all of them have."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=about, description=f"{about[0].upper()}{about[1:]}. {more}".rstrip(), allow_abbrev=False
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON to stdout")
+    parser.add_argument("--verbose", action="store_true", help="log every event to stderr, not only warnings")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_demo(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "demo",
+        _demo,
+        "kill a run with SIGKILL, resume it, and prove that nothing was lost, repeated or reordered",
+        "The data are questions about the docstrings of this Python's standard library, the tokenizer is one that comes "
+        "with asyncdata; nothing is downloaded. Exit status 1 if the two sequences differ.",
+    )
+    parser.add_argument("--keep", metavar="DIR", help="keep data, snapshot and records in DIR")
+    parser.add_argument(
+        "--rows", metavar="N", type=_whole(500), default=5000, help="at most so many rows (%(default)s)"
+    )
+    parser.add_argument("--num-workers", metavar="N", type=_whole(1), help="worker processes of the first run")
+
+
+def _add_run(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "run",
+        _run,
+        "stream data as a trainer would, with snapshots and resume, and say how fast it was",
+        "Ends after --epochs or --num-batches, whichever comes first; batches before a resume count.",
+    )
+    _add_data(parser)
+    _add_tokenizer(parser, required=True)
+    _add_order_options(parser)
+    _add_workers(parser)
+    parser.add_argument("--batch-size", metavar="N", type=_whole(1), default=32, help="samples per batch (%(default)s)")
+    parser.add_argument("--num-batches", metavar="N", type=_whole(1), help="end after so many batches")
+    parser.add_argument(
+        "--epochs", metavar="K", type=_whole(1), help="end after so many epochs (1, unless --num-batches is given)"
+    )
+    parser.add_argument(
+        "--buffer-size", metavar="N", type=_whole(1), default=1000, help="samples read ahead (%(default)s)"
+    )
+    parser.add_argument("--snapshot", metavar="FILE", help="write snapshots to FILE, and one at the end")
+    parser.add_argument(
+        "--snapshot-every", metavar="N", type=_whole(1), default=100, help="batches between snapshots (%(default)s)"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from --snapshot, if it is there")
+    parser.add_argument(
+        "--allow-changed",
+        metavar="WHAT",
+        action="append",
+        default=[],
+        choices=("data", "tokenizer", "template", "tokenize_fn", "seed", "order"),
+        help="resume though WHAT differs: data, tokenizer, template, tokenize_fn, seed or order; may be repeated",
+    )
+    parser.add_argument(
+        "--record", metavar="FILE", help="append a JSON line per delivered sample: its position, place and digest"
+    )
+    parser.add_argument(
+        "--step-s",
+        metavar="S",
+        type=_seconds,
+        default=0.0,
+        help="wait so long after each batch, as for a training step",
+    )
+    parser.add_argument(
+        "--progress",
+        default="auto",
+        choices=("auto", "bar", "plain", "json", "none"),
+        help="how progress is shown on stderr: auto is a bar on a terminal and plain lines elsewhere",
+    )
+
+
+def _add_order(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "order",
+        _order,
+        "print positions of the order D: which row comes when",
+        "Nothing is tokenized; the windows that are printed are read. One line a row, tab-separated: position "
+        "(epoch:window:row), path, byte offset, length in bytes. With --json, one object a line.",
+    )
+    _add_data(parser)
+    _add_order_options(parser)
+    parser.add_argument("--epoch", metavar="E", type=_whole(0), default=0, help="the epoch (%(default)s)")
+    parser.add_argument("--window", metavar="W", type=_whole(0), help="only this window; without it, all of the epoch")
+    parser.add_argument(
+        "--from", metavar="R", dest="first", type=_whole(0), default=0, help="the first row to print (%(default)s)"
+    )
+    parser.add_argument(
+        "--num", metavar="N", type=_whole(0), default=20, help="how many rows to print; 0 for all (%(default)s)"
+    )
+    parser.add_argument("--lines", action="store_true", help="print line numbers too; reads each file up to the row")
+
+
+def _add_sample(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "sample",
+        _sample,
+        "print one row: its file, line and byte offset, the raw row, and its tokens if a tokenizer is given",
+        "By --position it costs the read of one window. By --ordinal, without --tokenizer, every row counts as a sample, "
+        "and each window before it is read. By --ordinal with --tokenizer, rows that the run dropped do not count: all "
+        "rows before it are tokenized, in worker processes, which takes as long as the run took; a --snapshot of the "
+        "run shortens the way.",
+    )
+    _add_data(parser)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--position", metavar="E:W:R", type=_position, help="by its position, as in 0:3:128")
+    which.add_argument(
+        "--ordinal", metavar="N", type=_whole(0), help="by its number in the run, from 0, across epochs (Sample.index)"
+    )
+    _add_tokenizer(parser, required=False)
+    _add_order_options(parser)
+    _add_workers(parser)
+    parser.add_argument("--snapshot", metavar="FILE", help="count --ordinal on from this snapshot of the run")
+
+
+def _add_snapshot(commands: Any) -> None:
+    parser = commands.add_parser("snapshot", help="look into a snapshot", description="Look into a snapshot.")
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    show = _command(actions, "show", _snapshot_show, "print what a snapshot holds, after checking that it is whole")
+    show.add_argument("file", metavar="FILE", help="the snapshot")
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", metavar="DATA", nargs="+", help="JSONL files, globs, or folders of *.jsonl")
+
+
+def _add_order_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("order", "Each of these makes another order; give what the run was given.")
+    group.add_argument("--seed", metavar="N", type=int, default=42, help="any integer (%(default)s)")
+    group.add_argument(
+        "--shuffle", action=argparse.BooleanOptionalAction, default=True, help="mix the rows, or leave them as they lie"
+    )
+    group.add_argument(
+        "--block-bytes", metavar="N", type=_whole(1), default=32 * 1024, help="size of a block (%(default)s)"
+    )
+    group.add_argument(
+        "--window-blocks", metavar="N", type=_whole(1), default=1024, help="blocks mixed together (%(default)s)"
+    )
+
+
+def _add_tokenizer(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    group = parser.add_argument_group("tokens")
+    group.add_argument(
+        "--tokenizer", metavar="DIR", required=required, help="a folder with tokenizer.json, or a Hugging Face name"
+    )
+    group.add_argument("--prompt-key", metavar="KEY", default="input", help="where a row has its prompt (%(default)s)")
+    group.add_argument("--label-key", metavar="KEY", help="where a row has its label")
+    group.add_argument("--metadata-key", metavar="KEY", default="metadata", help="where it has metadata (%(default)s)")
+    group.add_argument("--tool-key", metavar="KEY", default="tools", help="where it has tools (%(default)s)")
+    group.add_argument("--apply-chat-template", action="store_true", help="render the prompt as a chat")
+    group.add_argument("--max-length", metavar="N", type=_whole(1), help="drop longer prompts, counted in tokens")
+
+
+def _add_workers(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("work")
+    group.add_argument(
+        "--num-workers", metavar="N", type=_whole(0), help="worker processes; 0 for a thread (one per CPU, at most 8)"
+    )
+    group.add_argument(
+        "--on-bad-row",
+        default="raise",
+        choices=("raise", "skip", "quarantine"),
+        help="stop at a bad row, count it, or count it and write it down (%(default)s)",
+    )
+    group.add_argument(
+        "--max-bad-rows", metavar="N", type=_whole(0), default=100, help="more of them are an error (%(default)s)"
+    )
+    group.add_argument(
+        "--quarantine-path", metavar="FILE", default="quarantine.jsonl", help="where they are written (%(default)s)"
+    )
+
+
+# What argparse cannot say.
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"a whole number from {least} on is needed, not {text!r}")
+
+        return int(text)
+
+    return convert
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"\d+\.?\d*|\.\d+", text):
+        raise argparse.ArgumentTypeError(f"a number of seconds is needed, not {text!r}")
+
+    return float(text)
+
+
+def _position(text: str) -> str:
+    if not re.fullmatch(r"\d+:\d+:\d+", text):
+        raise argparse.ArgumentTypeError(f"a position is written EPOCH:WINDOW:ROW, as in 0:3:128, not {text!r}")
+
+    return text
+
+
+def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Refuse options that do not go together."""
+    if args.run is _run:
+        if args.resume and args.snapshot is None:
+            parser.error("--resume needs --snapshot FILE to go on from")
+
+        if args.snapshot is not None and os.path.exists(args.snapshot) and not args.resume:
+            parser.error(f"{args.snapshot} is there already: add --resume to go on from it, or name another file")
+
+    if args.run is _sample and args.snapshot is not None and (args.ordinal is None or args.tokenizer is None):
+        parser.error("--snapshot shortens the way to --ordinal with --tokenizer; it does nothing else")
+
+
+# A command's module is imported when it runs: `--help` need not wait for the library.
+
+
+def _demo(args: argparse.Namespace, output: Output) -> int:
+    from asyncdata.commands.demo import run
+
+    return run(args, output)
+
+
+def _run(args: argparse.Namespace, output: Output) -> int:
+    from asyncdata.commands.run import run
+
+    return run(args, output)
+
+
+def _order(args: argparse.Namespace, output: Output) -> int:
+    from asyncdata.commands.order import run
+
+    return run(args, output)
+
+
+def _sample(args: argparse.Namespace, output: Output) -> int:
+    from asyncdata.commands.sample import run
+
+    return run(args, output)
+
+
+def _snapshot_show(args: argparse.Namespace, output: Output) -> int:
+    from asyncdata.commands.snapshot import show
+
+    return show(args, output)

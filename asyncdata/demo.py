@@ -1,0 +1,129 @@
+"""Something to try the library on: real prompts that every Python has with it, and a small tokenizer that is ours.
+
+The prompts are questions about the docstrings of the installed standard library. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sysconfig
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncdata.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ("CHAT_TEMPLATE", "docstring_prompts", "tokenizer_folder", "write_docstring_prompts")
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+    {{- '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|assistant|>\\n' -}}
+{%- endif -%}
+"""
+"""The chat template of the demo's tokenizer."""
+
+_QUESTION = "Which {kind} of Python's standard library is described here? Answer with its full name.\n\n{docstring}"
+_NOT_THE_LIBRARY = {"__pycache__", "dist-packages", "site-packages", "test", "tests", "idle_test"}
+_NO_PROSE = {"encodings", "lib2to3", "pydoc_data"}
+
+Scope = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def tokenizer_folder() -> str:
+    """The folder of the demo's tokenizer: byte-level BPE with a chat template, trained on docstrings."""
+    return str(Path(__file__).parent / "assets" / "demo_tokenizer")
+
+
+def write_docstring_prompts(path: str | os.PathLike[str], num_rows: int | None = None) -> int:
+    """Write a JSONL file of prompts, ``{"input", "label", "metadata"}``, and return its number of rows.
+
+    The same Python writes the same file every time.
+
+    :param num_rows: at most so many; None for all there are, some thousands.
+    :raises SourceError: if this Python was installed without the source of its standard library.
+    """
+    number = 0
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        for row in docstring_prompts():
+            if number == num_rows:
+                break
+
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            number += 1
+    if number == 0:
+        raise SourceError(f"AD201 no docstring was found in {_library()}: this Python has no source of its library")
+
+    return number
+
+
+def docstring_prompts() -> Iterator[dict[str, Any]]:
+    """A row per module, class and function of the standard library that has a docstring; files by name."""
+    root = _library()
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(set(folders) - _NOT_THE_LIBRARY - _NO_PROSE)
+        for path in sorted(Path(folder) / name for name in files if name.endswith(".py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            yield from (found.prompt(module) for found in _docstrings(_parse(path), module))
+
+
+def _library() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+class _Docstring(NamedTuple):
+    kind: str
+    name: str
+    line: int
+    text: str
+
+    def prompt(self, module: str) -> dict[str, Any]:
+        """The row: the answer is the label, which a reward function can check."""
+        return {
+            "input": _QUESTION.format(kind=self.kind, docstring=self.text),
+            "label": self.name,
+            "metadata": {"kind": self.kind, "module": module, "line": self.line},
+        }
+
+
+def _parse(path: Path) -> ast.Module:
+    """The file's syntax tree; an empty one where it is no Python of this version."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # escapes that are deprecated
+        try:
+            return ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):
+            return ast.Module(body=[], type_ignores=[])
+
+
+def _docstrings(scope: Scope, name: str) -> Iterator[_Docstring]:
+    text = ast.get_docstring(scope)
+    if text and _is_encodable(text):
+        yield _Docstring(_kind(scope), name, getattr(scope, "lineno", 1), text)
+    for node in scope.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _docstrings(node, f"{name}.{node.name}")
+
+
+def _kind(scope: Scope) -> str:
+    if isinstance(scope, ast.Module):
+        return "module"
+
+    return "class" if isinstance(scope, ast.ClassDef) else "function"
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a docstring may show a lone surrogate
+        return False
+
+    return True

@@ -1,0 +1,1 @@
+"""Benchmarks: ratios and medians on generated inputs. ``python -m tests.benchmarks.run --help``."""

@@ -1,0 +1,135 @@
+"""An executor that runs inside a test, what it is asked, and what it answers."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+import numpy as np
+
+from asyncdata.sources.jsonl import JsonlSource
+from asyncdata.tokenization.base import describe
+from asyncdata.window import Window
+from asyncdata.wire import Failed, Job, Scanned, Tokenized
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+    from pathlib import Path
+
+    from asyncdata.executors.base import Crashed, Executor
+    from asyncdata.wire import Reply, Request
+
+NEVER_S = 30.0
+"""A deadline that only a test which has failed reaches."""
+
+
+class Client:
+    """Asks a running executor, as the producer does, and keeps what it is told."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        path: Path,
+        function: Any,
+        *,
+        block_bytes: int = 4096,
+        slack_bytes: int = 256,
+        max_row_bytes: int = 1 << 20,
+    ) -> None:
+        self.executor = executor
+        self.files = JsonlSource(str(path), max_row_bytes=max_row_bytes).open(block_bytes)
+        self.job = Job(
+            files=self.files.files,
+            tokenize=describe(function),
+            max_row_bytes=max_row_bytes,
+            block_bytes=block_bytes,
+            slack_bytes=slack_bytes,
+        )
+        self.replies: list[list[Reply | Crashed]] = []
+        self._arrived = anyio.Event()
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.files.num_blocks * self.job.stride
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The executor serves meanwhile. To be used in a test's body, never in a fixture: it holds a task group."""
+        async with anyio.create_task_group() as group:
+            self.executor.prepare(self.slot_bytes)
+            group.start_soon(self.executor.run, self.job)
+            with anyio.fail_after(NEVER_S):
+                yield
+            group.cancel_scope.cancel()
+
+    def ask(self, request: Request, strikes: int = 0) -> int:
+        """The number of the request, by which :meth:`answer` knows it."""
+        number = len(self.replies)
+        self.replies.append([])
+        self.executor.submit(request, partial(self._take, number), strikes)
+        return number
+
+    def _take(self, number: int, reply: Reply | Crashed) -> None:
+        self.replies[number].append(reply)
+        self._arrived.set()
+        self._arrived = anyio.Event()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Until ``condition`` holds; it is looked at after each reply."""
+        while not condition():
+            await self._arrived.wait()
+
+    async def answer(self, number: int) -> Reply | Crashed:
+        """The one reply to request ``number``."""
+        await self.until(lambda: self.replies[number])
+        (reply,) = self.replies[number]
+        return reply
+
+    async def answers(self, numbers: Iterable[int]) -> list[Reply | Crashed]:
+        """The one reply to each."""
+        return [await self.answer(number) for number in numbers]
+
+    async def window(self, slot: int | None = None) -> Window:
+        """All rows of the file, read into a slot, in the order of the file."""
+        slot = self.executor.slots.hold() if slot is None else slot
+        assert slot is not None
+        blocks = self.files.blocks(range(self.files.num_blocks))
+        window = Window(self.files, blocks, slot, self.job.stride, partial(np.arange, dtype=np.int64))
+        scans = [self.ask(scan) for scan in window.scans()]
+        for part, reply in enumerate(await self.answers(scans)):
+            assert isinstance(reply, Scanned), reply
+            window.add(part, reply)
+        return window
+
+    async def tokenized(self, window: Window, first: int = 0, stop: int | None = None) -> Tokenized:
+        """Rows ``[first, stop)`` of a window, tokenized in one request."""
+        reply = await self.answer(self.ask(window.request(first, window.num_rows if stop is None else stop)))
+        assert isinstance(reply, Tokenized), reply
+        return reply
+
+
+def ids_of(reply: Reply | Crashed) -> list[int]:
+    """The tokens of a reply, end to end: with one token a row, which rows they are."""
+    assert isinstance(reply, Tokenized), reply
+    return np.frombuffer(reply.tokens, np.int32).tolist()
+
+
+def value_of(reply: Tokenized, column: str, sample: int = 0) -> Any:
+    """A column's value, decoded."""
+    data, ends = reply.columns[column].data, np.frombuffer(reply.columns[column].ends, np.uint32).tolist()
+    return msgspec.json.decode(data[([0, *ends])[sample] : ends[sample]])
+
+
+def failure_of(reply: Reply | Crashed) -> Failed:
+    assert isinstance(reply, Failed), reply
+    return reply
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Until something outside this process is so: looked at again and again, as nobody tells us."""
+    with anyio.fail_after(NEVER_S):
+        while not condition():  # noqa: ASYNC110 - as above
+            await anyio.sleep(0.005)

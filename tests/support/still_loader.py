@@ -1,0 +1,275 @@
+"""A loader whose service stands still: no thread, no process, no await. A test has each request answered itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from asyncdata.coordinator import Coordinator
+from asyncdata.errors import BadRowError
+from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots
+from asyncdata.executors.handler import Handler
+from asyncdata.ledger import Counters, Ledger, Returned
+from asyncdata.order import Order, Shuffle
+from asyncdata.producer import Producer
+from asyncdata.request import DeliveryRules, Request
+from asyncdata.sources.jsonl import JsonlSource
+from asyncdata.tokenization.base import open_tokenize_fn
+from asyncdata.types import Position, Sample
+from asyncdata.wire import Job, Tokenize, Tokenized
+from tests.support.tokenize_fns import row_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from typing import Self
+
+    from asyncdata.executors.base import OnReply
+    from asyncdata.wire import Reply
+    from asyncdata.wire import Request as WorkerRequest
+
+DIED = Crashed("AD423", "its worker died")
+HUNG = Crashed("AD422", "no result in 60 s; its worker was killed")
+NO_ROOM_LIMIT = 1 << 30
+
+
+class WorkerKilled(BaseException):
+    """A tokenize function raises it where it would bring down its worker."""
+
+
+class Asked(NamedTuple):
+    """A request to a worker that nobody has answered; nobody wants the answer if ``on_reply`` is None."""
+
+    request: WorkerRequest
+    on_reply: OnReply | None
+    strikes: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.request.lengths) // 4 if isinstance(self.request, Tokenize) else 0
+
+
+class FakeExecutor:
+    """Keeps requests until a test has them answered, in the order it likes. The answers are a real worker's.
+
+    :param row_s: how long the workers claim to take for a row; chunks grow by it.
+    """
+
+    def __init__(
+        self, job: Job, function: Callable[..., Any], slot_bytes: int, *, num_workers: int = 2, row_s: float = 0.0
+    ) -> None:
+        self.num_workers = num_workers
+        self.row_s = row_s
+        self.slots = Slots(NUM_SLOTS)
+        self.asked: list[Asked] = []
+        self.num_rows_asked: list[int] = []
+        self._handler = Handler(
+            job, [memoryview(bytearray(slot_bytes)) for _ in range(NUM_SLOTS)], open_tokenize_fn(function)
+        )
+
+    def submit(self, request: WorkerRequest, on_reply: OnReply, strikes: int = 0) -> None:
+        self.slots.use(request.slot)
+        self.asked.append(Asked(request, on_reply, strikes))
+        if isinstance(request, Tokenize):
+            self.num_rows_asked.append(self.asked[-1].num_rows)
+
+    def forget(self) -> None:
+        """Every worker finishes what it is at, and writes into its slot, although nobody wants to know."""
+        self.asked = [asked._replace(on_reply=None) for asked in self.asked]
+
+    @property
+    def num_wanted(self) -> int:
+        return 2 * self.num_workers - len(self.asked)
+
+    def statistics(self) -> ExecutorStatistics:
+        return ExecutorStatistics(workers=[], num_queued=len(self.asked))
+
+    def answer(self, number: int = 0) -> None:
+        """Do what request ``number`` asks for, and reply."""
+        asked = self.asked.pop(number)
+        self._reply(asked, self._work(asked))
+
+    def lose(self, number: int = 0, crashed: Crashed = DIED) -> None:
+        """Say that request ``number`` has brought down its workers."""
+        self._reply(self.asked.pop(number), crashed)
+
+    def reply(self, reply: Reply | Crashed, number: int = 0) -> None:
+        """Answer request ``number`` with ``reply``."""
+        self._reply(self.asked.pop(number), reply)
+
+    def _work(self, asked: Asked) -> Reply | Crashed:
+        try:
+            reply = self._handler(asked.request)
+        except WorkerKilled:
+            return DIED
+
+        if isinstance(reply, Tokenized):  # no clock: a test takes the same course every time
+            reply = msgspec.structs.replace(reply, busy_s=self.row_s * asked.num_rows)
+        return reply
+
+    def _reply(self, asked: Asked, reply: Reply | Crashed) -> None:
+        self.slots.done(asked.request.slot)
+        if asked.on_reply is not None:
+            asked.on_reply(reply)
+
+    def close(self) -> None:
+        self._handler.close()
+
+
+class StillLoader:
+    """Source, order, producer and coordinator of a loader, over real files.
+
+    :ivar pumps: what the service's loop would be asked to do: one entry each time there is room again.
+    :ivar quarantined: the bad rows that were passed.
+    """
+
+    def __init__(
+        self,
+        path: Path | str | Sequence[str],
+        function: Callable[..., Any] = row_id,
+        *,
+        shuffle: Shuffle | bool = False,
+        block_bytes: int = 64,
+        window_blocks: int = 4,
+        seed: int = 0,
+        num_workers: int = 2,
+        row_s: float = 0.0,
+        slack_bytes: int = 16,
+        max_row_bytes: int = 1 << 16,
+        buffer_filter: Any = None,
+        **rules: Any,
+    ) -> None:
+        if isinstance(shuffle, bool):
+            shuffle = Shuffle(enabled=shuffle, block_bytes=block_bytes, window_blocks=window_blocks)
+        source = JsonlSource(
+            [str(item) for item in path] if isinstance(path, list | tuple) else str(path), max_row_bytes=max_row_bytes
+        )
+        self.files = source.open(shuffle.block_bytes)
+        self.order = Order(shuffle, seed, self.files.num_blocks)
+        job = Job(
+            files=self.files.files,
+            tokenize=None,
+            max_row_bytes=max_row_bytes,
+            block_bytes=shuffle.block_bytes,
+            slack_bytes=slack_bytes,
+        )
+        slot_bytes = self.order.max_window_blocks * job.stride
+        self.executor = FakeExecutor(job, function, slot_bytes, num_workers=num_workers, row_s=row_s)
+        self.quarantined: list[BadRowError] = []
+        chosen = {} if buffer_filter is None else {"buffer_filter": buffer_filter}
+        self.coordinator = Coordinator(
+            DeliveryRules(**{"capacity": 64, "max_ready_bytes": NO_ROOM_LIMIT, **rules}),
+            quarantine=self.quarantined.append,
+            **chosen,
+        )
+        self.producer = Producer(
+            self.files,
+            self.order,
+            self.executor,
+            self.coordinator,
+            stride=job.stride,
+            epochs=self.coordinator.rules.epochs,
+        )
+        self.pumps: deque[Callable[[], object]] = deque()
+        self.coordinator.on_room = lambda: self.pumps.append(self.producer.pump)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.executor.close()
+
+    def start(self, canaries: list[str] | None = None) -> None:
+        self.producer.start(self.coordinator.ledger, canaries)
+
+    # The service.
+
+    @property
+    def num_tasks(self) -> int:
+        """How much there is to do."""
+        return len(self.pumps) + len(self.executor.asked)
+
+    def work(self, number: int = 0) -> None:
+        """Do one thing of what there is to do."""
+        if number < len(self.pumps):
+            self.pumps[number]()
+            del self.pumps[number]
+        else:
+            self.executor.answer(number - len(self.pumps))
+
+    def work_off(self, limit: int = 10_000) -> None:
+        """Do all there is to do; the channel is full then, or the data is at its end."""
+        for _ in range(limit):
+            if not self.num_tasks:
+                return
+
+            self.work()
+        raise AssertionError(f"the workers are still busy after {limit} requests")
+
+    # The trainer.
+
+    def take(self, num_groups: int, last_epoch: int | None = None) -> list[Sample]:
+        """As a loader does it: a request, work until it is served, and a withdrawal if anything is raised."""
+        request = Request(num_groups, last_epoch)
+        try:
+            while (samples := self.coordinator.poll(request)) is None:
+                assert self.num_tasks, "a request waits, and nothing is being done for it"
+                self.work()
+        except BaseException:
+            self.coordinator.withdraw(request)
+            raise
+
+        return samples
+
+    def ids(self, num_groups: int, last_epoch: int | None = None) -> list[int]:
+        """The first tokens of what :meth:`take` gives: the rows' ids."""
+        return [int(sample.tokens[0]) for sample in self.take(num_groups, last_epoch)]
+
+    def groups(self, num_groups: int, last_epoch: int | None = None) -> list[list[Sample]]:
+        samples, size = self.take(num_groups, last_epoch), self.coordinator.rules.samples_per_group
+        return [samples[first : first + size] for first in range(0, len(samples), size)]
+
+    # Its state, as the engine keeps it.
+
+    def snapshot(self) -> dict[str, Any]:
+        ledger = self.coordinator.ledger
+        position, counters, acked = ledger.restart_point()
+        return {
+            "position": msgspec.structs.astuple(position),
+            "counters": msgspec.to_builtins(counters),
+            "acked": [msgspec.structs.astuple(place) for place in sorted(acked)],
+            "journal": sorted(ledger.journal),
+            "buffer": [item.record for item in ledger.buffer],
+            "leases": [item.record for item in ledger.leased_groups()],
+            "canaries": list(self.producer.canaries.digests),
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from ``saved``, and start."""
+        ledger = Ledger(
+            position=Position(*saved["position"]),
+            counters=msgspec.convert(saved["counters"], Counters),
+            buffer=tuple(returned(record) for record in (*saved["leases"], *saved["buffer"])),
+            acked=frozenset(Position(*place) for place in saved["acked"]),
+            journal=frozenset(map(tuple, saved["journal"])),
+        )
+        self.coordinator.restart(lambda _: ledger)
+        self.start(saved["canaries"])
+
+
+def returned(record: list[dict[str, Any]]) -> Returned:
+    """A group in the buffer, from what a snapshot keeps of it."""
+    return Returned([Sample.from_dict(values) for values in record], record)
+
+
+def made_by_hand(*tokens: int, size: int = 1, **fields: Any) -> list[Sample]:
+    """A group that did not come from D."""
+    import numpy as np
+
+    return [Sample(tokens=np.array(tokens, np.int32), **fields) for _ in range(size)]

@@ -1,0 +1,170 @@
+"""Tokenize functions that misbehave, or tell what a worker process is like; imported there by path."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def surroundings(row: Row) -> dict[str, Any]:
+    """What the process looks like from inside."""
+    return {
+        "input_ids": [row["id"]],
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "group": os.getpgid(0),
+        "modules": sorted(name for name in sys.modules if "." not in name),
+        "environment": {name: os.environ.get(name) for name in row.get("names", ())},
+        "sigint": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+        "stdin": os.readlink("/proc/self/fd/0"),
+        "main": getattr(sys.modules["__main__"], "__file__", None),
+        "path": sys.path,
+        "cwd": os.getcwd(),
+    }
+
+
+def echoes(row: Row) -> dict[str, Any]:
+    """The prompt, as it came."""
+    return {"input_ids": [row["id"]], "prompt": row["prompt"]}
+
+
+def talks(row: Row) -> list[int]:
+    """Prints, as people do, and does not flush."""
+    print("hello from row", row["id"])  # noqa: T201 - this is what is tested
+    sys.stderr.write("a warning\n")
+    return [row["id"]]
+
+
+def noisy(row: Row) -> list[int]:
+    """Writes far more than a pipe holds, to both descriptors, as C code does."""
+    os.write(1, b"o" * 300_000 + b"\n")
+    os.write(2, b"e" * 300_000 + b"\n")
+    return [row["id"]]
+
+
+def as_told(row: Row) -> Any:
+    """Does what the row says in ``do``: returns nonsense, raises, or ends the process."""
+    what = row.get("do", "id")
+    if what == "raise":
+        raise ValueError(f"row {row['id']} is not to my taste")
+    if what == "exit":
+        sys.exit(3)
+    if what == "die":
+        os._exit(3)
+    if what == "print and die":
+        print("farewell", flush=True)  # noqa: T201 - this is what is tested
+        os._exit(3)
+    return _RESULTS[what](row["id"])
+
+
+_RESULTS: dict[str, Any] = {
+    "id": lambda number: [number],
+    "nothing": lambda number: None,
+    "a reason": lambda number: "too dull",
+    "a number": lambda number: 7,
+    "bytes of text": lambda number: [b"seven"],
+    "words": lambda number: ["seven"],
+    "no input_ids": lambda number: {"ids": [7]},
+    "text as input_ids": lambda number: {"input_ids": "seven"},
+    "negative": lambda number: [7, -1],
+    "too large": lambda number: [1 << 31],
+    "fractions": lambda number: [0.5],
+    "nested": lambda number: [[7]],
+    "not JSON": lambda number: {"input_ids": [7], "label": object()},
+}
+
+
+def as_told_in_batches(rows: list[Row]) -> Any:
+    """The same for many rows; the batch is one short if a row says "lose one"."""
+    if any(row.get("do") == "lose one" for row in rows):
+        return [[row["id"]] for row in rows[1:]]
+    return [as_told(row) for row in rows]
+
+
+as_told_in_batches.batched = True  # type: ignore[attr-defined]
+
+
+def waits(row: Row) -> list[int]:
+    """Writes its process id into the file ``began``, and goes on when the file ``gate`` is there."""
+    if "began" in row:
+        _announce(row["began"])
+    while "gate" in row and not Path(row["gate"]).exists():
+        time.sleep(0.005)
+    return [row["id"]]
+
+
+def takes_its_time(row: Row) -> list[int]:
+    """Sleeps for ``sleep_s``."""
+    time.sleep(row.get("sleep_s", 0))
+    return [row["id"]]
+
+
+def stuck_in_c(row: Row) -> list[int]:
+    """Announces itself in ``began``, then never leaves C code that holds the GIL: no thread, no handler can run."""
+    _announce(row["began"])
+    ctypes.PyDLL(None).sleep(3600)
+    return [row["id"]]
+
+
+def stuck_in_c_and_orphaned(row: Row) -> list[int]:
+    """The same, and the kernel no longer kills it with its parent."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+    return stuck_in_c(row)
+
+
+def _announce(path: str) -> None:
+    """The file is there whole, or not at all."""
+    mine = Path(f"{path}.{os.getpid()}")
+    mine.write_text(str(os.getpid()), encoding="ascii")
+    mine.rename(path)
+
+
+class Opening:
+    """A description whose ``open()`` goes wrong in the way it is told."""
+
+    def __init__(self, what: str = "well", folder: str = "", times: int = 0) -> None:
+        self.what = what
+        self.folder = folder
+        self.times = times
+
+    def resolve(self) -> Opening:
+        """As the protocol says."""
+        return self
+
+    def fingerprints(self) -> dict[str, str]:
+        """As the protocol says."""
+        return {"tokenize_fn": f"Opening {self.what}"}
+
+    def settings(self) -> dict[str, Any]:
+        """As the protocol says."""
+        return {"what": self.what, "folder": self.folder, "times": self.times}
+
+    def open(self) -> Any:
+        """As the protocol says."""
+        from asyncdata.tokenization.base import FunctionTokenizer
+
+        if self.what == "raises":
+            raise FileNotFoundError("no tokenizer.json to be seen")
+        if self.what == "exits":
+            raise SystemExit("not today")
+        if self.what == "dies" and self._number_of_this_start() <= self.times:
+            print("what I wanted to say", flush=True)  # noqa: T201 - this is what is tested
+            os._exit(5)
+        if self.what == "lingers":
+            threading.Thread(target=time.sleep, args=(3600,)).start()
+        return FunctionTokenizer(as_told)
+
+    def _number_of_this_start(self) -> int:
+        path = Path(self.folder, f"start {os.getpid()}")
+        path.touch()
+        return len(list(Path(self.folder).glob("start *")))

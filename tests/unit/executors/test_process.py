@@ -1,0 +1,354 @@
+"""Worker processes that die, hang, stop, or never start: what is lost is sent again, and who is to blame is found."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import psutil
+import pytest
+
+from asyncdata.errors import WorkerError
+from asyncdata.executors.base import NUM_SLOTS, Crashed
+from asyncdata.executors.process import ProcessExecutor
+from tests.support import worker_fns
+from tests.support.executors import NEVER_S, Client, ids_of, until
+from tests.support.tokenize_fns import kills_on_13, row_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture
+def rows(jsonl_file) -> Callable[..., Path]:
+    """A function that writes rows 0 to n-1, each with what is given for it."""
+
+    def write(number: int, special: dict[int, dict[str, Any]] | None = None) -> Path:
+        return jsonl_file([{"id": i, **(special or {}).get(i, {})} for i in range(number)])
+
+    return write
+
+
+def pids(executor: ProcessExecutor) -> list[int]:
+    return [worker.pid for worker in executor.statistics().workers if worker.pid is not None]
+
+
+def states(executor: ProcessExecutor) -> list[str]:
+    return [worker.state for worker in executor.statistics().workers]
+
+
+async def all_ready(executor: ProcessExecutor) -> None:
+    await until(lambda: states(executor) == ["idle"] * executor.num_workers)
+
+
+# Death
+
+
+async def test_workers_killed_at_random_lose_double_and_mix_up_nothing(rows):
+    executor = ProcessExecutor(2)
+    path = rows(400, {i: {"sleep_s": 0.0005} for i in range(400)})
+    client = Client(executor, path, worker_fns.takes_its_time)
+    chance = random.Random(7)
+    async with client.running():
+        window = await client.window()
+        asked = {client.ask(window.request(first, first + 2)): first for first in range(0, 400, 2)}
+        for number in range(8):
+            await until(lambda: "starting" not in states(executor))
+            await anyio.sleep(chance.random() * 0.01)
+            os.kill(chance.choice(pids(executor)), signal.SIGKILL)
+            await until(lambda number=number: executor.statistics().num_restarts == number + 1)
+        await client.until(lambda: all(client.replies[number] for number in asked))
+
+    assert {number: [ids_of(reply) for reply in client.replies[number]] for number in asked} == {
+        number: [[first, first + 1]] for number, first in asked.items()
+    }
+
+
+async def test_a_worker_killed_while_idle_is_replaced(rows):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(5), row_id)
+    async with client.running():
+        window = await client.window()
+        before = pids(executor)
+        os.kill(before[0], signal.SIGKILL)
+        await until(lambda: pids(executor) != before)
+        reply = await client.tokenized(window)
+
+    assert ids_of(reply) == [0, 1, 2, 3, 4]
+    assert executor.statistics().num_restarts == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGRTMIN + 3])
+async def test_it_does_not_matter_which_signal_kills_a_worker(rows, number):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(5), row_id)
+    async with client.running():
+        window = await client.window()
+        os.kill(pids(executor)[0], number)
+        assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4]
+
+
+async def test_slots_outlive_the_workers_that_wrote_them(rows):
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(50), row_id)
+    async with client.running():
+        window = await client.window()
+        await all_ready(executor)
+        before = pids(executor)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: not set(pids(executor)) & set(before))
+        reply = await client.tokenized(window)
+
+    assert ids_of(reply) == list(range(50))
+
+
+async def test_a_slot_is_not_free_while_a_dead_workers_request_waits_to_be_sent_again(rows, tmp_path):
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
+    freed = []
+    executor.slots.on_free = lambda: freed.append(True)
+    async with client.running():
+        window = await client.window()
+        freed.clear()
+        asked = client.ask(window.request(0, 1))
+        executor.slots.release(window.slot)
+        await until(began.exists)
+        began.unlink()
+        os.kill(pids(executor)[0], signal.SIGKILL)
+        await until(began.exists)
+        assert freed == []
+
+        gate.touch()
+        await client.answer(asked)
+        assert freed == [True]
+
+
+async def test_a_forgotten_request_is_not_sent_again_when_its_worker_dies(rows, tmp_path):
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(2, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
+    async with client.running():
+        window = await client.window()
+        client.ask(window.request(0, 1))
+        await until(began.exists)
+        began.unlink()
+        executor.forget()
+        os.kill(pids(executor)[0], signal.SIGKILL)
+        reply = await client.tokenized(window, 1, 2)
+        executor.slots.release(window.slot)
+
+    assert ids_of(reply) == [1]
+    assert not began.exists()
+    assert [executor.slots.hold() for _ in range(NUM_SLOTS)] == list(range(NUM_SLOTS))
+
+
+# Who is to blame
+
+
+async def test_a_request_that_brings_down_two_workers_comes_back(rows):
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(30), kills_on_13)
+    async with client.running():
+        window = await client.window()
+        asked = {client.ask(window.request(first, first + 5)): first for first in range(0, 30, 5)}
+        replies = dict(zip(asked, await client.answers(asked), strict=True))
+
+    for number, first in asked.items():
+        if first == 10:
+            assert replies[number] == Crashed("AD423", "its worker died (SIGSEGV)")
+        else:
+            assert ids_of(replies[number]) == list(range(first, first + 5))
+    assert executor.statistics().num_restarts == 2
+
+
+async def test_a_request_with_a_strike_comes_back_after_one_more(rows):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(20), kills_on_13)
+    async with client.running():
+        window = await client.window()
+        reply = await client.answer(client.ask(window.request(13, 14), strikes=1))
+
+    assert isinstance(reply, Crashed)
+    assert executor.statistics().num_restarts == 1
+
+
+async def test_a_request_that_only_waited_is_not_to_blame(rows, tmp_path):
+    """Its worker had it in its queue, twice, behind one that kills."""
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(20), kills_on_13)
+    async with client.running():
+        window = await client.window()
+        killer = client.ask(window.request(13, 14))
+        innocent = client.ask(window.request(0, 13), strikes=1)
+        assert isinstance(await client.answer(killer), Crashed)
+        assert ids_of(await client.answer(innocent)) == list(range(13))
+
+
+async def test_a_request_that_ends_the_process_says_how(rows):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(1, {0: {"do": "die"}}), worker_fns.as_told)
+    async with client.running():
+        window = await client.window()
+        reply = await client.answer(client.ask(window.request(0, 1)))
+
+    assert reply == Crashed("AD423", "its worker died (exit status 3)")
+
+
+# Hanging
+
+
+async def test_a_row_that_hangs_comes_back_and_its_worker_is_replaced(rows, tmp_path):
+    began = tmp_path / "began"
+    executor = ProcessExecutor(2, row_timeout_s=0.3)
+    client = Client(executor, rows(12, {5: {"gate": "/never", "began": str(began)}}), worker_fns.waits)
+    async with client.running():
+        window = await client.window()
+        asked = {client.ask(window.request(first, first + 3)): first for first in range(0, 12, 3)}
+        replies = await client.answers(asked)
+
+    hung = replies.pop(1)
+    assert hung == Crashed("AD422", "no result in 0.3 s; its worker was killed (SIGKILL)")
+    assert [ids_of(reply) for reply in replies] == [[0, 1, 2], [6, 7, 8], [9, 10, 11]]
+    assert executor.statistics().num_restarts == 2
+
+
+async def test_rows_that_take_their_time_together_are_not_hung(rows):
+    executor = ProcessExecutor(1, row_timeout_s=1.5)
+    client = Client(executor, rows(8, {i: {"sleep_s": 0.3} for i in range(8)}), worker_fns.takes_its_time)
+    async with client.running():
+        reply = await client.tokenized(await client.window())
+
+    assert ids_of(reply) == list(range(8))
+    assert executor.statistics().num_restarts == 0
+
+
+async def test_an_idle_worker_is_never_hung(rows):
+    executor = ProcessExecutor(1, row_timeout_s=0.05)
+    client = Client(executor, rows(5), row_id)
+    async with client.running():
+        window = await client.window()
+        before = pids(executor)
+        await anyio.sleep(0.2)  # four times as long as a row may take
+        assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4]
+        assert pids(executor) == before
+
+
+async def test_a_stopped_worker_is_replaced(rows, tmp_path):
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    executor = ProcessExecutor(1, row_timeout_s=0.3)
+    client = Client(executor, rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
+    async with client.running():
+        window = await client.window()
+        asked = client.ask(window.request(0, 1))
+        await until(began.exists)
+        gate.touch()
+        os.kill(pids(executor)[0], signal.SIGSTOP)
+        assert ids_of(await client.answer(asked)) == [0]
+
+
+# Starting
+
+
+async def failure_to_run(client: Client) -> str:
+    """Why the executor gave up."""
+    client.executor.prepare(client.slot_bytes)
+    with anyio.fail_after(NEVER_S), pytest.raises(WorkerError) as caught:
+        await client.executor.run(client.job)
+    return str(caught.value)
+
+
+async def test_a_worker_that_dies_three_times_at_its_start_is_given_up_with_what_it_said(rows, tmp_path):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(1), worker_fns.Opening("dies", str(tmp_path), times=1000))
+
+    message = await failure_to_run(client)
+
+    assert message.startswith("AD426 a worker died 3 times while starting (exit status 5)\n")
+    assert "what I wanted to say" in message
+    assert executor.statistics().num_restarts == 3
+
+
+async def test_a_worker_that_dies_twice_at_its_start_is_forgiven(rows, tmp_path):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(3), worker_fns.Opening("dies", str(tmp_path), times=2))
+    async with client.running():
+        assert ids_of(await client.tokenized(await client.window())) == [0, 1, 2]
+
+    assert executor.statistics().num_restarts == 2
+
+
+async def test_workers_that_never_finish_anything_are_given_up(rows):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(1, {0: {"do": "print and die"}}), worker_fns.as_told)
+    client.executor.prepare(client.slot_bytes)
+    again_and_again = []
+
+    def ask_again(reply: object) -> None:
+        again_and_again.append(reply)
+        executor.submit(request, ask_again)
+
+    with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:
+        async with anyio.create_task_group() as group:
+            group.start_soon(executor.run, client.job)
+            request = (await client.window()).request(0, 1)
+            executor.submit(request, ask_again)
+
+    (error,) = caught.value.exceptions
+    assert isinstance(error, WorkerError)
+    assert str(error).startswith("AD426 14 workers died without finishing one request; the last exit status 3\n")
+    assert "farewell" in str(error)
+    assert all(isinstance(reply, Crashed) for reply in again_and_again)
+
+
+async def test_a_function_that_no_worker_can_import_is_named(rows):
+    import msgspec
+
+    from asyncdata.wire import TokenizeSpec
+
+    client = Client(ProcessExecutor(1), rows(1), row_id)
+    client.job = msgspec.structs.replace(client.job, tokenize=TokenizeSpec("tests.support.nowhere:fn"))
+
+    message = await failure_to_run(client)
+
+    assert message.startswith("AD426 the tokenize function cannot be opened: ")
+    assert "cannot import 'tests.support.nowhere:fn'" in message
+
+
+# Order in the house
+
+
+async def test_nothing_is_left_open(rows):
+    for _ in range(2):  # what is imported or opened once is not counted
+        before = sorted(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True))
+        executor = ProcessExecutor(2)
+        client = Client(executor, rows(5), row_id)
+        async with client.running():
+            await client.tokenized(await client.window())
+            os.kill(pids(executor)[0], signal.SIGKILL)
+            await until(lambda executor=executor: executor.statistics().num_restarts == 1)
+        after = sorted(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True))
+
+    assert after == before
+
+
+async def test_closing_does_not_wait_for_a_row(rows, tmp_path):
+    began = tmp_path / "began"
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(1, {0: {"began": str(began)}}), worker_fns.stuck_in_c)
+    async with client.running():
+        client.ask((await client.window()).request(0, 1))
+        await until(began.exists)
+        busy = psutil.Process(int(began.read_text()))
+        before = time.monotonic()
+
+    assert not busy.is_running()
+    assert time.monotonic() - before < NEVER_S

@@ -1,0 +1,180 @@
+"""What a worker process is: small, quiet, deaf to Ctrl-C, and gone with its parent's socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import psutil
+import pytest
+import structlog
+
+from asyncdata.executors.process import ProcessExecutor
+from asyncdata.executors.spawn import Spawner
+from asyncdata.wire import Ready, decode_reply, frame
+from tests.support import worker_fns
+from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
+from tests.support.tokenize_fns import row_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.asyncio
+
+HEAVY = {"datasets", "jinja2", "numpy", "pyarrow", "pytest", "structlog", "torch", "transformers", "anyio", "asyncio"}
+
+
+async def seen_from_inside(path: Path) -> dict[str, Any]:
+    """What :func:`worker_fns.surroundings` says in a worker."""
+    client = Client(ProcessExecutor(1), path, worker_fns.surroundings)
+    async with client.running():
+        return value_of(await client.tokenized(await client.window()), "extra")
+
+
+async def test_it_imports_nothing_heavy(jsonl_file):
+    found = await seen_from_inside(jsonl_file([{"id": 1}]))
+
+    assert set(found["modules"]) & HEAVY == set()
+    assert "msgspec" in found["modules"]
+
+
+async def test_a_tokenizer_needs_nothing_heavy_either(jsonl_file, small_tokenizer):
+    from asyncdata import PromptTokenizeFn
+
+    fn = PromptTokenizeFn(str(small_tokenizer), prompt_key="prompt")
+    executor = ProcessExecutor(1)
+    client = Client(executor, jsonl_file([{"prompt": "hello"}]), fn.resolve())
+    async with client.running():
+        await client.tokenized(await client.window())
+        (worker,) = executor.statistics().workers
+        libraries = {os.path.basename(path.path) for path in psutil.Process(worker.pid).memory_maps()}
+
+    assert any(name.startswith("tokenizers") for name in libraries)
+    assert not [name for name in libraries if name.startswith(("_multiarray", "libtorch", "libarrow"))]
+
+
+async def test_it_knows_its_place(jsonl_file, monkeypatch):
+    monkeypatch.setenv("ASYNCDATA_TEST_NAME", "inherited")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    names = ["ASYNCDATA_TEST_NAME", "CUDA_VISIBLE_DEVICES", "TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"]
+    names.append("OMP_NUM_THREADS")
+    found = await seen_from_inside(jsonl_file([{"id": 1, "names": names}]))
+
+    assert found["environment"] == {
+        "ASYNCDATA_TEST_NAME": "inherited",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TOKENIZERS_PARALLELISM": "false",
+        "RAYON_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    assert found["parent"] == os.getpid()
+    assert found["group"] == os.getpgid(0), "Ray ends a trainer's process group"
+    assert found["stdin"] == "/dev/null"
+    assert found["main"] is None, "the trainer's script must not run again"
+    assert found["path"] == absolute(sys.path)
+    assert found["cwd"] == os.getcwd()
+    assert found["sigint"]
+
+
+def absolute(paths: list[str]) -> list[str]:
+    return [os.path.abspath(path) for path in paths]
+
+
+async def test_ctrl_c_is_not_for_it(jsonl_file, tmp_path):
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    executor = ProcessExecutor(1)
+    rows = [{"id": 0, "began": str(began), "gate": str(gate)}, {"id": 1}]
+    client = Client(executor, jsonl_file(rows), worker_fns.waits)
+    async with client.running():
+        window = await client.window()
+        (worker,) = executor.statistics().workers
+        os.kill(worker.pid, signal.SIGINT)
+        asked = client.ask(window.request(0, 2))
+        await until(began.exists)
+        os.kill(worker.pid, signal.SIGINT)
+        gate.touch()
+        assert ids_of(await client.answer(asked)) == [0, 1]
+
+    assert executor.statistics().num_restarts == 0
+
+
+async def test_what_is_printed_there_goes_to_the_log(jsonl_file):
+    executor = ProcessExecutor(1)
+    client = Client(executor, jsonl_file([{"id": 0}]), worker_fns.talks)
+    with structlog.testing.capture_logs() as events:
+        async with client.running():
+            await client.tokenized(await client.window())
+            (worker,) = executor.statistics().workers
+            await until(lambda: "hello from row 0" in said(events))
+
+    assert "a warning" in said(events)
+    first = next(event for event in events if event["event"] == "worker.output")
+    assert (first["worker"], first["pid"], first["log_level"]) == (0, worker.pid, "info")
+
+
+async def test_its_output_never_stops_it_and_does_not_fill_the_log(jsonl_file):
+    client = Client(ProcessExecutor(1), jsonl_file([{"id": i} for i in range(20)]), worker_fns.noisy)
+    with structlog.testing.capture_logs() as events:
+        async with client.running():
+            assert ids_of(await client.tokenized(await client.window())) == list(range(20))
+
+    assert 4096 <= len(said(events)) <= 100 * 4096
+
+
+def said(events: Any) -> str:
+    return "".join(event["text"] for event in events if event["event"] == "worker.output")
+
+
+async def test_it_ends_with_its_socket_whatever_threads_it_has(jsonl_file):
+    """No executor here: one worker, told its job, and then left."""
+    client = Client(ProcessExecutor(1), jsonl_file([{"id": 0}]), worker_fns.Opening("lingers"))
+    with Spawner(1, 0, 1) as spawner, anyio.fail_after(NEVER_S):
+        process = spawner.spawn(0)
+        await process.connection.send_first(frame(0, client.job))
+        _, body = await process.connection.receive()
+        assert decode_reply(body) == Ready(process.pid)
+
+        process.connection.close()
+        assert await anyio.to_thread.run_sync(process.wait) == 0
+        assert process.how_it_ended() == "exit status 0"
+        process.kill()
+
+
+async def test_it_ends_when_it_is_told_nothing(jsonl_file):
+    with Spawner(1, 0, 1) as spawner, anyio.fail_after(NEVER_S):
+        process = spawner.spawn(0)
+        process.connection.close()
+        assert await anyio.to_thread.run_sync(process.wait) == 0
+        process.kill()
+
+
+async def test_what_it_cannot_understand_ends_it(jsonl_file):
+    """Then its requests are sent again; a worker that guessed would be worse."""
+    client = Client(ProcessExecutor(1), jsonl_file([{"id": 0}]), row_id)
+    with Spawner(1, client.slot_bytes, 1) as spawner, anyio.fail_after(NEVER_S):
+        process = spawner.spawn(0)
+        await process.connection.send_first(frame(0, client.job))
+        await process.connection.receive()
+        process.connection.send(frame(7, client.job))
+        with pytest.raises(EOFError):
+            await process.connection.receive()
+        assert await anyio.to_thread.run_sync(process.wait) == 1
+        process.kill()
+
+    assert "ValidationError" in process.output
+
+
+async def test_it_takes_little_time_and_memory(jsonl_file):
+    """A tenth of a second is promised; a crowded machine is given ten."""
+    executor = ProcessExecutor(1)
+    client = Client(executor, jsonl_file([{"id": 0}]), row_id)
+    with anyio.fail_after(10):
+        async with client.running():
+            await client.window()
+            (worker,) = executor.statistics().workers
+            assert psutil.Process(worker.pid).memory_info().rss < 60 << 20
