@@ -1,4 +1,4 @@
-"""Inputs of any size, made from the standard library's docstrings: fresh text, the same on every machine of one Python."""
+"""Inputs of any size, made from the standard library's docstrings: fresh text, the same wherever the Python is."""
 
 from __future__ import annotations
 

@@ -43,20 +43,26 @@ def first_batch(path: str, tokenizer: str, **knobs: Any) -> dict[str, float]:
         return {"first_batch_s": time.perf_counter() - _BEGAN, "constructed_s": constructed - _BEGAN}
 
 
-def steady(path: str, tokenizer: str, num_rows: int = 20_000, **knobs: Any) -> dict[str, float]:
-    """Rows per second after the first batch, memory at its highest, parent CPU per row."""
+def steady(path: str, tokenizer: str, num_rows: int = 20_000, watch: bool = False, **knobs: Any) -> dict[str, float]:
+    """Rows per second after the first batch, CPU of this process per row, and, watched, memory at its highest."""
     with _loader(path, tokenizer, **knobs) as loader:
         loader.get_next_batch(32)
-        peak, done = [process_tree_pss()], threading.Event()
+        peak, done = [0], threading.Event()
         watcher = threading.Thread(target=_watch, args=(peak, done))
-        watcher.start()
+        if watch:
+            watcher.start()
         began, cpu = time.perf_counter(), time.process_time()
         for _ in range(num_rows // 32):
             loader.get_next_batch(32)
         wall, cpu = time.perf_counter() - began, time.process_time() - cpu
         done.set()
-        watcher.join()
-        return {"rows_per_s": num_rows / wall, "peak_pss_mb": peak[0] / 1e6, "parent_cpu_us_per_row": cpu / num_rows * 1e6}
+        if watch:
+            watcher.join()
+        return {
+            "rows_per_s": num_rows / wall,
+            "peak_pss_mb": peak[0] / 1e6,
+            "parent_cpu_us_per_row": cpu / num_rows * 1e6,
+        }
 
 
 def _watch(peak: list[int], done: threading.Event) -> None:
@@ -80,6 +86,25 @@ def raw(path: str, tokenizer: str, num_rows: int = 20_000) -> dict[str, float]:
     for start in range(0, len(texts), 256):
         engine.encode_batch_fast(texts[start : start + 256], add_special_tokens=False)
     return {"rows_per_s": len(texts) / (time.perf_counter() - began)}
+
+
+def raw_in_processes(path: str, tokenizer: str, num_processes: int) -> dict[str, float]:
+    """The sum of :func:`raw` over processes that run at the same time."""
+    import subprocess
+
+    argument = json.dumps({"path": path, "tokenizer": tokenizer})
+    command = [sys.executable, "-m", "tests.benchmarks.probe", "raw", argument]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(num_processes)]
+    outputs = [process.communicate()[0] for process in running]
+    return {"rows_per_s": sum(json.loads(output)["rows_per_s"] for output in outputs)}
+
+
+def idle_trainer(seconds: float = 4.0) -> dict[str, float]:
+    """The turns that :func:`busy_trainer` makes when nobody is beside it."""
+    began, num_turns = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        num_turns += 1
+    return {"turns_per_s": num_turns / (time.perf_counter() - began)}
 
 
 def call_cost(path: str, tokenizer: str, **knobs: Any) -> dict[str, float]:
@@ -106,7 +131,7 @@ def resume(path: str, tokenizer: str, snapshot: str, **knobs: Any) -> dict[str, 
 
 
 def make_snapshots(path: str, tokenizer: str, snapshot: str, **knobs: Any) -> dict[str, float]:
-    """Snapshots at 0 % and at 99 % of an epoch: ``snapshot.0`` and ``snapshot.99``; the position is moved, not read to."""
+    """Snapshots at 0 % and at 99 % of an epoch: ``snapshot.0`` and ``snapshot.99``; the position is set, not read to."""
     with _loader(path, tokenizer, **knobs) as loader:
         loader.get_next_batch(32)
         loader.get_next_batch(32)
@@ -157,7 +182,7 @@ def busy_trainer(path: str, tokenizer: str, rows_per_s: float, seconds: float = 
         "rows_per_s": num_batches * 32 / wall,
         "worst_stall_ms": worst * 1e3,
         "waited_share": waited / wall,
-        "turns_per_s": num_turns / wall,
+        "turns_per_busy_s": num_turns / (wall - waited),
     }
 
 

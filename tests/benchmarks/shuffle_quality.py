@@ -1,0 +1,76 @@
+"""How well an order mixes: the design effect of a batch, for labels that are constant on long runs of rows.
+
+deff = variance of batch means / variance of the means of independent batches: how many times fewer independent rows a
+batch is worth. 1 is a full permutation; a batch of one topic has deff = batch size.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ("deff", "shuffle_quality")
+
+NUM_ROWS, RUN_ROWS, BATCH = 1_000_000, 5_000, 256
+NUM_LABELLINGS = 80
+
+
+def deff(order: np.ndarray[Any, np.dtype[np.int32]], rng: np.random.Generator) -> float:
+    """The design effect of ``order`` (row numbers, in the order of delivery), over random labels of the runs."""
+    batches = order[: len(order) // BATCH * BATCH].reshape(-1, BATCH) // RUN_ROWS
+    values = []
+    for _ in range(NUM_LABELLINGS):
+        label = rng.standard_normal(NUM_ROWS // RUN_ROWS)
+        values.append(((label[batches].mean(axis=1) - label.mean()) ** 2).mean() / (label.var() / BATCH))
+    return float(np.mean(values))
+
+
+def shuffle_quality(folder: Path, probe: Callable[..., dict[str, float]]) -> dict[str, tuple[float, float]]:
+    """``{order: (deff of the epoch, of its last 1 %)}``; ours is read off what a loader delivers from a real file."""
+    rng = np.random.default_rng(0)
+    path, out = _numbered_rows(folder), str(folder / "delivered.i32")
+    orders: dict[str, list[np.ndarray[Any, np.dtype[np.int32]]]] = {"asyncdata, 1024 x 32 KiB": []}
+    for seed in (1, 2):
+        probe("delivered_ids", path=str(path), out=out, seed=seed, num_workers=2, buffer_size=8192)
+        orders["asyncdata, 1024 x 32 KiB"].append(np.fromfile(out, np.int32))
+    assert all(np.array_equal(np.sort(order), np.arange(NUM_ROWS)) for order in orders["asyncdata, 1024 x 32 KiB"])
+    orders["a shuffle buffer of 10,000 rows"] = [_buffer_shuffle(rng) for _ in range(2)]
+    orders["a full permutation"] = [rng.permutation(NUM_ROWS).astype(np.int32) for _ in range(2)]
+    tail = NUM_ROWS // 100
+    return {
+        name: (
+            float(np.mean([deff(order, rng) for order in found])),
+            float(np.mean([deff(order[-tail:], rng) for order in found])),
+        )
+        for name, found in orders.items()
+    }
+
+
+def _buffer_shuffle(rng: np.random.Generator, size: int = 10_000) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Rows in file order through a buffer from which a random one is taken, as streaming loaders do."""
+    buffer, out = np.arange(size, dtype=np.int32), np.empty(NUM_ROWS, np.int32)
+    picks = rng.integers(0, size, NUM_ROWS - size)
+    for number, pick in enumerate(picks):
+        out[number] = buffer[pick]
+        buffer[pick] = number + size
+    out[NUM_ROWS - size :] = rng.permutation(buffer)
+    return out
+
+
+def _numbered_rows(folder: Path) -> Path:
+    """A file of a million rows of 860 bytes, each with its number."""
+    path = folder / "numbered_rows.jsonl"
+    if not path.exists():
+        temporary = path.with_suffix(".part")
+        with temporary.open("wb") as file:
+            for number in range(NUM_ROWS):
+                row = json.dumps({"id": number, "text": ""})
+                file.write((row[:-2] + "x" * (859 - len(row)) + '"}\n').encode())
+        temporary.rename(path)
+    return path
