@@ -8,36 +8,40 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asyncdata.errors import AsyncDataError, SnapshotMismatchError
+from asyncdata.errors import SnapshotMismatchError
+from asyncdata.executors.base import error_of
 from asyncdata.window import Window
 from asyncdata.wire import Scanned, Tokenized
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from asyncdata.errors import AsyncDataError
     from asyncdata.executors.base import Crashed, Executor
     from asyncdata.sources.base import FileBlocks
     from asyncdata.wire import Reply
 
 __all__ = ("Canaries",)
 
-_NUM_CANARIES = 8
+_MAX_BLOCKS = 8
 
 
 class Canaries:
-    """The first rows of eight blocks, and the digests of their tokens.
+    """The first rows of some blocks, and the digests of their tokens.
 
+    :param max_blocks: as many as a slot holds.
     :ivar digests: one per row; empty until they are known.
     :ivar is_blocking: whether a snapshot's digests are still to be compared, so that nothing may be delivered.
     """
 
-    def __init__(self, source: FileBlocks, executor: Executor, stride: int) -> None:
+    def __init__(self, source: FileBlocks, executor: Executor, stride: int, max_blocks: int) -> None:
         self.digests: list[str] = []
         self.is_blocking = False
         self._source = source
         self._executor = executor
         self._stride = stride
-        self._is_asked = False
+        self._num_blocks = min(_MAX_BLOCKS, max_blocks)
+        self._slot: int | None = None
         self._expected: list[str] = []
         self._on_same: Callable[[], object] = bool
         self._on_other: Callable[[AsyncDataError], object] = bool
@@ -48,59 +52,83 @@ class Canaries:
         on_same: Callable[[], object],
         on_other: Callable[[AsyncDataError], object],
     ) -> None:
-        """Compare with ``expected`` before anything is delivered; without it, look when there is time."""
-        self._is_asked = False
+        """Forget what was asked. With ``expected``, nothing is delivered until :meth:`make` has found the same."""
+        if self._slot is not None:
+            self._executor.slots.release(self._slot)
+            self._slot = None
         self._expected = expected or []
         self._on_same, self._on_other = on_same, on_other
-        self.is_blocking = bool(self._expected)
-        if self.is_blocking:
-            self.make()
+        self.is_blocking = bool(self._expected) and self._expected != self.digests
 
     def make(self) -> None:
-        """Have the rows tokenized, unless that is done or under way."""
-        if self._is_asked or (self.digests and not self.is_blocking):
+        """Have the rows tokenized, if that is neither done nor under way and a slot is free."""
+        if self._slot is not None or (self.digests and not self.is_blocking):
             return
 
-        slot = self._executor.slots.hold()
-        if slot is None:
+        self._slot = self._executor.slots.hold()
+        if self._slot is None:
             return
 
-        self._is_asked = True
         num_blocks = self._source.num_blocks
-        ids = sorted({i * num_blocks // _NUM_CANARIES for i in range(_NUM_CANARIES)})
-        window = Window(self._source, self._source.blocks(ids), slot, self._stride, partial(np.arange, dtype=np.int64))
+        ids = sorted({i * num_blocks // self._num_blocks for i in range(self._num_blocks)})
+        blocks = self._source.blocks(ids)
+        window = Window(self._source, blocks, self._slot, self._stride, partial(np.arange, dtype=np.int64))
         for scan in window.scans():
             self._executor.submit(scan, partial(self._on_scanned, window))
 
     def _on_scanned(self, window: Window, reply: Reply | Crashed) -> None:
-        if isinstance(reply, Scanned) and window.add(0, reply):
-            counts = np.frombuffer(reply.counts, np.int32)
-            firsts = (np.cumsum(counts) - counts)[counts > 0]
-            if len(firsts):
-                self._executor.submit(window.request_of(firsts), partial(self._on_tokenized, len(firsts)))
-        self._executor.slots.release(window.slot)
-        if not isinstance(reply, Scanned) or window.num_rows == 0:
+        if not isinstance(reply, Scanned):
+            self._give_up(reply)
+            return
+
+        window.add(0, reply)
+        counts = np.frombuffer(reply.counts, np.int32)
+        firsts = (np.cumsum(counts) - counts)[counts > 0]
+        if len(firsts) == 0:
             self._compare([])
+            return
+
+        self._executor.submit(window.request_of(firsts), partial(self._on_tokenized, len(firsts)))
 
     def _on_tokenized(self, num_rows: int, reply: Reply | Crashed) -> None:
-        self._compare(_digests(num_rows, reply) if isinstance(reply, Tokenized) else [])
+        if isinstance(reply, Tokenized):
+            self._compare(_digests(num_rows, reply))
+        else:
+            self._give_up(reply)
+
+    def _give_up(self, reply: Reply | Crashed) -> None:
+        """The rows could not be had: a reason not to deliver, where there is something to compare with."""
+        self._done([])
+        if self.is_blocking:
+            self._on_other(error_of(reply))
 
     def _compare(self, digests: list[str]) -> None:
-        self.digests = digests
-        was_blocking, self.is_blocking = self.is_blocking, False
-        if not was_blocking:
+        self._done(digests)
+        if not self.is_blocking:
             return
 
         if digests != self._expected:
-            self._on_other(
-                SnapshotMismatchError(
-                    "AD603 the tokenize function gives other tokens than when the snapshot was written: "
-                    f"{sum(a != b for a, b in zip(digests, self._expected, strict=False))} of {len(self._expected)} "
-                    "fixed rows differ. Install the versions of then, or pass allow_changed={'tokenize_fn'} to go on.",
-                    {"canaries": (self._expected, digests)},
-                )
-            )
+            self._on_other(_mismatch(self._expected, digests))
+            return
+
+        self.is_blocking = False
         self._on_same()
+
+    def _done(self, digests: list[str]) -> None:
+        self.digests = digests
+        if self._slot is not None:
+            self._executor.slots.release(self._slot)
+            self._slot = None
+
+
+def _mismatch(expected: list[str], digests: list[str]) -> SnapshotMismatchError:
+    num_different = sum(a != b for a, b in zip(digests, expected, strict=False))
+    return SnapshotMismatchError(
+        "AD603 the tokenize function gives other tokens than when the snapshot was taken: "
+        f"{num_different or 'some'} of {len(expected)} fixed rows differ. Install the versions of then, or go on all "
+        'the same with allow_changed={"tokenize_fn"}.',
+        {"canaries": (expected, digests)},
+    )
 
 
 def _digests(num_rows: int, reply: Tokenized) -> list[str]:

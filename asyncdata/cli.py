@@ -92,8 +92,8 @@ def _add_demo(commands: Any) -> None:
         "demo",
         _demo,
         "kill a run with SIGKILL, resume it, and prove that nothing was lost, repeated or reordered",
-        "The data are questions about the docstrings of this Python's standard library, the tokenizer is one that comes "
-        "with asyncdata; nothing is downloaded. Exit status 1 if the two sequences differ.",
+        "The data are questions about the docstrings of this Python's standard library, the tokenizer is one that "
+        "comes with asyncdata; nothing is downloaded. Exit status 1 if the two sequences differ.",
     )
     parser.add_argument("--keep", metavar="DIR", help="keep data, snapshot and records in DIR")
     parser.add_argument(
@@ -181,10 +181,10 @@ def _add_sample(commands: Any) -> None:
         "sample",
         _sample,
         "print one row: its file, line and byte offset, the raw row, and its tokens if a tokenizer is given",
-        "By --position it costs the read of one window. By --ordinal, without --tokenizer, every row counts as a sample, "
-        "and each window before it is read. By --ordinal with --tokenizer, rows that the run dropped do not count: all "
-        "rows before it are tokenized, in worker processes, which takes as long as the run took; a --snapshot of the "
-        "run shortens the way.",
+        "By --position it costs the read of one window. By --ordinal without --tokenizer, every row counts as a "
+        "sample, and each window before it is read. By --ordinal with --tokenizer, rows that the run dropped do not "
+        "count: all rows before it are tokenized, in worker processes, which takes as long as the run took; a "
+        "--snapshot of the run shortens the way.",
     )
     _add_data(parser)
     which = parser.add_mutually_exclusive_group(required=True)

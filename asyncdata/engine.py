@@ -16,6 +16,7 @@ from asyncdata.diagnostics import Statistics, explain_timeout
 from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotError
 from asyncdata.executors.base import InlineExecutor
 from asyncdata.executors.process import ProcessExecutor
+from asyncdata.fingerprint import setting_of
 from asyncdata.ledger import Counters, Lease, Ledger, Returned, lease_key
 from asyncdata.log import get_logger
 from asyncdata.order import Order, Shuffle
@@ -132,10 +133,9 @@ class Engine:
         )
         if any(name == "data" or name == "seed" or name.startswith("order") for name in changed):
             ledger = _at_epoch(ledger, ledger.position.epoch + 1)  # its windows are cut otherwise now
-        self.coordinator.restart(lambda _: ledger)
-        is_other_text = bool(changed.keys() & {"data", "tokenizer", "template", "tokenize_fn"})
+        is_other_text = bool(set(map(setting_of, changed)) - {"seed"})
         is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(allow_changed))
-        self.service.restart([] if is_other_text or is_allowed else saved.canaries)
+        self.service.restart(lambda _: ledger, [] if is_other_text or is_allowed else saved.canaries)
         _log.info("snapshot.restored", position=str(ledger.position), num_buffered_groups=len(ledger.buffer))
 
     def _returned(self, record: list[dict[str, Any]]) -> Returned:
@@ -156,8 +156,7 @@ class Engine:
         if epoch == self.coordinator.ledger.position.epoch:
             return
 
-        self.coordinator.restart(lambda ledger: _at_epoch(ledger, epoch))
-        self.service.restart([])
+        self.service.restart(lambda ledger: _at_epoch(ledger, epoch))
 
     def add_wait(self, seconds: float) -> None:
         """A call had to wait for data."""

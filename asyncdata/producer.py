@@ -10,16 +10,15 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncdata import errors
 from asyncdata.canaries import Canaries
 from asyncdata.channel import Channel, Entry, Failure
 from asyncdata.columns import Chunk
-from asyncdata.errors import AsyncDataError, WorkerError
-from asyncdata.executors.base import Crashed
+from asyncdata.errors import AsyncDataError
+from asyncdata.executors.base import Crashed, error_of
 from asyncdata.pacing import ChunkPacer
 from asyncdata.types import Position
 from asyncdata.window import ChunkOrigin, Window
-from asyncdata.wire import Failed, RowError, Scanned, Tokenized
+from asyncdata.wire import RowError, Scanned, Tokenized
 
 if TYPE_CHECKING:
     from asyncdata.coordinator import Coordinator
@@ -69,7 +68,7 @@ class Producer:
         stride: int,
         epochs: int | None,
     ) -> None:
-        self.canaries = Canaries(source, executor, stride)
+        self.canaries = Canaries(source, executor, stride, order.max_window_blocks)
         self._source = source
         self._order = order
         self._executor = executor
@@ -102,13 +101,17 @@ class Producer:
         self._journal = ledger.journal
         self._current = self._upcoming = (position.epoch, position.window)
         self._row = position.row
-        self._is_finished = False
         self.canaries.restart(expected_canaries, self.pump, partial(self._fail, self._channel))
+        self._is_finished = False
         self.pump()
 
     def pump(self) -> None:
         """Send what can be sent."""
-        if self._is_finished or self._is_pumping or self.canaries.is_blocking:
+        if self._is_finished or self._is_pumping:
+            return
+
+        if self.canaries.is_blocking:
+            self.canaries.make()
             return
 
         self._is_pumping = True  # what is sent may free a slot, which pumps
@@ -151,7 +154,7 @@ class Producer:
             return
 
         if not isinstance(reply, Scanned):
-            self._fail(channel, _error_of(reply))
+            self._fail(channel, error_of(reply))
             return
 
         if window.add(part, reply):
@@ -232,7 +235,7 @@ class Producer:
         elif isinstance(reply, Crashed):
             self._deliver(part, _only_error(RowError(0, reply.code, reply.reason)))
         else:
-            self._coordinator.fill(part.channel, part.entry, Failure(_error_of(reply)))
+            self._coordinator.fill(part.channel, part.entry, Failure(error_of(reply)))
         self.pump()
 
     def _bisect(self, part: _Part) -> None:
@@ -267,15 +270,3 @@ _NOTHING = Tokenized(tokens=b"", token_ends=b"", kept=b"", columns={}, drops={},
 _JOURNALED = Tokenized(
     tokens=b"", token_ends=b"", kept=b"", columns={}, drops={"journal": bytes(4)}, errors=[], busy_s=0.0
 )
-
-
-def _error_of(reply: Reply | Crashed) -> AsyncDataError:
-    """The user's error for a request that failed as a whole."""
-    if isinstance(reply, Crashed):
-        return WorkerError(f"{reply.code} a worker was lost twice while it read: {reply.reason}")
-
-    if isinstance(reply, Failed):
-        kind = getattr(errors, reply.kind, WorkerError)
-        return kind(f"{reply.message}\n{reply.traceback}".rstrip())
-
-    return WorkerError(f"a worker answered with {type(reply).__name__}; it is out of step")

@@ -24,8 +24,10 @@ from asyncdata.producer import Producer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from asyncdata.channel import Channel
     from asyncdata.coordinator import Coordinator
     from asyncdata.executors.base import Executor
+    from asyncdata.ledger import Ledger
     from asyncdata.order import Order
     from asyncdata.sources.base import FileBlocks
     from asyncdata.wire import Job
@@ -64,6 +66,7 @@ class Service:
         self._thread: threading.Thread | None = None
         self._call_soon: Callable[[Callable[[], object]], object] | None = None
         self._expected_canaries: list[str] = []
+        self._begun: Channel | None = None
         self._stop: anyio.Event | None = None
         self._is_closed = False
         self._died_of: AsyncDataError | None = None
@@ -97,19 +100,30 @@ class Service:
                 "thread and workers are not there. Make it after the fork."
             )
 
-    def restart(self, expected_canaries: list[str]) -> None:
-        """Read ahead from the coordinator's new ledger."""
-        with self._lock:
-            self._expected_canaries = expected_canaries
+    def restart(self, change: Callable[[Ledger], Ledger], expected_canaries: list[str] | None = None) -> None:
+        """Go on from what ``change`` makes of the ledger.
+
+        :param expected_canaries: those of the snapshot that the ledger comes from; None leaves what was expected.
+        """
+        with self._lock:  # or a beginning could see half of this
+            self._coordinator.restart(change)
+            if expected_canaries is not None:
+                self._expected_canaries = expected_canaries
             if self._call_soon is not None:
                 self._call_soon(self._begin)
 
     def _begin(self) -> None:
-        if self._died_of is not None:
-            self._coordinator.fail(self._coordinator.channel, Failure(self._died_of))
-            return
+        """Read ahead into the coordinator's channel. Twice into the same one would deliver its rows twice."""
+        with self._lock:
+            channel = self._coordinator.channel
+            if channel is self._begun:
+                return
 
-        self._producer.start(self._coordinator.ledger, self._expected_canaries)
+            self._begun = channel
+            if self._died_of is None:
+                self._producer.start(self._coordinator.ledger, self._expected_canaries)
+            else:
+                self._coordinator.fail(channel, Failure(self._died_of))
 
     def _pump_soon(self) -> None:
         if self._call_soon is not None:

@@ -68,10 +68,8 @@ class RunProcess:
         """
         printed, _ = self._process.communicate()
         if self._process.returncode != 0:
-            raise WorkerError(
-                f"a run ended with exit status {self._process.returncode}: "
-                + ("\n".join(self._talk) or "it said nothing")
-            )
+            said = "\n".join(self._talk) or "it said nothing"
+            raise WorkerError(f"a run ended with exit status {self._process.returncode}: {said}")
 
         report: dict[str, Any] = json.loads(printed)
         return report

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     import os
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ("Deliveries", "Delivered", "combined_digest", "read_record", "sample_digest")
 
 
-class Delivered(NamedTuple):
+class Delivered(msgspec.Struct, frozen=True):
     """One line of a record.
 
     :ivar index: number of the sample in the run, from 0.
@@ -112,5 +114,4 @@ def _line(sample: Sample, digest: bytes) -> bytes:
 def read_record(path: str | os.PathLike[str]) -> list[Delivered]:
     """The lines of a record; a last one that a kill has cut off is left out."""
     with open(path, "rb") as file:
-        lines = [json.loads(line) for line in file if line.endswith(b"\n")]
-    return [Delivered(line["index"], line["position"], line["num_tokens"], line["digest"]) for line in lines]
+        return [msgspec.json.decode(line, type=Delivered) for line in file if line.endswith(b"\n")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import signal
 import tempfile
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Outcome", "compare", "run")
 
-_EPOCHS = 3
+_EPOCHS = 2
 _BATCH_SIZE = 32
 _RUN_S = 4.0
 _MAX_STEP_S = 0.05
@@ -152,7 +151,8 @@ class _Story:
         repeated = len(self._record("killed")) - report["first_index"]
         self._note(f"resumed at sample {report['first_index']:,}; first batch {first_batch_s:.2f} s after its start")
         self._note(f"{repeated:,} samples came again: those behind the last snapshot")
-        self._note(f"a step of {1000 * float(pace['--step-s']):.1f} ms waited for data {report['data_wait_share']:.1%}")
+        step = f"a pretended training step of {1000 * float(pace['--step-s']):.1f} ms"
+        self._note(f"{step} waited for data {report['data_wait_share']:.1%} of the time")
         self._facts |= {"first_batch_s": round(first_batch_s, 3), "data_wait_share": report["data_wait_share"]}
 
     def _run_through(self) -> None:
@@ -178,10 +178,15 @@ class _Story:
     def _watch(self, process: RunProcess, is_enough: Callable[[Reading], bool] = lambda _: False) -> None:
         """Show its readings until it ends, or until one of them is enough."""
         with contextlib.closing(meter("auto", indent=_INDENT)) as shown:
+            reading = None
             for reading in process.readings():
-                shown.show(reading)
                 if is_enough(reading):
-                    return
+                    break
+
+                if shown.is_due:
+                    shown.show(reading)
+            if reading is not None:
+                shown.show(reading)
 
     def _record_path(self, name: str) -> Path:
         return self._folder / f"{name}.record.jsonl"

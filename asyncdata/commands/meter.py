@@ -78,18 +78,18 @@ def meter(mode: Mode, *, indent: str = "") -> Meter:
         case "bar":
             return _Bar(indent)
         case "json":
-            return _Lines(_JSON_EVERY_S, lambda reading: msgspec.json.encode(reading).decode())
+            return _Lines(_JSON_EVERY_S, 0.0, lambda reading: msgspec.json.encode(reading).decode())
         case "none":
             return _Nothing()
-    return _Lines(_LINE_EVERY_S, lambda reading: indent + reading.line())
+    return _Lines(_LINE_EVERY_S, _LINE_EVERY_S, lambda reading: indent + reading.line())
 
 
 class _Clock:
     """Knows when the next reading is due."""
 
-    def __init__(self, every_s: float) -> None:
+    def __init__(self, every_s: float, first_s: float = 0.0) -> None:
         self._every_s = every_s
-        self._next = time.monotonic()
+        self._next = time.monotonic() + first_s
 
     @property
     def is_due(self) -> bool:
@@ -110,8 +110,8 @@ class _Nothing:
 
 
 class _Lines(_Clock):
-    def __init__(self, every_s: float, line: Callable[[Reading], str]) -> None:
-        super().__init__(every_s)
+    def __init__(self, every_s: float, first_s: float, line: Callable[[Reading], str]) -> None:
+        super().__init__(every_s, first_s)
         self._line = line
 
     def show(self, reading: Reading) -> None:
@@ -134,7 +134,7 @@ class _Bar(_Clock):
         full = "\u2588" if console.encoding.startswith("utf") else "#"
         self._gauge = full, " " if console.no_color else full
         self._progress = Progress(
-            TextColumn(indent) if indent else TextColumn(""),
+            *([TextColumn(indent[1:])] if indent else []),  # the columns have a space between them
             BarColumn(bar_width=None),
             TextColumn("{task.percentage:3.0f}%"),
             TextColumn("{task.fields[rates]}", style="cyan"),

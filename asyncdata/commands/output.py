@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, MutableMapping, Sequence
     from typing import TextIO
 
 __all__ = (
@@ -90,7 +90,7 @@ def log_to_stderr(*, is_verbose: bool) -> None:
     )
 
 
-def _event_as_line(_logger: Any, _method: str, event: dict[str, Any]) -> str:
+def _event_as_line(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
     level, name, trace = event.pop("level"), event.pop("event"), event.pop("exception", "")
     details = " ".join(f"{key}={value!r}" for key, value in event.items())
     return f"asyncdata: {level}: {name} {details}".rstrip() + (f"\n{trace}" if trace else "")

@@ -70,8 +70,8 @@ class _Trial:
         self._args = args
         self._loader = loader
         self._deliveries = deliveries
-        self._limit = args.num_batches * args.batch_size if args.num_batches else None
-        self._max_rows = epochs * _rows_of_epoch(args) if epochs else None
+        self._limit: int | None = args.num_batches * args.batch_size if args.num_batches else None
+        self._max_rows: int | None = epochs * _rows_of_epoch(args) if epochs else None
         self._before = loader.statistics()
         self._first: Statistics | None = None
         self._began = self._first_batch_at = self._ended = began
@@ -85,7 +85,7 @@ class _Trial:
                 self._take(batch)
                 if self._args.snapshot and self._deliveries.num_batches % self._args.snapshot_every == 0:
                     self._save()
-                if shown.is_due or self._deliveries.num_batches == 1:
+                if shown.is_due:
                     shown.show(self._reading())
                 self._stand_in_for_a_step()
             shown.show(self._reading())
@@ -143,9 +143,9 @@ class _Trial:
         )
 
     def _fraction(self, now: Statistics) -> float:
-        parts = [now.samples_total / self._limit] if self._limit else []
-        parts += [_rows(now) / self._max_rows] if self._max_rows else []
-        return min(1.0, max(parts))
+        of_batches = now.samples_total / self._limit if self._limit else 0.0
+        of_epochs = _rows(now) / self._max_rows if self._max_rows else 0.0
+        return min(1.0, max(of_batches, of_epochs))
 
     def _rates(self, now: Statistics, until: float) -> tuple[float, float]:
         """Rows and tokens by second since the first batch, or of it where there is no other."""

@@ -10,9 +10,11 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from asyncdata.errors import WorkerError
+from asyncdata import errors
+from asyncdata.errors import AsyncDataError, WorkerError
 from asyncdata.executors.handler import Handler
 from asyncdata.tokenization.base import open_tokenize_fn
+from asyncdata.wire import Failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn
     from asyncdata.wire import Job, Reply, Request
 
-__all__ = ("Crashed", "Executor", "ExecutorStatistics", "InlineExecutor", "OnReply", "Slots", "WorkerState")
+__all__ = ("Crashed", "Executor", "ExecutorStatistics", "InlineExecutor", "OnReply", "Slots", "WorkerState", "error_of")
 
 
 class Crashed(NamedTuple):
@@ -101,6 +103,18 @@ class Slots:
     def _freed(self, slot: int) -> None:
         if not self._is_held[slot] and self._num_requests[slot] == 0:
             self.on_free()
+
+
+def error_of(reply: Reply | Crashed) -> AsyncDataError:
+    """The user's error for a request that failed as a whole."""
+    if isinstance(reply, Crashed):
+        return WorkerError(f"{reply.code} a worker was lost twice while it read: {reply.reason}")
+
+    if isinstance(reply, Failed):
+        kind = getattr(errors, reply.kind, WorkerError)
+        return kind(f"{reply.message}\n{reply.traceback}".rstrip())
+
+    return WorkerError(f"a worker answered with {type(reply).__name__}; it is out of step")
 
 
 class Executor(Protocol):

@@ -203,6 +203,11 @@ class StillLoader:
         else:
             self.executor.answer(number - len(self.pumps))
 
+    def work_on(self) -> None:
+        """Do the next thing; somebody waits for it."""
+        assert self.num_tasks, "a request waits, and nothing is being done for it"
+        self.work()
+
     def work_off(self, limit: int = 10_000) -> None:
         """Do all there is to do; the channel is full then, or the data is at its end."""
         for _ in range(limit):
@@ -216,11 +221,12 @@ class StillLoader:
 
     def take(self, num_groups: int, last_epoch: int | None = None) -> list[Sample]:
         """As a loader does it: a request, work until it is served, and a withdrawal if anything is raised."""
-        request = Request(num_groups, last_epoch)
+        request, wakes = Request(num_groups, last_epoch), deque([True])
+        request.wake = lambda: wakes.append(True)
         try:
-            while (samples := self.coordinator.poll(request)) is None:
-                assert self.num_tasks, "a request waits, and nothing is being done for it"
-                self.work()
+            while (samples := self.coordinator.poll(request) if wakes else None) is None:
+                wakes.clear()
+                self.work_on()
         except BaseException:
             self.coordinator.withdraw(request)
             raise
