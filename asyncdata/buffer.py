@@ -90,10 +90,11 @@ def validate_groups(groups: Any, samples_per_group: int, buffer: Sequence[Return
     returned = []
     for number, group in enumerate(groups):
         _check_shape(number, group, samples_per_group)
-        if not present.isdisjoint(map(id, group)):
-            raise InvalidGroupError(f"AD432 group {number} is in the buffer already; it would be served twice")
+        samples = set(map(id, group))
+        if len(samples) < len(group) or not present.isdisjoint(samples):
+            raise InvalidGroupError(f"AD432 group {number} has a sample that is there already; it would be served twice")
 
-        present.update(map(id, group))
+        present |= samples
         returned.append(Returned(group, _record(number, group)))
     for item in returned:
         for sample in item.group:

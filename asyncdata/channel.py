@@ -79,7 +79,7 @@ class Channel:
 
     :param capacity: samples that may be ready or in flight.
     :param max_bytes: bytes that may be ready.
-    :param bad_row_stops: whether a bad row ends the stream (``on_bad_row="raise"``).
+    :param max_bad_rows: bad rows that may be passed over; one more ends the stream. None: as many as come.
     :param epoch_groups: samples that the present epoch had before this channel's first row.
     :param acked: positions that were acknowledged before a restart.
     :ivar demand: samples that a waiting request needs; they are made even beyond the capacity.
@@ -93,7 +93,7 @@ class Channel:
         *,
         capacity: int,
         max_bytes: int,
-        bad_row_stops: bool,
+        max_bad_rows: int | None = None,
         epoch_groups: int = 0,
         acked: Set[Position] = frozenset(),
     ) -> None:
@@ -105,7 +105,8 @@ class Channel:
         self.ended_epoch = -1
         self.num_rows_in_flight = 0
         self.num_ready_bytes = 0
-        self._bad_row_stops = bad_row_stops
+        self._max_bad_rows = max_bad_rows
+        self._num_bad_rows = 0
         self._acked = acked
         self._epoch_groups = epoch_groups
         self._entries: deque[Entry] = deque()
@@ -171,7 +172,8 @@ class Channel:
         elif isinstance(segment, Done):
             self._epoch_groups += 1
         elif isinstance(segment, Bad):
-            self.is_stopped = self._bad_row_stops
+            self._num_bad_rows += 1
+            self.is_stopped = self._max_bad_rows is not None and self._num_bad_rows > self._max_bad_rows
         elif isinstance(segment, ChunkEnd) and segment.chunk.ends_epoch:
             self.ended_epoch = segment.chunk.first.epoch
             self.is_stopped = self._epoch_groups == 0  # an epoch without a sample would be followed by more of them

@@ -149,7 +149,7 @@ def _add_run(commands: Any) -> None:
         "--progress",
         default="auto",
         choices=("auto", "bar", "plain", "json", "none"),
-        help="how progress is shown on stderr: auto is a bar on a terminal and plain lines elsewhere",
+        help="how it is shown on stderr; auto is a bar on a terminal and plain lines elsewhere (%(default)s)",
     )
 
 
@@ -167,7 +167,12 @@ def _add_order(commands: Any) -> None:
     parser.add_argument("--epoch", metavar="E", type=_whole(0), default=0, help="the epoch (%(default)s)")
     parser.add_argument("--window", metavar="W", type=_whole(0), help="only this window; without it, all of the epoch")
     parser.add_argument(
-        "--from", metavar="R", dest="first", type=_whole(0), default=0, help="the first row to print (%(default)s)"
+        "--from",
+        metavar="R",
+        dest="first",
+        type=_whole(0),
+        default=0,
+        help="the first row to print, counted from 0 in the window or the epoch (%(default)s)",
     )
     parser.add_argument(
         "--num", metavar="N", type=_whole(0), default=20, help="how many rows to print; 0 for all (%(default)s)"
@@ -213,7 +218,10 @@ def _add_order_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("order", "Each of these makes another order; give what the run was given.")
     group.add_argument("--seed", metavar="N", type=int, default=42, help="any integer (%(default)s)")
     group.add_argument(
-        "--shuffle", action=argparse.BooleanOptionalAction, default=True, help="mix the rows, or leave them as they lie"
+        "--shuffle",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="mix the rows (the default), or leave them as they lie",
     )
     group.add_argument(
         "--block-bytes", metavar="N", type=_whole(1), default=32 * 1024, help="size of a block (%(default)s)"
@@ -288,8 +296,9 @@ def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         if args.resume and args.snapshot is None:
             parser.error("--resume needs --snapshot FILE to go on from")
 
-        if args.snapshot is not None and os.path.exists(args.snapshot) and not args.resume:
-            parser.error(f"{args.snapshot} is there already: add --resume to go on from it, or name another file")
+        for path in (args.snapshot, args.record):
+            if path is not None and os.path.exists(path) and not args.resume:
+                parser.error(f"{path} is there already: add --resume to go on from there, or name another file")
 
     if args.run is _sample and args.snapshot is not None and (args.ordinal is None or args.tokenizer is None):
         parser.error("--snapshot shortens the way to --ordinal with --tokenizer; it does nothing else")

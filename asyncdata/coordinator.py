@@ -243,11 +243,14 @@ class Coordinator:
             self.on_room()
 
     def _leave(self, request: Request) -> None:
-        if request in self._requests:
-            was_first = self._requests[0] is request
-            self._requests.remove(request)
+        if request not in self._requests:
+            return
+
+        was_first = self._requests[0] is request
+        self._requests.remove(request)
+        if was_first:
             self.channel.demand = 0
-            if was_first and self._requests:
+            if self._requests:
                 self._requests[0].wake()
 
     # The trainer gives back and acknowledges.
@@ -288,10 +291,17 @@ class Coordinator:
         return Channel(
             capacity=self.rules.capacity,
             max_bytes=self.rules.max_ready_bytes,
-            bad_row_stops=self.rules.bad_row_stops,
+            max_bad_rows=self._max_bad_rows(),
             epoch_groups=self.ledger.counters.epoch_groups,
             acked=self.ledger.acked,
         )
+
+    def _max_bad_rows(self) -> int | None:
+        """Bad rows that may still be passed over. Nothing is read beyond the first one too many."""
+        if self.rules.bad_row_stops or self.rules.max_bad_rows is None:
+            return 0 if self.rules.bad_row_stops else None
+
+        return max(0, self.rules.max_bad_rows - self.ledger.counters.num_bad_rows)
 
     def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
         """A place in ``channel`` for at most ``max_rows`` rows; None where there is no room for ``min_rows``.
@@ -299,7 +309,7 @@ class Coordinator:
         After None, ``on_room`` is called once there is.
         """
         with self._lock:
-            if channel is not self.channel:
+            if channel is not self.channel or channel.is_stopped:
                 return None
 
             room = channel.room(self._num_taken)

@@ -138,6 +138,7 @@ class _Walk:
             self._chunk_end(segment.chunk)
         elif isinstance(segment, Done):
             self._move_to(segment.chunk, segment.chunk.row_of(segment.sample) + 1)
+            self._num_tokens += segment.chunk.num_tokens(segment.sample, segment.sample + 1)
             self._num_groups += 1
             self._epoch_groups += 1
             self.head += 1

@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata.errors import SourceError
+from asyncdata.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,6 +50,9 @@ def write_docstring_prompts(path: str | os.PathLike[str], num_rows: int | None =
     :param num_rows: at most so many; None for all there are, some thousands.
     :raises SourceError: if this Python was installed without the source of its standard library.
     """
+    if num_rows is not None and num_rows < 1:
+        raise ConfigError(f"num_rows must be at least 1, got {num_rows}")
+
     number = 0
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         for row in docstring_prompts():

@@ -110,12 +110,9 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def restart_point(self) -> tuple[Position, Counters, frozenset[Position]]:
         """Where a restart goes on: before the oldest request that is not wholly acknowledged, or at the position."""
-        if not self.leases:
-            return self.position, self.counters, self.acked
-
-        oldest = self.leases[0]
+        start = self.leases[0] if self.leases else self
         acked = self.acked.union(*(lease.acked for lease in self.leases))
-        return oldest.position, oldest.counters, frozenset(place for place in acked if place >= oldest.position)
+        return start.position, start.counters, frozenset(place for place in acked if place >= start.position)
 
     def leased_groups(self) -> list[Returned]:
         """Groups served from the buffer and not acknowledged, in order: D cannot make them again."""
@@ -123,6 +120,6 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def lease_key(group: Group) -> int:
-    """What names a group across a copy: its index, or, for one made by hand without an index, its identity."""
-    index = group[0].group_index if group else None
-    return -1 - id(group) if index is None else index
+    """What names a group, in whatever list it comes: its index, or, if it has none, its first sample's identity."""
+    index = group[0].group_index
+    return -1 - id(group[0]) if index is None else index

@@ -6,6 +6,7 @@ the channel. Each ends in :meth:`Producer.pump`, which sends what can be sent. C
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
@@ -101,7 +102,7 @@ class Producer:
         self._journal = ledger.journal
         self._current = self._upcoming = (position.epoch, position.window)
         self._row = position.row
-        self.canaries.restart(expected_canaries, self.pump, partial(self._fail, self._channel))
+        self.canaries.restart(expected_canaries, self.pump, self._fail)
         self._is_finished = False
         self.pump()
 
@@ -121,9 +122,10 @@ class Producer:
             while self._send_chunk():
                 pass
             if len(self._windows) == 1 and self._row:
-                self._open_window()  # the next one is read while this one is tokenized
+                with contextlib.suppress(AsyncDataError):  # it comes again when it is that window's turn
+                    self._open_window()  # the next one is read while this one is tokenized
         except AsyncDataError as error:
-            self._fail(self._channel, error)
+            self._fail(error)
         finally:
             self._is_pumping = False
 
@@ -132,32 +134,28 @@ class Producer:
         if self._epochs is not None and epoch >= self._epochs:
             return
 
+        if number == 0 and epoch > 0:
+            self._source.check_unchanged()
         slot = self._executor.slots.hold()
         if slot is None:
             return
 
-        if number == 0 and epoch > 0:
-            self._source.check_unchanged()
         blocks = self._source.blocks(self._order.blocks(epoch, number))
         window = Window(self._source, blocks, slot, self._stride, partial(self._order.rows, epoch, number))
         self._windows.append(window)
         is_last = number + 1 == self._order.num_windows
         self._upcoming = (epoch + 1, 0) if is_last else (epoch, number + 1)
         for part, scan in enumerate(window.scans()):
-            self._executor.submit(scan, partial(self._on_scanned, self._channel, window, part, scan, _MAX_SCANS))
+            self._executor.submit(scan, partial(self._on_scanned, window, part, scan, _MAX_SCANS))
 
-    def _on_scanned(
-        self, channel: Channel, window: Window, part: int, scan: Scan, num_tries: int, reply: Reply | Crashed
-    ) -> None:
+    def _on_scanned(self, window: Window, part: int, scan: Scan, num_tries: int, reply: Reply | Crashed) -> None:
         if isinstance(reply, Crashed) and num_tries > 1:  # no row is to blame: workers are being killed from outside
-            self._executor.submit(scan, partial(self._on_scanned, channel, window, part, scan, num_tries - 1))
+            self._executor.submit(scan, partial(self._on_scanned, window, part, scan, num_tries - 1))
             return
 
         if not isinstance(reply, Scanned):
-            self._fail(channel, error_of(reply))
-            return
-
-        if window.add(part, reply):
+            window.fault = error_of(reply)
+        elif window.add(part, reply):
             self._num_blank += window.num_blank
             if window is self._windows[0]:
                 self._skips = window.find(self._journal)
@@ -165,6 +163,9 @@ class Producer:
 
     def _send_chunk(self) -> bool:
         """Send the next rows; whether there is more to try."""
+        if self._windows and self._windows[0].fault is not None:
+            raise self._windows[0].fault
+
         if not self._windows or not self._windows[0].is_scanned or self._executor.num_wanted <= 0:
             return False
 
@@ -251,10 +252,10 @@ class Producer:
     def _deliver(self, part: _Part, reply: Tokenized) -> None:
         self._coordinator.fill(part.channel, part.entry, part.chunk(reply))
 
-    def _fail(self, channel: Channel, error: AsyncDataError) -> None:
+    def _fail(self, error: AsyncDataError) -> None:
         """Nothing can be read beyond here."""
         self._is_finished = True
-        self._coordinator.fail(channel, Failure(error))
+        self._coordinator.fail(self._channel, Failure(error))
 
     @property
     def num_blank(self) -> int:

@@ -11,6 +11,7 @@ from asyncdata.wire import Overflow, Scan, Tokenize
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Set
 
+    from asyncdata.errors import AsyncDataError
     from asyncdata.sources.base import FileBlocks
     from asyncdata.types import SourceLocation
     from asyncdata.wire import Block, Scanned
@@ -27,6 +28,7 @@ class Window:
     :param arrange: from a number of rows to their order, int64 of shape (num_rows,).
     :ivar slot: where the bytes are.
     :ivar num_rows: known when :meth:`add` has returned True.
+    :ivar fault: why it cannot be read; to be raised at its turn.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Window:
         self.slot = slot
         self.num_rows = 0
         self.num_blank = 0
+        self.fault: AsyncDataError | None = None
         self._source = source
         self._blocks = blocks
         self._stride = stride

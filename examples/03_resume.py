@@ -10,8 +10,6 @@ from pathlib import Path
 from asyncdata import DataLoader, EndOfData, PromptTokenizeFn
 from asyncdata.demo import tokenizer_folder, write_docstring_prompts
 
-BATCH_SIZE = 16
-
 
 def open_loader(folder: Path, num_workers: int) -> DataLoader:
     tokenize_fn = PromptTokenizeFn(tokenizer_folder(), label_key="label", apply_chat_template=True)
@@ -22,7 +20,7 @@ def train_until_killed(folder: Path) -> None:
     """Prints the number of samples delivered after every snapshot, and goes on and on."""
     with open_loader(folder, num_workers=2) as loader:
         while True:
-            loader.get_next_batch(BATCH_SIZE)
+            loader.get_next_batch(16)
             loader.save(folder / "run.snapshot")
             print(loader.statistics().samples_total, flush=True)
 
@@ -32,7 +30,7 @@ def rest_of(loader: DataLoader) -> list[tuple[str, bytes]]:
     samples = []
     try:
         while True:
-            samples += loader.get_next_batch(BATCH_SIZE)
+            samples += loader.get_next_batch(16)
     except EndOfData as end:
         samples += end.samples
     return [(str(sample.position), sample.tokens.tobytes()) for sample in samples]
@@ -42,7 +40,6 @@ def main(folder: Path) -> None:
     num_rows = write_docstring_prompts(folder / "prompts.jsonl", num_rows=800)
     command = [sys.executable, __file__, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         reached = next(number for number in map(int, process.stdout) if number > num_rows)  # in the second epoch
         process.kill()
     print(f"killed after {reached} samples or a few more")

@@ -68,11 +68,6 @@ class Deliveries:
         """The digest of the sequence so far."""
         return self._state.hexdigest()
 
-    @property
-    def next_index(self) -> int:
-        """The index of the sample that would come next; 0 before any."""
-        return (self.first_index or 0) + self.num_samples
-
     def add(self, batch: list[Sample]) -> None:
         """Account for a batch, and write it down in one piece."""
         digests = [sample_digest(sample) for sample in batch]

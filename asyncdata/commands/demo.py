@@ -134,10 +134,10 @@ class _Story:
         self._step(2, f"A run of {_EPOCHS} epochs with {num_workers} workers; it will be killed with SIGKILL")
         least = int(pace["--snapshot-every"]) * _BATCH_SIZE // 3
         with self._start("killed", {**pace, "--num-workers": num_workers}) as process:
-            self._watch(process, lambda now: now.fraction > _KILL_AT and now.samples - now.snapshot_samples > least)
-            status = process.kill()
-        if status != -signal.SIGKILL:
-            raise WorkerError("the run was over before it could be killed; try more --rows")
+            self._watch(process, lambda now: _may_be_killed(now, least))
+            if process.kill() != -signal.SIGKILL:
+                process.report()
+                raise WorkerError("the run was over before it could be killed; try more --rows")
 
         self._note(f"killed after {len(self._record('killed')):,} samples", "bold red")
 
@@ -148,8 +148,9 @@ class _Story:
             self._watch(process)
             report = process.report()
             first_batch_s = process.first_batch_s or 0.0
-        repeated = len(self._record("killed")) - report["first_index"]
-        self._note(f"resumed at sample {report['first_index']:,}; first batch {first_batch_s:.2f} s after its start")
+        resumed_at = report["samples_total"] - report["num_samples"]
+        repeated = len(self._record("killed")) - resumed_at
+        self._note(f"resumed at sample {resumed_at:,}; first batch {first_batch_s:.2f} s after its start")
         self._note(f"{repeated:,} samples came again: those behind the last snapshot")
         step = f"a pretended training step of {1000 * float(pace['--step-s']):.1f} ms"
         self._note(f"{step} waited for data {report['data_wait_share']:.1%} of the time")
@@ -204,26 +205,33 @@ class _Story:
         folder = str(self._folder.absolute()) if self._is_kept else None
         if self._output.as_json:
             self._output.json({**msgspec.structs.asdict(outcome), **self._facts, "folder": folder})
-            return
-
-        self._output.say("")
-        rows = [
-            ("", "samples", "tokens", "digest of all positions and tokens"),
-            ("killed and resumed", f"{outcome.samples:,}", f"{outcome.tokens:,}", outcome.digest),
-            (
-                "never interrupted",
-                f"{outcome.uninterrupted_samples:,}",
-                f"{outcome.uninterrupted_tokens:,}",
-                outcome.uninterrupted_digest,
-            ),
-        ]
-        self._output.data(table(rows))
-        if outcome.is_identical:
-            self._output.data("identical: no sample lost, repeated or out of order", "bold green")
         else:
-            self._output.data(f"DIFFERENT from sample {outcome.first_difference:,} on", "bold red")
-        if folder:
+            self._output.say("")
+            self._output.data(_text(outcome))
+            self._tell_verdict(outcome)
+        if folder is not None:
             self._output.say(f"\nData, snapshot and records are in {folder}")
+
+    def _tell_verdict(self, outcome: Outcome) -> None:
+        if outcome.first_difference is not None:
+            self._output.data(f"DIFFERENT from sample {outcome.first_difference:,} on", "bold red")
+        elif not outcome.repeated_identical:
+            self._output.data("DIFFERENT: the samples that came again are not those of the first time", "bold red")
+        else:
+            self._output.data("identical: no sample lost, repeated or out of order", "bold green")
+
+
+def _text(outcome: Outcome) -> str:
+    joined = (f"{outcome.samples:,}", f"{outcome.tokens:,}", outcome.digest)
+    whole = (f"{outcome.uninterrupted_samples:,}", f"{outcome.uninterrupted_tokens:,}", outcome.uninterrupted_digest)
+    head = ("", "samples", "tokens", "digest of all positions and tokens")
+    return table([head, ("killed and resumed", *joined), ("never interrupted", *whole)])
+
+
+def _may_be_killed(now: Reading, least_behind: int) -> bool:
+    """In the middle, and some way behind the last snapshot, so that there is something to repeat; but not too late."""
+    is_behind = now.samples - now.snapshot_samples > least_behind
+    return now.snapshot_samples > 0 and now.fraction > (_KILL_AT if is_behind else _KILL_AT + 0.2)
 
 
 def compare(killed: list[Delivered], resumed: list[Delivered], uninterrupted: list[Delivered]) -> Outcome:

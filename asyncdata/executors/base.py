@@ -28,6 +28,8 @@ __all__ = ("Crashed", "Executor", "ExecutorStatistics", "InlineExecutor", "OnRep
 class Crashed(NamedTuple):
     """In place of a reply: the request brought down its worker, again.
 
+    Its slot stays in use until ``on_reply`` returns, so that the rows may be asked for once more.
+
     :ivar code: ``AD422`` (hung) or ``AD423`` (died).
     """
 

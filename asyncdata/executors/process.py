@@ -218,9 +218,9 @@ class ProcessExecutor:
                 self._queue.appendleft(call)
         worker.calls.clear()
         for call in crashed:
-            self.slots.done(call.request.slot)
             if call.on_reply is not None:
                 call.on_reply(Crashed(lost.code, f"{lost.reason} ({worker.process.how_it_ended()})"))
+            self.slots.done(call.request.slot)  # not before: its rows may just have been asked for again
 
     def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
         """As the protocol says."""

@@ -106,7 +106,8 @@ class Model:
     def next_turn(self) -> int:
         """The next row of D that is delivered or stops a delivery; the others before it may pass at any time."""
         at = self.state.at
-        while self.can_yield and (self.place(at).fate not in {KEPT, BAD} or at in self.done):
+        end = None if self.can_yield else at - at % self.epoch_rows + self.epoch_rows
+        while at != end and (self.place(at).fate not in {KEPT, BAD} or at in self.done):
             at += 1
         return at
 
@@ -124,15 +125,14 @@ class Model:
             num_tokens=state.num_tokens + sum(len(place.tokens) for place in acked),
         )
 
-    def num_kept(self, at: int) -> int:
-        """Samples of the present epoch before row ``at`` of D."""
-        start = at - at % self.epoch_rows
-        return sum(self.place(number).fate == KEPT for number in range(start, at))
+    def num_kept(self, epoch: int, at: int) -> int:
+        """Samples of an epoch before row ``at`` of D."""
+        return sum(self.place(number).fate == KEPT for number in range(epoch * self.epoch_rows, at))
 
     # A request
 
     def choose(self, num_groups: int) -> list[Any]:
-        return self._choose(self.buffer, num_groups)[:num_groups]
+        return self._choose(list(self.buffer), num_groups)[:num_groups]
 
     def serve(self, num_groups: int, chosen: list[Any], last_epoch: int | None) -> Told:
         rules, before, epochs = self._rules, self.state, self._rules.epochs

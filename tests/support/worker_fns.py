@@ -160,6 +160,8 @@ class Opening:
         if self.what == "dies" and self._number_of_this_start() <= self.times:
             print("what I wanted to say", flush=True)  # noqa: T201 - this is what is tested
             os._exit(5)
+        while self.what == "waits" and not Path(self.folder, "open").exists():
+            time.sleep(0.005)
         if self.what == "lingers":
             threading.Thread(target=time.sleep, args=(3600,)).start()
         return FunctionTokenizer(as_told)

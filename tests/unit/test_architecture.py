@@ -48,12 +48,14 @@ LEVELS = {
     "producer": 6,
     "service": 7,
     "engine": 8,
+    "inspection": 8,
     "loader": 9,
     "asyncdata": 10,
     "integrations": 11,
-    "cli": 11,
     "demo": 11,
-    "__main__": 12,
+    "commands": 12,
+    "cli": 13,
+    "__main__": 14,
 }
 
 # Imports across a level: (module, what it imports) -> why this one is right.

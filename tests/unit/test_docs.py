@@ -1,39 +1,48 @@
-"""README.md and docs/: every example runs and prints what its page says, and what the reference lists is all there is."""
+"""README.md and docs/: every example runs and prints what its page says, and the reference lists all there is."""
 
 from __future__ import annotations
 
+import argparse
 import ast
+import asyncio
 import contextlib
 import doctest
 import importlib
 import inspect
 import io
-import json
 import re
 import shlex
-import shutil
 import sys
 import tempfile
 import tomllib
 import traceback
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import pytest
 import structlog
 
 import asyncdata
-from asyncdata import AsyncDataLoader, AsyncDataError, DataLoader, LoaderConfig, Statistics
+from asyncdata import cli
+from asyncdata.envelope import Header
+from asyncdata.executors.base import WorkerState
+from asyncdata.ledger import Counters
+from asyncdata.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+PACKAGE = ROOT / "asyncdata"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-FIRST_SCREEN_LINES = 40
+
 HOME = "/home/me"
 """What the pages call the folder that their examples run in."""
+
+FIRST_SCREEN_LINES = 40
 
 
 class Block(NamedTuple):
@@ -54,20 +63,14 @@ def blocks_of(page: Path) -> list[Block]:
         if opened:
             text = "".join(f"{content}\n" for content in lines[opened : number - 1])
             blocks.append(Block(lines[opened - 1][3:].strip(), text, opened + 1, number))
-            opened = 0
-        else:
-            opened = number
+        opened = 0 if opened else number
     assert not opened, f"{name_of(page)}:{opened}: a block that is not closed"
     return blocks
 
 
 def prose_of(page: Path) -> str:
-    """The page without its fenced blocks, line by line as before."""
-    lines = page.read_text(encoding="utf-8").splitlines()
-    for block in blocks_of(page):
-        for number in range(block.line - 2, block.end):
-            lines[number] = ""
-    return "\n".join(lines)
+    """The page without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
 def name_of(page: Path) -> str:
@@ -75,70 +78,442 @@ def name_of(page: Path) -> str:
 
 
 def read(name: str) -> str:
-    return (DOCS / name).read_text(encoding="utf-8")
+    return (DOCS / "reference" / name).read_text(encoding="utf-8")
 
 
-def first_cells(name: str) -> list[str]:
-    """What the first column of a page's tables has in backquotes, row by row."""
-    return [text for row in re.findall(r"^\|([^|]+)\|", read(name), re.MULTILINE) for text in re.findall(r"`([^`]+)`", row)]
+def section(text: str, heading: str) -> str:
+    """The part of a page under a heading, up to the next one of its level or above."""
+    found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^#{{1,2}} |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"there is no heading {heading!r}"
+    level = len(found[1])
+    return re.split(rf"^#{{1,{level}}} ", found[2], flags=re.MULTILINE)[0]
 
 
-# Examples
+def first_cells(text: str) -> list[str]:
+    """What the rows of a text's tables have in backquotes in their first column."""
+    rows = re.findall(r"^\|([^|]+)\|", text, re.MULTILINE)
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
 
-PAGES_WITH_EXAMPLES = [page for page in PAGES if any(block.language == "python" for block in blocks_of(page))]
+
+def table_rows(text: str) -> dict[str, list[str]]:
+    """The cells behind the first one, by what the first one has in backquotes."""
+    rows = re.findall(r"^\| `([^`]+)` \|(.*)\|$", text, re.MULTILINE)
+    return {name: [cell.strip() for cell in rest.split("|")] for name, rest in rows}
+
+
+# The examples
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """What the pages assume: prompts.jsonl as the first tutorial writes it, and a tokenizer."""
+    """What the pages assume: prompts.jsonl and a tokenizer, as the first tutorial makes them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     first = next(block for block in blocks_of(DOCS / "tutorial" / "first-loader.md") if block.language == "python")
     run(first, {}, "docs/tutorial/first-loader.md")
     modules = set(sys.modules)
     with structlog.testing.capture_logs():
         yield tmp_path
-    for name in set(sys.modules) - modules:  # files that a page has written
+    structlog.reset_defaults()
+    for name in set(sys.modules) - modules:
         if (tmp_path / f"{name}.py").exists():
             del sys.modules[name]
-    importlib.invalidate_caches()
 
 
 def run(block: Block, names: dict[str, Any], page: str) -> str:
     """What the block prints. One that begins with ``# name.py`` is a file, which is written instead."""
     if found := re.match(r"# (\w+\.py)\n", block.text):
         Path(found[1]).write_text(block.text, encoding="utf-8")
+        importlib.invalidate_caches()
         return ""
 
     code = compile("\n" * (block.line - 1) + block.text, page, "exec")
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
         exec(code, names)  # noqa: S102 - to run what the pages tell the reader to run is what this file is for
     return out.getvalue()
 
 
-def differs(wanted: str, printed: str) -> bool:
+def run_commands(block: Block) -> str:
+    """The block's commands, each followed by what it prints."""
+    transcript = ""
+    for command in re.findall(r"^\$ asyncdata (.*)$", block.text, re.MULTILINE):
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as talk:
+            status = cli.main(shlex.split(command))
+        assert status == 0, talk.getvalue()
+        transcript += f"$ asyncdata {command}\n{out.getvalue()}"
+    return transcript
+
+
+def is_printed(wanted: str, printed: str) -> bool:
     """``...`` in what is wanted stands for anything, as in a doctest."""
-    return not doctest.OutputChecker().check_output(wanted, printed, doctest.ELLIPSIS)
+    return doctest.OutputChecker().check_output(wanted, printed, doctest.ELLIPSIS)
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES, ids=name_of)
+def with_examples() -> list[Path]:
+    return [page for page in PAGES if any(block.language in {"python", "console"} for block in blocks_of(page))]
+
+
+@pytest.mark.parametrize("page", with_examples(), ids=name_of)
 def test_the_examples_of_a_page_run_and_print_what_it_says(page, folder):
-    blocks, names = blocks_of(page), {"__name__": "__main__"}
+    blocks = blocks_of(page)
+    names: dict[str, Any] = {"__name__": "__main__"}
     for block, following in zip(blocks, [*blocks[1:], None], strict=True):
-        if block.language != "python":
+        if block.language not in {"python", "console"}:
             continue
 
         try:
-            printed = run(block, names, name_of(page)).replace(str(folder), HOME)
+            printed = run_commands(block) if block.language == "console" else run(block, names, name_of(page))
         except Exception:
             pytest.fail(f"{name_of(page)}:{block.line}\n{traceback.format_exc()}", pytrace=False)
-        if following is not None and following.language == "text" and following.line <= block.end + 3:
-            where = f"{name_of(page)}:{following.line}"
-            assert not differs(following.text, printed), f"{where} is not what is printed:\n{printed}"
+        if block.language == "console":
+            following = block
+        is_shown = following is not None and (following is block or is_output(following, block))
+        wanted = following.text if is_shown else ""
+        printed = printed.replace(str(folder), HOME)
+        assert is_printed(wanted, printed), f"{name_of(page)}:{block.line} prints something else:\n{printed}"
 
 
-def test_an_output_block_is_compared():
-    assert differs("a\nb\n", "a\nc\n")
-    assert not differs("a ... c\n", "a b c\n")
+def is_output(block: Block, of: Block) -> bool:
+    """Whether a block is right behind another one, whose output it then is."""
+    return block.language == "text" and block.line - of.end <= 3
+
+
+def test_an_output_is_compared():
+    assert not is_printed("a\nb\n", "a\nc\n")
+    assert not is_printed("a\n", "a\nb\n")
+    assert is_printed("a ... c\n", "a b c\n")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_shell_commands_of_a_page_are_commands(page):
+    for block in blocks_of(page):
+        for command in re.findall(r"^asyncdata (.*)$", block.text if block.language == "sh" else "", re.MULTILINE):
+            with contextlib.redirect_stderr(io.StringIO()) as talk:
+                try:
+                    cli.make_parser().parse_args(shlex.split(command))
+                except SystemExit:
+                    pytest.fail(f"{name_of(page)}:{block.line}\n{talk.getvalue()}", pytrace=False)
+
+
+# README.md
+
+
+def first_screen() -> str:
+    return (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
+
+
+def test_the_first_screen_is_one():
+    assert len(first_screen().splitlines()) <= FIRST_SCREEN_LINES
+
+
+def test_the_first_two_blocks_of_the_readme_are_a_line_each_that_runs_the_demo_and_one_that_runs_the_checks():
+    demo, checks, *_ = blocks_of(ROOT / "README.md")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+
+    assert (demo.text.count("\n"), checks.text.count("\n")) == (1, 1)
+    assert demo.text.endswith(".venv/bin/asyncdata demo\n")
+    assert all(tool in checks.text for tool in ("ruff check", "ruff format --check", "mypy", "pytest"))
+    for names in re.findall(r"\.\[([\w,]+)\]", checks.text):
+        assert set(names.split(",")) <= set(extras)
+    assert checks.text in (DOCS / "contributing.md").read_text(encoding="utf-8")
+
+
+def test_the_coroutine_of_the_readme_runs(folder):
+    names: dict[str, Any] = {}
+    for block in blocks_of(ROOT / "README.md"):
+        if block.language == "python":
+            run(block, names, "README.md")
+    asked = []
+
+    async def generate(groups):
+        asked.extend(groups)
+        return groups[:2]
+
+    asyncio.run(names["rollouts"](generate))
+    assert [len(group) for group in asked] == [8] * 32
+
+
+# Every page
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    anchors: list[str] = []
+    for heading in re.findall(r"^#+ (.*)$", prose_of(page), re.MULTILINE):
+        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        anchors.append(f"{anchor}-{anchors.count(anchor)}" if anchor in anchors else anchor)
+    return set(anchors)
+
+
+def links_of(page: Path) -> list[str]:
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)) if not link.startswith("https://")]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
+def test_the_links_of_a_page_lead_somewhere(page):
+    for link in links_of(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+
+        assert target.is_file(), f"{name_of(page)}: {link}"
+        assert not anchor or anchor in anchors_of(target), f"{name_of(page)}: {link}"
+
+
+def test_the_index_leads_to_every_page():
+    reached = {(DOCS / link.partition("#")[0]).resolve() for link in links_of(DOCS / "index.md")}
+
+    assert set(PAGES) - reached - {DOCS / "index.md", ROOT / "README.md"} == set()
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=name_of)
+def test_a_page_says_whom_it_is_for_and_what_one_can_do_after_it(page):
+    title, empty, whom, what, *_ = page.read_text(encoding="utf-8").splitlines()
+
+    assert title.startswith("# ")
+    assert empty == ""
+    assert re.match(r"For (those|everybody)\b.*\.$", whom)
+    assert re.match(r"After this page you .*[.,:]?$", what)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
+def test_no_page_names_a_path_of_this_machine(page):
+    text = page.read_text(encoding="utf-8")
+    here = {str(ROOT), str(Path.home()), tempfile.gettempdir(), sys.prefix, f"/{ROOT.parts[1]}/"} - {"/"}
+
+    assert [path for path in here if path in text] == []
+    assert set(re.findall(r"/(?:home|Users)/\w+", text)) <= {HOME}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_source_files_that_a_page_names_exist(page):
+    for name in re.findall(r"`((?:asyncdata|tests|examples)/[\w/.-]*)`", prose_of(page)):
+        assert (ROOT / name).exists(), f"{name_of(page)}: {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_tests_that_a_page_names_exist(page):
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", prose_of(page)):
+        text = (ROOT / path).read_text(encoding="utf-8")
+
+        for part in name.split("::"):
+            is_there = re.search(rf"^\s*(?:(?:async )?def|class) {part}\b|^{part} = ", text, re.MULTILINE)
+            assert is_there, f"{name_of(page)}: {path}::{name}"
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "promises").glob("*.md")), ids=name_of)
+def test_a_promise_names_the_tests_that_prove_it(page):
+    assert re.search(r"`tests/[\w/]+\.py::[\w:]+`", section_of(page, "The proof"))
+
+
+def section_of(page: Path, heading: str) -> str:
+    return section(page.read_text(encoding="utf-8"), heading)
+
+
+# The reference is complete
+
+
+def source_trees() -> dict[str, ast.Module]:
+    return {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def test_every_public_name_is_documented():
+    text = read("api.md")
+    documented = {name.strip("`") for name in re.findall(r"^### (.*)$", text, re.MULTILINE)}
+    documented |= set(first_cells(section(text, "Errors"))) | {"__version__"}
+
+    assert documented == set(asyncdata.__all__)
+    assert "`__version__`" in text
+
+
+def signature_of(function: Any) -> str:
+    """As ``name(a, *, b=1)``: without types, and without self."""
+    signature = inspect.signature(function)
+    parameters = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for name, parameter in signature.parameters.items()
+        if name not in {"self", "cls"}
+    ]
+    return function.__name__ + str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+
+
+def public_members(kind: type) -> dict[str, Any]:
+    """Methods and properties that the library gives a class; a Struct's fields are another matter."""
+    fields = getattr(kind, "__struct_fields__", ())
+    members = {name: inspect.getattr_static(kind, name) for name in dir(kind) if not name.startswith("_")}
+    return {
+        name: member
+        for name, member in members.items()
+        if name not in fields and isinstance(member, property | classmethod | FunctionType)
+    }
+
+
+def documented_signature(name: str, member: Any) -> str:
+    if isinstance(member, property):
+        return f"`{name}`"
+
+    return signature_of(getattr(member, "__func__", member))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        asyncdata.DataLoader,
+        asyncdata.AsyncDataLoader,
+        asyncdata.Sample,
+        asyncdata.Position,
+        asyncdata.SourceLocation,
+        asyncdata.LoaderConfig,
+        asyncdata.Statistics,
+    ],
+)
+def test_every_method_is_documented_with_its_signature(kind):
+    text = read("api.md")
+    here = section(text, f"`{kind.__name__}`")
+    if kind is asyncdata.AsyncDataLoader:
+        here += section(text, "`DataLoader`")  # which says what is alike
+
+    signatures = [documented_signature(name, member) for name, member in public_members(kind).items()]
+    assert [signature for signature in signatures if signature not in here] == []
+
+
+def test_the_methods_of_a_tokenize_function_are_documented():
+    names = [name for name in vars(asyncdata.TokenizeFn) if not name.startswith("_")]
+
+    assert set(names) <= {cell.partition("(")[0] for cell in first_cells(section(read("api.md"), "`TokenizeFn`"))}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        asyncdata.JsonlSource,
+        asyncdata.PromptTokenizeFn,
+        asyncdata.Position,
+        asyncdata.Sample,
+        asyncdata.Shuffle,
+        asyncdata.SourceLocation,
+    ],
+)
+def test_every_field_is_documented(kind):
+    fields = [name for name in kind.__struct_fields__ if not name.startswith("_")]
+
+    assert first_cells(section(read("api.md"), f"`{kind.__name__}`")) == fields
+
+
+def test_every_default_of_a_prompt_tokenize_function_is_documented():
+    rows = table_rows(section(read("api.md"), "`PromptTokenizeFn`"))
+
+    for field in msgspec.structs.fields(asyncdata.PromptTokenizeFn):
+        if not field.required:
+            default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+            assert rows[field.name][0].strip("`").replace('"', "'") == repr(default), field.name
+
+
+def test_every_knob_is_documented_with_its_default():
+    rows = table_rows(read("configuration.md"))
+
+    assert set(rows) == set(asyncdata.LoaderConfig.__struct_fields__)
+    config = asyncdata.LoaderConfig()
+    assert {name: cells[0] for name, cells in rows.items()} == {name: f"`{getattr(config, name)!r}`" for name in rows}
+
+
+def test_every_statistic_is_documented():
+    statistics, of_workers = read("statistics.md").split("A worker's record:")
+    of_workers, flat = of_workers.split("## As flat numbers")
+
+    assert sorted(first_cells(statistics)) == sorted(asyncdata.Statistics.__struct_fields__)
+    assert first_cells(of_workers) == list(WorkerState.__struct_fields__)
+    assert "`asyncdata_<field>`" in flat
+
+
+def test_the_layout_of_a_snapshot_is_documented():
+    text = read("snapshot-format.md")
+
+    assert first_cells(section(text, "The state dict")) == [
+        "format",
+        *Snapshot.__struct_fields__,
+        *Counters.__struct_fields__,
+    ]
+    assert first_cells(section(text, "The file")) == list(Header.__struct_fields__)
+
+
+def test_every_error_is_in_the_tree():
+    names = [name for name in asyncdata.__all__ if is_error(getattr(asyncdata, name))]
+    tree = read("errors.md").split("```")[1]
+
+    assert set(re.findall(r"\b[A-Z]\w+(?=[ \n])", tree)) & set(names) == set(names)
+
+
+def is_error(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def test_every_error_code_is_documented_and_no_other():
+    used = {code for path in PACKAGE.rglob("*.py") for code in re.findall(r"\bAD\d{3}\b", path.read_text("utf-8"))}
+    documented = [cell for cell in first_cells(read("errors.md")) if cell.startswith("AD")]
+
+    assert sorted(documented) == sorted(used)
+
+
+def test_the_codes_that_a_page_names_are_documented():
+    known = set(first_cells(read("errors.md")))
+
+    for page in PAGES:
+        assert set(re.findall(r"\bAD\d{3}\b", page.read_text("utf-8"))) <= known, name_of(page)
+
+
+def logged_events() -> dict[str, tuple[str, set[str]]]:
+    """What the package logs: event -> level and fields."""
+    events = {}
+    for tree in source_trees().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("_log."):
+                level = ast.unparse(node.func).partition(".")[2].replace("exception", "error")
+                events[ast.literal_eval(node.args[0])] = level, {str(keyword.arg) for keyword in node.keywords}
+    return events
+
+
+def test_every_event_is_documented_with_its_level_and_fields_and_no_other():
+    rows = table_rows(read("events.md"))
+
+    assert {name: (cells[0], set(re.findall(r"`(\w+)`", cells[1]))) for name, cells in rows.items()} == logged_events()
+
+
+def parsers_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:  # noqa: SLF001 - argparse does not say otherwise what it was told
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            for child in action.choices.values():
+                yield from parsers_of(child)
+
+
+def help_of(parser: argparse.ArgumentParser) -> list[str]:
+    """The rows of the table of a command's arguments."""
+    rows = []
+    for action in parser._actions:  # noqa: SLF001
+        if isinstance(action, argparse._HelpAction | argparse._VersionAction | argparse._SubParsersAction):  # noqa: SLF001
+            continue
+
+        value = action.metavar or (f"{{{','.join(action.choices)}}}" if action.choices else "")
+        names = [f"`{f'{name} {value}'.strip()}`" for name in action.option_strings] or [f"`{value}`"]
+        meaning = str(action.help) % vars(action)
+        rows.append(f"| {', '.join(names)} | {meaning.removesuffix(' (default: True)')} |")
+    return rows
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    return {parser.prog: parser for parser in parsers_of(cli.make_parser()) if help_of(parser)}
+
+
+def test_every_command_is_documented():
+    documented = re.findall(r"^## `(.*)`$", read("cli.md"), re.MULTILINE)
+
+    assert documented == list(commands())
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_is_documented_as_its_help_has_it(command):
+    parser = commands()[command]
+    here = section(read("cli.md"), f"`{command}`")
+
+    assert "\n".join(re.findall(r"^\| `.*$", here, re.MULTILINE)) == "\n".join(help_of(parser))
+    assert " ".join(str(parser.description).split()) in " ".join(here.split())
