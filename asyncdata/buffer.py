@@ -92,7 +92,9 @@ def validate_groups(groups: Any, samples_per_group: int, buffer: Sequence[Return
         _check_shape(number, group, samples_per_group)
         samples = set(map(id, group))
         if len(samples) < len(group) or not present.isdisjoint(samples):
-            raise InvalidGroupError(f"AD432 group {number} has a sample that is there already; it would be served twice")
+            raise InvalidGroupError(
+                f"AD432 group {number} is in the buffer already, or has a sample twice; it would be served twice"
+            )
 
         present |= samples
         returned.append(Returned(group, _record(number, group)))

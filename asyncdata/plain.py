@@ -24,7 +24,7 @@ def to_builtins(value: Any, path: str = "$") -> Any:
     if value is None or isinstance(value, str | bool | int | float):
         return _plain(value)
 
-    if isinstance(value, np.generic):
+    if isinstance(value, np.bool_ | np.integer | np.float16 | np.float32):
         return value.item()
 
     if isinstance(value, list):
@@ -33,7 +33,7 @@ def to_builtins(value: Any, path: str = "$") -> Any:
     if isinstance(value, dict):
         return _dict_to_builtins(value, path)
 
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject and value.dtype.names is None:
         data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode("ascii")
         return {_ARRAY: [value.dtype.str, list(value.shape), data]}
 
@@ -59,7 +59,7 @@ def _dict_to_builtins(value: dict[Any, Any], path: str) -> dict[str, Any]:
         if not isinstance(key, str):
             raise TypeError(f"{path} has the key {key!r}; only text keys survive JSON")
 
-    result = {key: to_builtins(item, f"{path}.{key}") for key, item in value.items()}
+    result = {_plain(key): to_builtins(item, f"{path}.{key}") for key, item in value.items()}
     return {_DICT: result} if any(key.startswith("__") for key in result) else result
 
 

@@ -245,6 +245,7 @@ class Producer:
         first = part.position
         behind = self._coordinator.split(part.channel, part.entry, num_rows)
         rest = Position(first.epoch, first.window, first.row + num_rows)
+        behind.location = partial(part.window.location, rest.row)
         self._submit(_Part(part.channel, behind, part.window, rest, part.ends_epoch), strikes=1)
         part.ends_epoch = False
         self._submit(part, strikes=1)

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -110,7 +111,7 @@ class Service:
             if expected_canaries is not None:
                 self._expected_canaries = expected_canaries
             if self._call_soon is not None:
-                self._call_soon(self._begin)
+                self._call_soon(partial(self._guarded, self._begin))
 
     def _begin(self) -> None:
         """Read ahead into the coordinator's channel. Twice into the same one would deliver its rows twice."""
@@ -127,7 +128,14 @@ class Service:
 
     def _pump_soon(self) -> None:
         if self._call_soon is not None:
-            self._call_soon(self._producer.pump)
+            self._call_soon(partial(self._guarded, self._producer.pump))
+
+    def _guarded(self, function: Callable[[], object]) -> None:
+        """A fault of ours in a callback must not only reach the loop's own handler: somebody may be waiting."""
+        try:
+            function()
+        except Exception as error:
+            self._fail_unexpectedly(error)
 
     def _run(self) -> None:
         backend, options = ("asyncio", {"use_uvloop": True}) if self._backend == "uvloop" else (self._backend, {})
@@ -135,8 +143,7 @@ class Service:
             self._executor.prepare(self._order.max_window_blocks * self._job.stride)
             anyio.run(self._main, backend=backend, backend_options=options)
         except BaseException as error:  # a fault of ours: whoever waits must hear of it
-            _log.exception("service.failed")
-            self._fail(WorkerError(f"the loader's service failed with {error!r}; please report this"), error)
+            self._fail_unexpectedly(error)
 
     async def _main(self) -> None:
         self._stop = anyio.Event()
@@ -155,8 +162,12 @@ class Service:
             await self._executor.run(self._job)
         except AsyncDataError as error:
             self._fail(error)
-        except Exception as error:  # for example a tokenize function that cannot be opened in this process
-            self._fail(WorkerError(f"AD426 the tokenize function cannot be opened: {error!r}"), error)
+        except Exception as error:
+            self._fail_unexpectedly(error)
+
+    def _fail_unexpectedly(self, error: BaseException) -> None:
+        _log.exception("service.failed")
+        self._fail(WorkerError(f"the loader's service failed with {error!r}; please report this"), error)
 
     def _fail(self, error: AsyncDataError, cause: BaseException | None = None) -> None:
         """Deliver what is ready, then ``error``."""
