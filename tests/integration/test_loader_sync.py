@@ -522,9 +522,9 @@ def test_a_row_that_kills_workers_is_found_and_named_at_its_turn(path, num_worke
         seen, error = bad_row_at(loader)
 
     line, offset = line_of(path, 13)
-    assert seen == expected[: expected.index(13)]
     assert (error.code, error.line, error.byte_offset) == ("AD423", line, offset)
     assert error.reason == "its worker died (SIGSEGV)"
+    assert seen == expected[: expected.index(13)]
 
 
 def test_a_row_that_kills_workers_is_skipped_and_its_neighbours_are_not(path):
@@ -543,9 +543,9 @@ def test_a_row_that_hangs_is_named_at_its_turn(path, num_workers):
     with make(path, hangs_on_13, num_workers=num_workers, row_timeout_s=0.3) as loader:
         seen, error = bad_row_at(loader)
 
-    assert seen == expected[: expected.index(13)]
     assert (error.code, error.line) == ("AD422", 14)
     assert error.reason == "no result in 0.3 s; its worker was killed (SIGKILL)"
+    assert seen == expected[: expected.index(13)]
 
 
 # Files that change
