@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -28,8 +29,9 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     :ivar n_samples_per_prompt: samples per group.
     :ivar num_workers: worker processes; None takes the CPUs this process may use, at most 8; 0 works in a thread of
         this process, where any callable will do as tokenize function.
-    :ivar buffer_size: samples read ahead per data-parallel rank.
-    :ivar dp_size: data-parallel ranks that are fed; ``buffer_size * dp_size`` samples are read ahead.
+    :ivar buffer_size: samples of the stream read ahead per data-parallel rank; each becomes a group of
+        ``n_samples_per_prompt``.
+    :ivar dp_size: data-parallel ranks that are fed; ``buffer_size * dp_size`` samples of the stream are read ahead.
     :ivar max_ready_bytes: bytes read ahead, whatever the number of samples.
     :ivar timeout_s: how long a call waits for data before it raises PrefetchTimeoutError; None waits for ever.
     :ivar row_timeout_s: a worker without progress for so long is hung, and is killed.
@@ -74,6 +76,10 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             config = msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise ConfigError(str(error).replace("`$.", "`")) from error
+
+        needed = config.backend if config.backend != "asyncio" else None
+        if needed is not None and importlib.util.find_spec(needed) is None:
+            raise ConfigError(f"backend={needed!r} needs {needed}, which is not installed: pip install {needed}")
 
         if config.batch_size is not None and config.batch_size % config.n_samples_per_prompt:
             raise ConfigError(

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from asyncdata.bad_rows import bad_row_error
 from asyncdata.buffer import choose, first_in_first_out, validate_groups, without
 from asyncdata.channel import Channel, Failure, Run
-from asyncdata.delivery import BadRowStop, Delivery, Piece, advanced, deliver
-from asyncdata.errors import BadRowError, EndOfData, LoaderClosedError
+from asyncdata.delivery import BadRowStop, Delivery, Piece, advanced, deliver, dropped
+from asyncdata.errors import EndOfData, LoaderClosedError, TooManyBadRowsError
 from asyncdata.ledger import Counters, Lease, Ledger, Returned, lease_key
 from asyncdata.request import DeliveryRules, Request, State
 from asyncdata.types import Position, Sample
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from asyncdata.buffer import BufferFilter
-    from asyncdata.channel import Bad, Entry
+    from asyncdata.channel import Entry
     from asyncdata.columns import Chunk
+    from asyncdata.errors import BadRowError
 
 __all__ = ("Coordinator",)
 
@@ -58,6 +60,7 @@ class Coordinator:
         self._requests: deque[Request] = deque()
         self._closed = ""
         self._wanted_room = 0
+        self._is_over_budget = False
 
     @property
     def ledger(self) -> Ledger:
@@ -128,6 +131,23 @@ class Coordinator:
                 self._leave(request)
             return samples
 
+    def undo(self, request: Request | None, samples: list[Sample] | None) -> None:
+        """A call fails: what it got from :meth:`take_ready` (no request) or :meth:`poll` counts as not delivered.
+
+        Also if this is interrupted: a request that nobody waits for would hold up all others.
+        """
+        try:
+            self._undo(request, samples)
+        finally:
+            self._undo(request, None)
+
+    def _undo(self, request: Request | None, samples: list[Sample] | None) -> None:
+        if request is not None:
+            self.withdraw(request)
+        elif samples:
+            with self._lock:
+                self._state = self._state.without(samples, self.rules.samples_per_group)
+
     def withdraw(self, request: Request) -> None:
         """The caller is gone, whatever the reason. A delivery that it cannot have received is taken back."""
         with self._lock:
@@ -146,7 +166,7 @@ class Coordinator:
             return None
 
         if delivery.is_last and self.rules.drop_last:
-            delivery, request.chosen = _dropped(delivery), []
+            delivery, request.chosen = dropped(delivery), []
         samples = [sample for item in request.chosen for sample in item.group]
         for piece in delivery.pieces:
             self._make_samples(piece, ledger.counters, samples)
@@ -185,12 +205,23 @@ class Coordinator:
                 max_bad_rows=self.rules.max_bad_rows,
             )
         except BadRowStop as stop:
-            raise _bad_row_error(stop.bad) from None
+            raise self._stopped_by(stop) from None
 
         if delivery is not None:
             for bad in delivery.passed:
-                self._quarantine(_bad_row_error(bad))
+                self._quarantine(bad_row_error(bad))
         return delivery
+
+    def _stopped_by(self, stop: BadRowStop) -> BadRowError | TooManyBadRowsError:
+        error = bad_row_error(stop.bad)
+        if self.rules.bad_row_stops:
+            return error
+
+        # Once, though every call fails from now on.
+        for bad in () if self._is_over_budget else (*stop.passed, stop.bad):
+            self._quarantine(bad_row_error(bad))
+        self._is_over_budget = True
+        return TooManyBadRowsError(f"a bad row, after max_bad_rows={self.rules.max_bad_rows} of them: {error}")
 
     def _make_samples(self, piece: Piece, before: Counters, samples: list[Sample]) -> None:
         """The hot line of the library: one C call makes a batch; tokens and text stay packed until they are touched."""
@@ -231,16 +262,16 @@ class Coordinator:
 
     def _offer_room(self) -> None:
         if self._wanted_room and self.channel.room(self._num_taken) >= self._wanted_room:
-            self._wanted_room = 0
             self.on_room()
+            self._wanted_room = 0  # behind the call: interrupted, it is made again
 
     def _queue(self, request: Request) -> None:
         if not self._requests:
             self._requests.append(request)
         self.channel.demand = request.num_groups - len(request.chosen or ())
         if self._wanted_room and self.channel.room(self._num_taken):
-            self._wanted_room = 0
             self.on_room()
+            self._wanted_room = 0  # as in _offer_room
 
     def _leave(self, request: Request) -> None:
         if request not in self._requests:
@@ -363,25 +394,3 @@ class Coordinator:
             self._closed = self._closed or reason
             for request in self._requests:
                 request.wake()
-
-
-def _dropped(delivery: Delivery) -> Delivery:
-    """The delivery with its samples dropped: a short last batch under ``drop_last``."""
-    counters, number = delivery.ledger.counters, delivery.num_groups
-    if number:
-        drops = {**counters.drops, "drop_last": counters.drops.get("drop_last", 0) + number}
-        counters = _structs.replace(counters, drops=drops)
-    return delivery._replace(pieces=[], num_groups=0, ledger=_structs.replace(delivery.ledger, counters=counters))
-
-
-def _bad_row_error(bad: Bad) -> BadRowError:
-    place, error = bad.chunk.row_location(bad.error.row), bad.error
-    return BadRowError(
-        error.code,
-        error.reason,
-        path=place.path,
-        line=place.line_number(),
-        byte_offset=place.byte_offset,
-        excerpt=error.excerpt,
-        traceback=error.traceback,
-    )

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from asyncdata.channel import Bad, ChunkEnd, Done, Run
-from asyncdata.errors import NoSamplesError, TooManyBadRowsError
+from asyncdata.errors import NoSamplesError
 from asyncdata.ledger import Counters, Ledger
 from asyncdata.types import Position
 
@@ -19,18 +21,22 @@ if TYPE_CHECKING:
     from asyncdata.channel import Segment
     from asyncdata.columns import Chunk
 
-__all__ = ("BadRowStop", "Delivery", "Piece", "advanced", "deliver")
+__all__ = ("BadRowStop", "Delivery", "Piece", "advanced", "deliver", "dropped")
 
 POISON_CODES = frozenset({"AD422", "AD423"})
 """Rows that hung or killed their worker. Whether they do so again is not certain, so a snapshot names them."""
 
 
 class BadRowStop(Exception):  # noqa: N818 - flow between here and the coordinator, which makes an error of it
-    """The row at this turn is bad, and ``on_bad_row`` is "raise"."""
+    """The row at this turn is bad, and may not be passed over: ``on_bad_row`` is "raise", or the budget is used up.
 
-    def __init__(self, bad: Bad) -> None:
+    :ivar passed: bad rows that were passed over on the way to it.
+    """
+
+    def __init__(self, bad: Bad, passed: list[Bad]) -> None:
         super().__init__()
         self.bad = bad
+        self.passed = passed
 
 
 class Piece(NamedTuple):
@@ -72,8 +78,8 @@ def deliver(
 
     :param segments: the ready ones, from ``ledger.head`` on.
     :param last_epoch: do not go beyond this epoch; fewer samples come if it ends.
-    :raises BadRowStop: if a bad row comes before the last sample asked for, and ``bad_row_stops``.
-    :raises TooManyBadRowsError: if passing a bad row exceeds ``max_bad_rows``.
+    :raises BadRowStop: if a bad row comes before the last sample asked for, and ``bad_row_stops`` or there were
+        ``max_bad_rows`` already.
     :raises NoSamplesError: if an epoch ends without a sample.
     :raises AsyncDataError: what stopped the stream.
     """
@@ -174,17 +180,11 @@ class _Walk:
         self.head += 1
 
     def _bad(self, bad: Bad) -> None:
-        if self._bad_row_stops:
-            raise BadRowStop(bad)
+        num_bad = self.ledger.counters.num_bad_rows + len(self.passed)
+        if self._bad_row_stops or (self._max_bad_rows is not None and num_bad >= self._max_bad_rows):
+            raise BadRowStop(bad, self.passed)
 
         self.passed.append(bad)
-        num_bad = self.ledger.counters.num_bad_rows + len(self.passed)
-        if self._max_bad_rows is not None and num_bad > self._max_bad_rows:
-            raise TooManyBadRowsError(
-                f"{num_bad} bad rows, and max_bad_rows is {self._max_bad_rows}. The last: {bad.error.code} "
-                f"{bad.chunk.row_location(bad.error.row).path}, {bad.error.reason}"
-            )
-
         self._move_to(bad.chunk, bad.error.row + 1)
         self._count(f"bad row {bad.error.code}", 1)
         self.head += 1
@@ -237,3 +237,13 @@ def _no_samples(epoch: int, drops: dict[str, int]) -> str:
     num_rows = sum(drops.values())
     reasons = ", ".join(f"{number} by {reason}" for reason, number in sorted(drops.items())) or "there was no row"
     return f"AD401 epoch {epoch}: {num_rows} rows read, 0 kept: {reasons}"
+
+
+def dropped(delivery: Delivery) -> Delivery:
+    """The delivery with its samples dropped: a short last batch under ``drop_last``."""
+    counters, number = delivery.ledger.counters, delivery.num_groups
+    if number:
+        drops = {**counters.drops, "drop_last": counters.drops.get("drop_last", 0) + number}
+        counters = msgspec.structs.replace(counters, drops=drops)
+    ledger = msgspec.structs.replace(delivery.ledger, counters=counters)
+    return delivery._replace(pieces=[], num_groups=0, ledger=ledger)

@@ -93,12 +93,21 @@ def explain_timeout(
         f"  workers: {workers or 'none'}; restarts: {now.worker_restarts_total}; queued: {now.queued_requests}",
     ]
     if oldest is not None:
-        lines.append(f"  oldest row in flight: {oldest.path}:{oldest.line_number()} (byte {oldest.byte_offset})")
+        lines.append(f"  oldest row in flight: {_place(oldest)}")
     lines.append(f"  try: {advice}")
     diagnosis = {"stage": stage, "advice": advice, "num_missing": num_missing, "waited_s": waited_s}
     diagnosis["oldest_row"] = msgspec.to_builtins(oldest)
     diagnosis["statistics"] = msgspec.to_builtins(now)
     return "\n".join(lines), diagnosis
+
+
+def _place(row: SourceLocation) -> str:
+    try:
+        line = f":{row.line_number()}"
+    except OSError:
+        line = ""  # the file is gone, and that must not hide the timeout
+
+    return f"{row.path}{line} (byte {row.byte_offset})"
 
 
 def _starving_stage(now: Statistics, is_started: bool) -> tuple[str, str]:

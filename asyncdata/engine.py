@@ -13,7 +13,7 @@ from asyncdata.buffer import first_in_first_out
 from asyncdata.config import num_usable_cpus
 from asyncdata.coordinator import Coordinator
 from asyncdata.diagnostics import Statistics, explain_timeout
-from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotError
+from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotError, SnapshotMismatchError
 from asyncdata.executors.base import InlineExecutor
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.fingerprint import setting_of
@@ -119,8 +119,8 @@ class Engine:
         present = self._order.description(), self.fingerprints()
         try:
             snapshots.check(saved, *present, allow_changed)
-        except SnapshotError as error:
-            _log.warning("snapshot.refused", reason=str(error).partition("\n")[0])
+        except SnapshotMismatchError as error:
+            _log.warning("snapshot.refused", differences=sorted(error.differences))
             raise
 
         changed = snapshots.differences(saved, *present)

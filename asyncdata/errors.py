@@ -15,6 +15,7 @@
     │   └── NoSamplesError              ... yields nothing
     ├── BadRowError                     one row is bad: where, why, and the way out
     ├── TooManyBadRowsError             more bad rows than the budget allows
+    ├── QuarantineError                 a bad row cannot be written down, so it is not passed over
     ├── WorkerError                     worker processes cannot be started or kept alive
     └── SnapshotError                   a snapshot that cannot be written or read
         ├── SnapshotVersionError        ... is of a schema this version does not know
@@ -41,6 +42,7 @@ __all__ = (
     "LoaderForkedError",
     "NoSamplesError",
     "PrefetchTimeoutError",
+    "QuarantineError",
     "SnapshotError",
     "SnapshotMismatchError",
     "SnapshotVersionError",
@@ -156,6 +158,10 @@ class BadRowError(AsyncDataError):
 
 class TooManyBadRowsError(AsyncDataError):
     """More rows were bad than ``max_bad_rows`` allows."""
+
+
+class QuarantineError(AsyncDataError):
+    """A bad row could not be written to ``quarantine_path``; it was not passed over."""
 
 
 class WorkerError(AsyncDataError):

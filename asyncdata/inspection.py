@@ -224,7 +224,7 @@ def position_of(files: FileBlocks, order: Order, number: int) -> Position:
         return position
 
     if num_rows == 0:
-        raise NoSamplesError("AD402 the files have no row: every line is blank")
+        raise NoSamplesError("AD202 the files have no row: every line is blank")
 
     epoch, left = divmod(number, num_rows)
     position, _ = _walk(files, order, epoch, left)

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from asyncdata.types import Position, Sample
 
+    Batch = tuple[Any, ...]  # of one, or of none where samples are no batch
+    Finish = Callable[[list[Sample]], Batch]
+
 __all__ = ("AsyncEpoch", "BatchSource", "Epoch")
 
 
@@ -52,39 +55,39 @@ class _Progress:
             self._epoch, self._from_start = position.epoch, (position.window, position.row) == (0, 0)
         return self._num_groups, self._epoch
 
-    def ended(self, end: EndOfData) -> list[Sample]:
-        """The data is at its end; the samples that were left."""
-        self._is_over = True
-        return end.samples
-
-    def accept(self, samples: list[Sample]) -> bool:
-        """Whether ``samples`` are a batch. None at all end the epoch, unless nothing of it was left to begin with.
+    def finish(self, samples: list[Sample]) -> Batch:
+        """The batch that ``samples`` are. None at all end the epoch, unless nothing of it was left to begin with.
 
         A run that is resumed behind the last batch of an epoch goes on with the next one, as the first run did.
         """
         if samples:
+            batch = self._loader.collate(samples)
             self._num_batches += 1
-            return True
+            return (batch,)
 
         if self._num_batches or self._is_over:
             self._is_over = True
-            return False
+            return ()
 
         if self._from_start:
             raise NoSamplesError(
-                f"AD402 epoch {self._epoch} has fewer samples than one batch, and drop_last=True drops them all; lower "
+                f"AD406 epoch {self._epoch} has fewer samples than one batch, and drop_last=True drops them all; lower "
                 "batch_size or set drop_last=False"
             )
 
         self._epoch = None
-        return False
+        return ()
+
+    def end(self, end: EndOfData) -> Batch:
+        """The data is at its end; the batch that is left."""
+        self._is_over = True
+        return self.finish(end.samples)
 
 
 class Epoch:
     """Batches to the end of the epoch that the loader is in."""
 
-    def __init__(self, loader: BatchSource, take: Callable[[int, int], list[Sample]]) -> None:
-        self._loader = loader
+    def __init__(self, loader: BatchSource, take: Callable[[int, int, Finish], Batch]) -> None:
         self._take = take
         self._progress = _Progress(loader)
 
@@ -92,13 +95,15 @@ class Epoch:
         return self
 
     def __next__(self) -> Any:
-        while (request := self._progress.next_request()) is not None:
+        progress = self._progress
+        while (request := progress.next_request()) is not None:
+            num_groups, epoch = request
             try:
-                samples = self._take(*request)
+                batch = self._take(num_groups, epoch, progress.finish)
             except EndOfData as end:
-                samples = self._progress.ended(end)
-            if self._progress.accept(samples):
-                return self._loader.collate(samples)
+                batch = progress.end(end)
+            if batch:
+                return batch[0]
 
         raise StopIteration
 
@@ -106,8 +111,7 @@ class Epoch:
 class AsyncEpoch:
     """Batches to the end of the epoch that the loader is in."""
 
-    def __init__(self, loader: BatchSource, take: Callable[[int, int], Awaitable[list[Sample]]]) -> None:
-        self._loader = loader
+    def __init__(self, loader: BatchSource, take: Callable[[int, int, Finish], Awaitable[Batch]]) -> None:
         self._take = take
         self._progress = _Progress(loader)
 
@@ -115,12 +119,14 @@ class AsyncEpoch:
         return self
 
     async def __anext__(self) -> Any:
-        while (request := self._progress.next_request()) is not None:
+        progress = self._progress
+        while (request := progress.next_request()) is not None:
+            num_groups, epoch = request
             try:
-                samples = await self._take(*request)
+                batch = await self._take(num_groups, epoch, progress.finish)
             except EndOfData as end:
-                samples = self._progress.ended(end)
-            if self._progress.accept(samples):
-                return self._loader.collate(samples)
+                batch = progress.end(end)
+            if batch:
+                return batch[0]
 
         raise StopAsyncIteration

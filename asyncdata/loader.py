@@ -6,10 +6,11 @@ only in how they wait when nothing is ready.
 
 from __future__ import annotations
 
-import threading
+import operator
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ("AsyncDataLoader", "DataLoader")
 
+T = TypeVar("T")
+
 
 class _Loader:
     """What both faces share: everything that never waits for data."""
@@ -54,7 +57,7 @@ class _Loader:
     ) -> None:
         self._closed_because = "the loader's constructor failed"  # until it has not: see __del__
         self._engine = Engine(source, tokenize_fn, buffer_filter, LoaderConfig.of(dict(knobs)))
-        self._collate_fn = collate_fn or _as_it_is
+        self._collate_fn = collate_fn or _same
         self._closed_because = ""
 
     # Giving back, acknowledging.
@@ -141,8 +144,9 @@ class _Loader:
             return
 
         self._closed_because = reason
-        self._engine.coordinator.close(f"AD502 {reason}")
-        self._engine.service.close()
+        if self._engine.service.is_here:
+            self._engine.coordinator.close(f"AD502 {reason}")
+            self._engine.service.close()
 
     def _check(self) -> None:
         if self._closed_because:
@@ -151,12 +155,14 @@ class _Loader:
         self._engine.service.check_process()
 
     def __del__(self) -> None:
-        if self._closed_because or not self._engine.service.is_started:
+        if self._closed_because or not self._engine.service.is_started or not self._engine.service.is_here:
             return
 
         message = f"unclosed {type(self).__name__}: use `with`, or call close()"
-        warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
-        self._close("the loader was garbage")
+        try:
+            warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
+        finally:
+            self._close("the loader was garbage")
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -173,12 +179,13 @@ class _Loader:
 
     def _num_groups(self, num_samples: int) -> int:
         size = self._engine.config.n_samples_per_prompt
-        if not isinstance(num_samples, int) or num_samples < 1 or num_samples % size:
+        number = _whole(num_samples)
+        if number < 1 or number % size:
             raise ConfigError(
                 f"AD440 num_samples must be a positive multiple of n_samples_per_prompt={size}, got {num_samples!r}"
             )
 
-        return num_samples // size
+        return number // size
 
     def _regroup(self, samples: list[Sample]) -> list[Group]:
         size = self._engine.config.n_samples_per_prompt
@@ -204,15 +211,24 @@ class _Loader:
         return self._collate_fn(samples)
 
 
-def _as_it_is(samples: list[Sample]) -> Any:
+def _same(samples: list[Sample]) -> list[Sample]:
     return samples
 
 
+def _whole(number: Any) -> int:
+    """The number, be it numpy's; -1 for what is no whole number."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        return -1
+
+
 def _check_num_groups(num_groups: int) -> int:
-    if not isinstance(num_groups, int) or num_groups < 0:
+    number = _whole(num_groups)
+    if number < 0:
         raise ConfigError(f"AD440 num_groups must be a whole number from 0 on, got {num_groups!r}")
 
-    return num_groups
+    return number
 
 
 class DataLoader(_Loader):
@@ -241,32 +257,40 @@ class DataLoader(_Loader):
         :raises PrefetchTimeoutError: if they are not ready in time; nothing was consumed.
         :raises BadRowError: if the next row is bad, under ``on_bad_row="raise"``.
         """
-        return self._take(self._num_groups(num_samples), None, timeout_s)
+        return self._take(self._num_groups(num_samples), None, _same, timeout_s)
 
     def get_samples(self, num_groups: int, *, timeout_s: float | None = None) -> list[Group]:
         """Exactly ``num_groups`` groups of ``n_samples_per_prompt`` samples; as :meth:`get_next_batch` otherwise."""
-        return self._regroup(self._take(_check_num_groups(num_groups), None, timeout_s))
+        return self._take(_check_num_groups(num_groups), None, self._regroup, timeout_s)
 
-    def _take(self, num_groups: int, last_epoch: int | None, timeout_s: float | None = None) -> list[Sample]:
+    def _take(
+        self,
+        num_groups: int,
+        last_epoch: int | None,
+        finish: Callable[[list[Sample]], T],
+        timeout_s: float | None = None,
+    ) -> T:
+        """What ``finish`` makes of the samples. Until the caller has it they count as not delivered."""
         self._check()
-        samples = self._engine.coordinator.take_ready(num_groups, last_epoch)
-        if samples is not None:
-            return samples
-
-        request = self._begin(num_groups, last_epoch)
+        coordinator = self._engine.coordinator
+        request = samples = None
         try:
-            samples = self._engine.coordinator.poll(request)
-            return self._wait(request, timeout_s) if samples is None else samples
-        except BaseException:
-            # Also an interrupt that came between the commit and the caller: it is taken back.
-            self._engine.coordinator.withdraw(request)
+            samples = coordinator.take_ready(num_groups, last_epoch)
+            if samples is None:
+                request = self._begin(num_groups, last_epoch)
+                samples = coordinator.poll(request)
+                if samples is None:
+                    samples = self._wait(request, timeout_s)
+            return finish(samples)
+        except BaseException:  # also an interrupt that came between the commit and the caller
+            coordinator.undo(request, samples)
             raise
 
     def _wait(self, request: Request, timeout_s: float | None) -> list[Sample]:
         timeout_s = self._engine.config.timeout_s if timeout_s is None else timeout_s
         began = time.monotonic()
-        ready = threading.Event()
-        request.wake = ready.set
+        ready: SimpleQueue[None] = SimpleQueue()  # in C: two interrupts in a row break the locks of threading.Event
+        request.wake = lambda: ready.put(None)
         try:
             while True:
                 # Polled first: it may have become ready before there was anybody to wake.
@@ -275,10 +299,10 @@ class DataLoader(_Loader):
                     return samples
 
                 left_s = None if timeout_s is None else began + timeout_s - time.monotonic()
-                if not ready.wait(left_s):
-                    raise self._engine.timeout_error(time.monotonic() - began, request.num_groups)
-
-                ready.clear()
+                try:
+                    ready.get(timeout=None if left_s is None else max(0.0, left_s))
+                except Empty:
+                    raise self._engine.timeout_error(time.monotonic() - began, request.num_groups) from None
         finally:
             self._engine.add_wait(time.monotonic() - began)
 
@@ -310,24 +334,33 @@ class AsyncDataLoader(_Loader):
 
     async def get_next_batch(self, num_samples: int, *, timeout_s: float | None = None) -> list[Sample]:
         """As :meth:`DataLoader.get_next_batch`. Cancelled, it has consumed nothing."""
-        return await self._take(self._num_groups(num_samples), None, timeout_s)
+        return await self._take(self._num_groups(num_samples), None, _same, timeout_s)
 
     async def get_samples(self, num_groups: int, *, timeout_s: float | None = None) -> list[Group]:
         """As :meth:`DataLoader.get_samples`. Cancelled, it has consumed nothing."""
-        return self._regroup(await self._take(_check_num_groups(num_groups), None, timeout_s))
+        return await self._take(_check_num_groups(num_groups), None, self._regroup, timeout_s)
 
-    async def _take(self, num_groups: int, last_epoch: int | None, timeout_s: float | None = None) -> list[Sample]:
+    async def _take(
+        self,
+        num_groups: int,
+        last_epoch: int | None,
+        finish: Callable[[list[Sample]], T],
+        timeout_s: float | None = None,
+    ) -> T:
+        """As :meth:`DataLoader._take`."""
         self._check()
-        samples = self._engine.coordinator.take_ready(num_groups, last_epoch)
-        if samples is not None:
-            return samples
-
-        request = self._begin(num_groups, last_epoch)
+        coordinator = self._engine.coordinator
+        request = samples = None
         try:
-            samples = self._engine.coordinator.poll(request)
-            return await self._wait(request, timeout_s) if samples is None else samples
+            samples = coordinator.take_ready(num_groups, last_epoch)
+            if samples is None:
+                request = self._begin(num_groups, last_epoch)
+                samples = coordinator.poll(request)
+                if samples is None:
+                    samples = await self._wait(request, timeout_s)
+            return finish(samples)
         except BaseException:
-            self._engine.coordinator.withdraw(request)
+            coordinator.undo(request, samples)
             raise
 
     async def _wait(self, request: Request, timeout_s: float | None) -> list[Sample]:

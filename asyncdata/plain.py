@@ -24,7 +24,7 @@ def to_builtins(value: Any, path: str = "$") -> Any:
     if value is None or isinstance(value, str | bool | int | float):
         return _plain(value)
 
-    if isinstance(value, np.bool_ | np.integer | np.float16 | np.float32):
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
         return value.item()
 
     if isinstance(value, list):
@@ -38,7 +38,7 @@ def to_builtins(value: Any, path: str = "$") -> Any:
         return {_ARRAY: [value.dtype.str, list(value.shape), data]}
 
     if isinstance(value, bytes | bytearray | memoryview):
-        return {_BYTES: base64.b64encode(value).decode("ascii")}
+        return {_BYTES: base64.b64encode(bytes(value)).decode("ascii")}
 
     if isinstance(value, tuple):
         return {_TUPLE: to_builtins(list(value), path)}
@@ -47,11 +47,17 @@ def to_builtins(value: Any, path: str = "$") -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Enums and other subclasses as their base, which is all that a decoder can give back."""
-    for kind in (str, bool, int, float):
-        if isinstance(value, kind):
-            return value if type(value) is kind else kind(value)
-    return None
+    """Enums and other subclasses as their base, which is all that a decoder can give back.
+
+    ``str(value)`` would ask the subclass, and an enum of text answers with its member's name.
+    """
+    if isinstance(value, str):
+        return str.__str__(value)
+
+    if value is None or isinstance(value, bool):
+        return value
+
+    return int.__int__(value) if isinstance(value, int) else float.__float__(value)
 
 
 def _dict_to_builtins(value: dict[Any, Any], path: str) -> dict[str, Any]:

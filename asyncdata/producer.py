@@ -231,24 +231,44 @@ class Producer:
             self._pacer.learn(part.entry.num_rows, reply.busy_s)
             self._deliver(part, reply)
             self.canaries.make()
-        elif isinstance(reply, Crashed) and part.entry.num_rows > 1:
-            self._bisect(part)
         elif isinstance(reply, Crashed):
-            self._deliver(part, _only_error(RowError(0, reply.code, reply.reason)))
+            self._on_crashed(part, reply)
         else:
             self._coordinator.fill(part.channel, part.entry, Failure(error_of(reply)))
         self.pump()
 
+    def _on_crashed(self, part: _Part, crash: Crashed) -> None:
+        if part.entry.num_rows == 1:
+            self._deliver(part, _only_error(RowError(0, crash.code, crash.reason)))
+        elif crash.row is None:
+            self._bisect(part)
+        else:
+            self._cut_out(part, crash, crash.row)
+
     def _bisect(self, part: _Part) -> None:
         """One of the rows brings down workers: look for it in each half. One more death and a half is cut again."""
-        num_rows = part.entry.num_rows // 2
-        first = part.position
-        behind = self._coordinator.split(part.channel, part.entry, num_rows)
-        rest = Position(first.epoch, first.window, first.row + num_rows)
-        behind.location = partial(part.window.location, rest.row)
-        self._submit(_Part(part.channel, behind, part.window, rest, part.ends_epoch), strikes=1)
-        part.ends_epoch = False
+        behind = self._split(part, part.entry.num_rows // 2)
+        self._submit(behind, strikes=1)
         self._submit(part, strikes=1)
+
+    def _cut_out(self, part: _Part, crash: Crashed, row: int) -> None:
+        """The row that brings down workers is known: what is before it and behind it is sent again."""
+        if row + 1 < part.entry.num_rows:
+            self._submit(self._split(part, row + 1))
+        culprit = self._split(part, row) if row else part
+        if row:
+            self._submit(part)
+        self._deliver(culprit, _only_error(RowError(0, crash.code, crash.reason)))
+
+    def _split(self, part: _Part, num_rows: int) -> _Part:
+        """Cut ``part`` after ``num_rows`` rows; the rest is returned."""
+        first = part.position
+        entry = self._coordinator.split(part.channel, part.entry, num_rows)
+        rest = Position(first.epoch, first.window, first.row + num_rows)
+        entry.location = partial(part.window.location, rest.row)
+        behind = _Part(part.channel, entry, part.window, rest, part.ends_epoch)
+        part.ends_epoch = False
+        return behind
 
     def _deliver(self, part: _Part, reply: Tokenized) -> None:
         self._coordinator.fill(part.channel, part.entry, part.chunk(reply))

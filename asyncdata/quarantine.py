@@ -6,6 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.errors import ConfigError, QuarantineError
 from asyncdata.log import get_logger
 
 if TYPE_CHECKING:
@@ -28,22 +29,52 @@ class Quarantine:
 
     @classmethod
     def of(cls, config: LoaderConfig) -> Quarantine:
-        """The quarantine that ``config`` asks for."""
-        return cls(config.quarantine_path if config.on_bad_row == "quarantine" else None)
+        """The quarantine that ``config`` asks for.
+
+        :raises ConfigError: if its file cannot be written.
+        """
+        if config.on_bad_row != "quarantine":
+            return cls(None)
+
+        try:
+            os.close(_open(config.quarantine_path))
+        except OSError as error:
+            raise ConfigError(
+                f"AD605 cannot write quarantine_path={config.quarantine_path!r}: {error.strerror}"
+            ) from error
+
+        return cls(config.quarantine_path)
 
     def add(self, error: BadRowError) -> None:
-        """Log the row, and write it down, durably, before the delivery that passes it is committed."""
+        """Log the row, and write it down, durably, before the delivery that passes it is committed.
+
+        :raises QuarantineError: if that fails; the row is not passed over then.
+        """
         _log.warning("row.bad", code=error.code, path=error.path, line=error.line, reason=error.reason)
         if self._path is None:
             return
 
         line = json.dumps(record_of(error)).encode() + b"\n"
-        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            os.write(fd, line)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+            _append(self._path, line)
+        except OSError as error:
+            raise QuarantineError(
+                f"AD605 cannot write to {self._path}: {error.strerror}. The bad row was not passed over; make room, "
+                "and ask again"
+            ) from error
+
+
+def _append(path: str, line: bytes) -> None:
+    fd = _open(path)
+    try:
+        os.write(fd, line)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _open(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def record_of(error: BadRowError) -> dict[str, Any]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from asyncdata.channel import Run
     from asyncdata.ledger import Ledger, Returned
+    from asyncdata.types import Sample
 
 __all__ = ("DeliveryRules", "Request", "State")
 
@@ -37,6 +38,16 @@ class State(NamedTuple):
     ledger: Ledger
     run: Run | None = None
     num_taken: int = 0
+
+    def without(self, samples: list[Sample], samples_per_group: int) -> State:
+        """The state before ``samples`` were taken from the run; this one if others were taken since."""
+        ledger, run, num_taken = self
+        num_groups = len(samples) // samples_per_group
+        if run is None or num_taken < num_groups:
+            return self
+
+        last = run.start + ledger.offset + num_taken - 1
+        return State(ledger, run, num_taken - num_groups) if samples[-1].position == run.chunk.position(last) else self
 
 
 class Request:

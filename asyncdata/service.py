@@ -90,12 +90,17 @@ class Service:
         """Whether the thread was ever started."""
         return self._thread is not None
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that made the loader. In a forked child, a lock may be held for ever."""
+        return os.getpid() == self._pid
+
     def check_process(self) -> None:
         """Refuse a forked child.
 
         :raises LoaderForkedError: if this is not the process that made the loader.
         """
-        if os.getpid() != self._pid:
+        if not self.is_here:
             raise LoaderForkedError(
                 f"AD503 the loader was made in process {self._pid} and is used in its forked child {os.getpid()}; its "
                 "thread and workers are not there. Make it after the fork."
@@ -189,13 +194,16 @@ class Service:
         """Stop the thread and the workers. Returns in ``timeout_s`` at the latest; workers then die with the
         process.
         """
+        if not self.is_here:
+            return
+
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
             if not was_closed and self._call_soon is not None and self._stop is not None:
                 self._call_soon(self._stop.set)
         _running.discard(self)
         thread = self._thread
-        if thread is None or os.getpid() != self._pid or thread is threading.current_thread():
+        if thread is None or thread is threading.current_thread():
             return
 
         if not sys.is_finalizing():  # a daemon thread is frozen by then, and would be waited for in vain

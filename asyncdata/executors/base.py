@@ -31,10 +31,12 @@ class Crashed(NamedTuple):
     Its slot stays in use until ``on_reply`` returns, so that the rows may be asked for once more.
 
     :ivar code: ``AD422`` (hung) or ``AD423`` (died).
+    :ivar row: the row of the request that was being worked on both times; None if that is not known.
     """
 
     code: str
     reason: str
+    row: int | None = None
 
 
 if TYPE_CHECKING:
@@ -231,7 +233,8 @@ class InlineExecutor:
     def statistics(self) -> ExecutorStatistics:
         """As the protocol says."""
         busy_s = time.monotonic() - self._began if self._began else 0.0
-        state = WorkerState(state="busy" if self._began else "idle", busy_s=busy_s, num_rows_done=self._num_rows_done)
+        num_rows_done = max(0, self._num_rows_done)  # -1: rows are worked on together
+        state = WorkerState(state="busy" if self._began else "idle", busy_s=busy_s, num_rows_done=num_rows_done)
         return ExecutorStatistics(workers=[state], num_queued=len(self._queue))
 
 

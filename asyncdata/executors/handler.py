@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import traceback
 from array import array
@@ -43,9 +44,18 @@ class Handler:
         self._tokenizer = tokenizer
         self._progress = progress
         self._fds: dict[int, int] = {}
+        self._at_work = threading.Lock()
+        self._is_closed = False
 
     def __call__(self, request: Request) -> Reply:
         """The reply; an error that is no row's fault is a :class:`Failed`."""
+        with self._at_work:
+            reply = self._reply(request)
+        if self._is_closed:
+            self.close()
+        return reply
+
+    def _reply(self, request: Request) -> Reply:
         try:
             return self._scan(request) if isinstance(request, Scan) else self._tokenize(request)
         except FileChangedError as error:
@@ -56,9 +66,12 @@ class Handler:
             return Failed("WorkerError", f"a request failed with {error!r}", traceback.format_exc())
 
     def close(self) -> None:
-        """Close the files."""
-        while self._fds:
-            os.close(self._fds.popitem()[1])
+        """Close the files; where a request is being worked on in another thread, that does it at its end."""
+        self._is_closed = True
+        if self._at_work.acquire(blocking=False):
+            while self._fds:
+                os.close(self._fds.popitem()[1])
+            self._at_work.release()
 
     def _scan(self, request: Scan) -> Scanned:
         job, slot = self._job, self._slots[request.slot]

@@ -34,15 +34,19 @@ _MAX_STARTS = 3
 
 
 class _Call:
-    """A request under way."""
+    """A request under way.
 
-    __slots__ = ("on_reply", "request", "request_id", "strikes")
+    :ivar suspect: the row that was being worked on when it lost its last worker.
+    """
+
+    __slots__ = ("on_reply", "request", "request_id", "strikes", "suspect")
 
     def __init__(self, request_id: int, request: Request, on_reply: OnReply | None, strikes: int) -> None:
         self.request_id = request_id
         self.request = request
         self.on_reply = on_reply
         self.strikes = strikes
+        self.suspect: int | None = None
 
 
 class _Lost(NamedTuple):
@@ -101,6 +105,8 @@ class ProcessExecutor:
                         group.start_soon(self._keep, spawner, number, frame(0, job))
             except BaseExceptionGroup as errors:
                 raise _first_worker_error(errors) from None
+            finally:
+                self._workers = {}
 
     async def _keep(self, spawner: Spawner, number: int, job: bytes) -> None:
         """Worker ``number``, again and again."""
@@ -205,21 +211,24 @@ class ProcessExecutor:
 
     def _recover(self, worker: _Worker, lost: _Lost) -> None:
         """Queue the lost worker's requests again, in front, less those that have brought down a second one."""
-        culprit = worker.process.progress()[0]
+        culprit, row = worker.process.progress()
         worker.process.clear_progress()
-        crashed = []
+        reason = f"{lost.reason} ({worker.process.how_it_ended()})"
+        crashed: list[tuple[_Call, Crashed]] = []
         for call in reversed(worker.calls):
-            call.strikes += call.request_id == culprit
+            is_culprit = call.request_id == culprit
+            call.strikes += is_culprit
             if call.on_reply is None:
                 self.slots.done(call.request.slot)
-            elif call.strikes >= 2:
-                crashed.append(call)
+            elif is_culprit and call.strikes >= 2:
+                crashed.append((call, Crashed(lost.code, reason, row if row >= 0 and row == call.suspect else None)))
             else:
+                call.suspect = row if is_culprit else call.suspect
                 self._queue.appendleft(call)
         worker.calls.clear()
-        for call in crashed:
+        for call, outcome in crashed:
             if call.on_reply is not None:
-                call.on_reply(Crashed(lost.code, f"{lost.reason} ({worker.process.how_it_ended()})"))
+                call.on_reply(outcome)
             self.slots.done(call.request.slot)  # not before: its rows may just have been asked for again
 
     def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
@@ -261,7 +270,7 @@ class ProcessExecutor:
 
     def statistics(self) -> ExecutorStatistics:
         """As the protocol says."""
-        states = [_state_of(worker) for worker in self._workers.values()]
+        states = [_state_of(worker) for worker in list(self._workers.values())]
         return ExecutorStatistics(workers=states, num_queued=len(self._queue), num_restarts=self._num_restarts)
 
 
@@ -270,7 +279,9 @@ def _state_of(worker: _Worker) -> WorkerState:
         return WorkerState(state="idle" if worker.is_ready else "starting", pid=worker.process.pid)
 
     busy_s = time.monotonic() - worker.busy_since
-    return WorkerState(state="busy", pid=worker.process.pid, busy_s=busy_s, num_rows_done=worker.process.progress()[1])
+    return WorkerState(
+        state="busy", pid=worker.process.pid, busy_s=busy_s, num_rows_done=max(0, worker.process.progress()[1])
+    )
 
 
 def _first_worker_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -20,6 +20,7 @@ from asyncdata.executors.worker import PROGRESS, PROGRESS_BYTES
 from asyncdata.log import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import Self
 
@@ -79,14 +80,15 @@ class Spawner:
             "progress_fd": self._progress_fd,
             "slot_fds": self._slot_fds,
         }
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _BOOT, json.dumps(arguments)],
-            pass_fds=fds,
-            stdin=subprocess.DEVNULL,
-            stdout=their_output,
-            stderr=their_output,
-            env=os.environ | _ENVIRONMENT,
-        )
+        with _ctrl_c_blocked():
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _BOOT, json.dumps(arguments)],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stdout=their_output,
+                stderr=their_output,
+                env=os.environ | _ENVIRONMENT,
+            )
         theirs.close()
         os.close(their_output)
         return WorkerProcess(number, process, Connection(ours), output, self._page)
@@ -108,6 +110,16 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+@contextlib.contextmanager
+def _ctrl_c_blocked() -> Iterator[None]:
+    """A mask survives exec: Ctrl-C cannot end a worker that has not yet learnt to ignore it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _memory(name: str, num_bytes: int) -> int:
@@ -132,13 +144,17 @@ class WorkerProcess:
         self._page = page
 
     def progress(self) -> tuple[int, int]:
-        """The request it is working on (0: none), and the row of it."""
-        request_id, row = PROGRESS.unpack_from(self._page, self.number * PROGRESS_BYTES)
+        """The request it is working on (0: none), and the row of it (-1: on all at once)."""
+        try:
+            request_id, row = PROGRESS.unpack_from(self._page, self.number * PROGRESS_BYTES)
+        except ValueError:  # closed: any thread may ask, at any time
+            return 0, -1
+
         return request_id, row
 
     def clear_progress(self) -> None:
         """Forget what a dead worker was doing."""
-        PROGRESS.pack_into(self._page, self.number * PROGRESS_BYTES, 0, 0)
+        PROGRESS.pack_into(self._page, self.number * PROGRESS_BYTES, 0, -1)
 
     @property
     def output(self) -> str:

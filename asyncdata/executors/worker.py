@@ -25,7 +25,7 @@ from asyncdata.wire import HEADER, Failed, Job, Ready, Request, decode_job, deco
 
 __all__ = ("PROGRESS", "PROGRESS_BYTES", "main")
 
-PROGRESS = struct.Struct("<Qi")  # the id of the request that is being worked on (0: none), and the row of it
+PROGRESS = struct.Struct("<Qi")  # the id of the request that is being worked on (0: none), and its row (-1: all)
 PROGRESS_BYTES = 64  # one cache line each, so that workers do not disturb one another
 _PR_SET_PDEATHSIG = 1
 
@@ -48,9 +48,11 @@ def main(number: int, parent: int, sock_fd: int, alive_fd: int, progress_fd: int
 def _die_with(parent: int, alive_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
     signal.signal(signal.SIGIO, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])  # a mask survives exec
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGIO])  # a mask survives exec
+    # Opened anew: who gets the signal is a property of the open file, which all workers would share.
+    alive_fd = os.open(f"/proc/self/fd/{alive_fd}", os.O_RDONLY | os.O_NONBLOCK)
     fcntl.fcntl(alive_fd, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(alive_fd, fcntl.F_SETFL, fcntl.fcntl(alive_fd, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
+    fcntl.fcntl(alive_fd, fcntl.F_SETFL, fcntl.fcntl(alive_fd, fcntl.F_GETFL) | os.O_ASYNC)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we listened
@@ -67,7 +69,7 @@ class _Progress:
 
     def begin(self, request_id: int) -> None:
         self._request_id = request_id
-        self(0)
+        self(-1)
 
     def __call__(self, row: int) -> None:
         PROGRESS.pack_into(self._page, self._offset, self._request_id, row)

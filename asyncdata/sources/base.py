@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from asyncdata.errors import SourceChangedError
+from asyncdata.errors import SourceChangedError, SourceError
 from asyncdata.fingerprint import data_fingerprint, stamp
 from asyncdata.types import SourceLocation
 from asyncdata.wire import Block, FileRef
@@ -71,7 +71,11 @@ class FileBlocks:
     def fingerprint(self) -> dict[str, Any]:
         """Digest of the files' content, sampled (``asyncdata.fingerprint``); computed at the first call."""
         if self._fingerprint is None:
-            self._fingerprint = data_fingerprint(self._stamps)
+            found = data_fingerprint(self._stamps)
+            if any(stamp(before.path) != before for before in self._stamps):
+                return found  # of what the files are now: nothing to hold them against later
+
+            self._fingerprint = found
         return self._fingerprint
 
     def check_unchanged(self) -> None:
@@ -82,8 +86,8 @@ class FileBlocks:
         for number, before in enumerate(self._stamps):
             try:
                 now = stamp(before.path)
-            except OSError as error:
-                raise SourceChangedError(f"AD304 {before.path} disappeared: {error.strerror}") from error
+            except SourceError as error:
+                raise SourceChangedError(f"{error}. It was there at the start.") from error
 
             if now.num_bytes < before.num_bytes:
                 raise SourceChangedError(
@@ -91,13 +95,19 @@ class FileBlocks:
                 )
 
             if (now.inode, now.mtime_ns) != (before.inode, before.mtime_ns):
-                self._check_content(number, before)
+                self._check_content(number, before, now)
 
-    def _check_content(self, number: int, before: FileStamp) -> None:
-        """Touched, appended to, or replaced: only the content says whether the rows are the same."""
-        now = data_fingerprint([before])
-        saved = self.fingerprint()
-        if len(self._stamps) <= len(saved["files"]) and saved["files"][number] != now["files"][0]:
+    def _check_content(self, number: int, before: FileStamp, now: FileStamp) -> None:
+        """Touched, appended to, or replaced: only the content says whether the rows are the same.
+
+        Where it is not known, a file that has grown is believed to be the same, and any other is not.
+        """
+        known = self._fingerprint["files"] if self._fingerprint is not None else []
+        if number < len(known):
+            is_same = known[number] == data_fingerprint([before])["files"][0]
+        else:
+            is_same = now.inode == before.inode and now.num_bytes > before.num_bytes
+        if not is_same:
             raise SourceChangedError(
                 f"AD303 {before.path} was replaced or edited while it was read. Start a new run, or put the file back."
             )

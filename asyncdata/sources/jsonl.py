@@ -49,9 +49,14 @@ class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         :raises SourceError: naming every file that is missing, unreadable, empty where all are, or no JSONL at all.
         """
         given = [self.paths] if isinstance(self.paths, str | os.PathLike) else list(self.paths)
-        paths = [path for item in given for path in _expand(os.fspath(item))]
-        _refuse_repeats(paths)
+        paths: list[str] = []
         stamps, faults = [], []
+        for item in given:
+            try:
+                paths += _expand(os.path.expanduser(item))
+            except SourceError as error:
+                faults.append(str(error))
+        _refuse_repeats(paths)
         for path in paths:
             try:
                 stamps.append(_inspect(path))

@@ -47,17 +47,23 @@ def read_block(fd: int, file: FileRef, block: Block, slack_bytes: int, max_row_b
     start = data.find(b"\n", 0, limit - 1) + 1
     if first and data.startswith(_BOM, 1):
         start += len(_BOM)
+        limit = max(limit, min(start + 1, len(data)))  # the mark's block is that of the row behind it
     while 0 < start < limit:
         end = data.find(b"\n", start)
         cut = end < 0 and tail > 0
         if end < 0:
             end = len(data)
         length = end - start + (_length_behind(fd, file, file.num_bytes - tail, max_row_bytes) if cut else 0)
-        if length == 0 or (data[start] in _BLANKS and not cut and data[start:end].isspace()):
-            num_blank += 1
-        else:
+        if length > max_row_bytes:
+            length = -1
+        elif length and data[start] in _BLANKS:
+            row = read_row(fd, file, block.start - 1 + start, length) if cut else data[start:end]
+            length = 0 if row.isspace() else length
+        if length:
             starts.append(start)
-            lengths.append(length if length <= max_row_bytes else -1)
+            lengths.append(length)
+        else:
+            num_blank += 1
         start = end + 1
     return BlockRows(data, starts, lengths, num_blank)
 

@@ -69,12 +69,12 @@ class BatchTokenizer(Protocol):
 class ColumnWriter:
     """Collects one request's samples as packed columns.
 
-    :param progress: called with the number of a row before a user's function sees it, so that a hang can be named.
+    :param progress: told the request's number of a row before a user's function sees it.
     :param numbers: the request's number of each row that is written; None where they are the same.
     """
 
     def __init__(self, progress: Callable[[int], None] = lambda _: None, numbers: Sequence[int] | None = None) -> None:
-        self.progress = progress
+        self._progress = progress
         self._numbers = numbers
         self._tokens = array("i")
         self._token_ends = array("I")
@@ -102,6 +102,13 @@ class ColumnWriter:
         if name not in self._columns:
             self._columns[name] = (bytearray(), array("I", bytes(4 * len(self._kept))))
         return self._columns[name][0]
+
+    def progress(self, row: int | None) -> None:
+        """Row ``row`` is being worked on, and no other; None: more than one.
+
+        Should it hang, or bring down the worker, that row is to blame, or it is looked for.
+        """
+        self._progress(-1 if row is None else self._number(row))
 
     def _number(self, row: int) -> int:
         return row if self._numbers is None else self._numbers[row]

@@ -220,6 +220,7 @@ class _PromptTokenizer:
                 prompts.append(_Prompt(row, *self._read(raw)))
             except RowFault as fault:
                 out.fail(row, fault)
+        out.progress(None)
         for prompt, tokens in zip(prompts, self._encode([prompt.text for prompt in prompts]), strict=True):
             if isinstance(tokens, Exception):
                 reason = f"the tokenizer raised {type(tokens).__name__}: {tokens}"

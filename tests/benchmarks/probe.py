@@ -131,7 +131,7 @@ def resume(path: str, tokenizer: str, snapshot: str, **knobs: Any) -> dict[str, 
 
 
 def make_snapshots(path: str, tokenizer: str, snapshot: str, **knobs: Any) -> dict[str, float]:
-    """Snapshots at 0 % and at 99 % of an epoch: ``snapshot.0`` and ``snapshot.99``; the position is set, not reached."""
+    """Snapshots at 0 % and 99 % of an epoch, ``snapshot.0`` and ``snapshot.99``: the position is set, not reached."""
     with _loader(path, tokenizer, **knobs) as loader:
         loader.get_next_batch(32)
         loader.get_next_batch(32)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.order import Order, Shuffle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from asyncdata.types import Sample
 
@@ -27,15 +27,9 @@ def write_rows(path: Path, num_rows: int, special: dict[int, dict[str, Any]] | N
     return path
 
 
-def order_of(path: Path, num_epochs: int = 1, *, seed: int = 42, shuffle: Shuffle = SHUFFLE) -> list[int]:
-    """D: the ids of the first ``num_epochs`` epochs. Reads the whole file, and knows nothing of chunks or workers."""
-    data = path.read_bytes()
-    size = shuffle.block_bytes
-    blocks: list[list[int]] = [[] for _ in range(0, len(data), size)]
-    start = 0
-    for line in data.splitlines(keepends=True):
-        blocks[start // size].append(json.loads(line)["id"])
-        start += len(line)
+def order_of(path: Path | list[Path], num_epochs: int = 1, *, seed: int = 42, shuffle: Shuffle = SHUFFLE) -> list[int]:
+    """D: the ids of the first ``num_epochs`` epochs. Reads every file whole, and knows nothing of chunks or workers."""
+    blocks = [block for file in (path if isinstance(path, list) else [path]) for block in _blocks_of(file, shuffle)]
     order = Order(shuffle, seed, len(blocks))
     found: list[int] = []
     for epoch in range(num_epochs):
@@ -43,6 +37,16 @@ def order_of(path: Path, num_epochs: int = 1, *, seed: int = 42, shuffle: Shuffl
             rows = [row for block in order.blocks(epoch, window) for row in blocks[block]]
             found += [rows[i] for i in order.rows(epoch, window, len(rows))]
     return found
+
+
+def _blocks_of(path: Path, shuffle: Shuffle) -> list[list[int]]:
+    data = path.read_bytes()
+    blocks: list[list[int]] = [[] for _ in range(0, len(data), shuffle.block_bytes)]
+    start = 0
+    for line in data.splitlines(keepends=True):
+        blocks[start // shuffle.block_bytes].append(json.loads(line)["id"])
+        start += len(line)
+    return blocks
 
 
 def ids(samples: Iterable[Sample]) -> list[int]:

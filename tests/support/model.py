@@ -132,7 +132,7 @@ class Model:
     # A request
 
     def choose(self, num_groups: int) -> list[Any]:
-        return self._choose(list(self.buffer), num_groups)[:num_groups]
+        return list(dict.fromkeys(self._choose(list(self.buffer), num_groups)))[:num_groups]
 
     def serve(self, num_groups: int, chosen: list[Any], last_epoch: int | None) -> Told:
         rules, before, epochs = self._rules, self.state, self._rules.epochs

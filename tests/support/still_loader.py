@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from asyncdata.coordinator import Coordinator
-from asyncdata.errors import BadRowError
 from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots
 from asyncdata.executors.handler import Handler
 from asyncdata.ledger import Counters, Ledger, Returned
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
+    from asyncdata.errors import BadRowError
     from asyncdata.executors.base import OnReply
     from asyncdata.wire import Reply
     from asyncdata.wire import Request as WorkerRequest
@@ -55,13 +55,22 @@ class FakeExecutor:
     """Keeps requests until a test has them answered, in the order it likes. The answers are a real worker's.
 
     :param row_s: how long the workers claim to take for a row; chunks grow by it.
+    :param names_the_row: whether a lost worker has told which row it was at.
     """
 
     def __init__(
-        self, job: Job, function: Callable[..., Any], slot_bytes: int, *, num_workers: int = 2, row_s: float = 0.0
+        self,
+        job: Job,
+        function: Callable[..., Any],
+        slot_bytes: int,
+        *,
+        num_workers: int = 2,
+        row_s: float = 0.0,
+        names_the_row: bool = False,
     ) -> None:
         self.num_workers = num_workers
         self.row_s = row_s
+        self.names_the_row = names_the_row
         self.slots = Slots(NUM_SLOTS)
         self.asked: list[Asked] = []
         self.num_rows_asked: list[int] = []
@@ -104,8 +113,9 @@ class FakeExecutor:
         if not isinstance(reply, Tokenized):
             return reply
 
-        if any(WorkerKilled.__name__ in error.reason for error in reply.errors):
-            return DIED
+        killers = [error.row for error in reply.errors if WorkerKilled.__name__ in error.reason]
+        if killers:
+            return DIED._replace(row=killers[0] if self.names_the_row else None)
 
         # No clock: a test takes the same course every time.
         return msgspec.structs.replace(reply, busy_s=self.row_s * asked.num_rows)
@@ -140,6 +150,7 @@ class StillLoader:
         seed: int = 0,
         num_workers: int = 2,
         row_s: float = 0.0,
+        names_the_row: bool = False,
         slack_bytes: int = 16,
         max_row_bytes: int = 1 << 16,
         buffer_filter: Any = None,
@@ -160,7 +171,9 @@ class StillLoader:
             slack_bytes=slack_bytes,
         )
         slot_bytes = self.order.max_window_blocks * job.stride
-        self.executor = FakeExecutor(job, function, slot_bytes, num_workers=num_workers, row_s=row_s)
+        self.executor = FakeExecutor(
+            job, function, slot_bytes, num_workers=num_workers, row_s=row_s, names_the_row=names_the_row
+        )
         self.quarantined: list[BadRowError] = []
         chosen = {} if buffer_filter is None else {"buffer_filter": buffer_filter}
         self.coordinator = Coordinator(

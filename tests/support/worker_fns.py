@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -170,3 +171,44 @@ class Opening:
         path = Path(self.folder, f"start {os.getpid()}")
         path.touch()
         return len(list(Path(self.folder).glob("start *")))
+
+
+class ReadsThenEncodes(Opening):
+    """Reads row by row, and tells so; then encodes all at once, and dies or hangs if the row with id 13 is there."""
+
+    def open(self) -> Any:
+        """As the protocol says."""
+        return self._run
+
+    def _run(self, rows: Any, out: Any) -> None:
+        numbers = []
+        for row, raw in enumerate(rows):
+            out.progress(row)
+            numbers.append(json.loads(bytes(raw))["id"])
+        out.progress(None)
+        if 13 in numbers and self.what == "dies":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        while 13 in numbers:
+            time.sleep(3600)
+        for row, number in enumerate(numbers):
+            out.keep(row, [number])
+
+
+class Shifted(Opening):
+    """Adds to every id what a file says that no fingerprint knows of."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def settings(self) -> dict[str, Any]:
+        """As the protocol says."""
+        return {"path": self.path}
+
+    def open(self) -> Any:
+        """As the protocol says."""
+        from asyncdata.tokenization.base import FunctionTokenizer
+
+        path = Path(self.path)
+        shift = int(path.read_text(encoding="ascii")) if path.exists() else 0
+        return FunctionTokenizer(lambda row: [row["id"] + shift])

@@ -37,6 +37,7 @@ LEVELS = {
     "snapshot": 3,
     "sources": 3,
     "tokenization": 3,
+    "bad_rows": 4,
     "delivery": 4,
     "executors": 4,
     "quarantine": 4,

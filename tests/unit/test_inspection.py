@@ -172,7 +172,7 @@ def test_the_position_of_a_row_number_is_found_across_epochs(rows, shuffle):
 def test_the_position_of_a_row_is_asked_for_where_there_is_none(jsonl_file):
     files, order = open_order(str(jsonl_file([b" ", b""])))
 
-    with pytest.raises(NoSamplesError, match="AD402"):
+    with pytest.raises(NoSamplesError, match="AD202"):
         position_of(files, order, 0)
 
 

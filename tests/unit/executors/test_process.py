@@ -17,7 +17,7 @@ from asyncdata.executors.base import NUM_SLOTS, Crashed
 from asyncdata.executors.process import ProcessExecutor
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until
-from tests.support.tokenize_fns import kills_on_13, row_id
+from tests.support.tokenize_fns import kills_on_13, kills_on_13_in_batches, row_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,10 +164,20 @@ async def test_a_request_that_brings_down_two_workers_comes_back(rows):
 
     for number, first in asked.items():
         if first == 10:
-            assert replies[number] == Crashed("AD423", "its worker died (SIGSEGV)")
+            assert replies[number] == Crashed("AD423", "its worker died (SIGSEGV)", row=3)
         else:
             assert ids_of(replies[number]) == list(range(first, first + 5))
     assert executor.statistics().num_restarts == 2
+
+
+async def test_a_function_of_many_rows_does_not_tell_which_one_it_was(rows):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(20), kills_on_13_in_batches)
+    async with client.running():
+        window = await client.window()
+        reply = await client.answer(client.ask(window.request(10, 15)))
+
+    assert reply == Crashed("AD423", "its worker died (SIGSEGV)", row=None)
 
 
 async def test_a_request_with_a_strike_comes_back_after_one_more(rows):
@@ -200,7 +210,7 @@ async def test_a_request_that_ends_the_process_says_how(rows):
         window = await client.window()
         reply = await client.answer(client.ask(window.request(0, 1)))
 
-    assert reply == Crashed("AD423", "its worker died (exit status 3)")
+    assert reply == Crashed("AD423", "its worker died (exit status 3)", row=0)
 
 
 # Hanging
@@ -216,7 +226,7 @@ async def test_a_row_that_hangs_comes_back_and_its_worker_is_replaced(rows, tmp_
         replies = await client.answers(asked)
 
     hung = replies.pop(1)
-    assert hung == Crashed("AD422", "no result in 0.3 s; its worker was killed (SIGKILL)")
+    assert hung == Crashed("AD422", "no result in 0.3 s; its worker was killed (SIGKILL)", row=2)
     assert [ids_of(reply) for reply in replies] == [[0, 1, 2], [6, 7, 8], [9, 10, 11]]
     assert executor.statistics().num_restarts == 2
 

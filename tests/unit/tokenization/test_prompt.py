@@ -253,12 +253,12 @@ def test_a_text_that_the_tokenizer_refuses_is_named_and_the_others_are_kept(tmp_
     assert chunk.errors[0].reason.startswith("the tokenizer raised Exception: WordLevel error: Missing [UNK] token")
 
 
-def test_every_row_is_announced_before_it_is_read(name: str) -> None:
+def test_every_row_is_announced_before_it_is_read_and_then_all_together(name: str) -> None:
     announced: list[int] = []
 
     PromptTokenizeFn(name).open()([b'{"input": "a"}', b"{", b'{"input": "b"}'], ColumnWriter(announced.append))
 
-    assert announced == [0, 1, 2]
+    assert announced == [0, 1, 2, -1]
 
 
 def test_no_rows_are_no_samples(name: str) -> None:

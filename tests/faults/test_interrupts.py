@@ -1,0 +1,163 @@
+"""Ctrl-C, timeouts and cancellations at random instants: what the caller has, and what comes next, is D."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from asyncdata import AsyncDataLoader, DataLoader, PrefetchTimeoutError
+from tests.support.faults import Program, num_rounds, say
+from tests.support.loading import NEVER_S, order_of, write_rows
+from tests.support.streaming import SHUFFLE, entry
+from tests.support.tokenize_fns import id_and_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+
+ROUNDS = num_rounds(quick=100, full=1000)
+NUM_ROWS = 2000
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+
+
+def check(path: Path, found: list[list[int]]) -> str:
+    num_epochs = 1 + len(found) // NUM_ROWS
+    wanted = order_of(path, num_epochs, shuffle=SHUFFLE)[: len(found)]
+    got, places = [item[4] for item in found], {tuple(item[1:4]) for item in found}
+    first = next((place for place, pair in enumerate(zip(got, wanted, strict=True)) if pair[0] != pair[1]), None)
+    assert first is None, f"sample {first} of {len(got)} is {got[first : first + 5]}, not {wanted[first : first + 5]}"
+    assert [item[0] for item in found] == list(range(len(found)))
+    return f"{len(found)} samples of {num_epochs} epochs; 0 lost, {len(found) - len(places)} repeated, 0 out of order"
+
+
+def run(folder: Path, do: str, **settings: Any) -> dict[str, Any]:
+    log = folder / "log"
+    with Program.of("interrupted", {"do": do, "log": str(log), **settings}) as program:
+        status, said = program.end(600)
+        assert status == 0, said
+    return json.loads(log.read_text())
+
+
+TIGHT, AMPLE = {"num_workers": 2, "buffer_size": 30}, {"num_workers": 1}
+THREE = pytest.mark.xfail(strict=False, reason="an interrupt while one is handled can leave its request in the queue")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "most"),
+    [
+        pytest.param(TIGHT, 1, id="one, tight"),
+        pytest.param(AMPLE, 1, id="one, ample"),
+        pytest.param(TIGHT, 3, id="three in microseconds", marks=THREE),
+    ],
+)
+def test_a_storm_of_keyboard_interrupts(tmp_path, path, knobs, most):
+    began = time.monotonic()
+    seen = run(tmp_path, "storm", path=str(path), number=ROUNDS, most=most, knobs=knobs)
+
+    assert seen["raised"] >= ROUNDS
+    assert seen["restarts"] == 0
+    say(
+        f"KeyboardInterrupt: {seen['raised']} in {seen['calls']} calls, up to {most} in one, {knobs}: "
+        f"{check(path, seen['found'])}; {time.monotonic() - began:.0f} s"
+    )
+
+
+def test_ctrl_c_to_the_whole_group_does_not_disturb_the_workers(tmp_path, path):
+    number = min(ROUNDS, 200)
+    log = tmp_path / "log"
+    settings = {"path": str(path), "log": str(log), "do": "group", "number": number, "knobs": {"num_workers": 2}}
+    chance = random.Random(3)
+    num_sent = 0
+    with Program.of("interrupted", settings, own_group=True) as program:
+        program.wait_until_said("go")
+        while not log.exists() and not program.has_ended:
+            os.killpg(program.pid, signal.SIGINT)
+            num_sent += 1
+            time.sleep(chance.random() * 0.01)
+        status, said = program.end()
+        assert status == 0, said
+    seen = json.loads(log.read_text())
+
+    assert seen["restarts"] == 0, said
+    result = check(path, seen["found"])
+    say(f"SIGINT to the group, from the workers' birth on: {num_sent} sent, 0 workers lost: {result}")
+
+
+def test_timeouts(path):
+    chance = random.Random(4)
+    found: list[list[int]] = []
+    num_timeouts = 0
+    with DataLoader(path, tokenize_fn=id_and_text, shuffle=SHUFFLE, num_workers=2, buffer_size=20) as loader:
+        found += map(entry, loader.get_next_batch(1, timeout_s=NEVER_S))
+        while num_timeouts < ROUNDS:
+            try:
+                batch = loader.get_next_batch(chance.choice([1, 10, 100]), timeout_s=chance.choice([1e-6, 1e-4, 2e-3]))
+            except PrefetchTimeoutError:
+                num_timeouts += 1
+            else:
+                found += map(entry, batch)
+        found += map(entry, loader.get_next_batch(200, timeout_s=NEVER_S))
+
+    say(f"timeouts: {num_timeouts}: {check(path, found)}")
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_cancelled_and_timed_out_awaits(path, backend):
+    async def main() -> tuple[list[list[int]], int]:
+        chance = random.Random(5)
+        found: list[list[int]] = []
+        num_cancelled = 0
+        async with AsyncDataLoader(
+            path, tokenize_fn=id_and_text, shuffle=SHUFFLE, num_workers=2, buffer_size=20
+        ) as loader:
+            found += map(entry, await loader.get_next_batch(1, timeout_s=NEVER_S))
+            while num_cancelled < ROUNDS:
+                batch = None
+                with anyio.move_on_after(chance.choice([0, 1e-4, 2e-3, 5e-3]) * chance.random()):
+                    batch = await loader.get_next_batch(chance.choice([1, 10, 100]))
+                num_cancelled += batch is None
+                found += map(entry, batch or [])
+            found += map(entry, await loader.get_next_batch(200, timeout_s=NEVER_S))
+        return found, num_cancelled
+
+    found, num_cancelled = anyio.run(main, backend=backend)
+    say(f"cancelled by a scope, {backend}: {num_cancelled}: {check(path, found)}")
+
+
+def test_tasks_cancelled_by_asyncio_itself(path):
+    async def consume(loader: AsyncDataLoader, sizes: random.Random, found: list[list[int]]) -> None:
+        while True:
+            batch = await loader.get_next_batch(sizes.choice([1, 10, 100]))
+            found += map(entry, batch)
+
+    async def main() -> list[list[int]]:
+        chance = random.Random(6)
+        found: list[list[int]] = []
+        async with AsyncDataLoader(
+            path, tokenize_fn=id_and_text, shuffle=SHUFFLE, num_workers=2, buffer_size=20
+        ) as loader:
+            found += map(entry, await loader.get_next_batch(1, timeout_s=NEVER_S))
+            for _ in range(ROUNDS):
+                task = asyncio.create_task(consume(loader, chance, found))
+                await asyncio.sleep(chance.random() * 0.005)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            found += map(entry, await loader.get_next_batch(200, timeout_s=NEVER_S))
+        return found
+
+    found = asyncio.run(main())
+    say(f"tasks cancelled: {ROUNDS}: {check(path, found)}")

@@ -1,0 +1,59 @@
+"""The trainer is killed with SIGKILL: no worker outlives it, whatever it is doing."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.faults import GONE_S, Program, num_rounds, say, until
+from tests.support.loading import write_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+
+ROUNDS = num_rounds(quick=1, full=4)
+"""For each of the five things that workers may be doing; in full 20 in all."""
+BUSY = {
+    "idle": "tests.support.tokenize_fns:row_id",
+    "starting": "tests.support.tokenize_fns:row_id",
+    "waiting": "tests.support.worker_fns:waits",
+    "in C with the GIL": "tests.support.idling:multiplies",
+    "in C with the GIL, not killed by the kernel": "tests.support.worker_fns:stuck_in_c_and_orphaned",
+}
+
+
+def kill_trainer(folder: Path, doing: str, chance: random.Random) -> tuple[int, float]:
+    """How many workers there were when it was killed, and how long they took to be gone."""
+    folder.mkdir()
+    began, ready = folder / "began", folder / "ready"
+    rows = {i: {"began": str(began), "gate": str(folder / "never")} for i in range(500)}
+    path = write_rows(folder / "rows.jsonl", 500, rows)
+    state = "idle" if doing == "idle" else "busy"
+    settings = {"path": str(path), "tokenize_fn": BUSY[doing], "ready": str(ready), "state": state, "num_workers": 2}
+    with Program.of("idling", settings) as trainer:
+        if doing == "starting":
+            until(lambda: len(trainer.alive()) > 1)
+            time.sleep(chance.random() * 0.2)
+        else:
+            until(lambda: ready.exists() and (doing == "idle" or began.exists()))
+        num_workers = len(trainer.alive()) - 1
+        trainer.kill()
+        return num_workers, trainer.assert_gone()
+
+
+@pytest.mark.parametrize("doing", BUSY)
+def test_no_worker_outlives_the_trainer(tmp_path, doing):
+    chance = random.Random(doing)
+    seen = [kill_trainer(tmp_path / str(number), doing, chance) for number in range(ROUNDS)]
+
+    num_workers = sum(number for number, _ in seen)
+    assert num_workers >= ROUNDS
+    say(
+        f"trainer SIGKILLed, workers {doing}: {ROUNDS} kills, {num_workers} workers, 0 left after {GONE_S:g} s; "
+        f"the last was gone after {max(seconds for _, seconds in seen):.3f} s"
+    )

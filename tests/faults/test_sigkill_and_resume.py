@@ -1,0 +1,155 @@
+"""The trainer's process is killed at random instants; what it had, and what its successors get, is D."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from tests.support.faults import Program, num_rounds, say, until
+from tests.support.loading import write_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+
+ROUNDS = num_rounds(quick=4, full=100)
+NUM_ROWS = (700, 30, 450)
+EPOCHS = 2
+
+
+class Log(NamedTuple):
+    """What one process was given."""
+
+    resumed_at: int
+    entries: list[list[int]]
+
+
+def read_log(path: Path) -> Log | None:
+    """None if it was killed before it began. A line that the kill has cut in two does not count."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    if not lines:
+        return None
+
+    return Log(json.loads(lines[0]), [item for line in lines[1:] for item in json.loads(line)])
+
+
+def num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def spin(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+class Chain:
+    """Processes that go on, one after another, where the one before had last saved."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self.logs: list[Log] = []
+        self._chance = chance
+        self._paths = [
+            str(write_rows(folder / f"{part}.jsonl", num, {i: {"id": part * 10_000 + i} for i in range(num)}))
+            for part, num in enumerate(NUM_ROWS)
+        ]
+
+    def settings(self, log: Path, **knobs: Any) -> dict[str, Any]:
+        chance = self._chance
+        return {
+            "paths": self._paths,
+            "log": str(log),
+            "snapshot": str(self.folder / "snapshot"),
+            "batch_size": chance.choice([1, 3, 8, 17]),
+            "save_every": chance.randint(1, 5),
+            "step_s": chance.choice([0, 0.0005, 0.002]),
+            "knobs": {
+                "epochs": EPOCHS,
+                "num_workers": chance.choice([1, 2, 3]),
+                "buffer_size": chance.choice([1, 40, 1000]),
+                "dp_size": chance.choice([1, 8]),
+                **knobs,
+            },
+        }
+
+    def run(self, number: int, *, may_kill: bool) -> bool:
+        """One more process; whether it was killed before the end."""
+        log = self.folder / f"log.{number}"
+        kill_after = self._chance.choice([0, 1, self._chance.randint(2, 150)])
+        with Program.of("streaming", self.settings(log)) as program:
+            if may_kill:
+                until(lambda: num_lines(log) > kill_after or program.has_ended)
+                spin(self._chance.random() * (0.3 if kill_after == 0 else 0.02))
+                was_killed = not program.has_ended
+                program.kill()
+            else:
+                was_killed = False
+            if not was_killed:
+                status, said = program.end()
+                assert status == 0, said
+            program.assert_gone()
+        found = read_log(log)
+        if found is not None:
+            self.logs.append(found)
+        return was_killed
+
+    def delivered(self) -> list[list[int]]:
+        """Each log as far as the next process resumed, end to end."""
+        entries: list[list[int]] = []
+        for log in self.logs:
+            assert log.resumed_at <= len(entries), "the snapshot names samples that nobody was given"
+            del entries[log.resumed_at :]
+            entries += log.entries
+        return entries
+
+
+def uninterrupted(chain: Chain) -> list[list[int]]:
+    log = chain.folder / "log.all"
+    settings = chain.settings(log, num_workers=0) | {"snapshot": str(chain.folder / "none"), "save_every": 10**9}
+    with Program.of("streaming", settings) as program:
+        status, said = program.end()
+    assert status == 0, said
+    found = read_log(log)
+    assert found is not None
+    return found.entries
+
+
+def test_killed_at_random_instants_nothing_is_lost_repeated_or_reordered(tmp_path):
+    began = time.monotonic()
+    chance = random.Random(2024)
+    source = sorted(part * 10_000 + i for part, num in enumerate(NUM_ROWS) for i in range(num))
+    num_kills = num_processes = num_chains = num_served = 0
+    lost = repeated = reordered = 0
+    while num_kills < ROUNDS:
+        chain = Chain(tmp_path / f"chain {num_chains}", chance)
+        expected = uninterrupted(chain)
+        for epoch in range(EPOCHS):
+            assert sorted(item[4] for item in expected if item[1] == epoch) == source
+        is_running = True
+        while is_running:
+            is_running = chain.run(num_processes, may_kill=num_kills < ROUNDS)
+            num_kills += is_running
+            num_processes += 1
+        num_chains += 1
+        found = chain.delivered()
+        num_served += sum(len(log.entries) for log in chain.logs)
+        places, wanted = [tuple(item) for item in found], [tuple(item) for item in expected]
+        lost += len(set(wanted) - set(places))
+        repeated += len(places) - len(set(places))
+        reordered += places != wanted
+        assert found == expected
+        assert [sorted(item[4] for item in found if item[1] == epoch) for epoch in range(EPOCHS)] == [source] * EPOCHS
+
+    say(
+        f"SIGKILL and resume: {num_kills} kills of {num_processes} processes in {num_chains} runs of "
+        f"{len(source) * EPOCHS} samples; {num_served} served, of which the last snapshots kept "
+        f"{num_chains * len(source) * EPOCHS}; {lost} lost, {repeated} repeated, {reordered} runs reordered; "
+        f"0 processes left; {time.monotonic() - began:.0f} s"
+    )

@@ -1,0 +1,198 @@
+"""Workers are killed, stopped, and brought down by a row; what is delivered is D all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata import BadRowError, DataLoader, EndOfData
+from tests.support.faults import num_rounds, say
+from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
+from tests.support.streaming import entry
+from tests.support.tokenize_fns import id_and_text, kills_on_13
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+
+ROUNDS = num_rounds(quick=5, full=100)
+STOP_ROUNDS = min(ROUNDS, 10)
+NUM_ROWS = 2000
+SMALL = 90
+
+
+def make(path: Path, tokenize_fn: Any = id_and_text, **knobs: Any) -> DataLoader:
+    return DataLoader(path, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "timeout_s": NEVER_S} | knobs)
+
+
+def pids(loader: DataLoader, *states: str) -> list[int]:
+    return [worker.pid for worker in loader.statistics().workers if worker.pid and worker.state in states]
+
+
+class Killer:
+    """Sends ``number`` signals to workers at random instants, each after something was delivered since the last."""
+
+    def __init__(self, loader: DataLoader, number: int, number_of_signal: int, seed: int) -> None:
+        self.num_sent = 0
+        self._loader = loader
+        self._number = number
+        self._signal = number_of_signal
+        self._chance = random.Random(seed)
+        self._delivered = threading.Event()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def tell(self) -> None:
+        """Something was delivered."""
+        self._delivered.set()
+
+    @property
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            self._delivered.set()
+            self._thread.join()
+
+    def _run(self) -> None:
+        while self.num_sent < self._number and not self._is_over.is_set():
+            self._delivered.clear()
+            self._delivered.wait()
+            self._is_over.wait(self._chance.random() * 0.05)
+            alive = pids(self._loader, "idle", "busy")
+            if alive:
+                with contextlib.suppress(ProcessLookupError):  # it was lost, and reaped, this very moment
+                    os.kill(self._chance.choice(alive), self._signal)
+                    self.num_sent += 1
+
+
+def stream_under(killer: Killer, loader: DataLoader, chance: random.Random) -> list[list[int]]:
+    """What is delivered until the killer is done, and a little more."""
+    found: list[list[int]] = []
+    with killer.running():
+        while not killer.is_done:
+            found += [entry(sample) for sample in loader.get_next_batch(chance.choice([1, 7, 32, 100]))]
+            killer.tell()
+    return found + [entry(sample) for sample in loader.get_next_batch(500)]
+
+
+def check(path: Path, found: list[list[int]]) -> str:
+    """Compare with D, both worked out without the engine and read without workers."""
+    num_epochs = 1 + len(found) // NUM_ROWS
+    wanted = order_of(path, num_epochs)[: len(found)]
+    with make(path, num_workers=0) as loader:
+        expected = [entry(sample) for sample in loader.get_next_batch(len(found))]
+    places = [tuple(item[1:4]) for item in found]
+    lost = len({tuple(item[1:4]) for item in expected} - set(places))
+    repeated = len(places) - len(set(places))
+    reordered = sum(got[4] != want for got, want in zip(found, wanted, strict=True))
+    assert found == expected
+    assert [item[4] for item in found] == wanted
+    return f"{len(found)} samples of {num_epochs} epochs; {lost} lost, {repeated} repeated, {reordered} out of order"
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+
+
+@pytest.mark.parametrize("num_workers", [2])
+def test_kill_9_at_random_instants(path, num_workers):
+    began = time.monotonic()
+    with make(path, num_workers=num_workers, buffer_size=200) as loader:
+        killer = Killer(loader, ROUNDS, signal.SIGKILL, seed=7)
+        found = stream_under(killer, loader, random.Random(7))
+        restarts = loader.statistics().worker_restarts_total
+
+    result = check(path, found)
+    assert killer.num_sent == ROUNDS
+    assert restarts <= ROUNDS
+    say(
+        f"kill -9 of workers: {killer.num_sent} kills, {restarts} replaced by the end, {num_workers} workers: "
+        f"{result}; {time.monotonic() - began:.0f} s"
+    )
+
+
+def test_a_stopped_worker_is_replaced(path):
+    began = time.monotonic()
+    with make(path, num_workers=2, buffer_size=200, row_timeout_s=1.0) as loader:
+        killer = Killer(loader, STOP_ROUNDS, signal.SIGSTOP, seed=11)
+        found = stream_under(killer, loader, random.Random(11))
+        while loader.statistics().worker_restarts_total == 0:
+            found += [entry(sample) for sample in loader.get_next_batch(100)]
+        restarts = loader.statistics().worker_restarts_total
+
+    say(
+        f"SIGSTOP of workers: {killer.num_sent} stopped, {restarts} replaced: {check(path, found)}; "
+        f"{time.monotonic() - began:.0f} s"
+    )
+
+
+def batches_until_the_bad_row(path: Path, num_workers: int, buffer_size: int) -> tuple[Any, ...]:
+    with make(path, kills_on_13, num_workers=num_workers, buffer_size=buffer_size) as loader:
+        found: list[int] = []
+        while True:
+            try:
+                found += ids(loader.get_next_batch(4))
+            except BadRowError as error:
+                return found, error.code, error.line, error.byte_offset, str(error).partition(" (")[0]
+
+
+def test_a_row_that_kills_is_the_same_error_at_the_same_batch(tmp_path):
+    path = write_rows(tmp_path / "small.jsonl", SMALL)
+    seen = [batches_until_the_bad_row(path, workers, size) for workers in (1, 2) for size in (1, 8, 1000)]
+
+    wanted = order_of(path)
+    before = wanted.index(13) // 4 * 4
+    assert seen[0][:3] == (wanted[:before], "AD423", 14)
+    assert [found[:4] for found in seen] == [seen[0][:4]] * len(seen)
+    assert len({found[4] for found in seen}) == 1
+    say(f"a row that kills: {len(seen)} of {len(seen)} loaders raised AD423 for line 14 after {before} samples")
+
+
+def test_a_row_that_kills_is_skipped_and_resumed_over(tmp_path):
+    path = write_rows(tmp_path / "small.jsonl", SMALL)
+    wanted = [row for row in order_of(path, 2) if row != 13]
+    knobs: dict[str, Any] = {"epochs": 2, "on_bad_row": "skip"}
+    found, states = [], []
+    with make(path, kills_on_13, num_workers=2, **knobs) as loader:
+        for _ in range(len(wanted) // 6):
+            states.append((len(found), loader.state_dict()))
+            found += ids(loader.get_next_batch(6))
+        found += rest_of(loader)
+        assert loader.statistics().bad_rows_total == 2
+    assert found == wanted
+
+    chosen = states if len(states) < ROUNDS else random.Random(3).sample(states, min(ROUNDS, 20))
+    for number, (num_delivered, state) in enumerate(chosen):
+        with make(path, kills_on_13, num_workers=1 + number % 2, buffer_size=[3, 50][number % 2], **knobs) as loader:
+            loader.load_state_dict(state)
+            assert rest_of(loader) == wanted[num_delivered:]
+            now = loader.statistics()
+            # What the snapshot's journal names is not tried again, and is counted as that.
+            assert now.bad_rows_total + now.dropped_total.get("journal", 0) == 2, now
+    say(f"a row that kills, skipped: {len(wanted)} samples in order; the same from {len(chosen)} snapshots")
+
+
+def rest_of(loader: DataLoader) -> list[int]:
+    found: list[int] = []
+    while True:
+        try:
+            found += ids(loader.get_next_batch(11))
+        except EndOfData as end:
+            return found + ids(end.samples)

@@ -1,0 +1,124 @@
+"""What a worker writes into columns is what the trainer reads from a chunk, whatever rows are kept."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from asyncdata.columns import Chunk
+from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.rows import RowFault
+from asyncdata.types import Position, Sample, SourceLocation
+from asyncdata.wire import decode_reply, encode
+
+COLUMNS = ("prompt", "label", "metadata", "extra")
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+class Kept(NamedTuple):
+    tokens: list[int]
+    values: dict[str, Any]
+
+
+class Dropped(NamedTuple):
+    reason: str
+
+
+class Bad(NamedTuple):
+    code: str
+
+
+fates = st.one_of(
+    st.builds(
+        Kept,
+        st.lists(st.integers(0, 2**31 - 1), max_size=5),
+        st.dictionaries(st.sampled_from(COLUMNS), json_values, max_size=4),
+    ),
+    st.builds(Dropped, st.sampled_from(["short", "dull", ""])),
+    st.builds(Bad, st.sampled_from(["AD101", "AD421"])),
+)
+rows = st.lists(fates, max_size=20)
+
+
+class Lines:
+    def location(self, row: int) -> SourceLocation:
+        return SourceLocation("/rows", row, 1)
+
+    def key(self, row: int) -> tuple[int, int]:
+        return 0, row
+
+
+def write(fate: Kept | Dropped | Bad, row: int, out: ColumnWriter) -> None:
+    if isinstance(fate, Kept):
+        out.keep(row, fate.tokens, **{name: json.dumps(value).encode() for name, value in fate.values.items()})
+    elif isinstance(fate, Dropped):
+        out.drop(row, fate.reason)
+    else:
+        out.fail(row, RowFault(fate.code, "why"))
+
+
+def written(fates: list[Kept | Dropped | Bad]) -> ColumnWriter:
+    out = ColumnWriter()
+    for row, fate in enumerate(fates):
+        write(fate, row, out)
+    return out
+
+
+def written_one_by_one(fates: list[Kept | Dropped | Bad]) -> ColumnWriter:
+    """As a worker does after a batch that raised."""
+    out = ColumnWriter()
+    for row, fate in enumerate(fates):
+        one = ColumnWriter(numbers=[row])
+        write(fate, 0, one)
+        out.extend(one)
+    return out
+
+
+def chunk_of(out: ColumnWriter, num_rows: int) -> Chunk:
+    """As it arrives."""
+    return Chunk(
+        decode_reply(encode(out.finish(num_rows, 0.0))), Position(1, 2, 10), num_rows, Lines(), ends_epoch=False
+    )
+
+
+@given(fates=rows)
+def test_every_row_is_a_sample_or_a_drop_or_bad_and_is_read_as_it_was_written(fates):
+    chunk = chunk_of(written(fates), len(fates))
+    kept = [(row, fate) for row, fate in enumerate(fates) if isinstance(fate, Kept)]
+
+    assert chunk.num_samples == len(kept)
+    for number, (row, fate) in enumerate(kept):
+        sample = Sample(chunk, number)
+        assert sample.tokens.tolist() == fate.tokens
+        assert [chunk.value(name, number) for name in COLUMNS] == [fate.values.get(name) for name in COLUMNS]
+        assert (sample.position, sample.source) == (Position(1, 2, 10 + row), SourceLocation("/rows", row, 1))
+    dropped = {(drop.reason, row) for drop in chunk.drops for row in drop.rows.tolist()}
+    assert dropped == {(fate.reason, row) for row, fate in enumerate(fates) if isinstance(fate, Dropped)}
+    bad = [(error.row, error.code) for error in chunk.errors]
+    assert bad == [(row, fate.code) for row, fate in enumerate(fates) if isinstance(fate, Bad)]
+
+
+@given(fates=rows)
+def test_samples_before_a_row_and_tokens_in_a_range_are_those_of_a_count(fates):
+    chunk = chunk_of(written(fates), len(fates))
+    kept = [fate for fate in fates if isinstance(fate, Kept)]
+
+    for row in range(len(fates) + 1):
+        before = chunk.samples_before(row)
+        assert before == sum(isinstance(fate, Kept) for fate in fates[:row])
+        assert chunk.num_tokens(0, before) == sum(len(fate.tokens) for fate in kept[:before])
+        assert chunk.num_tokens(before, len(kept)) == sum(len(fate.tokens) for fate in kept[before:])
+
+
+@given(fates=rows)
+def test_rows_that_are_written_one_by_one_are_the_same_reply(fates):
+    together, apart = written(fates).finish(len(fates), 0.0), written_one_by_one(fates).finish(len(fates), 0.0)
+
+    assert together == apart

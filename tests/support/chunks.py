@@ -1,0 +1,56 @@
+"""Chunks made by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from asyncdata.columns import Chunk
+from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.rows import RowFault
+from asyncdata.types import Position, SourceLocation
+
+START = Position()
+
+
+class Lines:
+    """Rows of ten bytes each."""
+
+    def __init__(self, path: str = "rows.jsonl", first: int = 0) -> None:
+        self._path = path
+        self._first = first
+
+    def location(self, row: int) -> SourceLocation:
+        return SourceLocation(self._path, 10 * (self._first + row), 9)
+
+    def key(self, row: int) -> tuple[int, int]:
+        return 0, 10 * (self._first + row)
+
+
+class BadRow(str):
+    """A row that is bad with this code."""
+
+    __slots__ = ()
+
+
+def chunk_of(
+    *rows: int | list[int] | str | BadRow,
+    first: Position = START,
+    ends_epoch: bool = False,
+    path: str = "rows.jsonl",
+    columns: dict[str, Any] | None = None,
+) -> Chunk:
+    """A chunk of these rows: tokens are kept, a word is why a row is dropped, and a BadRow is bad.
+
+    :param columns: the same for every row that is kept.
+    """
+    out = ColumnWriter()
+    encoded = {name: json.dumps(value).encode() for name, value in (columns or {}).items()}
+    for number, row in enumerate(rows):
+        if isinstance(row, BadRow):
+            out.fail(number, RowFault(row, "as it was told to", b"{}"))
+        elif isinstance(row, str):
+            out.drop(number, row)
+        else:
+            out.keep(number, row if isinstance(row, list) else [row], **encoded)
+    return Chunk(out.finish(len(rows), 0.0), first, len(rows), Lines(path, first.row), ends_epoch=ends_epoch)

@@ -1,0 +1,122 @@
+"""What the fault tests share: how many rounds, how a program is started and watched, what it has left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.support.loading import NEVER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+ROOT = Path(__file__).parents[2]
+GONE_S = 2.0
+"""How long the workers of a dead process may take to be gone."""
+MARK = "ASYNCDATA_FAULT_MARK"
+"""An environment variable that a program hands down to all it starts, so that none is overlooked."""
+
+
+def num_rounds(quick: int, full: int) -> int:
+    """Rounds of a test: ``quick``, or what ASYNCDATA_FAULT_ROUNDS says: a number, or ``full``."""
+    wanted = os.environ.get("ASYNCDATA_FAULT_ROUNDS", "")
+    return full if wanted == "full" else int(wanted or quick)
+
+
+def say(text: str) -> None:
+    """One line of figures, to be quoted; seen with ``-s`` or ``-rP``."""
+    sys.stdout.write(f"\n{text}\n")
+
+
+def until(condition: Callable[[], object], seconds: float = NEVER_S, why: str = "it never came") -> None:
+    """Until another process has done its part: looked at again and again, as nobody tells us."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, why
+        time.sleep(0.002)
+
+
+class Program:
+    """A Python program of ours, and everything that it has started.
+
+    :param arguments: what stands behind ``python`` on the command line.
+    """
+
+    def __init__(self, *arguments: str, own_group: bool = False, options: tuple[str, ...] = ()) -> None:
+        self._mark = f"{MARK}={uuid.uuid4().hex}".encode()
+        name, value = self._mark.decode().split("=")
+        self._said = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            [sys.executable, *options, *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT), name: value},
+            stdin=subprocess.DEVNULL,
+            stdout=self._said,  # no pipe: nobody reads while it runs
+            stderr=subprocess.STDOUT,
+            start_new_session=own_group,
+            cwd=ROOT,
+        )
+
+    @classmethod
+    def of(cls, module: str, settings: dict[str, Any], *, own_group: bool = False) -> Self:
+        """``tests.support.<module>``, run with settings."""
+        return cls("-m", f"tests.support.{module}", json.dumps(settings), own_group=own_group)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        for pid in self.alive():
+            os.kill(pid, signal.SIGKILL)
+        self._said.close()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+        self.process.kill()
+        self.process.wait(NEVER_S)
+
+    def end(self, seconds: float = NEVER_S) -> tuple[int, str]:
+        """Wait for its end by itself; status and what it said."""
+        status = self.process.wait(seconds)
+        self._said.seek(0)
+        return status, self._said.read().decode(errors="replace")
+
+    def wait_until_said(self, word: str) -> None:
+        """Until it has written ``word``; its output must not be buffered."""
+        until(lambda: word.encode() in os.pread(self._said.fileno(), 1 << 16, 0) or self.has_ended)
+
+    def alive(self) -> list[int]:
+        """The pids of all that bear its mark, itself included; zombies do not."""
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal() and self._is_ours(name)]
+
+    def _is_ours(self, pid: str) -> bool:
+        try:
+            return self._mark in Path("/proc", pid, "environ").read_bytes()
+        except OSError:
+            return False
+
+    def assert_gone(self, *but: int) -> float:
+        """Nothing of it is left after :data:`GONE_S`; the seconds that took."""
+        began = time.monotonic()
+        until(lambda: set(self.alive()) <= set(but), GONE_S, f"processes left behind by {self.process.args}")
+        return time.monotonic() - began

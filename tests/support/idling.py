@@ -1,0 +1,37 @@
+"""A trainer whose workers are idle, or as busy as they can be, when it is killed.
+
+Run with ``python -m tests.support.idling SETTINGS``.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from asyncdata import DataLoader
+from tests.support.worker_fns import waits
+
+
+def multiplies(row: dict[str, Any]) -> list[int]:
+    """Announces itself, then works out a power for hours: C code that holds the GIL."""
+    waits({"id": row["id"], "began": row["began"]})
+    pow(7, 1 << 4_000_000, (1 << 400_000) - 1)
+    return [row["id"]]
+
+
+def trainer(path: str, tokenize_fn: str, ready: str, state: str, num_workers: int) -> None:
+    """Start a loader, and wait for the end. ``ready`` is there when all its workers are in ``state``."""
+    loader = DataLoader(path, tokenize_fn=tokenize_fn, num_workers=num_workers, shuffle=False)
+    loader.start()
+    while [worker.state for worker in loader.statistics().workers] != [state] * num_workers:
+        time.sleep(0.005)
+    Path(ready).touch()
+    signal.pause()
+
+
+if __name__ == "__main__":
+    trainer(**json.loads(sys.argv[1]))

@@ -1,0 +1,68 @@
+"""A trainer that is going to be killed: it streams, logs what it was given, and saves its state now and then.
+
+Run with ``python -m tests.support.streaming SETTINGS``. The log begins with the number of samples that the snapshot it
+resumed from names, then has one line a batch: for each sample its place in D, its id, and a checksum of its tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from asyncdata import DataLoader, EndOfData, Shuffle
+from tests.support.tokenize_fns import id_and_text
+
+if TYPE_CHECKING:
+    from asyncdata.types import Sample
+
+SHUFFLE = Shuffle(block_bytes=1024, window_blocks=8)
+
+
+def entry(sample: Sample) -> list[int]:
+    """What a log keeps of a sample."""
+    assert sample.position is not None and sample.index is not None
+    place = sample.position
+    return [
+        sample.index,
+        place.epoch,
+        place.window,
+        place.row,
+        int(sample.tokens[0]),
+        zlib.crc32(sample.tokens.tobytes()),
+    ]
+
+
+def stream(
+    paths: list[str], log: str, snapshot: str, batch_size: int, save_every: int, step_s: float, knobs: dict[str, Any]
+) -> None:
+    """To the end of the data, or until somebody ends us."""
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    with DataLoader(paths, tokenize_fn=id_and_text, shuffle=SHUFFLE, timeout_s=60, **knobs) as loader:
+        if os.path.exists(snapshot):
+            loader.restore(snapshot)
+        _write(out, loader.statistics().samples_total)
+        number = 0
+        while True:
+            try:
+                batch = loader.get_next_batch(batch_size)
+            except EndOfData as end:
+                _write(out, [entry(sample) for sample in end.samples])
+                return
+
+            _write(out, [entry(sample) for sample in batch])
+            number += 1
+            if number % save_every == 0:
+                loader.save(snapshot)
+            time.sleep(step_s)
+
+
+def _write(out: int, value: Any) -> None:
+    os.write(out, json.dumps(value).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    stream(**json.loads(sys.argv[1]))

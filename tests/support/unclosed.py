@@ -1,0 +1,78 @@
+"""Trainers that end, in all the ways there are, with a loader that nobody has closed.
+
+Run with ``python -m tests.support.unclosed SETTINGS``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+from asyncdata import DataLoader, LoaderForkedError
+from tests.support.loading import NEVER_S, SHUFFLE
+
+FORKED_ERROR_STATUS = 7
+LOADERS: list[DataLoader] = []
+
+
+def reading(path: str, tokenize_fn: str) -> DataLoader:
+    """A loader in the middle of reading; it stays alive to the interpreter's end."""
+    loader = DataLoader(path, tokenize_fn=tokenize_fn, shuffle=SHUFFLE, num_workers=2, timeout_s=NEVER_S)
+    LOADERS.append(loader)
+    if tokenize_fn.endswith("row_id"):
+        loader.get_next_batch(10)
+    else:
+        loader.start()
+    return loader
+
+
+def forever(loader: DataLoader) -> None:
+    while True:
+        loader.get_next_batch(3)
+
+
+def fork(loader: DataLoader, child_file: str) -> None:
+    """A child that uses the loader it has inherited, says how that went, and then outlives its parent."""
+    child = os.fork()
+    if child == 0:
+        try:
+            loader.get_next_batch(1)
+            said = "nothing"
+        except LoaderForkedError as error:
+            said = str(error)
+        Path(f"{child_file}.new").write_text(f"{os.getpid()} {said}")
+        os.rename(f"{child_file}.new", child_file)
+    signal.pause()
+
+
+def main(end: str, path: str, tokenize_fn: str, child_file: str) -> None:
+    """Read, and end so."""
+    loader = reading(path, tokenize_fn)
+    if end == "exception":
+        raise ValueError("the trainer's own fault")
+    if end == "sys.exit":
+        sys.exit(3)
+    if end == "os._exit":
+        os._exit(4)
+    if end == "in a waiting thread":
+        threading.Thread(target=forever, args=(loader,), daemon=True).start()
+    if end == "from a thread":
+        LOADERS.clear()
+        del loader
+        thread = threading.Thread(target=reading, args=(path, tokenize_fn))
+        thread.start()
+        thread.join()
+    if end == "garbage":
+        LOADERS.clear()
+    if end == "fork":
+        fork(loader, child_file)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("always", ResourceWarning)
+    main(**json.loads(sys.argv[1]))

@@ -1,0 +1,346 @@
+"""A handler answers any request: blocks into a slot, rows out of it, and failures as values."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata.executors.handler import Handler
+from asyncdata.sources.jsonl import JsonlSource
+from asyncdata.tokenization.base import FunctionTokenizer
+from asyncdata.wire import Block, Failed, FileRef, Job, Overflow, Scan, Scanned, Tokenize, Tokenized
+from tests.support.tokenize_fns import characters, in_batches, row_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
+
+BLOCK_BYTES = 64
+SLACK_BYTES = 32
+STRIDE = 1 + BLOCK_BYTES + SLACK_BYTES
+MAX_ROW_BYTES = 300
+NUM_SLOTS = 2
+
+
+class Bench:
+    """Handlers over some files, with slots of plain memory."""
+
+    def __init__(self) -> None:
+        self.handlers: list[Handler] = []
+        self.progress: list[int] = []
+        self.slots = [bytearray(b"?" * 64 * STRIDE) for _ in range(NUM_SLOTS)]
+
+    def open(self, paths: Sequence[Path], tokenizer: BatchTokenizer | None = None) -> Handler:
+        self.files = JsonlSource([str(path) for path in paths]).open(BLOCK_BYTES)
+        job = Job(
+            files=self.files.files,
+            tokenize=None,
+            max_row_bytes=MAX_ROW_BYTES,
+            block_bytes=BLOCK_BYTES,
+            slack_bytes=SLACK_BYTES,
+        )
+        slots = [memoryview(slot) for slot in self.slots]
+        self.handlers.append(Handler(job, slots, tokenizer or FunctionTokenizer(row_id), self.progress.append))
+        return self.handlers[-1]
+
+    def scan(self, handler: Handler, slot: int = 0, base: int = 0) -> tuple[list[int], list[int], list[int]]:
+        """The counts, starts and lengths that a scan of every block comes to."""
+        reply = handler(Scan(slot, base, self.files.blocks(range(self.files.num_blocks))))
+        assert isinstance(reply, Scanned), reply
+        return ints(reply.counts), ints(reply.starts), ints(reply.lengths)
+
+    def rows(self, starts: list[int], lengths: list[int], slot: int = 0) -> Tokenize:
+        """The request for these rows, as the trainer's process makes it."""
+        blocks = self.files.blocks(range(self.files.num_blocks))
+        overflow = []
+        for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+            number, inside = divmod(start, STRIDE)
+            if inside + length > STRIDE:
+                overflow.append(Overflow(row, blocks[number].file_id, blocks[number].start - 1 + inside))
+        return Tokenize(slot, array("i", starts).tobytes(), array("i", lengths).tobytes(), overflow)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    for handler in bench.handlers:
+        handler.close()
+
+
+def ints(data: bytes, kind: str = "i") -> list[int]:
+    return array(kind, data).tolist()
+
+
+def tokens_of(reply: Any) -> list[list[int]]:
+    """The tokens of each sample."""
+    assert isinstance(reply, Tokenized), reply
+    tokens, ends = ints(reply.tokens), ints(reply.token_ends, "I")
+    return [tokens[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
+
+
+class Reluctant:
+    """Takes rows as they come, and raises for the one that is told."""
+
+    def __init__(self, refused: bytes, error: BaseException) -> None:
+        self.refused = refused
+        self.error = error
+        self.calls: list[int] = []
+
+    def __call__(self, rows: Sequence[bytes | memoryview], out: ColumnWriter) -> None:
+        self.calls.append(len(rows))
+        for row, raw in enumerate(rows):
+            if bytes(raw) == self.refused:
+                raise self.error
+            if bytes(raw) == b"drop":
+                out.drop(row, "as told")
+            else:
+                out.keep(row, list(raw))
+
+
+# Scanning.
+
+
+def test_a_scan_puts_every_block_in_its_place_and_finds_its_rows(bench, jsonl_file):
+    rows = [{"id": number, "pad": "x" * (number * 7 % 10)} for number in range(20)]
+    path = jsonl_file(rows)
+    counts, starts, lengths = bench.scan(bench.open([path]))
+    lines = path.read_bytes().splitlines()
+
+    found = [bytes(bench.slots[0][start : start + length]) for start, length in zip(starts, lengths, strict=True)]
+
+    assert found == lines
+    assert sum(counts) == len(lines)
+    assert len(counts) == -(-path.stat().st_size // BLOCK_BYTES)
+    assert [start // STRIDE for start in starts] == [block for block, count in enumerate(counts) for _ in range(count)]
+
+
+def test_a_scan_may_begin_anywhere_in_any_slot_and_touches_nothing_else(bench, jsonl_file):
+    handler = bench.open([jsonl_file([{"id": 1}])])
+
+    assert bench.scan(handler, slot=1, base=5 * STRIDE) == ([1], [5 * STRIDE + 1], [9])
+    assert bytes(bench.slots[1][5 * STRIDE :][:12]) == b'\n{"id": 1}\n?'
+    assert set(bench.slots[1][: 5 * STRIDE]) == set(bench.slots[0]) == {ord("?")}
+
+
+def test_blocks_of_many_files_are_scanned_in_the_requests_order(bench, jsonl_file):
+    paths = [jsonl_file([{"id": number}], f"{number}.jsonl") for number in range(3)]
+    handler = bench.open(paths)
+    reply = handler(Scan(0, 0, [Block(2, 0, 10), Block(0, 0, 10), Block(1, 0, 10)]))
+    starts, lengths = ints(reply.starts), ints(reply.lengths)
+
+    assert tokens_of(handler(bench.rows(starts, lengths))) == [[2], [0], [1]]
+
+
+def test_blank_lines_are_counted(bench, jsonl_file):
+    handler = bench.open([jsonl_file([b"", {"id": 1}, b"  ", b"\r"])])
+
+    assert handler(Scan(0, 0, [Block(0, 0, 15)])).num_blank == 3
+
+
+# Tokenizing.
+
+
+def test_rows_come_in_the_requests_order_and_not_in_the_files(bench, jsonl_file):
+    handler = bench.open([jsonl_file([{"id": number} for number in range(5)])])
+    _, starts, lengths = bench.scan(handler)
+
+    reply = handler(bench.rows(starts[::-1], lengths[::-1]))
+
+    assert tokens_of(reply) == [[4], [3], [2], [1], [0]]
+    assert reply.kept == b""
+    assert reply.errors == []
+    assert reply.busy_s > 0
+
+
+def test_no_rows_are_an_empty_reply(bench, jsonl_file):
+    handler = bench.open([jsonl_file([{"id": 1}])])
+
+    assert tokens_of(handler(Tokenize(0, b"", b""))) == []
+
+
+def test_rows_that_overflow_their_slot_are_read_from_the_file(bench, jsonl_file):
+    texts = ["a" * 10, "b" * 200, "c", "d" * 150]
+    handler = bench.open([jsonl_file([{"prompt": text} for text in texts])], FunctionTokenizer(characters))
+    _, starts, lengths = bench.scan(handler)
+    request = bench.rows(starts, lengths)
+
+    reply = handler(request)
+
+    assert [item.row for item in request.overflow] == [1, 3]
+    assert ["".join(map(chr, tokens)) for tokens in tokens_of(reply)] == texts
+
+
+def test_a_row_that_is_too_long_is_bad_and_the_others_are_not(bench, jsonl_file):
+    rows = [{"id": 0}, {"id": 1, "pad": "x" * MAX_ROW_BYTES}, {"id": 2}, {"id": 3, "pad": "x" * MAX_ROW_BYTES}]
+    handler = bench.open([jsonl_file(rows)])
+    _, starts, lengths = bench.scan(handler)
+
+    reply = handler(bench.rows(starts, lengths))
+
+    assert [length for length in lengths if length < 0] == [-1, -1]
+    assert tokens_of(reply) == [[0], [2]]
+    assert ints(reply.kept) == [0, 2]
+    assert [(error.row, error.code) for error in reply.errors] == [(1, "AD108"), (3, "AD108")]
+    assert reply.errors[0].reason == "the row is longer than max_row_bytes (300)"
+
+
+def test_nothing_but_rows_that_are_too_long_is_still_an_answer(bench, jsonl_file):
+    handler = bench.open([jsonl_file([{"pad": "x" * MAX_ROW_BYTES}])])
+    _, starts, lengths = bench.scan(handler)
+
+    assert [error.code for error in handler(bench.rows(starts, lengths)).errors] == ["AD108"]
+
+
+def test_progress_names_rows_as_the_request_does(bench, jsonl_file):
+    rows = [{"id": 0, "pad": "x" * MAX_ROW_BYTES}, {"id": 1}, {"id": 2}]
+    handler = bench.open([jsonl_file(rows)])
+    _, starts, lengths = bench.scan(handler)
+    handler(bench.rows(starts, lengths))
+
+    assert bench.progress == [1, 2]
+
+
+def test_a_batched_function_gets_the_rows_at_once(bench, jsonl_file):
+    handler = bench.open([jsonl_file([{"id": number} for number in range(5)])], FunctionTokenizer(in_batches))
+    _, starts, lengths = bench.scan(handler)
+
+    assert tokens_of(handler(bench.rows(starts, lengths))) == [[0], [1], [2], [3], [4]]
+
+
+# A tokenizer that raises.
+
+
+@pytest.mark.parametrize("error", [ValueError("oh"), SystemExit(3), BaseException("a panic in Rust")], ids=repr)
+def test_a_tokenizer_that_raises_for_one_row_loses_only_that_row(bench, jsonl_file, error):
+    tokenizer = Reluctant(b"bad", error)
+    handler = bench.open([jsonl_file([b"one", b"drop", b"bad", b"x" * (MAX_ROW_BYTES + 1), b"two"])], tokenizer)
+    _, starts, lengths = bench.scan(handler)
+
+    reply = handler(bench.rows(starts, lengths))
+
+    assert [bytes(tokens) for tokens in tokens_of(reply)] == [b"one", b"two"]
+    assert ints(reply.kept) == [0, 4]
+    assert {reason: ints(rows) for reason, rows in reply.drops.items()} == {"as told": [1]}
+    assert [(found.row, found.code) for found in reply.errors] == [(2, "AD421"), (3, "AD108")]
+    assert reply.errors[0].reason == f"the tokenizer raised {error!r}"
+    assert reply.errors[0].excerpt == "bad"
+    assert type(error).__name__ in reply.errors[0].traceback
+    assert tokenizer.calls == [4, 1, 1, 1, 1]
+    assert bench.progress == [0, 1, 2, 4]
+
+
+def test_a_handler_goes_on_after_a_row_that_raised(bench, jsonl_file):
+    handler = bench.open([jsonl_file([b"bad", b"one"])], Reluctant(b"bad", ValueError()))
+    _, starts, lengths = bench.scan(handler)
+    first, second = (handler(bench.rows(starts, lengths)) for _ in range(2))
+
+    assert tokens_of(first) == tokens_of(second) == [list(b"one")]
+
+
+# Files.
+
+
+def test_a_file_that_is_gone_fails_the_request_and_is_named(bench, jsonl_file):
+    path = jsonl_file([{"id": 1}])
+    handler = bench.open([path])
+    path.unlink()
+
+    reply = handler(Scan(0, 0, [Block(0, 0, 10)]))
+
+    assert reply == Failed("SourceError", f"AD304 cannot read {path}: No such file or directory")
+
+
+def test_a_file_that_was_opened_before_it_was_unlinked_is_still_read(bench, jsonl_file):
+    path = jsonl_file([{"id": 1}])
+    handler = bench.open([path])
+    bench.scan(handler)
+    path.unlink()
+
+    assert bench.scan(handler) == ([1], [1], [9])
+
+
+def test_a_file_that_has_shrunk_fails_the_request_and_says_where_it_ends(bench, jsonl_file):
+    path = jsonl_file([{"id": number} for number in range(5)])
+    handler = bench.open([path])
+    os.truncate(path, 7)
+
+    reply = handler(Scan(0, 0, [Block(0, 0, 50)]))
+
+    message = f"AD302 {path} shrank: it had 50 bytes at the start, and ends at byte 7 now"
+    assert reply == Failed("SourceChangedError", message)
+
+
+def test_a_file_that_has_shrunk_fails_its_overflowing_rows_too(bench, jsonl_file):
+    path = jsonl_file([{"id": 1, "pad": "x" * 200}])
+    handler = bench.open([path])
+    _, starts, lengths = bench.scan(handler)
+    os.truncate(path, 100)
+
+    assert handler(bench.rows(starts, lengths)).kind == "SourceChangedError"
+
+
+def test_a_file_that_grew_is_read_to_the_size_of_the_start(bench, jsonl_file):
+    path = jsonl_file([{"id": 1}], final_newline=False)
+    handler = bench.open([path])
+    with path.open("ab") as file:
+        file.write(b'garbage\n{"id": 2}\n')
+
+    counts, starts, lengths = bench.scan(handler)
+
+    assert (counts, tokens_of(handler(bench.rows(starts, lengths)))) == ([1], [[1]])
+
+
+def test_a_request_that_makes_no_sense_is_an_answer_with_the_traceback(bench, jsonl_file):
+    handler = bench.open([jsonl_file([{"id": 1}])])
+
+    for request in (Scan(9, 0, [Block(0, 0, 10)]), Scan(0, 0, [Block(7, 0, 10)]), Scan(0, 1 << 40, [Block(0, 0, 10)])):
+        reply = handler(request)
+
+        assert (type(reply), reply.kind) == (Failed, "WorkerError")
+        assert "Traceback" in reply.traceback
+
+
+def open_files(folder: Path) -> list[str]:
+    """Those of this process, in ``folder``."""
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return [os.readlink(link) for link in links if os.path.lexists(link) and os.readlink(link).startswith(f"{folder}/")]
+
+
+def test_no_more_than_64_files_are_open_however_many_there_are(bench, jsonl_file, tmp_path):
+    handler = bench.open([jsonl_file([{"id": number}], f"{number:03}.jsonl") for number in range(100)])
+    blocks: Callable[[range], list[Block]] = lambda ids: [Block(number, 0, 10) for number in ids]  # noqa: E731
+
+    for first in (0, 50, 0):
+        reply = handler(Scan(0, 0, blocks(range(first, first + 50))))
+        starts, lengths = ints(reply.starts), ints(reply.lengths)
+        assert [tokens for (tokens,) in tokens_of(handler(Tokenize(0, reply.starts, reply.lengths)))] == [
+            *range(first, first + 50)
+        ]
+        assert len(starts) == len(lengths) == 50
+        assert len(open_files(tmp_path)) <= 64
+
+
+def test_close_closes_every_file_and_may_come_again(bench, jsonl_file, tmp_path):
+    handler = bench.open([jsonl_file([{"id": 1}])])
+    bench.scan(handler)
+    assert open_files(tmp_path)
+
+    handler.close()
+    handler.close()
+
+    assert open_files(tmp_path) == []
+
+
+def test_files_are_opened_when_they_are_needed(bench, jsonl_file, tmp_path):
+    handler = bench.open([jsonl_file([{"id": 1}])])
+
+    assert open_files(tmp_path) == []
+    assert bench.files.files == [FileRef(str(tmp_path / "rows.jsonl"), 10)]
+    handler(Tokenize(0, b"", b""))
+    assert open_files(tmp_path) == []

@@ -1,0 +1,1 @@
+"""Where rows live, module by module."""

@@ -1,0 +1,251 @@
+"""The channel: bounded, filled in any order, walked in the order of D, and able to go back one step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from asyncdata.channel import Bad, Channel, ChunkEnd, Done, Failure, Run
+from asyncdata.errors import SourceChangedError
+from asyncdata.types import Position
+from tests.support.chunks import BadRow, chunk_of
+
+if TYPE_CHECKING:
+    from asyncdata.columns import Chunk
+
+NO_LIMIT = 1 << 30
+
+
+def channel(capacity: int = 10, max_bytes: int = NO_LIMIT, **rules: Any) -> Channel:
+    return Channel(capacity=capacity, max_bytes=max_bytes, **rules)
+
+
+def filled(channel: Channel, *chunks: Chunk) -> Channel:
+    for chunk in chunks:
+        channel.fill(channel.enter(chunk.num_rows), chunk)
+    return channel
+
+
+def shape(channel: Channel, head: int = 0) -> list[Any]:
+    """The ready segments in short: a run as (start, stop), a sample that is done as its number."""
+    names: list[Any] = []
+    for segment in channel.segments(head):
+        if isinstance(segment, Run):
+            names.append((segment.start, segment.stop))
+        elif isinstance(segment, Done):
+            names.append(segment.sample)
+        elif isinstance(segment, Bad):
+            names.append(segment.error.code)
+        else:
+            names.append(type(segment).__name__)
+    return names
+
+
+# Order
+
+
+def test_what_is_done_first_waits_for_what_comes_first() -> None:
+    line = channel()
+    first, second, third = (line.enter(1) for _ in range(3))
+
+    line.fill(third, chunk_of(3))
+    line.fill(second, chunk_of(2))
+    assert shape(line) == []
+    assert line.oldest_in_flight is first
+
+    line.fill(first, chunk_of(1))
+    runs = [segment for segment in line.segments(0) if isinstance(segment, Run)]
+    assert [run.chunk.tokens_of(0).tolist() for run in runs] == [[1], [2], [3]]
+    assert line.oldest_in_flight is None
+
+
+@given(st.permutations(range(6)))
+def test_the_order_of_filling_does_not_matter(order: list[int]) -> None:
+    line = channel()
+    chunks = [chunk_of(number, BadRow("AD101"), number) for number in range(6)]
+    entries = [line.enter(3) for _ in chunks]
+
+    for number in order:
+        line.fill(entries[number], chunks[number])
+
+    assert [segment.chunk for segment in line.segments(0) if isinstance(segment, ChunkEnd)] == chunks
+    assert (line.num_produced, line.num_rows_in_flight) == (12, 0)
+
+
+def test_a_split_entry_keeps_its_place() -> None:
+    line = channel()
+    first, last = line.enter(4), line.enter(1)
+
+    behind = line.split(first, 1)
+    assert (first.num_rows, behind.num_rows, line.num_rows_in_flight) == (1, 3, 5)
+
+    line.fill(last, chunk_of(9))
+    line.fill(behind, chunk_of(2, 3, 4))
+    assert shape(line) == []
+
+    line.fill(first, chunk_of(1))
+    ends = [segment.chunk.num_rows for segment in line.segments(0) if isinstance(segment, ChunkEnd)]
+    assert ends == [1, 3, 1]
+
+
+def test_a_shortened_entry_gives_back_its_rows() -> None:
+    line = channel(capacity=10)
+    entry = line.enter(8)
+
+    line.shorten(entry, 3)
+
+    assert (entry.num_rows, line.num_rows_in_flight, line.room(0)) == (3, 3, 7)
+
+
+# Segments
+
+
+def test_a_chunk_becomes_runs_cut_at_bad_rows_and_an_end() -> None:
+    line = filled(channel(), chunk_of(BadRow("AD1"), 1, "short", 2, BadRow("AD2"), BadRow("AD3"), 3))
+
+    assert shape(line) == ["AD1", (0, 2), "AD2", "AD3", (2, 3), "ChunkEnd"]
+
+
+def test_a_chunk_without_samples_is_an_end() -> None:
+    assert shape(filled(channel(), chunk_of("short", "short"), chunk_of())) == ["ChunkEnd", "ChunkEnd"]
+
+
+def test_acknowledged_samples_are_set_apart() -> None:
+    acked = frozenset({Position(0, 0, 0), Position(0, 0, 3), Position(0, 0, 5), Position(0, 1, 1)})
+    line = filled(channel(acked=acked), chunk_of(0, 1, "short", 3, BadRow("AD1"), 5, 6))
+
+    assert shape(line) == [0, (1, 2), 2, "AD1", 3, (4, 5), "ChunkEnd"]
+    assert line.num_produced == 2, "what is done takes no room"
+
+
+def test_a_bad_row_comes_before_the_acknowledged_sample_behind_it() -> None:
+    acked = frozenset({Position(0, 0, 1)})
+
+    assert shape(filled(channel(acked=acked), chunk_of(BadRow("AD1"), 1))) == ["AD1", 0, "ChunkEnd"]
+
+
+def test_segments_are_numbered_and_those_before_the_head_are_forgotten() -> None:
+    line = filled(channel(), chunk_of(1), chunk_of(2))
+    run, end, other_run, other_end = line.segments(0)
+
+    assert [line.segment(number) for number in range(5)] == [run, end, other_run, other_end, None]
+    assert list(line.segments(2)) == [other_run, other_end]
+    assert line.segment(1) is None
+    assert line.segment(2) is other_run
+    assert [line.remembers(head) for head in range(4)] == [False, False, True, True]
+
+
+# Room
+
+
+def test_room_is_what_neither_is_ready_nor_in_flight() -> None:
+    line = channel(capacity=10)
+    assert line.room(0) == 10
+
+    entry = line.enter(4)
+    assert line.room(0) == 6
+
+    line.fill(entry, chunk_of(1, "short", 2, BadRow("AD1")))
+    assert line.room(0) == 8, "dropped and bad rows take no room"
+    assert line.room(taken=2) == 10
+
+
+def test_rows_done_out_of_turn_are_still_in_flight() -> None:
+    line = channel(capacity=10)
+    _, second = line.enter(4), line.enter(4)
+
+    line.fill(second, chunk_of(1, 2, 3, 4))
+
+    assert (line.num_rows_in_flight, line.room(0)) == (8, 2)
+
+
+def test_a_request_larger_than_the_capacity_makes_its_own_room() -> None:
+    line = channel(capacity=2)
+
+    line.demand = 5
+
+    assert line.room(0) == 5
+
+
+def test_beyond_the_byte_budget_there_is_room_only_for_who_waits() -> None:
+    line = filled(channel(capacity=100, max_bytes=8), chunk_of([1, 2], [3]))
+    assert line.num_ready_bytes == 12
+    assert line.room(0) == 0
+
+    line.demand = 2
+    assert line.room(0) == 98
+
+    line.demand = 1
+    assert line.room(0) == 0
+    assert line.room(taken=1) == 99
+
+
+def test_bytes_are_free_once_their_chunk_is_walked_past() -> None:
+    line = filled(channel(max_bytes=8), chunk_of(1, 2), chunk_of(3))
+
+    line.segments(1)
+    assert line.num_ready_bytes == 12, "half a chunk is a chunk"
+
+    line.segments(2)
+    assert line.num_ready_bytes == 4
+
+
+# Ends
+
+
+def test_nothing_follows_a_failure_and_everything_before_it_comes_first() -> None:
+    line = channel()
+    entry = line.enter(1)
+    error = SourceChangedError("gone")
+
+    line.fail(error)
+    assert not line.is_stopped
+
+    line.fill(entry, chunk_of(1))
+    *_, last = line.segments(0)
+    assert shape(line) == [(0, 1), "ChunkEnd", "Failure"]
+    assert isinstance(last, Failure)
+    assert last.error is error
+    assert line.is_stopped
+    assert line.room(0) == 0
+
+
+def test_an_entry_can_turn_out_to_be_a_failure() -> None:
+    line = channel()
+    first, second = line.enter(5), line.enter(5)
+
+    line.fill(second, chunk_of(1))
+    line.fill(first, Failure(SourceChangedError("gone")))
+
+    assert line.is_stopped
+    assert line.num_rows_in_flight == 0
+    assert line.num_produced == 0, "what follows a failure is not delivered"
+
+
+def test_bad_rows_stop_the_stream_once_there_are_too_many() -> None:
+    never, at_once, later = channel(), channel(max_bad_rows=0), channel(max_bad_rows=2)
+    for line in (never, at_once, later):
+        filled(line, chunk_of(1, BadRow("AD1"), 2, BadRow("AD2"), 3, BadRow("AD3"), 4))
+
+    assert [line.is_stopped for line in (never, at_once, later)] == [False, True, True]
+    assert [line.num_produced for line in (never, at_once, later)] == [4, 1, 3]
+
+
+def test_an_epoch_without_a_sample_stops_the_stream() -> None:
+    line = filled(channel(), chunk_of(1), chunk_of("short", ends_epoch=True))
+    assert (line.ended_epoch, line.is_stopped) == (0, False)
+
+    filled(line, chunk_of("short", first=Position(1, 0, 0), ends_epoch=True))
+    assert (line.ended_epoch, line.is_stopped) == (1, True)
+
+
+def test_samples_of_the_epoch_from_before_this_channel_count() -> None:
+    assert not filled(channel(epoch_groups=1), chunk_of("short", ends_epoch=True)).is_stopped
+
+
+def test_an_acknowledged_sample_is_a_sample_of_its_epoch() -> None:
+    line = channel(acked=frozenset({Position(0, 0, 0)}))
+
+    assert not filled(line, chunk_of(1, ends_epoch=True)).is_stopped

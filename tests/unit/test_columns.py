@@ -1,0 +1,175 @@
+"""Chunks: what the packed columns of a reply say about samples, rows and places."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import pytest
+
+from asyncdata.columns import Chunk
+from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.rows import RowFault
+from asyncdata.types import Position, SourceLocation
+
+FIRST = Position(2, 5, 100)
+
+
+class Lines:
+    """Row n of the chunk lies at byte 10 * n of file 3."""
+
+    def location(self, row: int) -> SourceLocation:
+        return SourceLocation("/rows", 10 * row, 9)
+
+    def key(self, row: int) -> tuple[int, int]:
+        return 3, 10 * row
+
+
+def chunk_of(out: ColumnWriter, num_rows: int, *, ends_epoch: bool = False) -> Chunk:
+    return Chunk(out.finish(num_rows, 0.0), FIRST, num_rows, Lines(), ends_epoch=ends_epoch)
+
+
+@pytest.fixture
+def whole() -> Chunk:
+    """Three rows, all kept."""
+    out = ColumnWriter()
+    out.keep(0, [1, 2], label=b'"a"', prompt=b'"p"')
+    out.keep(1, [])
+    out.keep(2, [3], label=b"[1]")
+    return chunk_of(out, 3)
+
+
+@pytest.fixture
+def gappy() -> Chunk:
+    """Seven rows: 1, 4 and 5 are kept, 0 and 6 too short, 3 dull, 2 bad."""
+    out = ColumnWriter()
+    out.drop(0, "short")
+    out.keep(1, [1])
+    out.fail(2, RowFault("AD101", "bad", b"{"))
+    out.drop(3, "dull")
+    out.keep(4, [4, 4])
+    out.keep(5, [5])
+    out.drop(6, "short")
+    return chunk_of(out, 7, ends_epoch=True)
+
+
+def test_samples_are_counted_from_zero_without_gaps(whole, gappy):
+    assert (whole.num_samples, whole.num_rows) == (3, 3)
+    assert (gappy.num_samples, gappy.num_rows) == (3, 7)
+
+
+def test_tokens_are_those_of_the_samples_row(whole, gappy):
+    assert [whole.tokens_of(sample).tolist() for sample in range(3)] == [[1, 2], [], [3]]
+    assert [gappy.tokens_of(sample).tolist() for sample in range(3)] == [[1], [4, 4], [5]]
+
+
+def test_tokens_are_views_that_cannot_be_written(whole):
+    tokens = whole.tokens_of(0)
+
+    assert tokens.dtype == np.int32
+    assert np.shares_memory(tokens, whole.tokens_of(0))
+    with pytest.raises(ValueError, match="read-only"):
+        tokens[0] = 7
+
+
+def test_the_row_of_a_sample_is_where_it_came_from(whole, gappy):
+    assert [whole.row_of(sample) for sample in range(3)] == [0, 1, 2]
+    assert [gappy.row_of(sample) for sample in range(3)] == [1, 4, 5]
+
+
+def test_samples_before_a_row_are_counted_whether_or_not_the_row_was_kept(whole, gappy):
+    assert [whole.samples_before(row) for row in range(5)] == [0, 1, 2, 3, 3]
+    assert [gappy.samples_before(row) for row in range(9)] == [0, 0, 1, 1, 1, 2, 3, 3, 3]
+
+
+def test_positions_count_rows_and_not_samples(whole, gappy):
+    assert [str(whole.position(sample)) for sample in range(3)] == ["2:5:100", "2:5:101", "2:5:102"]
+    assert [str(gappy.position(sample)) for sample in range(3)] == ["2:5:101", "2:5:104", "2:5:105"]
+
+
+def test_locations_are_asked_of_the_window_by_row(gappy):
+    assert [gappy.location(sample).byte_offset for sample in range(3)] == [10, 40, 50]
+    assert gappy.row_location(2) == SourceLocation("/rows", 20, 9)
+    assert gappy.row_key(2) == (3, 20)
+
+
+def test_drops_are_told_by_reason_with_their_rows(whole, gappy):
+    assert whole.drops == []
+    assert {drop.reason: drop.rows.tolist() for drop in gappy.drops} == {"short": [0, 6], "dull": [3]}
+
+
+def test_bad_rows_are_told(whole, gappy):
+    assert whole.errors == []
+    assert [(error.row, error.code, error.reason, error.excerpt) for error in gappy.errors] == [
+        (2, "AD101", "bad", "{")
+    ]
+
+
+def test_the_end_of_an_epoch_is_told(whole, gappy):
+    assert (whole.ends_epoch, gappy.ends_epoch) == (False, True)
+
+
+def test_tokens_of_a_range_of_samples_are_summed(gappy):
+    lengths = [1, 2, 1]
+
+    for start in range(4):
+        for stop in range(start, 4):
+            assert gappy.num_tokens(start, stop) == sum(lengths[start:stop])
+
+
+def test_a_value_is_none_where_the_row_or_the_whole_chunk_has_none(whole):
+    assert [whole.value("label", sample) for sample in range(3)] == ["a", None, [1]]
+    assert [whole.value("prompt", sample) for sample in range(3)] == ["p", None, None]
+    assert whole.value("metadata", 0) is None
+
+
+def test_a_value_is_decoded_afresh_for_whoever_asks(whole):
+    whole.value("label", 2).append(2)
+
+    assert whole.value("label", 2) == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(b"NaN", "nan"), (b"[Infinity]", "[inf]"), (rb'"\ud800"', r"'\ud800'"), (b"1e400", "inf")],
+)
+def test_a_value_that_only_pythons_reader_takes_is_decoded_as_there(text, expected):
+    out = ColumnWriter()
+    out.keep(0, [1], label=text)
+
+    assert repr(chunk_of(out, 1).value("label", 0)) == expected
+
+
+def test_a_chunk_of_nothing_but_drops_has_no_samples():
+    out = ColumnWriter()
+    out.drop(0, "dull")
+    out.drop(1, "dull")
+    chunk = chunk_of(out, 2)
+
+    assert (chunk.num_samples, chunk.num_tokens(0, 0), chunk.drops[0].rows.tolist()) == (0, 0, [0, 1])
+
+
+def test_a_chunk_without_rows_is_empty():
+    chunk = chunk_of(ColumnWriter(), 0, ends_epoch=True)
+
+    assert (chunk.num_samples, chunk.samples_before(0), chunk.num_bytes) == (0, 0, 0)
+
+
+def test_memory_is_that_of_tokens_and_columns(whole):
+    assert whole.num_bytes == 4 * 3 + len(b'"a"') + len(b"[1]") + len(b'"p"')
+
+
+def test_drops_out_of_order_come_sorted():
+    out = ColumnWriter()
+    for row in (3, 1, 2):
+        out.drop(row, "dull")
+    (drop,) = chunk_of(out, 4).drops
+
+    assert (drop.rows.dtype, drop.rows.tolist()) == (np.int32, [1, 2, 3])
+
+
+def test_an_array_of_tokens_is_taken_as_a_list_is():
+    out = ColumnWriter()
+    out.keep(0, array("i", [5, 6]))
+
+    assert chunk_of(out, 1).tokens_of(0).tolist() == [5, 6]

@@ -1,0 +1,137 @@
+"""The ledger: where a restart goes on, and what is still owed to the trainer."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from asyncdata.ledger import Counters, Lease, Ledger, Returned, lease_key
+from asyncdata.types import Position, Sample
+from tests.support.still_loader import made_by_hand
+
+
+def place(row: int) -> Position:
+    return Position(0, 0, row)
+
+
+def lease(before: int, *rows: int, **others: Returned) -> Lease:
+    """A request that was served from row ``before`` on; groups of the stream are named by their rows."""
+    opened = {row: place(row) for row in rows} | {lease_key(item.group): item for item in others.values()}
+    return Lease(place(before), Counters(num_groups=before), opened)
+
+
+def given_back(group_index: int) -> Returned:
+    return Returned([Sample(group_index=group_index)], [{"group_index": group_index}])
+
+
+def test_without_leases_a_restart_goes_on_at_the_position() -> None:
+    ledger = Ledger(position=place(7), counters=Counters(num_groups=6))
+
+    assert ledger.restart_point() == (place(7), Counters(num_groups=6), frozenset())
+    assert ledger.leased_groups() == []
+
+
+def test_a_restart_goes_on_before_the_oldest_request_that_is_not_wholly_acknowledged() -> None:
+    ledger = Ledger(position=place(9), leases=(lease(0, 0, 1, 2), lease(3, 3, 4, 5), lease(6, 6, 7, 8)))
+
+    ledger = ledger.acknowledged([0, 1, 2, 4, 8])
+
+    position, counters, acked = ledger.restart_point()
+    assert position == place(3)
+    assert counters.num_groups == 3
+    assert acked == {place(4), place(8)}
+
+
+def test_a_request_wholly_acknowledged_counts_only_once_all_before_it_are() -> None:
+    ledger = Ledger(position=place(4), leases=(lease(0, 0, 1), lease(2, 2, 3)))
+
+    ledger = ledger.acknowledged([2, 3])
+    assert ledger.restart_point()[0] == place(0)
+    assert ledger.restart_point()[2] == {place(2), place(3)}
+
+    ledger = ledger.acknowledged([0, 1])
+    assert ledger.restart_point() == (place(4), Counters(), frozenset())
+
+
+def test_acknowledging_everything_closes_every_lease() -> None:
+    ledger = Ledger(position=place(4), leases=(lease(0, 0, 1), lease(2, 2, 3))).acknowledged(None)
+
+    assert ledger.leases == ()
+    assert ledger.restart_point()[0] == place(4)
+
+
+@pytest.mark.parametrize("keys", [[], [99], [-1]])
+def test_acknowledging_what_is_not_leased_changes_nothing(keys: list[int]) -> None:
+    ledger = Ledger(position=place(4), leases=(lease(0, 0, 1),))
+
+    assert ledger.acknowledged(keys).leases == ledger.leases
+
+
+def test_acknowledging_twice_is_acknowledging_once() -> None:
+    ledger = Ledger(position=place(4), leases=(lease(0, 0, 1),))
+
+    once = ledger.acknowledged([0])
+
+    assert once.acknowledged([0]).restart_point() == once.restart_point()
+
+
+def test_places_acknowledged_before_a_restart_are_kept_as_long_as_they_lie_ahead() -> None:
+    """Or a snapshot would grow with every restart."""
+    acked = frozenset({place(2), place(5), place(8)})
+
+    assert Ledger(position=place(5), acked=acked).restart_point()[2] == {place(5), place(8)}
+    assert Ledger(position=place(9), acked=acked, leases=(lease(3, 3),)).restart_point()[2] == {place(5), place(8)}
+
+
+def test_groups_from_the_buffer_are_owed_until_they_are_acknowledged() -> None:
+    first, second = given_back(1), given_back(2)
+    ledger = Ledger(leases=(lease(0, 5, first=first), lease(6, second=second)))
+
+    assert ledger.leased_groups() == [first, second]
+    assert ledger.acknowledged([1]).leased_groups() == [second]
+    assert ledger.acknowledged([1]).restart_point()[2] == frozenset(), "a group from the buffer has no place in D"
+
+
+def test_what_is_given_back_goes_to_the_end_of_the_buffer_and_is_leased_no_more() -> None:
+    first, second = given_back(1), given_back(2)
+    ledger = Ledger(position=place(3), buffer=(first,), leases=(lease(0, 1, 2),))
+
+    ledger = ledger.with_returned([second])
+
+    assert ledger.buffer == (first, second)
+    assert list(ledger.leases[0].open) == [1]
+    assert ledger.restart_point()[2] == {place(2)}, "D must not serve it again: the buffer will"
+
+
+def test_giving_back_nothing_changes_nothing() -> None:
+    ledger = Ledger(leases=(lease(0, 1),))
+
+    assert ledger.with_returned([]).leases == ledger.leases
+
+
+def test_a_ledger_is_a_value() -> None:
+    """Whatever is made of it, it stays as it was: putting it back is the rollback."""
+    ledger = Ledger(position=place(2), leases=(lease(0, 0, 1),))
+
+    ledger.acknowledged([0])
+    ledger.acknowledged(None)
+    ledger.with_returned([given_back(1)])
+
+    assert list(ledger.leases[0].open) == [0, 1]
+    assert ledger.buffer == ()
+    with pytest.raises(AttributeError):
+        ledger.position = place(3)
+
+
+def test_a_group_is_known_by_its_index_in_whatever_copy_it_comes() -> None:
+    group = [Sample(group_index=7, index=14), Sample(group_index=7, index=15)]
+
+    assert lease_key(group) == lease_key(copy.deepcopy(group)) == lease_key(group[1:]) == 7
+
+
+def test_a_group_without_an_index_is_known_by_its_samples_in_whatever_list() -> None:
+    group, other = made_by_hand(1, size=2), made_by_hand(1, size=2)
+
+    assert lease_key(group) == lease_key(list(group)) < 0
+    assert lease_key(group) != lease_key(other)

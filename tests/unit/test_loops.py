@@ -1,0 +1,168 @@
+"""Waking a loop from another thread: the loop goes on where it is told, and one that has ended is no error."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+import sniffio
+import trio
+import uvloop
+
+from asyncdata.loops import call_soon_in_this_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BACKENDS = {
+    "asyncio": ("asyncio", {"use_uvloop": False}),
+    "uvloop": ("asyncio", {"use_uvloop": True}),
+    "trio": ("trio", {}),
+}
+
+
+@pytest.fixture(params=BACKENDS)
+def run(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+    """Runs an async function to its end, in a loop of each kind."""
+    backend, options = BACKENDS[request.param]
+    return lambda function: anyio.run(function, backend=backend, backend_options=options)
+
+
+def in_a_thread(function: Callable[[], object]) -> None:
+    """Calls ``function`` in another thread, and waits until it has returned or raised."""
+    raised: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            function()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+
+
+def test_a_call_from_another_thread_runs_in_the_loop(run):
+    async def main() -> list[int]:
+        call_soon, event, threads = call_soon_in_this_loop(), anyio.Event(), []
+
+        def wake() -> None:
+            threads.append(threading.get_ident())
+            event.set()
+
+        in_a_thread(lambda: call_soon(wake))
+        assert threads == [], "it ran in the thread that called"
+        await event.wait()
+        return threads
+
+    assert run(main) == [threading.get_ident()]
+
+
+def test_a_call_from_the_loop_itself_does_not_run_at_once(run):
+    async def main() -> None:
+        call_soon, event = call_soon_in_this_loop(), anyio.Event()
+        call_soon(event.set)
+
+        assert not event.is_set()
+        await event.wait()
+
+    run(main)
+
+
+def test_calls_run_in_the_order_they_came(run):
+    async def main() -> list[int]:
+        call_soon, event, seen = call_soon_in_this_loop(), anyio.Event(), []
+
+        def from_there() -> None:
+            for number in range(100):
+                call_soon(lambda number=number: seen.append(number))
+            call_soon(event.set)
+
+        in_a_thread(from_there)
+        await event.wait()
+        return seen
+
+    assert run(main) == list(range(100))
+
+
+def test_what_is_called_knows_which_loop_it_is_in(run):
+    """anyio asks the context, and a thread of the trainer has none."""
+
+    async def main() -> tuple[str, str]:
+        call_soon, event, found = call_soon_in_this_loop(), anyio.Event(), []
+
+        def wake() -> None:
+            found.append(sniffio.current_async_library())
+            event.set()
+
+        in_a_thread(lambda: contextvars.Context().run(call_soon, wake))
+        await event.wait()
+        return found[0], sniffio.current_async_library()
+
+    there, here = run(main)
+    assert there == here
+
+
+def test_nothing_is_raised_once_the_loop_has_ended(run):
+    called: list[int] = []
+
+    async def main() -> Callable[[Callable[[], object]], object]:
+        return call_soon_in_this_loop()
+
+    call_soon = run(main)
+    call_soon(lambda: called.append(1))
+    in_a_thread(lambda: call_soon(lambda: called.append(2)))
+
+    assert called == []
+
+
+def test_a_loop_is_not_taken_for_one_that_ran_here_before(run):
+    async def main() -> bool:
+        call_soon, event = call_soon_in_this_loop(), anyio.Event()
+        in_a_thread(lambda: call_soon(event.set))
+        await event.wait()
+        return event.is_set()
+
+    assert [run(main), run(main)] == [True, True]
+
+
+def test_without_a_loop_there_is_nothing_to_call():
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        call_soon_in_this_loop()
+
+
+def test_trio_is_not_imported_for_the_sake_of_asking(monkeypatch):
+    monkeypatch.delitem(sys.modules, "trio")
+
+    async def main() -> None:
+        event = asyncio.Event()
+        call_soon_in_this_loop()(event.set)
+        await event.wait()
+
+    asyncio.run(main())
+    assert "trio" not in sys.modules
+
+
+def test_a_loop_inside_a_host_is_the_one_that_runs_here():
+    """Both libraries in one process, each in a thread of its own."""
+    libraries: list[str] = []
+
+    async def main(library: str) -> None:
+        call_soon, event = call_soon_in_this_loop(), anyio.Event()
+        in_a_thread(lambda: call_soon(event.set))
+        await event.wait()
+        libraries.append(library)
+
+    in_a_thread(lambda: trio.run(main, "trio"))
+    in_a_thread(lambda: uvloop.run(main("uvloop")))
+    asyncio.run(main("asyncio"))
+
+    assert libraries == ["trio", "uvloop", "asyncio"]

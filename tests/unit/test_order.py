@@ -1,0 +1,246 @@
+"""The order D: pinned for ever, independent for every seed and epoch, well mixed, and reached at once anywhere."""
+
+from __future__ import annotations
+
+import tracemalloc
+from hashlib import blake2b
+
+import numpy as np
+import pytest
+
+from asyncdata.errors import ConfigError
+from asyncdata.order import Order, Shuffle, feistel_permutation, shuffled_rows
+
+# These are promises to every snapshot there is. A change that moves one of them makes every run start anew: make a
+# second order beside this one instead.
+WINDOWS_OF_TEN = (
+    [[7, 1, 6], [5, 8, 3], [9, 0, 2, 4]],  # epoch 0
+    [[9, 7, 3], [0, 1, 5], [2, 8, 6, 4]],
+)
+TWELVE_ROWS = [8, 6, 9, 11, 7, 4, 2, 5, 3, 0, 1, 10]
+BLOCK_DIGESTS = [
+    (0, 0, 1, 0, "ca08ea5bca49cc18"),
+    (42, 0, 2, 0, "eb82aaee034ca970"),
+    (42, 0, 1000, 0, "f56db0393d200519"),
+    (42, 1, 1000, 0, "0cb9df52c63bd095"),
+    (0, 1, 1000, 0, "c7cce83613807198"),
+    (1, 0, 1000, 0, "d4c6c1f96161d917"),
+    (-1, 0, 1000, 0, "6383b186f50be0ac"),
+    (2**80, 3, 5000, 2, "221c667daa4ace61"),
+    (42, 7, 1_600_000, 1561, "f4cc63ef7a5ec9c5"),
+    (42, 0, 10**10, 9_765_624, "39ceb18c840d6eae"),
+    (7, 2**40, 2**60, 12345, "c2e1f83f8b7a124d"),
+]
+ROW_DIGESTS = [
+    (42, 0, 0, 1, "ca08ea5bca49cc18"),
+    (42, 0, 0, 1000, "2b047532ce7a62ba"),
+    (42, 0, 1, 1000, "d24e91897c453437"),
+    (42, 1, 0, 1000, "0b5fb134209d2fe6"),
+    (0, 1, 0, 1000, "b7588d7e3ca1d819"),
+    (1, 0, 0, 1000, "41789244e2ef1c2e"),
+    (-1, 0, 0, 1000, "82539514e5275075"),
+    (2**80, 3, 2, 37_700, "652b6eba4d0481f8"),
+    (7, 2**40, 2**30, 4096, "bf3b57b556a9d611"),
+]
+
+
+def digest(order: Order, epoch: int, window: int = 0) -> str:
+    return blake2b(order.blocks(epoch, window).astype("<i8").tobytes(), digest_size=8).hexdigest()
+
+
+def digest_of_rows(order: Order, epoch: int, window: int, num_rows: int) -> str:
+    return blake2b(order.rows(epoch, window, num_rows).astype("<i8").tobytes(), digest_size=8).hexdigest()
+
+
+def test_ten_blocks_come_in_this_order_for_ever() -> None:
+    order = Order(Shuffle(window_blocks=4), 42, 10)
+
+    assert [order.blocks(0, window).tolist() for window in range(3)] == WINDOWS_OF_TEN[0]
+    assert [order.blocks(1, window).tolist() for window in range(3)] == WINDOWS_OF_TEN[1]
+
+
+def test_twelve_rows_come_in_this_order_for_ever() -> None:
+    assert Order(Shuffle(), 42, 10).rows(0, 0, 12).tolist() == TWELVE_ROWS
+
+
+@pytest.mark.parametrize(("seed", "epoch", "num_blocks", "window", "expected"), BLOCK_DIGESTS)
+def test_the_blocks_of_a_window_are_the_same_for_ever(
+    seed: int, epoch: int, num_blocks: int, window: int, expected: str
+) -> None:
+    assert digest(Order(Shuffle(), seed, num_blocks), epoch, window) == expected
+
+
+@pytest.mark.parametrize(("seed", "epoch", "window", "num_rows", "expected"), ROW_DIGESTS)
+def test_the_rows_of_a_window_are_the_same_for_ever(
+    seed: int, epoch: int, window: int, num_rows: int, expected: str
+) -> None:
+    assert digest_of_rows(Order(Shuffle(), seed, 1), epoch, window, num_rows) == expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 10, 257])
+def test_blocks_and_rows_are_permuted_as_the_module_says(size: int) -> None:
+    """Written once more, in whole numbers and without numpy: this is the definition."""
+    order = Order(Shuffle(window_blocks=300), -7, size)
+
+    assert order.blocks(5, 0).tolist() == [permuted(number, size, keys_of(-7, 5, "blocks")) for number in range(size)]
+    key = keys_of(-7, 5, "rows 0")[0]
+    by_mix = sorted(range(size), key=lambda row: mix((row * 0x9E3779B97F4A7C15 + key) & MASK))
+    assert order.rows(5, 0, size).tolist() == by_mix
+
+
+MASK = 2**64 - 1
+
+
+def keys_of(seed: int, epoch: int, stream: str) -> list[int]:
+    digest = blake2b(f"asyncdata order 1|{seed}|{epoch}|{stream}".encode(), digest_size=48).digest()
+    return [int.from_bytes(digest[8 * round : 8 * round + 8], "little") for round in range(6)]
+
+
+def mix(word: int) -> int:
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & MASK
+    return word ^ word >> 31
+
+
+def permuted(number: int, size: int, keys: list[int]) -> int:
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    left, right = number >> half, number % 2**half
+    for key in keys:
+        left, right = right, left ^ mix((right + key) & MASK) % 2**half
+    image = (left << half) + right
+    return image if image < size else permuted(image, size, keys)
+
+
+def test_windows_are_equal_within_one_block() -> None:
+    order = Order(Shuffle(window_blocks=1000), 0, 2001)
+
+    sizes = [len(order.blocks(0, window)) for window in range(order.num_windows)]
+
+    assert sizes == [667, 667, 667]
+    assert order.max_window_blocks == 667
+
+
+def test_another_seed_or_epoch_makes_another_order() -> None:
+    orders = [
+        digest(Order(Shuffle(), seed, 1000), epoch) for seed in (-2, -1, 0, 1, 2, 2**64, -(2**64)) for epoch in range(4)
+    ]
+
+    assert len(set(orders)) == len(orders)
+
+
+def test_seed_and_epoch_are_not_added() -> None:
+    """Or a run with the next seed would draw what this one draws in its next epoch."""
+    shuffle = Shuffle(window_blocks=100)
+    one_zero, zero_one = Order(shuffle, 1, 100), Order(shuffle, 0, 100)
+
+    assert one_zero.blocks(0, 0).tolist() != zero_one.blocks(1, 0).tolist()
+    assert one_zero.rows(0, 0, 100).tolist() != zero_one.rows(1, 0, 100).tolist()
+
+
+def test_every_window_has_an_order_of_its_own() -> None:
+    order = Order(Shuffle(), 7, 5000)
+
+    rows = [order.rows(0, window, 100).tolist() for window in range(order.num_windows)]
+
+    assert len({tuple(found) for found in rows}) == order.num_windows
+
+
+def test_rows_are_shuffled_independently_of_blocks() -> None:
+    """Equal numbers of both must not come in the same order."""
+    order = Order(Shuffle(window_blocks=500), 3, 500)
+
+    assert order.blocks(0, 0).tolist() != order.rows(0, 0, 500).tolist()
+
+
+@pytest.mark.parametrize(("epoch", "window", "first"), [(0, 0, 0), (5, 1, 3), (9, 2, 6)])
+def test_without_shuffle_everything_comes_as_it_lies(epoch: int, window: int, first: int) -> None:
+    order = Order(Shuffle(enabled=False, window_blocks=4), 42, 10)
+
+    assert order.blocks(epoch, window).tolist() == list(range(first, min(first + 4, 10) if window == 2 else first + 3))
+    assert order.rows(epoch, window, 5).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("num_blocks", [10**10, 2**60])
+def test_a_window_of_any_number_of_blocks_costs_the_same(num_blocks: int) -> None:
+    order = Order(Shuffle(), 42, num_blocks)
+    order.blocks(0, 0)
+
+    tracemalloc.start()
+    blocks = order.blocks(3, order.num_windows - 1)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert len(blocks) in {1023, 1024}
+    assert len(set(blocks.tolist())) == len(blocks)
+    assert 0 <= blocks.min() < blocks.max() < num_blocks
+    assert peak_bytes < 200_000
+
+
+def test_an_order_needs_a_block() -> None:
+    with pytest.raises(ConfigError, match="at least one block"):
+        Order(Shuffle(), 0, 0)
+
+
+@pytest.mark.parametrize("name", ["block_bytes", "window_blocks"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_shuffle_of_nothing_is_refused(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be at least 1, got {value}"):
+        Shuffle(**{name: value})
+
+
+def test_a_window_that_no_memory_holds_is_refused() -> None:
+    with pytest.raises(ConfigError, match="1 GiB"):
+        Shuffle(block_bytes=1 << 20, window_blocks=1025)
+
+
+def test_a_description_names_everything_the_order_follows_from() -> None:
+    assert Order(Shuffle(block_bytes=4096), -5, 3).description() == {
+        "seed": -5,
+        "enabled": True,
+        "block_bytes": 4096,
+        "window_blocks": 1024,
+        "num_blocks": 3,
+    }
+
+
+# Quality. All of it is arithmetic on fixed keys: these tests pass always, or never.
+
+
+def chi_square(counts: np.ndarray) -> float:
+    expected = counts.mean()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("num_blocks", [16, 160, 1600])
+def test_over_many_epochs_a_block_comes_everywhere_alike(num_blocks: int) -> None:
+    order = Order(Shuffle(window_blocks=num_blocks), 42, num_blocks)
+    epochs = [order.blocks(epoch, 0) for epoch in range(800)]
+
+    firsts = np.array([epoch[0] for epoch in epochs])
+    places_of_the_last = np.array([int(np.flatnonzero(epoch == num_blocks - 1)[0]) for epoch in epochs])
+
+    # 15 degrees of freedom: 37.7 is exceeded once in a thousand draws of a perfect permutation.
+    assert chi_square(np.bincount(firsts * 16 // num_blocks, minlength=16)) < 37.7
+    assert chi_square(np.bincount(places_of_the_last * 16 // num_blocks, minlength=16)) < 37.7
+
+
+@pytest.mark.parametrize("size", [1000, 4096, 100_003])
+def test_a_permutation_keeps_no_trace_of_the_old_order(size: int) -> None:
+    order = Order(Shuffle(window_blocks=1024), 42, size)
+    image = feistel_permutation(np.arange(size, dtype=np.int64), size, order._keys(0, "blocks"))  # noqa: SLF001
+
+    correlation = np.corrcoef(np.arange(size), image)[0, 1]
+    num_neighbours = int((np.abs(np.diff(image)) == 1).sum())
+
+    assert abs(correlation) < 4 / np.sqrt(size)
+    assert num_neighbours <= 12, "two are expected, whatever the size"
+
+
+def test_the_first_rows_of_a_window_come_from_all_over_it() -> None:
+    rows = np.concatenate([shuffled_rows(1000, key)[:10] for key in range(200)])
+
+    assert chi_square(np.bincount(rows // 50, minlength=20)) < 43.8  # 19 degrees of freedom, one in a thousand
+
+
+def test_a_key_of_any_length_is_taken() -> None:
+    assert shuffled_rows(50, 2**64 + 5).tolist() == shuffled_rows(50, 5).tolist()

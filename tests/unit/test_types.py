@@ -1,0 +1,332 @@
+"""Positions, locations, and samples: decoded when they are looked at, and one's own from then on."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import pickle
+import weakref
+from enum import Enum
+
+import hypothesis.strategies as st
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+
+from asyncdata.types import Position, Sample, SourceLocation, Status
+
+LAZY = ("prompt", "tokens", "label", "metadata", "extra", "position", "source")
+VALUES = {"prompt": "hello", "label": [1], "metadata": {"a": [1]}, "extra": None}
+PLACE = Position(1, 2, 3)
+LOCATION = SourceLocation("/rows.jsonl", 7, 9)
+
+
+class Neighbours:
+    """A chunk that counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def tokens_of(self, sample: int) -> np.ndarray:
+        self.asked.append("tokens")
+        view = np.arange(10, dtype=np.int32)[sample : sample + 3]
+        view.flags.writeable = False
+        return view
+
+    def value(self, column: str, sample: int) -> object:
+        self.asked.append(column)
+        return copy.deepcopy(VALUES[column])
+
+    def position(self, sample: int) -> Position:
+        self.asked.append("position")
+        return PLACE
+
+    def location(self, sample: int) -> SourceLocation:
+        self.asked.append("source")
+        return LOCATION
+
+
+@pytest.fixture
+def chunk() -> Neighbours:
+    return Neighbours()
+
+
+@pytest.fixture
+def sample(chunk: Neighbours) -> Sample:
+    """As a loader makes it."""
+    return Sample(chunk, 4, 10, 5)
+
+
+# Positions.
+
+
+@given(parts=st.tuples(*[st.integers(0, 2**70)] * 3))
+def test_a_position_is_read_back_as_it_is_written(parts):
+    assert Position.parse(str(Position(*parts))) == Position(*parts)
+
+
+@pytest.mark.parametrize("text", ["", "1", "1:2", "1:2:3:4", "1:2:-3", "1:2:", "a:b:c", " 1:2:3", "1:2:3\n", "1:2:0.5"])
+def test_what_is_no_position_is_refused_with_an_example(text):
+    with pytest.raises(ValueError, match="EPOCH:WINDOW:ROW, as 0:3:128; got") as caught:
+        Position.parse(text)
+
+    assert repr(text) in str(caught.value)
+
+
+@given(places=st.lists(st.tuples(*[st.integers(0, 3)] * 3)))
+def test_positions_are_ordered_as_they_come(places):
+    assert sorted(Position(*place) for place in places) == [Position(*place) for place in sorted(places)]
+
+
+def test_the_first_position_is_the_default():
+    assert str(Position()) == "0:0:0"
+
+
+# Locations.
+
+
+@pytest.mark.parametrize("data", [b"one\ntwo\nthree", b"one\r\ntwo\r\nthree\r\n", b"\n\n\n", b"\xef\xbb\xbfone\ntwo\n"])
+def test_a_line_number_counts_from_one(tmp_path, data):
+    path = tmp_path / "rows"
+    path.write_bytes(data)
+    starts = [0] + [place + 1 for place, byte in enumerate(data[:-1]) if byte == ord("\n")]
+
+    found = [SourceLocation(str(path), start, 1).line_number() for start in starts]
+
+    assert found == list(range(1, len(starts) + 1))
+
+
+def test_a_line_number_is_right_far_into_a_file(tmp_path):
+    path = tmp_path / "rows"
+    path.write_bytes(b"0123456\n" * 300_000)  # more than two reads
+
+    assert SourceLocation(str(path), 8 * 299_999, 8).line_number() == 300_000
+
+
+def test_a_line_number_is_the_last_one_where_the_file_has_shrunk(tmp_path):
+    path = tmp_path / "rows"
+    path.write_bytes(b"a\nb\n")
+
+    assert SourceLocation(str(path), 1000, 1).line_number() == 3
+
+
+# Lazy fields.
+
+
+def test_nothing_is_decoded_before_it_is_touched(sample, chunk):
+    assert (sample.index, sample.group_index, sample.status) == (10, 5, Status.PENDING)
+    assert chunk.asked == []
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_a_field_is_decoded_once_and_alone(sample, chunk, name):
+    assert getattr(sample, name) is getattr(sample, name)
+    assert chunk.asked == [name]
+
+
+def test_fields_are_those_of_the_samples_row(sample):
+    assert sample.prompt == "hello"
+    assert sample.tokens.tolist() == [4, 5, 6]
+    assert sample.label == [1]
+    assert sample.metadata == {"a": [1]}
+    assert sample.extra == {}
+    assert (sample.position, sample.source) == (PLACE, LOCATION)
+
+
+def test_what_is_changed_in_one_sample_of_a_group_is_not_in_the_others(chunk):
+    one, other = Sample(chunk, 0), Sample(chunk, 0)
+    one.metadata["a"].append(2)
+    one.extra["mine"] = True
+    one.label.append("x")
+
+    assert (other.metadata, other.extra, other.label) == ({"a": [1]}, {}, [1])
+    assert one.metadata == {"a": [1, 2]}
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_an_assigned_field_is_never_decoded(sample, chunk, name):
+    setattr(sample, name, None)
+
+    assert getattr(sample, name) is None
+    assert chunk.asked == []
+
+
+def test_the_fields_of_a_sample_made_by_hand_are_empty_and_its_own():
+    one, other = Sample(), Sample()
+
+    assert (one.prompt, one.label, one.metadata, one.extra, one.position, one.source) == ("", None, {}, {}, None, None)
+    assert (one.tokens.dtype, one.tokens.shape) == (np.int32, (0,))
+    assert one.metadata is one.metadata is not other.metadata
+    assert (one.response, one.response_length, one.reward, one.loss_mask) == ("", 0, None, None)
+
+
+def test_a_misspelt_field_is_refused():
+    with pytest.raises(TypeError, match="token"):
+        Sample(token=[1])
+    with pytest.raises(AttributeError):
+        Sample().rewards = 1
+
+
+def test_samples_are_equal_only_to_themselves(chunk):
+    one, other = Sample(chunk, 0, 1, 1), Sample(chunk, 0, 1, 1)
+
+    assert one == one
+    assert one != other
+    assert len({one, other}) == 2
+
+
+@pytest.mark.parametrize("encode", [msgspec.json.encode, msgspec.msgpack.encode, msgspec.to_builtins])
+def test_a_sample_that_is_not_decoded_is_never_encoded_unseen(sample, encode):
+    with pytest.raises(TypeError):
+        encode(sample)
+    with pytest.raises(TypeError):
+        encode(Sample())
+
+
+# Letting go of the chunk.
+
+
+def test_a_detached_sample_owns_what_it_has(sample, chunk):
+    sample.detach()
+    values = (sample.prompt, sample.tokens.tolist(), sample.metadata, sample.position, sample.source)
+
+    assert values == ("hello", [4, 5, 6], {"a": [1]}, PLACE, LOCATION)
+    assert sample.tokens.base is None
+    assert sample.tokens.flags.writeable
+
+
+def test_a_detached_sample_keeps_what_was_assigned(sample):
+    sample.tokens = np.array([9], np.int32)
+    sample.prompt = "mine"
+    sample.detach()
+
+    assert (sample.tokens.tolist(), sample.prompt) == ([9], "mine")
+
+
+def test_detaching_again_changes_nothing(sample):
+    sample.detach()
+    tokens = sample.tokens
+    sample.detach()
+
+    assert sample.tokens is tokens
+
+
+def test_a_chunk_is_freed_when_its_samples_are_detached():
+    chunk = Neighbours()
+    gone = weakref.ref(chunk)
+    sample = Sample(chunk, 0)
+    del chunk
+
+    assert gone() is not None
+    sample.detach()
+    assert gone() is None
+
+
+# By value.
+
+
+def by_pickle(sample: Sample) -> Sample:
+    return pickle.loads(pickle.dumps(sample))  # noqa: S301 - our own
+
+
+@pytest.mark.parametrize("clone", [by_pickle, copy.deepcopy])
+def test_a_clone_has_every_value_and_no_chunk(sample, chunk, clone):
+    sample.reward, sample.status, sample.rollout_log_probs = 0.5, Status.COMPLETED, [-0.1]
+    found = clone(sample)
+
+    assert found.to_dict() == sample.to_dict()
+    assert found.status is Status.COMPLETED
+    assert chunk not in gc.get_referents(found)
+    found.metadata["a"].append(2)
+    assert sample.metadata == {"a": [1]}
+
+
+def test_a_group_is_pickled_with_its_order(chunk):
+    group = [Sample(chunk, 0, number, 0) for number in range(4)]
+
+    assert [found.index for found in by_pickle(group)] == [0, 1, 2, 3]
+
+
+def test_a_shallow_copy_is_a_sample_of_its_own(sample):
+    found = copy.copy(sample)
+    found.reward, found.prompt = 1.0, "other"
+
+    assert (sample.reward, sample.prompt) == (None, "hello")
+    assert found.tokens.tolist() == sample.tokens.tolist()
+
+
+# As builtins.
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    tokens=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=9),
+    label=json_values,
+    extra=st.dictionaries(st.text(max_size=5), json_values, max_size=3),
+    status=st.sampled_from(Status),
+    position=st.none() | st.just(PLACE),
+    reward=st.none() | st.floats(allow_nan=False),
+)
+def test_a_sample_comes_back_from_its_dict(tokens, label, extra, status, position, reward):
+    fields = {"label": label, "extra": extra, "status": status, "position": position, "reward": reward}
+    sample = Sample(tokens=np.array(tokens, np.int32), index=3, group_index=1, source=LOCATION, **fields)
+
+    found = Sample.from_dict(json.loads(json.dumps(sample.to_dict())))
+
+    assert {name: getattr(found, name) for name in fields} == fields
+    assert isinstance(found.status, Status)
+    assert (found.tokens.dtype, found.tokens.tolist()) == (np.int32, tokens)
+    assert (found.index, found.group_index, found.source) == (3, 1, LOCATION)
+
+
+def test_a_dict_holds_every_public_field_as_builtins(sample):
+    values = sample.to_dict()
+
+    assert list(values) == [name for name in Sample.__struct_fields__ if not name.startswith("_")]
+    assert json.loads(json.dumps(values)) == values
+    assert (values["position"], values["status"]) == ({"epoch": 1, "window": 2, "row": 3}, "pending")
+
+
+def test_a_dict_of_an_older_version_has_defaults_for_what_it_lacks():
+    found = Sample.from_dict({"index": 3, "what later versions have": 1})
+
+    assert (found.index, found.prompt, found.status, found.tokens.tolist()) == (3, "", Status.PENDING, [])
+
+
+def test_an_enum_of_text_is_its_value_and_not_its_members_name():
+    class Verdict(str, Enum):  # noqa: UP042 - the kind whose str() is its member's name
+        GOOD = "good"
+
+    assert Sample(extra={"verdict": Verdict.GOOD}).to_dict()["extra"] == {"verdict": "good"}
+
+
+def test_what_no_snapshot_can_hold_is_named():
+    with pytest.raises(
+        TypeError, match=r"^\$\.extra\.images\[1\] is a builtins\.object, which a snapshot cannot hold$"
+    ):
+        Sample(extra={"images": [1, object()]}).to_dict()
+
+
+@pytest.mark.parametrize("status", ["done", 3, None])
+def test_a_status_that_there_is_not_is_refused(status):
+    with pytest.raises(ValueError, match="is not a valid Status"):
+        Sample.from_dict({"status": status})
+
+
+def test_the_statuses_are_slimes():
+    assert list(Status) == ["pending", "completed", "truncated", "aborted", "failed"]
+
+
+# As text.
+
+
+def test_a_sample_shows_what_it_is_and_not_all_it_holds(sample):
+    assert repr(sample) == "Sample(index=10, num_tokens=3, status='pending', position=1:2:3)"
+    assert repr(Sample()) == "Sample(index=None, num_tokens=0, status='pending')"
