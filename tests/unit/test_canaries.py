@@ -1,1 +1,252 @@
-"""To be written by the engineer of the pure core, at this very moment."""
+"""Canaries: fixed rows that are tokenized anew at every start, and what happens when they sing another song."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata.errors import SnapshotMismatchError, SourceError, WorkerError
+from asyncdata.request import Request
+from asyncdata.wire import Failed, Scan
+from tests.support.still_loader import DIED, StillLoader
+from tests.support.tokenize_fns import every_third_dropped, row_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def loader_of(jsonl_file: Callable[..., Path]) -> Iterator[Callable[..., StillLoader]]:
+    """A function that makes a loader over one and the same file, and does not start it."""
+    path = jsonl_file({"id": number} for number in range(100))
+    loaders = []
+
+    def make(function: Any = row_id, **settings: Any) -> StillLoader:
+        loaders.append(StillLoader(path, function, **{"window_blocks": 64, **settings}))
+        return loaders[-1]
+
+    yield make
+    for loader in loaders:
+        loader.close()
+
+
+def digests_of(loader: StillLoader) -> list[str]:
+    loader.start()
+    loader.work_off()
+    return loader.producer.canaries.digests
+
+
+def one_more(row: dict[str, Any]) -> list[int]:
+    return [row["id"] + 1]
+
+
+def other_from_50(row: dict[str, Any]) -> list[int]:
+    return [row["id"] + (row["id"] >= 50)]
+
+
+def test_eight_rows_from_all_over_the_data_are_digested(loader_of: Any) -> None:
+    digests = digests_of(loader_of())
+
+    assert len(digests) == len(set(digests)) == 8
+    assert all(len(digest) == 16 for digest in digests)
+
+
+def test_they_are_the_same_whatever_does_not_change_the_tokens(loader_of: Any) -> None:
+    digests = digests_of(loader_of())
+
+    assert digests_of(loader_of(num_workers=1, capacity=1, row_s=0.1)) == digests
+    assert digests_of(loader_of(shuffle=True, seed=5)) == digests
+    assert digests_of(loader_of(samples_per_group=4)) == digests
+
+
+def test_they_are_pinned_for_ever(loader_of: Any) -> None:
+    """They are in snapshots: with another digest every one of those would be refused."""
+    assert digests_of(loader_of())[:3] == ["4e842f2f50cc089e", "9483a4cbbd3a6648", "9d444357aed1e872"]
+
+
+def test_other_tokens_are_other_digests(loader_of: Any) -> None:
+    same, other = digests_of(loader_of()), digests_of(loader_of(other_from_50))
+
+    assert same[:4] == other[:4]
+    assert not set(same[5:]) & set(other[5:])
+
+
+def test_a_row_that_yields_no_sample_has_the_digest_of_no_tokens(loader_of: Any) -> None:
+    digests, dropped = digests_of(loader_of()), digests_of(loader_of(every_third_dropped))
+    none = digests_of(loader_of(lambda row: [] if row["id"] % 3 == 0 else [row["id"]]))
+
+    assert dropped == none
+    assert dropped != digests
+    assert set(dropped) & set(digests)
+
+
+def test_as_many_blocks_are_read_as_a_slot_holds(loader_of: Any) -> None:
+    assert len(digests_of(loader_of(window_blocks=3))) == 3
+    assert len(digests_of(loader_of(block_bytes=10_000))) == 1
+
+
+def test_the_first_batch_does_not_wait_for_them(loader_of: Any) -> None:
+    loader = loader_of()
+    loader.start()
+
+    assert loader.ids(3) == [0, 1, 2]
+    assert loader.producer.canaries.digests == []
+
+
+def test_they_are_made_once(loader_of: Any) -> None:
+    loader = loader_of()
+    digests = digests_of(loader)
+    num_requests = len(loader.executor.num_rows_asked)
+
+    loader.take(50)
+    loader.work_off()
+
+    assert loader.producer.canaries.digests == digests
+    assert 8 not in loader.executor.num_rows_asked[num_requests:]
+
+
+# Against a snapshot
+
+
+def test_nothing_is_delivered_before_they_are_found_to_be_the_same(loader_of: Any) -> None:
+    digests = digests_of(loader_of())
+    loader = loader_of()
+
+    loader.start(digests)
+    assert loader.coordinator.poll(Request(1)) is None
+    assert [type(item.request) for item in loader.executor.asked] == [Scan]
+    loader.work_off()
+
+    assert loader.producer.canaries.is_blocking is False
+    assert loader.coordinator.channel.num_produced == 64
+
+
+def test_other_tokens_refuse_the_snapshot_and_say_how_many_rows_differ(loader_of: Any) -> None:
+    digests = digests_of(loader_of())
+    loader = loader_of(one_more)
+
+    loader.start(digests)
+    with pytest.raises(SnapshotMismatchError) as caught:
+        loader.take(1)
+
+    assert "AD603 the tokenize function gives other tokens" in str(caught.value)
+    assert "8 of 8 fixed rows differ" in str(caught.value)
+    assert "allow_changed" in str(caught.value)
+    assert caught.value.differences == {"canaries": (digests, digests_of(loader_of(one_more)))}
+
+
+def test_some_other_tokens_are_enough(loader_of: Any) -> None:
+    digests = digests_of(loader_of())
+    loader = loader_of(other_from_50)
+
+    loader.start(digests)
+
+    with pytest.raises(SnapshotMismatchError, match="[34] of 8 fixed rows differ"):
+        loader.take(1)
+
+
+def test_a_refused_snapshot_delivers_nothing_at_any_later_call(loader_of: Any) -> None:
+    loader = loader_of(one_more)
+    loader.start(["0" * 16] * 8)
+
+    for _ in range(3):
+        with pytest.raises(SnapshotMismatchError):
+            loader.take(1)
+        loader.work_off()
+    assert loader.coordinator.channel.num_produced == 0
+
+
+def test_another_number_of_rows_is_another_tokenization(loader_of: Any) -> None:
+    loader = loader_of()
+    loader.start(digests_of(loader_of())[:5])
+
+    with pytest.raises(SnapshotMismatchError, match="some of 5 fixed rows differ"):
+        loader.take(1)
+
+
+def test_what_is_known_already_is_not_asked_again(loader_of: Any) -> None:
+    """A snapshot loaded into the loader that took it goes on at once."""
+    loader = loader_of()
+    digests = digests_of(loader)
+
+    loader.start(digests)
+
+    assert loader.producer.canaries.is_blocking is False
+
+
+@pytest.mark.parametrize("num_answers", [0, 1, 2])
+def test_a_restart_forgets_what_was_asked_and_frees_its_slot(loader_of: Any, num_answers: int) -> None:
+    digests = digests_of(loader_of())
+    loader = loader_of()
+
+    for _ in range(6):
+        loader.coordinator.restart(lambda ledger: ledger)
+        loader.start(digests)
+        loader.producer.canaries.digests = []
+        for _ in range(min(num_answers, len(loader.executor.asked))):
+            loader.executor.answer(len(loader.executor.asked) - 1)
+
+    loader.coordinator.restart(lambda ledger: ledger)
+    loader.start()
+    assert loader.ids(100) == list(range(100))
+
+
+def test_where_no_slot_is_free_they_wait_for_one(loader_of: Any) -> None:
+    digests = digests_of(loader_of())
+    loader = loader_of()
+    slots = [loader.executor.slots.hold() for _ in range(3)]
+
+    loader.start(digests)
+    assert loader.executor.asked == []
+    loader.executor.slots.release(slots[1])
+    loader.executor.slots.release(slots[0])
+
+    assert loader.ids(2) == [0, 1]
+
+
+def test_rows_that_cannot_be_had_are_no_reason_to_stop_where_nothing_is_compared(loader_of: Any) -> None:
+    loader = loader_of()
+    loader.start()
+    loader.ids(3)
+    (canary,) = [
+        number
+        for number, item in enumerate(loader.executor.asked)
+        if isinstance(item.request, Scan) and len(item.request.blocks) == 8
+    ]
+
+    loader.executor.lose(canary)
+
+    assert loader.producer.canaries.digests == []
+    assert loader.ids(97) == list(range(3, 100))
+    loader.work_off()
+    assert len(loader.producer.canaries.digests) == 8, "they are asked for again"
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "message"),
+    [(DIED, WorkerError, "its worker died"), (Failed("SourceError", "AD304 gone"), SourceError, "AD304 gone")],
+)
+@pytest.mark.parametrize("num_answers", [0, 1])
+def test_rows_that_cannot_be_had_are_the_error_where_they_are_to_be_compared(
+    loader_of: Any, num_answers: int, reply: Any, kind: type[Exception], message: str
+) -> None:
+    loader = loader_of()
+    loader.start(["0" * 16] * 8)
+    for _ in range(num_answers):
+        loader.executor.answer()
+
+    loader.executor.reply(reply)
+
+    with pytest.raises(kind, match=message):
+        loader.take(1)
+
+
+def test_a_source_without_rows_has_no_canaries(jsonl_file: Callable[..., Path]) -> None:
+    with StillLoader(jsonl_file([b"", b" "])) as loader:
+        loader.producer.canaries.make()
+        loader.work_off()
+
+        assert loader.producer.canaries.digests == []
+        assert [loader.executor.slots.hold() for _ in range(3)].count(None) <= 2

@@ -38,7 +38,8 @@ def loader_of(jsonl_file: Callable[..., Path]) -> Iterator[Callable[..., StillLo
     loaders = []
 
     def make(num_rows: int = 20, function: Any = row_id, **rules: Any) -> StillLoader:
-        loader = StillLoader(jsonl_file({"id": number} for number in range(num_rows)), function, **rules)
+        path = jsonl_file(({"id": number} for number in range(num_rows)), f"{len(loaders)}/rows.jsonl")
+        loader = StillLoader(path, function, **rules)
         loader.start()
         loaders.append(loader)
         return loader

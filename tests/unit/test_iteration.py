@@ -1,1 +1,183 @@
-"""To be written by the engineer of the pure core, at this very moment."""
+"""One epoch as an iterator: where it begins, where it ends, and what an interruption leaves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata.errors import EndOfData, NoSamplesError, PrefetchTimeoutError
+from asyncdata.iteration import AsyncEpoch, Epoch
+from asyncdata.types import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+
+class Script:
+    """A loader that gives what it was told to, one thing for each request; samples are letters.
+
+    :ivar asked: (number of groups, epoch) of each request.
+    """
+
+    def __init__(self, *answers: Any, start: Position = Position(), batch_groups: int = 2) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.collated: list[Any] = []
+        self._answers = list(answers)
+        self._position = start
+        self._batch_groups = batch_groups
+
+    def batch_groups(self) -> int:
+        return self._batch_groups
+
+    def position(self) -> Position:
+        return self._position
+
+    def collate(self, samples: Any) -> str:
+        self.collated.append(samples)
+        return "".join(samples)
+
+    def take(self, num_groups: int, epoch: int, finish: Callable[[Any], Any]) -> Any:
+        self.asked.append((num_groups, epoch))
+        answer = self._answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+
+        self._position = Position(epoch, 0, 1) if answer else Position(epoch + 1, 0, 0)
+        return finish(list(answer))
+
+    async def take_async(self, num_groups: int, epoch: int, finish: Callable[[Any], Any]) -> Any:
+        return self.take(num_groups, epoch, finish)
+
+
+class Next:
+    """``next(iterator)``, of either kind; None at the end."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def iterate(self, loader: Script) -> Any:
+        return Epoch(loader, loader.take) if self.kind == "sync" else AsyncEpoch(loader, loader.take_async)
+
+    def __call__(self, iterator: Any) -> Any:
+        return next(iterator, None) if self.kind == "sync" else run(anext(iterator, None))
+
+
+def run(step: Any) -> Any:
+    """What a coroutine returns that never has to wait."""
+    coroutine: Coroutine[Any, Any, Any] = step.__await__()
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("it waits")
+
+
+@pytest.fixture(params=["sync", "async"])
+def following(request: pytest.FixtureRequest) -> Next:
+    return Next(request.param)
+
+
+def end_of_data(samples: str = "") -> EndOfData:
+    return EndOfData("end", [[sample] for sample in samples])
+
+
+def batches(loader: Script, following: Next) -> list[Any]:
+    """All of one loop."""
+    iterator = following.iterate(loader)
+    found = list(iter(lambda: following(iterator), None))
+    assert following(iterator) is None, "the end is the end"
+    return found
+
+
+def test_a_loop_is_an_epoch_and_the_next_loop_is_the_next(following: Next) -> None:
+    loader = Script("ab", "cd", "e", "", "fg", "")
+
+    assert batches(loader, following) == ["ab", "cd", "e"]
+    assert batches(loader, following) == ["fg"]
+    assert loader.asked == [(2, 0)] * 4 + [(2, 1)] * 2
+
+
+def test_a_loop_begins_in_the_epoch_that_the_loader_is_in(following: Next) -> None:
+    loader = Script("ab", "", start=Position(7, 3, 5))
+
+    assert batches(loader, following) == ["ab"]
+    assert loader.asked == [(2, 7)] * 2
+
+
+def test_nothing_is_asked_before_the_first_batch_is_wanted(following: Next) -> None:
+    loader = Script("ab", "")
+    iterator = following.iterate(loader)
+
+    loader._position = Position(4, 0, 0)  # noqa: SLF001
+    following(iterator)
+
+    assert loader.asked == [(2, 4)]
+
+
+def test_every_batch_is_collated_once(following: Next) -> None:
+    loader = Script("ab", "cd", "")
+
+    batches(loader, following)
+
+    assert loader.collated == [["a", "b"], ["c", "d"]]
+
+
+def test_what_the_end_of_data_carries_is_the_last_batch(following: Next) -> None:
+    assert batches(Script("ab", end_of_data("c")), following) == ["ab", "c"]
+
+
+def test_the_end_of_data_without_samples_ends_the_loop(following: Next) -> None:
+    assert batches(Script("ab", end_of_data()), following) == ["ab"]
+    assert batches(Script(end_of_data()), following) == []
+
+
+def test_a_run_resumed_behind_the_last_batch_of_an_epoch_goes_on_with_the_next(following: Next) -> None:
+    """As the run did that was not interrupted."""
+    loader = Script("", "ab", "", start=Position(0, 5, 7))
+
+    assert batches(loader, following) == ["ab"]
+    assert loader.asked == [(2, 0), (2, 1), (2, 1)]
+
+
+def test_an_epoch_smaller_than_a_batch_is_an_error_and_no_endless_loop(following: Next) -> None:
+    with pytest.raises(NoSamplesError, match="AD406 epoch 3 has fewer samples than one batch"):
+        batches(Script("", start=Position(3, 0, 0)), following)
+    with pytest.raises(NoSamplesError, match="AD406 epoch 1 has fewer"):
+        batches(Script("", "", start=Position(0, 0, 9)), following)
+
+
+def test_a_loop_goes_on_after_an_error_that_passes(following: Next) -> None:
+    loader = Script("ab", PrefetchTimeoutError("late"), "cd", "")
+    iterator = following.iterate(loader)
+    assert following(iterator) == "ab"
+
+    with pytest.raises(PrefetchTimeoutError):
+        following(iterator)
+
+    assert [following(iterator), following(iterator)] == ["cd", None]
+
+
+def test_a_batch_that_cannot_be_collated_does_not_count(following: Next) -> None:
+    loader = Script("ab", "", start=Position(0, 1, 1))
+    loader.collate = lambda samples: 1 / 0  # type: ignore[method-assign]
+    iterator = following.iterate(loader)
+
+    with pytest.raises(ZeroDivisionError):
+        following(iterator)
+
+    loader._answers[:] = ["", "cd", ""]  # noqa: SLF001
+    del loader.collate
+    assert following(iterator) == "cd", "as if the loop had not begun: that epoch had nothing left"
+
+
+def test_an_iterator_is_its_own_and_leaves_nothing_suspended() -> None:
+    """No generator: one that is abandoned would run its ``finally`` whenever it is collected."""
+    loader = Script("ab")
+
+    epoch, asynchronous = Epoch(loader, loader.take), AsyncEpoch(loader, loader.take_async)
+
+    assert iter(epoch) is epoch
+    assert aiter(asynchronous) is asynchronous
+    assert not hasattr(epoch, "close")
+    assert not hasattr(asynchronous, "aclose")
