@@ -41,6 +41,7 @@ class Coordinator:
 
     :param quarantine: called with each bad row that is passed over, before the delivery that passes it is committed.
     :ivar on_room: called when a delivery made the room in the channel that :meth:`reserve` did not find.
+    :ivar failed: calls to be undone: (request, samples), as for :meth:`undo`.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Coordinator:
         self.rules = rules
         self._state = State(Ledger())
         self.on_room: Callable[[], object] = bool
+        self.failed: deque[tuple[Request | None, list[Sample] | None]] = deque()
         self.channel = self._new_channel()
         self._filter = buffer_filter
         self._quarantine = quarantine
@@ -65,6 +67,8 @@ class Coordinator:
     @property
     def ledger(self) -> Ledger:
         """What is delivered."""
+        if self.failed:
+            self.settle()
         ledger, run, num_taken = self._state
         if run is None or num_taken == 0:
             return ledger
@@ -81,7 +85,7 @@ class Coordinator:
         """What :meth:`poll` would give, if that is the middle of a run of samples; the way of nearly every batch."""
         before = after = self._state
         ledger, run, num_taken = before
-        if run is None or ledger.buffer or self._requests or self._closed or self.rules.commit_on_ack:
+        if run is None or ledger.buffer or self._requests or self._closed or self.failed or self.rules.commit_on_ack:
             return None
 
         try:
@@ -116,6 +120,7 @@ class Coordinator:
         :raises AsyncDataError: whatever else stops the stream here.
         """
         with self._lock:
+            self.settle()
             if self._closed:
                 raise LoaderClosedError(self._closed)
 
@@ -132,21 +137,20 @@ class Coordinator:
             return samples
 
     def undo(self, request: Request | None, samples: list[Sample] | None) -> None:
-        """A call fails: what it got from :meth:`take_ready` (no request) or :meth:`poll` counts as not delivered.
+        """A call fails: what it got from :meth:`take_ready` (no request) or :meth:`poll` counts as not delivered."""
+        self.failed.append((request, samples))
+        self.settle()
 
-        Also if this is interrupted: a request that nobody waits for would hold up all others.
-        """
-        try:
-            self._undo(request, samples)
-        finally:
-            self._undo(request, None)
-
-    def _undo(self, request: Request | None, samples: list[Sample] | None) -> None:
-        if request is not None:
-            self.withdraw(request)
-        elif samples:
-            with self._lock:
-                self._state = self._state.without(samples, self.rules.samples_per_group)
+    def settle(self) -> None:
+        """Undo the calls in ``failed``. Should an interrupt come between, whoever comes next does it."""
+        with self._lock:
+            while self.failed:
+                request, samples = self.failed[0]
+                if request is not None:
+                    self.withdraw(request)
+                elif samples:
+                    self._state = self._state.without(samples, self.rules.samples_per_group)
+                self.failed.popleft()
 
     def withdraw(self, request: Request) -> None:
         """The caller is gone, whatever the reason. A delivery that it cannot have received is taken back."""
@@ -307,9 +311,7 @@ class Coordinator:
     # The service's side.
 
     def restart(self, change: Callable[[Ledger], Ledger]) -> None:
-        """Go on from what ``change`` makes of the ledger: what was read ahead is dropped, requests wait for the
-        rest.
-        """
+        """Go on from what ``change`` makes of the ledger. What was read ahead is dropped; requests go on waiting."""
         with self._lock:
             self._state = State(_structs.replace(change(self.ledger), head=0, offset=0, taken=0))
             self.channel = self._new_channel()
@@ -379,6 +381,7 @@ class Coordinator:
                 self._wake_first()
 
     def _wake_first(self) -> None:
+        self.settle()
         if not self._requests:
             return
 

@@ -10,7 +10,7 @@ import operator
 import time
 import warnings
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Iterable, Mapping
     from types import TracebackType
-    from typing import Self, Unpack
+    from typing import Self, TypeVar, Unpack
 
     from asyncdata.buffer import BufferFilter
     from asyncdata.diagnostics import Statistics
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.types import Group, Position
 
-__all__ = ("AsyncDataLoader", "DataLoader")
+    T = TypeVar("T")
 
-T = TypeVar("T")
+__all__ = ("AsyncDataLoader", "DataLoader")
 
 
 class _Loader:
@@ -189,9 +189,6 @@ class _Loader:
 
     def _regroup(self, samples: list[Sample]) -> list[Group]:
         size = self._engine.config.n_samples_per_prompt
-        if size == 1:
-            return [[sample] for sample in samples]
-
         return [samples[first : first + size] for first in range(0, len(samples), size)]
 
     def batch_groups(self) -> int:
@@ -282,8 +279,9 @@ class DataLoader(_Loader):
                 if samples is None:
                     samples = self._wait(request, timeout_s)
             return finish(samples)
-        except BaseException:  # also an interrupt that came between the commit and the caller
-            coordinator.undo(request, samples)
+        except BaseException:  # also an interrupt between the commit and the caller
+            coordinator.failed.append((request, samples))  # first of all: what follows may be interrupted
+            coordinator.settle()
             raise
 
     def _wait(self, request: Request, timeout_s: float | None) -> list[Sample]:
@@ -347,7 +345,6 @@ class AsyncDataLoader(_Loader):
         finish: Callable[[list[Sample]], T],
         timeout_s: float | None = None,
     ) -> T:
-        """As :meth:`DataLoader._take`."""
         self._check()
         coordinator = self._engine.coordinator
         request = samples = None
@@ -360,7 +357,8 @@ class AsyncDataLoader(_Loader):
                     samples = await self._wait(request, timeout_s)
             return finish(samples)
         except BaseException:
-            coordinator.undo(request, samples)
+            coordinator.failed.append((request, samples))  # first of all: what follows may be interrupted
+            coordinator.settle()
             raise
 
     async def _wait(self, request: Request, timeout_s: float | None) -> list[Sample]:

@@ -147,6 +147,8 @@ class Service:
         try:
             self._executor.prepare(self._order.max_window_blocks * self._job.stride)
             anyio.run(self._main, backend=backend, backend_options=options)
+        except AsyncDataError as error:
+            self._fail(error)
         except BaseException as error:  # a fault of ours: whoever waits must hear of it
             self._fail_unexpectedly(error)
 

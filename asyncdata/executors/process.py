@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from asyncdata.errors import WorkerError
 from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState
-from asyncdata.executors.spawn import Spawner, WorkerProcess
+from asyncdata.executors.spawn import Spawner, WorkerProcess, no_room
 from asyncdata.log import get_logger
 from asyncdata.wire import Failed, Ready, decode_reply, frame
 
@@ -90,8 +90,19 @@ class ProcessExecutor:
 
     def prepare(self, slot_bytes: int) -> None:
         """As the protocol says. The calling thread must live as long as the workers shall: they die with it."""
-        self._spawner = Spawner(self.num_workers, slot_bytes, NUM_SLOTS)
-        self._born = [self._spawner.spawn(number) for number in range(self.num_workers)]
+        with contextlib.ExitStack() as failing:
+            try:
+                spawner = failing.enter_context(Spawner(self.num_workers, slot_bytes, NUM_SLOTS))
+            except OSError as error:
+                raise no_room(error) from error
+
+            for number in range(self.num_workers):
+                process = spawner.spawn(number)
+                failing.callback(process.wait)
+                failing.callback(process.kill)
+                self._born.append(process)
+            failing.pop_all()
+        self._spawner = spawner
 
     async def run(self, job: Job) -> None:
         """As the protocol says; in the thread that has called :meth:`prepare`."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from asyncdata.errors import WorkerError
 from asyncdata.executors.connection import Connection
 from asyncdata.executors.worker import PROGRESS, PROGRESS_BYTES
 from asyncdata.log import get_logger
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ("Spawner", "WorkerProcess")
+__all__ = ("Spawner", "WorkerProcess", "no_room")
 
 _log = get_logger(__name__)
 _BOOT = """\
@@ -48,10 +49,17 @@ class Spawner:
     """The descriptors that all workers of a pool share, and the making of one more worker."""
 
     def __init__(self, num_workers: int, slot_bytes: int, num_slots: int) -> None:
-        self._alive_read, self._alive_write = os.pipe()
-        self._progress_fd = _memory("progress", num_workers * PROGRESS_BYTES)
-        self._slot_fds = [_memory(f"slot {number}", slot_bytes) for number in range(num_slots)]
-        self._page = mmap.mmap(self._progress_fd, 0)  # our own memory, not a file of the user's
+        with contextlib.ExitStack() as opened:
+            self._alive_read, self._alive_write = os.pipe()
+            opened.callback(_close, self._alive_read, self._alive_write)
+            self._progress_fd = _memory("progress", num_workers * PROGRESS_BYTES)
+            opened.callback(_close, self._progress_fd)
+            self._slot_fds: list[int] = []
+            opened.callback(lambda: _close(*self._slot_fds))
+            for number in range(num_slots):
+                self._slot_fds.append(_memory(f"slot {number}", slot_bytes))
+            self._page = mmap.mmap(self._progress_fd, 0)  # our own memory, not a file of the user's
+            opened.pop_all()
         _spawners.add(self)
 
     def __enter__(self) -> Self:
@@ -60,44 +68,63 @@ class Spawner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for fd in (self._alive_read, self._alive_write, self._progress_fd, *self._slot_fds):
-            os.close(fd)
+        _close(self._alive_read, self._alive_write, self._progress_fd, *self._slot_fds)
         self._page.close()
         self._alive_write = -1
 
     def spawn(self, number: int) -> WorkerProcess:
-        """A new worker process; it dies with the calling thread."""
-        ours, theirs = socket.socketpair()
-        output, their_output = os.pipe()
-        os.set_blocking(output, False)
-        fds = (theirs.fileno(), self._alive_read, self._progress_fd, *self._slot_fds)
+        """A new worker process; it dies with the calling thread.
+
+        :raises WorkerError: if the system has no room for one more.
+        """
+        try:
+            with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+                sock, their_sock = socket.socketpair()
+                ours.callback(sock.close)
+                theirs.callback(their_sock.close)
+                output, their_output = os.pipe()
+                ours.callback(os.close, output)
+                theirs.callback(os.close, their_output)
+                os.set_blocking(output, False)
+                process = self._start(number, their_sock.fileno(), their_output)
+                ours.pop_all()
+        except OSError as error:
+            raise no_room(error) from error
+
+        return WorkerProcess(number, process, Connection(sock), output, self._page)
+
+    def _start(self, number: int, sock_fd: int, output_fd: int) -> subprocess.Popen[bytes]:
         arguments = {
             "path": [os.path.abspath(entry) for entry in sys.path],
             "number": number,
             "parent": os.getpid(),
-            "sock_fd": fds[0],
+            "sock_fd": sock_fd,
             "alive_fd": self._alive_read,
             "progress_fd": self._progress_fd,
             "slot_fds": self._slot_fds,
         }
         with _ctrl_c_blocked():
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-I", "-c", _BOOT, json.dumps(arguments)],
-                pass_fds=fds,
+                pass_fds=(sock_fd, self._alive_read, self._progress_fd, *self._slot_fds),
                 stdin=subprocess.DEVNULL,
-                stdout=their_output,
-                stderr=their_output,
+                stdout=output_fd,
+                stderr=output_fd,
                 env=os.environ | _ENVIRONMENT,
             )
-        theirs.close()
-        os.close(their_output)
-        return WorkerProcess(number, process, Connection(ours), output, self._page)
 
     def forget_in_child(self) -> None:
         """In a forked child of the trainer: it must not keep the workers alive by keeping the pipe open."""
         if self._alive_write >= 0:
             os.close(self._alive_write)
             self._alive_write = -1
+
+
+def no_room(error: OSError) -> WorkerError:
+    """Why a worker cannot be born."""
+    return WorkerError(
+        f"AD426 workers cannot be started: {error.strerror}; raise the limit (ulimit -a), or lower num_workers"
+    )
 
 
 _spawners: weakref.WeakSet[Spawner] = weakref.WeakSet()
@@ -120,6 +147,11 @@ def _ctrl_c_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _memory(name: str, num_bytes: int) -> int:

@@ -52,7 +52,6 @@ def run(folder: Path, do: str, **settings: Any) -> dict[str, Any]:
 
 
 TIGHT, AMPLE = {"num_workers": 2, "buffer_size": 30}, {"num_workers": 1}
-THREE = pytest.mark.xfail(strict=False, reason="an interrupt while one is handled can leave its request in the queue")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,7 @@ THREE = pytest.mark.xfail(strict=False, reason="an interrupt while one is handle
     [
         pytest.param(TIGHT, 1, id="one, tight"),
         pytest.param(AMPLE, 1, id="one, ample"),
-        pytest.param(TIGHT, 3, id="three in microseconds", marks=THREE),
+        pytest.param(TIGHT, 3, id="three in microseconds"),
     ],
 )
 def test_a_storm_of_keyboard_interrupts(tmp_path, path, knobs, most):

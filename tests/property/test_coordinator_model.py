@@ -15,11 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from asyncdata.errors import AsyncDataError, EndOfData
 from asyncdata.ledger import lease_key
 from asyncdata.request import Request
+from asyncdata.types import Position
 from asyncdata.wire import Scan
 from tests.support.model import BAD, KEPT, POISON, Model, Place, Told, rows_of, windows_of
 from tests.support.still_loader import StillLoader, WorkerKilled, made_by_hand
 
 if TYPE_CHECKING:
+    from asyncdata.ledger import Lease
     from asyncdata.types import Group, Sample
     from tests.support.model import RawRow
 
@@ -161,6 +163,11 @@ def value_of(group: Group) -> Any:
     (response,) = {sample.response for sample in group}
     name = first.extra["name"] if first.group_index is None else first.group_index
     return name, tokens, response, tuple(sample.index for sample in group)
+
+
+def names_of(lease: Lease) -> set[Any]:
+    """The groups that are not acknowledged, by the names that the model knows them by."""
+    return {key if isinstance(owed, Position) else value_of(owed.group)[0] for key, owed in lease.open.items()}
 
 
 class Waiting:
@@ -426,6 +433,7 @@ class LoaderMachine(RuleBasedStateMachine):
         assert counters.epoch_groups == self.model.num_kept(ledger.position.epoch, at)
         assert ledger.journal == self.model.journal
         assert [value_of(item.group) for item in ledger.buffer] == self.model.buffer
+        assert [names_of(lease) for lease in ledger.leases] == [set(lease.open) for lease in self.model.leases]
 
     @invariant()
     def the_channel_is_bounded(self) -> None:

@@ -67,6 +67,7 @@ def has_room_for_the_mark(data: bytes, block_bytes: int, slack_bytes: int) -> bo
 @example(BOM + b"\n{}\n", 2, 2, 60)
 @example(BOM, 4, 0, 60)
 @example(b"{}\n" + b" " * 50 + b"\n{}", 4, 0, 60)
+@example(b"{}\n" + b" " * 50 + b"{}\n{}", 4, 0, 60)
 @example(b"{}\n" + b" " * 50 + b"\n{}", 64, 0, 10)
 @example(b'{"a": 1}\n' * 7, 9, 0, 8)
 def test_every_row_is_found_once_by_the_block_that_holds_its_first_byte(

@@ -65,31 +65,51 @@ class Interrupts:
             signal.pthread_kill(self._main, signal.SIGINT)
 
 
-def take(loader: DataLoader, size: int, interrupts: Interrupts) -> list[Any]:
-    """One call; what the caller has got of it."""
-    batch: list[Any] = []
-    try:
+class Caller:
+    """Asks for samples in each of the ways there are."""
+
+    def __init__(self, loader: DataLoader, interrupts: Interrupts, chance: random.Random) -> None:
+        self._loader = loader
+        self._interrupts = interrupts
+        self._chance = chance
+        self._loop = iter(loader)
+
+    def take(self) -> list[Any]:
+        """One call; what the caller has got of it."""
+        way, size = self._chance.randrange(3), self._chance.choice([1, 5, 40, 300])
+        groups: list[list[Any]] = []
+        batch: list[Any] = []
         try:
-            interrupts.arm()
-            batch = loader.get_next_batch(size)
-        finally:
-            interrupts.armed = 0
-    except KeyboardInterrupt:
-        interrupts.armed = 0
-        interrupts.num_calls += 1
-    return batch
+            try:
+                self._interrupts.arm()
+                if way == 0:
+                    batch = self._loader.get_next_batch(size)
+                elif way == 1:
+                    groups = self._loader.get_samples(size)
+                else:
+                    batch = self._loop.__next__()  # next() would lose its result to an interrupt, whatever we do
+            finally:
+                self._interrupts.armed = 0
+        except KeyboardInterrupt:
+            self._interrupts.armed = 0
+            self._interrupts.num_calls += 1
+        except StopIteration:
+            self._loop = iter(self._loader)
+        return batch + [sample for group in groups for sample in group]
 
 
 def storm(path: str, log: str, number: int, most: int, knobs: dict[str, Any]) -> None:
     """Until ``number`` interrupts have come, and some samples more."""
     chance = random.Random(5)
     found: list[list[int]] = []
-    with DataLoader(path, tokenize_fn=id_and_text, shuffle=SHUFFLE, timeout_s=STALLED_S, **knobs) as loader:
+    settings = {"tokenize_fn": id_and_text, "shuffle": SHUFFLE, "timeout_s": STALLED_S, "batch_size": 33, **knobs}
+    with DataLoader(path, **settings) as loader:
         found += map(entry, loader.get_next_batch(1, timeout_s=NEVER_S))
         interrupts = Interrupts(seed=1, most=most)
+        caller = Caller(loader, interrupts, chance)
         interrupts.start()
         while interrupts.num_raised < number:
-            found += map(entry, take(loader, chance.choice([1, 5, 40, 300]), interrupts))
+            found += map(entry, caller.take())
         interrupts.stop()
         found += map(entry, loader.get_next_batch(200))
         restarts = loader.statistics().worker_restarts_total

@@ -484,15 +484,18 @@ def test_requests_are_served_in_the_order_they_came(loader_of: Any) -> None:
 
 
 def test_who_asks_while_others_wait_queues_behind_them(loader_of: Any) -> None:
-    loader = loader_of(20)
-    first, _ = waiting(loader, 5)
+    loader = loader_of(40, capacity=16, window_blocks=64)
+    loader.work_off()
+    loader.take(1)
+    first, _ = waiting(loader, 20)
+
+    assert loader.coordinator.take_ready(1) is None, "the next sample is there, and is another's"
+    second, _ = waiting(loader, 1)
     loader.work_off()
 
-    assert loader.coordinator.take_ready(1) is None
-    second, _ = waiting(loader, 1)
-
-    assert ids(loader.coordinator.poll(first)) == [0, 1, 2, 3, 4]
-    assert ids(loader.coordinator.poll(second)) == [5]
+    assert ids(loader.coordinator.poll(first)) == list(range(1, 21))
+    loader.work_off()
+    assert ids(loader.coordinator.poll(second)) == [21]
 
 
 def test_one_that_gives_up_lets_the_next_one_go_on(loader_of: Any) -> None:
@@ -607,8 +610,10 @@ def test_the_short_way_is_closed_where_more_has_to_be_looked_at(loader_of: Any) 
     assert on_ack.coordinator.take_ready(1) is None, "a lease has to be written"
     assert plain.coordinator.take_ready(19) is None, "the run is not so long"
     assert plain.coordinator.take_ready(1, last_epoch=-1) is None, "it is of a later epoch"
-    plain.coordinator.add_groups([made_by_hand(100)])
+    plain.coordinator.add_groups([made_by_hand(100), made_by_hand(101)])
     assert plain.coordinator.take_ready(1) is None, "the buffer comes first"
+    plain.take(1)
+    assert plain.coordinator.take_ready(1) is None, "and there is more in it"
 
 
 def test_the_short_way_makes_room_too(loader_of: Any) -> None:
@@ -688,8 +693,12 @@ def test_samples_taken_the_short_way_are_not_put_back_once_others_followed(loade
     samples = loader.coordinator.take_ready(2)
     assert loader.coordinator.take_ready(2) is not None
     loader.coordinator.undo(None, samples)
-
     assert loader.ids(1) == [5]
+
+    samples = loader.coordinator.take_ready(2)
+    loader.coordinator.add_groups([made_by_hand(100)])
+    loader.coordinator.undo(None, samples)
+    assert loader.ids(2) == [100, 8]
 
 
 def test_an_interrupt_within_the_commit_leaves_nothing_delivered(loader_of: Any) -> None:

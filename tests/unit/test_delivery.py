@@ -170,7 +170,9 @@ def test_it_goes_on_over_as_many_epochs_as_it_takes() -> None:
 
 
 def test_the_end_of_an_epoch_is_the_start_of_the_next() -> None:
-    found = deliver_from(epochs(3, 3), 3)
+    ledger = Ledger(counters=Counters(epoch_drops={"short": 1}, drops={"short": 1}))
+
+    found = deliver_from(epochs(3, 3), 3, ledger)
 
     assert found.ledger.position == Position(1, 0, 0)
     assert (found.ledger.counters.epoch_groups, found.ledger.counters.epoch_drops) == (0, {})
@@ -231,7 +233,7 @@ def test_an_epoch_without_rows_says_so() -> None:
 
 
 def test_only_the_empty_epoch_is_blamed() -> None:
-    chunks = [*epochs(2), chunk_of("short", first=Position(1, 0, 0), ends_epoch=True)]
+    chunks = [chunk_of(0, "short", 1, ends_epoch=True), chunk_of("short", first=Position(1, 0, 0), ends_epoch=True)]
 
     assert taken(deliver_from(chunks, 2)) == [0, 1]
     with pytest.raises(NoSamplesError, match=r"epoch 1: 1 rows read, 0 kept: 1 by short$"):

@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 
+START = Position()
+
+
 class Script:
     """A loader that gives what it was told to, one thing for each request; samples are letters.
 
     :ivar asked: (number of groups, epoch) of each request.
     """
 
-    def __init__(self, *answers: Any, start: Position = Position(), batch_groups: int = 2) -> None:
+    def __init__(self, *answers: Any, start: Position = START, batch_groups: int = 2) -> None:
         self.asked: list[tuple[int, int]] = []
         self.collated: list[Any] = []
         self._answers = list(answers)

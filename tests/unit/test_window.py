@@ -143,6 +143,20 @@ def test_a_row_longer_than_the_over_read_is_named_with_its_place(files: FileBloc
     assert 0 < len(beyond) < 40
 
 
+@pytest.mark.parametrize(("num_beyond", "is_overflow"), [(0, False), (1, True)])
+def test_a_row_is_in_the_slot_to_its_last_byte_or_is_read_anew(
+    jsonl_file: Callable[..., Path], num_beyond: int, is_overflow: bool
+) -> None:
+    row = b"x" * (BLOCK_BYTES + SLACK_BYTES + num_beyond)
+    files = JsonlSource(str(jsonl_file([row, b"y" * 60]))).open(BLOCK_BYTES)
+    worker = Worker(files)
+
+    request = scanned(window_of(files), worker).request(0, 1)
+    worker.handler.close()
+
+    assert worker.rows(request) == [None if is_overflow else row]
+
+
 def test_a_row_that_is_too_long_has_no_bytes(jsonl_file: Callable[..., Path]) -> None:
     files = JsonlSource(str(jsonl_file([b"1", b"x" * 101, b"2"])), max_row_bytes=100).open(BLOCK_BYTES)
     worker = Worker(files)

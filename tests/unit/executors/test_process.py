@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import resource
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -331,6 +333,31 @@ async def test_a_function_that_no_worker_can_import_is_named(rows):
 
     assert message.startswith("AD426 the tokenize function cannot be opened: ")
     assert "cannot import 'tests.support.nowhere:fn'" in message
+
+
+async def test_without_room_for_workers_it_says_so_and_leaves_nothing_open(rows):
+    """At any descriptor that is one too many."""
+    path, told = rows(1), []
+    before = sorted(os.listdir("/proc/self/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for room in itertools.count(4):
+        executor = ProcessExecutor(2)
+        client = Client(executor, path, row_id)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (room, limits[1]))
+        try:
+            executor.prepare(client.slot_bytes)
+            break
+        except WorkerError as error:
+            told.append(str(error).partition(";")[0])
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert sorted(os.listdir("/proc/self/fd")) == before
+
+    with anyio.move_on_after(0):
+        await executor.run(client.job)
+    assert set(told) == {"AD426 workers cannot be started: Too many open files"}
+    assert len(told) > 5
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 # Order in the house
