@@ -250,11 +250,10 @@ class Coordinator:
             return _structs.replace(after, buffer=buffer)
 
         size = self.rules.samples_per_group
-        leased: dict[int, Position | Returned] = {lease_key(item.group): item for item in chosen}
-        for sample in samples[len(chosen) * size :: size]:
-            if sample.position is not None:
-                leased[lease_key([sample])] = sample.position
-        lease = Lease(before.position, before.counters, leased)
+        leased: list[tuple[int, Position | Returned]] = [(lease_key(item.group), item) for item in chosen]
+        firsts = samples[len(chosen) * size :: size]
+        leased += [(lease_key([sample]), sample.position) for sample in firsts if sample.position is not None]
+        lease = Lease(before.position, before.counters, tuple(leased))
         return _structs.replace(after, buffer=buffer, leases=(*after.leases, lease))
 
     def _commit(self, request: Request, ledger: Ledger) -> None:

@@ -240,7 +240,7 @@ def _at_epoch(ledger: Ledger, epoch: int) -> Ledger:
     """The ledger at the start of ``epoch``; only groups from the buffer are still leased."""
     position = Position(epoch, 0, 0)
     counters = msgspec.structs.replace(ledger.counters, epoch_groups=0, epoch_drops={})
-    leased: dict[int, Position | Returned] = {lease_key(item.group): item for item in ledger.leased_groups()}
+    leased = tuple((lease_key(item.group), item) for item in ledger.leased_groups())
     return msgspec.structs.replace(
         ledger,
         position=position,

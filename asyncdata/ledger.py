@@ -9,7 +9,7 @@ import msgspec
 from asyncdata.types import Group, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Set
 
 __all__ = ("Counters", "Lease", "Ledger", "Returned", "lease_key")
 
@@ -47,25 +47,24 @@ class Lease(msgspec.Struct, frozen=True, eq=False):
 
     :ivar position: the ledger's position before the request.
     :ivar counters: its counters before the request.
-    :ivar open: groups not acknowledged, by :func:`lease_key`. A group of the stream is there with its position, one
-        from the buffer, which D cannot make again, as itself.
+    :ivar open: groups not acknowledged: :func:`lease_key`, and the position of a group of the stream, or a group from
+        the buffer, which D cannot make again, itself. Copies that a trainer made of a group have the same key.
     :ivar acked: positions of the stream's groups that are acknowledged.
     """
 
     position: Position
     counters: Counters
-    open: dict[int, Position | Returned]
+    open: tuple[tuple[int, Position | Returned], ...]
     acked: frozenset[Position] = frozenset()
 
-    def without(self, keys: Iterable[int]) -> Lease:
+    def without(self, keys: Set[int]) -> Lease:
         """This lease with ``keys`` acknowledged."""
-        done = [self.open[key] for key in keys if key in self.open]
-        if not done:
+        left = tuple(item for item in self.open if item[0] not in keys)
+        if len(left) == len(self.open):
             return self
 
-        left = {key: value for key, value in self.open.items() if key not in set(keys)}
-        acked = self.acked.union(place for place in done if isinstance(place, Position))
-        return Lease(self.position, self.counters, left, acked)
+        places = [owed for key, owed in self.open if key in keys and isinstance(owed, Position)]
+        return Lease(self.position, self.counters, left, self.acked.union(places))
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -116,7 +115,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def leased_groups(self) -> list[Returned]:
         """Groups served from the buffer and not acknowledged, in order: D cannot make them again."""
-        return [value for lease in self.leases for value in lease.open.values() if not isinstance(value, Position)]
+        return [owed for lease in self.leases for _, owed in lease.open if not isinstance(owed, Position)]
 
 
 def lease_key(group: Group) -> int:

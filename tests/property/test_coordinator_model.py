@@ -167,7 +167,7 @@ def value_of(group: Group) -> Any:
 
 def names_of(lease: Lease) -> set[Any]:
     """The groups that are not acknowledged, by the names that the model knows them by."""
-    return {key if isinstance(owed, Position) else value_of(owed.group)[0] for key, owed in lease.open.items()}
+    return {key if isinstance(owed, Position) else value_of(owed.group)[0] for key, owed in lease.open}
 
 
 class Waiting:

@@ -787,6 +787,15 @@ def test_a_group_is_acknowledged_in_whatever_copy_it_comes(loader_of: Any) -> No
     assert [ids(group) for group in restarted(loader).groups(3)] == [[0, 0], [2, 2], [3, 3]]
 
 
+def test_copies_of_a_group_are_all_served_again(loader_of: Any) -> None:
+    loader = loader_of(20, commit_on_ack=True)
+    (group,) = loader.groups(1)
+    loader.coordinator.add_groups([copy.deepcopy(group), copy.deepcopy(group)])
+    loader.take(2)
+
+    assert restarted(loader).ids(3) == [0, 0, 1]
+
+
 def test_a_group_made_by_hand_can_be_acknowledged(loader_of: Any) -> None:
     loader = loader_of(20, commit_on_ack=True, samples_per_group=2)
     loader.coordinator.add_groups([made_by_hand(100, size=2), made_by_hand(101, size=2)])

@@ -17,8 +17,8 @@ def place(row: int) -> Position:
 
 def lease(before: int, *rows: int, **others: Returned) -> Lease:
     """A request that was served from row ``before`` on; groups of the stream are named by their rows."""
-    opened = {row: place(row) for row in rows} | {lease_key(item.group): item for item in others.values()}
-    return Lease(place(before), Counters(num_groups=before), opened)
+    opened = [(row, place(row)) for row in rows] + [(lease_key(item.group), item) for item in others.values()]
+    return Lease(place(before), Counters(num_groups=before), tuple(opened))
 
 
 def given_back(group_index: int) -> Returned:
@@ -93,6 +93,14 @@ def test_groups_from_the_buffer_are_owed_until_they_are_acknowledged() -> None:
     assert ledger.acknowledged([1]).restart_point()[2] == frozenset(), "a group from the buffer has no place in D"
 
 
+def test_copies_of_a_group_are_all_owed() -> None:
+    first, second = given_back(1), given_back(1)
+    ledger = Ledger(leases=(lease(0, first=first, second=second),))
+
+    assert ledger.leased_groups() == [first, second]
+    assert ledger.acknowledged([1]).leased_groups() == [], "they have one name"
+
+
 def test_what_is_given_back_goes_to_the_end_of_the_buffer_and_is_leased_no_more() -> None:
     first, second = given_back(1), given_back(2)
     ledger = Ledger(position=place(3), buffer=(first,), leases=(lease(0, 1, 2),))
@@ -100,7 +108,7 @@ def test_what_is_given_back_goes_to_the_end_of_the_buffer_and_is_leased_no_more(
     ledger = ledger.with_returned([second])
 
     assert ledger.buffer == (first, second)
-    assert list(ledger.leases[0].open) == [1]
+    assert ledger.leases[0].open == ((1, place(1)),)
     assert ledger.restart_point()[2] == {place(2)}, "D must not serve it again: the buffer will"
 
 
@@ -118,7 +126,7 @@ def test_a_ledger_is_a_value() -> None:
     ledger.acknowledged(None)
     ledger.with_returned([given_back(1)])
 
-    assert list(ledger.leases[0].open) == [0, 1]
+    assert ledger.leases[0].open == ((0, place(0)), (1, place(1)))
     assert ledger.buffer == ()
     with pytest.raises(AttributeError):
         ledger.position = place(3)

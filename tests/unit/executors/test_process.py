@@ -182,6 +182,28 @@ async def test_a_function_of_many_rows_does_not_tell_which_one_it_was(rows):
     assert reply == Crashed("AD423", "its worker died (SIGSEGV)", row=None)
 
 
+async def test_a_request_that_comes_back_keeps_its_slot_until_it_is_told(rows):
+    """Its rows are still there to be asked for once more."""
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(20), kills_on_13)
+    told, asked, freed = [], [], []
+    async with client.running():
+        window = await client.window()
+        executor.slots.on_free = lambda: freed.append(list(told))
+
+        def ask_again(reply: object) -> None:
+            told.append(reply)
+            asked.append(client.ask(window.request(0, 5)))
+
+        executor.submit(window.request(10, 15), ask_again)
+        executor.slots.release(window.slot)
+        await until(lambda: told)
+        assert ids_of(await client.answer(asked[0])) == [0, 1, 2, 3, 4]
+
+    assert len(told) == 1
+    assert freed == [told]
+
+
 async def test_a_request_with_a_strike_comes_back_after_one_more(rows):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(20), kills_on_13)
