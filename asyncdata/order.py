@@ -21,6 +21,8 @@ from asyncdata.errors import ConfigError
 __all__ = ("Order", "Shuffle", "feistel_permutation", "shuffled_rows")
 
 _ROUNDS = 6
+_MAX_OVERREAD_BYTES = 16 * 1024
+_MAX_WINDOW_BYTES = 1 << 30
 _MASK = (1 << 64) - 1
 _GOLDEN, _MIX_1, _MIX_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -47,10 +49,11 @@ class Shuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
-        if self.block_bytes * self.window_blocks > 1 << 30:
+        # With each block goes an over-read; offsets in a window are int32.
+        if (self.block_bytes + _MAX_OVERREAD_BYTES) * self.window_blocks > _MAX_WINDOW_BYTES:
             raise ConfigError(
-                f"a window of {self.window_blocks} blocks of {self.block_bytes} bytes takes more than 1 GiB; "
-                "lower block_bytes or window_blocks"
+                f"a window of {self.window_blocks} blocks of {self.block_bytes} bytes takes more than "
+                "1 GiB with what is read beyond them; lower block_bytes or window_blocks"
             )
 
 

@@ -171,7 +171,7 @@ def test_a_restore_that_is_held_up_half_way_delivers_nothing_twice(path, monkeyp
         for _ in range(3):
             loader.load_state_dict(state)
             loader.load_state_dict(state)
-            assert ids(loader.get_next_batch(20)) == order_of(path)[10:30]
+            assert ids(loader.get_next_batch(400)) == order_of(path, 5)[10:410]
 
 
 def until(condition: Callable[[], object]) -> None:

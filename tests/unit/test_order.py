@@ -193,6 +193,11 @@ def test_a_window_that_no_memory_holds_is_refused() -> None:
         Shuffle(block_bytes=1 << 20, window_blocks=1025)
 
 
+def test_what_is_read_beyond_small_blocks_counts_too() -> None:
+    with pytest.raises(ConfigError, match="1 GiB"):
+        Shuffle(block_bytes=1024, window_blocks=1 << 18)
+
+
 def test_a_description_names_everything_the_order_follows_from() -> None:
     assert Order(Shuffle(block_bytes=4096), -5, 3).description() == {
         "seed": -5,
