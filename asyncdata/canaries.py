@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from asyncdata.errors import SnapshotMismatchError
-from asyncdata.executors.base import error_of
+from asyncdata.executors.base import Crashed, error_of
 from asyncdata.window import Window
 from asyncdata.wire import Scanned, Tokenized
 
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.errors import AsyncDataError
-    from asyncdata.executors.base import Crashed, Executor
+    from asyncdata.executors.base import Executor
     from asyncdata.sources.base import FileBlocks
     from asyncdata.wire import Reply
 
 __all__ = ("Canaries",)
 
 _MAX_BLOCKS = 8
+_MAX_TRIES = 3
 
 
 class Canaries:
@@ -42,6 +43,7 @@ class Canaries:
         self._stride = stride
         self._num_blocks = min(_MAX_BLOCKS, max_blocks)
         self._slot: int | None = None
+        self._num_tries = 0
         self._expected: list[str] = []
         self._on_same: Callable[[], object] = bool
         self._on_other: Callable[[AsyncDataError], object] = bool
@@ -53,22 +55,22 @@ class Canaries:
         on_other: Callable[[AsyncDataError], object],
     ) -> None:
         """Forget what was asked. With ``expected``, nothing is delivered until :meth:`make` has found the same."""
-        if self._slot is not None:
-            self._executor.slots.release(self._slot)
-            self._slot = None
+        self._release()
+        self._num_tries = 0
         self._expected = expected or []
         self._on_same, self._on_other = on_same, on_other
         self.is_blocking = bool(self._expected) and self._expected != self.digests
 
     def make(self) -> None:
-        """Have the rows tokenized, if that is neither done nor under way and a slot is free."""
-        if self._slot is not None or (self.digests and not self.is_blocking):
+        """Have the rows tokenized, if that is neither done, nor under way, nor in vain, and a slot is free."""
+        if self._slot is not None or self._num_tries >= _MAX_TRIES or (self.digests and not self.is_blocking):
             return
 
         self._slot = self._executor.slots.hold()
         if self._slot is None:
             return
 
+        self._num_tries += 1
         num_blocks = self._source.num_blocks
         ids = sorted({i * num_blocks // self._num_blocks for i in range(self._num_blocks)})
         blocks = self._source.blocks(ids)
@@ -97,28 +99,29 @@ class Canaries:
             self._give_up(reply)
 
     def _give_up(self, reply: Reply | Crashed) -> None:
-        """The rows could not be had: a reason not to deliver, where there is something to compare with."""
-        self._done([])
-        if self.is_blocking:
+        """The rows could not be had: a reason not to deliver, where there is something to compare with.
+
+        But workers may have been killed from outside: then they are asked for again.
+        """
+        if not isinstance(reply, Crashed):
+            self._num_tries = _MAX_TRIES
+        if self.is_blocking and self._num_tries == _MAX_TRIES:
             self._on_other(error_of(reply))
+        self._release()
 
     def _compare(self, digests: list[str]) -> None:
-        self._done(digests)
-        if not self.is_blocking:
-            return
-
-        if digests != self._expected:
+        self.digests, self._num_tries = digests, _MAX_TRIES
+        if self.is_blocking and digests != self._expected:
             self._on_other(_mismatch(self._expected, digests))
-            return
+        was_blocking, self.is_blocking = self.is_blocking, False
+        self._release()
+        if was_blocking:
+            self._on_same()
 
-        self.is_blocking = False
-        self._on_same()
-
-    def _done(self, digests: list[str]) -> None:
-        self.digests = digests
-        if self._slot is not None:
-            self._executor.slots.release(self._slot)
-            self._slot = None
+    def _release(self) -> None:
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._executor.slots.release(slot)
 
 
 def _mismatch(expected: list[str], digests: list[str]) -> SnapshotMismatchError:

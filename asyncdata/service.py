@@ -63,7 +63,7 @@ class Service:
         self._producer = Producer(
             source, order, executor, coordinator, stride=job.stride, epochs=coordinator.rules.epochs
         )
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection within may close the loader
         self._thread: threading.Thread | None = None
         self._call_soon: Callable[[Callable[[], object]], object] | None = None
         self._expected_canaries: list[str] = []

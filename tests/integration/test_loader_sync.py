@@ -43,6 +43,7 @@ from asyncdata import (
     WorkerError,
 )
 from asyncdata.order import Order
+from asyncdata.producer import Producer
 from tests.support import worker_fns
 from tests.support.loading import NEVER_S, SHUFFLE, ids, line_of, order_of, write_rows
 from tests.support.tokenize_fns import (
@@ -542,6 +543,15 @@ def test_a_row_that_kills_workers_is_found_and_named_at_its_turn(path, num_worke
     assert seen == expected[: expected.index(13)]
 
 
+def test_a_row_that_kills_workers_does_so_a_few_times_and_no_more(tmp_path):
+    """Here it is one of the fixed rows, too, that are to show whether the tokens are the same after a resume."""
+    path = write_rows(tmp_path / "rows.jsonl", 1000, {0: {"do": "die"}})
+
+    with make(path, worker_fns.as_told, num_workers=2, on_bad_row="skip", buffer_size=50, epochs=1) as loader:
+        assert sorted(ids(loader.get_next_batch(999))) == list(range(1, 1000))
+        assert loader.statistics().worker_restarts_total <= 2 + 3 * 2
+
+
 @pytest.mark.parametrize("what", ["dies", "hangs"])
 def test_a_row_that_kills_a_batch_is_told_from_the_row_that_was_read_last(path, what):
     """A tokenizer reads row by row, and says so, and then encodes all at once."""
@@ -912,6 +922,26 @@ def test_an_unclosed_loader_is_warned_about_and_holds_up_nobody(path, num_worker
     assert (done.returncode, done.stdout) == (0, "5")
     assert "ResourceWarning: unclosed DataLoader: use `with`, or call close()" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:unclosed DataLoader:ResourceWarning")
+def test_a_loader_may_be_collected_by_its_own_thread_whatever_that_is_doing(path, monkeypatch):
+    start = Producer.start
+    monkeypatch.setattr(Producer, "start", lambda *arguments: gc.collect() and None or start(*arguments))
+    loader = make(path, num_workers=1)
+    loader.get_next_batch(1)
+    thread = next(thread for thread in threading.enumerate() if thread.name == "asyncdata-service")
+    gc.disable()
+    try:
+        cycle: list[Any] = [loader]
+        cycle.append(cycle)
+        loader.set_epoch(3)  # its thread is to begin anew, and collects
+        del loader, cycle
+        thread.join(NEVER_S / 2)
+    finally:
+        gc.enable()
+
+    assert not thread.is_alive()
 
 
 def test_a_loader_that_was_never_used_need_not_be_closed(path):

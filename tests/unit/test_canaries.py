@@ -234,13 +234,32 @@ def test_rows_that_cannot_be_had_are_the_error_where_they_are_to_be_compared(
 ) -> None:
     loader = loader_of()
     loader.start(["0" * 16] * 8)
-    for _ in range(num_answers):
-        loader.executor.answer()
-
-    loader.executor.reply(reply)
+    for _ in range(3 if reply is DIED else 1):  # workers may have been killed from outside
+        for _ in range(num_answers):
+            loader.executor.answer()
+        loader.executor.reply(reply)
 
     with pytest.raises(kind, match=message):
         loader.take(1)
+
+
+def test_rows_that_bring_down_workers_are_not_asked_for_for_ever(loader_of: Any) -> None:
+    loader = loader_of()
+    loader.start()
+    num_lost = 0
+    for _ in range(20):
+        loader.take(3)
+        canaries = [
+            number
+            for number, item in enumerate(loader.executor.asked)
+            if isinstance(item.request, Scan) and len(item.request.blocks) == 8
+        ]
+        for number in canaries:
+            loader.executor.lose(number)
+            num_lost += 1
+
+    assert num_lost == 3
+    assert loader.producer.canaries.digests == []
 
 
 def test_a_source_without_rows_has_no_canaries(jsonl_file: Callable[..., Path]) -> None:
