@@ -29,6 +29,7 @@ from asyncdata.sources.jsonl import JsonlSource
 from asyncdata.tokenization.base import TokenizeFn, describe, fingerprints_of, resolve_path
 from asyncdata.types import Position, Sample
 from asyncdata.version import __version__
+from asyncdata.window import SLACK_BYTES
 from asyncdata.wire import Job
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 __all__ = ("Engine",)
 
 _log = get_logger(__name__)
-_SLACK_BYTES = 8 * 1024
-"""Read beyond a block, so that most rows that cross its end need no second read."""
 _MAX_WORKERS = 8
 
 
@@ -76,7 +75,7 @@ class Engine:
             tokenize=None if config.num_workers == 0 else describe(self._function),
             max_row_bytes=self._files.max_row_bytes,
             block_bytes=shuffle.block_bytes,
-            slack_bytes=_SLACK_BYTES,
+            slack_bytes=SLACK_BYTES,
         )
         self._executor = self._make_executor()
         self.service = Service(job, self._files, self._order, self._executor, self.coordinator, backend=config.backend)

@@ -20,7 +20,7 @@ from asyncdata.sources.base import Source
 from asyncdata.sources.jsonl import JsonlSource
 from asyncdata.tokenization.base import TokenizeFn, open_tokenize_fn
 from asyncdata.types import Position, Sample, SourceLocation
-from asyncdata.window import ChunkOrigin, Window
+from asyncdata.window import SLACK_BYTES, ChunkOrigin, Window
 from asyncdata.wire import Failed, Job, Scan, Scanned, Tokenized
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ __all__ = (
     "rows_of_window",
 )
 
-_SLACK_BYTES = 8 * 1024
 _MAX_BLOCKS_FOR_ESTIMATE = 256
 _PIECE_BYTES = 1 << 20
 
@@ -185,7 +184,7 @@ def _job(files: FileBlocks, order: Order) -> Job:
         tokenize=None,
         max_row_bytes=files.max_row_bytes,
         block_bytes=order.shuffle.block_bytes,
-        slack_bytes=_SLACK_BYTES,
+        slack_bytes=SLACK_BYTES,
     )
 
 

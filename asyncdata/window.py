@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from asyncdata.types import SourceLocation
     from asyncdata.wire import Block, Scanned
 
-__all__ = ("ChunkOrigin", "Window")
+__all__ = ("SLACK_BYTES", "ChunkOrigin", "Window")
+
+SLACK_BYTES = 8 * 1024
+"""Read beyond a block, so that most rows that cross its end need no second read."""
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 _BLOCKS_PER_SCAN = 64
