@@ -117,24 +117,25 @@ def storm(path: str, log: str, number: int, most: int, knobs: dict[str, Any]) ->
 
 
 def group(path: str, log: str, number: int, knobs: dict[str, Any]) -> None:
-    """The same, interrupted from outside, with the whole group of processes; no handler of ours."""
+    """The same, interrupted from outside, with the whole group of processes.
+
+    The handler only counts: this is about the workers, and a KeyboardInterrupt could come in any statement of ours.
+    """
     found: list[list[int]] = []
-    num_raised = 0
+    raised: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: raised.append(number))
     deadline = time.monotonic() + NEVER_S
     with DataLoader(path, tokenize_fn=id_and_text, shuffle=SHUFFLE, timeout_s=NEVER_S, **knobs) as loader:
         sys.stdout.write("go\n")
         sys.stdout.flush()
-        while num_raised < number:
-            assert time.monotonic() < deadline, num_raised
-            try:
-                time.sleep(0.01)
-            except KeyboardInterrupt:
-                num_raised += 1
+        while len(raised) < number:
+            assert time.monotonic() < deadline, len(raised)
+            time.sleep(0.01)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for _ in range(20):
             found += map(entry, loader.get_next_batch(50))
         restarts = loader.statistics().worker_restarts_total
-    _write(log, found, num_raised, num_raised, restarts)
+    _write(log, found, len(raised), len(raised), restarts)
 
 
 def _write(log: str, found: list[list[int]], num_raised: int, num_calls: int, restarts: int) -> None:
