@@ -41,7 +41,8 @@ class Coordinator:
 
     :param quarantine: called with each bad row that is passed over, before the delivery that passes it is committed.
     :ivar on_room: called when a delivery made the room in the channel that :meth:`reserve` did not find.
-    :ivar failed: calls to be undone: (request, samples), as for :meth:`undo`.
+    :ivar failed: calls whose caller got nothing: the request, if there was one, and what :meth:`take_ready` gave. A
+        caller appends, which nothing can interrupt half-way, and then has them settled.
     """
 
     def __init__(
@@ -136,13 +137,11 @@ class Coordinator:
                 self._leave(request)
             return samples
 
-    def undo(self, request: Request | None, samples: list[Sample] | None) -> None:
-        """A call fails: what it got from :meth:`take_ready` (no request) or :meth:`poll` counts as not delivered."""
-        self.failed.append((request, samples))
-        self.settle()
-
     def settle(self) -> None:
-        """Undo the calls in ``failed``. Should an interrupt come between, whoever comes next does it."""
+        """What the calls in ``failed`` took counts as not delivered.
+
+        Should an interrupt come between, whoever comes next does it.
+        """
         with self._lock:
             while self.failed:
                 request, samples = self.failed[0]

@@ -122,7 +122,7 @@ class Engine:
             _log.warning("snapshot.refused", differences=sorted(error.differences))
             raise
 
-        changed = snapshots.differences(saved, *present)
+        changed = set(map(setting_of, snapshots.differences(saved, *present)))
         ledger = Ledger(
             position=Position(*saved.position),
             counters=msgspec.convert(saved.counters, Counters),
@@ -130,9 +130,9 @@ class Engine:
             acked=frozenset(Position(*place) for place in saved.acked),
             journal=frozenset(saved.journal),
         )
-        if any(name == "data" or name == "seed" or name.startswith("order") for name in changed):
+        if changed & {"data", "seed", "order"}:
             ledger = _at_epoch(ledger, ledger.position.epoch + 1)  # its windows are cut otherwise now
-        is_other_text = bool(set(map(setting_of, changed)) - {"seed"})
+        is_other_text = bool(changed - {"seed"})
         is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(allow_changed))
         self.service.restart(lambda _: ledger, [] if is_other_text or is_allowed else saved.canaries)
         _log.info("snapshot.restored", position=str(ledger.position), num_buffered_groups=len(ledger.buffer))

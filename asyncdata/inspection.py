@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncdata import errors
 from asyncdata.columns import Chunk
 from asyncdata.config import LoaderConfig
 from asyncdata.errors import ConfigError, NoSamplesError, SourceError
+from asyncdata.executors.base import error_of
 from asyncdata.executors.handler import Handler
 from asyncdata.order import Order, Shuffle
 from asyncdata.sources.base import Source
@@ -21,7 +21,7 @@ from asyncdata.sources.jsonl import JsonlSource
 from asyncdata.tokenization.base import TokenizeFn, open_tokenize_fn
 from asyncdata.types import Position, Sample, SourceLocation
 from asyncdata.window import SLACK_BYTES, ChunkOrigin, Window
-from asyncdata.wire import Failed, Job, Scan, Scanned, Tokenized
+from asyncdata.wire import Job, Scan, Scanned, Tokenized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -190,24 +190,16 @@ def _job(files: FileBlocks, order: Order) -> Job:
 
 def _scanned(reply: Reply) -> Scanned:
     if not isinstance(reply, Scanned):
-        raise _error_of(reply)
+        raise error_of(reply)
 
     return reply
 
 
 def _tokenized(reply: Reply) -> Tokenized:
     if not isinstance(reply, Tokenized):
-        raise _error_of(reply)
+        raise error_of(reply)
 
     return reply
-
-
-def _error_of(reply: Reply) -> errors.AsyncDataError:
-    if isinstance(reply, Failed):
-        kind: type[errors.AsyncDataError] = getattr(errors, reply.kind, SourceError)
-        return kind(f"{reply.message}\n{reply.traceback}".rstrip())
-
-    return SourceError(f"a {type(reply).__name__} came where rows were expected; please report this")
 
 
 def position_of(files: FileBlocks, order: Order, number: int) -> Position:

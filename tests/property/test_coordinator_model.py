@@ -324,7 +324,8 @@ class LoaderMachine(RuleBasedStateMachine):
         self.max_demand = max(self.max_demand, num_groups)
         samples = self.loader.coordinator.take_ready(num_groups)
         if samples is not None:
-            self.loader.coordinator.undo(None, samples)
+            self.loader.coordinator.failed.append((None, samples))
+            self.loader.coordinator.settle()
             return
 
         request = Request(num_groups)
@@ -338,7 +339,8 @@ class LoaderMachine(RuleBasedStateMachine):
             )
         except AsyncDataError:
             pass
-        self.loader.coordinator.undo(request, None)
+        self.loader.coordinator.failed.append((request, None))
+        self.loader.coordinator.settle()
 
     # The trainer gives back and acknowledges.
 

@@ -679,7 +679,8 @@ def test_samples_taken_the_short_way_are_put_back(loader_of: Any) -> None:
     before = loader.snapshot()
 
     samples = loader.coordinator.take_ready(3)
-    loader.coordinator.undo(None, samples)
+    loader.coordinator.failed.append((None, samples))
+    loader.coordinator.settle()
 
     assert loader.snapshot() == before
     assert loader.ids(3) == [2, 3, 4]
@@ -692,12 +693,14 @@ def test_samples_taken_the_short_way_are_not_put_back_once_others_followed(loade
 
     samples = loader.coordinator.take_ready(2)
     assert loader.coordinator.take_ready(2) is not None
-    loader.coordinator.undo(None, samples)
+    loader.coordinator.failed.append((None, samples))
+    loader.coordinator.settle()
     assert loader.ids(1) == [5]
 
     samples = loader.coordinator.take_ready(2)
     loader.coordinator.add_groups([made_by_hand(100)])
-    loader.coordinator.undo(None, samples)
+    loader.coordinator.failed.append((None, samples))
+    loader.coordinator.settle()
     assert loader.ids(2) == [100, 8]
 
 
