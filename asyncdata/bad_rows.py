@@ -26,6 +26,7 @@ def bad_row_error(bad: Bad) -> BadRowError:
         path=place.path,
         line=_line_number(place),
         byte_offset=place.byte_offset,
+        row_number=place.row_number,
         excerpt=error.excerpt or _excerpt(place),
         traceback=error.traceback,
     )
@@ -40,6 +41,9 @@ def _line_number(place: SourceLocation) -> int | None:
 
 def _excerpt(place: SourceLocation) -> str:
     """The beginning of a row of which its worker could not tell any more."""
+    if place.row_number is not None:
+        return ""
+
     with suppress(OSError), open(place.path, "rb", buffering=0) as file:
         file.seek(place.byte_offset)
         length = _EXCERPT_BYTES if place.num_bytes < 0 else min(place.num_bytes, _EXCERPT_BYTES)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from asyncdata.errors import AsyncDataError
     from asyncdata.executors.base import Executor
-    from asyncdata.sources.base import FileBlocks
+    from asyncdata.sources.base import Blocks
     from asyncdata.wire import Reply
 
 __all__ = ("Canaries",)
@@ -35,13 +35,13 @@ class Canaries:
     :ivar is_blocking: whether a snapshot's digests are still to be compared, so that nothing may be delivered.
     """
 
-    def __init__(self, source: FileBlocks, executor: Executor, stride: int, max_blocks: int) -> None:
+    def __init__(self, source: Blocks, executor: Executor, stride: int, max_blocks: int) -> None:
         self.digests: list[str] = []
         self.is_blocking = False
         self._source = source
         self._executor = executor
         self._stride = stride
-        self._num_blocks = min(_MAX_BLOCKS, max_blocks)
+        self._num_blocks = min(_MAX_BLOCKS, max_blocks, source.num_blocks)
         self._slot: int | None = None
         self._num_tries = 0
         self._expected: list[str] = []

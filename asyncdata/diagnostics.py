@@ -102,6 +102,9 @@ def explain_timeout(
 
 
 def _place(row: SourceLocation) -> str:
+    if row.row_number is not None:
+        return f"{row.path} (row {row.row_number})"
+
     try:
         line = f":{row.line_number()}"
     except OSError:

@@ -10,6 +10,7 @@ import msgspec
 
 from asyncdata import snapshot as snapshots
 from asyncdata.buffer import first_in_first_out
+from asyncdata.canaries import Canaries
 from asyncdata.config import num_usable_cpus
 from asyncdata.coordinator import Coordinator
 from asyncdata.diagnostics import Statistics, explain_timeout
@@ -20,6 +21,7 @@ from asyncdata.fingerprint import setting_of
 from asyncdata.ledger import Counters, Lease, Ledger, Returned, lease_key
 from asyncdata.log import get_logger
 from asyncdata.order import Order, Shuffle
+from asyncdata.producer import Producer
 from asyncdata.quarantine import Quarantine
 from asyncdata.request import DeliveryRules
 from asyncdata.service import Service
@@ -30,6 +32,7 @@ from asyncdata.tokenization.base import TokenizeFn, describe, fingerprints_of, r
 from asyncdata.types import Position, Sample
 from asyncdata.version import __version__
 from asyncdata.window import SLACK_BYTES
+from asyncdata.windows import BlockWindows
 from asyncdata.wire import Job
 
 if TYPE_CHECKING:
@@ -76,11 +79,24 @@ class Engine:
             max_row_bytes=self._files.max_row_bytes,
             block_bytes=shuffle.block_bytes,
             slack_bytes=SLACK_BYTES,
+            reader=self._files.reader,
         )
         self._executor = self._make_executor()
-        self.service = Service(job, self._files, self._order, self._executor, self.coordinator, backend=config.backend)
+        self.service = self._make_service(job)
         self._waits = (0, 0.0)
         self._waits_lock = threading.Lock()
+
+    def _make_service(self, job: Job) -> Service:
+        files, order, executor = self._files, self._order, self._executor
+        producer = Producer(
+            BlockWindows(files, order, executor, job.stride),
+            Canaries(files, executor, job.stride, order.max_window_blocks),
+            executor,
+            self.coordinator,
+            epochs=self.config.epochs,
+        )
+        slot_bytes = order.max_window_blocks * job.stride
+        return Service(job, producer, executor, self.coordinator, slot_bytes=slot_bytes, backend=self.config.backend)
 
     def _make_executor(self) -> Executor:
         num_workers = self.config.num_workers

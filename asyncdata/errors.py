@@ -123,7 +123,8 @@ class BadRowError(AsyncDataError):
     :ivar code: a stable identifier such as ``AD101`` (``docs/reference/errors.md``).
     :ivar path: the file.
     :ivar line: its line, counted from 1; None where the source has no lines.
-    :ivar byte_offset: where the row starts in the file.
+    :ivar byte_offset: where the row starts in the file; -1 where its rows are numbered.
+    :ivar row_number: its number in the file, counted from 0; None where the source has lines.
     :ivar reason: what is wrong, in one sentence.
     :ivar excerpt: at most 80 characters of the row, escaped.
     :ivar traceback: the user function's own traceback, or an empty string.
@@ -137,11 +138,13 @@ class BadRowError(AsyncDataError):
         path: str = "",
         line: int | None = None,
         byte_offset: int = 0,
+        row_number: int | None = None,
         excerpt: str = "",
         traceback: str = "",
     ) -> None:
         where = f"{path}:{line}" if line is not None else path
-        message = f"{code} {where} (byte {byte_offset}): {reason}"
+        place = f"byte {byte_offset}" if row_number is None else f"row {row_number}"
+        message = f"{code} {where} ({place}): {reason}"
         if excerpt:
             message += f"\n  row: {excerpt}"
         if traceback:
@@ -151,6 +154,7 @@ class BadRowError(AsyncDataError):
         self.path = path
         self.line = line
         self.byte_offset = byte_offset
+        self.row_number = row_number
         self.reason = reason
         self.excerpt = excerpt
         self.traceback = traceback

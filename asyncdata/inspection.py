@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from asyncdata.sources.base import FileBlocks
+    from asyncdata.sources.base import Blocks
     from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
     from asyncdata.wire import Reply, RowError
 
@@ -48,7 +48,7 @@ _PIECE_BYTES = 1 << 20
 
 def open_order(
     source: Source | str | list[str], *, seed: int = 42, shuffle: bool | Shuffle = True
-) -> tuple[FileBlocks, Order]:
+) -> tuple[Blocks, Order]:
     """The files and the order that a loader with these arguments has.
 
     :raises SourceError: for files that cannot be read; all of them are named.
@@ -60,7 +60,7 @@ def open_order(
     return files, Order(blocks, config.seed, files.num_blocks)
 
 
-def rows_of_window(files: FileBlocks, order: Order, epoch: int, window: int) -> list[SourceLocation]:
+def rows_of_window(files: Blocks, order: Order, epoch: int, window: int) -> list[SourceLocation]:
     """The rows of a window in the order of delivery: row ``r`` is what position ``epoch:window:r`` is made of.
 
     Costs what reading the window costs: 32 MiB, unless ``Shuffle`` says otherwise.
@@ -98,7 +98,7 @@ class WindowView:
 
     def __init__(
         self,
-        files: FileBlocks,
+        files: Blocks,
         order: Order,
         epoch: int,
         window: int,
@@ -178,13 +178,14 @@ def _opened(tokenize_fn: TokenizeFn | Callable[..., Any] | None) -> BatchTokeniz
     return open_tokenize_fn(tokenize_fn.resolve() if isinstance(tokenize_fn, TokenizeFn) else tokenize_fn)
 
 
-def _job(files: FileBlocks, order: Order) -> Job:
+def _job(files: Blocks, order: Order) -> Job:
     return Job(
         files=files.files,
         tokenize=None,
         max_row_bytes=files.max_row_bytes,
         block_bytes=order.shuffle.block_bytes,
         slack_bytes=SLACK_BYTES,
+        reader=files.reader,
     )
 
 
@@ -202,7 +203,7 @@ def _tokenized(reply: Reply) -> Tokenized:
     return reply
 
 
-def position_of(files: FileBlocks, order: Order, number: int) -> Position:
+def position_of(files: Blocks, order: Order, number: int) -> Position:
     """The position of row ``number`` of the run, counted from 0 across epochs. Where no row is dropped, that is the
     sample with this index.
 
@@ -225,7 +226,7 @@ def position_of(files: FileBlocks, order: Order, number: int) -> Position:
     return position
 
 
-def _walk(files: FileBlocks, order: Order, epoch: int, number: int) -> tuple[Position | None, int]:
+def _walk(files: Blocks, order: Order, epoch: int, number: int) -> tuple[Position | None, int]:
     """The position of row ``number`` of ``epoch``, or None and how many rows the epoch has."""
     num_rows = 0
     for window in range(order.num_windows):
@@ -237,7 +238,7 @@ def _walk(files: FileBlocks, order: Order, epoch: int, number: int) -> tuple[Pos
     return None, num_rows
 
 
-def estimate_num_rows(files: FileBlocks, order: Order) -> int:
+def estimate_num_rows(files: Blocks, order: Order) -> int:
     """Rows of an epoch, judged by some blocks; exact where there are few of them, as in small files."""
     num_looked_at = min(files.num_blocks, _MAX_BLOCKS_FOR_ESTIMATE)
     blocks = files.blocks([number * files.num_blocks // num_looked_at for number in range(num_looked_at)])
@@ -248,7 +249,7 @@ def estimate_num_rows(files: FileBlocks, order: Order) -> int:
     finally:
         handler.close()
     num_rows = int(np.frombuffer(reply.counts, np.int32).sum())
-    return round(num_rows * files.num_bytes / sum(block.stop - block.start for block in blocks))
+    return round(num_rows * files.extent / sum(block.stop - block.start for block in blocks))
 
 
 def line_numbers(locations: Sequence[SourceLocation]) -> list[int]:

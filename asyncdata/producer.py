@@ -11,27 +11,25 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncdata.canaries import Canaries
 from asyncdata.channel import Channel, Entry, Failure
 from asyncdata.columns import Chunk
 from asyncdata.errors import AsyncDataError
 from asyncdata.executors.base import Crashed, error_of
 from asyncdata.pacing import ChunkPacer
 from asyncdata.types import Position
-from asyncdata.window import ChunkOrigin, Window
-from asyncdata.wire import RowError, Scanned, Tokenized
+from asyncdata.window import ChunkOrigin
+from asyncdata.wire import RowError, Tokenized
 
 if TYPE_CHECKING:
+    from asyncdata.canaries import Canaries
     from asyncdata.coordinator import Coordinator
     from asyncdata.executors.base import Executor
     from asyncdata.ledger import Ledger
-    from asyncdata.order import Order
-    from asyncdata.sources.base import FileBlocks
-    from asyncdata.wire import Reply, Scan
+    from asyncdata.window import OpenWindow
+    from asyncdata.windows import Windows
+    from asyncdata.wire import Reply
 
 __all__ = ("Producer",)
-
-_MAX_SCANS = 5
 
 
 class _Part:
@@ -39,7 +37,9 @@ class _Part:
 
     __slots__ = ("channel", "ends_epoch", "entry", "position", "window")
 
-    def __init__(self, channel: Channel, entry: Entry, window: Window, position: Position, ends_epoch: bool) -> None:
+    def __init__(
+        self, channel: Channel, entry: Entry, window: OpenWindow, position: Position, ends_epoch: bool
+    ) -> None:
         self.channel = channel
         self.entry = entry
         self.window = window
@@ -55,37 +55,32 @@ class _Part:
 class Producer:
     """Reads ahead from one position, until it is started anew from another.
 
-    :param stride: bytes of a slot that one block takes.
     :param epochs: how many epochs there are; None for no end.
     """
 
     def __init__(
         self,
-        source: FileBlocks,
-        order: Order,
+        windows: Windows,
+        canaries: Canaries,
         executor: Executor,
         coordinator: Coordinator,
         *,
-        stride: int,
         epochs: int | None,
     ) -> None:
-        self.canaries = Canaries(source, executor, stride, order.max_window_blocks)
-        self._source = source
-        self._order = order
+        self.canaries = canaries
+        self._reading = windows
         self._executor = executor
         self._coordinator = coordinator
-        self._stride = stride
         self._epochs = epochs
         self._pacer = ChunkPacer(coordinator.rules.capacity, executor.num_workers)
-        self._windows: deque[Window] = deque()
+        self._windows: deque[OpenWindow] = deque()
         self._channel = coordinator.channel
         self._journal: frozenset[tuple[int, int]] = frozenset()
         self._skips: list[int] = []
         self._row = 0
-        self._current = self._upcoming = (0, 0)
+        self._current = (0, 0)
         self._is_finished = True
         self._is_pumping = False
-        self._num_blank = 0
         executor.slots.on_free = self.pump
 
     def start(self, ledger: Ledger, expected_canaries: list[str] | None = None) -> None:
@@ -97,10 +92,11 @@ class Producer:
         self._executor.forget()
         while self._windows:
             self._executor.slots.release(self._windows.popleft().slot)
+        self._reading.restart()
         position = ledger.position
         self._channel = self._coordinator.channel
         self._journal = ledger.journal
-        self._current = self._upcoming = (position.epoch, position.window)
+        self._current = (position.epoch, position.window)
         self._row = position.row
         self.canaries.restart(expected_canaries, self.pump, self._fail)
         self._is_finished = False
@@ -130,35 +126,17 @@ class Producer:
             self._is_pumping = False
 
     def _open_window(self) -> None:
-        epoch, number = self._upcoming
+        epoch, number = _after(self._current, self._windows[0]) if self._windows else self._current
         if self._epochs is not None and epoch >= self._epochs:
             return
 
-        if number == 0 and epoch > 0:
-            self._source.check_unchanged()
-        slot = self._executor.slots.hold()
-        if slot is None:
-            return
+        window = self._reading.open(epoch, number, self._on_ready)
+        if window is not None:
+            self._windows.append(window)
 
-        blocks = self._source.blocks(self._order.blocks(epoch, number))
-        window = Window(self._source, blocks, slot, self._stride, partial(self._order.rows, epoch, number))
-        self._windows.append(window)
-        is_last = number + 1 == self._order.num_windows
-        self._upcoming = (epoch + 1, 0) if is_last else (epoch, number + 1)
-        for part, scan in enumerate(window.scans()):
-            self._executor.submit(scan, partial(self._on_scanned, window, part, scan, _MAX_SCANS))
-
-    def _on_scanned(self, window: Window, part: int, scan: Scan, num_tries: int, reply: Reply | Crashed) -> None:
-        if isinstance(reply, Crashed) and num_tries > 1:  # no row is to blame: workers are being killed from outside
-            self._executor.submit(scan, partial(self._on_scanned, window, part, scan, num_tries - 1))
-            return
-
-        if not isinstance(reply, Scanned):
-            window.fault = error_of(reply)
-        elif window.add(part, reply):
-            self._num_blank += window.num_blank
-            if window is self._windows[0]:
-                self._skips = window.find(self._journal)
+    def _on_ready(self) -> None:
+        if self._windows and self._windows[0].is_ready:
+            self._skips = self._windows[0].find(self._journal)
         self.pump()
 
     def _send_chunk(self) -> bool:
@@ -166,12 +144,12 @@ class Producer:
         if self._windows and self._windows[0].fault is not None:
             raise self._windows[0].fault
 
-        if not self._windows or not self._windows[0].is_scanned or self._executor.num_wanted <= 0:
+        if not self._windows or not self._windows[0].is_ready or self._executor.num_wanted <= 0:
             return False
 
         window = self._windows[0]
         num_left = window.num_rows - self._row
-        if num_left <= 0 and not self._is_last_window:
+        if num_left <= 0 and not window.is_last:
             self._next_window()
             return True
 
@@ -183,16 +161,12 @@ class Producer:
         self._send(window, entry)
         return True
 
-    @property
-    def _is_last_window(self) -> bool:
-        return self._current[1] + 1 == self._order.num_windows
-
-    def _send(self, window: Window, entry: Entry) -> None:
+    def _send(self, window: OpenWindow, entry: Entry) -> None:
         skip = next((row for row in self._skips if row >= self._row), None)
         if skip is not None and skip < self._row + entry.num_rows:
             self._trim(entry, max(1, skip - self._row))
         first, stop = self._row, self._row + entry.num_rows
-        ends_epoch = self._is_last_window and stop >= window.num_rows
+        ends_epoch = window.is_last and stop >= window.num_rows
         part = _Part(self._channel, entry, window, Position(*self._current, first), ends_epoch)
         entry.location = partial(window.location, first) if first < stop else None
         self._row = stop
@@ -202,7 +176,7 @@ class Producer:
             self._deliver(part, _JOURNALED)
         else:
             self._submit(part)
-        if ends_epoch or (stop == window.num_rows and not self._is_last_window):
+        if ends_epoch or (stop == window.num_rows and not window.is_last):
             self._next_window()
 
     def _trim(self, entry: Entry, num_rows: int) -> None:
@@ -212,11 +186,10 @@ class Producer:
 
     def _next_window(self) -> None:
         """All rows of the window are sent. Its slot is free once they are answered."""
-        epoch, number = self._current
-        self._current = (epoch + 1, 0) if self._is_last_window else (epoch, number + 1)
-        self._row = 0
         window = self._windows.popleft()
-        self._skips = self._windows[0].find(self._journal) if self._windows and self._windows[0].is_scanned else []
+        self._current = _after(self._current, window)
+        self._row = 0
+        self._skips = self._windows[0].find(self._journal) if self._windows and self._windows[0].is_ready else []
         self._executor.slots.release(window.slot)
         if not self._windows:
             self._open_window()
@@ -281,7 +254,12 @@ class Producer:
     @property
     def num_blank(self) -> int:
         """Blank lines passed over so far, in what was read ahead."""
-        return self._num_blank
+        return self._reading.num_blank
+
+
+def _after(place: tuple[int, int], window: OpenWindow) -> tuple[int, int]:
+    """Epoch and number of the window behind ``window``, which is the one at ``place``."""
+    return (place[0] + 1, 0) if window.is_last else (place[0], place[1] + 1)
 
 
 def _only_error(error: RowError) -> Tokenized:

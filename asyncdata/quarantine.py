@@ -79,11 +79,13 @@ def _open(path: str) -> int:
 
 def record_of(error: BadRowError) -> dict[str, Any]:
     """What a quarantine file says of a bad row."""
+    numbered = {} if error.row_number is None else {"row_number": error.row_number}
     return {
         "code": error.code,
         "path": error.path,
         "line": error.line,
         "byte_offset": error.byte_offset,
+        **numbered,
         "reason": error.reason,
         "excerpt": error.excerpt,
     }

@@ -20,7 +20,6 @@ from asyncdata.channel import Failure
 from asyncdata.errors import AsyncDataError, LoaderForkedError, WorkerError
 from asyncdata.log import get_logger
 from asyncdata.loops import call_soon_in_this_loop
-from asyncdata.producer import Producer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from asyncdata.coordinator import Coordinator
     from asyncdata.executors.base import Executor
     from asyncdata.ledger import Ledger
-    from asyncdata.order import Order
-    from asyncdata.sources.base import FileBlocks
+    from asyncdata.producer import Producer
     from asyncdata.wire import Job
 
 __all__ = ("Service",)
@@ -42,27 +40,26 @@ _CLOSE_TIMEOUT_S = 5.0
 class Service:
     """Runs until :meth:`close`. It starts at the first :meth:`start`, not before.
 
+    :param slot_bytes: memory of a slot.
     :param backend: ``asyncio``, ``uvloop`` or ``trio``: the loop of its thread.
     """
 
     def __init__(
         self,
         job: Job,
-        source: FileBlocks,
-        order: Order,
+        producer: Producer,
         executor: Executor,
         coordinator: Coordinator,
         *,
+        slot_bytes: int,
         backend: str = "asyncio",
     ) -> None:
         self._job = job
-        self._order = order
         self._executor = executor
         self._coordinator = coordinator
         self._backend = backend
-        self._producer = Producer(
-            source, order, executor, coordinator, stride=job.stride, epochs=coordinator.rules.epochs
-        )
+        self._producer = producer
+        self._slot_bytes = slot_bytes
         self._lock = threading.RLock()  # a garbage collection within may close the loader
         self._thread: threading.Thread | None = None
         self._call_soon: Callable[[Callable[[], object]], object] | None = None
@@ -145,7 +142,7 @@ class Service:
     def _run(self) -> None:
         backend, options = ("asyncio", {"use_uvloop": True}) if self._backend == "uvloop" else (self._backend, {})
         try:
-            self._executor.prepare(self._order.max_window_blocks * self._job.stride)
+            self._executor.prepare(self._slot_bytes)
             anyio.run(self._main, backend=backend, backend_options=options)
         except AsyncDataError as error:
             self._fail(error)

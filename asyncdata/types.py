@@ -42,14 +42,26 @@ class Position(msgspec.Struct, frozen=True, order=True):
 
 
 class SourceLocation(msgspec.Struct, frozen=True):
-    """Where a row lies: ``num_bytes`` bytes of ``path`` from ``byte_offset`` on."""
+    """Where a row lies: ``num_bytes`` bytes of ``path`` from ``byte_offset`` on, or row ``row_number`` of ``path``.
+
+    :ivar byte_offset: -1 in files whose rows are numbered, such as Parquet.
+    :ivar num_bytes: of the row, as JSON where it is no line; -1 for a row longer than ``max_row_bytes``.
+    :ivar row_number: counted from 0; None in files of lines.
+    """
 
     path: str
     byte_offset: int
     num_bytes: int
+    row_number: int | None = None
 
-    def line_number(self) -> int:
-        """The row's line, counted from 1. Nothing is indexed, so this reads the file up to the row (about 5 GB/s)."""
+    def line_number(self) -> int | None:
+        """The row's line, counted from 1; None where there are no lines.
+
+        Nothing is indexed, so this reads the file up to the row (about 5 GB/s).
+        """
+        if self.row_number is not None:
+            return None
+
         newlines = 0
         with open(self.path, "rb", buffering=0) as file:
             left = self.byte_offset

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Set
 
     from asyncdata.errors import AsyncDataError
-    from asyncdata.sources.base import FileBlocks
+    from asyncdata.sources.base import Blocks
     from asyncdata.types import SourceLocation
     from asyncdata.wire import Block, Scanned
 
-__all__ = ("SLACK_BYTES", "ChunkOrigin", "Window")
+__all__ = ("SLACK_BYTES", "ChunkOrigin", "OpenWindow", "Window")
 
 SLACK_BYTES = 8 * 1024
 """Read beyond a block, so that most rows that cross its end need no second read."""
@@ -25,19 +25,57 @@ Int32 = np.ndarray[Any, np.dtype[np.int32]]
 _BLOCKS_PER_SCAN = 64
 
 
+class OpenWindow(Protocol):
+    """Rows that are mixed together, as the producer sees them.
+
+    :ivar slot: what is to be given back when all rows are sent.
+    :ivar is_last: whether it is the epoch's last one; known when it is ready.
+    :ivar num_rows: known when it is ready.
+    :ivar fault: why it cannot be read; to be raised at its turn.
+    """
+
+    slot: int
+    is_last: bool
+    num_rows: int
+    fault: AsyncDataError | None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its rows are known."""
+        ...
+
+    def request(self, first: int, stop: int) -> Tokenize:
+        """What a worker needs to tokenize the rows ``[first, stop)``."""
+        ...
+
+    def key(self, row: int) -> tuple[int, int]:
+        """The number of the row's file, and its offset there."""
+        ...
+
+    def location(self, row: int) -> SourceLocation:
+        """The row's place."""
+        ...
+
+    def find(self, keys: Set[tuple[int, int]]) -> list[int]:
+        """The rows of the window that ``keys`` name, rising."""
+        ...
+
+
 class Window:
     """The rows of some blocks, once their scans are back.
 
     :param arrange: from a number of rows to their order, int64 of shape (num_rows,).
     :ivar slot: where the bytes are.
+    :ivar is_last: whether it is the epoch's last one.
     :ivar num_rows: known when :meth:`add` has returned True.
     :ivar fault: why it cannot be read; to be raised at its turn.
     """
 
     def __init__(
-        self, source: FileBlocks, blocks: list[Block], slot: int, stride: int, arrange: Callable[[int], Any]
+        self, source: Blocks, blocks: list[Block], slot: int, stride: int, arrange: Callable[[int], Any]
     ) -> None:
         self.slot = slot
+        self.is_last = False
         self.num_rows = 0
         self.num_blank = 0
         self.fault: AsyncDataError | None = None
@@ -45,7 +83,8 @@ class Window:
         self._blocks = blocks
         self._stride = stride
         self._arrange = arrange
-        self._starts = self._lengths = np.empty(0, np.int32)
+        self._starts = self._lengths = self._offsets = np.empty(0, np.int32)
+        self._order = self._ends = np.empty(0, np.int64)
         self._parts: list[Scanned | None] = [None] * len(range(0, len(blocks), _BLOCKS_PER_SCAN))
 
     def scans(self) -> Iterator[Scan]:
@@ -60,16 +99,17 @@ class Window:
         if len(parts) < len(self._parts):
             return False
 
-        starts = np.frombuffer(b"".join(found.starts for found in parts), np.int32)
-        lengths = np.frombuffer(b"".join(found.lengths for found in parts), np.int32)
-        order = self._arrange(len(starts))
-        self._starts, self._lengths = starts[order], lengths[order]
+        self._ends = np.cumsum(_joined([found.counts for found in parts]), dtype=np.int64)
+        self._order = order = self._arrange(int(self._ends[-1]) if len(self._ends) else 0)
+        self._starts = _joined([found.starts for found in parts])[order]
+        self._lengths = _joined([found.lengths for found in parts])[order]
+        self._offsets = _joined([found.offsets for found in parts])[order]
         self.num_rows, self.num_blank = len(order), sum(found.num_blank for found in parts)
         self._parts.clear()
         return True
 
     @property
-    def is_scanned(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether its rows are known."""
         return not self._parts
 
@@ -80,29 +120,36 @@ class Window:
     def request_of(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Tokenize:
         """What a worker needs to tokenize ``rows``."""
         starts, lengths = self._starts[rows], self._lengths[rows]
-        beyond = np.flatnonzero(starts % self._stride + lengths > self._stride).tolist()
+        beyond = np.flatnonzero((starts < 0) & (lengths >= 0)).tolist()
         overflow = [Overflow(row, *self.key(int(rows[row]))) for row in beyond]
         return Tokenize(self.slot, starts.tobytes(), lengths.tobytes(), overflow)
 
     def key(self, row: int) -> tuple[int, int]:
-        """The number of the row's file, and its byte offset there."""
-        number, inside = divmod(int(self._starts[row]), self._stride)
-        block = self._blocks[number]
-        return block.file_id, block.start - 1 + inside
+        """The number of the row's file, and its offset there."""
+        block = self._blocks[int(np.searchsorted(self._ends, self._order[row], side="right"))]
+        return block.file_id, block.start + int(self._offsets[row])
 
     def location(self, row: int) -> SourceLocation:
-        """The row's file, byte offset and length."""
+        """The row's place."""
         return self._source.location(*self.key(row), int(self._lengths[row]))
 
     def find(self, keys: Set[tuple[int, int]]) -> list[int]:
         """The rows of the window that ``keys`` name, rising."""
-        found = []
-        for file_id, offset in keys:
-            for number, block in enumerate(self._blocks):
-                if block.file_id == file_id and block.start <= offset < block.stop:
-                    start = number * self._stride + 1 + offset - block.start
-                    found += np.flatnonzero(self._starts == start).tolist()
-        return sorted(found)
+        ids = {block.file_id for block in self._blocks}
+        wanted = [key for key in keys if key[0] in ids]
+        if not wanted:
+            return []
+
+        numbers = np.searchsorted(self._ends, self._order, side="right")
+        file_ids = np.array([block.file_id for block in self._blocks])[numbers]
+        offsets = np.array([block.start for block in self._blocks])[numbers] + self._offsets
+        return sorted(
+            {int(row) for key in wanted for row in np.flatnonzero((file_ids == key[0]) & (offsets == key[1]))}
+        )
+
+
+def _joined(parts: list[bytes]) -> Int32:
+    return np.frombuffer(b"".join(parts), np.int32)
 
 
 class ChunkOrigin:
@@ -110,7 +157,7 @@ class ChunkOrigin:
 
     __slots__ = ("_first", "_window")
 
-    def __init__(self, window: Window, first: int) -> None:
+    def __init__(self, window: OpenWindow, first: int) -> None:
         self._window = window
         self._first = first
 
@@ -119,5 +166,5 @@ class ChunkOrigin:
         return self._window.location(self._first + row)
 
     def key(self, row: int) -> tuple[int, int]:
-        """The number of its file, and its byte offset there."""
+        """The number of its file, and its offset there."""
         return self._window.key(self._first + row)

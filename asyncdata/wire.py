@@ -20,6 +20,7 @@ __all__ = (
     "FileRef",
     "Job",
     "Overflow",
+    "ReaderSpec",
     "Ready",
     "Reply",
     "Request",
@@ -58,6 +59,13 @@ class TokenizeSpec(msgspec.Struct, frozen=True):
     settings: dict[str, Any] | None = None
 
 
+class ReaderSpec(msgspec.Struct, frozen=True):
+    """How a worker reads blocks: the class at the import path ``path``, made of the job and ``settings``."""
+
+    path: str = "asyncdata.sources.scan:LineReader"
+    settings: dict[str, Any] = {}
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is told once, before its first request. Without a spec, the function is there already."""
 
@@ -66,15 +74,19 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     max_row_bytes: int
     block_bytes: int
     slack_bytes: int
+    reader: ReaderSpec = ReaderSpec()
 
     @property
     def stride(self) -> int:
-        """Bytes of a slot that one block takes: the byte before it, the block, and the over-read."""
+        """Bytes of a slot that one block takes at most: the byte before it, the block, and the over-read."""
         return 1 + self.block_bytes + self.slack_bytes
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """A byte range of a file; its rows are those whose first byte is in ``[start, stop)``."""
+    """A piece of a file: the rows whose offset is in ``[start, stop)``.
+
+    A row's offset is that of its first byte, or, in files whose rows are numbered, its number.
+    """
 
     file_id: int
     start: int
@@ -90,7 +102,7 @@ class Overflow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Scan(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Read ``blocks`` into the slot, the first at ``base`` and each a stride further, and find their rows."""
+    """Read ``blocks`` into the slot, one behind the other from ``base`` on, a stride each at most; find their rows."""
 
     slot: int
     base: int
@@ -118,13 +130,14 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The rows found, block by block in the request's order.
 
-    ``counts`` is int32 of shape (num_blocks,); ``starts`` (slot offsets) and ``lengths`` are int32 of shape
-    (num_rows,). A length of -1 is a row longer than ``max_row_bytes``.
+    ``counts`` is int32 of shape (num_blocks,). ``starts`` (in the slot; -1: not wholly there), ``lengths`` (-1: longer
+    than ``max_row_bytes``) and ``offsets`` (from the block's start on) are int32 of shape (num_rows,).
     """
 
     counts: bytes
     starts: bytes
     lengths: bytes
+    offsets: bytes
     num_blank: int
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from asyncdata.commands.output import Output
     from asyncdata.order import Order
-    from asyncdata.sources.base import FileBlocks
+    from asyncdata.sources.base import Blocks
 
 __all__ = ("run",)
 
@@ -49,7 +49,7 @@ def _values(entry: _Entry, is_for_programs: bool) -> list[Any]:
     return [str(entry.position), path, found.byte_offset, found.num_bytes]
 
 
-def _windows(files: FileBlocks, order: Order, args: argparse.Namespace) -> Iterator[list[_Entry]]:
+def _windows(files: Blocks, order: Order, args: argparse.Namespace) -> Iterator[list[_Entry]]:
     """The entries that are asked for, window by window, to the end of the window or of the epoch."""
     windows = range(order.num_windows) if args.window is None else [args.window]
     first, left = args.first, args.num or sys.maxsize

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import traceback
 from array import array
 from typing import TYPE_CHECKING
 
-from asyncdata.sources.scan import FileChangedError, read_block, read_row
-from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.sources.reader import FileChangedError
+from asyncdata.tokenization.base import ColumnWriter, resolve_path
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.wire import Failed, Scan, Scanned, Tokenized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from asyncdata.sources.reader import BlockReader
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.wire import Job, Reply, Request, Tokenize
 
 __all__ = ("Handler",)
-
-_MAX_OPEN_FILES = 64
 
 
 class Handler:
@@ -43,7 +41,7 @@ class Handler:
         self._slots = slots
         self._tokenizer = tokenizer
         self._progress = progress
-        self._fds: dict[int, int] = {}
+        self._reader: BlockReader = resolve_path(job.reader.path)(job, **job.reader.settings)
         self._at_work = threading.Lock()
         self._is_closed = False
 
@@ -69,32 +67,33 @@ class Handler:
         """Close the files; where a request is being worked on in another thread, that does it at its end."""
         self._is_closed = True
         if self._at_work.acquire(blocking=False):
-            while self._fds:
-                os.close(self._fds.popitem()[1])
+            self._reader.close()
             self._at_work.release()
 
     def _scan(self, request: Scan) -> Scanned:
-        job, slot = self._job, self._slots[request.slot]
-        counts, starts, lengths, num_blank = array("i"), array("i"), array("i"), 0
-        for number, block in enumerate(request.blocks):
-            base = request.base + number * job.stride
-            file = job.files[block.file_id]
-            found = read_block(self._fd(block.file_id), file, block, job.slack_bytes, job.max_row_bytes)
+        slot, base = self._slots[request.slot], request.base
+        stop = base + len(request.blocks) * self._job.stride
+        counts, starts, lengths, offsets, num_blank = array("i"), array("i"), array("i"), array("i"), 0
+        for block in request.blocks:
+            found = self._reader.read_block(block, stop - base)
             slot[base : base + len(found.data)] = found.data
             counts.append(len(found.starts))
-            starts.extend(base + start for start in found.starts)
+            starts.extend(base + start if start >= 0 else -1 for start in found.starts)
             lengths.extend(found.lengths)
+            offsets.extend(found.offsets)
             num_blank += found.num_blank
-        return Scanned(counts.tobytes(), starts.tobytes(), lengths.tobytes(), num_blank)
+            base += len(found.data)
+        return Scanned(counts.tobytes(), starts.tobytes(), lengths.tobytes(), offsets.tobytes(), num_blank)
 
     def _tokenize(self, request: Tokenize) -> Tokenized:
         began = time.perf_counter()
         starts, lengths = array("i", request.starts), array("i", request.lengths)
         slot = self._slots[request.slot]
         rows: list[bytes | memoryview] = [slot[s : s + n] for s, n in zip(starts, lengths, strict=True)]
-        for item in request.overflow:
-            file = self._job.files[item.file_id]
-            rows[item.row] = read_row(self._fd(item.file_id), file, item.offset, lengths[item.row])
+        if request.overflow:
+            found = self._reader.read_rows(request.overflow, lengths)
+            for item, row in zip(request.overflow, found, strict=True):
+                rows[item.row] = row
         out = self._write(rows, lengths)
         return out.finish(len(rows), time.perf_counter() - began)
 
@@ -125,12 +124,3 @@ class Handler:
             return
 
         out.extend(one)
-
-    def _fd(self, file_id: int) -> int:
-        fd = self._fds.get(file_id)
-        if fd is None:
-            if len(self._fds) >= _MAX_OPEN_FILES:
-                os.close(self._fds.pop(next(iter(self._fds))))
-            path = self._job.files[file_id].path
-            fd = self._fds[file_id] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return fd

@@ -1,4 +1,4 @@
-"""The Source protocol, and files cut into byte blocks by arithmetic alone."""
+"""The Source protocol, what a source opens to, and files cut into byte blocks by arithmetic alone."""
 
 from __future__ import annotations
 
@@ -9,64 +9,85 @@ import numpy as np
 from asyncdata.errors import SourceChangedError, SourceError
 from asyncdata.fingerprint import data_fingerprint, stamp
 from asyncdata.types import SourceLocation
-from asyncdata.wire import Block, FileRef
+from asyncdata.wire import Block, FileRef, ReaderSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from asyncdata.fingerprint import FileStamp
 
-__all__ = ("FileBlocks", "Source")
+__all__ = ("Blocks", "FileBlocks", "Files", "Source")
 
 
 @runtime_checkable
 class Source(Protocol):
     """A description of where rows live."""
 
-    def open(self, block_bytes: int) -> FileBlocks:
-        """Look at the files, once, and cut them into blocks.
+    def open(self, block_bytes: int) -> Blocks:
+        """Look at the data, once, and cut it into blocks of about ``block_bytes``.
 
-        :raises SourceError: if any of them cannot be read as it should; all such files are named at once.
+        :raises SourceError: if any of it cannot be read as it should; all such files are named at once.
         """
         ...
 
 
-class FileBlocks:
-    """Files as they were at the start, numbered, and cut into blocks numbered across all of them.
+class Blocks(Protocol):
+    """A source that is open: pieces numbered from 0, which any worker can read by itself.
 
-    Nothing is scanned: a block is a byte range, and a row belongs to the block that holds its first byte.
+    :ivar files: what the pieces lie in, numbered.
+    :ivar max_row_bytes: a longer row is a bad row.
+    :ivar reader: how a worker reads a piece.
     """
 
-    def __init__(self, stamps: Sequence[FileStamp], block_bytes: int, max_row_bytes: int) -> None:
-        self.files = [FileRef(stamp.path, stamp.num_bytes) for stamp in stamps]
-        self.block_bytes = block_bytes
-        self.max_row_bytes = max_row_bytes
-        self._stamps = list(stamps)
-        counts = [-(-file.num_bytes // block_bytes) for file in self.files]
-        self._first_blocks = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-        self._fingerprint: dict[str, Any] | None = None
+    files: list[FileRef]
+    max_row_bytes: int
+    reader: ReaderSpec
 
     @property
     def num_blocks(self) -> int:
-        return int(self._first_blocks[-1])
+        """How many pieces there are."""
+        ...
+
+    @property
+    def extent(self) -> int:
+        """The sum of the pieces' ``stop - start``: bytes, or rows where rows are numbered."""
+        ...
+
+    def blocks(self, ids: Iterable[int]) -> list[Block]:
+        """The pieces numbered ``ids``."""
+        ...
+
+    def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
+        """A row's place, with its file's path."""
+        ...
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What the data is: ``{"digest": ..., ...}``."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """Look whether the data is still what it was.
+
+        :raises SourceChangedError: naming what is not.
+        """
+        ...
+
+
+class Files:
+    """Files as they were at the start, numbered; whether they still are what they were."""
+
+    reader = ReaderSpec()
+
+    def __init__(self, stamps: Sequence[FileStamp], max_row_bytes: int) -> None:
+        self.files = [FileRef(stamp.path, stamp.num_bytes) for stamp in stamps]
+        self.max_row_bytes = max_row_bytes
+        self._stamps = list(stamps)
+        self._fingerprint: dict[str, Any] | None = None
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of all files."""
         return sum(file.num_bytes for file in self.files)
-
-    def blocks(self, ids: Iterable[int]) -> list[Block]:
-        """The byte ranges of the blocks numbered ``ids``."""
-        numbers = np.asarray(ids, dtype=np.int64)
-        file_ids = np.searchsorted(self._first_blocks, numbers, side="right") - 1
-        starts = (numbers - self._first_blocks[file_ids]) * self.block_bytes
-        return [
-            Block(file_id, start, min(start + self.block_bytes, self.files[file_id].num_bytes))
-            for file_id, start in zip(file_ids.tolist(), starts.tolist(), strict=True)
-        ]
-
-    def location(self, file_id: int, byte_offset: int, num_bytes: int) -> SourceLocation:
-        """A row's place, with its file's path."""
-        return SourceLocation(self.files[file_id].path, byte_offset, num_bytes)
 
     def fingerprint(self) -> dict[str, Any]:
         """Digest of the files' content, sampled (``asyncdata.fingerprint``); computed at the first call."""
@@ -111,3 +132,40 @@ class FileBlocks:
             raise SourceChangedError(
                 f"AD303 {before.path} was replaced or edited while it was read. Start a new run, or put the file back."
             )
+
+
+class FileBlocks(Files):
+    """Files cut into byte ranges, numbered across all of them.
+
+    Nothing is scanned: a row belongs to the block that holds its first byte.
+    """
+
+    def __init__(self, stamps: Sequence[FileStamp], block_bytes: int, max_row_bytes: int) -> None:
+        super().__init__(stamps, max_row_bytes)
+        self.block_bytes = block_bytes
+        counts = [-(-file.num_bytes // block_bytes) for file in self.files]
+        self._first_blocks = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+
+    @property
+    def extent(self) -> int:
+        """Bytes of all blocks."""
+        return self.num_bytes
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks there are."""
+        return int(self._first_blocks[-1])
+
+    def blocks(self, ids: Iterable[int]) -> list[Block]:
+        """The byte ranges of the blocks numbered ``ids``."""
+        numbers = np.asarray(ids, dtype=np.int64)
+        file_ids = np.searchsorted(self._first_blocks, numbers, side="right") - 1
+        starts = (numbers - self._first_blocks[file_ids]) * self.block_bytes
+        return [
+            Block(file_id, start, min(start + self.block_bytes, self.files[file_id].num_bytes))
+            for file_id, start in zip(file_ids.tolist(), starts.tolist(), strict=True)
+        ]
+
+    def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
+        """A row's place, with its file's path."""
+        return SourceLocation(self.files[file_id].path, offset, num_bytes)

@@ -1,32 +1,59 @@
-"""Finding rows in a byte block: what a worker does with a block of a local file. Runs without numpy."""
+"""Finding rows in a byte block: what a worker does with a block of lines. Runs without numpy."""
 
 from __future__ import annotations
 
 import os
 from array import array
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from asyncdata.sources.reader import BlockRows, FileChangedError
 
 if TYPE_CHECKING:
-    from asyncdata.wire import Block, FileRef
+    from collections.abc import Sequence
 
-__all__ = ("BlockRows", "FileChangedError", "read_block", "read_row")
+    from asyncdata.wire import Block, FileRef, Job, Overflow
+
+__all__ = ("LineReader", "read_block", "read_row")
 
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = frozenset(b" \t\r\v\f")
 _PIECE_BYTES = 256 * 1024
+_MAX_OPEN_FILES = 64
 
 
-class FileChangedError(Exception):
-    """A read came back shorter than the file was at the start."""
+class LineReader:
+    """Rows are lines: the :class:`~asyncdata.sources.reader.BlockReader` of JSONL files."""
 
+    def __init__(self, job: Job) -> None:
+        self._files = job.files
+        self._slack_bytes = job.slack_bytes
+        self._max_row_bytes = job.max_row_bytes
+        self._fds: dict[int, int] = {}
 
-class BlockRows(NamedTuple):
-    """The rows of one block. ``starts`` count from the byte before the block; a length of -1 is a row too long."""
+    def read_block(self, block: Block, num_bytes: int) -> BlockRows:
+        """As the protocol says; a block with its over-read always finds room."""
+        file = self._files[block.file_id]
+        return read_block(self._fd(block.file_id), file, block, self._slack_bytes, self._max_row_bytes)
 
-    data: bytes
-    starts: array[int]
-    lengths: array[int]
-    num_blank: int
+    def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
+        """As the protocol says."""
+        return [
+            read_row(self._fd(place.file_id), self._files[place.file_id], place.offset, lengths[place.row])
+            for place in places
+        ]
+
+    def _fd(self, file_id: int) -> int:
+        fd = self._fds.get(file_id)
+        if fd is None:
+            if len(self._fds) >= _MAX_OPEN_FILES:
+                os.close(self._fds.pop(next(iter(self._fds))))
+            fd = self._fds[file_id] = os.open(self._files[file_id].path, os.O_RDONLY | os.O_CLOEXEC)
+        return fd
+
+    def close(self) -> None:
+        """As the protocol says."""
+        while self._fds:
+            os.close(self._fds.popitem()[1])
 
 
 def read_block(fd: int, file: FileRef, block: Block, slack_bytes: int, max_row_bytes: int) -> BlockRows:
@@ -43,7 +70,7 @@ def read_block(fd: int, file: FileRef, block: Block, slack_bytes: int, max_row_b
         data = b"\n" + data
     tail = file.num_bytes - (block.start - 1 + len(data))  # bytes of the file behind what was read
     limit = 1 + block.stop - block.start  # a row starts before this
-    starts, lengths, num_blank = array("i"), array("i"), 0
+    starts, lengths, offsets, num_blank = array("i"), array("i"), array("i"), 0
     start = data.find(b"\n", 0, limit - 1) + 1
     if first and data.startswith(_BOM, 1):
         start += len(_BOM)
@@ -60,12 +87,13 @@ def read_block(fd: int, file: FileRef, block: Block, slack_bytes: int, max_row_b
             row = read_row(fd, file, block.start - 1 + start, length) if cut else data[start:end]
             length = 0 if row.isspace() else length
         if length:
-            starts.append(start)
+            starts.append(start if 0 <= length <= len(data) - start else -1)
             lengths.append(length)
+            offsets.append(start - 1)
         else:
             num_blank += 1
         start = end + 1
-    return BlockRows(data, starts, lengths, num_blank)
+    return BlockRows(data, starts, lengths, offsets, num_blank)
 
 
 def _length_behind(fd: int, file: FileRef, offset: int, max_row_bytes: int) -> int:

@@ -42,10 +42,15 @@ def scan(
             found = read_block(fd, ref, block, slack_bytes, max_row_bytes)
             assert len(found.data) <= 1 + block_bytes + slack_bytes, "more than its place in the slot"
             num_blank += found.num_blank
-            for begin, length in zip(found.starts, found.lengths, strict=True):
-                offset, row = start - 1 + begin, found.data[begin : begin + max(0, length)]
+            for begin, length, inside in zip(found.starts, found.lengths, found.offsets, strict=True):
+                offset = start + inside
                 assert start <= offset < block.stop or data[:offset] == BOM, "a row of another block"
-                rows.append((offset, length, row if len(row) >= length else read_row(fd, ref, offset, length)))
+                if length < 0:
+                    rows.append((offset, length, b""))
+                elif begin < 0:
+                    rows.append((offset, length, read_row(fd, ref, offset, length)))
+                else:
+                    rows.append((offset, length, found.data[begin : begin + length]))
     return rows, num_blank
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from asyncdata.canaries import Canaries
 from asyncdata.coordinator import Coordinator
 from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots
 from asyncdata.executors.handler import Handler
@@ -17,6 +18,7 @@ from asyncdata.request import DeliveryRules, Request
 from asyncdata.sources.jsonl import JsonlSource
 from asyncdata.tokenization.base import open_tokenize_fn
 from asyncdata.types import Position, Sample
+from asyncdata.windows import BlockWindows
 from asyncdata.wire import Job, Tokenize, Tokenized
 from tests.support.tokenize_fns import row_id
 
@@ -182,11 +184,10 @@ class StillLoader:
             **chosen,
         )
         self.producer = Producer(
-            self.files,
-            self.order,
+            BlockWindows(self.files, self.order, self.executor, job.stride),
+            Canaries(self.files, self.executor, job.stride, self.order.max_window_blocks),
             self.executor,
             self.coordinator,
-            stride=job.stride,
             epochs=self.coordinator.rules.epochs,
         )
         self.pumps: deque[Callable[[], object]] = deque()

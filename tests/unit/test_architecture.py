@@ -43,6 +43,7 @@ LEVELS = {
     "quarantine": 4,
     "request": 4,
     "window": 4,
+    "windows": 5,
     "canaries": 5,
     "coordinator": 5,
     "diagnostics": 5,

@@ -93,11 +93,11 @@ def test_its_rows_are_known_when_the_last_scan_is_back_in_whatever_order_they_co
 
     found = []
     for part in order:
-        assert not window.is_scanned
+        assert not window.is_ready
         found.append(window.add(part, worker.handler(scans[part])))
 
     assert found == [False, False, True]
-    assert window.is_scanned
+    assert window.is_ready
     assert worker.rows(window.request(0, 130)) == lines
     worker.handler.close()
 
@@ -197,12 +197,12 @@ def test_rows_are_found_by_their_places(files: FileBlocks, worker: Worker) -> No
     assert window.find(frozenset()) == []
 
 
-def test_a_window_without_rows_is_scanned_too(jsonl_file: Callable[..., Path]) -> None:
+def test_a_window_without_rows_is_ready_too(jsonl_file: Callable[..., Path]) -> None:
     files = JsonlSource(str(jsonl_file([b"", b" ", b"\t"]))).open(BLOCK_BYTES)
     window = window_of(files)
 
     empty = array("i")
-    assert window.add(0, Scanned(array("i", [0]).tobytes(), empty.tobytes(), empty.tobytes(), 3))
+    assert window.add(0, Scanned(array("i", [0]).tobytes(), empty.tobytes(), empty.tobytes(), empty.tobytes(), 3))
 
-    assert (window.num_rows, window.num_blank, window.is_scanned, window.fault) == (0, 3, True, None)
+    assert (window.num_rows, window.num_blank, window.is_ready, window.fault) == (0, 3, True, None)
     assert window.find({(0, 0)}) == []

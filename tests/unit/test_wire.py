@@ -42,7 +42,7 @@ REQUESTS = [
 ]
 REPLIES = [
     Ready(123),
-    Scanned(b"\x01\x00\x00\x00", b"1234", b"5678", 9),
+    Scanned(b"\x01\x00\x00\x00", b"1234", b"5678", b"9abc", 9),
     Tokenized(
         tokens=b"1234",
         token_ends=b"\x01\x00\x00\x00",

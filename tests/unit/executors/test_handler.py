@@ -52,16 +52,19 @@ class Bench:
         """The counts, starts and lengths that a scan of every block comes to."""
         reply = handler(Scan(slot, base, self.files.blocks(range(self.files.num_blocks))))
         assert isinstance(reply, Scanned), reply
-        return ints(reply.counts), ints(reply.starts), ints(reply.lengths)
+        counts, offsets = ints(reply.counts), ints(reply.offsets)
+        found = self.files.blocks(range(self.files.num_blocks))
+        blocks = [block for block, count in zip(found, counts, strict=True) for _ in range(count)]
+        self.places = [(block.file_id, block.start + offset) for block, offset in zip(blocks, offsets, strict=True)]
+        return counts, ints(reply.starts), ints(reply.lengths)
 
     def rows(self, starts: list[int], lengths: list[int], slot: int = 0) -> Tokenize:
         """The request for these rows, as the trainer's process makes it."""
-        blocks = self.files.blocks(range(self.files.num_blocks))
-        overflow = []
-        for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-            number, inside = divmod(start, STRIDE)
-            if inside + length > STRIDE:
-                overflow.append(Overflow(row, blocks[number].file_id, blocks[number].start - 1 + inside))
+        overflow = [
+            Overflow(row, *self.places[row])
+            for row, (start, length) in enumerate(zip(starts, lengths, strict=True))
+            if start < 0 <= length
+        ]
         return Tokenize(slot, array("i", starts).tobytes(), array("i", lengths).tobytes(), overflow)
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from asyncdata.sources import scan
-from asyncdata.sources.scan import BlockRows, FileChangedError, read_block, read_row
+from asyncdata.sources.reader import BlockRows, FileChangedError
+from asyncdata.sources.scan import read_block, read_row
 from asyncdata.wire import Block, FileRef
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ def path(tmp_path: Path) -> Path:
 def test_the_first_block_has_a_newline_before_it(path):
     found = found_in(path, DATA, 0, 8)
 
-    assert found == (b"\none\ntwo\n", found.starts, found.lengths, 0)
-    assert (found.starts.tolist(), found.lengths.tolist()) == ([1, 5], [3, 3])
+    assert found == (b"\none\ntwo\n", found.starts, found.lengths, found.offsets, 0)
+    assert (found.starts.tolist(), found.lengths.tolist(), found.offsets.tolist()) == ([1, 5], [3, 3], [0, 4])
 
 
 def test_a_later_block_has_the_byte_before_it(path):

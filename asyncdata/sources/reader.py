@@ -1,0 +1,57 @@
+"""How a worker reads: blocks into rows, and single rows that found no room. Runs without numpy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Sequence
+
+    from asyncdata.wire import Block, Overflow
+
+__all__ = ("BlockReader", "BlockRows", "FileChangedError")
+
+
+class FileChangedError(Exception):
+    """A file is no longer what it was at the start."""
+
+
+class BlockRows(NamedTuple):
+    """The rows of one block.
+
+    :ivar data: what goes into the slot.
+    :ivar starts: where each row begins in ``data``; -1 if it found no room there.
+    :ivar lengths: its bytes; -1 for a row that is too long.
+    :ivar offsets: its place in the file, counted from the block's start.
+    """
+
+    data: bytes | bytearray
+    starts: array[int]
+    lengths: array[int]
+    offsets: array[int]
+    num_blank: int
+
+
+class BlockReader(Protocol):
+    """Opened in a worker from a :class:`~asyncdata.wire.Job` and the settings of its ``ReaderSpec``."""
+
+    def read_block(self, block: Block, num_bytes: int) -> BlockRows:
+        """The rows of ``block``, as many as find room in ``num_bytes``, and the places of the others.
+
+        :raises FileChangedError: if the file is no longer what it was.
+        :raises OSError: if it cannot be read.
+        """
+        ...
+
+    def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
+        """Single rows: ``places``, each of as many bytes as ``lengths`` says at its ``row``.
+
+        :raises FileChangedError: if a file is no longer what it was.
+        :raises OSError: if it cannot be read.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the files."""
+        ...
