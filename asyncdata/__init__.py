@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from asyncdata.loader import AsyncDataLoader, DataLoader
-    from asyncdata.order import Shuffle
+    from asyncdata.order import RowShuffle, Shuffle
     from asyncdata.sources.jsonl import JsonlSource
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.tokenization.prompt import PromptTokenizeFn
@@ -59,6 +59,7 @@ __all__ = (
     "PrefetchTimeoutError",
     "PromptTokenizeFn",
     "QuarantineError",
+    "RowShuffle",
     "Sample",
     "Shuffle",
     "SnapshotError",
@@ -100,7 +101,7 @@ _HOMES = {
         "WorkerError",
     ),
     "loader": ("AsyncDataLoader", "DataLoader"),
-    "order": ("Shuffle",),
+    "order": ("RowShuffle", "Shuffle"),
     "sources.jsonl": ("JsonlSource",),
     "tokenization.base": ("TokenizeFn",),
     "tokenization.prompt": ("PromptTokenizeFn",),

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 
 from asyncdata.errors import ConfigError
-from asyncdata.order import Shuffle  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.order import RowShuffle, Shuffle
 
 __all__ = ("Knobs", "LoaderConfig", "num_usable_cpus")
 
@@ -21,8 +21,9 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Every knob of a loader. Those marked *order* make another sequence D; all others may change at a restart.
 
     :ivar seed: *order.* Any integer.
-    :ivar shuffle: *order.* True mixes windows of blocks, False keeps the order of the files, and a
-        :class:`~asyncdata.Shuffle` says how large blocks and windows are.
+    :ivar shuffle: *order.* True mixes windows of blocks, False keeps the order of the files, ``"full"`` is an exact
+        permutation of all rows, which needs a pass over the data. A :class:`~asyncdata.Shuffle` says how large blocks
+        and windows are, a :class:`~asyncdata.RowShuffle` how rows are ordered one by one.
     :ivar batch_size: samples per batch of a ``for`` loop; a multiple of ``n_samples_per_prompt``.
     :ivar drop_last: drop a short last batch instead of delivering it. What is dropped is counted.
     :ivar epochs: after so many the data ends; None goes on for ever.
@@ -39,11 +40,13 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     :ivar max_bad_rows: how many may be passed over in a run; None does not limit them.
     :ivar quarantine_path: a JSONL file that bad rows are appended to.
     :ivar commit: ``on_delivery``, or ``on_ack``: what was not acknowledged is delivered again after a restart.
+    :ivar cache_dir: where the row index of ``shuffle="full"`` is kept; None takes ``$XDG_CACHE_HOME/asyncdata`` or
+        ``~/.cache/asyncdata``, and an empty string keeps nothing.
     :ivar backend: the loop of the service's thread: ``asyncio``, ``uvloop`` or ``trio``.
     """
 
     seed: int = 42
-    shuffle: bool | Shuffle = True
+    shuffle: Any = True
     batch_size: Positive | None = None
     drop_last: bool = False
     epochs: Positive | None = None
@@ -58,6 +61,7 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_bad_rows: Annotated[int, msgspec.Meta(ge=0)] | None = 100
     quarantine_path: str = "quarantine.jsonl"
     commit: Literal["on_delivery", "on_ack"] = "on_delivery"
+    cache_dir: str | None = None
     backend: Literal["asyncio", "uvloop", "trio"] = "asyncio"
 
     @classmethod
@@ -73,6 +77,7 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
         values = {name: int(value) if _is_integer(value) else value for name, value in knobs.items()}
         try:
+            values["shuffle"] = _shuffle_of(values.get("shuffle", True))
             config = msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise ConfigError(str(error).replace("`$.", "`")) from error
@@ -90,9 +95,38 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return config
 
     @property
+    def order(self) -> Shuffle | RowShuffle:
+        """How rows are ordered, in full."""
+        shuffle = self.shuffle
+        if shuffle == "full":
+            return RowShuffle()
+
+        return shuffle if isinstance(shuffle, Shuffle | RowShuffle) else Shuffle(enabled=shuffle)
+
+    @property
     def capacity(self) -> int:
         """Samples that are read ahead."""
         return self.buffer_size * self.dp_size
+
+
+def _shuffle_of(value: Any) -> bool | str | Shuffle | RowShuffle:
+    """The setting, checked. A dict is a :class:`Shuffle`, or a :class:`RowShuffle` if it has a ``method``."""
+    if isinstance(value, bool) or (isinstance(value, str) and value == "full"):
+        return value
+
+    if isinstance(value, Shuffle | RowShuffle):
+        kind, value = type(value), msgspec.structs.asdict(value)
+    elif isinstance(value, dict):
+        kind = RowShuffle if "method" in value else Shuffle
+    else:
+        raise ConfigError(f'`shuffle` is True, False, "full", a Shuffle or a RowShuffle; got {value!r}')
+
+    try:
+        found: Shuffle | RowShuffle = msgspec.convert(value, kind)
+    except (msgspec.ValidationError, ConfigError) as error:
+        raise ConfigError(f"{error} in `shuffle`") from error
+
+    return found
 
 
 def _is_integer(value: object) -> bool:
@@ -104,7 +138,7 @@ class Knobs(TypedDict, total=False):
     """The keyword arguments of a loader, as :class:`LoaderConfig` explains them."""
 
     seed: int
-    shuffle: bool | Shuffle
+    shuffle: bool | Literal["full"] | Shuffle | RowShuffle
     batch_size: int | None
     drop_last: bool
     epochs: int | None
@@ -119,6 +153,7 @@ class Knobs(TypedDict, total=False):
     max_bad_rows: int | None
     quarantine_path: str
     commit: Literal["on_delivery", "on_ack"]
+    cache_dir: str | None
     backend: Literal["asyncio", "uvloop", "trio"]
 
 

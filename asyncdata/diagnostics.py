@@ -36,6 +36,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar queued_requests: requests no worker has yet.
     :ivar worker_restarts_total: workers that were replaced.
     :ivar blank_lines_total: blank lines passed over, in what was read ahead.
+    :ivar indexed_rows: rows that the row index knows so far; 0 where the order needs none.
+    :ivar excluded_rows: those of them that the order leaves out, by reason.
     :ivar workers: what each worker is doing.
     """
 
@@ -58,6 +60,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     queued_requests: int
     worker_restarts_total: int
     blank_lines_total: int
+    indexed_rows: int = 0
+    excluded_rows: dict[str, int] = {}
     workers: list[WorkerState]
 
     def to_dict(self) -> dict[str, float]:
@@ -69,8 +73,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
                 flat["asyncdata_workers_busy"] = sum(worker.state == "busy" for worker in value)
                 flat["asyncdata_workers"] = len(value)
             elif isinstance(value, dict):
-                flat["asyncdata_dropped_total"] = sum(value.values())
-                flat |= {f"asyncdata_dropped_{_identifier(reason)}_total": number for reason, number in value.items()}
+                stem, _, suffix = f"asyncdata_{name}".rpartition("_")
+                flat[f"{stem}_{suffix}"] = sum(value.values())
+                flat |= {f"{stem}_{_identifier(reason)}_{suffix}": number for reason, number in value.items()}
             else:
                 flat[f"asyncdata_{name}"] = value
         return flat

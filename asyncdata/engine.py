@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from asyncdata import snapshot as snapshots
 from asyncdata.buffer import first_in_first_out
-from asyncdata.canaries import Canaries
 from asyncdata.config import num_usable_cpus
 from asyncdata.coordinator import Coordinator
 from asyncdata.diagnostics import Statistics, explain_timeout
@@ -20,20 +20,18 @@ from asyncdata.executors.process import ProcessExecutor
 from asyncdata.fingerprint import setting_of
 from asyncdata.ledger import Counters, Lease, Ledger, Returned, lease_key
 from asyncdata.log import get_logger
-from asyncdata.order import Order, Shuffle
+from asyncdata.order import ROWS_PER_WINDOW
 from asyncdata.producer import Producer
 from asyncdata.quarantine import Quarantine
+from asyncdata.reading import open_reading
 from asyncdata.request import DeliveryRules
 from asyncdata.service import Service
 from asyncdata.snapshot import Snapshot
 from asyncdata.sources.base import Source
 from asyncdata.sources.jsonl import JsonlSource
-from asyncdata.tokenization.base import TokenizeFn, describe, fingerprints_of, resolve_path
+from asyncdata.tokenization.base import TokenizeFn, fingerprints_of, resolve_path
 from asyncdata.types import Position, Sample
 from asyncdata.version import __version__
-from asyncdata.window import SLACK_BYTES
-from asyncdata.windows import BlockWindows
-from asyncdata.wire import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
     from asyncdata.buffer import BufferFilter
     from asyncdata.config import LoaderConfig
     from asyncdata.executors.base import Executor
+    from asyncdata.row_index import RowIndex
 
     Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -65,38 +64,28 @@ class Engine:
         config: LoaderConfig,
     ) -> None:
         self.config = config
-        shuffle = config.shuffle if isinstance(config.shuffle, Shuffle) else Shuffle(enabled=config.shuffle)
-        self._files = _described(source).open(shuffle.block_bytes)
-        self._order = Order(shuffle, config.seed, self._files.num_blocks)
         function = resolve_path(tokenize_fn) if isinstance(tokenize_fn, str) else tokenize_fn
         self._function = function.resolve() if isinstance(function, TokenizeFn) else function
-        self.coordinator = Coordinator(
-            _rules(config), buffer_filter=_filter(buffer_filter), quarantine=Quarantine.of(config).add
-        )
-        job = Job(
-            files=self._files.files,
-            tokenize=None if config.num_workers == 0 else describe(self._function),
-            max_row_bytes=self._files.max_row_bytes,
-            block_bytes=shuffle.block_bytes,
-            slack_bytes=SLACK_BYTES,
-            reader=self._files.reader,
-        )
+        quarantine = Quarantine.of(config).add
+        self.coordinator = Coordinator(_rules(config), buffer_filter=_filter(buffer_filter), quarantine=quarantine)
+        self._reading = open_reading(_described(source), config, self._function, quarantine)
         self._executor = self._make_executor()
-        self.service = self._make_service(job)
+        self.service = self._make_service()
         self._waits = (0, 0.0)
         self._waits_lock = threading.Lock()
 
-    def _make_service(self, job: Job) -> Service:
-        files, order, executor = self._files, self._order, self._executor
-        producer = Producer(
-            BlockWindows(files, order, executor, job.stride),
-            Canaries(files, executor, job.stride, order.max_window_blocks),
+    def _make_service(self) -> Service:
+        reading, executor, config = self._reading, self._executor, self.config
+        windows, canaries = reading.windows(executor), reading.canaries(executor)
+        producer = Producer(windows, canaries, executor, self.coordinator, epochs=config.epochs)
+        return Service(
+            reading.job,
+            producer,
             executor,
             self.coordinator,
-            epochs=self.config.epochs,
+            slot_bytes=reading.slot_bytes,
+            backend=config.backend,
         )
-        slot_bytes = order.max_window_blocks * job.stride
-        return Service(job, producer, executor, self.coordinator, slot_bytes=slot_bytes, backend=self.config.backend)
 
     def _make_executor(self) -> Executor:
         num_workers = self.config.num_workers
@@ -107,7 +96,7 @@ class Engine:
 
     def fingerprints(self) -> dict[str, Any]:
         """What the tokens depend on, each part by its digest. Reads a little of every file at the first call."""
-        return {"data": self._files.fingerprint(), **fingerprints_of(self._function)}
+        return {"data": self._reading.files.fingerprint(), **fingerprints_of(self._function)}
 
     def snapshot(self) -> Snapshot:
         """The state of this moment."""
@@ -117,7 +106,7 @@ class Engine:
             library=__version__,
             position=msgspec.structs.astuple(position),
             counters=msgspec.to_builtins(counters),
-            order=self._order.description(),
+            order=self._reading.order.description(),
             fingerprints=self.fingerprints(),
             buffer=[item.record for item in ledger.buffer],
             leases=[item.record for item in ledger.leased_groups()],
@@ -131,7 +120,7 @@ class Engine:
 
         :raises SnapshotMismatchError: if it belongs to other data or settings that ``allow_changed`` does not name.
         """
-        present = self._order.description(), self.fingerprints()
+        present = self._reading.order.description(), self.fingerprints()
         try:
             snapshots.check(saved, *present, allow_changed)
         except SnapshotMismatchError as error:
@@ -173,6 +162,48 @@ class Engine:
 
         self.service.restart(lambda ledger: _at_epoch(ledger, epoch))
 
+    def num_rows(self, timeout_s: float | None) -> int:
+        """Rows of an epoch, once the row index knows them all.
+
+        :raises ConfigError: if the order has no index.
+        """
+        index = self._index()
+        if not index.wait(timeout_s):
+            raise PrefetchTimeoutError(
+                f"the row index is not complete after {timeout_s:g} s: {index.num_found} rows are found so far", {}
+            )
+
+        if index.fault is not None:
+            raise index.fault
+
+        return index.num_rows
+
+    def _index(self) -> RowIndex:
+        if self._reading.index is None:
+            raise ConfigError(
+                'how many rows there are is known only to shuffle="full" or a RowShuffle: they make a row index'
+            )
+
+        return self._reading.index
+
+    def seek(self, epoch: int, row: int, group_index: int | None) -> None:
+        """Go to row ``row`` of ``epoch``, in the order of delivery; the number of rows is the next epoch's start."""
+        num_rows = self.num_rows(None)
+        if epoch < 0 or not 0 <= row <= num_rows:
+            raise ConfigError(f"there is no row {row} in epoch {epoch}: an epoch has {num_rows} rows")
+
+        epoch, row = (epoch + 1, 0) if row == num_rows else (epoch, row)
+        self.service.restart(partial(self._sought, epoch, row, group_index))
+
+    def _sought(self, epoch: int, row: int, group_index: int | None, ledger: Ledger) -> Ledger:
+        before = _at_epoch(ledger, epoch)
+        counters = msgspec.structs.replace(before.counters, epoch_groups=row)
+        if group_index is not None:
+            num_samples = group_index * self.config.n_samples_per_prompt
+            counters = msgspec.structs.replace(counters, num_groups=group_index, num_samples=num_samples)
+        place = Position(epoch, *divmod(row, ROWS_PER_WINDOW))
+        return msgspec.structs.replace(before, position=place, counters=counters)
+
     def add_wait(self, seconds: float) -> None:
         """A call had to wait for data."""
         with self._waits_lock:
@@ -181,6 +212,7 @@ class Engine:
     def statistics(self) -> Statistics:
         """What the loader has done and is doing."""
         ledger, channel, workers = self.coordinator.ledger, self.coordinator.channel, self._executor.statistics()
+        index = self._reading.index
         return Statistics(
             **msgspec.structs.asdict(ledger.position),
             samples_total=ledger.counters.num_samples,
@@ -199,6 +231,8 @@ class Engine:
             queued_requests=workers.num_queued,
             worker_restarts_total=workers.num_restarts,
             blank_lines_total=self.service.num_blank_lines,
+            indexed_rows=index.num_found if index is not None else 0,
+            excluded_rows=dict(index.excluded) if index is not None else {},
             workers=workers.workers,
         )
 

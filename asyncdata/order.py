@@ -11,14 +11,26 @@ D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from asyncdata.errors import ConfigError
 
-__all__ = ("Order", "Shuffle", "feistel_permutation", "shuffled_rows")
+__all__ = (
+    "ROWS_PER_WINDOW",
+    "Order",
+    "RowOrder",
+    "RowShuffle",
+    "Shuffle",
+    "feistel_permutation",
+    "order_keys",
+    "shuffled_rows",
+)
+
+ROWS_PER_WINDOW = 1 << 16
+"""Rows of a window where rows are ordered one by one. It is part of every position, so it never changes."""
 
 _ROUNDS = 6
 _MAX_OVERREAD_BYTES = 16 * 1024
@@ -96,10 +108,66 @@ class Order:
         return {"seed": self.seed, **msgspec.to_builtins(self.shuffle), "num_blocks": self.num_blocks}
 
     def _keys(self, epoch: int, stream: str) -> list[int]:
-        """Six 64-bit keys. Hashed, not added: seed 1 of epoch 0 must not be seed 0 of epoch 1."""
-        text = f"asyncdata order 1|{self.seed}|{epoch}|{stream}"
-        digest = hashlib.blake2b(text.encode(), digest_size=8 * _ROUNDS).digest()
-        return [int.from_bytes(digest[8 * i : 8 * i + 8], "little") for i in range(_ROUNDS)]
+        return order_keys(self.seed, epoch, stream)
+
+
+class RowShuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An order of all rows, one by one. It needs the row index, which a pass over the data makes.
+
+    :ivar method: ``keyed``, an exact permutation of all rows, by a key for each epoch; ``slime``, the permutation of
+        slime's own dataset, ``random.Random(seed + epoch).shuffle``; ``none``, as they lie.
+    :ivar first: only rows from here on, as in a slice of a list: negative numbers count from the end. Rows that are no
+        JSON object have no number.
+    :ivar stop: only rows before this one, likewise.
+    :ivar only_kept: rows that yield no sample are left out before they are ordered, so that an epoch has a known number
+        of samples. The pass over the data tokenizes it then.
+    """
+
+    method: Literal["keyed", "slime", "none"] = "keyed"
+    first: int | None = None
+    stop: int | None = None
+    only_kept: bool = False
+
+    @property
+    def check(self) -> str:
+        """How far rows are looked at while they are indexed: ``none``, ``json`` or ``samples``."""
+        if self.only_kept:
+            return "samples"
+
+        return "none" if self.first is None and self.stop is None else "json"
+
+    @property
+    def grows(self) -> bool:
+        """Whether the first rows are known before the last ones are."""
+        return self.method == "none" and min(self.first or 0, self.stop or 0) >= 0
+
+
+class RowOrder:
+    """D for one seed over rows that are numbered from 0. How many there are is told when it is known."""
+
+    def __init__(self, shuffle: RowShuffle, seed: int) -> None:
+        self.shuffle = shuffle
+        self.seed = seed
+
+    def rows(self, epoch: int, window: int, num_rows: int) -> Indices:
+        """The rows of a window, int64 of shape (num_rows_of_window,); not for the ``slime`` method."""
+        start = window * ROWS_PER_WINDOW
+        ids = np.arange(start, min(start + ROWS_PER_WINDOW, num_rows), dtype=np.int64)
+        if self.shuffle.method == "none":
+            return ids
+
+        return feistel_permutation(ids, num_rows, order_keys(self.seed, epoch, "all rows"))
+
+    def description(self) -> dict[str, Any]:
+        """What a snapshot must agree with, as builtins."""
+        return {"seed": self.seed, "shuffle": "rows", **msgspec.to_builtins(self.shuffle)}
+
+
+def order_keys(seed: int, epoch: int, stream: str) -> list[int]:
+    """Six 64-bit keys. Hashed, not added: seed 1 of epoch 0 must not be seed 0 of epoch 1."""
+    text = f"asyncdata order 1|{seed}|{epoch}|{stream}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8 * _ROUNDS).digest()
+    return [int.from_bytes(digest[8 * i : 8 * i + 8], "little") for i in range(_ROUNDS)]
 
 
 def feistel_permutation(ids: Indices, size: int, keys: list[int]) -> Indices:

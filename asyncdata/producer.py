@@ -117,7 +117,7 @@ class Producer:
                 self._open_window()
             while self._send_chunk():
                 pass
-            if len(self._windows) == 1 and self._row:
+            if len(self._windows) == 1 and self._row and self._windows[0].is_ready:
                 with contextlib.suppress(AsyncDataError):  # it comes again when it is that window's turn
                     self._open_window()  # the next one is read while this one is tokenized
         except AsyncDataError as error:

@@ -41,7 +41,7 @@ class Position(msgspec.Struct, frozen=True, order=True):
         return cls(*map(int, parts))
 
 
-class SourceLocation(msgspec.Struct, frozen=True):
+class SourceLocation(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a row lies: ``num_bytes`` bytes of ``path`` from ``byte_offset`` on, or row ``row_number`` of ``path``.
 
     :ivar byte_offset: -1 in files whose rows are numbered, such as Parquet.

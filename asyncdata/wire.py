@@ -14,12 +14,17 @@ import msgspec
 __all__ = (
     "HEADER",
     "MAX_FRAME_BYTES",
+    "NO_SLOT",
     "Block",
     "Column",
     "Failed",
     "FileRef",
+    "Index",
+    "Indexed",
     "Job",
     "Overflow",
+    "Permute",
+    "Permuted",
     "ReaderSpec",
     "Ready",
     "Reply",
@@ -118,7 +123,32 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
     overflow: list[Overflow] = []
 
 
-Request = Scan | Tokenize
+NO_SLOT = -1
+"""The slot of a request that needs none."""
+
+
+class Index(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Find the rows of ``blocks``, and look at them as far as ``check`` says.
+
+    ``check``: ``none``, ``json`` (is it a JSON object?), or ``samples`` (does the tokenize function keep it?). The rows
+    numbered in ``lost``, which brought down workers, are not looked at.
+    """
+
+    blocks: list[Block]
+    check: str
+    lost: list[int] = []
+    slot: int = NO_SLOT
+
+
+class Permute(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Shuffle ``range(num_rows)`` as Python's ``random.Random(seed)`` does."""
+
+    num_rows: int
+    seed: int
+    slot: int = NO_SLOT
+
+
+Request = Scan | Tokenize | Index | Permute
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -183,7 +213,30 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     traceback: str = ""
 
 
-Reply = Ready | Scanned | Tokenized | Failed
+class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The rows found, block by block in the request's order.
+
+    ``counts`` is int32 of shape (num_blocks,); ``lengths`` and ``offsets`` (from the block's start on) are int32 of
+    shape (num_rows,); ``marks``, uint8 of that shape, says what each is: 0 good, 1 yields no sample, 2 no JSON object.
+    It is empty where all are good. ``drops`` counts rows that yield no sample, by reason; ``errors`` has the bad ones.
+    """
+
+    counts: bytes
+    offsets: bytes
+    lengths: bytes
+    marks: bytes
+    num_blank: int
+    drops: dict[str, int] = {}
+    errors: list[RowError] = []
+
+
+class Permuted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A permutation, uint32 of shape (num_rows,)."""
+
+    rows: bytes
+
+
+Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode

@@ -105,6 +105,12 @@ def jsonl_file(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(autouse=True)
+def caches_are_the_tests_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the library keeps between runs goes where the test's files are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
 def nothing_is_left_alive(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves a child process or a thread of the library behind, and ends what it can of it."""
     processes, threads = set(_processes()), set(threading.enumerate())

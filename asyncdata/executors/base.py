@@ -14,7 +14,7 @@ from asyncdata import errors
 from asyncdata.errors import AsyncDataError, WorkerError
 from asyncdata.executors.handler import Handler
 from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.wire import Failed
+from asyncdata.wire import NO_SLOT, Failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,15 +92,24 @@ class Slots:
 
     def release(self, slot: int) -> None:
         """No further request will refer to ``slot``."""
+        if slot == NO_SLOT:
+            return
+
         self._is_held[slot] = False
         self._freed(slot)
 
     def use(self, slot: int) -> None:
         """A request that refers to ``slot`` is under way."""
+        if slot == NO_SLOT:
+            return
+
         self._num_requests[slot] += 1
 
     def done(self, slot: int) -> None:
         """... and is answered, or its worker is gone for certain."""
+        if slot == NO_SLOT:
+            return
+
         self._num_requests[slot] -= 1
         self._freed(slot)
 

@@ -8,10 +8,11 @@ import traceback
 from array import array
 from typing import TYPE_CHECKING
 
+from asyncdata.executors.indexing import index_blocks, permute
 from asyncdata.sources.reader import FileChangedError
 from asyncdata.tokenization.base import ColumnWriter, resolve_path
 from asyncdata.tokenization.rows import RowFault
-from asyncdata.wire import Failed, Scan, Scanned, Tokenized
+from asyncdata.wire import Failed, Index, Permute, Scan, Scanned, Tokenized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from asyncdata.wire import Job, Reply, Request, Tokenize
 
 __all__ = ("Handler",)
+
+_NONE: frozenset[int] = frozenset()
 
 
 class Handler:
@@ -55,13 +58,22 @@ class Handler:
 
     def _reply(self, request: Request) -> Reply:
         try:
-            return self._scan(request) if isinstance(request, Scan) else self._tokenize(request)
+            return self._answer(request)
         except FileChangedError as error:
             return Failed("SourceChangedError", str(error))
         except OSError as error:
             return Failed("SourceError", f"AD304 cannot read {error.filename or 'a file'}: {error.strerror or error}")
         except Exception as error:  # whatever it is, the trainer must hear of it, and in order
             return Failed("WorkerError", f"a request failed with {error!r}", traceback.format_exc())
+
+    def _answer(self, request: Request) -> Reply:
+        if isinstance(request, Scan):
+            return self._scan(request)
+
+        if isinstance(request, Index):
+            return index_blocks(request, self._reader, self._write)
+
+        return permute(request) if isinstance(request, Permute) else self._tokenize(request)
 
     def close(self) -> None:
         """Close the files; where a request is being worked on in another thread, that does it at its end."""
@@ -97,12 +109,13 @@ class Handler:
         out = self._write(rows, lengths)
         return out.finish(len(rows), time.perf_counter() - began)
 
-    def _write(self, rows: list[bytes | memoryview], lengths: array[int]) -> ColumnWriter:
+    def _write(self, rows: list[bytes | memoryview], lengths: array[int], lost: frozenset[int] = _NONE) -> ColumnWriter:
         too_long = [row for row, length in enumerate(lengths) if length < 0]
-        good = [row for row, length in enumerate(lengths) if length >= 0] if too_long else range(len(rows))
+        bad = lost.union(too_long)
+        good = [row for row in range(len(rows)) if row not in bad] if bad else range(len(rows))
         try:
-            out = ColumnWriter(self._progress, good if too_long else None)
-            self._tokenizer([rows[row] for row in good] if too_long else rows, out)
+            out = ColumnWriter(self._progress, good if bad else None)
+            self._tokenizer([rows[row] for row in good] if bad else rows, out)
         except BaseException:  # a panic in Rust is no Exception
             # One row upset the whole batch. Row by row, only that one is bad.
             out = ColumnWriter(self._progress)

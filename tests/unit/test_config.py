@@ -11,7 +11,7 @@ import pytest
 
 from asyncdata.config import Knobs, LoaderConfig, num_usable_cpus
 from asyncdata.errors import ConfigError
-from asyncdata.order import Shuffle
+from asyncdata.order import RowShuffle, Shuffle
 
 
 def refusal(**knobs: object) -> str:
@@ -72,7 +72,9 @@ def test_an_unknown_knob_is_named_with_all_there_are():
         ("seed", None),
         ("batch_size", "32"),
         ("drop_last", 1),
-        ("shuffle", "full"),
+        ("shuffle", "all"),
+        ("shuffle", {"method": "sorted"}),
+        ("shuffle", RowShuffle(first="a")),
         ("shuffle", {"blocks": 3}),
         ("shuffle", {"block_bytes": 0}),
         ("on_bad_row", "ignore"),

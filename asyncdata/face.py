@@ -1,0 +1,224 @@
+"""What both faces of the service share: everything that never waits for data."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from asyncdata import snapshot as snapshots
+from asyncdata.config import Knobs, LoaderConfig
+from asyncdata.engine import Engine
+from asyncdata.errors import ConfigError, LoaderClosedError
+from asyncdata.ledger import lease_key
+from asyncdata.request import Request
+from asyncdata.types import Sample
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from typing import Unpack
+
+    from asyncdata.buffer import BufferFilter
+    from asyncdata.diagnostics import Statistics
+    from asyncdata.engine import Paths
+    from asyncdata.sources.base import Source
+    from asyncdata.tokenization.base import TokenizeFn
+    from asyncdata.types import Group, Position
+
+__all__ = ("LoaderFace", "check_num_groups", "same")
+
+
+class LoaderFace:
+    """A loader, but for the calls that wait."""
+
+    def __init__(
+        self,
+        source: Source | Paths,
+        *,
+        tokenize_fn: TokenizeFn | Callable[..., Any] | str,
+        collate_fn: Callable[[list[Sample]], Any] | None = None,
+        buffer_filter: BufferFilter | str | None = None,
+        **knobs: Unpack[Knobs],
+    ) -> None:
+        self._closed_because = "the loader's constructor failed"  # until it has not: see __del__
+        self._engine = Engine(source, tokenize_fn, buffer_filter, LoaderConfig.of(dict(knobs)))
+        self._collate_fn = collate_fn or same
+        self._closed_because = ""
+
+    # Giving back, acknowledging.
+
+    def add_samples(self, groups: list[Group]) -> None:
+        """Give groups back: they are served first, each once, and are in every snapshot until then.
+
+        A group given back belongs to the loader until it is served again; change it before, not after.
+
+        :param groups: lists of ``n_samples_per_prompt`` samples.
+        :raises InvalidGroupError: naming the first group that cannot be kept; none is added then.
+        """
+        self._check()
+        self._engine.coordinator.add_groups(groups)
+
+    def ack(self, delivered: Iterable[Sample] | Iterable[Group] | None = None) -> None:
+        """Under ``commit="on_ack"``: these samples or groups (None: all delivered so far) are done with."""
+        self._check()
+        if delivered is None:
+            self._engine.coordinator.acknowledge(None)
+            return
+
+        groups = [[item] if isinstance(item, Sample) else item for item in delivered]
+        self._engine.coordinator.acknowledge([lease_key(group) for group in groups])
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this moment, as plain builtins: fit for torch.save, DCP and JSON. May be called at any time.
+
+        It says what was *delivered*, not what was read ahead, and holds the buffer.
+        """
+        return snapshots.to_state_dict(self._engine.snapshot())
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_changed: Collection[str] = ()) -> None:
+        """Go on with exactly the sample that would have come next when ``state`` was taken.
+
+        :param allow_changed: what may differ from then: any of data, tokenizer, template, tokenize_fn, seed, order.
+            With another data, seed or order, the next epoch begins.
+        :raises SnapshotMismatchError: if something else differs; it says what, and both values.
+        :raises SnapshotError: if ``state`` is no state of a loader.
+        """
+        self._check()
+        self._engine.restore(snapshots.from_state_dict(state), allow_changed)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a file, atomically; returns when it would survive a power loss. The last three are kept.
+
+        :raises SnapshotError: if it could not be written; the previous file is whole, and nothing half-written stays.
+        """
+        snapshots.save(path, self._engine.snapshot())
+
+    def restore(self, path: str | os.PathLike[str], *, allow_changed: Collection[str] = ()) -> None:
+        """As :meth:`load_state_dict`, from a file that :meth:`save` wrote."""
+        self._check()
+        self._engine.restore(snapshots.load(path), allow_changed)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of ``epoch``. In the middle of that very epoch, as after a resume, it changes nothing."""
+        self._check()
+        if epoch < 0:
+            raise ConfigError(f"an epoch is counted from 0, got {epoch}")
+
+        self._engine.set_epoch(epoch)
+
+    def seek(self, epoch: int, row: int, *, group_index: int | None = None) -> None:
+        """Go to row ``row`` of ``epoch``, counted in the order of delivery. Waits until the row index is complete.
+
+        :param row: as many as an epoch has is the next epoch's start.
+        :param group_index: the number of the next group of the stream; None goes on counting.
+        :raises ConfigError: if there is no such row, or the order needs no row index.
+        """
+        self.start()
+        self._engine.seek(epoch, row, group_index)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next sample."""
+        return self._engine.coordinator.ledger.position.epoch
+
+    def statistics(self) -> Statistics:
+        """What the loader has done and is doing; ``.to_dict()`` is flat."""
+        return self._engine.statistics()
+
+    # Life.
+
+    def start(self) -> None:
+        """Begin to read ahead now; entering ``with``, and the first call for data, do so as well."""
+        self._check()
+        self._engine.service.start()
+
+    def _close(self, reason: str) -> None:
+        if self._closed_because:
+            return
+
+        self._closed_because = reason
+        if self._engine.service.is_here:
+            self._engine.coordinator.close(f"AD502 {reason}")
+            self._engine.service.close()
+
+    def _check(self) -> None:
+        if self._closed_because:
+            raise LoaderClosedError(f"AD502 {self._closed_because}")
+
+        self._engine.service.check_process()
+
+    def __del__(self) -> None:
+        if self._closed_because or not self._engine.service.is_started or not self._engine.service.is_here:
+            return
+
+        message = f"unclosed {type(self).__name__}: use `with`, or call close()"
+        try:
+            warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
+        finally:
+            self._close("the loader was garbage")
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled: it owns a thread and processes. Make one where it "
+            "is used, and carry state_dict() over."
+        )
+
+    # What a call does, but for the waiting.
+
+    def _begin(self, num_groups: int, last_epoch: int | None) -> Request:
+        if not self._engine.service.is_started:
+            self._engine.service.start()
+        return Request(num_groups, last_epoch)
+
+    def _num_groups(self, num_samples: int) -> int:
+        size = self._engine.config.n_samples_per_prompt
+        number = whole(num_samples)
+        if number < 1 or number % size:
+            raise ConfigError(
+                f"AD440 num_samples must be a positive multiple of n_samples_per_prompt={size}, got {num_samples!r}"
+            )
+
+        return number // size
+
+    def _regroup(self, samples: list[Sample]) -> list[Group]:
+        size = self._engine.config.n_samples_per_prompt
+        return [samples[first : first + size] for first in range(0, len(samples), size)]
+
+    def batch_groups(self) -> int:
+        """Groups per batch of a loop."""
+        batch_size = self._engine.config.batch_size
+        if batch_size is None:
+            raise ConfigError("iterating needs batch_size=...; or call get_next_batch(n)")
+
+        return batch_size // self._engine.config.n_samples_per_prompt
+
+    def position(self) -> Position:
+        """The place in D of the next sample of the stream."""
+        return self._engine.coordinator.ledger.position
+
+    def collate(self, samples: list[Sample]) -> Any:
+        """What ``collate_fn`` makes of a batch."""
+        return self._collate_fn(samples)
+
+
+def same(samples: list[Sample]) -> list[Sample]:
+    return samples
+
+
+def whole(number: Any) -> int:
+    """The number, be it numpy's; -1 for what is no whole number."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        return -1
+
+
+def check_num_groups(num_groups: int) -> int:
+    number = whole(num_groups)
+    if number < 0:
+        raise ConfigError(f"AD440 num_groups must be a whole number from 0 on, got {num_groups!r}")
+
+    return number

@@ -1,0 +1,188 @@
+"""Has the row index made by the workers: a few requests at a time, from the front to the back."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asyncdata.errors import AsyncDataError, BadRowError
+from asyncdata.executors.base import Crashed, error_of
+from asyncdata.log import get_logger
+from asyncdata.wire import Index, Indexed, RowError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncdata.executors.base import Executor
+    from asyncdata.index_file import IndexFile
+    from asyncdata.row_index import RowIndex
+    from asyncdata.sources.base import Blocks
+    from asyncdata.wire import Reply
+
+__all__ = ("Indexer",)
+
+_log = get_logger(__name__)
+_BLOCKS_PER_REQUEST = 8
+_MAX_TRIES = 5
+
+
+class Indexer:
+    """Fills ``index``.
+
+    :param check: as in :class:`~asyncdata.wire.Index`.
+    :param file: what earlier runs found, and where what is found goes.
+    :param on_bad: called with each bad row; it raises if the row may not be passed over.
+    :ivar on_growth: called when more rows are known, or none ever will be.
+    """
+
+    def __init__(
+        self,
+        source: Blocks,
+        executor: Executor,
+        index: RowIndex,
+        check: str,
+        file: IndexFile | None,
+        on_bad: Callable[[BadRowError], object],
+    ) -> None:
+        self.on_growth: Callable[[], object] = bool
+        self._source = source
+        self._executor = executor
+        self._index = index
+        self._check = check
+        self._file = file
+        self._on_bad = on_bad
+        self._is_read = False
+        self._next_block = 0
+        self._num_asked = 0
+        self._found: dict[int, Indexed] = {}
+
+    def restart(self) -> None:
+        """Nobody answers what was asked before: ask again for what is missing."""
+        if not self._is_read:
+            self._is_read = True
+            self._read_file()
+        self._next_block, self._num_asked = self._index.num_blocks, 0
+        self._found.clear()
+        self._ask()
+
+    def _read_file(self) -> None:
+        try:
+            for part in self._file.parts() if self._file is not None else ():
+                self._take(part)
+                self._finish_if_complete()
+                if self._index.is_complete:
+                    return
+
+        except (AsyncDataError, OSError) as error:
+            self._give_up(error)
+
+    def _ask(self) -> None:
+        """Keep every worker busy with two requests, but leave room for what is delivered meanwhile."""
+        index, num_blocks = self._index, self._source.num_blocks
+        if index.is_complete or index.fault is not None:
+            return
+
+        while self._next_block < num_blocks and self._num_asked < 2 * self._executor.num_workers:
+            first, stop = self._next_block, min(self._next_block + _BLOCKS_PER_REQUEST, num_blocks)
+            self._next_block = stop
+            self._num_asked += 1
+            self._submit(first, Index(self._source.blocks(range(first, stop)), self._check), [], _MAX_TRIES)
+
+    def _submit(self, first: int, request: Index, lost: list[RowError], num_tries: int) -> None:
+        self._executor.submit(request, partial(self._on_reply, first, request, lost, num_tries))
+
+    def _on_reply(
+        self, first: int, request: Index, lost: list[RowError], num_tries: int, reply: Reply | Crashed
+    ) -> None:
+        if isinstance(reply, Crashed) and reply.row is not None:
+            lost = [*lost, RowError(reply.row, reply.code, reply.reason)]
+            self._submit(first, Index(request.blocks, request.check, [error.row for error in lost]), lost, _MAX_TRIES)
+        elif isinstance(reply, Crashed) and num_tries > 1:
+            self._submit(first, request, lost, num_tries - 1)
+        elif isinstance(reply, Indexed):
+            errors = sorted([*reply.errors, *lost], key=lambda error: error.row)
+            self._found[first] = Indexed(
+                reply.counts, reply.offsets, reply.lengths, reply.marks, reply.num_blank, reply.drops, errors
+            )
+            self._num_asked -= 1
+            self._append_found()
+        else:
+            self._give_up(error_of(reply))
+
+    def _append_found(self) -> None:
+        try:
+            while not self._index.is_complete and (part := self._found.pop(self._index.num_blocks, None)) is not None:
+                self._take(part)
+                self._write(part)
+                self._finish_if_complete()
+        except AsyncDataError as error:
+            self._give_up(error)
+        self._ask()
+        self.on_growth()
+
+    def _take(self, part: Indexed) -> None:
+        for error in part.errors:
+            self._on_bad(self._bad_row(part, error))
+        self._index.append(part)
+
+    def _bad_row(self, part: Indexed, error: RowError) -> BadRowError:
+        ends = np.cumsum(np.frombuffer(part.counts, np.int32))
+        number = self._index.num_blocks + int(np.searchsorted(ends, error.row, side="right"))
+        (block,) = self._source.blocks([number])
+        offset = block.start + int(np.frombuffer(part.offsets, np.int32)[error.row])
+        length = int(np.frombuffer(part.lengths, np.int32)[error.row])
+        place = self._source.location(block.file_id, offset, length)
+        return BadRowError(
+            error.code,
+            error.reason,
+            path=place.path,
+            line=place.line_number(),
+            byte_offset=place.byte_offset,
+            row_number=place.row_number,
+            excerpt=error.excerpt,
+            traceback=error.traceback,
+        )
+
+    def _write(self, part: Indexed) -> None:
+        if self._file is None:
+            return
+
+        try:
+            self._file.append(part)
+        except OSError as error:
+            self._forget_file(error)
+
+    def _forget_file(self, error: OSError) -> None:
+        """The index is a cache: without it, the next run makes it anew."""
+        _log.warning("index.not_written", path=str(self._file and self._file.path), reason=str(error))
+        self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _finish_if_complete(self) -> None:
+        index = self._index
+        if index.is_complete or not (index.is_settled or index.num_blocks == self._source.num_blocks):
+            return
+
+        try:
+            if self._file is not None:
+                self._file.finish()
+        except OSError as error:
+            self._forget_file(error)
+        self._close_file()
+        index.complete()
+        _log.info("index.complete", num_rows=index.num_rows, num_found=index.num_found, excluded=dict(index.excluded))
+
+    def _give_up(self, error: AsyncDataError | OSError) -> None:
+        if isinstance(error, OSError):
+            self._forget_file(error)
+            return
+
+        self._close_file()
+        self._index.fail(error)
+        self.on_growth()

@@ -1,0 +1,162 @@
+"""Where every row lies: nine bytes a row, in the order of the files. It grows from the front, and is then complete.
+
+Not thread-safe but for what says so: the service's thread makes it, others may wait for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from asyncdata.errors import AsyncDataError
+    from asyncdata.order import RowShuffle
+    from asyncdata.sources.base import Blocks
+    from asyncdata.wire import Indexed
+
+__all__ = ("Places", "RowIndex")
+
+_NO_OBJECT = 2
+_GOOD = 0
+
+
+class Places(NamedTuple):
+    """Rows by where they lie; each array has shape (num_rows,).
+
+    :ivar file_ids: int64.
+    :ivar offsets: int64.
+    :ivar lengths: int32, bytes.
+    """
+
+    file_ids: np.ndarray[Any, np.dtype[np.int64]]
+    offsets: np.ndarray[Any, np.dtype[np.int64]]
+    lengths: np.ndarray[Any, np.dtype[np.int32]]
+
+
+class RowIndex:
+    """The rows of ``source``, and which of them ``shuffle`` numbers.
+
+    :ivar num_found: rows found so far, numbered or not.
+    :ivar excluded: rows found so far that have no number, by reason.
+    :ivar is_complete: whether all rows are found.
+    :ivar fault: why it will never be.
+    """
+
+    def __init__(self, source: Blocks, shuffle: RowShuffle) -> None:
+        blocks = source.blocks(range(source.num_blocks))
+        self._block_files = np.array([block.file_id for block in blocks], np.int64)
+        self._block_starts = np.array([block.start for block in blocks], np.int64)
+        self._block_ends = np.zeros(len(blocks), np.int64)
+        self._num_blocks = self._num_objects = 0
+        self._shuffle = shuffle
+        self._offsets, self._lengths = _Grown(np.int32), _Grown(np.int32)
+        self._marks = _Grown(np.uint8)
+        self._numbers: tuple[int, Any] = (0, np.empty(0, np.int64))
+        self._changed = threading.Condition()
+        self.num_found = 0
+        self.excluded: dict[str, int] = {}
+        self.is_complete = False
+        self.fault: AsyncDataError | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks whose rows are known."""
+        return self._num_blocks
+
+    def append(self, found: Indexed) -> None:
+        """The rows of the next blocks."""
+        counts = np.frombuffer(found.counts, np.int32)
+        offsets = np.frombuffer(found.offsets, np.int32)
+        ends = self.num_found + np.cumsum(counts, dtype=np.int64)
+        self._block_ends[self._num_blocks : self._num_blocks + len(counts)] = ends
+        self._offsets.extend(offsets)
+        self._lengths.extend(np.frombuffer(found.lengths, np.int32))
+        marks = np.frombuffer(found.marks, np.uint8) if found.marks else np.zeros(len(offsets), np.uint8)
+        self._marks.extend(marks)
+        self._num_objects += int(np.count_nonzero(marks != _NO_OBJECT))
+        self.num_found += len(offsets)
+        self._num_blocks += len(counts)
+        for reason, number in found.drops.items():
+            self._exclude(reason, number)
+        for error in found.errors:
+            self._exclude(f"bad row {error.code}", 1)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no row that is still to be found will have a number."""
+        first, stop = self._shuffle.first or 0, self._shuffle.stop
+        return stop is not None and min(first, stop) >= 0 and self._num_objects >= stop
+
+    def _exclude(self, reason: str, number: int) -> None:
+        self.excluded[reason] = self.excluded.get(reason, 0) + number
+
+    def complete(self) -> None:
+        """Nothing is missing any more."""
+        with self._changed:
+            self.is_complete = True
+            self._changed.notify_all()
+
+    def fail(self, error: AsyncDataError) -> None:
+        """It cannot be made."""
+        with self._changed:
+            self.fault = error
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Until it is complete or has a fault; whether that came in time. From any thread."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.is_complete or self.fault is not None, timeout_s)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that have a number; final when it is complete."""
+        return len(self._numbered())
+
+    def _numbered(self) -> Any:
+        """Which rows have a number, int64 rising; as a range where all have one."""
+        shuffle = self._shuffle
+        if shuffle.check == "none":
+            return range(self.num_found)
+
+        if self._numbers[0] != self.num_found:
+            marks = self._marks.array
+            rows = np.flatnonzero(marks != _NO_OBJECT)[shuffle.first : shuffle.stop]
+            if shuffle.only_kept:
+                rows = rows[marks[rows] == _GOOD]
+            self._numbers = self.num_found, rows
+        return self._numbers[1]
+
+    def places(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Places:
+        """Where the rows of these numbers lie."""
+        numbered = self._numbered()
+        rows = numbers if isinstance(numbered, range) else numbered[numbers]
+        blocks = np.searchsorted(self._block_ends[: self._num_blocks], rows, side="right")
+        return Places(
+            self._block_files[blocks],
+            self._block_starts[blocks] + self._offsets.array[rows],
+            self._lengths.array[rows],
+        )
+
+
+class _Grown:
+    """An array that is appended to."""
+
+    def __init__(self, dtype: Any) -> None:
+        self._data = np.empty(1024, dtype)
+        self._size = 0
+
+    def extend(self, values: Any) -> None:
+        size = self._size + len(values)
+        if size > len(self._data):
+            data = np.empty(max(size, len(self._data) * 3 // 2), self._data.dtype)
+            data[: self._size] = self.array
+            self._data = data
+        self._data[self._size : size] = values
+        self._size = size
+
+    @property
+    def array(self) -> Any:
+        """What it holds."""
+        return self._data[: self._size]

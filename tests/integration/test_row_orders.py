@@ -1,0 +1,240 @@
+"""``shuffle="full"`` and the other orders of single rows: exact, resumable, the same for any number of workers."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata import AsyncDataLoader, DataLoader
+from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError, SourceChangedError
+from asyncdata.order import ROWS_PER_WINDOW, RowShuffle
+from tests.support.tokenize_fns import row_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NUM_ROWS = 500
+
+
+def drops_odd(row: dict[str, Any]) -> list[int] | None:
+    return [row["id"]] if row["id"] % 2 == 0 else None
+
+
+drops_odd.version = 1  # a function without one has no fingerprint, so that what it keeps is found out every time
+
+
+@pytest.fixture
+def path(jsonl_file) -> Path:
+    return jsonl_file([{"id": number, "pad": "x" * (number * 37 % 300)} for number in range(NUM_ROWS)])
+
+
+def loader(path: Any, shuffle: Any = "full", function: Any = row_id, **knobs: Any) -> DataLoader:
+    knobs = {"num_workers": 0, "buffer_size": 64, **knobs}
+    return DataLoader(path if isinstance(path, list) else str(path), tokenize_fn=function, shuffle=shuffle, **knobs)
+
+
+def ids(samples: list[Any]) -> list[int]:
+    return [int(sample.tokens[0]) for sample in samples]
+
+
+def shuffled(rows: list[int], seed: int) -> list[int]:
+    random.Random(seed).shuffle(rows)
+    return rows
+
+
+def test_an_epoch_is_a_permutation_of_all_rows_and_the_next_another_one(path):
+    with loader(path) as data:
+        first, second = ids(data.get_next_batch(NUM_ROWS)), ids(data.get_next_batch(NUM_ROWS))
+
+    assert sorted(first) == sorted(second) == list(range(NUM_ROWS))
+    assert len({tuple(first), tuple(second), tuple(range(NUM_ROWS))}) == 3
+
+
+@pytest.mark.parametrize("seed", [0, 42, -3])
+def test_slimes_method_gives_slimes_permutation(path, seed):
+    random.seed(7)
+    state = random.getstate()
+
+    with loader(path, RowShuffle(method="slime"), seed=seed) as data:
+        epochs = [ids(data.get_next_batch(NUM_ROWS)) for _ in range(3)]
+
+    assert epochs == [shuffled(list(range(NUM_ROWS)), seed + epoch) for epoch in range(3)]
+    assert random.getstate() == state, "the global generator is the user's"
+
+
+@pytest.mark.parametrize("method", ["keyed", "slime", "none"])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_the_order_does_not_depend_on_workers_files_or_read_ahead(path, jsonl_file, method, num_workers):
+    rows = path.read_text().splitlines()
+    parts = [str(jsonl_file([line.encode() for line in rows[:123]], "a.jsonl"))]
+    parts.append(str(jsonl_file([line.encode() for line in rows[123:]], "b.jsonl")))
+
+    with loader(path, RowShuffle(method=method)) as data:
+        expected = ids(data.get_next_batch(700))
+    with loader(parts, RowShuffle(method=method), num_workers=num_workers, buffer_size=7) as data:
+        found = [number for size in (1, 99, 600) for number in ids(data.get_next_batch(size))]
+
+    assert found == expected
+
+
+@pytest.mark.parametrize("bounds", [(None, 10), (490, None), (-20, None), (None, -495), (5, 9), (9, 5), (3, -3)])
+def test_a_slice_is_that_of_a_list_of_the_rows_that_are_json(path, bounds):
+    first, stop = bounds
+    path.write_text("{broken\n" + path.read_text())
+    expected = list(range(NUM_ROWS))[first:stop]
+
+    with loader(path, RowShuffle(method="none", first=first, stop=stop), on_bad_row="skip") as data:
+        assert data.num_rows() == len(expected)
+        if expected:
+            assert ids(data.get_next_batch(len(expected))) == expected
+        assert data.statistics().excluded_rows == {"bad row AD101": 1}
+
+
+def test_rows_that_yield_no_sample_are_left_out_before_they_are_ordered(path):
+    with loader(path, RowShuffle(method="slime", only_kept=True), drops_odd, seed=1) as data:
+        assert data.num_rows() == NUM_ROWS // 2
+        found = ids(data.get_next_batch(NUM_ROWS // 2))
+        statistics = data.statistics()
+
+    kept = list(range(0, NUM_ROWS, 2))
+    assert found == [kept[i] for i in shuffled(list(range(len(kept))), 1)]
+    assert statistics.excluded_rows == {"tokenize_fn": NUM_ROWS // 2}
+    assert statistics.dropped_total == {}
+
+
+def test_a_bad_row_stops_an_order_that_would_leave_it_out_unless_it_may_be_skipped(path):
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:7], "{broken", *lines[7:]]) + "\n")
+
+    with loader(path, RowShuffle(only_kept=True)) as data, pytest.raises(BadRowError) as caught:
+        data.num_rows()
+    assert (caught.value.code, caught.value.line) == ("AD101", 8)
+
+    with loader(path, RowShuffle(only_kept=True)) as data, pytest.raises(BadRowError):
+        data.get_next_batch(1)
+
+
+@pytest.mark.parametrize("shuffle", ["full", RowShuffle(method="slime"), RowShuffle(method="none", first=3)])
+def test_a_resumed_run_goes_on_as_the_first_one_did(path, shuffle):
+    with loader(path, shuffle) as data:
+        ids(data.get_next_batch(777))
+        state = json.loads(json.dumps(data.state_dict()))
+        expected = ids(data.get_next_batch(600))
+
+    with loader(path, shuffle, num_workers=2, buffer_size=11) as data:
+        data.load_state_dict(state)
+        assert ids(data.get_next_batch(600)) == expected
+
+
+def test_a_snapshot_of_another_order_of_rows_is_refused(path):
+    with loader(path, RowShuffle(method="slime")) as data:
+        data.get_next_batch(3)
+        state = data.state_dict()
+
+    for other in (True, "full", RowShuffle(method="slime", stop=5)):
+        with loader(path, other) as data, pytest.raises(SnapshotMismatchError, match=r"order\."):
+            data.load_state_dict(state)
+
+
+def test_seeking_goes_to_any_row_of_any_epoch(path):
+    with loader(path, RowShuffle(method="slime"), seed=5, n_samples_per_prompt=2) as data:
+        data.seek(3, 100, group_index=1000)
+        groups = data.get_samples(3)
+
+        assert [group[0].group_index for group in groups] == [1000, 1001, 1002]
+        assert [sample.index for sample in groups[0]] == [2000, 2001]
+        assert [int(group[0].tokens[0]) for group in groups] == shuffled(list(range(NUM_ROWS)), 8)[100:103]
+
+        data.seek(3, NUM_ROWS)
+        assert data.position() == type(data.position())(4, 0, 0)
+        for epoch, row in ((0, NUM_ROWS + 1), (-1, 0), (0, -1)):
+            with pytest.raises(ConfigError, match=r"there is no row"):
+                data.seek(epoch, row)
+
+
+def test_what_needs_the_index_says_so_where_there_is_none(path):
+    with loader(path, True) as data:
+        with pytest.raises(ConfigError, match="row index"):
+            data.num_rows()
+        with pytest.raises(ConfigError, match="row index"):
+            data.seek(0, 5)
+
+
+def test_the_index_is_made_once_for_the_same_data(path, tmp_path):
+    with loader(path, RowShuffle(only_kept=True), drops_odd, cache_dir=str(tmp_path / "kept")) as data:
+        expected = ids(data.get_next_batch(50))
+    (file,) = (tmp_path / "kept" / "index").iterdir()
+    before = file.stat().st_mtime_ns
+
+    with loader(path, RowShuffle(only_kept=True), drops_odd, cache_dir=str(tmp_path / "kept")) as data:
+        assert ids(data.get_next_batch(50)) == expected
+    with loader(path, RowShuffle(only_kept=True), drops_odd, cache_dir="") as data:
+        assert ids(data.get_next_batch(50)) == expected
+    with loader(path, RowShuffle(only_kept=True), cache_dir=str(tmp_path / "kept")) as data:
+        data.num_rows()
+
+    assert file.stat().st_mtime_ns == before
+    assert list((tmp_path / "kept" / "index").iterdir()) == [file], "a function without a version has no fingerprint"
+
+
+def test_where_the_index_cannot_be_kept_it_is_made_anew(path, tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with loader(path, cache_dir=str(tmp_path / "file")) as data:
+        assert sorted(ids(data.get_next_batch(NUM_ROWS))) == list(range(NUM_ROWS))
+
+
+def test_a_file_that_shrinks_is_noticed_at_its_turn(path):
+    with loader(path, "full", buffer_size=5) as data:
+        data.num_rows()
+        path.write_text(path.read_text()[:2000])
+        with pytest.raises(SourceChangedError, match="AD302"):
+            data.get_next_batch(NUM_ROWS)
+
+
+def test_the_first_rows_of_an_unshuffled_order_do_not_wait_for_the_last_ones(jsonl_file):
+    """The data's first window is there while its last rows, behind a hole of a gigabyte, are still unknown."""
+    path = jsonl_file([{"id": number} for number in range(ROWS_PER_WINDOW + 5)])
+
+    with loader(path, RowShuffle(method="none", stop=10), num_workers=1) as data:
+        assert data.num_rows() == 10
+        assert ids(data.get_next_batch(20)) == [*range(10), *range(10)]
+
+
+@pytest.mark.parametrize("method", ["keyed", "slime", "none"])
+def test_windows_of_rows_join_without_a_seam(jsonl_file, method):
+    num_rows = ROWS_PER_WINDOW + 300
+    path = jsonl_file([{"id": number} for number in range(num_rows)])
+
+    with loader(path, RowShuffle(method=method), num_workers=2, buffer_size=20_000) as data:
+        found = ids(data.get_next_batch(num_rows))
+        assert data.epoch == 1
+        state = data.state_dict()
+        following = ids(data.get_next_batch(10))
+
+    assert sorted(found) == list(range(num_rows))
+    with loader(path, RowShuffle(method=method)) as data:
+        data.load_state_dict(state)
+        assert ids(data.get_next_batch(10)) == following
+
+
+@pytest.mark.asyncio
+async def test_the_number_of_rows_can_be_awaited(path):
+    async with AsyncDataLoader(str(path), tokenize_fn=row_id, shuffle="full", num_workers=0) as data:
+        assert await data.num_rows() == NUM_ROWS
+
+
+def test_longer_rows_than_are_allowed_are_bad_at_their_turn_or_left_out(jsonl_file):
+    from asyncdata import JsonlSource
+
+    path = jsonl_file([{"id": 1}, {"id": 2, "pad": "x" * 5000}, {"id": 3}])
+    source = JsonlSource(str(path), max_row_bytes=1000)
+
+    for only_kept in (False, True):
+        shuffle = RowShuffle(method="none", only_kept=only_kept)
+        with DataLoader(source, tokenize_fn=row_id, shuffle=shuffle, num_workers=0, on_bad_row="skip") as data:
+            assert ids(data.get_next_batch(4)) == [1, 3, 1, 3]
+            assert data.num_rows() == (2 if only_kept else 3)
