@@ -1,0 +1,1 @@
+"""The contracts of training frameworks: their rows read, their samples built, their data sources replaced."""

@@ -1,0 +1,199 @@
+"""What tokenize functions of prompts have in common: checked settings, compiled templates, rows read, ids made."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+
+import msgspec
+
+from asyncdata.errors import ConfigError
+from asyncdata.fingerprint import canonical, digest
+from asyncdata.tokenization.rows import RowFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tokenizers import Tokenizer
+
+    from asyncdata.tokenization.base import ColumnWriter
+    from asyncdata.tokenization.chat_template import ChatTemplate
+    from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+
+__all__ = (
+    "TEMPLATE_ARGUMENTS",
+    "Name",
+    "OfTokenizer",
+    "Prompt",
+    "Templates",
+    "compile_templates",
+    "encode_each",
+    "parse_date",
+    "read_each",
+    "templates_digest",
+    "tokenizer_fault",
+)
+
+Buffer = bytes | memoryview
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+# What templates cannot be given as a variable, since apply_chat_template takes it for an argument of its own.
+TEMPLATE_ARGUMENTS = frozenset(
+    "conversation messages tools chat_template continue_final_message tokenize sanitize_control_tokens padding "
+    "truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
+)
+
+
+class OfTokenizer(msgspec.Struct, frozen=True):
+    """The one field that may be given by position, and what every description of prompts does with its fields."""
+
+    version: ClassVar[int] = 1
+    """Part of the fingerprint: it changes when the same settings, or a default, come to mean other tokens."""
+
+    tokenizer: Name
+
+    def check_fields(self, *json_fields: str) -> None:
+        """A Struct's constructor does not.
+
+        :param json_fields: those of JSON values. They become copies, since the caller's dicts may change later.
+        :raises ConfigError: for a field of the wrong type.
+        """
+        if isinstance(self.tokenizer, os.PathLike):
+            msgspec.structs.force_setattr(self, "tokenizer", os.fspath(self.tokenizer))
+        for field in msgspec.structs.fields(type(self)):
+            try:
+                msgspec.convert(getattr(self, field.name), field.type)
+            except msgspec.ValidationError as error:
+                value = getattr(self, field.name)
+                raise ConfigError(f"{type(self).__name__}: {field.name}={value!r}: {error}") from None
+
+        for name in json_fields:
+            given = getattr(self, name)
+            copy = _json_copy(given)
+            if copy != given:
+                raise ConfigError(f"{name} must be JSON values, got {given}")
+
+            msgspec.structs.force_setattr(self, name, copy)
+
+    def settings_digest(self) -> str:
+        """Digest of the kind and its settings. Where the tokenizer lies is no part of it."""
+        # Without defaults, so that a setting which is new in a later release refuses no snapshot of this one.
+        settings = msgspec.to_builtins(msgspec.structs.replace(self, tokenizer="-", revision=None))
+        return digest(canonical([f"{type(self).__module__}:{type(self).__qualname__}", self.version, settings]))
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments, as builtins."""
+        return msgspec.structs.asdict(self)
+
+
+def _json_copy(value: Any) -> Any:
+    try:
+        return msgspec.json.decode(msgspec.json.encode(value))
+    except (TypeError, ValueError):
+        return None
+
+
+class Templates(NamedTuple):
+    """The compiled template for chats without tools, and the one for chats with tools."""
+
+    without_tools: ChatTemplate
+    with_tools: ChatTemplate
+
+    def render(self, messages: list[dict[str, Any]], schemas: list[dict[str, Any]] | None) -> str:
+        """The chat as text.
+
+        :raises RowFault: if the template refuses the chat, or fails on it.
+        """
+        return (self.without_tools if schemas is None else self.with_tools).render(messages, schemas)
+
+
+def compile_templates(
+    files: TokenizerFiles, chosen: str | None, variables: dict[str, Any], today: str | None
+) -> Templates:
+    """The templates of a tokenizer, or the ``chosen`` one, for a model that is to answer.
+
+    :raises ConfigError: if there is no such template, or it is none.
+    """
+    from asyncdata.tokenization.chat_template import ChatTemplate, choose_templates
+
+    seen = {"add_generation_prompt": True, **files.special_tokens, **variables}
+    texts = choose_templates(files.chat_templates, chosen)
+    date = None if today is None else parse_date(today)
+    return Templates(*(ChatTemplate(text, seen, date) for text in texts))
+
+
+def templates_digest(files: TokenizerFiles, chosen: str | None) -> str:
+    """Digest of what :func:`compile_templates` would compile."""
+    from asyncdata.tokenization.chat_template import choose_templates
+
+    return digest(*choose_templates(files.chat_templates, chosen), canonical(files.special_tokens))
+
+
+def parse_date(text: str) -> datetime:
+    """The date written ``2026-01-31``.
+
+    :raises ConfigError: if it is none.
+    """
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(f"today is a date such as 2026-01-31, got {text!r}") from error
+
+
+class Prompt(NamedTuple):
+    """A row that has been read: what is to be tokenized, None for nothing, and what goes along."""
+
+    row: int
+    text: str | None
+    columns: dict[str, Buffer]
+
+
+def read_each(
+    read: Callable[[Buffer], tuple[str | None, dict[str, Buffer]]], rows: Sequence[Buffer], out: ColumnWriter
+) -> list[Prompt]:
+    """Every row that can be read. What is wrong with the others is written to ``out``."""
+    prompts = []
+    for row, raw in enumerate(rows):
+        out.progress(row)  # a template is a program, and may not end
+        try:
+            prompts.append(Prompt(row, *read(raw)))
+        except RowFault as fault:
+            out.fail(row, fault)
+    out.progress(None)
+    return prompts
+
+
+def encode_each(
+    tokenizer: Tokenizer | None, prompts: Sequence[Prompt], *, add_special_tokens: bool
+) -> list[array[int] | Exception]:
+    """The ids of each prompt's text, or what the library raised for it; none for one that has no text.
+
+    :param tokenizer: None where no prompt has text.
+    """
+    texts = [prompt.text for prompt in prompts if prompt.text is not None]
+    ids = iter(()) if tokenizer is None else _encode(tokenizer, texts, add_special_tokens)
+    return [array("i") if prompt.text is None else next(ids) for prompt in prompts]
+
+
+def _encode(tokenizer: Tokenizer, texts: list[str], add_special_tokens: bool) -> Iterator[array[int] | Exception]:
+    """All at once; where the library refuses the batch, one by one, so that the one to blame is named."""
+    try:
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    except Exception as error:  # the library raises a bare Exception
+        if len(texts) == 1:
+            yield error
+            return
+
+        for text in texts:
+            yield from _encode(tokenizer, [text], add_special_tokens)
+        return
+
+    for encoding in encodings:
+        yield array("i", encoding.ids)
+
+
+def tokenizer_fault(error: Exception, raw: Buffer) -> RowFault:
+    """The fault of a row whose text the tokenizer refused."""
+    return RowFault("AD421", f"the tokenizer raised {type(error).__name__}: {error}", raw)
