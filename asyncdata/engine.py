@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotError, S
 from asyncdata.executors.base import InlineExecutor
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.fingerprint import setting_of
+from asyncdata.import_path import resolve_path
 from asyncdata.ledger import Counters, Lease, Ledger, Returned, lease_key
 from asyncdata.log import get_logger
 from asyncdata.order import ROWS_PER_WINDOW
@@ -27,21 +27,20 @@ from asyncdata.reading import open_reading
 from asyncdata.request import DeliveryRules
 from asyncdata.service import Service
 from asyncdata.snapshot import Snapshot
-from asyncdata.sources.base import Source
-from asyncdata.sources.jsonl import JsonlSource
-from asyncdata.tokenization.base import TokenizeFn, fingerprints_of, resolve_path
+from asyncdata.sources.described import described
+from asyncdata.tokenization.base import TokenizeFn, fingerprints_of
 from asyncdata.types import Position, Sample
 from asyncdata.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from asyncdata.buffer import BufferFilter
     from asyncdata.config import LoaderConfig
     from asyncdata.executors.base import Executor
     from asyncdata.row_index import RowIndex
-
-    Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    from asyncdata.sources.base import Source
+    from asyncdata.sources.described import Paths
 
 __all__ = ("Engine",)
 
@@ -68,18 +67,21 @@ class Engine:
         self._function = function.resolve() if isinstance(function, TokenizeFn) else function
         quarantine = Quarantine.of(config).add
         self.coordinator = Coordinator(_rules(config), buffer_filter=_filter(buffer_filter), quarantine=quarantine)
-        self._reading = open_reading(_described(source), config, self._function, quarantine)
+        self._reading = open_reading(described(source), config, self._function, quarantine)
         self._executor = self._make_executor()
+        self._windows = self._reading.windows(self._executor)
+        self._windows.restart_point = lambda: self.coordinator.ledger.restart_point()[0]
         self.service = self._make_service()
         self._waits = (0, 0.0)
         self._waits_lock = threading.Lock()
 
     def _make_service(self) -> Service:
         reading, executor, config = self._reading, self._executor, self.config
-        windows, canaries = reading.windows(executor), reading.canaries(executor)
-        producer = Producer(windows, canaries, executor, self.coordinator, epochs=config.epochs)
+        canaries = reading.canaries(executor)
+        producer = Producer(self._windows, canaries, executor, self.coordinator, epochs=config.epochs)
         return Service(
             reading.job,
+            self._windows,
             producer,
             executor,
             self.coordinator,
@@ -113,6 +115,7 @@ class Engine:
             acked=[msgspec.structs.astuple(place) for place in sorted(acked)],
             journal=sorted(ledger.journal),
             canaries=list(self.service.canaries),
+            stream=self._windows.state_at(position) or msgspec.UNSET,
         )
 
     def restore(self, saved: Snapshot, allow_changed: Collection[str]) -> None:
@@ -137,6 +140,8 @@ class Engine:
         )
         if changed & {"data", "seed", "order"}:
             ledger = _at_epoch(ledger, ledger.position.epoch + 1)  # its windows are cut otherwise now
+        else:
+            self._windows.resume_at(ledger.position, saved.stream or None)
         is_other_text = bool(changed - {"seed"})
         is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(allow_changed))
         self.service.restart(lambda _: ledger, [] if is_other_text or is_allowed else saved.canaries)
@@ -233,6 +238,7 @@ class Engine:
             blank_lines_total=self.service.num_blank_lines,
             indexed_rows=index.num_found if index is not None else 0,
             excluded_rows=dict(index.excluded) if index is not None else {},
+            read_seconds=self._windows.read_s,
             workers=workers.workers,
         )
 
@@ -247,27 +253,14 @@ class Engine:
         return PrefetchTimeoutError(message, diagnosis)
 
 
-def _described(source: Source | Paths) -> Source:
-    # In this order: a Path has an open(), as a Source has.
-    if isinstance(source, str | os.PathLike):
-        return JsonlSource(os.fspath(source))
-
-    if isinstance(source, list | tuple):
-        return JsonlSource([os.fspath(path) for path in source])
-
-    if not isinstance(source, Source):
-        raise ConfigError(f"a source is a path, a list of paths, or a JsonlSource; got {type(source).__name__}")
-
-    return source
-
-
 def _filter(buffer_filter: BufferFilter | str | None) -> BufferFilter:
     if buffer_filter is None:
         return first_in_first_out
 
     found: BufferFilter = resolve_path(buffer_filter) if isinstance(buffer_filter, str) else buffer_filter
-    if not callable(found):
-        raise ConfigError(f"buffer_filter must be a function of (buffer, num_groups), got {type(found).__name__}")
+    if not callable(found) or isinstance(found, type):
+        what = f"the class {found.__name__}; make one of it" if isinstance(found, type) else type(found).__name__
+        raise ConfigError(f"buffer_filter must be a function of (buffer, num_groups), got {what}")
 
     return found
 

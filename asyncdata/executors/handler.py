@@ -9,8 +9,9 @@ from array import array
 from typing import TYPE_CHECKING
 
 from asyncdata.executors.indexing import index_blocks, permute
+from asyncdata.import_path import resolve_path
 from asyncdata.sources.reader import FileChangedError
-from asyncdata.tokenization.base import ColumnWriter, resolve_path
+from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.wire import Failed, Index, Permute, Scan, Scanned, Tokenized
 

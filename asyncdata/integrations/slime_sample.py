@@ -25,6 +25,7 @@ __all__ = ("SampleFactory", "SlimeSample", "from_record", "resolve_sample_type",
 _MODULES = ("slime.utils.types", "miles.utils.types")
 
 _ATOMS = frozenset((str, int, float, bool, type(None)))
+_PLAIN = list[str | int | float | bool | None]
 """What two samples may share."""
 
 _ALWAYS_SET = ("tokens", "metadata")
@@ -283,8 +284,9 @@ def to_record(sample: Any) -> dict[str, Any]:
 
 
 def _to_plain(value: Any, default: Any, path: str) -> Any:
-    if type(value) is list and _ATOMS.issuperset(map(type, value)):
-        return value.copy()  # tokens and log-probabilities: thousands, and plain as they are
+    if type(value) is list:
+        with contextlib.suppress(msgspec.ValidationError):
+            return msgspec.convert(value, _PLAIN)  # tokens and log-probabilities: thousands, and plain as they are
 
     if type(value) is type(default) and isinstance(value, Enum):
         value = value.value

@@ -7,7 +7,6 @@ A plain function of rows is accepted in place of a description; :class:`Function
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import traceback
@@ -16,6 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from asyncdata.errors import ConfigError
+from asyncdata.import_path import resolve_path
 from asyncdata.tokenization.rows import RowFault, decode_object
 from asyncdata.wire import Column, RowError, Tokenized, TokenizeSpec
 
@@ -31,7 +31,6 @@ __all__ = (
     "fingerprints_of",
     "open_spec",
     "open_tokenize_fn",
-    "resolve_path",
 )
 
 Buffer = bytes | memoryview
@@ -259,25 +258,6 @@ def _user_traceback(error: BaseException) -> str:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(error), error, trace))
-
-
-def resolve_path(path: str) -> Any:
-    """What ``pkg.mod:attr`` names.
-
-    :raises ConfigError: if the text is no such path, or nothing importable.
-    """
-    module, _, name = path.partition(":")
-    if not name or not all(part.isidentifier() for part in (module + "." + name).split(".")):
-        raise ConfigError(f"AD420 {path!r} is no import path; write 'package.module:name'")
-
-    try:
-        value: Any = importlib.import_module(module)
-        for part in name.split("."):
-            value = getattr(value, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"AD420 cannot import {path!r}: {error}; pass 'package.module:name'") from error
-
-    return value
 
 
 def describe(fn: TokenizeFn | Callable[..., Any]) -> TokenizeSpec:

@@ -1,0 +1,197 @@
+"""Fresh groups from our own loader: numbered, multiplied, with what is made of their media."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.errors import SnapshotMismatchError
+from asyncdata.integrations.slime_buffer import MEDIA
+from asyncdata.integrations.slime_checkpoint import refuse_change
+from asyncdata.integrations.slime_sample import SampleFactory
+from asyncdata.loader import DataLoader
+from asyncdata.order import ROWS_PER_WINDOW, RowShuffle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from typing import TypeVar
+
+    from asyncdata.config import Knobs
+    from asyncdata.integrations.rollout_ledger import Numbering
+    from asyncdata.integrations.slime_checkpoint import Kind
+    from asyncdata.integrations.slime_config import SlimeSettings
+    from asyncdata.types import Sample
+
+    T = TypeVar("T")
+    Commit = Callable[[Numbering], object]
+
+__all__ = ("LoaderFeed", "PromptLoader", "open_loader")
+
+_SKIPPED_AT_ONCE = 1000
+
+
+class PromptLoader(DataLoader):
+    """A loader whose delivery counts only once groups are made of it."""
+
+    def take(self, number: int, finish: Callable[[list[Sample]], T], timeout_s: float | None = None) -> T:
+        """What ``finish`` makes of the next ``number`` samples; if it fails, they come again."""
+        return self._take(number, None, finish, timeout_s)
+
+
+def open_loader(settings: SlimeSettings, dp_size: int = 1) -> PromptLoader:
+    """The loader that ``settings``, which name data, describe."""
+    assert settings.source is not None and settings.tokenize_fn is not None
+    knobs: Knobs = {**settings.knobs, "dp_size": dp_size}
+    return PromptLoader(settings.source, tokenize_fn=settings.tokenize_fn, **knobs)
+
+
+class LoaderFeed:
+    """Prompts from our own loader.
+
+    :param process: makes ``multimodal_inputs`` of a row's media; None where rows have none.
+    """
+
+    kind: Kind = "loader"
+
+    def __init__(
+        self,
+        settings: SlimeSettings,
+        sample_type: type[Any],
+        process: Callable[[dict[str, Any]], Any] | None,
+        dp_size: int = 1,
+    ) -> None:
+        self._settings = settings
+        self._process = process
+        self._factory = SampleFactory(sample_type, settings.samples_per_group)
+        self._dp_size = dp_size
+        self._is_indexed = not (settings.order == "legacy" and settings.shuffled)
+        self._use(open_loader(settings, dp_size))
+
+    @property
+    def dataset(self) -> LoaderFeed:
+        """Itself: it has the length that slime's relatives ask for."""
+        return self  # no attribute, which would keep it alive
+
+    def _use(self, loader: PromptLoader) -> None:
+        self._loader = loader
+        # slime never closes its data source: this does, at the latest when the interpreter ends.
+        self._closer = weakref.finalize(self, loader.close)
+        loader.start()
+
+    def __len__(self) -> int:
+        """Prompts of an epoch.
+
+        :raises TypeError: in an order that starts before anybody has counted them.
+        """
+        if not isinstance(self._settings.knobs["shuffle"], RowShuffle):
+            raise TypeError("the stream order does not count its rows: give --num-rollout, or asyncdata_order: legacy")
+
+        return self._loader.num_rows()
+
+    def groups(self, number: int, before: Numbering, commit: Commit) -> list[Any]:
+        if not self._is_indexed:  # however long that takes: it is no wait for a row
+            self._loader.num_rows()
+            self._is_indexed = True
+
+        def finish(samples: list[Sample]) -> list[Any]:
+            groups = self._make(samples, before)
+            commit(before.after(len(samples), self._settings.samples_per_group, *self._place(samples, before)))
+            return groups
+
+        return self._loader.take(number, finish)
+
+    def _make(self, samples: list[Sample], before: Numbering) -> list[Any]:
+        media = [sample.extra.get("multimodal") for sample in samples] if self._process is not None else []
+        for sample, found in zip(samples, media, strict=False):
+            if found is not None and self._process is not None:
+                sample.extra["multimodal_inputs"] = self._process(found)
+        groups = self._factory.groups(samples, before.sample_group_index, before.sample_index)
+        for group, found in zip(groups, media, strict=False):
+            for item in group if found is not None else ():
+                setattr(item, MEDIA, found)
+        return groups
+
+    def _place(self, samples: list[Sample], before: Numbering) -> tuple[int, int]:
+        """The epoch of the last sample, and the number of the one behind it."""
+        last = samples[-1].position
+        assert last is not None  # it comes from a row
+        if isinstance(self._settings.knobs["shuffle"], RowShuffle):
+            return last.epoch, last.window * ROWS_PER_WINDOW + last.row + 1
+
+        start = before.sample_offset if last.epoch == before.epoch_id else 0
+        return last.epoch, start + sum(sample.position.epoch == last.epoch for sample in samples)  # type: ignore[union-attr]
+
+    def state(self) -> Any:
+        return self._loader.state_dict()
+
+    def restore(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
+        if state is None:
+            return self._continue_slimes(numbering, allow_changed)
+
+        self._loader.load_state_dict(state, allow_changed=allow_changed)
+        epoch = self._loader.epoch
+        # Something was allowed to change that cuts epochs otherwise: the loader has gone to the start of the next one.
+        return numbering if epoch == state["position"][0] else numbering.after(0, 1, epoch, 0)
+
+    def _continue_slimes(self, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
+        """Go on where slime's own data source has stopped."""
+        if self._settings.order != "legacy":
+            refuse_change("order", "slime's", "asyncdata's (asyncdata_order: stream)", allow_changed)
+            return self._next_epoch(numbering)
+
+        if numbering.sample_offset > (num_rows := self._loader.num_rows()):
+            refuse_change("data", f"{numbering.sample_offset} rows or more", f"{num_rows} rows", allow_changed)
+            return self._next_epoch(numbering)
+
+        self._loader.seek(numbering.epoch_id, numbering.sample_offset, group_index=numbering.sample_group_index)
+        return numbering
+
+    def _next_epoch(self, numbering: Numbering) -> Numbering:
+        self.go_to_epoch(numbering.epoch_id + 1)
+        return numbering.after(0, 1, numbering.epoch_id + 1, 0)
+
+    def go_to_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch, unless the loader is in it."""
+        self._loader.set_epoch(epoch)
+
+    def skip_to(self, numbering: Numbering) -> None:
+        """Go to where so many prompts of an epoch were delivered, by taking them once more.
+
+        :raises SnapshotMismatchError: if the epoch has not so many.
+        """
+        state = self._loader.state_dict()
+        state["counters"] |= {"epoch_groups": 0, "epoch_drops": {}}
+        self._loader.load_state_dict({**state, "position": [numbering.epoch_id, 0, 0]})
+        left = numbering.sample_offset
+        while left:
+            number = min(left, _SKIPPED_AT_ONCE)
+            if self._loader.take(number, _last_epoch) != numbering.epoch_id:
+                raise SnapshotMismatchError(
+                    f"AD603 the data ended while {numbering.sample_offset} prompts of epoch {numbering.epoch_id} were "
+                    "skipped: the state belongs to other data or settings. Give back what it was taken with",
+                    {"data": (f"{numbering.sample_offset} prompts or more", "fewer")},
+                )
+
+            left -= number
+
+    def set_dp_size(self, dp_size: int) -> None:
+        if dp_size == self._dp_size:
+            return
+
+        loader = open_loader(self._settings, dp_size)
+        loader.load_state_dict(self._loader.state_dict())
+        self._closer()
+        self._use(loader)
+        self._dp_size = dp_size
+
+    def statistics(self) -> dict[str, Any]:
+        """Those of the loader, flat."""
+        return self._loader.statistics().to_dict()
+
+    def close(self) -> None:
+        self._closer()
+
+
+def _last_epoch(samples: list[Sample]) -> int:
+    assert samples[-1].position is not None  # it comes from a row
+    return samples[-1].position.epoch

@@ -1,0 +1,187 @@
+"""The data source inside slime: its own contract test, its threads, its checkpoints, and worker processes.
+
+slime's contract test is run as its authors tell plugins to run it, in a process of its own:
+``SLIME_CONTRACT_DATA_SOURCE_PATH=asyncdata.integrations.slime.AsyncDataSource pytest
+tests/plugin_contracts/test_plugin_path_loading_contracts.py``, in the checkout that ASYNCDATA_SLIME names. It imports
+what slime's rewards need; where that is not installed, PYTHONPATH may name a folder that has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.faults import Program
+from tests.support.loading import NEVER_S
+from tests.support.slime import slime_folder
+from tests.support.slime_source import labels, no_rollout, numbers, slimes_source, source_of, write_prompts
+
+__all__ = ("no_rollout",)
+
+pytestmark = pytest.mark.usefixtures("no_rollout")
+
+ROOT = Path(__file__).parents[2]
+NEEDED = ("torch", "httpx", "aiohttp", "pylatexenc", "sympy")
+CONTRACT = "tests/plugin_contracts/test_plugin_path_loading_contracts.py"
+
+
+def run_contract(path: str) -> subprocess.CompletedProcess[str]:
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        pytest.skip(f"slime needs {', '.join(missing)}")
+
+    # No plugins of ours, no settings of ours: the test is slime's.
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "--rootdir=.",
+        CONTRACT,
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+        "SLIME_CONTRACT_DATA_SOURCE_PATH": path,
+    }
+    return subprocess.run(
+        command, cwd=slime_folder(), env=environment, capture_output=True, text=True, timeout=NEVER_S * 2, check=False
+    )
+
+
+def test_slimes_own_contract_test_passes():
+    done = run_contract("asyncdata.integrations.slime.AsyncDataSource")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+def test_slimes_own_contract_test_can_fail():
+    done = run_contract("asyncdata.integrations.slime_config.Options")
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "test_path_loading_path_aligns_with_expected_format[data_source]" in done.stdout
+
+
+def test_nothing_heavy_is_imported_with_the_class():
+    code = (
+        "import sys, asyncdata.integrations.slime\n"
+        "print([name for name in ('torch', 'ray', 'slime', 'miles', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=NEVER_S, check=True
+    )
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_process_that_never_closes_it_ends_without_a_word(tmp_path):
+    """slime has no call for it; a Ray actor just ends."""
+    path = write_prompts(tmp_path / "p.jsonl", 50)
+    code = (
+        "from tests.support.slime_source import args_for\n"
+        "from asyncdata.integrations.slime import AsyncDataSource\n"
+        f"source = AsyncDataSource(args_for({str(path)!r}, asyncdata_num_workers=1, asyncdata_order='stream'))\n"
+        "source.get_samples(3)\n"
+    )
+    with Program("-c", code, options=("-W", "error")) as program:
+        assert program.end() == (0, "")
+        program.assert_gone()
+
+
+@pytest.mark.parametrize("order", ["legacy", "stream"])
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_worker_processes_change_nothing(tmp_path, order, num_workers):
+    path = write_prompts(tmp_path / "p.jsonl", 100)
+    given = {"rollout_shuffle": True, "asyncdata_order": order, "n_samples_per_prompt": 2}
+    with source_of(path, **given) as source:
+        expected = source.get_samples(230)
+    with source_of(path, **given, asyncdata_num_workers=num_workers, asyncdata_buffer_size=7) as source:
+        found = [group for number in (1, 99, 3, 127) for group in source.get_samples(number)]
+
+    assert numbers(found) == numbers(expected)
+    assert found == expected
+
+
+def test_it_may_be_called_from_a_thread_that_runs_a_loop(tmp_path):
+    """As slime's rollout does: from a coroutine, while others of the same loop go on afterwards."""
+    path = write_prompts(tmp_path / "p.jsonl", 50)
+
+    async def rollout(source: Any) -> list[Any]:
+        groups = source.get_samples(4)
+        await asyncio.gather(*(asyncio.sleep(0) for _ in groups))
+        source.add_samples(groups[2:])
+        return groups[:2]
+
+    with source_of(path, asyncdata_num_workers=1) as source:
+        done = asyncio.run(rollout(source)) + asyncio.run(rollout(source))
+        assert labels(done) == ["0", "1", "2", "3"]
+
+
+def test_it_may_be_saved_while_another_thread_takes_groups(tmp_path):
+    """As a fully asynchronous rollout does: every snapshot is one of a moment between two calls."""
+    path = write_prompts(tmp_path / "p.jsonl", 50)
+    given = {"save": str(tmp_path), "load": str(tmp_path), "asyncdata_order": "stream"}
+    with source_of(path, **given) as source:
+        stop = threading.Event()
+
+        def work() -> None:
+            while not stop.is_set():
+                groups = source.get_samples(1)
+                source.add_samples(groups)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        try:
+            for rollout_id in range(20):
+                source.save(rollout_id)
+        finally:
+            stop.set()
+            worker.join()
+        for rollout_id in range(20):
+            source.load(rollout_id)
+            assert len(source.buffer) <= 1
+            assert source.sample_group_index <= 1
+
+
+def test_slime_reads_our_checkpoint_and_we_read_slimes(tmp_path, small_tokenizer):
+    """In the middle of an epoch, in both directions, more than once."""
+    path = write_prompts(tmp_path / "p.jsonl", 20)
+    given = {
+        "rollout_shuffle": True,
+        "n_samples_per_prompt": 2,
+        "hf_checkpoint": str(small_tokenizer),
+        "save": str(tmp_path),
+        "load": str(tmp_path),
+    }
+    reference = slimes_source(path, **given)
+    expected = [numbers_and_labels(reference.get_samples(7)) for _ in range(8)]
+    found = []
+    for rollout_id in range(8):
+        if rollout_id % 2:
+            theirs = slimes_source(path, **given)
+            theirs.load(rollout_id - 1)
+            found.append(numbers_and_labels(theirs.get_samples(7)))
+            theirs.save(rollout_id)
+        else:
+            with source_of(path, **given) as ours:
+                ours.load(rollout_id - 1)
+                found.append(numbers_and_labels(ours.get_samples(7)))
+                ours.save(rollout_id)
+
+    assert found == expected
+
+
+def numbers_and_labels(groups: list[list[Any]]) -> list[Any]:
+    return [(labels([group]), numbers([group])) for group in groups]

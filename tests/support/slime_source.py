@@ -1,0 +1,219 @@
+"""What the tests of slime's data source share: rows, arguments, and the driver's rollout id."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import sys
+import threading
+import types
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata.integrations.slime import AsyncDataSource
+from tests.support.slime import slime_module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HOOKS = "slime.rollout.sample_hooks"
+
+SLIMES_DEFAULTS: dict[str, Any] = {
+    "rollout_global_dataset": True,
+    "prompt_data": None,
+    "hf_checkpoint": None,
+    "dump_details": None,
+    "rollout_max_prompt_len": None,
+    "input_key": "input",
+    "label_key": None,
+    "metadata_key": "metadata",
+    "tool_key": "tools",
+    "multimodal_keys": None,
+    "apply_chat_template": False,
+    "apply_chat_template_kwargs": {},
+    "rollout_seed": 42,
+    "rollout_shuffle": False,
+    "n_samples_per_prompt": 1,
+    "buffer_filter_path": None,
+    "save": None,
+    "load": None,
+}
+
+
+def write_prompts(path: Path, num_rows: int, special: dict[int, bytes] | None = None) -> Path:
+    """Rows with a prompt, a label and metadata that tell their number; or the ``special`` line of that number."""
+    lines = [
+        (special or {}).get(i)
+        or json.dumps({"input": f"prompt {i}", "label": str(i), "metadata": {"row": i, "tags": ["a", "b"]}}).encode()
+        for i in range(num_rows)
+    ]
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return path
+
+
+def slimes_args(**given: Any) -> Namespace:
+    """slime's arguments: its defaults, and what is given."""
+    return Namespace(**{**SLIMES_DEFAULTS, **given})
+
+
+def args_for(path: Path | str | None, **given: Any) -> Namespace:
+    """The same for a source of ours, which works in this process and leaves nothing behind."""
+    data = None if path is None else str(path)
+    ours = {"asyncdata_num_workers": 0, "asyncdata_timeout_s": 60.0, "asyncdata_cache_dir": ""}
+    return slimes_args(**{"prompt_data": data, "label_key": "label", **ours, **given})
+
+
+@contextlib.contextmanager
+def source_of(path: Path | str | None, **given: Any) -> Iterator[AsyncDataSource]:
+    """A data source of ours, closed at the end."""
+    source = AsyncDataSource(args_for(path, **given))
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def slimes_source(path: Path, **given: Any) -> Any:
+    """slime's own data source; its reader wants a tokenizer, ``hf_checkpoint``, even where it does nothing with it."""
+    args = slimes_args(**{"prompt_data": str(path), "label_key": "label", **given})
+    return slime_module("rollout.data_source").RolloutDataSourceWithBuffer(args)
+
+
+def labels(groups: list[list[Any]]) -> list[str]:
+    """Which rows they are."""
+    return [group[0].label for group in groups]
+
+
+def numbers(groups: list[list[Any]]) -> list[tuple[Any, list[Any]]]:
+    """Each group's number, and those of its samples."""
+    return [(group[0].group_index, [sample.index for sample in group]) for group in groups]
+
+
+def set_rollout_id(rollout_id: int | None) -> None:
+    """What slime's driver does at the start of each rollout; a module of its own stands in for slime's."""
+    if HOOKS not in sys.modules:
+        sys.modules[HOOKS] = types.ModuleType(HOOKS)
+    vars(sys.modules[HOOKS])["_current_rollout_id"] = rollout_id
+
+
+@pytest.fixture
+def no_rollout() -> Iterator[None]:
+    """Nothing is being generated, before the test and after it."""
+    before = sys.modules.pop(HOOKS, None)
+    yield
+    sys.modules.pop(HOOKS, None)
+    if before is not None:
+        sys.modules[HOOKS] = before
+
+
+# Buffer filters
+
+
+def newest_first(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
+    """From the end, as slime's contract test does."""
+    assert rollout_id is None
+    selected = list(reversed(buffer[-num_samples:]))
+    del buffer[-num_samples:]
+    return selected
+
+
+def keeps_everything(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
+    """Returns without removing."""
+    return buffer[:num_samples]
+
+
+def returns_too_many(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
+    """Removes and returns all but the oldest."""
+    chosen = buffer[1:]
+    del buffer[1:]
+    return chosen
+
+
+def copies_lists(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
+    """Puts other lists in the place of the groups, and returns others still."""
+    buffer[:] = [list(group) for group in buffer]
+    return [list(group) for group in buffer[:num_samples]]
+
+
+def drops_the_oldest(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
+    """Removes one that it does not return."""
+    del buffer[0]
+    return [buffer.pop(0)]
+
+
+def turns_round(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
+    """Chooses nothing, and leaves another order."""
+    buffer.reverse()
+    return []
+
+
+def asks_the_source(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
+    """Calls the data source, whose lock it runs under."""
+    assert args.source[0].get_buffer_length() == len(buffer)
+    return keeps_everything(args, rollout_id, buffer, num_samples)
+
+
+def makes_groups(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
+    """Groups of its own."""
+    return [[copy.copy(sample) for sample in group] for group in buffer[:num_samples]]
+
+
+def returns_twice(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
+    """The same group for each."""
+    return [buffer[0]] * num_samples
+
+
+def returns_nothing(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> Any:
+    """No list at all."""
+    buffer.clear()
+
+
+def spoils_and_raises(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
+    """Fails half-way."""
+    buffer.clear()
+    raise KeyError("thirteen")
+
+
+# Other hooks
+
+
+def process_media(args: Any, media: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Pictures, by their names."""
+    if getattr(args, "broken", None):
+        raise RuntimeError("no such picture")
+
+    return {"images": [f"picture {name}" for name in media["images"]]}
+
+
+class Picture:
+    """What no snapshot can hold."""
+
+    def __init__(self, name: Any) -> None:
+        self.name = str(name)
+
+
+def process_media_to_objects(args: Any, media: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Pictures as objects."""
+    return {"images": [Picture(name) for name in media["images"]]}
+
+
+def dataset_of_args(args: Any) -> Any:
+    """The dataset that the arguments hold."""
+    return args.dataset
+
+
+class GatedRows:
+    """A tokenize function that waits until it is opened."""
+
+    multimodal_keys = max_length = None
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        self.opened.wait()
+        return {"input_ids": [], "label": row["metadata"]["row"]}
