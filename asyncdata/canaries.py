@@ -28,7 +28,7 @@ _MAX_TRIES = 3
 
 
 class Canaries:
-    """The first rows of some blocks, and the digests of their tokens.
+    """The first rows of some blocks, and the digests of their tokens. A stream has no blocks, and no canaries.
 
     :param max_blocks: as many as a slot holds.
     :ivar digests: one per row; empty until they are known.
@@ -59,11 +59,12 @@ class Canaries:
         self._num_tries = 0
         self._expected = expected or []
         self._on_same, self._on_other = on_same, on_other
-        self.is_blocking = bool(self._expected) and self._expected != self.digests
+        self.is_blocking = self._num_blocks > 0 and bool(self._expected) and self._expected != self.digests
 
     def make(self) -> None:
         """Have the rows tokenized, if that is neither done, nor under way, nor in vain, and a slot is free."""
-        if self._slot is not None or self._num_tries >= _MAX_TRIES or (self.digests and not self.is_blocking):
+        is_vain = self._num_blocks == 0 or self._num_tries >= _MAX_TRIES
+        if self._slot is not None or is_vain or (self.digests and not self.is_blocking):
             return
 
         self._slot = self._executor.slots.hold()

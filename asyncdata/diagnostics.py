@@ -38,6 +38,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar blank_lines_total: blank lines passed over, in what was read ahead.
     :ivar indexed_rows: rows that the row index knows so far; 0 where the order needs none.
     :ivar excluded_rows: those of them that the order leaves out, by reason.
+    :ivar read_seconds: for how long a source that is read from front to back has been giving its present window.
     :ivar workers: what each worker is doing.
     """
 
@@ -62,6 +63,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     blank_lines_total: int
     indexed_rows: int = 0
     excluded_rows: dict[str, int] = {}
+    read_seconds: float = 0.0
     workers: list[WorkerState]
 
     def to_dict(self) -> dict[str, float]:
@@ -131,6 +133,12 @@ def _starving_stage(now: Statistics, is_started: bool) -> tuple[str, str]:
         return (
             f"tokenize: the workers cannot keep up, or one hangs (busy for {slowest:.1f} s)",
             "more num_workers, a larger buffer_size, or a lower row_timeout_s if the tokenize function hangs",
+        )
+
+    if now.read_seconds:
+        return (
+            f"read: the source has been giving the rows of a window for {now.read_seconds:.1f} s",
+            "a faster source, a smaller Shuffle(window_blocks=...), or a longer timeout_s",
         )
 
     if "busy" in states:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from asyncdata.buffer import BufferFilter
     from asyncdata.diagnostics import Statistics
-    from asyncdata.engine import Paths
     from asyncdata.sources.base import Source
+    from asyncdata.sources.described import Paths
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.types import Group, Position
 

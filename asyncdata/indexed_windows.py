@@ -9,6 +9,7 @@ import numpy as np
 
 from asyncdata.executors.base import Crashed, error_of
 from asyncdata.order import ROWS_PER_WINDOW
+from asyncdata.windows import AnywhereWindows
 from asyncdata.wire import NO_SLOT, Overflow, Permute, Permuted, Tokenize
 
 if TYPE_CHECKING:
@@ -33,11 +34,12 @@ class IndexedWindow:
 
     slot = NO_SLOT
 
-    def __init__(self, source: Blocks) -> None:
+    def __init__(self, source: Blocks, index: RowIndex) -> None:
         self.is_last = False
         self.num_rows = 0
         self.fault: AsyncDataError | None = None
         self._source = source
+        self._index = index
         self._places: Places | None = None
 
     def fill(self, places: Places, *, is_last: bool) -> None:
@@ -58,7 +60,7 @@ class IndexedWindow:
 
     def request(self, first: int, stop: int) -> Tokenize:
         """What a worker needs to tokenize the rows ``[first, stop)``."""
-        file_ids, offsets, lengths = (column[first:stop] for column in self._known)
+        file_ids, offsets, lengths, _ = (column[first:stop] for column in self._known)
         starts = np.full(stop - first, -1, np.int32)
         rows = np.flatnonzero(lengths >= 0)
         places = map(Overflow, rows.tolist(), file_ids[rows].tolist(), offsets[rows].tolist())
@@ -66,7 +68,8 @@ class IndexedWindow:
 
     def key(self, row: int) -> tuple[int, int]:
         """The number of the row's file, and its offset there."""
-        return int(self._known.file_ids[row]), int(self._known.offsets[row])
+        file_ids, offsets = self._index.origins(self._known.rows[row : row + 1])
+        return int(file_ids[0]), int(offsets[0])
 
     def location(self, row: int) -> SourceLocation:
         """The row's place."""
@@ -74,11 +77,14 @@ class IndexedWindow:
 
     def find(self, keys: Set[tuple[int, int]]) -> list[int]:
         """The rows of the window that ``keys`` name, rising."""
-        file_ids, offsets, _ = self._known
+        if not keys:
+            return []
+
+        file_ids, offsets = self._index.origins(self._known.rows)
         return sorted({int(row) for key in keys for row in np.flatnonzero((file_ids == key[0]) & (offsets == key[1]))})
 
 
-class IndexedWindows:
+class IndexedWindows(AnywhereWindows):
     """Windows over the row index, as :class:`~asyncdata.windows.Windows` wants them."""
 
     num_blank = 0
@@ -104,7 +110,7 @@ class IndexedWindows:
         """As the protocol says; there is always room."""
         if number == 0 and epoch > 0:
             self._source.check_unchanged()
-        window = IndexedWindow(self._source)
+        window = IndexedWindow(self._source, self._index)
         if not self._fill(window, epoch, number):
             self._waiting[epoch, number] = window, on_ready
         return window

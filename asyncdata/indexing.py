@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from asyncdata.errors import AsyncDataError, BadRowError
 from asyncdata.executors.base import Crashed, error_of
 from asyncdata.log import get_logger
+from asyncdata.sources.spool import is_whole, part_path
 from asyncdata.wire import Index, Indexed, RowError
 
 if TYPE_CHECKING:
@@ -70,6 +73,9 @@ class Indexer:
     def _read_file(self) -> None:
         try:
             for part in self._file.parts() if self._file is not None else ():
+                if not self._is_spooled(part):
+                    return
+
                 self._take(part)
                 self._finish_if_complete()
                 if self._index.is_complete:
@@ -77,6 +83,11 @@ class Indexer:
 
         except (AsyncDataError, OSError) as error:
             self._give_up(error)
+
+    def _is_spooled(self, part: Indexed) -> bool:
+        """Whether the rows are still where they were copied to, if they had to be."""
+        index = self._index
+        return not index.spool or is_whole(part_path(index.spool, index.num_blocks), array("i", part.lengths))
 
     def _ask(self) -> None:
         """Keep every worker busy with two requests, but leave room for what is delivered meanwhile."""
@@ -88,7 +99,9 @@ class Indexer:
             first, stop = self._next_block, min(self._next_block + _BLOCKS_PER_REQUEST, num_blocks)
             self._next_block = stop
             self._num_asked += 1
-            self._submit(first, Index(self._source.blocks(range(first, stop)), self._check), [], _MAX_TRIES)
+            spool = part_path(index.spool, first) if index.spool else ""
+            request = Index(self._source.blocks(range(first, stop)), self._check, spool=spool)
+            self._submit(first, request, [], _MAX_TRIES)
 
     def _submit(self, first: int, request: Index, lost: list[RowError], num_tries: int) -> None:
         self._executor.submit(request, partial(self._on_reply, first, request, lost, num_tries))
@@ -98,14 +111,13 @@ class Indexer:
     ) -> None:
         if isinstance(reply, Crashed) and reply.row is not None:
             lost = [*lost, RowError(reply.row, reply.code, reply.reason)]
-            self._submit(first, Index(request.blocks, request.check, [error.row for error in lost]), lost, _MAX_TRIES)
+            request = msgspec.structs.replace(request, lost=[error.row for error in lost])
+            self._submit(first, request, lost, _MAX_TRIES)
         elif isinstance(reply, Crashed) and num_tries > 1:
             self._submit(first, request, lost, num_tries - 1)
         elif isinstance(reply, Indexed):
             errors = sorted([*reply.errors, *lost], key=lambda error: error.row)
-            self._found[first] = Indexed(
-                reply.counts, reply.offsets, reply.lengths, reply.marks, reply.num_blank, reply.drops, errors
-            )
+            self._found[first] = msgspec.structs.replace(reply, errors=errors)
             self._num_asked -= 1
             self._append_found()
         else:
@@ -131,7 +143,9 @@ class Indexer:
         ends = np.cumsum(np.frombuffer(part.counts, np.int32))
         number = self._index.num_blocks + int(np.searchsorted(ends, error.row, side="right"))
         (block,) = self._source.blocks([number])
-        offset = block.start + int(np.frombuffer(part.offsets, np.int32)[error.row])
+        first = int(ends[number - self._index.num_blocks - 1]) if number > self._index.num_blocks else 0
+        inside = error.row - first if self._index.spool else int(np.frombuffer(part.offsets, np.int32)[error.row])
+        offset = block.start + inside
         length = int(np.frombuffer(part.lengths, np.int32)[error.row])
         place = self._source.location(block.file_id, offset, length)
         return BadRowError(

@@ -16,8 +16,9 @@ from asyncdata.errors import ConfigError, NoSamplesError, SourceError
 from asyncdata.executors.base import error_of
 from asyncdata.executors.handler import Handler
 from asyncdata.order import Order, Shuffle
-from asyncdata.sources.base import Source
-from asyncdata.sources.jsonl import JsonlSource
+from asyncdata.sources.base import room_of
+from asyncdata.sources.described import described
+from asyncdata.sources.stream import RowStream
 from asyncdata.tokenization.base import TokenizeFn, open_tokenize_fn
 from asyncdata.types import Position, Sample, SourceLocation
 from asyncdata.window import SLACK_BYTES, ChunkOrigin, Window
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from asyncdata.sources.base import Blocks
+    from asyncdata.sources.base import Blocks, Source
     from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
     from asyncdata.wire import Reply, RowError
 
@@ -56,8 +57,14 @@ def open_order(
     """
     config = LoaderConfig.of({"seed": seed, "shuffle": shuffle})
     blocks = config.shuffle if isinstance(config.shuffle, Shuffle) else Shuffle(enabled=config.shuffle)
-    files = (source if isinstance(source, Source) else JsonlSource(source)).open(blocks.block_bytes)
-    return files, Order(blocks, config.seed, files.num_blocks)
+    files = described(source).open(blocks.block_bytes)
+    if isinstance(files, RowStream):
+        raise ConfigError(
+            f"{files.files[0].path} is read from front to back: there is no looking into the middle of its order. A "
+            "loader's samples have their position and source; or decompress the data, or convert it"
+        )
+
+    return files, Order(blocks, config.seed, files.num_blocks, files.block_bytes)
 
 
 def rows_of_window(files: Blocks, order: Order, epoch: int, window: int) -> list[SourceLocation]:
@@ -183,7 +190,7 @@ def _job(files: Blocks, order: Order) -> Job:
         files=files.files,
         tokenize=None,
         max_row_bytes=files.max_row_bytes,
-        block_bytes=order.shuffle.block_bytes,
+        block_bytes=room_of(files, order.max_window_blocks),
         slack_bytes=SLACK_BYTES,
         reader=files.reader,
     )
@@ -239,7 +246,10 @@ def _walk(files: Blocks, order: Order, epoch: int, number: int) -> tuple[Positio
 
 
 def estimate_num_rows(files: Blocks, order: Order) -> int:
-    """Rows of an epoch, judged by some blocks; exact where there are few of them, as in small files."""
+    """Rows of an epoch, judged by some blocks; exact where there are few of them, and where rows are numbered."""
+    if files.location(0, 0, 0).row_number is not None:
+        return files.extent
+
     num_looked_at = min(files.num_blocks, _MAX_BLOCKS_FOR_ESTIMATE)
     blocks = files.blocks([number * files.num_blocks // num_looked_at for number in range(num_looked_at)])
     job = _job(files, order)

@@ -72,17 +72,20 @@ class Shuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Order:
     """D for one seed over ``num_blocks`` blocks.
 
+    :param block_bytes: what a block has on average, where that is more than was asked for: a window keeps its size, and
+        has fewer blocks.
     :raises ConfigError: if there is no block.
     """
 
-    def __init__(self, shuffle: Shuffle, seed: int, num_blocks: int) -> None:
+    def __init__(self, shuffle: Shuffle, seed: int, num_blocks: int, block_bytes: int = 0) -> None:
         if num_blocks < 1:
             raise ConfigError("an order needs at least one block")
 
         self.shuffle = shuffle
         self.seed = seed
         self.num_blocks = num_blocks
-        self.num_windows = -(-num_blocks // shuffle.window_blocks)
+        num_bytes = num_blocks * max(block_bytes, shuffle.block_bytes)
+        self.num_windows = min(num_blocks, -(-num_bytes // (shuffle.block_bytes * shuffle.window_blocks)))
 
     @property
     def max_window_blocks(self) -> int:

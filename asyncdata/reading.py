@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from asyncdata.canaries import Canaries
-from asyncdata.errors import TooManyBadRowsError
+from asyncdata.errors import ConfigError, TooManyBadRowsError
 from asyncdata.fingerprint import canonical, digest
 from asyncdata.index_file import IndexFile, cache_folder
 from asyncdata.indexed_windows import IndexedWindows
@@ -13,10 +19,13 @@ from asyncdata.indexing import Indexer
 from asyncdata.log import get_logger
 from asyncdata.order import Order, RowOrder, RowShuffle
 from asyncdata.row_index import RowIndex
+from asyncdata.sources.base import room_of
+from asyncdata.sources.stream import RowStream, StreamOrder
+from asyncdata.stream_windows import StreamWindows
 from asyncdata.tokenization.base import TokenizeFn, describe, fingerprints_of
 from asyncdata.window import SLACK_BYTES
 from asyncdata.windows import BlockWindows
-from asyncdata.wire import Job
+from asyncdata.wire import Job, ReaderSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +56,7 @@ class Reading(Protocol):
     slot_bytes: int
 
     @property
-    def order(self) -> Order | RowOrder:
+    def order(self) -> Order | RowOrder | StreamOrder:
         """D, as far as it is known without reading."""
         ...
 
@@ -76,19 +85,30 @@ def open_reading(
     """
     shuffle = config.order
     if isinstance(shuffle, RowShuffle):
-        return _IndexedReading(source.open(_INDEX_BLOCK_BYTES), shuffle, config, function, quarantine)
+        files = source.open(_INDEX_BLOCK_BYTES)
+        if isinstance(files, RowStream):
+            raise ConfigError(
+                f"{files.files[0].path} can only be read from front to back, and this shuffle needs every row by "
+                "itself: use shuffle=True, which mixes windows, or decompress or convert the data"
+            )
+
+        return _IndexedReading(files, shuffle, config, function, quarantine)
 
     files = source.open(shuffle.block_bytes)
-    return _BlockReading(files, Order(shuffle, config.seed, files.num_blocks), _job(files, config, function))
+    if isinstance(files, RowStream):
+        stream_order = StreamOrder(shuffle, config.seed, len(files.files))
+        return _StreamReading(files, stream_order, _job(files, config, function, shuffle.block_bytes))
+
+    order = Order(shuffle, config.seed, files.num_blocks, files.block_bytes)
+    return _BlockReading(files, order, _job(files, config, function, room_of(files, order.max_window_blocks)))
 
 
-def _job(files: Blocks, config: LoaderConfig, function: Function) -> Job:
-    order = config.order
+def _job(files: Blocks, config: LoaderConfig, function: Function, block_bytes: int) -> Job:
     return Job(
         files=files.files,
         tokenize=None if config.num_workers == 0 else describe(function),
         max_row_bytes=files.max_row_bytes,
-        block_bytes=_INDEX_BLOCK_BYTES if isinstance(order, RowShuffle) else order.block_bytes,
+        block_bytes=block_bytes,
         slack_bytes=SLACK_BYTES,
         reader=files.reader,
     )
@@ -112,6 +132,25 @@ class _BlockReading:
         return Canaries(self.files, executor, self.job.stride, self.order.max_window_blocks)
 
 
+class _StreamReading:
+    """Windows of a stream, which is read from front to back. A slot has room for the longest row there may be."""
+
+    index = None
+
+    def __init__(self, stream: RowStream, order: StreamOrder, job: Job) -> None:
+        self.files: Blocks = stream
+        self.order = order
+        self.job = job
+        self.slot_bytes = max(order.window_bytes, stream.max_row_bytes) + 1
+        self._stream = stream
+
+    def windows(self, executor: Executor) -> StreamWindows:
+        return StreamWindows(self._stream, self.order, executor)
+
+    def canaries(self, executor: Executor) -> Canaries:
+        return Canaries(self.files, executor, self.job.stride, 0)
+
+
 class _IndexedReading:
     """Rows ordered one by one, over the row index."""
 
@@ -125,8 +164,14 @@ class _IndexedReading:
     ) -> None:
         self.files = files
         self.order = RowOrder(shuffle, config.seed)
-        self.index = RowIndex(files, shuffle)
-        self.job = _job(files, config, function)
+        self.job = _job(files, config, function, _INDEX_BLOCK_BYTES)
+        self._identity = _identity(files, self.job, shuffle.check, function)
+        self._folder = _index_folder(config)
+        self.index = RowIndex(files, shuffle, "" if files.reads_single_rows else self._spool_folder())
+        if self.index.spool:
+            spooled = {"inner": files.reader.path, "settings": files.reader.settings, "folder": self.index.spool}
+            reader = ReaderSpec("asyncdata.sources.spool:SpoolReader", spooled)
+            self.job = msgspec.structs.replace(self.job, reader=reader)
         self.slot_bytes = min(_MAX_CANARY_BLOCKS, files.num_blocks) * self.job.stride
         self._config = config
         self._function = function
@@ -135,7 +180,7 @@ class _IndexedReading:
 
     def windows(self, executor: Executor) -> IndexedWindows:
         check = self.order.shuffle.check
-        indexer = Indexer(self.files, executor, self.index, check, self._file(check), self._pass_over)
+        indexer = Indexer(self.files, executor, self.index, check, self._file(), self._pass_over)
         return IndexedWindows(self.files, self.order, executor, self.index, indexer)
 
     def canaries(self, executor: Executor) -> Canaries:
@@ -151,25 +196,49 @@ class _IndexedReading:
         if config.max_bad_rows is not None and self._num_bad_rows > config.max_bad_rows:
             raise TooManyBadRowsError(f"a bad row, after max_bad_rows={config.max_bad_rows} of them: {error}")
 
-    def _file(self, check: str) -> IndexFile | None:
+    def _spool_folder(self) -> str:
+        """Where rows are copied to; for this run only, where nothing is to be kept."""
+        if self._identity and self._folder:
+            folder = f"{self._folder}/{self._identity}.rows"
+            try:
+                os.makedirs(folder, mode=0o700, exist_ok=True)
+            except OSError as error:
+                _log.warning("index.not_written", path=folder, reason=str(error))
+            else:
+                return folder
+
+        folder = tempfile.mkdtemp(prefix="asyncdata-rows-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    def _file(self) -> IndexFile | None:
         """Where the index is kept; None where it must be made anew every time."""
-        folder = cache_folder() if self._config.cache_dir is None else self._config.cache_dir
-        if not folder or (check == "samples" and not _has_fingerprint(self._function)):
+        if not (self._identity and self._folder):
             return None
 
-        what = {
-            "data": self.files.fingerprint()["digest"],
-            "reader": [self.job.reader.path, self.job.reader.settings],
-            "limits": [self.job.block_bytes, self.job.max_row_bytes],
-            "check": check,
-            "function": fingerprints_of(self._function) if check == "samples" else None,
-        }
         try:
-            return IndexFile(f"{folder}/index", digest(canonical(what)))
+            return IndexFile(self._folder, self._identity)
         except OSError as error:
-            _log.warning("index.not_written", path=folder, reason=str(error))
+            _log.warning("index.not_written", path=self._folder, reason=str(error))
             return None
 
 
-def _has_fingerprint(function: Function) -> bool:
-    return isinstance(function, TokenizeFn) or getattr(function, "version", None) is not None
+def _index_folder(config: LoaderConfig) -> str:
+    folder = cache_folder() if config.cache_dir is None else config.cache_dir
+    return folder and f"{folder}/index"
+
+
+def _identity(files: Blocks, job: Job, check: str, function: Function) -> str:
+    """What the index depends on, by its digest; nothing where that is not known."""
+    has_fingerprint = isinstance(function, TokenizeFn) or getattr(function, "version", None) is not None
+    if check == "samples" and not has_fingerprint:
+        return ""
+
+    what = {
+        "data": files.fingerprint()["digest"],
+        "reader": [job.reader.path, job.reader.settings],
+        "limits": [job.block_bytes, job.max_row_bytes],
+        "check": check,
+        "function": fingerprints_of(function) if check == "samples" else None,
+    }
+    return digest(canonical(what))

@@ -25,30 +25,35 @@ _GOOD = 0
 class Places(NamedTuple):
     """Rows by where they lie; each array has shape (num_rows,).
 
-    :ivar file_ids: int64.
-    :ivar offsets: int64.
+    :ivar file_ids: int64; where the rows were copied, -1 less the number of the copy.
+    :ivar offsets: int64; where the rows were copied, that in the copy.
     :ivar lengths: int32, bytes.
+    :ivar rows: int64, which rows of all they are.
     """
 
     file_ids: np.ndarray[Any, np.dtype[np.int64]]
     offsets: np.ndarray[Any, np.dtype[np.int64]]
     lengths: np.ndarray[Any, np.dtype[np.int32]]
+    rows: np.ndarray[Any, np.dtype[np.int64]]
 
 
 class RowIndex:
     """The rows of ``source``, and which of them ``shuffle`` numbers.
 
+    :param spool: the folder that rows are copied to; an empty string where they are read from their files.
     :ivar num_found: rows found so far, numbered or not.
     :ivar excluded: rows found so far that have no number, by reason.
     :ivar is_complete: whether all rows are found.
     :ivar fault: why it will never be.
     """
 
-    def __init__(self, source: Blocks, shuffle: RowShuffle) -> None:
+    def __init__(self, source: Blocks, shuffle: RowShuffle, spool: str = "") -> None:
         blocks = source.blocks(range(source.num_blocks))
         self._block_files = np.array([block.file_id for block in blocks], np.int64)
         self._block_starts = np.array([block.start for block in blocks], np.int64)
         self._block_ends = np.zeros(len(blocks), np.int64)
+        self._block_parts = np.zeros(len(blocks), np.int64)
+        self.spool = spool
         self._num_blocks = self._num_objects = 0
         self._shuffle = shuffle
         self._offsets, self._lengths = _Grown(np.int32), _Grown(np.int32)
@@ -70,7 +75,8 @@ class RowIndex:
         counts = np.frombuffer(found.counts, np.int32)
         offsets = np.frombuffer(found.offsets, np.int32)
         ends = self.num_found + np.cumsum(counts, dtype=np.int64)
-        self._block_ends[self._num_blocks : self._num_blocks + len(counts)] = ends
+        added = slice(self._num_blocks, self._num_blocks + len(counts))
+        self._block_ends[added], self._block_parts[added] = ends, self._num_blocks
         self._offsets.extend(offsets)
         self._lengths.extend(np.frombuffer(found.lengths, np.int32))
         marks = np.frombuffer(found.marks, np.uint8) if found.marks else np.zeros(len(offsets), np.uint8)
@@ -132,12 +138,23 @@ class RowIndex:
         """Where the rows of these numbers lie."""
         numbered = self._numbered()
         rows = numbers if isinstance(numbered, range) else numbered[numbers]
-        blocks = np.searchsorted(self._block_ends[: self._num_blocks], rows, side="right")
-        return Places(
-            self._block_files[blocks],
-            self._block_starts[blocks] + self._offsets.array[rows],
-            self._lengths.array[rows],
-        )
+        offsets, lengths = self._offsets.array[rows], self._lengths.array[rows]
+        blocks = self._blocks_of(rows)
+        if self.spool:
+            return Places(-1 - self._block_parts[blocks], offsets.astype(np.int64), lengths, rows)
+
+        return Places(self._block_files[blocks], self._block_starts[blocks] + offsets, lengths, rows)
+
+    def _blocks_of(self, rows: Any) -> Any:
+        return np.searchsorted(self._block_ends[: self._num_blocks], rows, side="right")
+
+    def origins(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Any, Any]:
+        """The number of each row's own file, and its offset there; int64, of shape (num_rows,)."""
+        blocks = self._blocks_of(rows)
+        # Only rows that are numbered in their file are ever copied.
+        firsts = np.concatenate(([0], self._block_ends))[blocks]
+        offsets = rows - firsts if self.spool else self._offsets.array[rows]
+        return self._block_files[blocks], self._block_starts[blocks] + offsets
 
 
 class _Grown:

@@ -1,4 +1,4 @@
-"""The service: one daemon thread with an event loop of its own, in which executor and producer live.
+"""The service: one daemon thread with an event loop of its own, in which executor, windows and producer live.
 
 The faces talk to it through the coordinator, under its lock; only a producer that waits for room, a restart and the
 close cross into the loop.
@@ -22,13 +22,14 @@ from asyncdata.log import get_logger
 from asyncdata.loops import call_soon_in_this_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from asyncdata.channel import Channel
     from asyncdata.coordinator import Coordinator
     from asyncdata.executors.base import Executor
     from asyncdata.ledger import Ledger
     from asyncdata.producer import Producer
+    from asyncdata.windows import Windows
     from asyncdata.wire import Job
 
 __all__ = ("Service",)
@@ -47,6 +48,7 @@ class Service:
     def __init__(
         self,
         job: Job,
+        windows: Windows,
         producer: Producer,
         executor: Executor,
         coordinator: Coordinator,
@@ -58,6 +60,7 @@ class Service:
         self._executor = executor
         self._coordinator = coordinator
         self._backend = backend
+        self._windows = windows
         self._producer = producer
         self._slot_bytes = slot_bytes
         self._lock = threading.RLock()  # a garbage collection within may close the loader
@@ -152,7 +155,8 @@ class Service:
     async def _main(self) -> None:
         self._stop = anyio.Event()
         async with anyio.create_task_group() as group:
-            group.start_soon(self._run_executor)
+            group.start_soon(self._run_part, partial(self._executor.run, self._job))
+            group.start_soon(self._run_part, self._windows.run)
             with self._lock:
                 self._call_soon = call_soon_in_this_loop()
                 if self._is_closed:
@@ -161,9 +165,9 @@ class Service:
             await self._stop.wait()
             group.cancel_scope.cancel()
 
-    async def _run_executor(self) -> None:
+    async def _run_part(self, run: Callable[[], Awaitable[None]]) -> None:
         try:
-            await self._executor.run(self._job)
+            await run()
         except AsyncDataError as error:
             self._fail(error)
         except Exception as error:

@@ -22,6 +22,7 @@ from asyncdata.fingerprint import describe_change, find_changes, setting_of
 __all__ = (
     "SCHEMA",
     "Snapshot",
+    "StreamState",
     "check",
     "describe",
     "describe_file",
@@ -35,6 +36,21 @@ __all__ = (
 SCHEMA = 1
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class StreamState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a source that is read from front to back has a window's first row.
+
+    :ivar window: number of the window in its epoch.
+    :ivar at: what the source takes to begin there, as builtins; None for the epoch's start.
+    :ivar skip: rows to pass over from there.
+    :ivar row: digest of the first row, by which another row in its place is noticed.
+    """
+
+    window: Count
+    at: dict[str, Any] | None = None
+    skip: Count = 0
+    row: str
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +69,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     :ivar acked: positions after :attr:`position` that are acknowledged already.
     :ivar journal: (file_id, byte_offset) of rows dropped because they killed workers.
     :ivar canaries: token hashes of up to 8 fixed rows; empty if unknown.
+    :ivar stream: where to begin reading for :attr:`position`, if the source is read from front to back and that is not
+        the epoch's start; else unset.
     """
 
     schema: int = SCHEMA
@@ -66,6 +84,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     acked: list[tuple[Count, Count, Count]] = []
     journal: list[tuple[Count, Count]] = []
     canaries: list[str] = []
+    stream: StreamState | msgspec.UnsetType = msgspec.UNSET  # not written where it is not needed
 
 
 # As plain builtins

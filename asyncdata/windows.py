@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
     from asyncdata.executors.base import Executor
     from asyncdata.order import Order
+    from asyncdata.snapshot import StreamState
     from asyncdata.sources.base import Blocks
+    from asyncdata.types import Position
     from asyncdata.window import OpenWindow
     from asyncdata.wire import Reply, Scan
 
-__all__ = ("BlockWindows", "Windows")
+__all__ = ("AnywhereWindows", "BlockWindows", "Windows")
 
 _MAX_TRIES = 5
 
@@ -28,9 +30,19 @@ class Windows(Protocol):
     """Opens windows, in the order in which they are wanted.
 
     :ivar num_blank: blank lines passed over so far.
+    :ivar restart_point: tells the first position that a restart would need now; set by who knows it.
+    :ivar read_s: seconds for which a window is being read here already, in the trainer's process; 0 for none.
     """
 
     num_blank: int
+    restart_point: Callable[[], Position]
+
+    @property
+    def read_s(self) -> float: ...
+
+    async def run(self) -> None:
+        """Do what must be done here, in the trainer's process, until cancelled; return at once if that is nothing."""
+        ...
 
     def restart(self) -> None:
         """What was opened before is given up, and its slots are free."""
@@ -44,8 +56,35 @@ class Windows(Protocol):
         """
         ...
 
+    def state_at(self, position: Position) -> StreamState | None:
+        """What a snapshot keeps besides ``position``, so that its window is found again soon.
 
-class BlockWindows:
+        Any thread may ask.
+        """
+        ...
+
+    def resume_at(self, position: Position, state: StreamState | None) -> None:
+        """A restart at ``position`` is about to come, from a snapshot that kept ``state``. Any thread may say so."""
+        ...
+
+
+class AnywhereWindows:
+    """Windows that workers can read from anywhere: a position is all that a restart needs."""
+
+    restart_point: Callable[[], Position]
+    read_s = 0.0
+
+    async def run(self) -> None:
+        """As the protocol says: nothing."""
+
+    def state_at(self, position: Position) -> None:
+        """As the protocol says: nothing."""
+
+    def resume_at(self, position: Position, state: StreamState | None) -> None:
+        """As the protocol says."""
+
+
+class BlockWindows(AnywhereWindows):
     """Windows of blocks, which workers scan into slots.
 
     :param stride: bytes of a slot that one block takes.

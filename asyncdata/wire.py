@@ -131,12 +131,14 @@ class Index(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Find the rows of ``blocks``, and look at them as far as ``check`` says.
 
     ``check``: ``none``, ``json`` (is it a JSON object?), or ``samples`` (does the tokenize function keep it?). The rows
-    numbered in ``lost``, which brought down workers, are not looked at.
+    numbered in ``lost``, which brought down workers, are not looked at. ``spool`` is a file the rows are copied to;
+    their offsets are then those in it.
     """
 
     blocks: list[Block]
     check: str
     lost: list[int] = []
+    spool: str = ""
     slot: int = NO_SLOT
 
 

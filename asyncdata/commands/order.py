@@ -30,7 +30,12 @@ class _Entry(NamedTuple):
 def run(args: argparse.Namespace, output: Output) -> int:
     """The command."""
     files, order = open_order(args.data, seed=args.seed, shuffle=shuffle_of(args))
-    columns = ("position", "path", "byte_offset", "num_bytes", *(("line",) if args.lines else ()))
+    is_numbered = files.location(0, 0, 0).row_number is not None
+    if is_numbered and args.lines:
+        raise ConfigError("--lines is for files of lines; these have rows, and their numbers are printed as it is")
+
+    place = "row_number" if is_numbered else "byte_offset"
+    columns = ("position", "path", place, "num_bytes", *(("line",) if args.lines else ()))
     if not output.as_json:
         output.data("\t".join(columns), "dim")
     for entries in _windows(files, order, args):
@@ -46,7 +51,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
 def _values(entry: _Entry, is_for_programs: bool) -> list[Any]:
     found = entry.location
     path = found.path if is_for_programs else printable(shown_path(found.path))
-    return [str(entry.position), path, found.byte_offset, found.num_bytes]
+    offset = found.byte_offset if found.row_number is None else found.row_number
+    return [str(entry.position), path, offset, found.num_bytes]
 
 
 def _windows(files: Blocks, order: Order, args: argparse.Namespace) -> Iterator[list[_Entry]]:

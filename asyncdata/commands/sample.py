@@ -64,12 +64,12 @@ def _position_of_sample(args: argparse.Namespace) -> Position:
 
 def _report(args: argparse.Namespace, position: Position, look: Look) -> dict[str, Any]:
     found, sample = look.location, look.sample
+    lies_at = {"line": found.line_number(), "byte_offset": found.byte_offset}
     return {
         "position": str(position),
         "ordinal": args.ordinal,
         "path": found.path,
-        "line": found.line_number(),
-        "byte_offset": found.byte_offset,
+        **(lies_at if found.row_number is None else {"row_number": found.row_number}),
         "num_bytes": found.num_bytes if found.num_bytes >= 0 else None,
         "row": look.raw.decode("utf-8", "backslashreplace"),
         "prompt": sample.prompt if sample is not None else None,
@@ -80,11 +80,15 @@ def _report(args: argparse.Namespace, position: Position, look: Look) -> dict[st
 
 
 def _text(report: dict[str, Any]) -> str:
+    size = report["num_bytes"] if report["num_bytes"] is not None else "?"
+    if "row_number" in report:
+        place = [("row number", report["row_number"]), ("bytes", f"{size} as JSON")]
+    else:
+        place = [("line", report["line"]), ("bytes", f"{size} from {report['byte_offset']}")]
     lines = [
         ("position", report["position"]),
         ("file", shown_path(report["path"])),
-        ("line", report["line"]),
-        ("bytes", f"{report['num_bytes'] if report['num_bytes'] is not None else '?'} from {report['byte_offset']}"),
+        *place,
         ("row", printable(report["row"])),
     ]
     if report["ordinal"] is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -150,6 +151,12 @@ class Executor(Protocol):
         """
         ...
 
+    def memory(self, slot: int) -> memoryview:
+        """The bytes of ``slot``, for who fills it in this process. Any thread may ask, between the call of
+        :meth:`prepare` and the end of :meth:`run`.
+        """
+        ...
+
     def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
         """Queue a request; ``on_reply`` is called once, unless :meth:`forget` comes first.
 
@@ -195,7 +202,7 @@ class InlineExecutor:
 
     def prepare(self, slot_bytes: int) -> None:
         """As the protocol says."""
-        self._memory = [memoryview(bytearray(slot_bytes)) for _ in range(NUM_SLOTS)]
+        self._memory = [_memory(slot_bytes) for _ in range(NUM_SLOTS)]
 
     async def run(self, job: Job) -> None:
         """As the protocol says."""
@@ -222,6 +229,10 @@ class InlineExecutor:
         if generation == self._generation:
             on_reply(reply)
 
+    def memory(self, slot: int) -> memoryview:
+        """As the protocol says."""
+        return self._memory[slot]
+
     def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
         """As the protocol says; a thread cannot be killed, so there are no strikes."""
         self.slots.use(request.slot)
@@ -245,6 +256,14 @@ class InlineExecutor:
         num_rows_done = max(0, self._num_rows_done)  # -1: rows are worked on together
         state = WorkerState(state="busy" if self._began else "idle", busy_s=busy_s, num_rows_done=num_rows_done)
         return ExecutorStatistics(workers=[state], num_queued=len(self._queue))
+
+
+def _memory(num_bytes: int) -> memoryview:
+    """Memory of which only what is written to takes room: a slot is as large as the largest row may be."""
+    if num_bytes == 0:
+        return memoryview(bytearray())
+
+    return memoryview(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def _open(fn: TokenizeFn | Callable[..., Any]) -> BatchTokenizer:

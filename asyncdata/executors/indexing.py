@@ -6,6 +6,7 @@ import random
 from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
+from asyncdata.sources.spool import write_part
 from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.tokenization.rows import RowDecoder, RowFault
 from asyncdata.wire import Indexed, Overflow, Permuted
@@ -43,7 +44,8 @@ def index_blocks(
 
     :param write: runs the tokenize function over rows, but for those numbered in a set.
     """
-    rows = _read(request.blocks, reader, with_bytes=request.check != "none")
+    rows = _read(request.blocks, reader, with_bytes=request.check != "none" or bool(request.spool))
+    offsets = write_part(request.spool, rows.raw) if request.spool else rows.offsets
     if request.check == "none":
         found = ColumnWriter()
     elif request.check == "json":
@@ -61,7 +63,7 @@ def index_blocks(
         marks[error.row] = _NO_OBJECT if error.code in _NO_OBJECT_CODES else _NO_SAMPLE
     return Indexed(
         counts=rows.counts.tobytes(),
-        offsets=rows.offsets.tobytes(),
+        offsets=offsets.tobytes(),
         lengths=rows.lengths.tobytes(),
         marks=bytes(marks),
         num_blank=rows.num_blank,

@@ -242,6 +242,13 @@ class ProcessExecutor:
                 call.on_reply(outcome)
             self.slots.done(call.request.slot)  # not before: its rows may just have been asked for again
 
+    def memory(self, slot: int) -> memoryview:
+        """As the protocol says."""
+        if self._spawner is None:
+            raise WorkerError("prepare() has not been called")
+
+        return self._spawner.memory(slot)
+
     def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
         """As the protocol says."""
         self.slots.use(request.slot)

@@ -59,6 +59,7 @@ class Spawner:
             for number in range(num_slots):
                 self._slot_fds.append(_memory(f"slot {number}", slot_bytes))
             self._page = mmap.mmap(self._progress_fd, 0)  # our own memory, not a file of the user's
+            self._slots = [memoryview(mmap.mmap(fd, 0) if slot_bytes else b"") for fd in self._slot_fds]
             opened.pop_all()
         _spawners.add(self)
 
@@ -70,7 +71,18 @@ class Spawner:
     ) -> None:
         _close(self._alive_read, self._alive_write, self._progress_fd, *self._slot_fds)
         self._page.close()
+        self._slots.clear()  # not closed: a thread that was abandoned may still write there
         self._alive_write = -1
+
+    def memory(self, slot: int) -> memoryview:
+        """The bytes of ``slot``.
+
+        :raises WorkerError: if the workers are gone.
+        """
+        if not self._slots:
+            raise WorkerError("the workers are gone, and the slots with them")
+
+        return self._slots[slot]
 
     def spawn(self, number: int) -> WorkerProcess:
         """A new worker process; it dies with the calling thread.

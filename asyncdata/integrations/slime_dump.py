@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-
 from typing import TYPE_CHECKING
 
 from asyncdata.errors import ConfigError

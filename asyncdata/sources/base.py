@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from asyncdata.fingerprint import FileStamp
 
-__all__ = ("Blocks", "FileBlocks", "Files", "Source")
+__all__ = ("Blocks", "FileBlocks", "Files", "Source", "room_of")
+
+_MAX_SLOT_BYTES = 1 << 30  # places in a slot are int32
 
 
 @runtime_checkable
@@ -37,11 +39,17 @@ class Blocks(Protocol):
     :ivar files: what the pieces lie in, numbered.
     :ivar max_row_bytes: a longer row is a bad row.
     :ivar reader: how a worker reads a piece.
+    :ivar block_bytes: bytes of a piece's rows, on average; windows are cut by them.
+    :ivar room_bytes: bytes of a slot that a piece may take. Rows that find no room there are read one by one.
+    :ivar reads_single_rows: whether a row is as soon read by itself as with its neighbours.
     """
 
     files: list[FileRef]
     max_row_bytes: int
     reader: ReaderSpec
+    block_bytes: int
+    room_bytes: int
+    reads_single_rows: bool
 
     @property
     def num_blocks(self) -> int:
@@ -73,10 +81,16 @@ class Blocks(Protocol):
         ...
 
 
+def room_of(source: Blocks, max_blocks: int) -> int:
+    """Bytes of a slot for each of at most ``max_blocks`` pieces."""
+    return min(source.room_bytes, max(1, _MAX_SLOT_BYTES // max_blocks))
+
+
 class Files:
     """Files as they were at the start, numbered; whether they still are what they were."""
 
     reader = ReaderSpec()
+    reads_single_rows = True
 
     def __init__(self, stamps: Sequence[FileStamp], max_row_bytes: int) -> None:
         self.files = [FileRef(stamp.path, stamp.num_bytes) for stamp in stamps]
@@ -142,7 +156,7 @@ class FileBlocks(Files):
 
     def __init__(self, stamps: Sequence[FileStamp], block_bytes: int, max_row_bytes: int) -> None:
         super().__init__(stamps, max_row_bytes)
-        self.block_bytes = block_bytes
+        self.block_bytes = self.room_bytes = block_bytes
         counts = [-(-file.num_bytes // block_bytes) for file in self.files]
         self._first_blocks = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 

@@ -1,28 +1,28 @@
-"""JSONL files: which files are meant, and what is wrong with them before a row is read."""
+"""JSON in files, as lines or as one array: which files are meant, what they are, and what is wrong with them."""
 
 from __future__ import annotations
 
-import errno
-import glob
 import os
-import stat
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from asyncdata.errors import ConfigError, SourceError
-from asyncdata.fingerprint import stamp
+from asyncdata.errors import SourceError
+from asyncdata.fingerprint import FileStamp, stamp
 from asyncdata.sources.base import FileBlocks
+from asyncdata.sources.coded_text import CodedText, coding_of, is_decodable
+from asyncdata.sources.paths import find_files, open_regular, why_unreadable
+from asyncdata.sources.text_stream import TextStream
+from asyncdata.wire import FileRef
 
 if TYPE_CHECKING:
-    from asyncdata.fingerprint import FileStamp
+    from collections.abc import Sequence
 
-__all__ = ("JsonlSource",)
+__all__ = ("JsonArraySource", "JsonlSource")
 
+_HEAD_BYTES = 4096
+_CODED_SUFFIXES = (".gz", ".zst")
 _MAGIC = (
-    (b"\x1f\x8b", "AD123 {path} is gzip (magic 1f 8b); decompress it first: gunzip --keep {path}"),
-    (b"\x28\xb5\x2f\xfd", "AD123 {path} is zstd (magic 28 b5 2f fd); decompress it first: zstd -d {path}"),
     (b"PAR1", "AD123 {path} is Parquet, not JSONL"),
     (b"\xff\xfe", "AD103 {path} looks like UTF-16 (begins with ff fe); convert it: iconv -f UTF-16 -t UTF-8"),
     (b"\xfe\xff", "AD103 {path} looks like UTF-16 (begins with fe ff); convert it: iconv -f UTF-16 -t UTF-8"),
@@ -35,100 +35,124 @@ class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Lines end with ``\\n`` or ``\\r\\n``; blank ones are skipped, a byte-order mark at the start is too, and the last
     line needs no end. Files are read to the size they have at the start, and never memory-mapped.
 
-    :param paths: a path, a glob, a folder (its ``*.jsonl``), or a list of these. A glob's and a folder's files are
-        sorted by name; a list keeps its order. The order of files is part of the order of samples.
+    Files that are compressed with gzip or zstd, and files not named ``*.jsonl`` that hold one JSON array, are known by
+    their first bytes. If there is one of them, all files are read from front to back, in the trainer's process.
+
+    :param paths: a path, a glob, a folder (its ``*.jsonl``, or, without any, its ``*.jsonl.gz`` and ``*.jsonl.zst``),
+        or a list of these. A glob's and a folder's files are sorted by name; a list keeps its order. The order of
+        files is part of the order of samples.
     :param max_row_bytes: a longer row is a bad row.
     """
 
     paths: str | list[str]
     max_row_bytes: int = 64 * 1024 * 1024
 
-    def open(self, block_bytes: int) -> FileBlocks:
+    def open(self, block_bytes: int) -> FileBlocks | TextStream:
         """Find the files and look at each one's first bytes.
 
         :raises SourceError: naming every file that is missing, unreadable, empty where all are, or no JSONL at all.
         """
-        given = [self.paths] if isinstance(self.paths, str | os.PathLike) else list(self.paths)
-        paths: list[str] = []
-        stamps, faults = [], []
-        for item in given:
-            try:
-                paths += _expand(os.path.expanduser(item))
-            except SourceError as error:
-                faults.append(str(error))
-        _refuse_repeats(paths)
-        for path in paths:
-            try:
-                stamps.append(_inspect(path))
-            except SourceError as error:
-                faults.append(str(error))
-        if faults:
-            raise SourceError("\n".join(faults))
+        files = _find(self.paths, (".jsonl", (".jsonl.gz", ".jsonl.zst")), must_be_array=False)
+        if any(file.coding != "plain" or file.is_array for file in files):
+            return _stream(files, self.max_row_bytes)
 
-        if not any(found.num_bytes for found in stamps):
-            raise SourceError(f"AD201 no rows in {len(stamps)} files, all empty: {', '.join(paths[:5])}")
-
-        return FileBlocks(stamps, block_bytes, self.max_row_bytes)
+        return FileBlocks([file.stamp for file in files], block_bytes, self.max_row_bytes)
 
 
-def _expand(path: str) -> list[str]:
-    if os.path.isdir(path):
-        found = sorted(str(entry) for entry in Path(path).iterdir() if entry.name.endswith(".jsonl"))
-        if not found:
-            raise SourceError(f"AD306 the folder {path} holds no *.jsonl; name the files, or a glob")
+class JsonArraySource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One JSON array of objects a file, in one file or many, compressed or not; read from front to back.
 
-        return found
+    Elements may be laid out over any number of lines. Nothing but the present one is held in memory.
 
-    if os.path.lexists(path) or not glob.has_magic(path):
-        return [path]
+    :param paths: as for :class:`JsonlSource`; a folder stands for its ``*.json``, or, without any, its ``*.json.gz``
+        and ``*.json.zst``.
+    :param max_row_bytes: a longer element is a bad row.
+    """
 
-    found = sorted(glob.glob(path, recursive=True))
-    if not found:
-        raise SourceError(f"AD308 {path!r} matches nothing in {os.getcwd()}")
+    paths: str | list[str]
+    max_row_bytes: int = 64 * 1024 * 1024
 
-    return found
+    def open(self, block_bytes: int) -> TextStream:
+        """Find the files and look at each one's first bytes.
 
-
-def _refuse_repeats(paths: list[str]) -> None:
-    seen: set[str] = set()
-    for path in paths:
-        real = os.path.realpath(path)
-        if real in seen:
-            raise ConfigError(f"AD309 {path} is listed twice; its rows would come twice an epoch")
-
-        seen.add(real)
+        :raises SourceError: naming every file that is missing, unreadable, empty where all are, or no array.
+        """
+        files = _find(self.paths, (".json", (".json.gz", ".json.zst")), must_be_array=True)
+        return _stream(files, self.max_row_bytes)
 
 
-def _inspect(path: str) -> FileStamp:
-    try:
-        with open(path, "rb", buffering=0, opener=_open_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise SourceError(f"AD306 {path} is no regular file; it could not be read again on resume")
+class _File(NamedTuple):
+    stamp: FileStamp
+    coding: str
+    is_array: bool
 
-            head = file.read(4096)
-        found = stamp(os.path.abspath(path))
-    except OSError as error:
-        raise SourceError(_why_unreadable(path, error)) from error
+
+def _find(paths: str | list[str], suffixes: Sequence[str | tuple[str, ...]], *, must_be_array: bool) -> list[_File]:
+    found, faults = find_files(paths, *suffixes)
+    files = []
+    for path in found:
+        try:
+            files.append(_inspect(path, must_be_array))
+        except SourceError as error:
+            faults.append(str(error))
+        except OSError as error:
+            faults.append(why_unreadable(path, error))
+    if faults:
+        raise SourceError("\n".join(faults))
+
+    if not any(file.stamp.num_bytes for file in files):
+        raise SourceError(f"AD201 no rows in {len(files)} files, all empty: {', '.join(found[:5])}")
+
+    return files
+
+
+def _stream(files: list[_File], max_row_bytes: int) -> TextStream:
+    codings, are_arrays = [file.coding for file in files], [file.is_array for file in files]
+    return TextStream([file.stamp for file in files], max_row_bytes, codings, are_arrays)
+
+
+def _inspect(path: str, must_be_array: bool) -> _File:
+    """What the file is, by its first bytes."""
+    with open(open_regular(path), "rb", buffering=0) as file:
+        head = file.read(_HEAD_BYTES)
+    found = stamp(os.path.abspath(path))
+    coding = coding_of(head)
+    if coding != "plain":
+        head = _decoded_head(found, coding)
+    elif not head and path.endswith(_CODED_SUFFIXES):
+        raise SourceError(
+            f"AD121 {path} is empty, and no compressed file is: it was cut off, or is still being written"
+        )
 
     for magic, text in _MAGIC:
         if head.startswith(magic):
             raise SourceError(text.format(path=path))
 
-    if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
-        raise SourceError(f"AD120 {path} is a JSON array; write one object a line: jq -c '.[]' {path}")
+    first = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    is_array = first == b"["
+    if must_be_array and not is_array and first:
+        raise SourceError(f"AD120 {path} is no JSON array: it begins with {head[:16]!r}; read it with JsonlSource")
 
-    return found
+    if is_array and not must_be_array and _bare(path).endswith(".jsonl"):
+        raise SourceError(
+            f"AD120 {path} is a JSON array, not JSONL; name it *.json, or write one object a line: jq -c '.[]' {path}"
+        )
+
+    return _File(found, coding, is_array)
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO's open would wait for a writer
+def _bare(path: str) -> str:
+    """The path without what says how the file is compressed."""
+    for suffix in _CODED_SUFFIXES:
+        path = path.removesuffix(suffix)
+    return path
 
 
-def _why_unreadable(path: str, error: OSError) -> str:
-    if error.errno == errno.ENOENT and os.path.islink(path):
-        return f"AD307 {path} -> {os.readlink(path)} (missing): a broken link"
+def _decoded_head(file: FileStamp, coding: str) -> bytes:
+    if not is_decodable(coding):
+        raise SourceError(
+            f'AD123 {file.path} is zstd (magic 28 b5 2f fd): pip install "asyncdata[zstd]", or decompress it first: '
+            f"zstd -d {file.path}"
+        )
 
-    if error.errno in {errno.EACCES, errno.EPERM}:
-        return f"AD305 cannot read {path} as uid {os.getuid()}: {error.strerror}"
-
-    return f"AD304 cannot read {path}: {error.strerror}"
+    return next(CodedText(FileRef(file.path, file.num_bytes), coding, bool).pieces((0, 0), 0), b"")[:_HEAD_BYTES]

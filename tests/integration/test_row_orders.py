@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from typing import TYPE_CHECKING, Any
@@ -238,3 +239,52 @@ def test_longer_rows_than_are_allowed_are_bad_at_their_turn_or_left_out(jsonl_fi
         with DataLoader(source, tokenize_fn=row_id, shuffle=shuffle, num_workers=0, on_bad_row="skip") as data:
             assert ids(data.get_next_batch(4)) == [1, 3, 1, 3]
             assert data.num_rows() == (2 if only_kept else 3)
+
+
+# Sources that cannot be read row by row: their rows are copied.
+
+
+@pytest.fixture
+def parquet(tmp_path) -> Path:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    table = pa.table({"id": range(NUM_ROWS), "pad": ["x" * (number * 37 % 300) for number in range(NUM_ROWS)]})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=70)
+    return tmp_path / "rows.parquet"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kept", [True, False])
+def test_rows_of_parquet_come_in_slimes_order_too(parquet, tmp_path, num_workers, kept):
+    cache_dir = str(tmp_path / "kept") if kept else ""
+    for _ in range(2):  # the second run finds the first one's copy
+        with loader(parquet, RowShuffle(method="slime"), num_workers=num_workers, cache_dir=cache_dir) as data:
+            samples = data.get_next_batch(NUM_ROWS)
+
+            assert ids(samples) == shuffled(list(range(NUM_ROWS)), 42)
+            assert {sample.source.path for sample in samples} == {str(parquet)}
+            assert [sample.source.row_number for sample in samples] == ids(samples)
+
+
+def test_a_copy_that_is_gone_is_made_anew(parquet, tmp_path):
+    with loader(parquet, "full", cache_dir=str(tmp_path / "kept")) as data:
+        expected = ids(data.get_next_batch(50))
+    (copy,) = (tmp_path / "kept" / "index").glob("*.rows/*.jsonl")
+    copy.unlink()
+
+    with loader(parquet, "full", cache_dir=str(tmp_path / "kept")) as data:
+        assert ids(data.get_next_batch(50)) == expected
+    assert copy.exists()
+
+
+def test_a_copy_that_is_not_kept_is_gone_with_its_loader(parquet, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    data = loader(parquet, "full", cache_dir="")
+    with data:
+        data.num_rows()
+        assert list(tmp_path.glob("asyncdata-rows-*/*.jsonl"))
+
+    del data
+    gc.collect()
+    assert not list(tmp_path.glob("asyncdata-rows-*"))

@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as np_st
 
 from asyncdata.envelope import pack
 from asyncdata.errors import SnapshotError, SnapshotMismatchError
-from asyncdata.snapshot import Snapshot, check, describe, from_state_dict, load, save, to_state_dict
+from asyncdata.snapshot import Snapshot, StreamState, check, describe, from_state_dict, load, save, to_state_dict
 from asyncdata.types import Position, Sample, SourceLocation, Status
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ snapshots = st.builds(
     acked=st.lists(places, max_size=3),
     journal=st.lists(st.tuples(counts, counts), max_size=3),
     canaries=st.lists(texts, max_size=8),
+    stream=st.just(msgspec.UNSET)
+    | st.builds(StreamState, window=counts, at=st.none() | objects, skip=counts, row=texts),
 )
 small_snapshot = Snapshot(position=(1, 2, 3), buffer=[[{"tokens": [1, 2, 3], "response": "x" * 50}]], canaries=["c"])
 

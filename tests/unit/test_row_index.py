@@ -80,6 +80,20 @@ def test_the_rows_that_have_a_number_are_those_of_a_list_filtered_and_sliced(blo
     assert list(zip(places.file_ids.tolist(), places.offsets.tolist(), strict=True)) == [place for place, _ in expected]
 
 
+def test_rows_that_were_copied_are_read_from_the_copy_and_named_by_their_origin():
+    index = RowIndex(Pieces(), RowShuffle(), "folder")
+    index.append(part([[GOOD] * 3, [GOOD]]))
+    index.append(part([[], [GOOD] * 2]))
+
+    places = index.places(np.arange(6))
+    origins = index.origins(places.rows)
+
+    assert places.file_ids.tolist() == [-1, -1, -1, -1, -3, -3]
+    assert places.offsets.tolist() == [0, 10, 20, 0, 0, 10], "as the worker said"
+    assert origins[0].tolist() == [0, 0, 0, 0, 1, 1]
+    assert origins[1].tolist() == [0, 1, 2, 100, 0, 1], "counted in their file"
+
+
 @given(marks, st.integers(0, 25), st.integers(0, 25))
 def test_when_it_is_settled_no_further_row_gets_a_number(blocks, first, stop):
     index = RowIndex(Pieces(), RowShuffle(method="none", first=first, stop=stop, only_kept=True))

@@ -196,8 +196,6 @@ def test_a_folder_that_a_glob_matches_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (gzip.compress(ROW, mtime=0), "AD123 {path} is gzip (magic 1f 8b); decompress it first: gunzip --keep {path}"),
-        (b"\x28\xb5\x2f\xfd\x04", "AD123 {path} is zstd (magic 28 b5 2f fd); decompress it first: zstd -d {path}"),
         (b"PAR1\x15\x04", "AD123 {path} is Parquet, not JSONL"),
         (
             ROW.decode().encode("utf-16"),
@@ -207,13 +205,16 @@ def test_a_folder_that_a_glob_matches_is_refused(tmp_path):
             b"\xfe\xff" + ROW.decode().encode("utf-16-be"),
             "AD103 {path} looks like UTF-16 (begins with fe ff); convert it: iconv -f UTF-16 -t UTF-8",
         ),
-        (b'[{"id": 1}]', "AD120 {path} is a JSON array; write one object a line: jq -c '.[]' {path}"),
+        (
+            b'[{"id": 1}]',
+            "AD120 {path} is a JSON array, not JSONL; name it *.json, or write one object a line: jq -c '.[]' {path}",
+        ),
         (
             b'\xef\xbb\xbf\r\n [\n{"id": 1}\n]',
-            "AD120 {path} is a JSON array; write one object a line: jq -c '.[]' {path}",
+            "AD120 {path} is a JSON array, not JSONL; name it *.json, or write one object a line: jq -c '.[]' {path}",
         ),
     ],
-    ids=["gzip", "zstd", "Parquet", "UTF-16 LE", "UTF-16 BE", "array", "array after a mark"],
+    ids=["Parquet", "UTF-16 LE", "UTF-16 BE", "array", "array after a mark"],
 )
 def test_another_format_is_named_with_the_way_out(tmp_path, data, expected):
     path = write(tmp_path / "rows.jsonl", data)
@@ -228,7 +229,7 @@ def test_files_that_are_all_empty_are_refused(tmp_path):
 
 
 def test_every_fault_is_named_at_once(tmp_path):
-    packed = write(tmp_path / "packed.jsonl", gzip.compress(ROW))
+    packed = write(tmp_path / "packed.jsonl", gzip.compress(b"PAR1"))
     array = write(tmp_path / "array.jsonl", b"[1]")
     (tmp_path / "folder").mkdir()
     given = [tmp_path / "missing", write(tmp_path / "good"), packed, tmp_path / "folder", array, tmp_path / "no*"]

@@ -1,0 +1,94 @@
+"""Which files are meant by a path, a glob, a folder or a list, and why one of them cannot be read."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncdata.errors import ConfigError, SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ("find_files", "open_regular", "why_unreadable")
+
+
+def find_files(paths: str | Sequence[str], *suffixes: str | tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The files that ``paths`` mean, in their order, and what is wrong with those that mean none.
+
+    A path that exists is taken as it is, even if it looks like a glob.
+
+    :param suffixes: which files of a folder are meant: those that end with the first of these with which any does.
+    :raises ConfigError: for a file that is listed twice.
+    """
+    found: list[str] = []
+    faults = []
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        try:
+            found += _expand(os.path.expanduser(path), suffixes)
+        except SourceError as error:
+            faults.append(str(error))
+    _refuse_repeats(found)
+    return found, faults
+
+
+def _expand(path: str, suffixes: Sequence[str | tuple[str, ...]]) -> list[str]:
+    if os.path.isdir(path):
+        for suffix in suffixes:
+            found = sorted(str(entry) for entry in Path(path).iterdir() if entry.name.endswith(suffix))
+            if found:
+                return found
+
+        raise SourceError(f"AD306 the folder {path} holds no *{suffixes[0]}; name the files, or a glob")
+
+    if os.path.lexists(path) or not glob.has_magic(path):
+        return [path]
+
+    found = sorted(glob.glob(path, recursive=True))
+    if not found:
+        raise SourceError(f"AD308 {path!r} matches nothing in {os.getcwd()}")
+
+    return found
+
+
+def _refuse_repeats(paths: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for path in paths:
+        real = os.path.realpath(path)
+        if real in seen:
+            raise ConfigError(f"AD309 {path} is listed twice; its rows would come twice an epoch")
+
+        seen.add(real)
+
+
+def open_regular(path: str) -> int:
+    """A descriptor of the file, for reading.
+
+    :raises SourceError: if it is no file that can be read again.
+    :raises OSError: if it cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO's open would wait for a writer
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+
+    raise SourceError(f"AD306 {path} is no regular file; it could not be read again on resume")
+
+
+def why_unreadable(path: str, error: OSError) -> str:
+    """The message for a file that cannot be read."""
+    if error.errno == errno.ENOENT and os.path.islink(path):
+        return f"AD307 {path} -> {os.readlink(path)} (missing): a broken link"
+
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        return f"AD305 cannot read {path} as uid {os.getuid()}: {error.strerror}"
+
+    return f"AD304 cannot read {path}: {error.strerror or error}"

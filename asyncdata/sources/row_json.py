@@ -1,0 +1,63 @@
+"""An example made of Python objects as the JSON text of a row: one form for every source that does not hold JSON.
+
+Runs without numpy, pyarrow and datasets: their scalars and arrays are known by what they can do.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import json
+import uuid
+from typing import Any
+
+__all__ = ("encode_row",)
+
+
+def encode_row(row: Any) -> bytes:
+    """The JSON text of ``row``, as UTF-8 without a line end, in the order of its keys.
+
+    ====================================  ==========================================================================
+    Python                                JSON
+    ====================================  ==========================================================================
+    dict, list, tuple, str, int, bool     themselves; an integer keeps all its digits, a key that is a number is text
+    float                                 shortest text that reads back the same; ``NaN``, ``Infinity``, ``-Infinity``
+    date, time, datetime                  ISO 8601 text, with the offset of a zone
+    timedelta                             seconds, a number
+    Decimal, UUID                         text
+    bytes                                 base64 text
+    numpy scalar and array, and the like  what ``tolist()`` gives
+    ====================================  ==========================================================================
+
+    :raises TypeError: for a value that has no such form, and for a key that is neither text nor a plain number.
+    """
+    try:
+        return _encode(row).encode("utf-8")
+    except UnicodeEncodeError:  # a lone surrogate: as an escape it is JSON, and the worker says what is wrong with it
+        return _encode_ascii(row).encode("ascii")
+
+
+def _plain(value: Any) -> Any:
+    """What ``json`` knows, for a value that it does not."""
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode("ascii")
+
+    if isinstance(value, decimal.Decimal | uuid.UUID):
+        return str(value)
+
+    to_list = getattr(value, "tolist", None)
+    if to_list is None:
+        raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} has no form in JSON")
+
+    return to_list()
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
+_encode_ascii = json.JSONEncoder(separators=(",", ":"), default=_plain).encode

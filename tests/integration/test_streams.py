@@ -1,0 +1,368 @@
+"""Loaders over sources read from front to back: one order, exact resume in one window, errors at their turn."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import structlog
+
+from asyncdata import (
+    BadRowError,
+    ConfigError,
+    DataLoader,
+    EndOfData,
+    IterableSource,
+    JsonlSource,
+    NoSamplesError,
+    PrefetchTimeoutError,
+    Shuffle,
+    SnapshotMismatchError,
+    SourceError,
+)
+from asyncdata.inspection import open_order
+from tests.support.loading import NEVER_S, ids
+from tests.support.streams import ListStream, jsonl, members, stream_order_of, windows_of, write
+from tests.support.tokenize_fns import fails_on_13, kills_on_13, row_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NUM_ROWS = 400
+SHUFFLE = Shuffle(block_bytes=1024, window_blocks=2)
+ROWS = [{"id": number, "pad": "x" * (number * 37 % 90)} for number in range(NUM_ROWS)]
+LINES = jsonl(ROWS).splitlines()
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    """A gzip file of several members, which begin in the middle of rows."""
+    text = jsonl(ROWS)
+    return write(tmp_path / "rows.jsonl.gz", members(text[n : n + 5000] for n in range(0, len(text), 5000)))
+
+
+def make(source: Any, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
+    """A loader that fails rather than hangs, inline where nothing else is asked for."""
+    return DataLoader(
+        source, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 60} | knobs
+    )
+
+
+def expected_ids(num_epochs: int, shuffle: Shuffle = SHUFFLE, seed: int = 42) -> list[int]:
+    return stream_order_of(list(map(len, LINES)), shuffle, seed, num_epochs)
+
+
+def windows_before(number: int) -> list[list[int]]:
+    """The rows of the first windows."""
+    return windows_of(list(map(len, LINES)), 2048)[:number]
+
+
+class Watched(msgspec.Struct, frozen=True):
+    """A source whose stream a test keeps hold of."""
+
+    stream: Any
+
+    def open(self, block_bytes: int) -> Any:
+        return self.stream
+
+
+# One order
+
+
+@pytest.mark.parametrize("shuffle", [SHUFFLE, Shuffle(enabled=False, block_bytes=1024, window_blocks=2), True, False])
+def test_the_order_follows_from_seed_and_rows_alone(path, shuffle):
+    settings = shuffle if isinstance(shuffle, Shuffle) else Shuffle(enabled=shuffle)
+    expected = expected_ids(2, settings, seed=3)
+
+    for num_workers, buffer_size, backend in ((0, 1000, "asyncio"), (2, 7, "trio"), (1, 100, "uvloop")):
+        knobs = {"num_workers": num_workers, "buffer_size": buffer_size, "backend": backend, "seed": 3}
+        with make(path, shuffle=shuffle, **knobs) as loader:
+            assert ids(loader.get_next_batch(2 * NUM_ROWS)) == expected, knobs
+
+
+def test_it_does_not_depend_on_how_the_rows_are_packed(tmp_path):
+    packings = {
+        "one.jsonl.gz": members([jsonl(ROWS)]),
+        "many.jsonl.gz": members(line + b"\n" for line in LINES),
+        "blank.jsonl.gz": members([jsonl(ROWS).replace(b"\n", b"\n \n")]),
+        "array.json": b"[ " + b" ,\n\n".join(LINES) + b"]",
+        "array.json.gz": members([b"[", b",".join(LINES), b"\n]"]),
+    }
+
+    for name, data in packings.items():
+        with make(str(write(tmp_path / name, data))) as loader:
+            assert ids(loader.get_next_batch(NUM_ROWS)) == expected_ids(1), name
+
+
+# Exact resume
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_restored_at_every_batch_it_is_the_uninterrupted_run_and_reads_no_row_again(path, num_workers):
+    expected = expected_ids(3)
+    states = []
+    with make(path, num_workers=num_workers) as loader:
+        for _ in range(2 * NUM_ROWS // 57):
+            states.append(json.loads(json.dumps(loader.state_dict())))
+            loader.get_next_batch(57)
+
+    with structlog.testing.capture_logs() as logs:
+        for number, state in enumerate(states[:: 4 if num_workers else 1]):
+            first = number * 57 * (4 if num_workers else 1)
+            with make(path, num_workers=num_workers) as loader:
+                loader.load_state_dict(state)
+                assert loader.state_dict() == {**state, "library": state["library"]} | {"canaries": []}
+                assert ids(loader.get_next_batch(100)) == expected[first : first + 100]
+    assert "stream.replayed" not in {log["event"] for log in logs}
+
+
+def test_a_restart_reads_its_window_and_not_what_comes_before():
+    stream = ListStream(LINES, at_once=5)
+    with make(Watched(stream)) as loader:
+        loader.get_next_batch(300)
+        state = loader.state_dict()
+    again = ListStream(LINES, at_once=5)
+
+    with make(Watched(again), buffer_size=1) as loader:
+        loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(1)) == expected_ids(1)[300:301]
+
+    ((epoch, at),) = again.reads
+    first = windows_before(state["position"][1] + 1)[-1][0]
+    assert epoch == 0
+    assert first - 5 < at["row"] <= first
+    assert again.num_open == 0
+
+
+def test_a_state_of_an_epochs_start_needs_nothing_of_the_stream(path):
+    with make(path) as loader:
+        loader.get_next_batch(NUM_ROWS)
+        state = loader.state_dict()
+
+    assert state["position"] == [1, 0, 0]
+    assert "stream" not in state
+    with make(path) as loader:
+        loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(50)) == expected_ids(2)[NUM_ROWS : NUM_ROWS + 50]
+
+
+def test_a_state_without_the_streams_part_is_replayed(path):
+    with make(path) as loader:
+        loader.get_next_batch(250)
+        state = loader.state_dict()
+    del state["stream"]
+
+    with structlog.testing.capture_logs() as logs, make(path) as loader:
+        loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(50)) == expected_ids(1)[250:300]
+    assert [log["num_rows"] for log in logs if log["event"] == "stream.replayed"] == [
+        sum(map(len, windows_before(state["position"][1])))
+    ]
+
+
+def test_a_stream_has_no_canaries_and_waits_for_none(path):
+    with make(path) as loader:
+        loader.get_next_batch(250)
+        state = loader.state_dict()
+    assert state["canaries"] == []
+
+    with make(path) as loader:
+        loader.load_state_dict({**state, "canaries": ["of", "another", "source"]})
+        assert ids(loader.get_next_batch(50)) == expected_ids(1)[250:300]
+
+
+def test_requests_that_are_not_acknowledged_are_served_again_from_their_own_window():
+    stream = ListStream(LINES, at_once=5)
+    with make(Watched(stream), commit="on_ack") as loader:
+        batches = [loader.get_next_batch(60) for _ in range(6)]
+        loader.ack([sample for batch in batches[:2] for sample in batch])
+        state = loader.state_dict()
+    again = ListStream(LINES, at_once=5)
+
+    with make(Watched(again), commit="on_ack") as loader:
+        loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(240)) == expected_ids(1)[120:360]
+    assert again.reads[0][1]["row"] > 0
+
+
+def test_restored_again_and_again_in_one_loader_it_is_the_last_that_counts(path):
+    expected = expected_ids(3)
+    with make(path, num_workers=1) as loader:
+        states = []
+        for _ in range(6):
+            states.append(loader.state_dict())
+            loader.get_next_batch(90)
+        for number in (3, 1, 5, 0, 4, 4, 2):
+            for other in (5, 0, 2):
+                loader.load_state_dict(states[other])
+            loader.load_state_dict(states[number])
+            assert ids(loader.get_next_batch(70)) == expected[number * 90 : number * 90 + 70]
+
+
+def test_another_epoch_is_gone_to_at_once(path):
+    with make(path) as loader:
+        loader.get_next_batch(30)
+        loader.set_epoch(2)
+        assert ids(loader.get_next_batch(50)) == expected_ids(3)[2 * NUM_ROWS : 2 * NUM_ROWS + 50]
+
+
+def test_a_snapshot_of_other_data_or_another_order_is_refused(tmp_path, path):
+    with make(path) as loader:
+        loader.get_next_batch(250)
+        state = loader.state_dict()
+
+    with make(path, shuffle=Shuffle(block_bytes=1024, window_blocks=3)) as loader:
+        with pytest.raises(SnapshotMismatchError, match=r"order\.window_blocks"):
+            loader.load_state_dict(state)
+        loader.load_state_dict(state, allow_changed={"order"})
+        assert loader.statistics().epoch == 1
+        assert len(set(ids(loader.get_next_batch(NUM_ROWS)))) == NUM_ROWS
+    write(path, members([jsonl(ROWS[::-1])]))
+    with make(path) as loader, pytest.raises(SnapshotMismatchError, match=r"data: rows\.jsonl\.gz"):
+        loader.load_state_dict(state)
+
+
+# What is wrong
+
+
+def test_a_file_that_is_cut_off_is_an_error_behind_all_rows_before(path):
+    path.write_bytes(path.read_bytes()[:-200])
+    with make(path, shuffle=False) as loader:
+        found: list[int] = []
+        with pytest.raises(SourceError, match=f"^AD121 {path}: the gzip member that begins at byte"):
+            while True:
+                found += ids(loader.get_next_batch(1))
+        assert found == list(range(len(found)))
+        assert len(found) > 300
+        with pytest.raises(SourceError, match="^AD121"):
+            loader.get_next_batch(1)
+        state = loader.state_dict()
+
+    with make(path, shuffle=False) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(SourceError, match="^AD121"):
+            loader.get_next_batch(1)
+
+
+def test_an_error_that_passes_costs_no_row(tmp_path):
+    """A network's, say: shuffled, the window that it interrupts is delivered whole after the restart."""
+    fault = ConnectionError("reset by peer")
+    with make(Watched(ListStream(LINES, fault=fault, fault_at=250))) as loader:
+        found: list[int] = []
+        with pytest.raises(SourceError, match="^AD304 cannot read the source: reset by peer"):
+            while True:
+                found += ids(loader.get_next_batch(1))
+        state = loader.state_dict()
+
+    with make(Watched(ListStream(LINES))) as loader:
+        loader.load_state_dict(state)
+        found += ids(loader.get_next_batch(NUM_ROWS - len(found)))
+    assert found == expected_ids(1)
+
+
+def test_what_a_users_generator_raises_is_its_cause():
+    def rows(epoch: int) -> Iterator[dict[str, Any]]:
+        yield from ROWS[:100]
+        raise KeyError("thirteen")
+
+    with make(IterableSource(rows), shuffle=False) as loader:
+        assert ids(loader.get_next_batch(100)) == list(range(100))
+        with pytest.raises(SourceError, match=r"^AD129 the source raised KeyError\('thirteen'\)") as caught:
+            loader.get_next_batch(1)
+        assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_row_that_is_too_long_is_bad_at_its_turn(tmp_path, num_workers):
+    rows = [*ROWS[:13], {"id": 13, "pad": "x" * 5000}, *ROWS[14:]]
+    path = write(tmp_path / "rows.jsonl.gz", members([jsonl(rows)]))
+
+    with make(JsonlSource(str(path), max_row_bytes=1000), shuffle=False, num_workers=num_workers) as loader:
+        assert ids(loader.get_next_batch(13)) == list(range(13))
+        with pytest.raises(BadRowError, match=r"^AD108 .*rows\.jsonl\.gz \(row 13\): .*max_row_bytes \(1000\)"):
+            loader.get_next_batch(1)
+
+
+def test_a_row_larger_than_a_window_is_a_row_as_any_other(tmp_path):
+    rows = [*ROWS[:13], {"id": 13, "pad": "x" * 50_000}, *ROWS[14:]]
+    path = write(tmp_path / "rows.jsonl.gz", members([jsonl(rows)]))
+
+    with make(str(path), num_workers=1) as loader:
+        assert sorted(ids(loader.get_next_batch(NUM_ROWS))) == list(range(NUM_ROWS))
+
+
+def test_a_row_that_kills_its_workers_is_passed_and_stays_so_after_a_restart(path):
+    knobs = {"num_workers": 1, "on_bad_row": "skip"}
+    good = [number for number in expected_ids(1) if number != 13]
+    with make(path, kills_on_13, **knobs) as loader:
+        assert ids(loader.get_next_batch(NUM_ROWS - 1)) == good
+        state = loader.state_dict()
+    assert state["journal"] == [[0, 13]]
+
+
+def test_a_bad_row_is_named_by_its_number(path):
+    with make(path, fails_on_13, shuffle=False) as loader:
+        loader.get_next_batch(13)
+        with pytest.raises(BadRowError, match=r"rows\.jsonl\.gz \(row 13\): ") as caught:
+            loader.get_next_batch(1)
+    assert (caught.value.row_number, caught.value.line, caught.value.byte_offset) == (13, None, -1)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n \n"])
+def test_a_source_without_rows_is_an_error(tmp_path, data):
+    path = write(tmp_path / "rows.jsonl.gz", members([data]))
+
+    with make(str(path)) as loader, pytest.raises(NoSamplesError):
+        loader.get_next_batch(1)
+
+
+def test_blank_lines_are_counted(tmp_path):
+    path = write(tmp_path / "rows.jsonl.gz", members([jsonl(ROWS).replace(b"\n", b"\n\n")]))
+
+    with make(str(path), epochs=1) as loader:
+        loader.get_next_batch(NUM_ROWS)
+        with pytest.raises(EndOfData):
+            loader.get_next_batch(1)
+        assert loader.statistics().blank_lines_total == NUM_ROWS
+
+
+# Who waits
+
+
+def test_a_source_that_gives_nothing_is_named_and_does_not_hold_up_the_end():
+    gate = threading.Event()
+
+    def rows(epoch: int) -> Iterator[dict[str, Any]]:
+        yield from ROWS[:5]
+        gate.wait(NEVER_S)
+        yield from ROWS[5:]
+
+    with make(IterableSource(rows), timeout_s=0.2) as loader:
+        with pytest.raises(PrefetchTimeoutError, match="stage: read: the source has been giving the rows of a window"):
+            while True:
+                loader.get_next_batch(1)
+    gate.set()
+
+
+def test_rows_are_made_no_further_ahead_than_two_windows():
+    stream = ListStream(LINES, at_once=1)
+    with make(Watched(stream), buffer_size=1) as loader:
+        loader.get_next_batch(1)
+        assert stream.num_given <= sum(map(len, windows_before(3)))
+
+
+# What a stream cannot do
+
+
+def test_an_order_of_single_rows_is_refused(path):
+    with pytest.raises(ConfigError, match=r"rows\.jsonl\.gz can only be read from front to back, and this shuffle"):
+        make(path, shuffle="full")
+
+
+def test_looking_into_the_middle_of_its_order_is_refused(path):
+    with pytest.raises(ConfigError, match=r"rows\.jsonl\.gz is read from front to back: there is no looking into"):
+        open_order(str(path))

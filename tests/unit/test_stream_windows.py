@@ -1,0 +1,530 @@
+"""Windows of a stream: read by one thread, one after the other, into slots; again from a state; and given up."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import numpy as np
+import pytest
+import structlog
+
+from asyncdata.errors import SourceChangedError, SourceError
+from asyncdata.executors.base import NUM_SLOTS, Slots
+from asyncdata.order import Shuffle
+from asyncdata.sources.stream import StreamOrder
+from asyncdata.stream_windows import StreamWindow, StreamWindows
+from asyncdata.types import Position
+from tests.support.streams import ListStream, stream_order_of, windows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+ROWS = [b"%03d" % number + b"x" * (number * 7 % 11) for number in range(100)]
+WINDOW_BYTES = 64
+WINDOWS = windows_of([len(row) for row in ROWS], WINDOW_BYTES)
+NEVER_S = 30.0
+
+
+class Memory:
+    """What windows need of an executor."""
+
+    def __init__(self) -> None:
+        self.slots = Slots(NUM_SLOTS)
+        self.slot_bytes = [memoryview(bytearray(WINDOW_BYTES + 20)) for _ in range(NUM_SLOTS)]
+
+    def memory(self, slot: int) -> memoryview:
+        return self.slot_bytes[slot]
+
+    def texts(self, window: StreamWindow) -> list[bytes | None]:
+        """The rows of a window, in its order, where its requests say that they lie."""
+        request = window.request(0, window.num_rows)
+        assert request.slot == window.slot
+        spans = zip(np.frombuffer(request.starts, np.int32), np.frombuffer(request.lengths, np.int32), strict=True)
+        memory = self.slot_bytes[window.slot]
+        return [bytes(memory[start : start + length]) if length >= 0 else None for start, length in spans]
+
+
+class Reader:
+    """Windows that are being served, as the service does it, and what they say."""
+
+    def __init__(self, stream: ListStream, *, shuffle: bool = False) -> None:
+        self.stream = stream
+        self.memory = Memory()
+        self.order = StreamOrder(Shuffle(enabled=shuffle, block_bytes=WINDOW_BYTES, window_blocks=1), 7, 1)
+        self.windows = StreamWindows(stream, self.order, self.memory)  # type: ignore[arg-type] # all that it needs
+        self._arrived = anyio.Event()
+
+    def _on_ready(self) -> None:
+        self._arrived.set()
+        self._arrived = anyio.Event()
+
+    def open(self, epoch: int, number: int) -> StreamWindow | None:
+        return self.windows.open(epoch, number, self._on_ready)
+
+    async def window(self, epoch: int, number: int) -> StreamWindow:
+        """A window that is ready, or has a fault."""
+        window = self.open(epoch, number)
+        assert window is not None
+        while not (window.is_ready or window.fault):
+            await self._arrived.wait()
+        return window
+
+    async def texts(self, epoch: int, number: int) -> list[bytes | None]:
+        """The rows of a window, whose slot is free again then."""
+        window = await self.window(epoch, number)
+        if window.fault is not None:
+            raise window.fault
+
+        texts = self.memory.texts(window)
+        self.memory.slots.release(window.slot)
+        return texts
+
+
+def serve(body: Callable[[Reader], Awaitable[None]], reader: Reader) -> None:
+    """Run ``body`` while windows are read."""
+
+    async def main() -> None:
+        with anyio.fail_after(NEVER_S):
+            async with anyio.create_task_group() as group:
+                group.start_soon(reader.windows.run)
+                await body(reader)
+                group.cancel_scope.cancel()
+
+    anyio.run(main)
+
+
+def rows_of(numbers: list[int]) -> list[bytes]:
+    return [ROWS[number] for number in numbers]
+
+
+# Reading
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1000])
+def test_windows_are_the_rows_in_their_order(at_once):
+    reader = Reader(ListStream(ROWS, at_once=at_once))
+
+    async def body(reader: Reader) -> None:
+        for epoch in range(2):
+            for number, numbers in enumerate(WINDOWS):
+                window = await reader.window(epoch, number)
+                assert reader.memory.texts(window) == rows_of(numbers)
+                assert window.is_last == (number == len(WINDOWS) - 1)
+                assert [window.key(row) for row in range(window.num_rows)] == [(0, row) for row in numbers]
+                last = window.location(len(numbers) - 1)
+                assert (last.row_number, last.num_bytes) == (numbers[-1], len(ROWS[numbers[-1]]))
+                reader.memory.slots.release(window.slot)
+
+    serve(body, reader)
+    assert [read[0] for read in reader.stream.reads] == [0, 1], "one pass for each epoch"
+    assert reader.stream.num_open == 0
+
+
+def test_shuffled_the_rows_of_each_window_are_permuted_by_seed_epoch_and_window():
+    reader = Reader(ListStream(ROWS), shuffle=True)
+    found: list[Any] = []
+
+    async def body(reader: Reader) -> None:
+        for epoch in range(2):
+            for number in range(len(WINDOWS)):
+                found.extend(await reader.texts(epoch, number))
+
+    serve(body, reader)
+    expected = stream_order_of([len(row) for row in ROWS], reader.order.shuffle, 7, 2)
+    assert found == rows_of(expected)
+    assert expected[:100] != expected[100:]
+
+
+def test_rows_are_found_by_their_keys():
+    reader = Reader(ListStream(ROWS), shuffle=True)
+
+    async def body(reader: Reader) -> None:
+        window = await reader.window(0, 1)
+        numbers = [window.key(row)[1] for row in range(window.num_rows)]
+        wanted = {(0, WINDOWS[1][0]), (0, WINDOWS[1][2]), (0, WINDOWS[0][0]), (1, WINDOWS[1][1])}
+        assert window.find(wanted) == sorted(numbers.index(WINDOWS[1][row]) for row in (0, 2))
+
+    serve(body, reader)
+
+
+def test_a_window_waits_for_a_slot():
+    reader = Reader(ListStream(ROWS))
+
+    async def body(reader: Reader) -> None:
+        windows = [await reader.window(0, number) for number in range(NUM_SLOTS)]
+        assert reader.open(0, NUM_SLOTS) is None
+        reader.memory.slots.release(windows[0].slot)
+        assert await reader.texts(0, NUM_SLOTS) == rows_of(WINDOWS[NUM_SLOTS])
+
+    serve(body, reader)
+
+
+def test_an_epoch_without_rows_is_one_window_that_is_the_last():
+    reader = Reader(ListStream([]))
+
+    async def body(reader: Reader) -> None:
+        window = await reader.window(0, 0)
+        assert (window.num_rows, window.is_last, window.fault) == (0, True, None)
+
+    serve(body, reader)
+
+
+def test_a_row_that_is_too_long_is_in_its_window_without_its_bytes():
+    rows = [b"a" * 5, b"b" * 2000, b"c" * 5]
+    reader = Reader(ListStream(rows, max_row_bytes=10))
+
+    async def body(reader: Reader) -> None:
+        assert [await reader.texts(0, number) for number in range(3)] == [[rows[0]], [None], [rows[2]]]
+
+    serve(body, reader)
+
+
+def test_a_row_larger_than_a_window_has_one_to_itself():
+    rows = [b"a" * 5, b"b" * (WINDOW_BYTES + 10), b"c" * 5]
+    reader = Reader(ListStream(rows))
+
+    async def body(reader: Reader) -> None:
+        assert [await reader.texts(0, number) for number in range(3)] == [[row] for row in rows]
+
+    serve(body, reader)
+
+
+def test_a_window_has_no_more_rows_than_it_may_have_however_short_they_are(monkeypatch):
+    monkeypatch.setattr("asyncdata.stream_pass.MAX_WINDOW_ROWS", 3)
+    rows = [b"%d" % number for number in range(8)]
+    reader = Reader(ListStream(rows, at_once=2))
+
+    async def body(reader: Reader) -> None:
+        assert [await reader.texts(0, number) for number in range(3)] == [rows[:3], rows[3:6], rows[6:]]
+
+    serve(body, reader)
+
+
+# From a state
+
+
+def states_of(reader: Reader) -> list[Any]:
+    """The state at each window, as a snapshot at that window would have it."""
+    states: list[Any] = []
+
+    async def body(reader: Reader) -> None:
+        for number in range(len(WINDOWS)):
+            states.append(reader.windows.state_at(Position(0, number, 3)))
+            await reader.texts(0, number)
+
+    serve(body, reader)
+    return states
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_window_is_read_from_its_state_without_those_before_it(shuffle):
+    states = states_of(Reader(ListStream(ROWS), shuffle=shuffle))
+    assert states[0] is None
+
+    for number, state in list(enumerate(states))[1:]:
+        stream = ListStream(ROWS)
+        reader = Reader(stream, shuffle=shuffle)
+        reader.windows.resume_at(Position(0, number, 3), state)
+        assert reader.windows.state_at(Position(0, number, 3)) == state, "a snapshot at once is the same"
+
+        async def body(reader: Reader, number: int = number) -> None:
+            texts = await reader.texts(0, number)
+            assert sorted(text or b"" for text in texts) == rows_of(WINDOWS[number])
+
+        serve(body, reader)
+        assert stream.num_given <= len(WINDOWS[number]) + 2 * stream.at_once
+
+
+def test_without_states_the_rows_before_it_are_read_again_and_it_is_said():
+    states = states_of(Reader(ListStream(ROWS, has_states=False)))
+    assert states[5].at is None
+    reader = Reader(ListStream(ROWS, has_states=False))
+    reader.windows.resume_at(Position(0, 5), states[5])
+
+    async def body(reader: Reader) -> None:
+        assert await reader.texts(0, 5) == rows_of(WINDOWS[5])
+        assert await reader.texts(0, 6) == rows_of(WINDOWS[6])
+
+    with structlog.testing.capture_logs() as logs:
+        serve(body, reader)
+    assert logs == [
+        {"event": "stream.replayed", "log_level": "warning", "epoch": 0, "window": 5, "num_rows": WINDOWS[5][0]}
+    ]
+
+
+def test_without_a_state_at_all_it_is_read_from_the_epochs_start():
+    """As from a snapshot that was made by hand, or that the data of another kind of source has left."""
+    reader = Reader(ListStream(ROWS))
+
+    async def body(reader: Reader) -> None:
+        assert await reader.texts(1, 4) == rows_of(WINDOWS[4])
+
+    with structlog.testing.capture_logs() as logs:
+        serve(body, reader)
+    assert [(log["event"], log["num_rows"]) for log in logs] == [("stream.replayed", WINDOWS[4][0])]
+
+
+def test_the_state_of_an_earlier_window_is_better_than_none():
+    states = states_of(Reader(ListStream(ROWS)))
+    stream = ListStream(ROWS)
+    reader = Reader(stream)
+    reader.windows.resume_at(Position(0, 6), states[4])
+
+    async def body(reader: Reader) -> None:
+        assert await reader.texts(0, 6) == rows_of(WINDOWS[6])
+
+    serve(body, reader)
+    assert stream.num_given < sum(map(len, WINDOWS[4:8]))
+
+
+def test_states_are_kept_for_all_windows_that_a_restart_could_begin_with():
+    reader = Reader(ListStream(ROWS))
+    states = states_of(Reader(ListStream(ROWS)))
+
+    async def body(reader: Reader) -> None:
+        for number in range(6):
+            reader.windows.restart_point = lambda number=number: Position(0, max(0, number - 3), 2)
+            await reader.texts(0, number)
+            for behind in range(max(0, number - 3), number + 1):
+                assert reader.windows.state_at(Position(0, behind, 2)) == states[behind]
+        assert reader.windows.state_at(Position(0, 1)) is None, "nobody can go back there"
+        assert reader.windows.state_at(Position(1, 3)) is None
+
+    serve(body, reader)
+
+
+def test_where_the_source_goes_on_elsewhere_than_its_state_says_it_is_read_from_the_start():
+    """As datasets that lose rows in their state do."""
+    states = states_of(Reader(ListStream(ROWS)))
+
+    class Forgetful(ListStream):
+        def read(self, order: Any, epoch: int, state: Any, check: Any) -> Any:
+            return super().read(order, epoch, {"row": state["row"] + 1} if state else None, check)
+
+    reader = Reader(Forgetful(ROWS))
+    reader.windows.resume_at(Position(0, 5), states[5])
+
+    async def body(reader: Reader) -> None:
+        for number in range(5, len(WINDOWS)):
+            assert await reader.texts(0, number) == rows_of(WINDOWS[number])
+
+    with structlog.testing.capture_logs() as logs:
+        serve(body, reader)
+    assert [(log["event"], log["num_rows"]) for log in logs] == [("stream.replayed", WINDOWS[5][0])]
+    assert reader.stream.num_open == 0
+
+
+@pytest.mark.parametrize("rows", [ROWS[::-1], ROWS[:30]], ids=["turned", "fewer"])
+def test_where_another_row_is_found_nothing_is_delivered(rows):
+    states = states_of(Reader(ListStream(ROWS)))
+    reader = Reader(ListStream(rows))
+    reader.windows.resume_at(Position(0, 5), states[5])
+
+    async def body(reader: Reader) -> None:
+        with pytest.raises(SourceChangedError, match="^AD303 list: window 5 of epoch 0 begins with another row than"):
+            await reader.texts(0, 5)
+
+    serve(body, reader)
+
+
+# What is wrong
+
+
+FAULT_AT = WINDOWS[3][2]
+
+
+def broken(fault: BaseException) -> ListStream:
+    return ListStream(ROWS, fault=fault, fault_at=FAULT_AT)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_rows_before_what_is_wrong_with_the_data_are_a_window_of_their_own(shuffle):
+    fault = SourceError("AD121 cut off")
+    reader = Reader(broken(fault), shuffle=shuffle)
+
+    async def body(reader: Reader) -> None:
+        for number in range(4):
+            texts = await reader.texts(0, number)
+            assert sorted(text or b"" for text in texts) == rows_of([n for n in WINDOWS[number] if n < FAULT_AT])
+        window = await reader.window(0, 4)
+        assert window.fault is fault
+
+    serve(body, reader)
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionError("reset"), KeyError("x"), SourceChangedError("AD302 shrank")], ids=repr
+)
+def test_an_error_that_may_pass_takes_the_place_of_the_window_that_it_interrupts(error):
+    """Its first rows alone would come in another order than all of them after a restart."""
+    reader = Reader(broken(error), shuffle=True)
+
+    async def body(reader: Reader) -> None:
+        for number in range(3):
+            await reader.texts(0, number)
+        with pytest.raises(SourceError):
+            await reader.texts(0, 3)
+
+    serve(body, reader)
+    assert reader.stream.num_open == 0
+
+
+def test_unshuffled_the_rows_before_such_an_error_come_first():
+    reader = Reader(broken(KeyError("x")))
+
+    async def body(reader: Reader) -> None:
+        for number in range(3):
+            await reader.texts(0, number)
+        assert await reader.texts(0, 3) == rows_of(WINDOWS[3][:2])
+        with pytest.raises(SourceError):
+            await reader.texts(0, 4)
+
+    serve(body, reader)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KeyError("x"), "AD129 the source raised KeyError('x') in window 3 of epoch 0"),
+        (SystemExit(3), "AD129 the source raised SystemExit(3) in window 3 of epoch 0"),
+        (FileNotFoundError(2, "No such file", "a.gz"), "AD304 cannot read a.gz: No such file"),
+        (ConnectionError("reset by peer"), "AD304 cannot read the source: reset by peer"),
+    ],
+    ids=repr,
+)
+def test_whatever_a_source_raises_is_the_users_error(error, message):
+    reader = Reader(broken(error), shuffle=True)
+
+    async def body(reader: Reader) -> None:
+        window = await reader.window(0, 3)
+        assert type(window.fault) is SourceError
+        assert str(window.fault) == message
+        assert window.fault.__cause__ is error
+
+    serve(body, reader)
+
+
+def test_data_that_has_changed_is_not_read_again():
+    class Changed(ListStream):
+        def check_unchanged(self) -> None:
+            raise SourceChangedError("AD303 edited")
+
+    reader = Reader(Changed(ROWS))
+
+    async def body(reader: Reader) -> None:
+        assert await reader.texts(0, 0) == rows_of(WINDOWS[0])
+        for epoch, number in ((0, 3), (1, 0)):
+            with pytest.raises(SourceChangedError, match="AD303 edited"):
+                await reader.texts(epoch, number)
+
+    serve(body, reader)
+    assert [read[0] for read in reader.stream.reads] == [0]
+
+
+def test_after_an_error_that_has_passed_a_restart_goes_on():
+    stream = broken(ConnectionError("reset"))
+    reader = Reader(stream, shuffle=True)
+
+    async def body(reader: Reader) -> None:
+        window = await reader.window(0, 3)
+        assert window.fault is not None
+        reader.memory.slots.release(window.slot)
+        reader.windows.restart()
+        stream.fault = None
+        assert sorted(text or b"" for text in await reader.texts(0, 3)) == rows_of(WINDOWS[3])
+
+    serve(body, reader)
+
+
+# Given up
+
+
+class Gate:
+    """Holds up whoever comes to a row, until it is opened."""
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+        self.has_come = threading.Event()
+        self.opened = threading.Event()
+
+    def __call__(self, row: int) -> None:
+        if row == self.row:
+            self.has_come.set()
+            assert self.opened.wait(NEVER_S)
+
+    async def wait(self) -> None:
+        assert await anyio.to_thread.run_sync(self.has_come.wait, NEVER_S)
+
+
+def gated(row: int) -> tuple[ListStream, Gate]:
+    stream, gate = ListStream(ROWS, at_once=1), Gate(row)
+    stream.on_row = gate
+    return stream, gate
+
+
+def test_a_window_that_is_given_up_keeps_its_slot_until_the_thread_has_noticed():
+    stream, gate = gated(2)
+    reader = Reader(stream)
+
+    async def body(reader: Reader) -> None:
+        given_up, waiting = reader.open(0, 0), reader.open(0, 1)
+        assert given_up is not None
+        assert waiting is not None
+        await gate.wait()
+        assert reader.windows.read_s > 0
+        for window in (given_up, waiting):
+            reader.memory.slots.release(window.slot)
+        reader.windows.restart()
+
+        free = [reader.memory.slots.hold(), reader.memory.slots.hold(), reader.memory.slots.hold()]
+        assert given_up.slot not in free
+        assert free.count(None) == 1
+        for slot in free[:2]:
+            assert slot is not None
+            reader.memory.slots.release(slot)
+        gate.opened.set()
+        assert await reader.texts(0, 0) == rows_of(WINDOWS[0])
+        assert not (given_up.is_ready or given_up.fault or waiting.is_ready)
+        assert reader.windows.read_s == 0.0
+        assert all(reader.memory.slots.hold() is not None for _ in range(NUM_SLOTS))
+
+    serve(body, reader)
+    assert stream.num_open == 0
+
+
+def test_a_source_that_never_returns_does_not_hold_up_the_end_and_is_closed_when_it_does():
+    stream, gate = gated(2)
+    reader = Reader(stream)
+
+    async def body(reader: Reader) -> None:
+        reader.open(0, 0)
+        await gate.wait()
+
+    serve(body, reader)
+    assert stream.num_open == 1
+
+    gate.opened.set()
+    assert stream.closed.wait(NEVER_S)
+
+
+def test_a_source_whose_end_fails_is_not_the_end_of_the_run():
+    class Unclosable(ListStream):
+        def read(self, *args: Any) -> Any:
+            try:
+                yield from super().read(*args)
+            finally:
+                raise OSError("cannot let go")
+
+    reader = Reader(Unclosable(ROWS))
+
+    async def body(reader: Reader) -> None:
+        await reader.texts(0, 0)
+        assert await reader.texts(1, 0) == rows_of(WINDOWS[0])
+
+    with structlog.testing.capture_logs() as logs:
+        serve(body, reader)
+    assert {log["event"] for log in logs} == {"stream.close_failed"}
+    assert logs[0]["reason"] == "OSError('cannot let go')"
