@@ -211,7 +211,7 @@ def _add_snapshot(commands: Any) -> None:
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", metavar="DATA", nargs="+", help="JSONL files, globs, or folders of *.jsonl")
+    parser.add_argument("data", metavar="DATA", nargs="+", help="JSONL or Parquet files, globs, or folders of them")
 
 
 def _add_order_options(parser: argparse.ArgumentParser) -> None:

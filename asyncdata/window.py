@@ -22,7 +22,8 @@ SLACK_BYTES = 8 * 1024
 """Read beyond a block, so that most rows that cross its end need no second read."""
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
-_BLOCKS_PER_SCAN = 64
+_MIN_BLOCKS_PER_SCAN, _MAX_BLOCKS_PER_SCAN = 8, 64
+_SCAN_BYTES = 64 * 41 * 1024
 
 
 class OpenWindow(Protocol):
@@ -85,12 +86,14 @@ class Window:
         self._arrange = arrange
         self._starts = self._lengths = self._offsets = np.empty(0, np.int32)
         self._order = self._ends = np.empty(0, np.int64)
-        self._parts: list[Scanned | None] = [None] * len(range(0, len(blocks), _BLOCKS_PER_SCAN))
+        # Small scans, so that all workers share in the first window; of one at least, as many as there are canaries.
+        self._per_scan = max(_MIN_BLOCKS_PER_SCAN, min(_MAX_BLOCKS_PER_SCAN, _SCAN_BYTES // stride))
+        self._parts: list[Scanned | None] = [None] * len(range(0, len(blocks), self._per_scan))
 
     def scans(self) -> Iterator[Scan]:
         """The requests that read the window; their replies go to :meth:`add`."""
-        for first in range(0, len(self._blocks), _BLOCKS_PER_SCAN):
-            yield Scan(self.slot, first * self._stride, self._blocks[first : first + _BLOCKS_PER_SCAN])
+        for first in range(0, len(self._blocks), self._per_scan):
+            yield Scan(self.slot, first * self._stride, self._blocks[first : first + self._per_scan])
 
     def add(self, part: int, reply: Scanned) -> bool:
         """Take the reply to scan number ``part``; whether it was the last one missing."""

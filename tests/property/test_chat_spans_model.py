@@ -47,7 +47,7 @@ TEMPLATES = {
     "opens thinking": OPENS_THINKING,
     "ends with a mark": ENDS_WITH_A_MARK,
 }
-SPECIAL = [START, STOP, "<|A|>", "<|over|>"]
+SPECIAL = [START, STOP, "<|A|>", "<|A|><open>\n", "<|over|>"]
 
 words = st.sampled_from(["a", "b", " ", "\n", "é", "<think>", "</think>", "assistant"])
 traps = words | st.sampled_from([START, STOP, f"{START}assistant\n", f"{STOP}\n{START}user\n", "<|A|>", "<|over|>"])

@@ -1,0 +1,124 @@
+"""What all kinds of packing have in common: the nouns, and what becomes of samples that cannot be packed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+
+from asyncdata.errors import ConfigError, SnapshotError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ("Counts", "Overlong", "Pack", "Packer", "Packing", "Piece", "Positive", "arrivals_of", "restored")
+
+Piece = tuple[Any, int, int]
+"""``(reference, start, stop)``: tokens ``start`` to ``stop`` of the sample that ``reference`` stands for."""
+
+Pack = list[Piece]
+"""The pieces of one sequence, in their order."""
+
+Overlong = Literal["error", "drop", "truncate"]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+StateT = TypeVar("StateT")
+
+
+class Packer(Protocol):
+    """A packing at work. What it gives depends on the samples and their order alone.
+
+    Many samples at once give what they give one by one. A reference is whatever the caller knows a sample by, such as
+    its number; it is handed through untouched.
+    """
+
+    @property
+    def counts(self) -> Counts:
+        """What was not packed."""
+        ...
+
+    def push(self, length: int, reference: Any) -> list[Pack]:
+        """Take in a sample of ``length`` tokens; the packs that are ready now."""
+        ...
+
+    def extend(self, lengths: Sequence[int], references: Iterable[Any]) -> list[Pack]:
+        """Take in several, or, if one of them is an error, none."""
+        ...
+
+    def flush(self) -> list[Pack]:
+        """The packs of all that is still here: there are no more samples."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """All that the next packs depend on, as builtins if the references are."""
+        ...
+
+
+class Packing(Protocol):
+    """A description that opens to a :class:`Packer`."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a full pack."""
+        ...
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a sample may be in several packs; all its pieces are in order then."""
+        ...
+
+    def keeps(self, length: int) -> bool:
+        """Whether a sample of so many tokens is packed, or else counted."""
+        ...
+
+    def open(self, state: Mapping[str, Any] | None = None) -> Packer:
+        """A new packer, or the one that gave ``state``.
+
+        :raises SnapshotError: for a state that is none of this packing.
+        """
+        ...
+
+
+class Counts(msgspec.Struct, forbid_unknown_fields=True):
+    """What was taken in and not packed, by reason.
+
+    :ivar samples: ``empty`` samples have no token; ``overlong`` ones were dropped whole.
+    :ivar tokens: of ``overlong`` samples; the ends of ``truncated`` ones; the ``tail`` that filled no hard pack.
+    """
+
+    samples: dict[str, int] = {}
+    tokens: dict[str, int] = {}
+
+    def add(self, reason: str, *, samples: int = 0, tokens: int = 0) -> None:
+        """Count them."""
+        for counter, number in ((self.samples, samples), (self.tokens, tokens)):
+            if number:
+                counter[reason] = counter.get(reason, 0) + number
+
+
+def arrivals_of(lengths: Sequence[int], references: Iterable[Any]) -> tuple[list[int], list[Any]]:
+    """Both as lists, the lengths as Python's own integers.
+
+    :raises ConfigError: if a length is negative or no integer, or if there are not as many references.
+    """
+    array = np.asarray(lengths)
+    if array.size and (array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0):
+        raise ConfigError(f"lengths are whole numbers of tokens, from 0 on; got {str(lengths)[:80]}")
+
+    whole, given = array.tolist(), list(references)
+    if len(whole) != len(given):
+        raise ConfigError(f"{len(whole)} lengths and {len(given)} references")
+
+    return whole, given
+
+
+def restored(state: Mapping[str, Any], kind: type[StateT]) -> StateT:
+    """``state`` as the record that it was made from.
+
+    :raises SnapshotError: if it is none.
+    """
+    try:
+        return msgspec.convert(state, kind)
+    except msgspec.ValidationError as error:
+        raise SnapshotError(f"AD602 the state of a packer cannot be read: {error}") from None
