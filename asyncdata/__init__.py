@@ -33,9 +33,16 @@ if TYPE_CHECKING:
     )
     from asyncdata.loader import AsyncDataLoader, DataLoader
     from asyncdata.order import RowShuffle, Shuffle
-    from asyncdata.sources.jsonl import JsonlSource
+    from asyncdata.sources.huggingface import HuggingFaceSource
+    from asyncdata.sources.iterable import IterableSource
+    from asyncdata.sources.jsonl import JsonArraySource, JsonlSource
+    from asyncdata.sources.parquet import ParquetSource
     from asyncdata.tokenization.base import TokenizeFn
+    from asyncdata.tokenization.chat import ChatTokenizeFn
+    from asyncdata.tokenization.fixed_length import FixedLengthTokenizeFn
+    from asyncdata.tokenization.preference import PreferenceTokenizeFn
     from asyncdata.tokenization.prompt import PromptTokenizeFn
+    from asyncdata.tokenization.text import TextTokenizeFn
     from asyncdata.types import Group, Position, Sample, SourceLocation, Status
 
 __all__ = (
@@ -43,19 +50,26 @@ __all__ = (
     "AsyncDataError",
     "AsyncDataLoader",
     "BadRowError",
+    "ChatTokenizeFn",
     "ConfigError",
     "DataLoader",
     "EndOfData",
     "FilterError",
     "first_in_first_out",
+    "FixedLengthTokenizeFn",
     "Group",
+    "HuggingFaceSource",
     "InvalidGroupError",
+    "IterableSource",
+    "JsonArraySource",
     "JsonlSource",
     "LoaderClosedError",
     "LoaderConfig",
     "LoaderForkedError",
     "NoSamplesError",
+    "ParquetSource",
     "Position",
+    "PreferenceTokenizeFn",
     "PrefetchTimeoutError",
     "PromptTokenizeFn",
     "QuarantineError",
@@ -70,6 +84,7 @@ __all__ = (
     "SourceLocation",
     "Statistics",
     "Status",
+    "TextTokenizeFn",
     "TokenizeFn",
     "TooManyBadRowsError",
     "WorkerError",
@@ -102,9 +117,16 @@ _HOMES = {
     ),
     "loader": ("AsyncDataLoader", "DataLoader"),
     "order": ("RowShuffle", "Shuffle"),
-    "sources.jsonl": ("JsonlSource",),
+    "sources.huggingface": ("HuggingFaceSource",),
+    "sources.iterable": ("IterableSource",),
+    "sources.jsonl": ("JsonArraySource", "JsonlSource"),
+    "sources.parquet": ("ParquetSource",),
     "tokenization.base": ("TokenizeFn",),
+    "tokenization.chat": ("ChatTokenizeFn",),
+    "tokenization.fixed_length": ("FixedLengthTokenizeFn",),
+    "tokenization.preference": ("PreferenceTokenizeFn",),
     "tokenization.prompt": ("PromptTokenizeFn",),
+    "tokenization.text": ("TextTokenizeFn",),
     "types": ("Group", "Position", "Sample", "SourceLocation", "Status"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -17,6 +17,8 @@ __all__ = ("Group", "Packed", "Position", "Sample", "SourceLocation", "Status", 
 
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
+_NOT_TRAINED = -100  # what losses ignore by default
+
 
 class Position(msgspec.Struct, frozen=True, order=True):
     """A place in the order D: row ``row`` of window ``window`` of epoch ``epoch``, all counted from 0."""
@@ -123,6 +125,8 @@ class Sample(msgspec.Struct, eq=False, gc=False):
     :ivar group_index: number of its group, likewise.
     :ivar prompt: the rendered text, or the row's own prompt where no chat template is applied.
     :ivar tokens: int32 array of shape (num_tokens,).
+    :ivar labels: int32 array of shape (num_tokens,): the token where it is trained, -100 elsewhere. None where the
+        tokenize function does not say.
     :ivar label: the row's label, any JSON value.
     :ivar metadata: the row's metadata.
     :ivar extra: anything else: what the tokenize function added, what the trainer wants kept.
@@ -139,6 +143,7 @@ class Sample(msgspec.Struct, eq=False, gc=False):
     group_index: int | None = None
     prompt: Any = _LAZY
     tokens: Tokens = _LAZY
+    labels: Tokens | None = _LAZY
     label: Any = _LAZY
     metadata: dict[str, Any] = _LAZY
     extra: dict[str, Any] = _LAZY
@@ -198,12 +203,25 @@ _LAZY_FIELDS: dict[str, tuple[Callable[[Packed, int], Any], Callable[[], Any]]] 
     # field: (how a chunk gives it, what it is in a sample made by hand)
     "prompt": (lambda chunk, row: chunk.value("prompt", row), str),
     "tokens": (lambda chunk, row: chunk.tokens_of(row), lambda: np.empty(0, np.int32)),
+    "labels": (lambda chunk, row: _labels(chunk, row), lambda: None),
     "label": (lambda chunk, row: chunk.value("label", row), lambda: None),
     "metadata": (lambda chunk, row: chunk.value("metadata", row) or {}, dict),
     "extra": (lambda chunk, row: chunk.value("extra", row) or {}, dict),
     "position": (lambda chunk, row: chunk.position(row), lambda: None),
     "source": (lambda chunk, row: chunk.location(row), lambda: None),
 }
+
+
+def _labels(chunk: Packed, row: int) -> Tokens | None:
+    spans = chunk.value("spans", row)
+    if spans is None:
+        return None
+
+    tokens = chunk.tokens_of(row)
+    labels = np.full(len(tokens), _NOT_TRAINED, np.int32)
+    for start, stop in spans:
+        labels[start:stop] = tokens[start:stop]
+    return labels
 
 
 def _from_fields(fields: dict[str, Any]) -> Sample:

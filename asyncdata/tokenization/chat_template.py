@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, Undefined, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -38,6 +38,7 @@ class ChatTemplate:
     :param source: the template's text.
     :param variables: what it always sees: the special tokens, and the user's own.
     :param today: what ``strftime_now`` takes for the time. The clock's would make other tokens of a row tomorrow.
+    :ivar has_generation: whether it has ``{% generation %}`` blocks.
     :raises ConfigError: if it is no valid template, or needs ``today``.
     """
 
@@ -45,25 +46,31 @@ class ChatTemplate:
         if "strftime_now" in source and today is None and "date_string" not in variables:
             raise ConfigError(
                 "AD411 the chat template writes today's date, so that its tokens would change at midnight; fix it: "
-                "PromptTokenizeFn(today='2026-01-31'), or chat_template_kwargs={'date_string': '31 Jan 2026'}"
+                "today='2026-01-31', or chat_template_kwargs={'date_string': '31 Jan 2026'}"
             )
 
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise ConfigError(f"AD411 the chat template's line {error.lineno} is no Jinja: {error.message}") from error
 
+        generation: Any = environment.extensions[_Generation.identifier]
+        self.has_generation: bool = generation.is_used
         self._variables = {"documents": None, "add_generation_prompt": False, **variables}
         if today is not None:
             self._variables.setdefault("strftime_now", today.strftime)
 
-    def render(self, messages: Iterable[Message], tools: list[Message] | None = None) -> str:
+    def render(self, messages: Iterable[Message], tools: list[Message] | None = None, **variables: Any) -> str:
         """The chat as text.
 
         :param tools: schemas of the tools that the model may call; an empty list is not the same as none.
+        :param variables: go before the template's own; ``generation_marks``, a pair of strings, is put around what is
+            in its ``{% generation %}`` blocks.
         :raises RowFault: if the template refuses the chat, or fails on it.
         """
-        seen = {**self._variables, "messages": [_normalized(message) for message in messages], "tools": tools}
+        chat = [_normalized(message) for message in messages]
+        seen = {**self._variables, **variables, "messages": chat, "tools": tools}
         try:
             return self._template.render(seen)
         except Exception as error:  # a template is a program: it may raise anything
@@ -116,17 +123,23 @@ def _template_line(trace: TracebackType | None) -> int | None:
 
 
 class _Generation(Extension):
-    """``{% generation %}...{% endgeneration %}`` marks what the model is to learn; the text is as without it."""
+    """``{% generation %}...{% endgeneration %}`` marks what the model is to learn; the text is as without it.
+
+    Only a rendering with ``generation_marks`` shows where the blocks are.
+    """
 
     tags = {"generation"}
+    is_used = False
 
     def parse(self, parser: Parser) -> nodes.Node:
+        self.is_used = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
+        call = self.call_method("_render", [nodes.Name("generation_marks", "load")])
+        return nodes.CallBlock(call, [], [], body).set_lineno(line)
 
-    def _render(self, caller: Callable[[], str]) -> str:
-        return caller()
+    def _render(self, marks: tuple[str, str] | Undefined, caller: Callable[[], str]) -> str:
+        return caller() if isinstance(marks, Undefined) else marks[0] + caller() + marks[1]
 
 
 class _GuardedNamespace(Namespace):
@@ -163,7 +176,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(format: str) -> str:
-    raise TemplateError("it asks for today's date; give one: PromptTokenizeFn(today='2026-01-31')")
+    raise TemplateError("it asks for today's date; give one: today='2026-01-31'")
 
 
 def _tojson(

@@ -18,7 +18,7 @@ from hypothesis import given
 from asyncdata.types import Position, Sample, SourceLocation, Status
 
 LAZY = ("prompt", "tokens", "label", "metadata", "extra", "position", "source")
-VALUES = {"prompt": "hello", "label": [1], "metadata": {"a": [1]}, "extra": None}
+VALUES = {"prompt": "hello", "label": [1], "metadata": {"a": [1]}, "extra": None, "spans": [[0, 1], [2, 3]]}
 PLACE = Position(1, 2, 3)
 LOCATION = SourceLocation("/rows.jsonl", 7, 9)
 
@@ -133,6 +133,31 @@ def test_fields_are_those_of_the_samples_row(sample):
     assert sample.metadata == {"a": [1]}
     assert sample.extra == {}
     assert (sample.position, sample.source) == (PLACE, LOCATION)
+
+
+def test_labels_are_the_tokens_where_the_samples_spans_say_so_and_its_own(chunk):
+    one, other = Sample(chunk, 4), Sample(chunk, 4)
+
+    assert one.labels.tolist() == [4, -100, 6]
+    assert one.labels.dtype == np.int32
+    assert one.labels is one.labels
+    assert chunk.asked == ["spans", "tokens"]
+    one.labels[1] = 5
+    assert other.labels.tolist() == [4, -100, 6]
+
+
+def test_a_sample_whose_chunk_has_no_spans_has_no_labels(chunk, monkeypatch):
+    monkeypatch.setitem(VALUES, "spans", None)
+
+    assert Sample(chunk, 4).labels is None
+    assert Sample().labels is None
+
+
+def test_labels_outlive_the_chunk(sample, chunk):
+    sample.detach()
+
+    assert sample.labels.tolist() == [4, -100, 6]
+    assert Sample.from_dict(sample.to_dict()).labels.tolist() == [4, -100, 6]
 
 
 def test_what_is_changed_in_one_sample_of_a_group_is_not_in_the_others(chunk):

@@ -1,0 +1,231 @@
+"""Where in a rendered chat the text of each assistant message lies: from where the model begins to its stop token.
+
+A template with ``{% generation %}`` says so itself. Any other is asked, in two ways, each of which shows that it is
+right or gives up:
+
+- *Prefixes.* The chat before a message, rendered as a prompt, and the chat up to and with it, are both rendered. If
+  each is a prefix of the next and of the whole, what lies between the two is the message. For the last message, the
+  whole must be a prefix of the chat with one more turn.
+- *A mark.* Some templates change earlier turns as the chat goes on, as those that drop the thinking from all but the
+  last. There the whole chat is rendered again with a mark in place of the message: where the two renderings differ,
+  the message lies. Its beginning must follow the header of an assistant's turn, and a special token must follow it
+  that also stands there where the chat ends with the message.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.tokenization.rows import RowFault
+from asyncdata.tokenization.spans import Span, common_prefix, common_suffix
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncdata.tokenization.chat_template import ChatTemplate
+
+__all__ = ("ChatSpans", "Conversation")
+
+Message = dict[str, Any]
+
+_MARKS = "".join(map(chr, range(0xFDD0, 0xFDF0)))
+"""Code points that stand for no character, and never will."""
+
+
+class ChatSpans:
+    """Renders chats and finds the blocks that are trained.
+
+    :param template: how a chat is rendered.
+    :param name: what an error calls the template.
+    :param special: the texts of the tokenizer's special tokens.
+    :param eos: that of its end-of-sequence token, if it has one.
+    """
+
+    def __init__(self, template: ChatTemplate, name: str, special: Sequence[str], eos: str | None) -> None:
+        self._template = template
+        self._name = name
+        self._special = tuple(sorted(special, key=len, reverse=True))
+        self._stop = re.compile(r"\s*(?:" + "|".join(map(re.escape, self._special)) + ")")
+        self._eos = eos
+
+    def __call__(
+        self, messages: list[Message], tools: list[Message] | None, trained: list[int]
+    ) -> tuple[str, list[Span]]:
+        """The chat as text, and the blocks of the messages ``trained``, numbers of messages of the assistant.
+
+        :raises RowFault: if the template refuses the chat, or the blocks cannot be told.
+        """
+        chat = Conversation(self._template, messages, tools)
+        if self._template.has_generation:
+            return chat.text, self._own_blocks(chat, trained)
+
+        blocks: list[Span] = []
+        for number in trained:
+            floor = blocks[-1][1] if blocks else 0
+            block = self._by_prefixes(chat, number) or self._by_mark(chat, number)
+            if block is None or block[0] < floor:
+                raise self._untold(number)
+
+            blocks.append(block)
+        return chat.text, blocks
+
+    def _own_blocks(self, chat: Conversation, trained: list[int]) -> list[Span]:
+        assistants = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
+        blocks = chat.generation_blocks()
+        if blocks is None:
+            raise RowFault("AD414", f"{self._name} changes the text of its {{% generation %}} blocks after them")
+
+        for start, stop in blocks:
+            self._refuse_untrained_stop(chat.text, start, stop)
+        if trained == assistants:
+            return blocks
+
+        if len(blocks) != len(assistants):
+            raise RowFault(
+                "AD414",
+                f"{self._name} has {len(blocks)} {{% generation %}} blocks for {len(assistants)} messages of the "
+                "assistant, so that it cannot be told which is whose; set train_on='assistant'",
+            )
+
+        return [block for block, number in zip(blocks, assistants, strict=True) if number in trained]
+
+    def _refuse_untrained_stop(self, text: str, start: int, stop: int) -> None:
+        if self._eos and text.startswith(self._eos, stop) and not text.endswith(self._eos, start, stop):
+            raise RowFault(
+                "AD414",
+                f"{self._name} writes the stop token {self._eos!r} behind {{% endgeneration %}}, so that the model "
+                "would not learn to stop; pass chat_template= with the token inside the block",
+            )
+
+    def _by_prefixes(self, chat: Conversation, number: int) -> Span | None:
+        before, up_to = chat.prompt(number), chat.up_to(number)
+        if before is None or up_to is None or not (chat.text.startswith(up_to) and up_to.startswith(before)):
+            return None
+
+        start, said = len(before), up_to[len(before) :].rstrip()
+        # White space behind a stop token is not the model's; without one it is all that ends the message.
+        return start, start + len(said) if self._special and said.endswith(self._special) else len(up_to)
+
+    def _by_mark(self, chat: Conversation, number: int) -> Span | None:
+        text, (mark, before) = chat.text, chat.unused_marks()
+        marked, header = chat.with_content(number, mark), self._header(chat)
+        if marked is None or marked.count(mark) != 1 or not header or not self._special:
+            return None
+
+        place = marked.index(mark)
+        shared = common_prefix(text, marked)
+        behind = common_suffix(text[shared:], marked[shared:])
+        start = self._start(chat.words_before(number, mark, before), header, shared, place)
+        stop = self._stop.match(text, len(text) - behind)
+        if start is None or stop is None or behind != len(marked) - place - len(mark):
+            return None
+
+        # Behind the last message of a chat stands what ends a message; in between it may be the next one's header.
+        last = chat.with_content(number, mark, last=True) or ""
+        return (start, stop.end()) if last.partition(mark)[2].startswith(stop.group()) else None
+
+    def _header(self, chat: Conversation) -> str:
+        """What the template writes for the model to go on behind; empty for nothing."""
+        prompt = chat.prompt(len(chat.messages)) or ""
+        return prompt[common_prefix(chat.text, prompt) :]
+
+    def _start(self, words: str, header: str, shared: int, place: int) -> int | None:
+        """Where the message begins.
+
+        :param words: the template's own in front of the mark.
+        :param shared: up to where the rendering with the mark is that of the chat.
+        :param place: where the mark is.
+        """
+        at = words.rfind(header)
+        if at >= 0:
+            start = place - (len(words) - at - len(header))
+            return start if start <= shared else None
+
+        # The header for the model's next turn may be longer than that of an earlier one: it may open its thinking.
+        is_header = any(words.endswith(header[:length]) for length in range(len(header), 0, -1))
+        return shared if is_header and shared == place else None
+
+    def _untold(self, number: int) -> RowFault:
+        return RowFault(
+            "AD414",
+            f"{self._name} renders earlier turns otherwise as the chat goes on, so that it cannot be told where "
+            f"messages[{number}] lies in the text; pass chat_template= with {{% generation %}} and "
+            "{% endgeneration %} around what the assistant says",
+        )
+
+
+class Conversation:
+    """A chat, rendered whole and in parts.
+
+    :ivar text: the whole.
+    """
+
+    def __init__(self, template: ChatTemplate, messages: list[Message], tools: list[Message] | None) -> None:
+        self._template = template
+        self._tools = tools
+        self.messages = messages
+        self.text = template.render(messages, tools)
+
+    def prompt(self, length: int) -> str | None:
+        """The first messages as the prompt for the next; None where the template refuses them."""
+        return self._rendered(self.messages[:length], add_generation_prompt=True)
+
+    def up_to(self, number: int) -> str | None:
+        """The chat up to and with a message; None where the template refuses that, or writes what ends every chat."""
+        if number + 1 < len(self.messages):
+            return self._rendered(self.messages[: number + 1])
+
+        longer = self._rendered([*self.messages, {"role": "user", "content": ""}])
+        return self.text if longer is not None and longer.startswith(self.text) else None
+
+    def with_content(self, number: int, content: str, *, last: bool = False) -> str | None:
+        """The whole with nothing but ``content`` in message ``number``; None where the template refuses that.
+
+        :param last: end the chat there.
+        """
+        message = {"role": self.messages[number]["role"], "content": content}
+        return self._rendered([*self.messages[:number], message, *([] if last else self.messages[number + 1 :])])
+
+    def generation_blocks(self) -> list[Span] | None:
+        """Where the template's own blocks lie; None where it does not keep them apart."""
+        opening, closing = self.unused_marks()
+        marked = self._rendered(self.messages, generation_marks=(opening, closing))
+        if marked is None or marked.replace(opening, "").replace(closing, "") != self.text:
+            return None
+
+        blocks, end = [], 0
+        for number, piece in enumerate(re.split(f"([{opening}{closing}])", marked)):
+            if number % 4 == 2:
+                blocks.append((end, end + len(piece)))
+            if number % 2 == 0:
+                end += len(piece)
+            elif piece != (opening if number % 4 == 1 else closing):
+                return None
+        return blocks
+
+    def words_before(self, number: int, mark: str, before: str) -> str:
+        """What the template writes between message ``number`` and the one before it, whatever they say."""
+        message = {"role": self.messages[number]["role"], "content": mark}
+        earlier = [*self.messages[: number - 1], {**self.messages[number - 1], "content": before}] if number else []
+        rendered = self._rendered([*earlier, message, *self.messages[number + 1 :]]) or ""
+        return rendered.partition(mark)[0].rpartition(before)[2] if mark in rendered else ""
+
+    def unused_marks(self) -> tuple[str, str]:
+        """Two characters that the text does not have.
+
+        :raises RowFault: if it has them all.
+        """
+        unused = [mark for mark in _MARKS if mark not in self.text]
+        if len(unused) < 2:
+            raise RowFault(
+                "AD414", f"the chat has nearly all of the noncharacters U+{ord(_MARKS[0]):X} to U+FDEF in it"
+            )
+
+        return unused[0], unused[1]
+
+    def _rendered(self, messages: list[Message], **variables: Any) -> str | None:
+        try:
+            return self._template.render(messages, self._tools, **variables)
+        except RowFault:  # it renders the whole: what it refuses is this part of it
+            return None

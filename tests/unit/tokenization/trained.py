@@ -1,0 +1,64 @@
+"""Shared by the tests of trained text: which text is trained, and tokenizers with a twist."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from tests.unit.tokenization import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asyncdata.columns import Chunk
+    from asyncdata.tokenization.base import TokenizeFn
+
+
+def user(content: str) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str | None, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+def tokenizer_of(fn: Any) -> Tokenizer:
+    return Tokenizer.from_file(f"{fn.tokenizer}/tokenizer.json")
+
+
+def trained_texts(chunk: Chunk, tokenizer: Tokenizer) -> list[list[str]]:
+    """For each sample, the text of each of its trained spans."""
+    return [
+        [tokenizer.decode(ids[start:stop], skip_special_tokens=False) for start, stop in chunk.value("spans", number)]
+        for number, ids in ((number, chunk.tokens_of(number).tolist()) for number in range(chunk.num_samples))
+    ]
+
+
+def trained(fn: TokenizeFn, row: dict[str, Any]) -> list[str]:
+    """What of one good row is trained."""
+    chunk = run(fn.open(), [row])
+    assert chunk.errors == []
+    (texts,) = trained_texts(chunk, tokenizer_of(fn))
+    return texts
+
+
+def variant(folder: Path, target: Path, *, config: dict[str, Any] | None = None, **parts: Any) -> str:
+    """A copy of a tokenizer's folder, with ``parts`` of its tokenizer.json and its configuration changed."""
+    shutil.copytree(folder, target)
+    for name, changes in (("tokenizer.json", parts), ("tokenizer_config.json", config or {})):
+        values = json.loads((target / name).read_text(encoding="utf-8"))
+        (target / name).write_text(json.dumps(values | changes), encoding="utf-8")
+    return str(target)
+
+
+def added_tokens(folder: Path, **flags: Any) -> list[dict[str, Any]]:
+    """The folder's added tokens, each with these flags."""
+    values = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    return [token | flags for token in values["added_tokens"]]
+
+
+def rows_of(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines()
