@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -165,7 +166,7 @@ def main() -> None:
     table = {}
     for size in args.mb:
         path = str(prompts(args.folder, size))
-        calls = [lambda name=name: probe(name, path, args.tokenizer) for name in CONTESTANTS]
+        calls = [partial(probe, name, path, args.tokenizer) for name in CONTESTANTS]
         results = rounds(*calls, num_rounds=args.rounds)
         for name, result in zip(CONTESTANTS, results, strict=True):
             table[f"{name} {size} MB"] = result
