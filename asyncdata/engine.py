@@ -96,6 +96,12 @@ class Engine:
 
         return ProcessExecutor(num_workers or min(_MAX_WORKERS, num_usable_cpus()), self.config.row_timeout_s)
 
+    def close(self, reason: str) -> None:
+        """Stop everything; calls end in LoaderClosedError, which says ``reason``."""
+        self.coordinator.close(reason)
+        self.service.close()
+        self._reading.close()
+
     def fingerprints(self) -> dict[str, Any]:
         """What the tokens depend on, each part by its digest. Reads a little of every file at the first call."""
         return {"data": self._reading.files.fingerprint(), **fingerprints_of(self._function)}

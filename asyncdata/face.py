@@ -141,8 +141,7 @@ class LoaderFace:
 
         self._closed_because = reason
         if self._engine.service.is_here:
-            self._engine.coordinator.close(f"AD502 {reason}")
-            self._engine.service.close()
+            self._engine.close(f"AD502 {reason}")
 
     def _check(self) -> None:
         if self._closed_because:

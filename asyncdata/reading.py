@@ -73,6 +73,10 @@ class Reading(Protocol):
         """The fixed rows."""
         ...
 
+    def close(self) -> None:
+        """Nothing is read any more: remove what was written for this run alone."""
+        ...
+
 
 def open_reading(
     source: Source, config: LoaderConfig, function: Function, quarantine: Callable[[BadRowError], object]
@@ -131,6 +135,9 @@ class _BlockReading:
     def canaries(self, executor: Executor) -> Canaries:
         return Canaries(self.files, executor, self.job.stride, self.order.max_window_blocks)
 
+    def close(self) -> None:
+        self.files.close()
+
 
 class _StreamReading:
     """Windows of a stream, which is read from front to back. A slot has room for the longest row there may be."""
@@ -150,6 +157,9 @@ class _StreamReading:
     def canaries(self, executor: Executor) -> Canaries:
         return Canaries(self.files, executor, self.job.stride, 0)
 
+    def close(self) -> None:
+        self.files.close()
+
 
 class _IndexedReading:
     """Rows ordered one by one, over the row index."""
@@ -167,6 +177,7 @@ class _IndexedReading:
         self.job = _job(files, config, function, _INDEX_BLOCK_BYTES)
         self._identity = _identity(files, self.job, shuffle.check, function)
         self._folder = _index_folder(config)
+        self._remove: Callable[[], object] = bool
         self.index = RowIndex(files, shuffle, "" if files.reads_single_rows else self._spool_folder())
         if self.index.spool:
             spooled = {"inner": files.reader.path, "settings": files.reader.settings, "folder": self.index.spool}
@@ -185,6 +196,10 @@ class _IndexedReading:
 
     def canaries(self, executor: Executor) -> Canaries:
         return Canaries(self.files, executor, self.job.stride, _MAX_CANARY_BLOCKS)
+
+    def close(self) -> None:
+        self.files.close()
+        self._remove()
 
     def _pass_over(self, error: BadRowError) -> None:
         config = self._config
@@ -208,7 +223,7 @@ class _IndexedReading:
                 return folder
 
         folder = tempfile.mkdtemp(prefix="asyncdata-rows-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return folder
 
     def _file(self) -> IndexFile | None:

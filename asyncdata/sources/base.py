@@ -80,6 +80,10 @@ class Blocks(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Remove what was written for this run alone."""
+        ...
+
 
 def room_of(source: Blocks, max_blocks: int) -> int:
     """Bytes of a slot for each of at most ``max_blocks`` pieces."""
@@ -102,6 +106,9 @@ class Files:
     def num_bytes(self) -> int:
         """Bytes of all files."""
         return sum(file.num_bytes for file in self.files)
+
+    def close(self) -> None:
+        """As the protocol says: nothing was."""
 
     def fingerprint(self) -> dict[str, Any]:
         """Digest of the files' content, sampled (``asyncdata.fingerprint``); computed at the first call."""

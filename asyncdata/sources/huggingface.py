@@ -129,7 +129,7 @@ class DatasetBlocks(Files):
         self, dataset: datasets.Dataset, title: str, columns: list[str], block_bytes: int, max_row_bytes: int
     ) -> None:
         folder = tempfile.mkdtemp(prefix="asyncdata-")
-        self.close = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         data = _data_parts(dataset, columns)
         indices = _index_parts(dataset, folder) if data else []
         data = data or [_copied(dataset, columns, folder)]
@@ -148,6 +148,10 @@ class DatasetBlocks(Files):
         self.block_bytes = self._block_rows * row_bytes
         self.room_bytes = _ROOM * self.block_bytes
         self._digests: dict[str, Any] | None = None
+
+    def close(self) -> None:
+        """As the protocol says: a copy of what was in memory, and indices."""
+        self._remove()
 
     @property
     def num_blocks(self) -> int:

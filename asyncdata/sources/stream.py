@@ -68,6 +68,9 @@ class RowStream(ABC):
         """None, as there are none."""
         return []
 
+    def close(self) -> None:  # noqa: B027 - there is nothing to do
+        """As :class:`~asyncdata.sources.base.Blocks` says: nothing was written."""
+
     @abstractmethod
     def read(
         self, order: StreamOrder, epoch: int, state: dict[str, Any] | None, check: Callable[[], object]

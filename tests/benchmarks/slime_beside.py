@@ -111,6 +111,7 @@ def measure(contestant: str, path: str, tokenizer: str) -> dict[str, float]:
     Imports that every run of slime makes anyway are made first and counted for nobody.
     """
     import psutil
+    import slime.rollout.data_source  # noqa: F401 - as are the next ones' imports
     import transformers  # noqa: F401
 
     process = psutil.Process()

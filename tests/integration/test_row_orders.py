@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import random
 from typing import TYPE_CHECKING, Any
@@ -280,11 +279,8 @@ def test_a_copy_that_is_gone_is_made_anew(parquet, tmp_path):
 
 def test_a_copy_that_is_not_kept_is_gone_with_its_loader(parquet, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    data = loader(parquet, "full", cache_dir="")
-    with data:
+    with loader(parquet, "full", cache_dir="") as data:
         data.num_rows()
         assert list(tmp_path.glob("asyncdata-rows-*/*.jsonl"))
 
-    del data
-    gc.collect()
     assert not list(tmp_path.glob("asyncdata-rows-*"))

@@ -206,6 +206,7 @@ def test_before_any_rollout_there_is_something_to_save(prompts, given):
 
 
 def test_the_last_files_of_a_rollout_are_kept(prompts, given, folder):
+    pytest.importorskip("torch")
     with source_of(prompts, **given) as source:
         for _ in range(4):
             source.get_samples(1)
