@@ -20,6 +20,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for field in msgspec.structs.fields(type(self)):
             value = getattr(self, field.name)
             try:
+                # Converted, so that it is a copy: the caller's dict or list may change later.
                 msgspec.structs.force_setattr(self, field.name, msgspec.convert(value, field.type))
             except msgspec.ValidationError as error:
                 raise ConfigError(f"{type(self).__name__}: {field.name}={value!r}: {error}") from None

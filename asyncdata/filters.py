@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence  # noqa: TC003 - msgspec reads it
 from numbers import Real
 from typing import Any, Literal
 
-import msgspec
-
+from asyncdata.description import Description
 from asyncdata.errors import ConfigError, InvalidGroupError
 from asyncdata.types import Group, Sample, Status
 
@@ -38,23 +37,7 @@ Place = Literal["first", "last", "stay"]
 """Where groups go that a filter does not rank: before the others, behind them, or not out of the buffer at all."""
 
 
-class _Filter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    def __post_init__(self) -> None:
-        """A Struct's constructor does not check types."""
-        for field in msgspec.structs.fields(type(self)):
-            value = getattr(self, field.name)
-            try:
-                # Converted, so that it is a copy: the caller's dict or list may change later.
-                msgspec.structs.force_setattr(self, field.name, msgspec.convert(value, field.type))
-            except msgspec.ValidationError as error:
-                raise ConfigError(f"{type(self).__name__}: {field.name}={value!r}: {error}") from None
-        self._check()
-
-    def _check(self) -> None:
-        """Whether the settings go together."""
-
-
-class ByStaleness(_Filter, frozen=True, kw_only=True):
+class ByStaleness(Description, frozen=True, kw_only=True):
     """By the age of the policy that wrote a group's oldest token; what is too stale comes last.
 
     The rollout writes the version of its policy to ``sample.extra[version_key]`` when it begins a response: a whole
@@ -82,7 +65,7 @@ class ByStaleness(_Filter, frozen=True, kw_only=True):
     current_version: Callable[[], int] | None = None
     too_stale: Place = "last"
 
-    def _check(self) -> None:
+    def check(self) -> None:
         if (self.max_staleness is None) != (self.current_version is None):
             raise ConfigError("ByStaleness: max_staleness and current_version need one another; set both or neither")
 
@@ -107,7 +90,7 @@ class ByStaleness(_Filter, frozen=True, kw_only=True):
         return self.current_version() - self.max_staleness
 
 
-class ByReward(_Filter, frozen=True, kw_only=True):
+class ByReward(Description, frozen=True, kw_only=True):
     """By the mean or the standard deviation of a group's rewards.
 
     With group-relative advantages, a group whose rewards are all alike has no gradient: ``ByReward()`` serves those
@@ -133,7 +116,7 @@ class ByReward(_Filter, frozen=True, kw_only=True):
     missing: Place = "last"
     reward_key: str | None = None
 
-    def _check(self) -> None:
+    def check(self) -> None:
         low, high = self._bounds()
         if not low < high:  # nor is NaN
             raise ConfigError(f"ByReward: above must be lower than below, got above={low} and below={high}")
@@ -153,7 +136,7 @@ class ByReward(_Filter, frozen=True, kw_only=True):
         return -math.inf if self.above is None else self.above, math.inf if self.below is None else self.below
 
 
-class _OfKey(_Filter, frozen=True):
+class _OfKey(Description, frozen=True):
     """Its field may be given by position."""
 
     key: str
@@ -211,7 +194,7 @@ class BalancedByMetadata(_OfKey, frozen=True, kw_only=True):
     weights: dict[Any, float] | None = None
     missing: Place = "last"
 
-    def _check(self) -> None:
+    def check(self) -> None:
         for value, weight in (self.weights or {}).items():
             if not 0 < weight < math.inf:
                 raise ConfigError(f"BalancedByMetadata: the weight of {value!r} must be above 0, got {weight}")
@@ -229,7 +212,7 @@ class BalancedByMetadata(_OfKey, frozen=True, kw_only=True):
         return _placed(_in_order(ranked, "ascending"), missing, self.missing)[:num_groups]
 
 
-class Chain(_Filter, frozen=True):
+class Chain(Description, frozen=True):
     """Several filters in a row: each chooses among what the one before it returned, in that order.
 
     So a first one may leave out what is not wanted, and the last one has the last word on the order:
@@ -244,7 +227,7 @@ class Chain(_Filter, frozen=True):
 
     filters: tuple[Callable[[list[Group], int], list[Group]], ...]
 
-    def _check(self) -> None:
+    def check(self) -> None:
         if not self.filters:
             raise ConfigError("Chain: filters must have at least one filter")
 
