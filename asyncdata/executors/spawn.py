@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import weakref
 from typing import TYPE_CHECKING
 
@@ -90,7 +91,7 @@ class Spawner:
         :raises WorkerError: if the system has no room for one more.
         """
         try:
-            with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            with _no_fork, contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
                 sock, their_sock = socket.socketpair()
                 ours.callback(sock.close)
                 theirs.callback(their_sock.close)
@@ -140,15 +141,19 @@ def no_room(error: OSError) -> WorkerError:
 
 
 _spawners: weakref.WeakSet[Spawner] = weakref.WeakSet()
+# A child that another thread forks meanwhile would inherit the pipe by which Popen hears of exec, and Popen would wait
+# for as long as that child lives.
+_no_fork = threading.RLock()
 
 
 def _after_fork_in_child() -> None:
+    _no_fork.release()
     for spawner in list(_spawners):
         with contextlib.suppress(OSError):
             spawner.forget_in_child()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_after_fork_in_child)
 
 
 @contextlib.contextmanager
