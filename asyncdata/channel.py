@@ -111,7 +111,7 @@ class Channel:
         self._epoch_groups = epoch_groups
         self._entries: deque[Entry] = deque()
         self._segments: deque[Segment] = deque()
-        self._first_segment = 0
+        self._num_segments = 0  # ever appended, which only the service's thread does: no interrupt falls between
 
     def room(self, taken: int) -> int:
         """Rows that may be entered now, when ``taken`` samples have been taken."""
@@ -155,10 +155,12 @@ class Channel:
     def _append(self, content: Chunk | Failure | None) -> None:
         if isinstance(content, Failure):
             self._segments.append(content)
+            self._num_segments += 1
             self.is_stopped = True
         elif content is not None:
             for segment in _segments_of(content, self._acked):
                 self._segments.append(segment)
+                self._num_segments += 1
                 self._account(segment)
             self.num_ready_bytes += content.num_bytes
 
@@ -179,11 +181,15 @@ class Channel:
             self.is_stopped = self._epoch_groups == 0  # an epoch without a sample would be followed by more of them
             self._epoch_groups = 0
 
+    @property
+    def _first_segment(self) -> int:
+        """Worked out, as an interrupt between forgetting a segment and counting it would lose the next one."""
+        return self._num_segments - len(self._segments)
+
     def segments(self, head: int) -> Iterator[Segment]:
         """The ready segments from number ``head`` on; those before it are forgotten."""
         while self._first_segment < head:
             segment = self._segments.popleft()
-            self._first_segment += 1
             if isinstance(segment, ChunkEnd):
                 self.num_ready_bytes -= segment.chunk.num_bytes
         return iter(self._segments)
