@@ -128,6 +128,7 @@ class _File:
     """
 
     def __init__(self, ref: FileRef, columns: list[str], footer: str) -> None:
+        self._ref = ref
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -148,6 +149,9 @@ class _File:
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         self._ends = list(accumulate(group.num_rows for group in groups))
         self._row_bytes = [group.total_byte_size // max(1, group.num_rows) for group in groups]
+
+    def refuse_shrunk(self) -> None:
+        _refuse_shrunk(self._fd, self._ref)
 
     @property
     def is_untouched(self) -> bool:
@@ -254,6 +258,7 @@ def _naming(file: _File, group: int) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
         if not file.is_untouched:
+            file.refuse_shrunk()
             raise FileChangedError(f"AD303 {file.path} was edited while it was read: {error}") from error
 
         reason = f"row group {group} cannot be decoded: {error}".replace("\n", " ")
@@ -265,11 +270,17 @@ def _stamp(fd: int) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _refuse_another(fd: int, ref: FileRef, footer: str) -> None:
+def _refuse_shrunk(fd: int, ref: FileRef) -> int:
+    """The file's size, which is not less than it was."""
     size = os.fstat(fd).st_size
     if size < ref.num_bytes:
         raise FileChangedError(f"AD302 {ref.path} shrank from {ref.num_bytes} to {size} bytes while it was read")
 
+    return size
+
+
+def _refuse_another(fd: int, ref: FileRef, footer: str) -> None:
+    size = _refuse_shrunk(fd, ref)
     if size != ref.num_bytes or footer_digest(fd, size) != footer:
         raise FileChangedError(f"AD303 {ref.path} was replaced or edited while it was read: its footer is another one")
 

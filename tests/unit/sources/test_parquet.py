@@ -527,7 +527,7 @@ def test_a_file_that_is_cut_while_workers_read_it_stops_the_stream(tmp_path):
     with DataLoader(path, tokenize_fn=row_id, num_workers=1, **knobs) as loader:
         loader.get_next_batch(1)
         os.truncate(path, 5000)
-        with pytest.raises(SourceChangedError, match=r"^AD30[23] .*a\.parquet (shrank|was edited)"):
+        with pytest.raises(SourceChangedError, match=r"^AD302 .*a\.parquet shrank"):
             while True:
                 loader.get_next_batch(1)
 
