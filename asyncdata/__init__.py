@@ -9,6 +9,10 @@ from asyncdata.version import __version__
 
 if TYPE_CHECKING:
     from asyncdata.buffer import first_in_first_out
+    from asyncdata.collators.base import Document
+    from asyncdata.collators.packed import PackedCollator
+    from asyncdata.collators.padded import FixedCollator, PaddedCollator
+    from asyncdata.collators.xtuner import XTunerCollator
     from asyncdata.config import LoaderConfig
     from asyncdata.diagnostics import Statistics
     from asyncdata.errors import (
@@ -31,8 +35,12 @@ if TYPE_CHECKING:
         TooManyBadRowsError,
         WorkerError,
     )
+    from asyncdata.length_grouping import LengthGrouping
     from asyncdata.loader import AsyncDataLoader, DataLoader
     from asyncdata.order import RowShuffle, Shuffle
+    from asyncdata.packing.hard import HardPacking
+    from asyncdata.packing.soft import SoftPacking
+    from asyncdata.packing.xtuner import XTunerPacking
     from asyncdata.sources.huggingface import HuggingFaceSource
     from asyncdata.sources.iterable import IterableSource
     from asyncdata.sources.jsonl import JsonArraySource, JsonlSource
@@ -43,6 +51,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.preference import PreferenceTokenizeFn
     from asyncdata.tokenization.prompt import PromptTokenizeFn
     from asyncdata.tokenization.text import TextTokenizeFn
+    from asyncdata.tokenization.xtuner_fn import XTunerTokenizeFn
     from asyncdata.types import Group, Position, Sample, SourceLocation, Status
 
 __all__ = (
@@ -53,20 +62,26 @@ __all__ = (
     "ChatTokenizeFn",
     "ConfigError",
     "DataLoader",
+    "Document",
     "EndOfData",
     "FilterError",
     "first_in_first_out",
+    "FixedCollator",
     "FixedLengthTokenizeFn",
     "Group",
+    "HardPacking",
     "HuggingFaceSource",
     "InvalidGroupError",
     "IterableSource",
     "JsonArraySource",
     "JsonlSource",
+    "LengthGrouping",
     "LoaderClosedError",
     "LoaderConfig",
     "LoaderForkedError",
     "NoSamplesError",
+    "PackedCollator",
+    "PaddedCollator",
     "ParquetSource",
     "Position",
     "PreferenceTokenizeFn",
@@ -79,6 +94,7 @@ __all__ = (
     "SnapshotError",
     "SnapshotMismatchError",
     "SnapshotVersionError",
+    "SoftPacking",
     "SourceChangedError",
     "SourceError",
     "SourceLocation",
@@ -88,11 +104,18 @@ __all__ = (
     "TokenizeFn",
     "TooManyBadRowsError",
     "WorkerError",
+    "XTunerCollator",
+    "XTunerPacking",
+    "XTunerTokenizeFn",
 )
 
 # A worker imports only the modules it needs, and `import asyncdata` none of them.
 _HOMES = {
     "buffer": ("first_in_first_out",),
+    "collators.base": ("Document",),
+    "collators.packed": ("PackedCollator",),
+    "collators.padded": ("FixedCollator", "PaddedCollator"),
+    "collators.xtuner": ("XTunerCollator",),
     "config": ("LoaderConfig",),
     "diagnostics": ("Statistics",),
     "errors": (
@@ -115,8 +138,12 @@ _HOMES = {
         "TooManyBadRowsError",
         "WorkerError",
     ),
+    "length_grouping": ("LengthGrouping",),
     "loader": ("AsyncDataLoader", "DataLoader"),
     "order": ("RowShuffle", "Shuffle"),
+    "packing.hard": ("HardPacking",),
+    "packing.soft": ("SoftPacking",),
+    "packing.xtuner": ("XTunerPacking",),
     "sources.huggingface": ("HuggingFaceSource",),
     "sources.iterable": ("IterableSource",),
     "sources.jsonl": ("JsonArraySource", "JsonlSource"),
@@ -127,6 +154,7 @@ _HOMES = {
     "tokenization.preference": ("PreferenceTokenizeFn",),
     "tokenization.prompt": ("PromptTokenizeFn",),
     "tokenization.text": ("TextTokenizeFn",),
+    "tokenization.xtuner_fn": ("XTunerTokenizeFn",),
     "types": ("Group", "Position", "Sample", "SourceLocation", "Status"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.commands.arguments import (
+    add_data,
+    add_order_options,
+    add_tokenizer,
+    add_workers,
+    position,
+    seconds,
+    whole,
+)
 from asyncdata.commands.output import Output
 from asyncdata.errors import AsyncDataError
 from asyncdata.version import __version__
@@ -71,6 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_order(commands)
     _add_sample(commands)
+    _add_inspect(commands)
     _add_snapshot(commands)
     return parser
 
@@ -96,10 +105,8 @@ def _add_demo(commands: Any) -> None:
         "comes with asyncdata; nothing is downloaded. Exit status 1 if the two sequences differ.",
     )
     parser.add_argument("--keep", metavar="DIR", help="keep data, snapshot and records in DIR")
-    parser.add_argument(
-        "--rows", metavar="N", type=_whole(500), default=5000, help="at most so many rows (%(default)s)"
-    )
-    parser.add_argument("--num-workers", metavar="N", type=_whole(1), help="worker processes of the first run")
+    parser.add_argument("--rows", metavar="N", type=whole(500), default=5000, help="at most so many rows (%(default)s)")
+    parser.add_argument("--num-workers", metavar="N", type=whole(1), help="worker processes of the first run")
 
 
 def _add_run(commands: Any) -> None:
@@ -110,21 +117,21 @@ def _add_run(commands: Any) -> None:
         "stream data as a trainer would, with snapshots and resume, and say how fast it was",
         "Ends after --epochs or --num-batches, whichever comes first; batches before a resume count.",
     )
-    _add_data(parser)
-    _add_tokenizer(parser, required=True)
-    _add_order_options(parser)
-    _add_workers(parser)
-    parser.add_argument("--batch-size", metavar="N", type=_whole(1), default=32, help="samples per batch (%(default)s)")
-    parser.add_argument("--num-batches", metavar="N", type=_whole(1), help="end after so many batches")
+    add_data(parser)
+    add_tokenizer(parser)
+    add_order_options(parser)
+    add_workers(parser)
+    parser.add_argument("--batch-size", metavar="N", type=whole(1), default=32, help="samples per batch (%(default)s)")
+    parser.add_argument("--num-batches", metavar="N", type=whole(1), help="end after so many batches")
     parser.add_argument(
-        "--epochs", metavar="K", type=_whole(1), help="end after so many epochs (1, unless --num-batches is given)"
+        "--epochs", metavar="K", type=whole(1), help="end after so many epochs (1, unless --num-batches is given)"
     )
     parser.add_argument(
-        "--buffer-size", metavar="N", type=_whole(1), default=1000, help="samples read ahead (%(default)s)"
+        "--buffer-size", metavar="N", type=whole(1), default=1000, help="samples read ahead (%(default)s)"
     )
     parser.add_argument("--snapshot", metavar="FILE", help="write snapshots to FILE, and one at the end")
     parser.add_argument(
-        "--snapshot-every", metavar="N", type=_whole(1), default=100, help="batches between snapshots (%(default)s)"
+        "--snapshot-every", metavar="N", type=whole(1), default=100, help="batches between snapshots (%(default)s)"
     )
     parser.add_argument("--resume", action="store_true", help="go on from --snapshot, if it is there")
     parser.add_argument(
@@ -141,7 +148,7 @@ def _add_run(commands: Any) -> None:
     parser.add_argument(
         "--step-s",
         metavar="S",
-        type=_seconds,
+        type=seconds,
         default=0.0,
         help="wait so long after each batch, as for a training step",
     )
@@ -162,20 +169,20 @@ def _add_order(commands: Any) -> None:
         "Nothing is tokenized; the windows that are printed are read. One line a row, tab-separated: position "
         "(epoch:window:row), path, byte offset, length in bytes. With --json, one object a line.",
     )
-    _add_data(parser)
-    _add_order_options(parser)
-    parser.add_argument("--epoch", metavar="E", type=_whole(0), default=0, help="the epoch (%(default)s)")
-    parser.add_argument("--window", metavar="W", type=_whole(0), help="only this window; without it, all of the epoch")
+    add_data(parser)
+    add_order_options(parser)
+    parser.add_argument("--epoch", metavar="E", type=whole(0), default=0, help="the epoch (%(default)s)")
+    parser.add_argument("--window", metavar="W", type=whole(0), help="only this window; without it, all of the epoch")
     parser.add_argument(
         "--from",
         metavar="R",
         dest="first",
-        type=_whole(0),
+        type=whole(0),
         default=0,
         help="the first row to print, counted from 0 in the window or the epoch (%(default)s)",
     )
     parser.add_argument(
-        "--num", metavar="N", type=_whole(0), default=20, help="how many rows to print; 0 for all (%(default)s)"
+        "--num", metavar="N", type=whole(0), default=20, help="how many rows to print; 0 for all (%(default)s)"
     )
     parser.add_argument("--lines", action="store_true", help="print line numbers too; reads each file up to the row")
 
@@ -191,16 +198,54 @@ def _add_sample(commands: Any) -> None:
         "count: all rows before it are tokenized, in worker processes, which takes as long as the run took; a "
         "--snapshot of the run shortens the way.",
     )
-    _add_data(parser)
+    add_data(parser)
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--position", metavar="E:W:R", type=_position, help="by its position, as in 0:3:128")
+    which.add_argument("--position", metavar="E:W:R", type=position, help="by its position, as in 0:3:128")
     which.add_argument(
-        "--ordinal", metavar="N", type=_whole(0), help="by its number in the run, from 0, across epochs (Sample.index)"
+        "--ordinal", metavar="N", type=whole(0), help="by its number in the run, from 0, across epochs (Sample.index)"
     )
-    _add_tokenizer(parser, required=False)
-    _add_order_options(parser)
-    _add_workers(parser)
+    add_tokenizer(parser)
+    add_order_options(parser)
+    add_workers(parser)
     parser.add_argument("--snapshot", metavar="FILE", help="count --ordinal on from this snapshot of the run")
+
+
+def _add_inspect(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "inspect",
+        _inspect,
+        "print the tokens of some rows as text, and with --loss-mask which of them are trained",
+        "Trained text is coloured on a terminal and stands in ⟦ ⟧ elsewhere, the rest is context; in ⟨ ⟩ are special "
+        "tokens, and characters that cannot be shown. A row that becomes no sample says why. With --json, one object "
+        "a row and one for the total.",
+    )
+    add_data(parser)
+    parser.add_argument("--loss-mask", action="store_true", help="show which tokens are trained, and count them")
+    parser.add_argument(
+        "--num", metavar="N", type=whole(0), default=3, help="the first rows of the order; 0 for all (%(default)s)"
+    )
+    parser.add_argument(
+        "--position", metavar="E:W:R", type=position, action="append", help="this row in place of them; may be repeated"
+    )
+    parser.add_argument(
+        "--row",
+        metavar="FILE:LINE",
+        action="append",
+        help="likewise by its line, or its row number where there are no lines; FILE: may be left out",
+    )
+    parser.add_argument(
+        "--context-tokens",
+        metavar="N",
+        type=whole(0),
+        default=400,
+        help="show at most so many tokens of context at a stretch; 0 for all (%(default)s)",
+    )
+    parser.add_argument(
+        "--color", default="auto", choices=("always", "never", "auto"), help="auto: on a terminal (%(default)s)"
+    )
+    add_tokenizer(parser, kind="by the keys of the first row")
+    add_order_options(parser)
 
 
 def _add_snapshot(commands: Any) -> None:
@@ -208,86 +253,6 @@ def _add_snapshot(commands: Any) -> None:
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     show = _command(actions, "show", _snapshot_show, "print what a snapshot holds, after checking that it is whole")
     show.add_argument("file", metavar="FILE", help="the snapshot")
-
-
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", metavar="DATA", nargs="+", help="JSONL or Parquet files, globs, or folders of them")
-
-
-def _add_order_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("order", "Each of these makes another order; give what the run was given.")
-    group.add_argument("--seed", metavar="N", type=int, default=42, help="any integer (%(default)s)")
-    group.add_argument(
-        "--shuffle",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="mix the rows (the default), or leave them as they lie",
-    )
-    group.add_argument(
-        "--block-bytes", metavar="N", type=_whole(1), default=32 * 1024, help="size of a block (%(default)s)"
-    )
-    group.add_argument(
-        "--window-blocks", metavar="N", type=_whole(1), default=1024, help="blocks mixed together (%(default)s)"
-    )
-
-
-def _add_tokenizer(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    group = parser.add_argument_group("tokens")
-    group.add_argument(
-        "--tokenizer", metavar="DIR", required=required, help="a folder with tokenizer.json, or a Hugging Face name"
-    )
-    group.add_argument("--prompt-key", metavar="KEY", default="input", help="where a row has its prompt (%(default)s)")
-    group.add_argument("--label-key", metavar="KEY", help="where a row has its label")
-    group.add_argument("--metadata-key", metavar="KEY", default="metadata", help="where it has metadata (%(default)s)")
-    group.add_argument("--tool-key", metavar="KEY", default="tools", help="where it has tools (%(default)s)")
-    group.add_argument("--apply-chat-template", action="store_true", help="render the prompt as a chat")
-    group.add_argument("--max-length", metavar="N", type=_whole(1), help="drop longer prompts, counted in tokens")
-
-
-def _add_workers(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("work")
-    group.add_argument(
-        "--num-workers", metavar="N", type=_whole(0), help="worker processes; 0 for a thread (one per CPU, at most 8)"
-    )
-    group.add_argument(
-        "--on-bad-row",
-        default="raise",
-        choices=("raise", "skip", "quarantine"),
-        help="stop at a bad row, count it, or count it and write it down (%(default)s)",
-    )
-    group.add_argument(
-        "--max-bad-rows", metavar="N", type=_whole(0), default=100, help="more of them are an error (%(default)s)"
-    )
-    group.add_argument(
-        "--quarantine-path", metavar="FILE", default="quarantine.jsonl", help="where they are written (%(default)s)"
-    )
-
-
-# What argparse cannot say.
-
-
-def _whole(least: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"a whole number from {least} on is needed, not {text!r}")
-
-        return int(text)
-
-    return convert
-
-
-def _seconds(text: str) -> float:
-    if not re.fullmatch(r"\d+\.?\d*|\.\d+", text):
-        raise argparse.ArgumentTypeError(f"a number of seconds is needed, not {text!r}")
-
-    return float(text)
-
-
-def _position(text: str) -> str:
-    if not re.fullmatch(r"\d+:\d+:\d+", text):
-        raise argparse.ArgumentTypeError(f"a position is written EPOCH:WINDOW:ROW, as in 0:3:128, not {text!r}")
-
-    return text
 
 
 def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -300,8 +265,16 @@ def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             if path is not None and os.path.exists(path) and not args.resume:
                 parser.error(f"{path} is there already: add --resume to go on from there, or name another file")
 
-    if args.run is _sample and args.snapshot is not None and (args.ordinal is None or args.tokenizer is None):
-        parser.error("--snapshot shortens the way to --ordinal with --tokenizer; it does nothing else")
+    if args.run in (_run, _sample, _inspect):
+        is_told = args.tokenizer is not None or args.tokenize_fn is not None
+        if not is_told and args.run is not _sample:
+            parser.error("--tokenizer DIR or --tokenize-fn PATH is required")
+
+        if args.kind is not None and args.tokenize_fn is not None:
+            parser.error("--kind chooses a tokenize function; leave it, or --tokenize-fn")
+
+        if args.run is _sample and args.snapshot is not None and not (is_told and args.ordinal is not None):
+            parser.error("--snapshot shortens the way to --ordinal with --tokenizer; it does nothing else")
 
 
 # A command's module is imported when it runs: `--help` need not wait for the library.
@@ -327,6 +300,12 @@ def _order(args: argparse.Namespace, output: Output) -> int:
 
 def _sample(args: argparse.Namespace, output: Output) -> int:
     from asyncdata.commands.sample import run
+
+    return run(args, output)
+
+
+def _inspect(args: argparse.Namespace, output: Output) -> int:
+    from asyncdata.commands.inspect import run
 
     return run(args, output)
 

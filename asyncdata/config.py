@@ -25,7 +25,7 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         permutation of all rows, which needs a pass over the data. A :class:`~asyncdata.Shuffle` says how large blocks
         and windows are, a :class:`~asyncdata.RowShuffle` how rows are ordered one by one.
     :ivar batch_size: samples per batch of a ``for`` loop; a multiple of ``n_samples_per_prompt``.
-    :ivar drop_last: drop a short last batch instead of delivering it. What is dropped is counted.
+    :ivar drop_last: drop a short last batch (of all ranks) instead of delivering it. What is dropped is counted.
     :ivar epochs: after so many the data ends; None goes on for ever.
     :ivar n_samples_per_prompt: samples per group.
     :ivar num_workers: worker processes; None takes the CPUs this process may use, at most 8; 0 works in a thread of
@@ -33,6 +33,15 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     :ivar buffer_size: samples of the stream read ahead per data-parallel rank; each becomes a group of
         ``n_samples_per_prompt``.
     :ivar dp_size: data-parallel ranks that are fed; ``buffer_size * dp_size`` samples of the stream are read ahead.
+    :ivar world_size: ranks that iterate at the same time, each with a loader of its own over the same data. They cut
+        batches of ``world_size * batch_size`` from D, so that none has a sample of another.
+    :ivar rank: which of them this loader is, from 0 on.
+    :ivar gradient_accumulation: batches of each rank in an optimizer step. Length grouping balances whole steps.
+    :ivar round_up: fill the last batch of all ranks by repeating its own samples, so that all have as many batches.
+        None: where there is more than one rank. ``drop_last`` goes before it.
+    :ivar plan_packs: *order.* Count the tokens of all rows first, in the row index, and plan an epoch's packs from
+        them. Each rank then tokenizes its own packs and no others. Needs an order of single rows, such as
+        ``shuffle="full"``. Where XTuner's packs or order are asked for, they are planned in any case.
     :ivar max_ready_bytes: bytes read ahead, whatever the number of samples.
     :ivar timeout_s: how long a call waits for data before it raises PrefetchTimeoutError; None waits for ever.
     :ivar row_timeout_s: a worker without progress for so long is hung, and is killed.
@@ -54,6 +63,11 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
     buffer_size: Positive = 1000
     dp_size: Positive = 1
+    world_size: Positive = 1
+    rank: Annotated[int, msgspec.Meta(ge=0)] = 0
+    gradient_accumulation: Positive = 1
+    round_up: bool | None = None
+    plan_packs: bool = False
     max_ready_bytes: Positive = 64 * 1024 * 1024
     timeout_s: PositiveSeconds | None = None
     row_timeout_s: PositiveSeconds = 60.0
@@ -92,7 +106,17 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 "a batch holds whole groups"
             )
 
+        if config.rank >= config.world_size:
+            raise ConfigError(
+                f"rank={config.rank} is none of world_size={config.world_size} ranks, which are counted from 0"
+            )
+
         return config
+
+    @property
+    def rounds_up(self) -> bool:
+        """Whether the last batch of all ranks is filled by repeating its samples."""
+        return self.world_size > 1 if self.round_up is None else self.round_up
 
     @property
     def order(self) -> Shuffle | RowShuffle:
@@ -106,7 +130,7 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def capacity(self) -> int:
         """Samples that are read ahead."""
-        return self.buffer_size * self.dp_size
+        return self.buffer_size * max(self.dp_size, self.world_size)
 
 
 def _shuffle_of(value: Any) -> bool | str | Shuffle | RowShuffle:
@@ -146,6 +170,11 @@ class Knobs(TypedDict, total=False):
     num_workers: int | None
     buffer_size: int
     dp_size: int
+    world_size: int
+    rank: int
+    gradient_accumulation: int
+    round_up: bool | None
+    plan_packs: bool
     max_ready_bytes: int
     timeout_s: float | None
     row_timeout_s: float

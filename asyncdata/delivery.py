@@ -6,7 +6,7 @@ nothing, and putting the old ledger back undoes it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -122,7 +122,7 @@ class _Walk:
         self._bad_row_stops, self._max_bad_rows = bad_row_stops, max_bad_rows
         self._num_groups, self._epoch_groups = counters.num_groups, counters.epoch_groups
         self._num_tokens = counters.num_tokens
-        self._drops, self._epoch_drops = counters.drops, counters.epoch_drops
+        self._drops, self._epoch_drops, self._notes = counters.drops, counters.epoch_drops, counters.notes
 
     def may_pass(self, segment: Segment) -> bool:
         """Whether a segment behind the last sample asked for goes with it, so that an epoch's end is the next's
@@ -194,7 +194,10 @@ class _Walk:
         first, here = chunk.first, self.position
         done = here.row - first.row if (here.epoch, here.window) == (first.epoch, first.window) else 0
         for drop in chunk.drops:
-            self._count(drop.reason, int(drop.rows.searchsorted(row)) - int(drop.rows.searchsorted(done)))
+            self._count(drop.reason, _num_between(drop.rows, done, row))
+        for note in chunk.notes:
+            if number := _num_between(note.rows, done, row):
+                self._notes = {**self._notes, note.name: self._notes.get(note.name, 0) + number}
         self.position = Position(first.epoch, first.window, first.row + row)
 
     def _count(self, reason: str, number: int) -> None:
@@ -214,6 +217,7 @@ class _Walk:
             drops=self._drops,
             epoch_groups=self._epoch_groups,
             epoch_drops=self._epoch_drops,
+            notes=self._notes,
         )
         after = Ledger(
             position=self.position,
@@ -227,6 +231,11 @@ class _Walk:
             taken=self.taken,
         )
         return Delivery(self.pieces, self.taken - before.taken, after, self.passed, is_last)
+
+
+def _num_between(rows: Any, start: int, stop: int) -> int:
+    """How many of ``rows``, which rise, are in ``[start, stop)``."""
+    return int(rows.searchsorted(stop)) - int(rows.searchsorted(start))
 
 
 def _poison(passed: list[Bad]) -> list[tuple[int, int]]:

@@ -24,6 +24,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar groups_total: groups likewise.
     :ivar tokens_total: tokens of those groups' prompts, each counted once.
     :ivar dropped_total: rows that yielded no sample, by reason.
+    :ivar noted_total: rows that were kept and of which the tokenize function noted something, by name.
     :ivar bad_rows_total: bad rows that were passed over; they are in ``dropped_total`` too.
     :ivar buffered_groups: groups given back, waiting to be served.
     :ivar leased_requests: requests not wholly acknowledged.
@@ -39,6 +40,11 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar indexed_rows: rows that the row index knows so far; 0 where the order needs none.
     :ivar excluded_rows: those of them that the order leaves out, by reason.
     :ivar read_seconds: for how long a source that is read from front to back has been giving its present window.
+    :ivar packs_total: packs delivered to all ranks, in this run and those it resumed.
+    :ivar packed_tokens_total: their tokens, without padding.
+    :ivar unpacked_samples_total: samples that are in no pack, by reason.
+    :ivar unpacked_tokens_total: tokens that are in none, by reason.
+    :ivar held_samples: samples that packs wait for, or wait with.
     :ivar workers: what each worker is doing.
     """
 
@@ -49,6 +55,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     groups_total: int
     tokens_total: int
     dropped_total: dict[str, int]
+    noted_total: dict[str, int] = {}
     bad_rows_total: int
     buffered_groups: int
     leased_requests: int
@@ -64,6 +71,11 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     indexed_rows: int = 0
     excluded_rows: dict[str, int] = {}
     read_seconds: float = 0.0
+    packs_total: int = 0
+    packed_tokens_total: int = 0
+    unpacked_samples_total: dict[str, int] = {}
+    unpacked_tokens_total: dict[str, int] = {}
+    held_samples: int = 0
     workers: list[WorkerState]
 
     def to_dict(self) -> dict[str, float]:

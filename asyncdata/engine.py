@@ -18,9 +18,14 @@ from asyncdata.executors.base import InlineExecutor
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.fingerprint import setting_of
 from asyncdata.import_path import resolve_path
+from asyncdata.indexed_windows import IndexedWindows
 from asyncdata.ledger import Counters, Lease, Ledger, Returned, lease_key
 from asyncdata.log import get_logger
 from asyncdata.order import ROWS_PER_WINDOW
+from asyncdata.pack_rules import PackRules, plan_of, share_of
+from asyncdata.pack_stage import PackStage
+from asyncdata.pack_state import RestartPoint
+from asyncdata.planned_batches import PlannedTally
 from asyncdata.producer import Producer
 from asyncdata.quarantine import Quarantine
 from asyncdata.reading import open_reading
@@ -28,7 +33,8 @@ from asyncdata.request import DeliveryRules
 from asyncdata.service import Service
 from asyncdata.snapshot import Snapshot
 from asyncdata.sources.described import described
-from asyncdata.tokenization.base import TokenizeFn, fingerprints_of
+from asyncdata.tokenization.base import fingerprints_of
+from asyncdata.tokenization.resolved import resolved
 from asyncdata.types import Position, Sample
 from asyncdata.version import __version__
 
@@ -38,9 +44,13 @@ if TYPE_CHECKING:
     from asyncdata.buffer import BufferFilter
     from asyncdata.config import LoaderConfig
     from asyncdata.executors.base import Executor
+    from asyncdata.length_grouping import LengthGrouping
+    from asyncdata.packing.base import Packing, PackState
+    from asyncdata.plan import PlannedEpoch
     from asyncdata.row_index import RowIndex
     from asyncdata.sources.base import Source
     from asyncdata.sources.described import Paths
+    from asyncdata.tokenization.base import TokenizeFn
 
 __all__ = ("Engine",)
 
@@ -61,16 +71,28 @@ class Engine:
         tokenize_fn: TokenizeFn | Callable[..., Any] | str,
         buffer_filter: BufferFilter | str | None,
         config: LoaderConfig,
+        packing: Packing | None = None,
+        length_grouping: LengthGrouping | None = None,
     ) -> None:
         self.config = config
-        function = resolve_path(tokenize_fn) if isinstance(tokenize_fn, str) else tokenize_fn
-        self._function = function.resolve() if isinstance(function, TokenizeFn) else function
+        self.packs_are_samples = packing is None
+        pack_rules = PackRules.of(config, packing, length_grouping, is_filtered=buffer_filter is not None)
+        plan = plan_of(config, pack_rules)
+        self.stage = PackStage(pack_rules) if pack_rules is not None and plan is None else None
+        self.tally = PlannedTally() if plan is not None else None
+        self.packs = pack_rules is not None
+        self._function = resolved(tokenize_fn)
+        self._function_fingerprints: dict[str, str] | None = None
         quarantine = Quarantine.of(config).add
-        self.coordinator = Coordinator(_rules(config), buffer_filter=_filter(buffer_filter), quarantine=quarantine)
-        self._reading = open_reading(described(source), config, self._function, quarantine)
+        rules = _rules(config, is_packed=pack_rules is not None)
+        self.coordinator = Coordinator(rules, buffer_filter=_filter(buffer_filter), quarantine=quarantine)
+        share = share_of(config, pack_rules, plan)
+        self._reading = open_reading(described(source), config, self._function, quarantine, plan, share)
+        if config.world_size > 1 and share is None:
+            _log.info("loader.every_rank_tokenizes", world_size=config.world_size)
         self._executor = self._make_executor()
         self._windows = self._reading.windows(self._executor)
-        self._windows.restart_point = lambda: self.coordinator.ledger.restart_point()[0]
+        self._windows.restart_point = lambda: self._restart_point().position
         self.service = self._make_service()
         self._waits = (0, 0.0)
         self._waits_lock = threading.Lock()
@@ -104,17 +126,54 @@ class Engine:
 
     def fingerprints(self) -> dict[str, Any]:
         """What the tokens depend on, each part by its digest. Reads a little of every file at the first call."""
-        return {"data": self._reading.files.fingerprint(), **fingerprints_of(self._function)}
+        if self._function_fingerprints is None:  # once: what workers have loaded does not change with its files
+            self._function_fingerprints = fingerprints_of(self._function)
+        return {"data": self._reading.files.fingerprint(), **self._function_fingerprints}
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next sample; of the next pack, where they are packed."""
+        return self.coordinator.ledger.position.epoch if self.stage is None else self.stage.epoch
+
+    def _restart_point(self) -> RestartPoint:
+        """Where D is read from after a restart."""
+        # The stage is asked before the ledger: what is taken from D between the two is no loss then.
+        waiting = self.stage.restart_point() if self.stage is not None else None
+        return waiting or RestartPoint(*self.coordinator.ledger.restart_point()[:2])
+
+    def _order(self) -> dict[str, Any]:
+        """What the order of delivery follows from."""
+        order = self._reading.order.description()
+        return order if self.stage is None else order | self.stage.rules.description()
+
+    def plan(self, epoch: int) -> PlannedEpoch | None:
+        """The planned packs of an epoch; known once a sample of it is ready."""
+        return self._windows.plan(epoch) if isinstance(self._windows, IndexedWindows) else None
+
+    def _packing_state(self) -> tuple[PackState | msgspec.UnsetType, RestartPoint | None]:
+        if self.stage is not None:
+            return self.stage.state()
+
+        if self.tally is None or not isinstance(self._windows, IndexedWindows):
+            return msgspec.UNSET, None
+
+        tally = self.tally.now  # before the ledger is looked at, as a delivery is in the ledger first
+        ledger = self.coordinator.ledger
+        point = RestartPoint(ledger.position, ledger.counters)
+        return self.tally.state(tally, point.position.epoch, self._windows.dealt_at(point.position)), point
 
     def snapshot(self) -> Snapshot:
         """The state of this moment."""
+        packing, waiting = self._packing_state()
         ledger = self.coordinator.ledger
         position, counters, acked = ledger.restart_point()
+        if waiting is not None:
+            position, counters = waiting
         return Snapshot(
             library=__version__,
             position=msgspec.structs.astuple(position),
             counters=msgspec.to_builtins(counters),
-            order=self._reading.order.description(),
+            order=self._order(),
             fingerprints=self.fingerprints(),
             buffer=[item.record for item in ledger.buffer],
             leases=[item.record for item in ledger.leased_groups()],
@@ -122,6 +181,7 @@ class Engine:
             journal=sorted(ledger.journal),
             canaries=list(self.service.canaries),
             stream=self._windows.state_at(position) or msgspec.UNSET,
+            packing=packing,
         )
 
     def restore(self, saved: Snapshot, allow_changed: Collection[str]) -> None:
@@ -129,7 +189,7 @@ class Engine:
 
         :raises SnapshotMismatchError: if it belongs to other data or settings that ``allow_changed`` does not name.
         """
-        present = self._reading.order.description(), self.fingerprints()
+        present = self._order(), self.fingerprints()
         try:
             snapshots.check(saved, *present, allow_changed)
         except SnapshotMismatchError as error:
@@ -144,14 +204,35 @@ class Engine:
             acked=frozenset(Position(*place) for place in saved.acked),
             journal=frozenset(saved.journal),
         )
-        if changed & {"data", "seed", "order"}:
-            ledger = _at_epoch(ledger, ledger.position.epoch + 1)  # its windows are cut otherwise now
+        # Windows are cut otherwise then; and packs hold other numbers of tokens, whatever the change.
+        if changed & {"data", "seed", "order"} or (changed and saved.packing):
+            epoch = ledger.position.epoch if not saved.packing else saved.packing.epoch
+            ledger = self._at_epoch(ledger, epoch + 1)
         else:
+            self._restore_packing(saved, ledger)
             self._windows.resume_at(ledger.position, saved.stream or None)
         is_other_text = bool(changed - {"seed"})
         is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(allow_changed))
         self.service.restart(lambda _: ledger, [] if is_other_text or is_allowed else saved.canaries)
         _log.info("snapshot.restored", position=str(ledger.position), num_buffered_groups=len(ledger.buffer))
+
+    def _restore_packing(self, saved: Snapshot, ledger: Ledger) -> None:
+        if not saved.packing:
+            return
+
+        if self.stage is not None:
+            self.stage.restore(saved.packing, RestartPoint(ledger.position, ledger.counters))
+        elif self.tally is not None and isinstance(self._windows, IndexedWindows):
+            self._windows.resume_dealt(ledger.position, self.tally.restore(saved.packing))
+
+    def _at_epoch(self, ledger: Ledger, epoch: int) -> Ledger:
+        """The ledger at the start of ``epoch``, with nothing waiting to be packed."""
+        if self.stage is not None:
+            self.stage.restart(epoch)
+        if self.tally is not None and isinstance(self._windows, IndexedWindows):
+            self.tally.restart()
+            self._windows.resume_dealt(Position(epoch), None)
+        return _at_epoch(ledger, epoch)
 
     def _returned(self, record: list[dict[str, Any]]) -> Returned:
         size = self.config.n_samples_per_prompt
@@ -168,10 +249,10 @@ class Engine:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of ``epoch``, unless that is the present one: a run resumed in its middle stays there."""
-        if epoch == self.coordinator.ledger.position.epoch:
+        if epoch == self.epoch:
             return
 
-        self.service.restart(lambda ledger: _at_epoch(ledger, epoch))
+        self.service.restart(lambda ledger: self._at_epoch(ledger, epoch))
 
     def num_rows(self, timeout_s: float | None) -> int:
         """Rows of an epoch, once the row index knows them all.
@@ -207,7 +288,7 @@ class Engine:
         self.service.restart(partial(self._sought, epoch, row, group_index))
 
     def _sought(self, epoch: int, row: int, group_index: int | None, ledger: Ledger) -> Ledger:
-        before = _at_epoch(ledger, epoch)
+        before = self._at_epoch(ledger, epoch)
         counters = msgspec.structs.replace(before.counters, epoch_groups=row)
         if group_index is not None:
             num_samples = group_index * self.config.n_samples_per_prompt
@@ -224,12 +305,14 @@ class Engine:
         """What the loader has done and is doing."""
         ledger, channel, workers = self.coordinator.ledger, self.coordinator.channel, self._executor.statistics()
         index = self._reading.index
+        packs = self.stage or self.tally or PlannedTally()
         return Statistics(
             **msgspec.structs.asdict(ledger.position),
             samples_total=ledger.counters.num_samples,
             groups_total=ledger.counters.num_groups,
             tokens_total=ledger.counters.num_tokens,
             dropped_total=dict(ledger.counters.drops),
+            noted_total=dict(ledger.counters.notes),
             bad_rows_total=ledger.counters.num_bad_rows,
             buffered_groups=len(ledger.buffer),
             leased_requests=len(ledger.leases),
@@ -245,6 +328,11 @@ class Engine:
             indexed_rows=index.num_found if index is not None else 0,
             excluded_rows=dict(index.excluded) if index is not None else {},
             read_seconds=self._windows.read_s,
+            packs_total=packs.num_packs,
+            packed_tokens_total=packs.num_tokens,
+            unpacked_samples_total=dict(packs.counts.samples),
+            unpacked_tokens_total=dict(packs.counts.tokens),
+            held_samples=packs.num_held,
             workers=workers.workers,
         )
 
@@ -271,13 +359,13 @@ def _filter(buffer_filter: BufferFilter | str | None) -> BufferFilter:
     return found
 
 
-def _rules(config: LoaderConfig) -> DeliveryRules:
+def _rules(config: LoaderConfig, *, is_packed: bool) -> DeliveryRules:
     return DeliveryRules(
         capacity=config.capacity,
         max_ready_bytes=config.max_ready_bytes,
         samples_per_group=config.n_samples_per_prompt,
         epochs=config.epochs,
-        drop_last=config.drop_last,
+        drop_last=config.drop_last and not is_packed,
         bad_row_stops=config.on_bad_row == "raise",
         max_bad_rows=config.max_bad_rows,
         commit_on_ack=config.commit == "on_ack",

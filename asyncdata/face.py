@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import operator
+import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncdata import snapshot as snapshots
+from asyncdata.collators.base import Document
 from asyncdata.config import Knobs, LoaderConfig
 from asyncdata.engine import Engine
 from asyncdata.errors import ConfigError, LoaderClosedError
+from asyncdata.iteration import SampleBatches, Share
 from asyncdata.ledger import lease_key
+from asyncdata.pack_batches import PackBatches
+from asyncdata.pack_state import RestartPoint
+from asyncdata.planned_batches import PlannedBatches
 from asyncdata.request import Request
 from asyncdata.types import Sample
 
@@ -21,12 +27,19 @@ if TYPE_CHECKING:
 
     from asyncdata.buffer import BufferFilter
     from asyncdata.diagnostics import Statistics
+    from asyncdata.iteration import Batches
+    from asyncdata.length_grouping import LengthGrouping
+    from asyncdata.pack_state import PackedSample
+    from asyncdata.packing.base import Packing
+    from asyncdata.plan import PlannedEpoch
     from asyncdata.sources.base import Source
     from asyncdata.sources.described import Paths
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.types import Group, Position
 
-__all__ = ("LoaderFace", "check_num_groups", "same")
+T = TypeVar("T")
+
+__all__ = ("LoaderFace", "same")
 
 
 class LoaderFace:
@@ -37,13 +50,18 @@ class LoaderFace:
         source: Source | Paths,
         *,
         tokenize_fn: TokenizeFn | Callable[..., Any] | str,
-        collate_fn: Callable[[list[Sample]], Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
         buffer_filter: BufferFilter | str | None = None,
+        packing: Packing | None = None,
+        length_grouping: LengthGrouping | None = None,
         **knobs: Unpack[Knobs],
     ) -> None:
         self._closed_because = "the loader's constructor failed"  # until it has not: see __del__
-        self._engine = Engine(source, tokenize_fn, buffer_filter, LoaderConfig.of(dict(knobs)))
+        config = LoaderConfig.of(dict(knobs))
+        self._engine = Engine(source, tokenize_fn, buffer_filter, config, packing, length_grouping)
         self._collate_fn = collate_fn or same
+        self._loop_lock = threading.RLock()
+        self._is_epoch_named = False
         self._closed_because = ""
 
     # Giving back, acknowledging.
@@ -57,6 +75,7 @@ class LoaderFace:
         :raises InvalidGroupError: naming the first group that cannot be kept; none is added then.
         """
         self._check()
+        self._check_no_share("add_samples")
         self._engine.coordinator.add_groups(groups)
 
     def ack(self, delivered: Iterable[Sample] | Iterable[Group] | None = None) -> None:
@@ -72,9 +91,12 @@ class LoaderFace:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this moment, as plain builtins: fit for torch.save, DCP and JSON. May be called at any time.
+        """The state of this moment, as plain builtins: fit for torch.save and JSON. May be called at any time.
 
         It says what was *delivered*, not what was read ahead, and holds the buffer.
+
+        A distributed checkpoint (DCP) restores only the keys that a fresh loader's state has, which may lack some: save
+        an :class:`asyncdata.integrations.torch.StatefulDataLoader` there.
         """
         return snapshots.to_state_dict(self._engine.snapshot())
 
@@ -102,12 +124,17 @@ class LoaderFace:
         self._engine.restore(snapshots.load(path), allow_changed)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of ``epoch``. In the middle of that very epoch, as after a resume, it changes nothing."""
+        """Go to the start of ``epoch``. In the middle of that very epoch, as after a resume, it goes on from there.
+
+        The next loop is over this epoch and no other, even if nothing is left of it. Without this call, a loop that
+        finds nothing left is over the next epoch.
+        """
         self._check()
         if epoch < 0:
             raise ConfigError(f"an epoch is counted from 0, got {epoch}")
 
         self._engine.set_epoch(epoch)
+        self._is_epoch_named = True
 
     def seek(self, epoch: int, row: int, *, group_index: int | None = None) -> None:
         """Go to row ``row`` of ``epoch``, counted in the order of delivery. Waits until the row index is complete.
@@ -122,7 +149,7 @@ class LoaderFace:
     @property
     def epoch(self) -> int:
         """The epoch of the next sample."""
-        return self._engine.coordinator.ledger.position.epoch
+        return self._engine.epoch
 
     def statistics(self) -> Statistics:
         """What the loader has done and is doing; ``.to_dict()`` is flat."""
@@ -173,6 +200,7 @@ class LoaderFace:
         return Request(num_groups, last_epoch)
 
     def _num_groups(self, num_samples: int) -> int:
+        self._check_no_share("get_next_batch")
         size = self._engine.config.n_samples_per_prompt
         number = whole(num_samples)
         if number < 1 or number % size:
@@ -182,28 +210,103 @@ class LoaderFace:
 
         return number // size
 
+    def _groups(self, num_groups: int) -> int:
+        self._check_no_share("get_samples")
+        number = whole(num_groups)
+        if number < 0:
+            raise ConfigError(f"AD440 num_groups must be a whole number from 0 on, got {num_groups!r}")
+
+        return number
+
     def _regroup(self, samples: list[Sample]) -> list[Group]:
         size = self._engine.config.n_samples_per_prompt
         return [samples[first : first + size] for first in range(0, len(samples), size)]
 
-    def batch_groups(self) -> int:
-        """Groups per batch of a loop."""
-        batch_size = self._engine.config.batch_size
-        if batch_size is None:
+    def _check_no_share(self, what: str) -> None:
+        config = self._engine.config
+        if self._engine.packs or config.world_size > 1:
+            reason = "packs samples" if self._engine.packs else f"is one of world_size={config.world_size}"
+            raise ConfigError(f"this loader {reason}: its batches come from a `for` loop, not from {what}()")
+
+    # What a loop asks for.
+
+    def _batches(self) -> Batches:
+        self._check()
+        engine = self._engine
+        if engine.tally is None:
+            return SampleBatches(self, runs_on=self._runs_on())
+
+        return PlannedBatches(self, engine.tally, drop_last=engine.config.drop_last, runs_on=self._runs_on())
+
+    def _runs_on(self) -> bool:
+        """Whether the next loop may be over a later epoch than the present one; not, if the caller named it."""
+        is_named, self._is_epoch_named = self._is_epoch_named, False
+        return not is_named
+
+    def _pack_batches(self) -> PackBatches | None:
+        """Where packs are made as samples come."""
+        self._check()
+        stage, config = self._engine.stage, self._engine.config
+        if stage is None:
+            return None
+
+        max_push = max(1, config.capacity // 2)
+        return PackBatches(
+            self,
+            stage,
+            epochs=config.epochs,
+            drop_last=config.drop_last,
+            max_push=max_push,
+            runs_on=self._runs_on(),
+        )
+
+    @property
+    def share(self) -> Share:
+        """What this rank has of a batch of all ranks: groups of samples, or packs."""
+        config = self._engine.config
+        if config.batch_size is None:
             raise ConfigError("iterating needs batch_size=...; or call get_next_batch(n)")
 
-        return batch_size // self._engine.config.n_samples_per_prompt
+        size = config.batch_size // config.n_samples_per_prompt * config.world_size
+        return Share(config.rank, config.world_size, size, config.rounds_up)
+
+    @property
+    def group_size(self) -> int:
+        """Samples of a group."""
+        return self._engine.config.n_samples_per_prompt
 
     def position(self) -> Position:
         """The place in D of the next sample of the stream."""
         return self._engine.coordinator.ledger.position
 
+    def plan(self, epoch: int) -> PlannedEpoch | None:
+        """The planned packs of an epoch; known once a sample of it is ready."""
+        return self._engine.plan(epoch)
+
+    def tip(self) -> RestartPoint:
+        """Where D goes on."""
+        ledger = self._engine.coordinator.ledger
+        return RestartPoint(ledger.position, ledger.counters)
+
     def collate(self, samples: list[Sample]) -> Any:
         """What ``collate_fn`` makes of a batch."""
         return self._collate_fn(samples)
 
+    def collate_packs(self, packs: list[list[PackedSample]]) -> Any:
+        """What ``collate_fn`` makes of packs: each a list of documents; or of samples, where they are not packed."""
+        if self._engine.packs_are_samples:
+            return self._collate_fn([pack[0].sample for pack in packs])
 
-def same(samples: list[Sample]) -> list[Sample]:
+        return self._collate_fn([[_document(piece) for piece in pack] for pack in packs])
+
+
+def _document(piece: PackedSample) -> Document:
+    sample, start, stop = piece
+    labels = sample.labels
+    return Document(sample.tokens[start:stop], None if labels is None else labels[start:stop], None, sample)
+
+
+def same(samples: list[T]) -> list[T]:
     return samples
 
 
@@ -213,11 +316,3 @@ def whole(number: Any) -> int:
         return operator.index(number)
     except TypeError:
         return -1
-
-
-def check_num_groups(num_groups: int) -> int:
-    number = whole(num_groups)
-    if number < 0:
-        raise ConfigError(f"AD440 num_groups must be a whole number from 0 on, got {num_groups!r}")
-
-    return number

@@ -44,7 +44,7 @@ class IndexFile:
         self.path = Path(folder) / f"{identity}.index"
         self._header = _MAGIC + identity.encode() + b"\n"
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        self._end = 0
+        self._start = self._end = 0  # of the last part that was read
         self._is_writer = _lock(self._fd)
 
     def parts(self) -> Iterator[Indexed]:
@@ -53,15 +53,19 @@ class IndexFile:
         if header != self._header:
             return
 
-        self._end = len(header)
+        self._start = self._end = len(header)
         while (body := self._frame()) is not None:
             try:
                 part = _decode(body)
             except msgspec.DecodeError:  # written by another release
                 return
 
-            self._end += _FRAME.size + len(body)
+            self._start, self._end = self._end, self._end + _FRAME.size + len(body)
             yield part
+
+    def refuse(self) -> None:
+        """The part that :meth:`parts` gave last is of no use: what is appended takes its place."""
+        self._end = self._start
 
     def _frame(self) -> bytes | None:
         head = os.pread(self._fd, _FRAME.size, self._end)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from asyncdata.executors.base import Crashed, error_of
 from asyncdata.order import ROWS_PER_WINDOW
+from asyncdata.plan import PlannedOrder
+from asyncdata.planned_rows import PlannedRows
+from asyncdata.shares import row_of_epoch
+from asyncdata.types import Position
 from asyncdata.windows import AnywhereWindows
 from asyncdata.wire import NO_SLOT, Overflow, Permute, Permuted, Tokenize
 
@@ -19,7 +23,9 @@ if TYPE_CHECKING:
     from asyncdata.executors.base import Executor
     from asyncdata.indexing import Indexer
     from asyncdata.order import RowOrder
+    from asyncdata.plan import Dealt, PlannedEpoch
     from asyncdata.row_index import Places, RowIndex
+    from asyncdata.shares import Share
     from asyncdata.sources.base import Blocks
     from asyncdata.types import SourceLocation
     from asyncdata.wire import Reply
@@ -27,6 +33,25 @@ if TYPE_CHECKING:
 __all__ = ("IndexedWindow", "IndexedWindows")
 
 _MAX_TRIES = 5
+
+Int32 = np.ndarray[Any, np.dtype[np.int32]]
+Int64 = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class _Rows(NamedTuple):
+    """The rows of a window.
+
+    :ivar numbers: int64, as the row index numbers them.
+    :ivar units: what is dealt out to ranks, that each row belongs to: it alone, or its pack.
+    :ivar first: the unit with which the epoch's first batch begins.
+    :ivar stop: the unit behind its last one.
+    """
+
+    numbers: Int64
+    units: Int64
+    first: int
+    stop: int
+    is_last: bool
 
 
 class IndexedWindow:
@@ -41,9 +66,14 @@ class IndexedWindow:
         self._source = source
         self._index = index
         self._places: Places | None = None
+        self._expected: Int32 | None = None
 
-    def fill(self, places: Places, *, is_last: bool) -> None:
-        """The rows are known."""
+    def fill(self, places: Places, expected: Int32 | None, *, is_last: bool) -> None:
+        """The rows are known.
+
+        :param expected: as in :class:`~asyncdata.wire.Tokenize`.
+        """
+        self._expected = expected
         self._places, self.num_rows, self.is_last = places, len(places.lengths), is_last
 
     @property
@@ -62,9 +92,13 @@ class IndexedWindow:
         """What a worker needs to tokenize the rows ``[first, stop)``."""
         file_ids, offsets, lengths, _ = (column[first:stop] for column in self._known)
         starts = np.full(stop - first, -1, np.int32)
-        rows = np.flatnonzero(lengths >= 0)
+        is_read, expected = lengths >= 0, b""
+        if self._expected is not None:
+            numbers = self._expected[first:stop]
+            is_read, expected = is_read & (numbers >= 0), numbers.tobytes()
+        rows = np.flatnonzero(is_read)
         places = map(Overflow, rows.tolist(), file_ids[rows].tolist(), offsets[rows].tolist())
-        return Tokenize(NO_SLOT, starts.tobytes(), lengths.tobytes(), list(places))
+        return Tokenize(NO_SLOT, starts.tobytes(), lengths.tobytes(), list(places), expected)
 
     def key(self, row: int) -> tuple[int, int]:
         """The number of the row's file, and its offset there."""
@@ -85,26 +119,65 @@ class IndexedWindow:
 
 
 class IndexedWindows(AnywhereWindows):
-    """Windows over the row index, as :class:`~asyncdata.windows.Windows` wants them."""
+    """Windows over the row index, as :class:`~asyncdata.windows.Windows` wants them.
+
+    :param share: the rows that this rank tokenizes; None: all.
+    :ivar start: where delivery began, or was restored to. Rows that are dealt out one by one are counted from there,
+        and from the start of every later epoch.
+    """
 
     num_blank = 0
 
-    def __init__(self, source: Blocks, order: RowOrder, executor: Executor, index: RowIndex, indexer: Indexer) -> None:
+    def __init__(
+        self,
+        source: Blocks,
+        order: RowOrder | PlannedOrder,
+        executor: Executor,
+        index: RowIndex,
+        indexer: Indexer,
+        share: Share | None = None,
+    ) -> None:
+        self.restart_point: Callable[[], Position] = Position
+        self.start = Position()
         self._source = source
         self._order = order
         self._executor = executor
         self._index = index
         self._indexer = indexer
+        self._share = share
         self._waiting: dict[tuple[int, int], tuple[IndexedWindow, Callable[[], object]]] = {}
         self._permutations: dict[int, Any] = {}
+        self._plans: PlannedRows | None = None
+        if isinstance(order, PlannedOrder):
+            self._plans = PlannedRows(order, index, executor, self._fill_waiting)
         indexer.on_growth = self._fill_waiting
 
     def restart(self) -> None:
         """As the protocol says; permutations that were asked for are not coming any more."""
         self._waiting.clear()
         self._permutations = {epoch: rows for epoch, rows in self._permutations.items() if rows is not None}
+        if self._plans is not None or self._share is not None:
+            self.start = self.restart_point()
+        if self._plans is not None:
+            self._plans.restart_point = self.restart_point
+            self._plans.restart(self.start)
         if not self._index.is_complete:
             self._indexer.restart()
+
+    # Where packs are planned. Any thread may ask.
+
+    def plan(self, epoch: int) -> PlannedEpoch | None:
+        """The packs of ``epoch``; known from its first delivery to its end."""
+        return None if self._plans is None else self._plans.find(epoch)
+
+    def dealt_at(self, position: Position) -> Dealt | None:
+        """What a snapshot keeps besides ``position``: how the packs of its epoch are dealt out, if it is begun."""
+        return None if self._plans is None else self._plans.dealt_at(position)
+
+    def resume_dealt(self, position: Position, dealt: tuple[int, int] | None) -> None:
+        """A restart at ``position`` is about to come, from a snapshot that kept ``dealt``."""
+        if self._plans is not None:
+            self._plans.resume_dealt(position, dealt)
 
     def open(self, epoch: int, number: int, on_ready: Callable[[], object]) -> IndexedWindow:
         """As the protocol says; there is always room."""
@@ -123,38 +196,72 @@ class IndexedWindows(AnywhereWindows):
 
     def _fill(self, window: IndexedWindow, epoch: int, number: int) -> bool:
         """Whether the window is ready now, or will never be."""
+        found = self._rows(epoch, number) if self._index.fault is None else None
         window.fault = self._index.fault
         if window.fault is not None:
             return True
 
-        num_wanted = (number + 1) * ROWS_PER_WINDOW
-        if not self._index.is_complete and not (
-            self._order.shuffle.grows and self._index.num_found >= num_wanted and self._index.num_rows > num_wanted
-        ):
+        if found is None:
             return False
 
-        rows = self._rows(epoch, number)
-        if rows is None:
-            return False
-
-        is_last = self._index.is_complete and num_wanted >= self._index.num_rows
-        window.fill(self._index.places(rows), is_last=is_last)
+        places = self._index.places(found.numbers)
+        window.fill(places, self._expected(found), is_last=found.is_last)
         return True
 
-    def _rows(self, epoch: int, number: int) -> Any:
-        """The window's rows, numbered as the index does; None if they are not known yet."""
-        if self._order.shuffle.method != "slime":
-            return self._order.rows(epoch, number, self._index.num_rows)
+    def _expected(self, found: _Rows) -> Int32 | None:
+        """How many tokens the rows have, where every one of them is a sample."""
+        if self._plans is None and self._share is None:
+            return None
 
+        counted = self._index.num_tokens_of(found.numbers)
+        if self._share is None:
+            return counted
+
+        return np.where(self._share.owns(found.units, found.first, found.stop), counted, -1 - counted)
+
+    def _rows(self, epoch: int, number: int) -> _Rows | None:
+        """The rows of a window; None if they are not known yet."""
+        first, stop = number * ROWS_PER_WINDOW, (number + 1) * ROWS_PER_WINDOW
+        index, order = self._index, self._order
+        if isinstance(order, PlannedOrder):
+            return self._planned_rows(epoch, first, stop) if index.is_complete else None
+
+        # None of the rows may be of the last batch, which is dealt out otherwise.
+        num_needed = stop + (0 if self._share is None else self._share.global_batch)
+        grows = order.shuffle.grows and index.num_found >= stop and index.num_rows > num_needed
+        if not (index.is_complete or grows):
+            return None
+
+        if order.shuffle.method == "slime":
+            numbers = self._permutation(epoch, first, stop)
+        else:
+            numbers = order.rows(epoch, number, index.num_rows)
+        if numbers is None:
+            return None
+
+        counted_from = row_of_epoch(self.start) if self.start.epoch == epoch else 0
+        units = np.arange(first, first + len(numbers)) - counted_from
+        is_last = index.is_complete and stop >= index.num_rows
+        return _Rows(numbers, units, 0, index.num_rows - counted_from, is_last)
+
+    def _planned_rows(self, epoch: int, first: int, stop: int) -> _Rows | None:
+        plan = None if self._plans is None else self._plans.epoch(epoch)
+        if plan is None:
+            return None
+
+        first, last = min(first, plan.num_rows), min(stop, plan.num_rows)
+        begun = plan.first_pack_from(row_of_epoch(self.start)) if self.start.epoch == epoch else 0
+        rows, packs = plan.pieces(first, last).rows, plan.packs_at(first, last)
+        return _Rows(rows, packs, begun, plan.num_packs, stop >= plan.num_rows)
+
+    def _permutation(self, epoch: int, first: int, stop: int) -> Int64 | None:
+        """Rows in slime's order; None if it is not known yet."""
         if epoch not in self._permutations:
             self._permutations = {e: rows for e, rows in self._permutations.items() if e >= epoch - 1}
             self._permutations[epoch] = None
             self._permute(epoch, _MAX_TRIES)
         permutation = self._permutations[epoch]
-        if permutation is None:
-            return None
-
-        return permutation[number * ROWS_PER_WINDOW : (number + 1) * ROWS_PER_WINDOW].astype(np.int64)
+        return None if permutation is None else permutation[first:stop].astype(np.int64)
 
     def _permute(self, epoch: int, num_tries: int) -> None:
         request = Permute(self._index.num_rows, self._order.seed + epoch)

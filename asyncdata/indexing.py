@@ -72,8 +72,12 @@ class Indexer:
 
     def _read_file(self) -> None:
         try:
-            for part in self._file.parts() if self._file is not None else ():
-                if not self._is_spooled(part):
+            if self._file is None:
+                return
+
+            for part in self._file.parts():
+                if not self._is_usable(part):
+                    self._file.refuse()
                     return
 
                 self._take(part)
@@ -84,9 +88,12 @@ class Indexer:
         except (AsyncDataError, OSError) as error:
             self._give_up(error)
 
-    def _is_spooled(self, part: Indexed) -> bool:
-        """Whether the rows are still where they were copied to, if they had to be."""
+    def _is_usable(self, part: Indexed) -> bool:
+        """Whether it knows what is asked for, and the rows are still where they were copied to, if they had to be."""
         index = self._index
+        if len(part.num_tokens) != (len(part.lengths) if self._check == "samples" else 0):
+            return False
+
         return not index.spool or is_whole(part_path(index.spool, index.num_blocks), array("i", part.lengths))
 
     def _ask(self) -> None:

@@ -19,7 +19,8 @@ from asyncdata.order import Order, Shuffle
 from asyncdata.sources.base import room_of
 from asyncdata.sources.described import described
 from asyncdata.sources.stream import RowStream
-from asyncdata.tokenization.base import TokenizeFn, open_tokenize_fn
+from asyncdata.tokenization.base import open_tokenize_fn
+from asyncdata.tokenization.resolved import resolved
 from asyncdata.types import Position, Sample, SourceLocation
 from asyncdata.window import SLACK_BYTES, ChunkOrigin, Window
 from asyncdata.wire import Job, Scan, Scanned, Tokenized
@@ -30,12 +31,15 @@ if TYPE_CHECKING:
     from typing import Self
 
     from asyncdata.sources.base import Blocks, Source
-    from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
+    from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter, TokenizeFn
+    from asyncdata.window import OpenWindow
     from asyncdata.wire import Reply, RowError
 
 __all__ = (
     "Look",
+    "OpenView",
     "WindowView",
+    "Witness",
     "estimate_num_rows",
     "line_numbers",
     "open_order",
@@ -87,6 +91,7 @@ class Look(NamedTuple):
     :ivar error: what is wrong with it.
     """
 
+    position: Position
     location: SourceLocation
     raw: bytes
     sample: Sample | None
@@ -94,41 +99,24 @@ class Look(NamedTuple):
     error: RowError | None
 
 
-class WindowView:
-    """One window of D, read into this process's memory. Close it, or use ``with``.
+class OpenView:
+    """A window that has been read. Close it, or use ``with``.
 
-    :param tokenize_fn: what :meth:`look` makes samples with.
+    :param handler: has its memory, and what tokenizes.
+    :param first: the position of its first row.
     :ivar num_rows: rows of the window.
-    :raises ConfigError: if there is no such window.
-    :raises SourceError: if it cannot be read.
     """
 
-    def __init__(
-        self,
-        files: Blocks,
-        order: Order,
-        epoch: int,
-        window: int,
-        tokenize_fn: TokenizeFn | Callable[..., Any] | None = None,
-    ) -> None:
-        if epoch < 0 or not 0 <= window < order.num_windows:
-            raise ConfigError(
-                f"there is no window {window} in epoch {epoch}: an epoch has the windows 0 to {order.num_windows - 1}"
-            )
-
-        self._first = Position(epoch, window, 0)
-        self._witness = _Witness(_opened(tokenize_fn))
-        blocks = files.blocks(order.blocks(epoch, window))
-        job = _job(files, order)
-        self._handler = Handler(job, [memoryview(bytearray(len(blocks) * job.stride))], self._witness)
-        self._window = Window(files, blocks, 0, job.stride, partial(order.rows, epoch, window))
-        for part, scan in enumerate(self._window.scans()):
-            self._window.add(part, _scanned(self._handler(scan)))
-        self.num_rows = self._window.num_rows
+    def __init__(self, window: OpenWindow, handler: Handler, witness: Witness, first: Position) -> None:
+        self.window = window
+        self.num_rows = window.num_rows
+        self._handler = handler
+        self._witness = witness
+        self._first = first
 
     def location(self, row: int) -> SourceLocation:
         """Where row ``row`` of the window's order lies."""
-        return self._window.location(row)
+        return self.window.location(row)
 
     def look(self, row: int) -> Look:
         """Do with row ``row`` what a worker does.
@@ -141,10 +129,11 @@ class WindowView:
                 f"{self.num_rows} rows, counted from 0"
             )
 
-        reply = _tokenized(self._handler(self._window.request(row, row + 1)))
+        reply = _tokenized(self._handler(self.window.request(row, row + 1)))
         position = Position(self._first.epoch, self._first.window, row)
-        chunk = Chunk(reply, position, 1, ChunkOrigin(self._window, row), ends_epoch=False)
+        chunk = Chunk(reply, position, 1, ChunkOrigin(self.window, row), ends_epoch=False)
         return Look(
+            position=position,
             location=self.location(row),
             raw=self._witness.raw,
             sample=Sample(chunk, 0) if chunk.num_samples else None,
@@ -165,24 +154,50 @@ class WindowView:
         self.close()
 
 
-class _Witness:
+class WindowView(OpenView):
+    """One window of D, read into this process's memory.
+
+    :param tokenize_fn: what :meth:`look` makes samples with; one that is opened already is a :class:`Witness`.
+    :raises ConfigError: if there is no such window.
+    :raises SourceError: if it cannot be read.
+    """
+
+    def __init__(
+        self,
+        files: Blocks,
+        order: Order,
+        epoch: int,
+        window: int,
+        tokenize_fn: TokenizeFn | Callable[..., Any] | Witness | None = None,
+    ) -> None:
+        if epoch < 0 or not 0 <= window < order.num_windows:
+            raise ConfigError(
+                f"there is no window {window} in epoch {epoch}: an epoch has the windows 0 to {order.num_windows - 1}"
+            )
+
+        witness = tokenize_fn if isinstance(tokenize_fn, Witness) else Witness(tokenize_fn)
+        blocks = files.blocks(order.blocks(epoch, window))
+        job = _job(files, order)
+        handler = Handler(job, [memoryview(bytearray(len(blocks) * job.stride))], witness)
+        opened = Window(files, blocks, 0, job.stride, partial(order.rows, epoch, window))
+        for part, scan in enumerate(opened.scans()):
+            opened.add(part, _scanned(handler(scan)))
+        super().__init__(opened, handler, witness, Position(epoch, window, 0))
+
+
+class Witness:
     """Keeps the bytes that the tokenizer is given, which are those that a worker's is given."""
 
-    def __init__(self, tokenizer: BatchTokenizer | None) -> None:
+    def __init__(self, tokenize_fn: TokenizeFn | Callable[..., Any] | None) -> None:
         self.raw = b""
-        self._tokenizer = tokenizer
+        self._tokenizer: BatchTokenizer | None = None
+        if tokenize_fn is not None:
+            self._tokenizer = open_tokenize_fn(resolved(tokenize_fn))
 
     def __call__(self, rows: Sequence[bytes | memoryview], out: ColumnWriter) -> None:
         self.raw = bytes(rows[0]) if rows else b""
         if self._tokenizer is not None:
             self._tokenizer(rows, out)
-
-
-def _opened(tokenize_fn: TokenizeFn | Callable[..., Any] | None) -> BatchTokenizer | None:
-    if tokenize_fn is None:
-        return None
-
-    return open_tokenize_fn(tokenize_fn.resolve() if isinstance(tokenize_fn, TokenizeFn) else tokenize_fn)
 
 
 def _job(files: Blocks, order: Order) -> Job:
@@ -253,7 +268,7 @@ def estimate_num_rows(files: Blocks, order: Order) -> int:
     num_looked_at = min(files.num_blocks, _MAX_BLOCKS_FOR_ESTIMATE)
     blocks = files.blocks([number * files.num_blocks // num_looked_at for number in range(num_looked_at)])
     job = _job(files, order)
-    handler = Handler(job, [memoryview(bytearray(num_looked_at * job.stride))], _Witness(None))
+    handler = Handler(job, [memoryview(bytearray(num_looked_at * job.stride))], Witness(None))
     try:
         reply = _scanned(handler(Scan(0, 0, blocks)))
     finally:

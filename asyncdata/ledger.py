@@ -31,6 +31,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     :ivar drops: rows that yielded no sample, by reason; bad rows are there as ``bad row <code>``.
     :ivar epoch_groups: groups of the present epoch.
     :ivar epoch_drops: drops of the present epoch.
+    :ivar notes: rows that were kept and noted by the tokenize function, by name.
     """
 
     num_groups: int = 0
@@ -40,6 +41,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     drops: dict[str, int] = {}
     epoch_groups: int = 0
     epoch_drops: dict[str, int] = {}
+    notes: dict[str, int] = {}
 
 
 class Lease(msgspec.Struct, frozen=True, eq=False):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
-from asyncdata.face import LoaderFace, check_num_groups, same
-from asyncdata.iteration import AsyncEpoch, Epoch
+from asyncdata.face import LoaderFace, same
+from asyncdata.iteration import AsyncEpoch, Epoch, LockedAsyncEpoch, LockedEpoch
 from asyncdata.loops import call_soon_in_this_loop
 
 if TYPE_CHECKING:
@@ -41,7 +41,11 @@ class DataLoader(LoaderFace):
     :param source: a path, a glob, a folder, a list of these, or a :class:`~asyncdata.JsonlSource`.
     :param tokenize_fn: a description such as :class:`~asyncdata.PromptTokenizeFn`, a function of a row (a dict), or its
         import path ``pkg.mod:fn``.
-    :param collate_fn: what a batch of the ``for`` loop is made of; by default it is the list of samples.
+    :param collate_fn: what a batch of the ``for`` loop is made of; by default it is the list of samples. With
+        ``packing`` it is given a list of packs, each a list of :class:`~asyncdata.Document`.
+    :param packing: samples are laid together in sequences of one length, :class:`~asyncdata.SoftPacking` or another;
+        ``batch_size`` counts packs then.
+    :param length_grouping: which packs, or samples, are computed at the same time: those that cost alike.
     :param buffer_filter: chooses among the groups given back; a function of (buffer, num_groups) or its import path.
     :param knobs: see :class:`~asyncdata.LoaderConfig`.
     :raises ConfigError: for a setting that cannot work.
@@ -60,7 +64,7 @@ class DataLoader(LoaderFace):
 
     def get_samples(self, num_groups: int, *, timeout_s: float | None = None) -> list[Group]:
         """Exactly ``num_groups`` groups of ``n_samples_per_prompt`` samples; as :meth:`get_next_batch` otherwise."""
-        return self._take(check_num_groups(num_groups), None, self._regroup, timeout_s)
+        return self._take(self._groups(num_groups), None, self._regroup, timeout_s)
 
     def num_rows(self, *, timeout_s: float | None = None) -> int:
         """Rows of an epoch, once the row index is complete; starts to make it. For ``shuffle="full"``.
@@ -116,7 +120,8 @@ class DataLoader(LoaderFace):
             self._engine.add_wait(time.monotonic() - began)
 
     def __iter__(self) -> Epoch:
-        return Epoch(self, self._take)
+        packs = self._pack_batches()
+        return Epoch(self._batches(), self._take) if packs is None else LockedEpoch(packs, self._take, self._loop_lock)
 
     def close(self) -> None:
         """Stop the workers and the thread, within five seconds. May be called again, and from any thread."""
@@ -141,13 +146,15 @@ class AsyncDataLoader(LoaderFace):
             groups = await loader.get_samples(32)
     """
 
+    _async_loop_lock: anyio.Lock | None = None  # of the loop that iterates first
+
     async def get_next_batch(self, num_samples: int, *, timeout_s: float | None = None) -> list[Sample]:
         """As :meth:`DataLoader.get_next_batch`. Cancelled, it has consumed nothing."""
         return await self._take(self._num_groups(num_samples), None, same, timeout_s)
 
     async def get_samples(self, num_groups: int, *, timeout_s: float | None = None) -> list[Group]:
         """As :meth:`DataLoader.get_samples`. Cancelled, it has consumed nothing."""
-        return await self._take(check_num_groups(num_groups), None, self._regroup, timeout_s)
+        return await self._take(self._groups(num_groups), None, self._regroup, timeout_s)
 
     async def num_rows(self, *, timeout_s: float | None = None) -> int:
         """As :meth:`DataLoader.num_rows`."""
@@ -197,7 +204,13 @@ class AsyncDataLoader(LoaderFace):
             self._engine.add_wait(time.monotonic() - began)
 
     def __aiter__(self) -> AsyncEpoch:
-        return AsyncEpoch(self, self._take)
+        packs = self._pack_batches()
+        if packs is None:
+            return AsyncEpoch(self._batches(), self._take)
+
+        if self._async_loop_lock is None:
+            self._async_loop_lock = anyio.Lock(fast_acquire=True)
+        return LockedAsyncEpoch(packs, self._take, self._async_loop_lock)
 
     async def aclose(self) -> None:
         """Stop the workers and the thread, within five seconds. May be called again."""

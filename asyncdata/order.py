@@ -124,12 +124,28 @@ class RowShuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     :ivar stop: only rows before this one, likewise.
     :ivar only_kept: rows that yield no sample are left out before they are ordered, so that an epoch has a known number
         of samples. The pass over the data tokenizes it then.
+    :ivar part: only the rows of one part of a split, of all that are left by then; None: of both. As in
+        ``torch.utils.data.random_split``, ``torch.randperm`` of ``split_seed`` says which rows are in which part. They
+        are known when all rows are.
+    :ivar train_ratio: the share of rows in ``train``, rounded down to a row; ``eval`` has the others.
+    :ivar split_seed: another seed is another split. It is not that of the order.
+    :raises ConfigError: for another part, or a ratio outside 0 to 1.
     """
 
     method: Literal["keyed", "slime", "none"] = "keyed"
     first: int | None = None
     stop: int | None = None
     only_kept: bool = False
+    part: Literal["train", "eval"] | None = None
+    train_ratio: float = 0.9
+    split_seed: int = 42
+
+    def __post_init__(self) -> None:
+        if self.part not in (None, "train", "eval"):
+            raise ConfigError(f"part must be 'train', 'eval' or None, got {self.part!r}")
+
+        if not 0 <= self.train_ratio <= 1:
+            raise ConfigError(f"train_ratio must be from 0 to 1, got {self.train_ratio}")
 
     @property
     def check(self) -> str:
@@ -142,7 +158,13 @@ class RowShuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def grows(self) -> bool:
         """Whether the first rows are known before the last ones are."""
-        return self.method == "none" and min(self.first or 0, self.stop or 0) >= 0
+        return self.method == "none" and self.part is None and min(self.first or 0, self.stop or 0) >= 0
+
+    def description(self) -> dict[str, Any]:
+        """What an order says of it, as builtins. Without a part nothing follows from how one would be made."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        split = ("part", "train_ratio", "split_seed")
+        return {name: value for name, value in fields.items() if self.part is not None or name not in split}
 
 
 class RowOrder:
@@ -163,7 +185,7 @@ class RowOrder:
 
     def description(self) -> dict[str, Any]:
         """What a snapshot must agree with, as builtins."""
-        return {"seed": self.seed, "shuffle": "rows", **msgspec.to_builtins(self.shuffle)}
+        return {"seed": self.seed, "shuffle": "rows", **self.shuffle.description()}
 
 
 def order_keys(seed: int, epoch: int, stream: str) -> list[int]:

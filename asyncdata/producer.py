@@ -11,6 +11,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from asyncdata.channel import Channel, Entry, Failure
 from asyncdata.columns import Chunk
 from asyncdata.errors import AsyncDataError
@@ -173,7 +175,7 @@ class Producer:
         if first == stop:
             self._deliver(part, _NOTHING)
         elif first == skip:
-            self._deliver(part, _JOURNALED)
+            self._deliver_without(part, _JOURNALED)
         else:
             self._submit(part)
         if ends_epoch or (stop == window.num_rows and not window.is_last):
@@ -212,7 +214,7 @@ class Producer:
 
     def _on_crashed(self, part: _Part, crash: Crashed) -> None:
         if part.entry.num_rows == 1:
-            self._deliver(part, _only_error(RowError(0, crash.code, crash.reason)))
+            self._deliver_without(part, _only_error(RowError(0, crash.code, crash.reason)))
         elif crash.row is None:
             self._bisect(part)
         else:
@@ -231,7 +233,7 @@ class Producer:
         culprit = self._split(part, row) if row else part
         if row:
             self._submit(part)
-        self._deliver(culprit, _only_error(RowError(0, crash.code, crash.reason)))
+        self._deliver_without(culprit, _only_error(RowError(0, crash.code, crash.reason)))
 
     def _split(self, part: _Part, num_rows: int) -> _Part:
         """Cut ``part`` after ``num_rows`` rows; the rest is returned."""
@@ -245,6 +247,12 @@ class Producer:
 
     def _deliver(self, part: _Part, reply: Tokenized) -> None:
         self._coordinator.fill(part.channel, part.entry, part.chunk(reply))
+
+    def _deliver_without(self, part: _Part, reply: Tokenized) -> None:
+        """What becomes of a row that no worker answers for; it keeps its place where every row is a sample."""
+        first = part.position.row
+        expected = part.window.request(first, first + part.entry.num_rows).expected
+        self._deliver(part, msgspec.structs.replace(reply, expected=expected))
 
     def _fail(self, error: AsyncDataError) -> None:
         """Nothing can be read beyond here."""

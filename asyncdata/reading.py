@@ -18,6 +18,7 @@ from asyncdata.indexed_windows import IndexedWindows
 from asyncdata.indexing import Indexer
 from asyncdata.log import get_logger
 from asyncdata.order import Order, RowOrder, RowShuffle
+from asyncdata.plan import PlannedOrder
 from asyncdata.row_index import RowIndex
 from asyncdata.sources.base import room_of
 from asyncdata.sources.stream import RowStream, StreamOrder
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from asyncdata.config import LoaderConfig
     from asyncdata.errors import BadRowError
     from asyncdata.executors.base import Executor
+    from asyncdata.order import Shuffle
+    from asyncdata.plan import Plan
+    from asyncdata.shares import Share
     from asyncdata.sources.base import Blocks, Source
     from asyncdata.windows import Windows
 
@@ -56,7 +60,7 @@ class Reading(Protocol):
     slot_bytes: int
 
     @property
-    def order(self) -> Order | RowOrder | StreamOrder:
+    def order(self) -> Order | RowOrder | PlannedOrder | StreamOrder:
         """D, as far as it is known without reading."""
         ...
 
@@ -79,24 +83,30 @@ class Reading(Protocol):
 
 
 def open_reading(
-    source: Source, config: LoaderConfig, function: Function, quarantine: Callable[[BadRowError], object]
+    source: Source,
+    config: LoaderConfig,
+    function: Function,
+    quarantine: Callable[[BadRowError], object],
+    plan: Plan | None = None,
+    share: Share | None = None,
 ) -> Reading:
     """Look at the data, and decide how it is read.
 
     :param quarantine: called with each bad row that the row index leaves out.
+    :param plan: how packs are planned; None: they are not.
+    :param share: the rows that are tokenized here; None: all.
     :raises SourceError: for files that cannot be read.
     :raises ConfigError: for a setting that cannot work.
     """
-    shuffle = config.order
+    shuffle = config.order if plan is None else _shuffle_of_plan(plan, config)
+    _check_share(share, shuffle)
     if isinstance(shuffle, RowShuffle):
         files = source.open(_INDEX_BLOCK_BYTES)
         if isinstance(files, RowStream):
-            raise ConfigError(
-                f"{files.files[0].path} can only be read from front to back, and this shuffle needs every row by "
-                "itself: use shuffle=True, which mixes windows, or decompress or convert the data"
-            )
+            raise ConfigError(_needs_rows(files, plan))
 
-        return _IndexedReading(files, shuffle, config, function, quarantine)
+        rows = RowOrder(shuffle, config.seed) if plan is None else PlannedOrder(plan, shuffle, config.seed)
+        return _IndexedReading(files, rows, config, function, quarantine, share)
 
     files = source.open(shuffle.block_bytes)
     if isinstance(files, RowStream):
@@ -105,6 +115,54 @@ def open_reading(
 
     order = Order(shuffle, config.seed, files.num_blocks, files.block_bytes)
     return _BlockReading(files, order, _job(files, config, function, room_of(files, order.max_window_blocks)))
+
+
+def _shuffle_of_plan(plan: Plan, config: LoaderConfig) -> RowShuffle:
+    """The order in which rows are numbered for the plan. Only those that yield a sample are."""
+    shuffle = config.order
+    if not plan.is_shuffled:
+        if isinstance(shuffle, RowShuffle):
+            return msgspec.structs.replace(shuffle, only_kept=True)
+
+        raise ConfigError(
+            f"AD453 packs can be planned only over an order of single rows, which shuffle={config.shuffle!r} is not: "
+            'use shuffle="full" or a RowShuffle, or pack without a plan'
+        )
+
+    if config.shuffle is True or config.shuffle == "full":
+        return RowShuffle(method="none", only_kept=True)
+
+    if isinstance(shuffle, RowShuffle) and shuffle.method == "none":
+        return msgspec.structs.replace(shuffle, only_kept=True)
+
+    raise ConfigError(
+        f"AD453 XTunerPacking has an order of rows of its own, which shuffle={config.shuffle!r} would not change: "
+        "leave shuffle out; or, for some of the rows, use RowShuffle(method='none', first=..., stop=...)"
+    )
+
+
+def _check_share(share: Share | None, shuffle: Shuffle | RowShuffle) -> None:
+    if share is None or (isinstance(shuffle, RowShuffle) and shuffle.only_kept):
+        return
+
+    raise ConfigError(
+        "AD453 a rank can leave rows to others only where every row is known to be one sample: use "
+        "shuffle=RowShuffle(only_kept=True) or planned packs, or let every rank tokenize all rows"
+    )
+
+
+def _needs_rows(files: RowStream, plan: Plan | None) -> str:
+    path = files.files[0].path
+    if plan is not None:
+        return (
+            f"AD453 {path} can only be read from front to back, and a plan of packs needs every row by itself: use "
+            "SoftPacking or HardPacking, which need no plan, or decompress or convert the data"
+        )
+
+    return (
+        f"{path} can only be read from front to back, and this shuffle needs every row by "
+        "itself: use shuffle=True, which mixes windows, or decompress or convert the data"
+    )
 
 
 def _job(files: Blocks, config: LoaderConfig, function: Function, block_bytes: int) -> Job:
@@ -167,13 +225,16 @@ class _IndexedReading:
     def __init__(
         self,
         files: Blocks,
-        shuffle: RowShuffle,
+        order: RowOrder | PlannedOrder,
         config: LoaderConfig,
         function: Function,
         quarantine: Callable[[BadRowError], object],
+        share: Share | None,
     ) -> None:
+        shuffle = order.shuffle
         self.files = files
-        self.order = RowOrder(shuffle, config.seed)
+        self.order = order
+        self._share = share
         self.job = _job(files, config, function, _INDEX_BLOCK_BYTES)
         self._identity = _identity(files, self.job, shuffle.check, function)
         self._folder = _index_folder(config)
@@ -192,7 +253,7 @@ class _IndexedReading:
     def windows(self, executor: Executor) -> IndexedWindows:
         check = self.order.shuffle.check
         indexer = Indexer(self.files, executor, self.index, check, self._file(), self._pass_over)
-        return IndexedWindows(self.files, self.order, executor, self.index, indexer)
+        return IndexedWindows(self.files, self.order, executor, self.index, indexer, self._share)
 
     def canaries(self, executor: Executor) -> Canaries:
         return Canaries(self.files, executor, self.job.stride, _MAX_CANARY_BLOCKS)

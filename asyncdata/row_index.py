@@ -1,4 +1,6 @@
-"""Where every row lies: nine bytes a row, in the order of the files. It grows from the front, and is then complete.
+"""Where every row lies, nine bytes a row, and how many tokens it has, in the order of the files.
+
+It grows from the front, and is then complete.
 
 Not thread-safe but for what says so: the service's thread makes it, others may wait for it.
 """
@@ -9,6 +11,8 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from asyncdata.torch_random import TorchGenerator
 
 if TYPE_CHECKING:
     from asyncdata.errors import AsyncDataError
@@ -58,6 +62,7 @@ class RowIndex:
         self._shuffle = shuffle
         self._offsets, self._lengths = _Grown(np.int32), _Grown(np.int32)
         self._marks = _Grown(np.uint8)
+        self._num_tokens = _Grown(np.int32)
         self._numbers: tuple[int, Any] = (0, np.empty(0, np.int64))
         self._changed = threading.Condition()
         self.num_found = 0
@@ -81,6 +86,7 @@ class RowIndex:
         self._lengths.extend(np.frombuffer(found.lengths, np.int32))
         marks = np.frombuffer(found.marks, np.uint8) if found.marks else np.zeros(len(offsets), np.uint8)
         self._marks.extend(marks)
+        self._num_tokens.extend(np.frombuffer(found.num_tokens, np.int32))
         self._num_objects += int(np.count_nonzero(marks != _NO_OBJECT))
         self.num_found += len(offsets)
         self._num_blocks += len(counts)
@@ -93,6 +99,9 @@ class RowIndex:
     def is_settled(self) -> bool:
         """Whether no row that is still to be found will have a number."""
         first, stop = self._shuffle.first or 0, self._shuffle.stop
+        if self._shuffle.part is not None:
+            return False
+
         return stop is not None and min(first, stop) >= 0 and self._num_objects >= stop
 
     def _exclude(self, reason: str, number: int) -> None:
@@ -123,16 +132,44 @@ class RowIndex:
     def _numbered(self) -> Any:
         """Which rows have a number, int64 rising; as a range where all have one."""
         shuffle = self._shuffle
-        if shuffle.check == "none":
+        if shuffle.check == "none" and shuffle.part is None:
             return range(self.num_found)
 
         if self._numbers[0] != self.num_found:
-            marks = self._marks.array
-            rows = np.flatnonzero(marks != _NO_OBJECT)[shuffle.first : shuffle.stop]
-            if shuffle.only_kept:
-                rows = rows[marks[rows] == _GOOD]
-            self._numbers = self.num_found, rows
+            rows = np.arange(self.num_found) if shuffle.check == "none" else self._looked_at()
+            self._numbers = self.num_found, rows if shuffle.part is None else _part_of(rows, shuffle)
         return self._numbers[1]
+
+    def _looked_at(self) -> Any:
+        """The rows of the slice that may be numbered, by what was found when they were looked at."""
+        shuffle, marks = self._shuffle, self._marks.array
+        rows = np.flatnonzero(marks != _NO_OBJECT)[shuffle.first : shuffle.stop]
+        return rows[marks[rows] == _GOOD] if shuffle.only_kept else rows
+
+    @property
+    def num_tokens(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """The tokens of the rows that have a number, int32 of shape (num_rows,); empty where nobody counted them."""
+        counted: np.ndarray[Any, np.dtype[np.int32]] = self._num_tokens.array
+        return counted[self._numbered()] if len(counted) else counted
+
+    def num_tokens_of(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """The tokens of the rows of these numbers, int32."""
+        numbered = self._numbered()
+        counted: np.ndarray[Any, np.dtype[np.int32]] = self._num_tokens.array
+        found: np.ndarray[Any, np.dtype[np.int32]] = counted[
+            numbers if isinstance(numbered, range) else numbered[numbers]
+        ]
+        return found
+
+    @property
+    def rows_of_files(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """How many numbered rows each file has, int64 of shape (num_files,)."""
+        files = self._block_files[: self._num_blocks]
+        ends = np.concatenate(([0], self._block_ends[: self._num_blocks]))
+        last = ends[np.searchsorted(files, np.arange(self._block_files.max() + 1), side="right")]
+        numbered = self._numbered()
+        below = last if isinstance(numbered, range) else np.searchsorted(numbered, last)
+        return np.diff(below, prepend=0).astype(np.int64, copy=False)
 
     def places(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Places:
         """Where the rows of these numbers lie."""
@@ -155,6 +192,13 @@ class RowIndex:
         firsts = np.concatenate(([0], self._block_ends))[blocks]
         offsets = rows - firsts if self.spool else self._offsets.array[rows]
         return self._block_files[blocks], self._block_starts[blocks] + offsets
+
+
+def _part_of(rows: Any, shuffle: RowShuffle) -> Any:
+    """The rows of one part of their split, rising."""
+    chosen = TorchGenerator(shuffle.split_seed).randperm(len(rows))
+    num_train = int(len(rows) * shuffle.train_ratio)
+    return rows[np.sort(chosen[:num_train] if shuffle.part == "train" else chosen[num_train:])]
 
 
 class _Grown:

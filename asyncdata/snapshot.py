@@ -18,6 +18,7 @@ from asyncdata.durable import remove_left_over, replace_file, sync_folder
 from asyncdata.envelope import MAX_FILE_BYTES, Header, pack, unpack_file
 from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError, SnapshotVersionError
 from asyncdata.fingerprint import describe_change, find_changes, setting_of
+from asyncdata.packing.base import PackState  # noqa: TC001 - msgspec reads the annotations
 
 __all__ = (
     "SCHEMA",
@@ -71,6 +72,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     :ivar canaries: token hashes of up to 8 fixed rows; empty if unknown.
     :ivar stream: where to begin reading for :attr:`position`, if the source is read from front to back and that is not
         the epoch's start; else unset.
+    :ivar packing: what waits to be packed, and which packs are delivered; unset where nothing is packed.
     """
 
     schema: int = SCHEMA
@@ -85,6 +87,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     journal: list[tuple[Count, Count]] = []
     canaries: list[str] = []
     stream: StreamState | msgspec.UnsetType = msgspec.UNSET  # not written where it is not needed
+    packing: PackState | msgspec.UnsetType = msgspec.UNSET
 
 
 # As plain builtins

@@ -22,7 +22,10 @@ __all__ = (
     "Index",
     "Indexed",
     "Job",
+    "OrderPacks",
     "Overflow",
+    "PackRows",
+    "Packed",
     "Permute",
     "Permuted",
     "ReaderSpec",
@@ -115,12 +118,17 @@ class Scan(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Tokenize rows that lie in a slot. ``starts`` (slot offsets) and ``lengths`` are int32, in the rows' order."""
+    """Tokenize rows that lie in a slot. ``starts`` (slot offsets) and ``lengths`` are int32, in the rows' order.
+
+    ``expected``, int32 of shape (num_rows,), is how many tokens each row has, where they are counted already; for a row
+    that another rank tokenizes it is -1 less that number. The reply has it too, and leaves such rows out.
+    """
 
     slot: int
     starts: bytes
     lengths: bytes
     overflow: list[Overflow] = []
+    expected: bytes = b""
 
 
 NO_SLOT = -1
@@ -150,7 +158,41 @@ class Permute(msgspec.Struct, frozen=True, tag=True, array_like=True):
     slot: int = NO_SLOT
 
 
-Request = Scan | Tokenize | Index | Permute
+class PackRows(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Put rows into packs, knowing only how many tokens they have: as ``asyncdata.plan`` does.
+
+    ``lengths`` is int32, a row's tokens; ``sizes`` (int64) how many of the rows each data set has. ``packing`` is a
+    packing's name and settings. The rows come in the order of ``method``, ``seed`` and ``epoch``, as in a RowShuffle.
+    ``weights``, linear and quadratic, say what a pack costs; without them it costs what the packing says.
+    """
+
+    lengths: bytes
+    sizes: bytes
+    packing: dict[str, Any]
+    weights: tuple[float, float] | None
+    method: str
+    seed: int
+    epoch: int
+    slot: int = NO_SLOT
+
+
+class OrderPacks(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Order packs, knowing only what they cost (float64): as ``asyncdata.plan`` does.
+
+    ``grouping`` has a grouping's settings; without it packs are shuffled as torch does, or, if not ``shuffled``, stay.
+    """
+
+    costs: bytes
+    grouping: dict[str, Any] | None
+    shuffled: bool
+    world_size: int
+    accumulation: int
+    seed: int
+    epoch: int
+    slot: int = NO_SLOT
+
+
+Request = Scan | Tokenize | Index | Permute | PackRows | OrderPacks
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -195,7 +237,8 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     ``tokens`` is int32, all samples end to end; ``token_ends`` (uint32) is where each stops; ``kept`` (int32) the row
     of
-    each sample, empty when every row was kept. A row is kept, in ``drops`` (reason -> rows, int32), or in ``errors``.
+    each sample, empty when every row was kept. A row is kept, in ``drops`` (reason -> rows, int32), or in ``errors``;
+    or, by the request's ``expected``, in none of them. ``notes`` is of kept rows, as ``drops``: what is to be counted.
     """
 
     tokens: bytes
@@ -205,6 +248,8 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     drops: dict[str, bytes]
     errors: list[RowError]
     busy_s: float
+    expected: bytes = b""
+    notes: dict[str, bytes] = {}
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -221,6 +266,7 @@ class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ``counts`` is int32 of shape (num_blocks,); ``lengths`` and ``offsets`` (from the block's start on) are int32 of
     shape (num_rows,); ``marks``, uint8 of that shape, says what each is: 0 good, 1 yields no sample, 2 no JSON object.
     It is empty where all are good. ``drops`` counts rows that yield no sample, by reason; ``errors`` has the bad ones.
+    ``num_tokens``, int32 of that shape, has each row's tokens, 0 for no sample; it is empty where nobody tokenized.
     """
 
     counts: bytes
@@ -230,6 +276,7 @@ class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_blank: int
     drops: dict[str, int] = {}
     errors: list[RowError] = []
+    num_tokens: bytes = b""
 
 
 class Permuted(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -238,7 +285,23 @@ class Permuted(msgspec.Struct, frozen=True, tag=True, array_like=True):
     rows: bytes
 
 
-Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Failed
+class Packed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Packs, in the order of packing: as in ``asyncdata.plan.Packs``.
+
+    ``offsets`` is int64, ``costs`` float64; ``rows``, ``starts`` and ``stops``, of the pieces, are int32. ``samples``
+    and ``tokens`` count what was not packed, by reason.
+    """
+
+    offsets: bytes
+    rows: bytes
+    starts: bytes
+    stops: bytes
+    costs: bytes
+    samples: dict[str, int]
+    tokens: dict[str, int]
+
+
+Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Packed | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode

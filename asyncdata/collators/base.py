@@ -29,11 +29,14 @@ class Document(NamedTuple):
     :ivar labels: likewise: what is to be predicted *at* each token, not shifted; -100: not trained on. None: the tokens
         themselves.
     :ivar loss_mask: if there are no labels: 1 for tokens that are trained on, else 0, of shape (num_tokens,).
+    :ivar sample: the :class:`~asyncdata.Sample` that it is a piece of, or all of. Of a whole one, row
+        collators look up how much of it is padding: ``extra["num_padding"]``.
     """
 
     tokens: Integers
     labels: Integers | None = None
     loss_mask: Integers | None = None
+    sample: Any = None
 
 
 def joined_tokens(documents: Sequence[Document]) -> Integers:
@@ -58,7 +61,7 @@ def joined_labels(documents: Sequence[Document]) -> Integers:
 
 
 def _labels(document: Document) -> Integers:
-    tokens, labels, loss_mask = document
+    tokens, labels, loss_mask = document.tokens, document.labels, document.loss_mask
     given = labels if labels is not None else loss_mask
     if given is None:
         return tokens
@@ -72,17 +75,50 @@ def _labels(document: Document) -> Integers:
 
 
 def padded(documents: Sequence[Document], width: int, pad_id: int, *, left: bool) -> Batch:
-    """One document a row, each filled up to ``width``: arrays of shape (num_documents, width)."""
+    """One document a row, each filled up to ``width``: arrays of shape (num_documents, width).
+
+    Padding that documents bring along keeps its tokens, and is padding in all else.
+
+    :raises ConfigError: AD451 and AD452, for a document that is none.
+    """
     lengths = np.array([len(document.tokens) for document in documents])
     columns = np.arange(width)
     is_token = columns >= (width - lengths)[:, None] if left else columns < lengths[:, None]
     input_ids = np.full(is_token.shape, pad_id, np.int64)
     labels = np.full(is_token.shape, IGNORE, np.int64)
     input_ids[is_token], labels[is_token] = joined_tokens(documents), joined_labels(documents)
-    positions = np.maximum(columns - (width - lengths)[:, None], 0) if left else columns * is_token
+    starts = (width - lengths if left else np.zeros_like(lengths))[:, None]
+    ends = starts + (lengths - _brought_along(documents))[:, None]
+    is_attended = is_token & (columns < ends)
+    labels[~is_attended] = IGNORE
     return {
         "input_ids": input_ids,
         "labels": labels,
-        "attention_mask": is_token.astype(np.int64),
-        "position_ids": positions,
+        "attention_mask": is_attended.astype(np.int64),
+        "position_ids": (columns - starts) * is_attended,
     }
+
+
+def _brought_along(documents: Sequence[Document]) -> Integers:
+    """How many tokens at each document's end are padding already, as its sample says."""
+    return np.array([_num_padding(document) for document in documents], np.int64)
+
+
+def _num_padding(document: Any) -> int:
+    """What ``extra["num_padding"]`` says of a sample; a piece of one says nothing of its end.
+
+    :raises ConfigError: AD452, if it has not so many tokens.
+    """
+    sample = document.sample if isinstance(document, Document) else document
+    extra = getattr(sample, "extra", None) or {}
+    if "num_padding" not in extra or len(sample.tokens) != len(document.tokens):
+        return 0
+
+    number, num_tokens = extra["num_padding"], len(document.tokens)
+    if not isinstance(number, int | np.integer) or not 0 <= number <= num_tokens:
+        raise ConfigError(
+            f"AD452 a document of {num_tokens} tokens has extra['num_padding']={number!r}; it counts those of its "
+            "tokens, at their end, that are padding"
+        )
+
+    return int(number)

@@ -189,7 +189,9 @@ def _cut(document: Document, length: int) -> Document:
     if len(document.tokens) <= length:
         return document
 
-    return Document(*(None if field is None else field[:length] for field in document))  # type: ignore[arg-type]
+    tokens, labels, loss_mask, sample = document
+    labels, loss_mask = (None if values is None else values[:length] for values in (labels, loss_mask))
+    return Document(tokens[:length], labels, loss_mask, sample)
 
 
 def _one_less(lengths: Integers) -> Integers:

@@ -25,7 +25,9 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
     """Rows as long as the longest document.
 
     Calling it with documents gives, each int64 of shape (num_documents, width): ``input_ids``; ``labels``, -100 in the
-    padding; ``attention_mask``, 1 for tokens and 0 for padding; ``position_ids``, from 0 in each document.
+    padding; ``attention_mask``, 1 for tokens and 0 for padding; ``position_ids``, from 0 in each document, and 0 in the
+    padding. What ``extra["num_padding"]`` of a sample says is padding, at the end of those of
+    :class:`~asyncdata.FixedLengthTokenizeFn`, keeps its tokens, and is padding in all else.
 
     :ivar pad_id: the token of the padding.
     :ivar side: where the padding is.
@@ -33,7 +35,8 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
     :ivar max_length: no document may be longer; None: no limit.
     :ivar shift_labels: ``labels[i]`` is what ``input_ids[i]`` is to predict. Models of transformers shift by
         themselves, so it is off.
-    :raises ConfigError: for a setting that cannot work; when called, AD450 for a document that is too long.
+    :raises ConfigError: for a setting that cannot work; when called, AD450 for a document that is too long, AD451 and
+        AD452 for one that is none.
     """
 
     pad_id: int = 0

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from asyncdata.errors import ConfigError
 
-__all__ = ("sequence_context", "to_torch")
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("map_leaves", "sequence_context", "to_torch")
 
 
 def to_torch(batch: Any, *, pin_memory: bool = False) -> Any:
     """``batch`` with a CPU tensor for each array, of the same shape and dtype; all else stays as it is.
 
-    :param batch: an array, or dicts and lists of them. Without pinning the tensors share the arrays' memory.
+    :param batch: an array, or dicts, lists and tuples of them. Without pinning the tensors share the arrays' memory,
+        unless an array is read-only.
     :param pin_memory: copy into page-locked memory, from which ``tensor.to(device, non_blocking=True)`` need not wait.
+        Tensors are copied as well.
     :raises ConfigError: if memory is to be pinned where there is no CUDA device.
     """
     import torch
@@ -24,23 +29,34 @@ def to_torch(batch: Any, *, pin_memory: bool = False) -> Any:
     if pin_memory and not torch.cuda.is_available():
         raise ConfigError("pin_memory=True needs a CUDA device, and torch finds none")
 
-    return _converted(batch, pin_memory=pin_memory)
+    def convert(value: Any) -> Any:
+        tensor = _tensor(value) if isinstance(value, np.ndarray) else value
+        return tensor.pin_memory() if pin_memory and isinstance(tensor, torch.Tensor) else tensor
+
+    return map_leaves(convert, batch)
 
 
-def _converted(value: Any, *, pin_memory: bool) -> Any:
-    import torch
-
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """``value`` with ``function`` of everything that is no dict, list or tuple, in the same dicts, lists and tuples."""
     if isinstance(value, dict):
-        return {name: _converted(item, pin_memory=pin_memory) for name, item in value.items()}
+        return {name: map_leaves(function, item) for name, item in value.items()}
 
     if isinstance(value, list):
-        return [_converted(item, pin_memory=pin_memory) for item in value]
+        return [map_leaves(function, item) for item in value]
 
-    if not isinstance(value, np.ndarray):
-        return value
+    if isinstance(value, tuple):
+        items = [map_leaves(function, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
 
-    tensor = torch.from_numpy(value)
-    return tensor.pin_memory() if pin_memory else tensor
+    return function(value)
+
+
+def _tensor(array: np.ndarray[Any, np.dtype[Any]]) -> Any:
+    import torch
+
+    # A tensor can be written to, and knows no steps backwards.
+    is_shared = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return torch.from_numpy(array if is_shared else array.copy())
 
 
 def sequence_context(fields: dict[str, Any]) -> Any:

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.errors import ConfigError
+from asyncdata.import_path import resolve_path
 from asyncdata.loader import DataLoader
 from asyncdata.order import Shuffle
+from asyncdata.tokenization.base import TokenizeFn
+from asyncdata.tokenization.chat import ChatTokenizeFn
+from asyncdata.tokenization.fixed_length import FixedLengthTokenizeFn
+from asyncdata.tokenization.preference import PreferenceTokenizeFn
 from asyncdata.tokenization.prompt import PromptTokenizeFn
+from asyncdata.tokenization.resolved import resolved
+from asyncdata.tokenization.text import TextTokenizeFn
+from asyncdata.tokenization.xtuner_fn import XTunerTokenizeFn, is_of_xtuner
 
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ("loader_of", "shuffle_of", "tokenize_fn_of")
+__all__ = ("has_tokenize_fn", "kind_of", "loader_of", "shuffle_of", "tokenize_fn_of")
+
+_CLASSES: dict[str, Any] = {
+    "prompt": PromptTokenizeFn,
+    "chat": ChatTokenizeFn,
+    "text": TextTokenizeFn,
+    "preference": PreferenceTokenizeFn,
+    "babilong": FixedLengthTokenizeFn,
+}
+_KEYS = {
+    "chat": {"messages"},
+    "preference": {"chosen", "rejected"},
+    "babilong": {"input", "question", "target"},
+    "text": {"text"},
+}
+_SETTINGS = ("prompt_key", "label_key", "metadata_key", "tool_key", "apply_chat_template", "max_length", "train_on")
 
 
 def shuffle_of(args: argparse.Namespace) -> Shuffle:
@@ -19,17 +46,82 @@ def shuffle_of(args: argparse.Namespace) -> Shuffle:
     return Shuffle(enabled=args.shuffle, block_bytes=args.block_bytes, window_blocks=args.window_blocks)
 
 
-def tokenize_fn_of(args: argparse.Namespace) -> PromptTokenizeFn:
-    """The tokenize function."""
-    return PromptTokenizeFn(
-        args.tokenizer,
-        prompt_key=args.prompt_key,
-        label_key=args.label_key,
-        metadata_key=args.metadata_key,
-        tool_key=args.tool_key,
-        apply_chat_template=args.apply_chat_template,
-        max_length=args.max_length,
-    )
+def has_tokenize_fn(args: argparse.Namespace) -> bool:
+    """Whether the command is told how to tokenize."""
+    return args.tokenizer is not None or args.tokenize_fn is not None
+
+
+def kind_of(row: dict[str, Any]) -> str:
+    """What rows are, by the keys of one."""
+    return next((kind for kind, keys in _KEYS.items() if keys <= set(row)), "prompt")
+
+
+def tokenize_fn_of(args: argparse.Namespace, kind: str = "prompt") -> Any:
+    """The tokenize function, with every name in it made a local file.
+
+    :param kind: what the rows are if the command was not told.
+    :raises ConfigError: for a setting that cannot work.
+    """
+    settings = _settings(args)
+    if args.tokenize_fn is not None:
+        return resolved(_named(args.tokenize_fn, args.tokenizer, settings))
+
+    kind = args.kind or kind
+    fields = set(_CLASSES[kind].__struct_fields__)
+    if unknown := sorted(set(settings) - fields):
+        raise ConfigError(
+            f"{_CLASSES[kind].__name__}, for rows of the kind {kind!r}, has no setting {', '.join(unknown)}; its "
+            f"settings are {', '.join(sorted(fields - {'tokenizer'}))}"
+        )
+
+    if kind != "babilong":
+        return resolved(_CLASSES[kind](args.tokenizer, **settings))
+
+    if "max_length" not in settings:
+        raise ConfigError("rows of the kind 'babilong' need --max-length: the tokens of every sample")
+
+    return resolved(FixedLengthTokenizeFn.babilong(args.tokenizer, **settings))
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What was given, by the classes' own names."""
+    settings = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
+    if args.chat_template is not None:
+        with open(args.chat_template, encoding="utf-8") as file:
+            settings["chat_template"] = file.read()
+    return settings | {name: _value(text) for name, text in args.settings}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _named(path: str, tokenizer: str | None, settings: dict[str, Any]) -> Any:
+    """What an import path names, with its settings."""
+    here = os.getcwd()
+    if here not in sys.path:  # a console script has its own folder there
+        sys.path.insert(0, here)
+    found = resolve_path(path)
+    if isinstance(found, type) and isinstance(found, TokenizeFn):
+        return _made(found, {**({} if tokenizer is None else {"tokenizer": tokenizer}), **settings})
+
+    if is_of_xtuner(found) and not isinstance(found, TokenizeFn):
+        return XTunerTokenizeFn(path, settings)
+
+    if settings:
+        raise ConfigError(f"{path} is made already and takes no settings; leave {', '.join(sorted(settings))}")
+
+    return path
+
+
+def _made(kind: type, settings: dict[str, Any]) -> Any:
+    try:
+        return kind(**settings)
+    except TypeError as error:
+        raise ConfigError(f"{kind.__name__} cannot be made of the settings {settings}: {error}") from error
 
 
 def loader_of(args: argparse.Namespace, **knobs: Any) -> DataLoader:

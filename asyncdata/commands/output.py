@@ -40,6 +40,22 @@ class Output:
         """A line, or some, of what was asked for."""
         _write(sys.stdout, text, style)
 
+    def styled(self, parts: Iterable[tuple[str, str]]) -> None:
+        """What was asked for, in colour wherever it goes: texts and their styles."""
+        from rich.console import Console
+        from rich.text import Text
+
+        encoding = sys.stdout.encoding or "utf-8"
+        text = Text.assemble(*((_encodable(part, encoding), style) for part, style in parts))
+        console = Console(
+            file=sys.stdout,
+            highlight=False,
+            force_terminal=True,
+            color_system="auto" if is_terminal(sys.stdout) else "standard",
+            no_color=False,
+        )
+        console.print(text, soft_wrap=True)
+
     def json(self, value: Any) -> None:
         """What was asked for, as one line of JSON."""
         _write(sys.stdout, to_json(value))
@@ -60,8 +76,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def _write(stream: TextIO, text: str, style: str = "") -> None:
-    encoding = stream.encoding or "utf-8"
-    text = text.encode(encoding, "backslashreplace").decode(encoding)
+    text = _encodable(text, stream.encoding or "utf-8")
     if style and is_terminal(stream):
         from rich.console import Console
         from rich.text import Text
@@ -71,6 +86,10 @@ def _write(stream: TextIO, text: str, style: str = "") -> None:
 
     stream.write(text + "\n")
     stream.flush()
+
+
+def _encodable(text: str, encoding: str) -> str:
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def log_to_stderr(*, is_verbose: bool) -> None:

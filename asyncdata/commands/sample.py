@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.commands.options import loader_of, shuffle_of, tokenize_fn_of
+from asyncdata.commands.options import has_tokenize_fn, loader_of, shuffle_of, tokenize_fn_of
 from asyncdata.commands.output import fields, log_to_stderr, printable, shown_path
 from asyncdata.errors import ConfigError
 from asyncdata.inspection import WindowView, open_order, position_of
@@ -27,11 +27,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
     files, order = open_order(args.data, seed=args.seed, shuffle=shuffle_of(args))
     if args.position is not None:
         position = Position.parse(args.position)
-    elif args.tokenizer is None:
+    elif not has_tokenize_fn(args):
         position = position_of(files, order, args.ordinal)
     else:
         position = _position_of_sample(args)
-    tokenize_fn = tokenize_fn_of(args) if args.tokenizer is not None else None
+    tokenize_fn = tokenize_fn_of(args) if has_tokenize_fn(args) else None
     with WindowView(files, order, position.epoch, position.window, tokenize_fn) as view:
         report = _report(args, position, view.look(position.row))
     if output.as_json:

@@ -195,7 +195,7 @@ class InlineExecutor:
         self._tokenize_fn = tokenize_fn
         self._queue: deque[tuple[Request, OnReply]] = deque()
         self._memory: list[memoryview] = []
-        self._wake = anyio.Event()
+        self._wake: anyio.Event | None = None  # of the loop that runs it, which need not be the one that makes it
         self._began = 0.0
         self._generation = 0
         self._num_rows_done = 0
@@ -210,10 +210,10 @@ class InlineExecutor:
         handler = Handler(job, self._memory, tokenizer, self._progress)
         try:
             while True:
-                await self._wake.wait()
+                self._wake = anyio.Event()
                 while self._queue:
                     await self._answer(handler, *self._queue.popleft())
-                self._wake = anyio.Event()
+                await self._wake.wait()
         finally:
             handler.close()
 
@@ -237,7 +237,8 @@ class InlineExecutor:
         """As the protocol says; a thread cannot be killed, so there are no strikes."""
         self.slots.use(request.slot)
         self._queue.append((request, on_reply))
-        self._wake.set()
+        if self._wake is not None:
+            self._wake.set()
 
     def forget(self) -> None:
         """As the protocol says."""

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import traceback
 from array import array
+from itertools import cycle
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from asyncdata.errors import ConfigError
 from asyncdata.executors.indexing import index_blocks, permute
 from asyncdata.import_path import resolve_path
 from asyncdata.sources.reader import FileChangedError
 from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
-from asyncdata.wire import Failed, Index, Permute, Scan, Scanned, Tokenized
+from asyncdata.wire import Failed, Index, Permute, Scan, Scanned, Tokenize, Tokenized
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from asyncdata.sources.reader import BlockReader
     from asyncdata.tokenization.base import BatchTokenizer
-    from asyncdata.wire import Job, Reply, Request, Tokenize
+    from asyncdata.wire import Job, OrderPacks, PackRows, Reply, Request
 
 __all__ = ("Handler",)
 
 _NONE: frozenset[int] = frozenset()
+_BEAT_S = 1.0
+_PLANNER = "asyncdata.planning:answer"
+"""By its path, as a reader: a worker that is never asked for it starts without numpy."""
 
 
 class Handler:
@@ -62,6 +70,8 @@ class Handler:
             return self._answer(request)
         except FileChangedError as error:
             return Failed("SourceChangedError", str(error))
+        except ConfigError as error:
+            return Failed("ConfigError", str(error))
         except OSError as error:
             return Failed("SourceError", f"AD304 cannot read {error.filename or 'a file'}: {error.strerror or error}")
         except Exception as error:  # whatever it is, the trainer must hear of it, and in order
@@ -74,7 +84,16 @@ class Handler:
         if isinstance(request, Index):
             return index_blocks(request, self._reader, self._write)
 
-        return permute(request) if isinstance(request, Permute) else self._tokenize(request)
+        return self._tokenize(request) if isinstance(request, Tokenize) else self._compute(request)
+
+    def _compute(self, request: Permute | PackRows | OrderPacks) -> Reply:
+        """It runs nobody's code but ours: it may be long, but cannot hang."""
+        with _alive(self._progress):
+            if isinstance(request, Permute):
+                return permute(request)
+
+            answer: Callable[[PackRows | OrderPacks], Reply] = resolve_path(_PLANNER)
+            return answer(request)
 
     def close(self) -> None:
         """Close the files; where a request is being worked on in another thread, that does it at its end."""
@@ -107,11 +126,13 @@ class Handler:
             found = self._reader.read_rows(request.overflow, lengths)
             for item, row in zip(request.overflow, found, strict=True):
                 rows[item.row] = row
-        out = self._write(rows, lengths)
-        return out.finish(len(rows), time.perf_counter() - began)
+        elsewhere = frozenset(row for row, number in enumerate(array("i", request.expected)) if number < 0)
+        out = self._write(rows, lengths, elsewhere)
+        reply = out.finish(len(rows), time.perf_counter() - began)
+        return msgspec.structs.replace(reply, expected=request.expected) if request.expected else reply
 
     def _write(self, rows: list[bytes | memoryview], lengths: array[int], lost: frozenset[int] = _NONE) -> ColumnWriter:
-        too_long = [row for row, length in enumerate(lengths) if length < 0]
+        too_long = [row for row, length in enumerate(lengths) if length < 0 and row not in lost]
         bad = lost.union(too_long)
         good = [row for row in range(len(rows)) if row not in bad] if bad else range(len(rows))
         try:
@@ -138,3 +159,24 @@ class Handler:
             return
 
         out.extend(one)
+
+
+@contextlib.contextmanager
+def _alive(progress: Callable[[int], None]) -> Iterator[None]:
+    """Show progress for as long as this lasts, of no row in particular."""
+    is_done = threading.Event()
+
+    def beat() -> None:
+        for row in cycle((-2, -1)):
+            if is_done.wait(_BEAT_S):
+                return
+
+            progress(row)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()

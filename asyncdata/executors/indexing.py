@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.sources.reader import BlockReader, BlockRows
-    from asyncdata.wire import Block, Index, Permute
+    from asyncdata.wire import Block, Index, Permute, Tokenized
 
 __all__ = ("index_blocks", "permute")
 
@@ -53,6 +53,7 @@ def index_blocks(
     else:
         found = write(rows.raw, rows.lengths, frozenset(request.lost))
     reply = found.finish(0, 0.0)
+    num_tokens = _num_tokens(reply, len(rows.lengths)) if request.check == "samples" else b""
     marks = bytearray(len(rows.lengths)) if reply.drops or reply.errors or request.lost else bytearray()
     for row in request.lost:
         marks[row] = _NO_SAMPLE
@@ -69,7 +70,17 @@ def index_blocks(
         num_blank=rows.num_blank,
         drops={reason: len(numbers) // 4 for reason, numbers in reply.drops.items()},
         errors=reply.errors,
+        num_tokens=num_tokens,
     )
+
+
+def _num_tokens(reply: Tokenized, num_rows: int) -> bytes:
+    """The tokens of each row, int32."""
+    counts, start = array("i", bytes(4 * num_rows)), 0
+    for row, end in zip(array("i", reply.kept), array("I", reply.token_ends), strict=True):
+        counts[row] = end - start
+        start = end
+    return counts.tobytes()
 
 
 def _read(blocks: list[Block], reader: BlockReader, *, with_bytes: bool) -> _Rows:

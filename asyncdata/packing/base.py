@@ -11,8 +11,20 @@ from asyncdata.errors import ConfigError, SnapshotError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from typing import Self
 
-__all__ = ("Counts", "Overlong", "Pack", "Packer", "Packing", "Piece", "Positive", "arrivals_of", "restored")
+__all__ = (
+    "Counts",
+    "Overlong",
+    "Pack",
+    "PackState",
+    "Packer",
+    "Packing",
+    "Piece",
+    "Positive",
+    "arrivals_of",
+    "restored",
+)
 
 Piece = tuple[Any, int, int]
 """``(reference, start, stop)``: tokens ``start`` to ``stop`` of the sample that ``reference`` stands for."""
@@ -31,12 +43,11 @@ class Packer(Protocol):
 
     Many samples at once give what they give one by one. A reference is whatever the caller knows a sample by, such as
     its number; it is handed through untouched.
+
+    :ivar counts: what was not packed.
     """
 
-    @property
-    def counts(self) -> Counts:
-        """What was not packed."""
-        ...
+    counts: Counts
 
     def push(self, length: int, reference: Any) -> list[Pack]:
         """Take in a sample of ``length`` tokens; the packs that are ready now."""
@@ -48,6 +59,14 @@ class Packer(Protocol):
 
     def flush(self) -> list[Pack]:
         """The packs of all that is still here: there are no more samples."""
+        ...
+
+    def references(self) -> Iterable[Any]:
+        """Those of the samples that are not wholly packed."""
+        ...
+
+    def copy(self) -> Self:
+        """Another one in the same state."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -66,6 +85,11 @@ class Packing(Protocol):
     @property
     def cuts(self) -> bool:
         """Whether a sample may be in several packs; all its pieces are in order then."""
+        ...
+
+    @property
+    def across_epochs(self) -> bool:
+        """Whether what waits at an epoch's end is packed with the next one."""
         ...
 
     def keeps(self, length: int) -> bool:
@@ -95,6 +119,46 @@ class Counts(msgspec.Struct, forbid_unknown_fields=True):
         for counter, number in ((self.samples, samples), (self.tokens, tokens)):
             if number:
                 counter[reason] = counter.get(reason, 0) + number
+
+    def copy(self) -> Counts:
+        """The same, counted on separately."""
+        return Counts(dict(self.samples), dict(self.tokens))
+
+
+Place = tuple[int, int, int]
+
+
+class PackState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a snapshot keeps of packing: no tokens, only where they can be read again.
+
+    D is read again from the snapshot's position on. Samples up to ``last`` are passed over, but for those that wait.
+
+    :ivar epoch: the epoch that is being delivered.
+    :ivar last: the last sample of D that was taken in before the window; None: none was.
+    :ivar packer: the packer's state where the window began; its references are positions.
+    :ivar packs: packs that were closed by then and belong to the window.
+    :ivar num_gone: packs of the window, and of what follows it, that are delivered.
+    :ivar window: the window's number.
+    :ivar world_size: the ranks that the window is grouped for.
+    :ivar accumulation: packs of each rank in an optimizer step, likewise.
+    :ivar num_packs: packs delivered, in this run and those it resumed.
+    :ivar epoch_packs: packs delivered of the epoch.
+    :ivar num_tokens: tokens of the packs delivered.
+    :ivar is_alone: what waited at the epoch's end was packed by itself, and is being delivered.
+    """
+
+    epoch: int
+    last: Place | None
+    packer: dict[str, Any]
+    packs: list[list[tuple[Place, int, int]]]
+    num_gone: int
+    window: int
+    world_size: int
+    accumulation: int
+    num_packs: int
+    epoch_packs: int
+    num_tokens: int
+    is_alone: bool = False
 
 
 def arrivals_of(lengths: Sequence[int], references: Iterable[Any]) -> tuple[list[int], list[Any]]:

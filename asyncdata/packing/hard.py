@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -11,7 +12,7 @@ from asyncdata.errors import SnapshotError
 from asyncdata.packing.base import Counts, Pack, Piece, Positive, arrivals_of, restored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = ("HardPacker", "HardPacking")
 
@@ -23,6 +24,8 @@ class HardPacking(Description, frozen=True, kw_only=True):
 
     :ivar max_length: tokens of every pack.
     :ivar keep_tail: what fills no pack at the very end becomes a short one; otherwise it is dropped, and counted.
+    :ivar across_epochs: the pack that is open at an epoch's end is filled from the next one. False: the end of every
+        epoch is an end.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -30,6 +33,7 @@ class HardPacking(Description, frozen=True, kw_only=True):
 
     max_length: Positive
     keep_tail: bool = False
+    across_epochs: bool = True
 
     def keeps(self, length: int) -> bool:
         """Whether a sample of so many tokens is packed, or else counted; but the tail may be dropped."""
@@ -88,6 +92,16 @@ class HardPacker:
 
         self.counts.add("tail", tokens=num_tokens)
         return []
+
+    def references(self) -> Iterator[Any]:
+        """Those of the samples that are not wholly packed."""
+        return (piece[0] for piece in self._pack)
+
+    def copy(self) -> HardPacker:
+        """Another one in the same state."""
+        other = copy.copy(self)
+        other._pack, other.counts = self._pack.copy(), self.counts.copy()  # noqa: SLF001 - of its own kind
+        return other
 
     def state(self) -> dict[str, Any]:
         """All that the next packs depend on, as builtins if the references are."""

@@ -8,6 +8,7 @@ every epoch into a curriculum.
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left, bisect_right, insort
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +20,7 @@ from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.packing.base import Counts, Overlong, Pack, Piece, Positive, arrivals_of, restored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = ("SoftPacker", "SoftPacking")
 
@@ -45,6 +46,8 @@ class SoftPacking(Description, frozen=True, kw_only=True):
         to its first ``max_length`` tokens (counted).
     :ivar segment_multiple_of: each sample takes room up to the next multiple of this, as the collator's
         ``segment_multiple_of`` asks for.
+    :ivar across_epochs: what waits at an epoch's end is packed with the next one's samples. False: it is packed by
+        itself, so that an epoch's packs hold its samples and no others.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -55,6 +58,7 @@ class SoftPacking(Description, frozen=True, kw_only=True):
     window_tokens: Positive | None = None
     overlong: Overlong = "error"
     segment_multiple_of: Positive = 1
+    across_epochs: bool = True
 
     def check(self) -> None:
         """Whether a full pack has no gap at its end."""
@@ -133,6 +137,19 @@ class SoftPacker:
         if self._pack:
             packs.append(self._close())
         return packs
+
+    def references(self) -> Iterator[Any]:
+        """Those of the samples that are not wholly packed."""
+        waiting = (piece for piece in self._pieces[self._head :] if piece is not None)
+        return (piece[0] for piece in chain(self._pack, waiting))
+
+    def copy(self) -> SoftPacker:
+        """Another one in the same state."""
+        other = copy.copy(self)
+        other.counts = self.counts.copy()
+        for name in ("_pack", "_pieces", "_sizes", "_keys"):
+            setattr(other, name, getattr(self, name).copy())
+        return other
 
     def state(self) -> dict[str, Any]:
         """All that the next packs depend on, as builtins if the references are."""

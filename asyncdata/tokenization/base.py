@@ -7,20 +7,21 @@ A plain function of rows is accepted in place of a description; :class:`Function
 
 from __future__ import annotations
 
-import json
 import sys
 import traceback
 from array import array
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from asyncdata.errors import ConfigError
 from asyncdata.import_path import resolve_path
+from asyncdata.tokenization.results import read_result
 from asyncdata.tokenization.rows import RowFault, decode_object
 from asyncdata.wire import Column, RowError, Tokenized, TokenizeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from asyncdata.tokenization.results import Result
 
 __all__ = (
     "BatchTokenizer",
@@ -80,6 +81,7 @@ class ColumnWriter:
         self._kept = array("i")
         self._columns: dict[str, tuple[bytearray, array[int]]] = {}
         self._drops: dict[str, array[int]] = {}
+        self._notes: dict[str, array[int]] = {}
         self._errors: list[RowError] = []
 
     def keep(self, row: int, tokens: Iterable[int], **columns: Buffer) -> None:
@@ -116,6 +118,10 @@ class ColumnWriter:
         """Row ``row`` yields no sample, as it should; counted under ``reason``."""
         self._drops.setdefault(reason, array("i")).append(self._number(row))
 
+    def note(self, row: int, name: str) -> None:
+        """Row ``row`` is kept, and something is true of it that statistics count under ``name``."""
+        self._notes.setdefault(name, array("i")).append(self._number(row))
+
     def fail(self, row: int, fault: RowFault) -> None:
         """Row ``row`` is bad: ``on_bad_row`` decides what that means."""
         self.fail_at(self._number(row), fault)
@@ -139,6 +145,8 @@ class ColumnWriter:
             ends.extend([len(data)] * (len(self._kept) - len(ends)))
         for reason, rows in other._drops.items():
             self._drops.setdefault(reason, array("i")).extend(rows)
+        for name, rows in other._notes.items():
+            self._notes.setdefault(name, array("i")).extend(rows)
         self._errors.extend(other._errors)
 
     def finish(self, num_rows: int, busy_s: float) -> Tokenized:
@@ -148,22 +156,32 @@ class ColumnWriter:
             token_ends=self._token_ends.tobytes(),
             kept=b"" if len(self._kept) == num_rows else self._kept.tobytes(),
             columns={name: Column(bytes(data), ends.tobytes()) for name, (data, ends) in self._columns.items()},
-            drops={reason: array("i", sorted(rows)).tobytes() for reason, rows in self._drops.items()},
+            drops=_packed(self._drops),
             errors=sorted(self._errors, key=lambda error: error.row),
             busy_s=busy_s,
+            notes=_packed(self._notes),
         )
+
+
+def _packed(rows_by_name: dict[str, array[int]]) -> dict[str, bytes]:
+    """Each one's rows, rising."""
+    return {name: array("i", sorted(rows)).tobytes() for name, rows in rows_by_name.items()}
 
 
 class FunctionTokenizer:
     """Runs a user's function: ``fn(row)`` for each row, or ``fn(rows)`` where the function has ``batched = True``.
 
-    A result is None (dropped), a list of token ids, or a dict with ``input_ids`` and, if wanted, ``prompt``, ``label``,
-    ``metadata`` and anything else that JSON can hold, which arrives in ``sample.extra``. A reason for a drop is given
+    A result is None (dropped), a list of token ids, or a dict with ``input_ids`` (or ``tokens``) and, if wanted,
+    ``labels``, ``prompt``, ``label``, ``metadata`` and anything else that JSON can hold, which arrives in
+    ``sample.extra``. A label is the token itself where it is trained, and -100 elsewhere. A reason for a drop is given
     by returning a ``str``.
+
+    :param read: takes a result apart; see :func:`~asyncdata.tokenization.results.read_result`.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], read: Callable[[Any], Result | str] = read_result) -> None:
         self._function = function
+        self._read = read
         self._batched = bool(getattr(function, "batched", False))
 
     def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
@@ -215,41 +233,16 @@ class FunctionTokenizer:
         self._write(row, result, raw, out)
 
     def _write(self, row: int, result: Any, raw: Buffer, out: ColumnWriter) -> None:
-        if result is None or isinstance(result, str):
-            out.drop(row, (result or "tokenize_fn").encode("ascii", "backslashreplace").decode())
-            return
-
         try:
-            tokens, columns = _unpack(result)
+            found = self._read(result)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             out.fail(row, RowFault("AD425", f"the tokenize function returned what is no sample: {error}", raw))
             return
 
-        out.keep(row, tokens, **columns)
-
-
-def _unpack(result: Any) -> tuple[array[int], dict[str, bytes]]:
-    fields = dict(result) if isinstance(result, Mapping) else {"input_ids": result}
-    if "input_ids" not in fields:
-        raise TypeError(f"a dict without 'input_ids': it has {sorted(map(str, fields))}")
-
-    ids = fields.pop("input_ids")
-    if isinstance(ids, str | bytes | bytearray) or not (hasattr(ids, "tolist") or hasattr(ids, "__iter__")):
-        raise TypeError(f"{type(ids).__name__}; need a list of token ids, or a dict with 'input_ids'")
-
-    tokens = array("i", ids.tolist() if hasattr(ids, "tolist") else ids)
-    if len(tokens) and min(tokens) < 0:
-        raise ValueError(f"token id {min(tokens)} is negative")
-
-    columns = {name: _json(fields.pop(name)) for name in ("prompt", "label", "metadata") if name in fields}
-    if fields:
-        columns["extra"] = _json(fields)
-    return tokens, columns
-
-
-def _json(value: Any) -> bytes:
-    """JSON that keeps NaN and lone surrogates, as rows may have them too."""
-    return json.dumps(value).encode("ascii")
+        if isinstance(found, str):
+            out.drop(row, found)
+        else:
+            out.keep(row, found.tokens, **found.columns)
 
 
 def _user_traceback(error: BaseException) -> str:

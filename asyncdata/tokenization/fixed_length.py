@@ -72,7 +72,8 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
     :param train_ratio: the share of rows in ``train``, in expectation.
     :param split_seed: another seed is another split.
     :param seed_compat: cut prompts at their right end to ``max_length - reserve`` tokens, tokenize the answer apart,
-        train no end token. ``extra["question_lost"]`` is true where that took the question.
+        train no end token. ``extra["question_lost"]`` is true where that took the question, and
+        ``statistics().noted_total`` counts these.
     :param reserve: tokens kept free for the answer under ``seed_compat``.
     :raises ConfigError: for a setting that cannot work.
     """
@@ -256,9 +257,9 @@ class _FixedWriter:
         spans: list[Span],
         drafting: Drafting,
         out: ColumnWriter,
-        facts: dict[str, Any],
+        facts: dict[str, bool],
     ) -> None:
-        """Pad and keep the sample."""
+        """Pad and keep the sample; ``facts`` are in its ``extra``, and those that are true are counted."""
         trained = join(predicted(spans))
         if not trained:
             out.drop(row, NOTHING_TRAINED)
@@ -268,6 +269,8 @@ class _FixedWriter:
         extra = msgspec.json.encode({"num_padding": num_padding, **facts})
         padded = tokens + array("i", [self._pad]) * num_padding
         out.keep(row, padded, spans=encode_spans(trained), extra=extra, **drafting.columns)
+        for name in (name for name, is_true in facts.items() if is_true):
+            out.note(row, name)
 
 
 def _is_lost(filled: Filled, offsets: list[Span], cut: Span) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from array import array
-from collections.abc import Mapping
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,17 +11,12 @@ from asyncdata.errors import ConfigError
 from asyncdata.fingerprint import canonical, digest
 from asyncdata.import_path import resolve_path
 from asyncdata.tokenization.base import FunctionTokenizer
-from asyncdata.tokenization.rows import RowFault
-from asyncdata.tokenization.spans import NOT_TRAINED, encode_spans, trained_runs
+from asyncdata.tokenization.results import read_xtuner_result
 
 if TYPE_CHECKING:
-    from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
+    from asyncdata.tokenization.base import BatchTokenizer
 
-__all__ = ("XTunerTokenizeFn",)
-
-Buffer = bytes | memoryview
-
-_COUNTS = ("num_tokens", "proxy_attn_flops")  # what follows from the tokens
+__all__ = ("XTunerTokenizeFn", "is_of_xtuner")
 
 
 class XTunerTokenizeFn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,7 +73,8 @@ class XTunerTokenizeFn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not isinstance(self.build, str):
             raise ConfigError(
                 f"AD420 a worker process cannot be sent a {type(self.build).__name__}; name what makes it, as "
-                "XTunerTokenizeFn('package.module:name', {...}), or use num_workers=0"
+                "XTunerTokenizeFn('package.module:name', {...}), or the variable of a module that holds it, as "
+                "tokenize_fn='package.module:name', or use num_workers=0"
             )
 
         return msgspec.structs.asdict(self)
@@ -90,11 +84,11 @@ class XTunerTokenizeFn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         made = self._make()
         if hasattr(made, "set_state"):
             made.set_state("runtime")
-        return _XTunerTokenizer(made)
+        return FunctionTokenizer(made, read_xtuner_result)
 
     def _make(self) -> Any:
         found = resolve_path(self.build) if isinstance(self.build, str) else self.build
-        made = found if _is_tokenize_fn(found) else found(**self.arguments)
+        made = found if _is_tokenize_fn(found) else self._made_by(found)
         if not _is_tokenize_fn(made):
             raise ConfigError(
                 f"AD420 {self.build!r} makes a {type(made).__name__}, which lacks __call__ or hash(); "
@@ -102,6 +96,27 @@ class XTunerTokenizeFn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
         return made
+
+    def _made_by(self, build: Any) -> Any:
+        try:
+            inspect.signature(build).bind(**self.arguments)
+        except TypeError as error:
+            raise ConfigError(
+                f"AD420 {self.build!r} cannot be called with the arguments {self.arguments}: {error}; pass "
+                f"tokenize_fn=XTunerTokenizeFn({self.build!r}, {{...}}) with those that it needs"
+            ) from None
+        except ValueError:  # some of Python's own do not tell
+            pass
+
+        return build(**self.arguments)
+
+
+def is_of_xtuner(value: Any) -> bool:
+    """Whether ``value`` is an object of XTuner's protocol, or a class of such objects."""
+    if isinstance(value, type):
+        return callable(getattr(value, "hash", None)) and any("__call__" in vars(each) for each in value.__mro__)
+
+    return _is_tokenize_fn(value)
 
 
 def _is_tokenize_fn(value: Any) -> bool:
@@ -120,48 +135,3 @@ def _import_path(build: Any) -> str:
         )
 
     return path
-
-
-class _XTunerTokenizer(FunctionTokenizer):
-    """An :class:`XTunerTokenizeFn`, opened."""
-
-    def _write(self, row: int, result: Any, raw: Buffer, out: ColumnWriter) -> None:
-        if isinstance(result, Mapping) and result.get("num_tokens") == 0:
-            out.drop(row, "num_tokens_0")
-            return
-
-        try:
-            tokens, columns = _unpack(result)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            out.fail(row, RowFault("AD425", f"XTuner's tokenize function returned what is no sample: {error}", raw))
-            return
-
-        out.keep(row, tokens, **columns)
-
-
-def _unpack(result: Any) -> tuple[array[int], dict[str, bytes]]:
-    if not isinstance(result, Mapping) or "input_ids" not in result:
-        raise TypeError("need a dict with 'input_ids'")
-
-    extra = {name: value for name, value in result.items() if name not in _COUNTS}
-    ids = _list(extra.pop("input_ids"))
-    labels = _list(extra.pop("labels", ids))
-    if len(labels) != len(ids):
-        raise ValueError(f"{len(labels)} labels for {len(ids)} tokens")
-
-    wrong = [at for at, (label, id) in enumerate(zip(labels, ids, strict=True)) if label not in (id, NOT_TRAINED)]
-    if wrong:
-        raise ValueError(f"labels[{wrong[0]}] is {labels[wrong[0]]}; need the token itself, or {NOT_TRAINED}")
-
-    tokens = array("i", ids)
-    if len(tokens) and min(tokens) < 0:
-        raise ValueError(f"token id {min(tokens)} is negative")
-
-    columns = {"spans": encode_spans(trained_runs(labels))}
-    if extra:
-        columns["extra"] = json.dumps(extra).encode("ascii")
-    return tokens, columns
-
-
-def _list(values: Any) -> list[int]:
-    return list(values.tolist() if hasattr(values, "tolist") else values)

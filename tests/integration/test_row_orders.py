@@ -93,6 +93,33 @@ def test_a_slice_is_that_of_a_list_of_the_rows_that_are_json(path, bounds):
         assert data.statistics().excluded_rows == {"bad row AD101": 1}
 
 
+@pytest.mark.parametrize("method", ["keyed", "slime", "none"])
+def test_the_parts_of_a_split_are_delivered_whole_in_every_epoch_and_after_a_resume(path, method):
+    parts = {}
+    for part, size in (("train", 450), ("eval", 50)):
+        shuffle = RowShuffle(method=method, part=part)
+        with loader(path, shuffle) as data:
+            assert data.num_rows() == size
+            first = ids(data.get_next_batch(20))
+            state = data.state_dict()
+        with loader(path, shuffle) as data:
+            data.load_state_dict(state)
+            parts[part] = first + ids(data.get_next_batch(size - 20))
+            assert sorted(ids(data.get_next_batch(size))) == sorted(parts[part])
+
+    assert sorted(parts["train"] + parts["eval"]) == list(range(NUM_ROWS))
+
+
+def test_a_state_of_one_part_is_refused_by_the_other(path):
+    with loader(path, RowShuffle(part="train")) as data:
+        data.get_next_batch(5)
+        state = data.state_dict()
+
+    for other in (RowShuffle(part="eval"), RowShuffle(part="train", split_seed=1), RowShuffle()):
+        with loader(path, other) as data, pytest.raises(SnapshotMismatchError):
+            data.load_state_dict(state)
+
+
 def test_rows_that_yield_no_sample_are_left_out_before_they_are_ordered(path):
     with loader(path, RowShuffle(method="slime", only_kept=True), drops_odd, seed=1) as data:
         assert data.num_rows() == NUM_ROWS // 2

@@ -33,6 +33,12 @@ class BadRow(str):
     __slots__ = ()
 
 
+class Noted(int):
+    """The token of a row that is kept, and noted as ``seen``."""
+
+    __slots__ = ()
+
+
 def chunk_of(
     *rows: int | list[int] | str | BadRow,
     first: Position = START,
@@ -40,7 +46,7 @@ def chunk_of(
     path: str = "rows.jsonl",
     columns: dict[str, Any] | None = None,
 ) -> Chunk:
-    """A chunk of these rows: tokens are kept, a word is why a row is dropped, and a BadRow is bad.
+    """A chunk of these rows: tokens are kept, a Noted one is noted, a word is why one is dropped, a BadRow is bad.
 
     :param columns: the same for every row that is kept.
     """
@@ -53,4 +59,6 @@ def chunk_of(
             out.drop(number, row)
         else:
             out.keep(number, row if isinstance(row, list) else [row], **encoded)
+            if isinstance(row, Noted):
+                out.note(number, "seen")
     return Chunk(out.finish(len(rows), 0.0), first, len(rows), Lines(path, first.row), ends_epoch=ends_epoch)

@@ -83,6 +83,7 @@ def test_these_are_the_commands():
     assert sorted(COMMANDS) == [
         "asyncdata",
         "asyncdata demo",
+        "asyncdata inspect",
         "asyncdata order",
         "asyncdata run",
         "asyncdata sample",
@@ -148,7 +149,13 @@ def test_the_version_is_the_package_s(capsys):
     [
         ("", "required: COMMAND"),
         ("fly", "invalid choice"),
-        ("run", "required: DATA, --tokenizer"),
+        ("run", "required: DATA"),
+        ("run d", "--tokenizer DIR or --tokenize-fn PATH is required"),
+        ("inspect d --loss-mask", "--tokenizer DIR or --tokenize-fn PATH is required"),
+        ("run d --tokenize-fn m:f --kind chat", "--kind chooses a tokenize function; leave it, or --tokenize-fn"),
+        ("run d --tokenizer t --set overlong", "a setting is written NAME=VALUE"),
+        ("inspect d --tokenizer t --kind novel", "invalid choice: 'novel'"),
+        ("inspect d --tokenizer t --position 3", "a position is written EPOCH:WINDOW:ROW"),
         ("run d --tokenizer t --batch-size 0", "a whole number from 1 on is needed, not '0'"),
         ("run d --tokenizer t --step-s soon", "a number of seconds is needed, not 'soon'"),
         ("run d --tokenizer t --resume", "--resume needs --snapshot FILE"),

@@ -15,6 +15,7 @@ from asyncdata.collators.padded import FixedCollator, PaddedCollator
 from asyncdata.collators.torch_tensors import to_torch
 from asyncdata.collators.xtuner import XTunerCollator
 from asyncdata.errors import ConfigError
+from asyncdata.types import Sample
 
 PACK = [Document(np.array([1, 2, 3], np.int32)), Document(np.array([11, 12, 13], np.int32))]
 
@@ -251,6 +252,55 @@ def test_fixed_rows_are_of_one_length_whatever_is_in_them() -> None:
     assert batch["labels"].tolist() == [[4, -100, -100, -100], [5, 6, -100, -100]]
     assert batch["attention_mask"].tolist() == [[1, 0, 0, 0], [1, 1, 0, 0]]
     assert FixedCollator(length=4, shift_labels=True)(ROWS)["labels"][0].tolist() == [2, 3, -100, -100]
+
+
+def padded_sample(tokens: list[int], num_padding: object) -> Sample:
+    return Sample(tokens=np.array(tokens, np.int32), extra={"num_padding": num_padding})
+
+
+def whole(sample: Sample) -> Document:
+    return Document(sample.tokens, None, None, sample)
+
+
+@pytest.mark.parametrize("as_given", [lambda sample: sample, whole], ids=["samples", "documents"])
+def test_padding_that_samples_bring_along_is_padding_in_all_but_its_tokens(as_given: Any) -> None:
+    documents = [as_given(padded_sample([1, 2, 7, 7], 2)), as_given(padded_sample([3, 4, 5], 0))]
+
+    assert lists(FixedCollator(length=5)(documents)) == {
+        "input_ids": [[1, 2, 7, 7, 0], [3, 4, 5, 0, 0]],
+        "labels": [[1, 2, -100, -100, -100], [3, 4, 5, -100, -100]],
+        "attention_mask": [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]],
+        "position_ids": [[0, 1, 0, 0, 0], [0, 1, 2, 0, 0]],
+    }
+    assert lists(PaddedCollator(side="left", pad_to_multiple_of=5)(documents)) == {
+        "input_ids": [[0, 1, 2, 7, 7], [0, 0, 3, 4, 5]],
+        "labels": [[-100, 1, 2, -100, -100], [-100, -100, 3, 4, 5]],
+        "attention_mask": [[0, 1, 1, 0, 0], [0, 0, 1, 1, 1]],
+        "position_ids": [[0, 0, 1, 0, 0], [0, 0, 0, 1, 2]],
+    }
+    assert PaddedCollator(shift_labels=True)(documents)["labels"].tolist() == [
+        [2, -100, -100, -100],
+        [4, 5, -100, -100],
+    ]
+
+
+def test_a_document_that_is_nothing_but_padding_is_not_attended() -> None:
+    batch = PaddedCollator()([padded_sample([7, 7], 2)])
+
+    assert batch["attention_mask"].tolist() == batch["position_ids"].tolist() == [[0, 0]]
+
+
+def test_a_piece_of_a_sample_has_none_of_its_padding() -> None:
+    sample = padded_sample([1, 2, 3, 7], 1)
+
+    assert PaddedCollator()([Document(sample.tokens[:3], None, None, sample)])["attention_mask"].tolist() == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize("num_padding", [-1, 3, "1", None])
+def test_more_padding_than_tokens_is_an_error(num_padding: object) -> None:
+    for collate in (PaddedCollator(), FixedCollator(length=4)):
+        with pytest.raises(ConfigError, match=r"^AD452 a document of 2 tokens has extra\['num_padding'\]="):
+            collate([padded_sample([1, 2], num_padding)])
 
 
 @pytest.mark.parametrize("collator", [PaddedCollator(max_length=2), FixedCollator(length=2)])

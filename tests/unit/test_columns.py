@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -168,8 +169,99 @@ def test_drops_out_of_order_come_sorted():
     assert (drop.rows.dtype, drop.rows.tolist()) == (np.int32, [1, 2, 3])
 
 
+def test_notes_are_told_by_name_with_their_rows(whole):
+    out = ColumnWriter()
+    for row in (2, 0, 1):
+        out.keep(row, [row])
+        out.note(row, "odd" if row == 1 else "even")
+    out.note(1, "small")
+
+    assert whole.notes == []
+    assert {note.name: note.rows.tolist() for note in chunk_of(out, 3).notes} == {
+        "even": [0, 2],
+        "odd": [1],
+        "small": [1],
+    }
+
+
+def test_notes_are_of_the_requests_own_rows():
+    out, more = ColumnWriter(numbers=[1, 4]), ColumnWriter(numbers=[6])
+    for row, writer in ((0, out), (1, out), (0, more)):
+        writer.keep(row, [1])
+        writer.note(row, "seen")
+    out.extend(more)
+    (note,) = chunk_of(out, 7).notes
+
+    assert (note.name, note.rows.dtype, note.rows.tolist()) == ("seen", np.int32, [1, 4, 6])
+
+
 def test_an_array_of_tokens_is_taken_as_a_list_is():
     out = ColumnWriter()
     out.keep(0, array("i", [5, 6]))
 
     assert chunk_of(out, 1).tokens_of(0).tolist() == [5, 6]
+
+
+# Where the tokens of rows were counted before.
+
+
+def counted(out: ColumnWriter, expected: list[int]) -> Chunk:
+    reply = msgspec.structs.replace(out.finish(len(expected), 0.0), expected=array("i", expected).tobytes())
+    return Chunk(reply, FIRST, len(expected), Lines(), ends_epoch=False)
+
+
+def test_rows_of_other_ranks_and_bad_rows_are_samples_without_tokens():
+    out = ColumnWriter()
+    out.keep(1, [1, 1], label=b"1")
+    out.fail(2, RowFault("AD101", "bad", b"{"))
+    out.keep(4, [4], label=b"4", prompt=b'"p"')
+    out.drop(5, "journal")
+    out.note(4, "seen")
+    chunk = counted(out, [-1 - 7, 2, 9, -1 - 0, 1, 3])
+
+    assert [chunk.tokens_of(sample).tolist() for sample in range(6)] == [[], [1, 1], [], [], [4], []]
+    assert [chunk.value("label", sample) for sample in range(6)] == [None, 1, None, None, 4, None]
+    assert [chunk.value("prompt", sample) for sample in range(6)] == [None, None, None, None, "p", None]
+    assert [chunk.row_of(sample) for sample in range(6)] == list(range(6))
+    assert [chunk.samples_before(row) for row in range(6)] == list(range(6))
+    assert [chunk.num_tokens(0, stop) for stop in range(7)] == [0, 7, 9, 18, 18, 19, 22], "those of all ranks"
+    assert [(error.row, error.code) for error in chunk.errors] == [(2, "AD101")]
+    assert [(drop.reason, drop.rows.tolist()) for drop in chunk.drops] == [("journal", [5])]
+    assert [(note.name, note.rows.tolist()) for note in chunk.notes] == [("seen", [4])]
+
+
+def test_a_reply_with_nothing_has_a_sample_for_every_row():
+    chunk = counted(ColumnWriter(), [-5, -3])
+
+    assert (chunk.num_samples, chunk.num_tokens(0, 2)) == (2, 6)
+    assert chunk.tokens_of(1).tolist() == []
+
+
+def test_a_row_that_has_not_the_tokens_that_were_counted_is_bad_and_has_none():
+    out = ColumnWriter()
+    out.keep(0, [1])
+    out.keep(1, [2, 2, 2])
+    out.drop(2, "dull")
+    out.keep(3, [4, 4])
+    for row, name in ((0, "seen"), (1, "seen"), (1, "lost"), (3, "seen")):
+        out.note(row, name)
+    chunk = counted(out, [1, 2, 5, 2])
+
+    assert [chunk.tokens_of(sample).tolist() for sample in range(4)] == [[1], [], [], [4, 4]]
+    assert chunk.drops == []
+    assert [(note.name, note.rows.tolist()) for note in chunk.notes] == [("seen", [0, 3])]
+    assert [(error.row, error.code) for error in chunk.errors] == [(1, "AD424"), (2, "AD424")]
+    assert "has 3 tokens, and had 2 when" in chunk.errors[0].reason
+    assert "has no tokens, and had 5 when" in chunk.errors[1].reason
+    assert "does not do the same each time" in chunk.errors[0].reason
+
+
+def test_a_reply_that_is_as_it_was_counted_is_taken_as_it_is():
+    out = ColumnWriter()
+    out.keep(0, [1, 2], label=b"1")
+    out.keep(1, [], label=b"2")
+    chunk = counted(out, [2, 0])
+
+    assert [chunk.tokens_of(sample).tolist() for sample in range(2)] == [[1, 2], []]
+    assert [chunk.value("label", sample) for sample in range(2)] == [1, 2]
+    assert chunk.errors == []

@@ -11,7 +11,7 @@ from asyncdata.delivery import BadRowStop, Delivery, advanced, deliver, dropped
 from asyncdata.errors import NoSamplesError, SourceChangedError
 from asyncdata.ledger import Counters, Ledger
 from asyncdata.types import Position
-from tests.support.chunks import BadRow, chunk_of
+from tests.support.chunks import BadRow, Noted, chunk_of
 
 if TYPE_CHECKING:
     from asyncdata.columns import Chunk
@@ -133,9 +133,35 @@ def test_a_restored_ledger_counts_only_what_comes_after_it() -> None:
     assert found.ledger.counters.drops == {"a": 5}
 
 
+def test_a_noted_row_is_counted_when_its_turn_has_come_and_is_no_drop() -> None:
+    chunks = [chunk_of(0, Noted(1), "short", 2, Noted(3), Noted(4))]
+
+    found = [deliver_from(chunks, number).ledger.counters for number in range(1, 6)]
+
+    assert [counters.notes.get("seen", 0) for counters in found] == [0, 1, 1, 2, 3]
+    assert found[-1].drops == found[-1].epoch_drops == {"short": 1}
+
+
+def test_notes_are_counted_once_over_many_deliveries_and_epochs() -> None:
+    channel = Channel(capacity=100, max_bytes=100)
+    for epoch in range(2):
+        first = chunk_of(Noted(0), 1, Noted(2), first=Position(epoch, 0, 0))
+        last = chunk_of(Noted(3), 4, first=Position(epoch, 0, 3), ends_epoch=True)
+        for chunk in (first, last):
+            channel.fill(channel.enter(3), chunk)
+    ledger, counts = Ledger(counters=Counters(notes={"seen": 10, "other": 1})), []
+
+    for _ in range(5):
+        ledger = deliver(channel.segments(ledger.head), ledger, 2).ledger
+        counts.append(ledger.counters.notes["seen"])
+
+    assert counts == [11, 13, 14, 15, 16]
+    assert ledger.counters.notes["other"] == 1
+
+
 def test_acknowledged_samples_are_counted_and_not_delivered() -> None:
     acked = frozenset({Position(0, 0, 0), Position(0, 0, 2), Position(0, 0, 3)})
-    chunks = [chunk_of([0], [1], [2, 2], [3], [4])]
+    chunks = [chunk_of(Noted(0), [1], [2, 2], Noted(3), [4])]
 
     found = deliver_from(chunks, 1, acked=acked)
 
@@ -143,6 +169,7 @@ def test_acknowledged_samples_are_counted_and_not_delivered() -> None:
     assert found.pieces[0].group_index == 1
     counters = found.ledger.counters
     assert (counters.num_groups, counters.num_samples, counters.num_tokens, counters.epoch_groups) == (4, 4, 5, 4)
+    assert counters.notes == {"seen": 2}
     assert found.ledger.position == Position(0, 0, 4), "those behind it go with it"
     assert found.ledger.taken == 1, "they were never in the channel's room"
 

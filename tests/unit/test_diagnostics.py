@@ -42,6 +42,13 @@ def test_flat_statistics_are_numbers_with_names_for_prometheus():
     assert flat["asyncdata_dropped_too_long_total"] == 1
 
 
+def test_what_is_noted_is_flat_by_name():
+    flat = statistics(noted_total={"question_lost": 2, "other": 1}).to_dict()
+
+    assert flat["asyncdata_noted_total"] == 3
+    assert flat["asyncdata_noted_question_lost_total"] == 2
+
+
 @pytest.mark.parametrize(
     ("now", "expected"),
     [

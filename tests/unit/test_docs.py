@@ -44,6 +44,9 @@ HOME = "/home/me"
 
 FIRST_SCREEN_LINES = 40
 
+NEEDED = {"docs/how-to/train-with-torch.md": "torch"}
+"""What a page's examples need beside the packages that every check is run with."""
+
 
 class Block(NamedTuple):
     """A fenced block of a page. ``line`` is that of its first line of content, ``end`` that of its closing fence."""
@@ -155,6 +158,8 @@ def with_examples() -> list[Path]:
 
 @pytest.mark.parametrize("page", with_examples(), ids=name_of)
 def test_the_examples_of_a_page_run_and_print_what_it_says(page, folder):
+    if name_of(page) in NEEDED:
+        pytest.importorskip(NEEDED[name_of(page)])
     blocks = blocks_of(page)
     names: dict[str, Any] = {"__name__": "__main__"}
     for block, following in zip(blocks, [*blocks[1:], None], strict=True):
@@ -382,11 +387,34 @@ def test_the_methods_of_a_tokenize_function_are_documented():
     assert set(names) <= {cell.partition("(")[0] for cell in first_cells(section(read("api.md"), "`TokenizeFn`"))}
 
 
+TOKENIZE_FNS = [
+    asyncdata.PromptTokenizeFn,
+    asyncdata.ChatTokenizeFn,
+    asyncdata.TextTokenizeFn,
+    asyncdata.PreferenceTokenizeFn,
+    asyncdata.FixedLengthTokenizeFn,
+    asyncdata.XTunerTokenizeFn,
+]
+
+PACKINGS_AND_COLLATORS = [
+    asyncdata.SoftPacking,
+    asyncdata.HardPacking,
+    asyncdata.XTunerPacking,
+    asyncdata.LengthGrouping,
+    asyncdata.PackedCollator,
+    asyncdata.PaddedCollator,
+    asyncdata.FixedCollator,
+    asyncdata.XTunerCollator,
+]
+
+
 @pytest.mark.parametrize(
     "kind",
     [
+        asyncdata.Document,
         asyncdata.JsonlSource,
-        asyncdata.PromptTokenizeFn,
+        *PACKINGS_AND_COLLATORS,
+        *TOKENIZE_FNS,
         asyncdata.Position,
         asyncdata.Sample,
         asyncdata.Shuffle,
@@ -394,16 +422,31 @@ def test_the_methods_of_a_tokenize_function_are_documented():
     ],
 )
 def test_every_field_is_documented(kind):
-    fields = [name for name in kind.__struct_fields__ if not name.startswith("_")]
+    fields = getattr(kind, "_fields", None) or [name for name in kind.__struct_fields__ if not name.startswith("_")]
 
-    assert first_cells(section(read("api.md"), f"`{kind.__name__}`")) == fields
+    assert first_cells(section(read("api.md"), f"`{kind.__name__}`")) == list(fields)
 
 
-def test_every_default_of_a_prompt_tokenize_function_is_documented():
-    rows = table_rows(section(read("api.md"), "`PromptTokenizeFn`"))
+def test_every_description_of_a_tokenize_function_is_looked_at():
+    names = {name for name in asyncdata.__all__ if name.endswith("TokenizeFn")} - {"TokenizeFn"}
 
-    for field in msgspec.structs.fields(asyncdata.PromptTokenizeFn):
-        if not field.required:
+    assert {kind.__name__ for kind in TOKENIZE_FNS} == names
+
+
+def test_every_packing_and_collator_is_looked_at():
+    names = {name for name in asyncdata.__all__ if name.endswith(("Packing", "Grouping", "Collator"))}
+
+    assert {kind.__name__ for kind in PACKINGS_AND_COLLATORS} == names
+
+
+@pytest.mark.parametrize("kind", [*PACKINGS_AND_COLLATORS, *TOKENIZE_FNS])
+def test_every_default_of_a_description_is_documented(kind):
+    rows = table_rows(section(read("api.md"), f"`{kind.__name__}`"))
+
+    for field in msgspec.structs.fields(kind):
+        if field.required:
+            assert rows[field.name][0] == "", field.name
+        else:
             default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
             assert rows[field.name][0].strip("`").replace('"', "'") == repr(default), field.name
 

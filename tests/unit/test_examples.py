@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from tokenizers import Tokenizer
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MAX_LINES = 60
-MAX_LINES_OF_A_ROLLOUT_LOOP = 150
+MAX_LINES_OF_A_LOOP = 170  # of rollouts, or of training
 
 SAID = {
     "01_async_rollout": "resumed: ",
@@ -23,6 +25,13 @@ SAID = {
     "05_over_sampling": "with await: the same 256 responses\n",
     "06_partial_rollout": "steps 3 to 5 trained on the same bytes as without interruption\n",
 }
+
+TRAINING = {
+    "07_sft_packed": "the 40 losses are the same, bit for bit\n",
+    "08_babilong_fixed_length": "the 30 losses are the same, bit for bit\n",
+}
+HELPERS = {"_docstring_data", "_loss_curve", "_stub_engine", "_tiny_model", "train_demo_tokenizer"}
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
 def run(path: Path, *words: str) -> str:
@@ -41,7 +50,7 @@ def environment() -> dict[str, str]:
 
 
 def test_every_example_is_known_here():
-    assert {path.stem for path in EXAMPLES} == {*SAID, "_stub_engine", "train_demo_tokenizer"}
+    assert {path.stem for path in EXAMPLES} == {*SAID, *TRAINING, *HELPERS}
 
 
 @pytest.mark.parametrize("name", SAID)
@@ -49,11 +58,49 @@ def test_an_example_runs(name):
     assert SAID[name] in run(ROOT / "examples" / f"{name}.py")
 
 
+@needs_torch
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_training_example_resumes_with_the_same_losses_and_draws_them(name, tmp_path):
+    said = run(ROOT / "examples" / f"{name}.py", "--out", str(tmp_path / "losses.png"))
+
+    drawn = tmp_path / ("losses.png" if importlib.util.find_spec("matplotlib") else "losses.csv")
+    assert TRAINING[name] in said
+    assert drawn.stat().st_size > 0
+
+
+REAL = {
+    "07_sft_packed": ("chat_sft/chat_sft.jsonl", "--steps", "8", "--max-length", "256"),
+    "08_babilong_fixed_length": ("babilong/qa1_4k.json", "--steps", "4", "--max-length", "256", "--batch-size", "1"),
+}
+
+
+@pytest.mark.slow
+@needs_torch
+@pytest.mark.parametrize("name", REAL)
+def test_a_training_example_takes_data_of_ones_own(name, test_data, tmp_path):
+    data, *options = REAL[name]
+    tokenizer = test_data / "tokenizers" / "gpt2-bpe-50k"
+
+    words = "--data", test_data / data, "--tokenizer", tokenizer, "--out", tmp_path / "losses.png", *options
+    said = run(ROOT / "examples" / f"{name}.py", *map(str, words))
+    assert f"the {options[1]} losses are the same, bit for bit\n" in said
+
+
+def test_losses_are_a_table_where_matplotlib_is_not_installed(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    loss_curve = importlib.import_module("_loss_curve")
+
+    loss_curve.write_curves(tmp_path / "losses.png", {"whole": {0: 2.5, 1: 1.5}, "resumed": {1: 1.5}}, "Losses")
+    assert (tmp_path / "losses.csv").read_text().split() == ["step,whole,resumed", "0,2.5,", "1,1.5,1.5"]
+    assert "matplotlib is not installed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_short(path):
-    is_a_rollout_loop = path.stem == "_stub_engine" or path.stem[:2] in {"04", "05", "06"}
+    is_a_loop = path.stem[0] == "_" or path.stem in TRAINING or path.stem[:2] in {"04", "05", "06"}
 
-    assert len(path.read_text().splitlines()) <= (MAX_LINES_OF_A_ROLLOUT_LOOP if is_a_rollout_loop else MAX_LINES)
+    assert len(path.read_text().splitlines()) <= (MAX_LINES_OF_A_LOOP if is_a_loop else MAX_LINES)
 
 
 def test_the_tokenizer_of_the_demo_can_be_made_again(tmp_path):

@@ -13,7 +13,7 @@ from asyncdata.index_file import IndexFile, cache_folder
 from asyncdata.wire import Indexed, RowError
 
 PARTS = [
-    Indexed(bytes(4 * n), bytes(8), b"x" * n, b"", n, {"max_length": n}, [RowError(0, "AD101", "cut off")])
+    Indexed(bytes(4 * n), bytes(8), b"x" * n, b"", n, {"max_length": n}, [RowError(0, "AD101", "cut off")], b"lens" * n)
     for n in range(5)
 ]
 IDENTITY = "0123456789abcdef"
@@ -65,6 +65,20 @@ def test_a_file_that_was_cut_or_damaged_anywhere_gives_a_beginning_and_can_be_wr
 
     write(folder, PARTS[len(whole) :])
     assert read(folder) == PARTS
+
+
+def test_what_is_appended_takes_the_place_of_a_part_that_was_refused(tmp_path):
+    write(str(tmp_path), PARTS)
+    file = IndexFile(str(tmp_path), IDENTITY)
+    for part in file.parts():
+        if part == PARTS[2]:
+            file.refuse()
+            break
+    file.append(PARTS[4])
+    file.finish()
+    file.close()
+
+    assert read(str(tmp_path)) == [*PARTS[:2], PARTS[4]]
 
 
 def test_another_process_reads_and_does_not_write(tmp_path):

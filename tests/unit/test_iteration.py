@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata.errors import EndOfData, NoSamplesError, PrefetchTimeoutError
-from asyncdata.iteration import AsyncEpoch, Epoch
+from asyncdata.iteration import AsyncEpoch, Epoch, SampleBatches, Share
 from asyncdata.types import Position
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 START = Position()
+WHOLE = Share(0, 1, 2, False)
 
 
 class Script:
@@ -23,15 +24,13 @@ class Script:
     :ivar asked: (number of groups, epoch) of each request.
     """
 
-    def __init__(self, *answers: Any, start: Position = START, batch_groups: int = 2) -> None:
+    def __init__(self, *answers: Any, start: Position = START, share: Share = WHOLE) -> None:
         self.asked: list[tuple[int, int]] = []
         self.collated: list[Any] = []
         self._answers = list(answers)
         self._position = start
-        self._batch_groups = batch_groups
-
-    def batch_groups(self) -> int:
-        return self._batch_groups
+        self.share = share
+        self.group_size = 1
 
     def position(self) -> Position:
         return self._position
@@ -60,7 +59,10 @@ class Next:
         self.kind = kind
 
     def iterate(self, loader: Script) -> Any:
-        return Epoch(loader, loader.take) if self.kind == "sync" else AsyncEpoch(loader, loader.take_async)
+        if self.kind == "sync":
+            return Epoch(SampleBatches(loader), loader.take)
+
+        return AsyncEpoch(SampleBatches(loader), loader.take_async)
 
     def __call__(self, iterator: Any) -> Any:
         return next(iterator, None) if self.kind == "sync" else run(anext(iterator, None))
@@ -178,9 +180,45 @@ def test_an_iterator_is_its_own_and_leaves_nothing_suspended() -> None:
     """No generator: one that is abandoned would run its ``finally`` whenever it is collected."""
     loader = Script("ab")
 
-    epoch, asynchronous = Epoch(loader, loader.take), AsyncEpoch(loader, loader.take_async)
+    epoch, asynchronous = Next("sync").iterate(loader), Next("async").iterate(loader)
 
     assert iter(epoch) is epoch
     assert aiter(asynchronous) is asynchronous
     assert not hasattr(epoch, "close")
     assert not hasattr(asynchronous, "aclose")
+
+
+def shares(size: int, world_size: int, *, rounds_up: bool) -> list[Share]:
+    return [Share(rank, world_size, size, rounds_up) for rank in range(world_size)]
+
+
+def test_each_rank_has_its_share_of_a_batch_of_all_ranks(following: Next) -> None:
+    loaders = [Script("abcd", "efgh", "", share=share) for share in shares(4, 2, rounds_up=False)]
+
+    assert [batches(loader, following) for loader in loaders] == [["ac", "eg"], ["bd", "fh"]]
+    assert all(loader.asked == [(4, 0)] * 3 for loader in loaders)
+
+
+def test_a_last_batch_is_filled_with_its_own_samples_so_that_all_ranks_have_one(following: Next) -> None:
+    loaders = [Script("abcd", "e", "", share=share) for share in shares(4, 2, rounds_up=True)]
+
+    assert [batches(loader, following) for loader in loaders] == [["ac", "ee"], ["bd", "ee"]]
+
+
+def test_a_last_batch_that_is_not_filled_gives_ranks_what_there_is(following: Next) -> None:
+    loaders = [Script("abcd", "e", "", share=share) for share in shares(4, 2, rounds_up=False)]
+
+    assert [batches(loader, following) for loader in loaders] == [["ac", "e"], ["bd"]]
+
+
+def test_a_share_is_of_whole_groups(following: Next) -> None:
+    loaders = [Script("aabbccdd", "", share=share) for share in shares(4, 2, rounds_up=False)]
+    for loader in loaders:
+        loader.group_size = 2
+
+    assert [batches(loader, following) for loader in loaders] == [["aacc"], ["bbdd"]]
+
+
+def test_one_rank_rounds_up_only_if_it_is_asked_to(following: Next) -> None:
+    assert batches(Script("abc", "d", "", share=Share(0, 1, 3, True)), following) == ["abc", "ddd"]
+    assert batches(Script("abc", "d", "", share=Share(0, 1, 3, False)), following) == ["abc", "d"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tracemalloc
 from hashlib import blake2b
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from asyncdata.errors import ConfigError
-from asyncdata.order import Order, Shuffle, feistel_permutation, shuffled_rows
+from asyncdata.order import Order, RowOrder, RowShuffle, Shuffle, feistel_permutation, shuffled_rows
 
 # These are promises to every snapshot there is. A change that moves one of them makes every run start anew: make a
 # second order beside this one instead.
@@ -196,6 +198,29 @@ def test_a_window_that_no_memory_holds_is_refused() -> None:
 def test_what_is_read_beyond_small_blocks_counts_too() -> None:
     with pytest.raises(ConfigError, match="1 GiB"):
         Shuffle(block_bytes=1024, window_blocks=1 << 18)
+
+
+def test_a_description_of_rows_names_a_split_only_where_there_is_one() -> None:
+    settings = {"seed": 3, "shuffle": "rows", "method": "slime", "first": 1, "stop": None, "only_kept": True}
+    shuffle = RowShuffle(method="slime", first=1, only_kept=True, train_ratio=0.5)
+    split = {"part": "eval", "train_ratio": 0.5, "split_seed": 42}
+
+    assert RowOrder(shuffle, 3).description() == settings
+    assert RowOrder(msgspec.structs.replace(shuffle, part="eval"), 3).description() == settings | split
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"part": "test"}, "'train', 'eval' or None, got 'test'"), ({"train_ratio": 1.5}, "from 0 to 1, got 1.5")],
+)
+def test_a_split_that_cannot_be_is_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RowShuffle(**settings)
+
+
+def test_rows_of_a_part_are_known_only_when_all_rows_are() -> None:
+    assert RowShuffle(method="none").grows
+    assert not RowShuffle(method="none", part="train").grows
 
 
 def test_a_description_names_everything_the_order_follows_from() -> None:

@@ -36,6 +36,10 @@ def part(marks: Sequence[Sequence[int]], **fields: Any) -> Indexed:
     counts = [len(block) for block in marks]
     offsets = [10 * row for block in marks for row in range(len(block))]
     flat = [mark for block in marks for mark in block]
+    fields = {
+        "num_tokens": array("i", [3 * row if mark == GOOD else 0 for row, mark in enumerate(flat)]).tobytes(),
+        **fields,
+    }
     return Indexed(
         counts=array("i", counts).tobytes(),
         offsets=array("i", offsets).tobytes(),
@@ -78,6 +82,58 @@ def test_the_rows_that_have_a_number_are_those_of_a_list_filtered_and_sliced(blo
     assert index.num_rows == len(expected)
     places = index.places(np.arange(len(expected)))
     assert list(zip(places.file_ids.tolist(), places.offsets.tolist(), strict=True)) == [place for place, _ in expected]
+
+
+@given(marks, bounds, bounds, st.booleans(), st.floats(0, 1), st.integers(0, 2**31))
+def test_the_parts_of_a_split_are_disjoint_and_together_all_rows(blocks, first, stop, only_kept, ratio, seed):
+    settings = {"first": first, "stop": stop, "only_kept": only_kept}
+    split = {"train_ratio": ratio, "split_seed": seed}
+    both, train, evaluated = (
+        index_of(RowShuffle(part=name, **settings, **split), part(blocks)) for name in (None, "train", "eval")
+    )
+    numbers = [index.places(np.arange(index.num_rows)).rows.tolist() for index in (both, train, evaluated)]
+
+    assert sorted(numbers[1] + numbers[2]) == numbers[0]
+    assert len(numbers[1]) == int(len(numbers[0]) * ratio)
+    assert all(rows == sorted(rows) for rows in numbers)
+    assert sum(index.rows_of_files.sum() for index in (train, evaluated)) == both.num_rows
+    assert not (train.is_settled or evaluated.is_settled)
+
+
+@pytest.mark.parametrize("seed", [0, 42])
+def test_a_split_is_torchs(seed):
+    torch = pytest.importorskip("torch")
+    chosen = torch.randperm(30, generator=torch.Generator().manual_seed(seed)).tolist()
+
+    for name, expected in (("train", chosen[:20]), ("eval", chosen[20:])):
+        shuffle = RowShuffle(part=name, train_ratio=0.69, split_seed=seed)
+        index = index_of(shuffle, part([[GOOD] * 5] * 6))
+        assert index.places(np.arange(index.num_rows)).rows.tolist() == sorted(expected)
+
+
+@given(marks, bounds, bounds)
+def test_tokens_are_those_of_the_rows_that_have_a_number(blocks, first, stop):
+    index = index_of(RowShuffle(first=first, stop=stop, only_kept=True), part(blocks))
+    flat = [(number // 3, mark, 3 * row) for row, (number, mark) in enumerate(numbered(blocks))]
+    expected = [row for row in [row for row in flat if row[1] != NO_OBJECT][first:stop] if row[1] == GOOD]
+
+    assert index.num_tokens.tolist() == [num_tokens for _, _, num_tokens in expected]
+    assert index.num_tokens.dtype == np.int32
+    every_other = np.arange(0, len(expected), 2)
+    assert index.num_tokens_of(every_other).tolist() == [num_tokens for _, _, num_tokens in expected][::2]
+    assert index.rows_of_files.tolist() == [[file for file, _, _ in expected].count(file) for file in (0, 1)]
+
+
+def numbered(blocks: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """The number of each row's block, and its mark."""
+    return [(number, mark) for number, block in enumerate(blocks) for mark in block]
+
+
+def test_where_nobody_tokenized_there_are_no_tokens():
+    index = index_of(RowShuffle(), part([[GOOD] * 3], num_tokens=b""))
+
+    assert index.num_tokens.tolist() == []
+    assert index.rows_of_files.tolist() == [3, 0]
 
 
 def test_rows_that_were_copied_are_read_from_the_copy_and_named_by_their_origin():

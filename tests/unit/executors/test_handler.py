@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import os
+import threading
 from array import array
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy as np
 import pytest
 
+from asyncdata.errors import ConfigError
+from asyncdata.executors.base import error_of
 from asyncdata.executors.handler import Handler
+from asyncdata.order import RowShuffle
+from asyncdata.packing.soft import SoftPacking
+from asyncdata.plan import Plan, PlannedOrder
 from asyncdata.sources.jsonl import JsonlSource
 from asyncdata.tokenization.base import FunctionTokenizer
-from asyncdata.wire import Block, Failed, FileRef, Job, Overflow, Scan, Scanned, Tokenize, Tokenized
+from asyncdata.wire import (
+    Block,
+    Failed,
+    FileRef,
+    Job,
+    Overflow,
+    Packed,
+    Permute,
+    Permuted,
+    Scan,
+    Scanned,
+    Tokenize,
+    Tokenized,
+)
 from tests.support.tokenize_fns import characters, in_batches, row_id
 
 if TYPE_CHECKING:
@@ -214,6 +235,67 @@ def test_a_batched_function_gets_the_rows_at_once(bench, jsonl_file):
     _, starts, lengths = bench.scan(handler)
 
     assert tokens_of(handler(bench.rows(starts, lengths))) == [[0], [1], [2], [3], [4]]
+
+
+# Rows that another rank tokenizes.
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_rows_that_another_rank_tokenizes_are_not_looked_at(bench, jsonl_file, fails):
+    texts = [b"one", b"two", b"x" * (MAX_ROW_BYTES + 1), b"bad", b"y" * (MAX_ROW_BYTES + 1), b"six"]
+    tokenizer = Reluctant(b"bad" if fails else b"none", ValueError("oh"))
+    handler = bench.open([jsonl_file(texts)], tokenizer)
+    _, starts, lengths = bench.scan(handler)
+    expected = array("i", [3, -4, -8, 3, 3, 3]).tobytes()
+
+    reply = handler(msgspec.structs.replace(bench.rows(starts, lengths), expected=expected))
+
+    assert [bytes(tokens) for tokens in tokens_of(reply)] == ([b"one", b"six"] if fails else [b"one", b"bad", b"six"])
+    assert ints(reply.kept) == ([0, 5] if fails else [0, 3, 5])
+    assert [(error.row, error.code) for error in reply.errors] == [(3, "AD421")] * fails + [(4, "AD108")]
+    assert reply.expected == expected
+    assert bench.progress == ([0, 3, 5] if fails else [])
+
+
+# Plans.
+
+
+def test_a_plan_is_made_and_one_that_cannot_be_is_the_users_error(bench, jsonl_file):
+    handler = bench.open([jsonl_file([{"id": 1}])])
+    order = PlannedOrder(Plan(packing=SoftPacking(max_length=8, across_epochs=False)), RowShuffle(method="none"), 0)
+
+    packed, failed = (
+        handler(order.request_packs(np.array(lengths, np.int32), np.array([len(lengths)]), 0))
+        for lengths in ([5, 3, 4], [5, 9])
+    )
+
+    assert isinstance(packed, Packed)
+    assert ints(packed.rows) == [0, 1, 2]
+    assert isinstance(failed, Failed)
+    assert failed.kind == "ConfigError"
+    assert failed.message.startswith("AD450 sample 1 has 9 tokens")
+    assert isinstance(error_of(failed), ConfigError)
+
+
+def test_what_takes_long_and_runs_nobodys_code_shows_that_it_goes_on(bench, jsonl_file, monkeypatch):
+    handler = bench.open([jsonl_file([{"id": 1}])])
+    is_going_on = threading.Event()
+
+    def progress(row: int) -> None:
+        bench.progress.append(row)
+        if len(bench.progress) == 3:
+            is_going_on.set()
+
+    def permute_slowly(request: Permute) -> Permuted:
+        assert is_going_on.wait(30.0)
+        return Permuted(b"")
+
+    monkeypatch.setattr(handler, "_progress", progress)
+    monkeypatch.setattr("asyncdata.executors.handler._BEAT_S", 0.001)
+    monkeypatch.setattr("asyncdata.executors.handler.permute", permute_slowly)
+
+    assert handler(Permute(3, 0)) == Permuted(b"")
+    assert bench.progress[:3] == [-2, -1, -2], "no row in particular"
 
 
 # A tokenizer that raises.

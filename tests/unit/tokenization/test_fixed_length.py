@@ -279,7 +279,8 @@ def test_seed_compat_is_the_recipe_also_where_special_tokens_are_put_around(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
 @pytest.mark.parametrize(
-    ("file", "max_length"), [("qa1_4k.json", 2048), ("qa1_4k.json", 4096), ("qa1_32k.json", 32768)]
+    ("file", "max_length"),
+    [("qa1_4k.json", 2048), ("qa1_4k.json", 4096), ("qa1_32k.json", 16384), ("qa1_32k.json", 32768)],
 )
 def test_seed_compat_is_the_recipe_on_babilong(test_data: Path, tokenizer: str, file: str, max_length: int) -> None:
     transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
@@ -337,6 +338,29 @@ def test_below_the_prompts_length_every_sample_of_babilong_has_its_question(
     assert trained_texts(chunk, tokenizer_of(fn)) == [[f" {row['target']}{END}"] for row in rows]
     for row, text in zip(rows, texts(fn, chunk), strict=True):
         assert text.endswith(f"\nQuestion: {row['question']}\nAnswer: {row['target']}{END}")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
+@pytest.mark.parametrize(("file", "max_length"), [("qa1_4k.json", 2048), ("qa1_32k.json", 16384)])
+def test_half_as_long_as_the_prompts_the_recipe_trains_no_answer_behind_its_question_and_we_every_one(
+    test_data: Path, tokenizer: str, file: str, max_length: int
+) -> None:
+    rows = json.loads((test_data / "babilong" / file).read_text(encoding="utf-8"))
+    folder = str(test_data / "tokenizers" / tokenizer)
+    recipe = babilong(folder, max_length, seed_compat=True)
+    ours = babilong(folder, max_length, on_overlong="truncate_context_middle", keep_answer=True)
+
+    theirs, chunk = run(recipe.open(), rows), run(ours.open(), rows)
+
+    assert [extra["question_lost"] for extra in values(theirs, "extra")] == [True] * len(rows)
+    assert trained_texts(theirs, tokenizer_of(recipe)) == [[f" {row['target']}"] for row in rows]
+    assert chunk.num_samples + len(drops(chunk).get("answer_lost", [])) == len(rows)
+    for number in range(chunk.num_samples):
+        row, text = rows[chunk.row_of(number)], texts(ours, chunk)[number]
+        context, _, rest = text.rpartition("\nQuestion: ")
+        assert rest == f"{row['question']}\nAnswer: {row['target']}{END}"
+        assert row["target"] in context
 
 
 # The description

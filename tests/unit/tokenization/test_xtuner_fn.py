@@ -73,9 +73,9 @@ def test_a_row_that_xtuner_filters_is_dropped_and_counted() -> None:
     ("result", "reason"),
     [
         (None, "need a dict with 'input_ids'"),
-        ({"num_tokens": 3}, "need a dict with 'input_ids'"),
+        ({"num_tokens": 3}, "a dict without 'input_ids': it has ['num_tokens']"),
         ({"input_ids": [1, 2], "labels": [1]}, "1 labels for 2 tokens"),
-        ({"input_ids": [1, 2], "labels": [-100, 3]}, "labels[1] is 3; need the token itself, or -100"),
+        ({"input_ids": [1, 2], "labels": [-100, 3]}, "labels[1] is 3, and the token 2; a label must be the token"),
         ({"input_ids": ["a"]}, "integer"),
         ({"input_ids": [2**31]}, "int"),
         ({"input_ids": [-1]}, "token id -1 is negative"),

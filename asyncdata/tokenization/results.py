@@ -1,0 +1,114 @@
+"""What a user's function returns for a row, read: the tokens and columns of a sample, or why there is none."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncdata.tokenization.spans import NOT_TRAINED, encode_spans, trained_runs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ("Result", "read_result", "read_xtuner_result")
+
+_FIELDS = ("prompt", "label", "metadata")
+_XTUNER_COUNTS = ("num_tokens", "proxy_attn_flops")  # what follows from the tokens
+
+
+class Result(NamedTuple):
+    """A sample: its tokens, and its columns as JSON text."""
+
+    tokens: array[int]
+    columns: dict[str, bytes]
+
+
+def read_result(result: Any) -> Result | str:
+    """What a plain function returned: a sample, or the reason for a drop.
+
+    :raises TypeError, ValueError, OverflowError, RecursionError: if it is neither.
+    """
+    if result is None or isinstance(result, str):
+        return (result or "tokenize_fn").encode("ascii", "backslashreplace").decode()
+
+    return _sample(dict(result) if isinstance(result, Mapping) else {"input_ids": result})
+
+
+def read_xtuner_result(result: Any) -> Result | str:
+    """Likewise for XTuner's protocol: always a dict, and without ``labels`` every token is trained.
+
+    :raises TypeError, ValueError, OverflowError, RecursionError: if it is no sample.
+    """
+    if not isinstance(result, Mapping):
+        raise TypeError(f"{type(result).__name__}; need a dict with 'input_ids'")
+
+    if result.get("num_tokens") == 0:
+        return "num_tokens_0"
+
+    fields = dict(result)
+    if "input_ids" in fields:
+        fields.setdefault("labels", fields["input_ids"])
+    return _sample(fields, _XTUNER_COUNTS)
+
+
+def _sample(fields: dict[str, Any], left_out: tuple[str, ...] = ()) -> Result:
+    tokens = _tokens(fields)
+    for name in left_out:
+        fields.pop(name, None)
+    labels = fields.pop("labels", None)
+    columns = {} if labels is None else {"spans": _spans(_list("labels", labels), tokens)}
+    columns |= {name: _json(fields.pop(name)) for name in _FIELDS if name in fields}
+    if fields:
+        columns["extra"] = _json(fields)
+    return Result(tokens, columns)
+
+
+def _tokens(fields: dict[str, Any]) -> array[int]:
+    name = next((name for name in ("input_ids", "tokens") if name in fields), None)
+    if name is None:
+        raise TypeError(f"a dict without 'input_ids': it has {sorted(map(str, fields))}")
+
+    tokens = array("i", _list(name, fields.pop(name)))
+    if len(tokens) and min(tokens) < 0:
+        raise ValueError(f"token id {min(tokens)} is negative")
+
+    return tokens
+
+
+def _list(name: str, values: Any) -> list[Any]:
+    if isinstance(values, str | bytes | bytearray) or not (hasattr(values, "tolist") or hasattr(values, "__iter__")):
+        need = "a list of token ids, or a dict with 'input_ids'" if name != "labels" else "a list of labels"
+        raise TypeError(f"{type(values).__name__}; need {need}")
+
+    return list(values.tolist() if hasattr(values, "tolist") else values)
+
+
+def _spans(labels: list[Any], tokens: array[int]) -> bytes:
+    if len(labels) != len(tokens):
+        raise ValueError(f"{len(labels)} labels for {len(tokens)} tokens")
+
+    wrong = [number for number, label in enumerate(labels) if label not in (tokens[number], NOT_TRAINED)]
+    if not wrong:
+        return encode_spans(trained_runs(labels))
+
+    if any(label != NOT_TRAINED for label in labels[:-1]) and all(
+        label in (id, NOT_TRAINED) for label, id in _with_next(labels, tokens)
+    ):
+        raise ValueError("the labels are shifted: each is the next token; return them unshifted, collators shift them")
+
+    raise ValueError(
+        f"labels[{wrong[0]}] is {labels[wrong[0]]}, and the token {tokens[wrong[0]]}; a label must be the token itself "
+        f"where it is trained, and {NOT_TRAINED} elsewhere"
+    )
+
+
+def _with_next(labels: list[Any], tokens: array[int]) -> Iterator[tuple[Any, int]]:
+    """Each label with the token that follows its own; behind the last there is none."""
+    return zip(labels, [*tokens[1:], NOT_TRAINED], strict=True)
+
+
+def _json(value: Any) -> bytes:
+    """JSON that keeps NaN and lone surrogates, as rows may have them too."""
+    return json.dumps(value).encode("ascii")

@@ -1,0 +1,165 @@
+"""The first packed batch beside XTuner's cold build: seconds, memory of the whole process tree, and a whole epoch.
+
+``ASYNCDATA_XTUNER=/path/to/xtuner python -m tests.benchmarks.xtuner_beside --tokenizer DIR --folder DIR``
+
+Each figure is taken in a process of its own, one side after the other, round after round. Both sides have two workers,
+packs of 4096 tokens, length grouping, and one pack a batch. Theirs is XTuner's own code: ``JsonlDataset`` with
+``OpenaiTokenizeFunction``, ``ExpandSoftPackDataset``, ``LengthGroupedSampler``, ``sft_llm_collator`` and its
+``Dataloader``, with an empty cache; see :mod:`tests.benchmarks.xtuner_probe` for what is stood in for. Seconds are
+counted from the process's first statement, so both sides pay for what they import. Needs torch, transformers, datasets,
+pydantic and xxhash.
+
+Where others use the machine as well, compare CPU seconds: they count what was computed, not what was waited for.
+
+Memory is proportional set size, looked at from outside up to ten times a second, for at most 2 % of the time: looking
+costs time. What is mapped from /dev/shm is in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.benchmarks.chats import chats
+from tests.benchmarks.run import rounds, show
+
+ROOT = Path(__file__).parents[2]
+SIDES = ("xtuner", "ours")
+MAX_LENGTH = 4096
+LOOK_EVERY_S, LOOKING_SHARE = 0.1, 0.02
+
+
+def tree_pss(root: psutil.Process) -> int:
+    """Proportional set size of a process and all its children, in bytes."""
+    total = 0
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            total += process.memory_full_info().pss
+        except (psutil.NoSuchProcess, psutil.AccessDenied):  # ended since, or about to
+            continue
+    return total
+
+
+def watch(process: subprocess.Popen[str], peak: list[int], done: threading.Event) -> None:
+    """Keep the largest of :func:`tree_pss`."""
+    root, pause_s = psutil.Process(process.pid), LOOK_EVERY_S
+    while not done.wait(pause_s):
+        began = time.perf_counter()
+        try:
+            peak[0] = max(peak[0], tree_pss(root))
+        except psutil.NoSuchProcess:
+            return
+
+        pause_s = max(LOOK_EVERY_S, (time.perf_counter() - began) / LOOKING_SHARE)
+
+
+def probe(side: str, **settings: Any) -> dict[str, float]:
+    """One side once."""
+    command = [sys.executable, "-m", "tests.benchmarks.xtuner_probe", side, json.dumps(settings)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    peak, done = [0], threading.Event()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process:
+            watcher = threading.Thread(target=watch, args=(process, peak, done))
+            watcher.start()
+            output, _ = process.communicate()
+            done.set()
+            watcher.join()
+        if process.returncode:
+            errors.seek(0)
+            raise SystemExit(f"{side} failed:\n{errors.read()}")
+
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    found: dict[str, float] = json.loads(output.splitlines()[-1])
+    return found | {"cpu_s": cpu_s, "peak_pss_mb": peak[0] / 1e6}
+
+
+def epoch(side: str, **settings: Any) -> dict[str, float]:
+    """One side once, through a whole epoch; and what its figures come to."""
+    found = probe(side, epoch=True, **settings)
+    after = found["epoch_s"] - found["first_batch_s"]
+    return found | {
+        "samples_per_s": found["samples"] / found["epoch_s"],
+        "tokens_per_s": found["tokens"] / found["epoch_s"],
+        "samples_per_s_after_first": found["samples"] / after,
+        "fill": found["tokens"] / (found["packs"] * MAX_LENGTH),
+    }
+
+
+def beside(title: str, calls: list[Any], num_rounds: int, keys: dict[str, str]) -> dict[str, dict[str, list[float]]]:
+    """Run the sides in turn and print what ``keys`` name; ratios are of the medians' own rounds."""
+    results = dict(zip(SIDES, rounds(*calls, num_rounds=num_rounds), strict=True))
+    print(f"\n{title}, median (range) of {num_rounds}")
+    for key, label in keys.items():
+        theirs, ours = (results[side][key] for side in SIDES)
+        ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
+        print(f"  {label:44} xtuner {show(theirs):26} ours {show(ours):26} ratio {show(ratios)}", flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizer", required=True, help="a folder with tokenizer.json and a ChatML template")
+    parser.add_argument("--folder", type=Path, required=True, help="for inputs")
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--epoch-rows", type=int, default=50_000, help="rows of a whole epoch; 0 leaves it out")
+    parser.add_argument("--epoch-rounds", type=int, default=1)
+    parser.add_argument("--num-workers", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    settings = {"tokenizer": args.tokenizer, "max_length": MAX_LENGTH, "num_workers": args.num_workers}
+
+    path = str(chats(args.folder, args.rows))
+    calls = [partial(probe, side, path=path, **settings) for side in SIDES]
+    keys = {
+        "first_batch_s": "first batch, s",
+        "loaded_s": "of which imports and tokenizer, s",
+        "cpu_s": "CPU of the whole process tree, s",
+        "peak_pss_mb": "whole process tree at its highest, MB",
+    }
+    table: dict[str, Any] = {
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "datasets", "numpy")},
+        "settings": settings | {"rows": args.rows, "epoch_rows": args.epoch_rows},
+        "first_batch": beside(f"first batch of {args.rows} rows", calls, args.rounds, keys),
+    }
+    if args.epoch_rows:
+        path = str(chats(args.folder, args.epoch_rows))
+        calls = [partial(epoch, side, path=path, **settings) for side in SIDES]
+        keys |= {
+            "epoch_s": "a whole epoch, from the first statement, s",
+            "samples_per_s": "samples/s of it",
+            "tokens_per_s": "tokens/s of it",
+            "samples_per_s_after_first": "samples/s after the first batch",
+            "samples": "samples",
+            "tokens": "tokens",
+            "packs": "packs",
+            "fill": "tokens over room in packs",
+        }
+        table["epoch"] = beside(f"an epoch of {args.epoch_rows} rows", calls, args.epoch_rounds, keys)
+    if args.json:
+        args.json.write_text(json.dumps(table, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""One side of :mod:`tests.benchmarks.xtuner_beside`, in a process of its own: ``... xtuner_probe SIDE JSON``."""
+
+from __future__ import annotations
+
+import time
+
+_BEGAN = time.perf_counter()
+
+import importlib  # noqa: E402 - the clock starts before anything else
+import json  # noqa: E402
+import logging  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+import tempfile  # noqa: E402
+from functools import partial  # noqa: E402
+from pathlib import Path  # noqa: E402
+from types import ModuleType  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SEED = 42
+
+
+def seconds() -> float:
+    """Since this process's first statement."""
+    return time.perf_counter() - _BEGAN
+
+
+# Theirs
+
+
+def load_xtuner(folder: Path) -> None:
+    """Make the modules of XTuner's data path importable; its packages' own ``__init__`` import the whole trainer.
+
+    What is stood in for: mmengine, which is not installed, says rank 0 and has no barrier; loguru is logging; cyclopts
+    only decorates command-line options. All that is measured is XTuner's own.
+    """
+    root = folder / "xtuner" / "v1"
+    for package, path in (
+        ("xtuner", root.parent),
+        ("xtuner.v1", root),
+        ("xtuner.v1.datasets", root / "datasets"),
+        ("xtuner.v1.utils", root / "utils"),
+    ):
+        _module(package, __path__=[str(path)])
+    logger = logging.getLogger("xtuner")
+    logger.setLevel(logging.ERROR)
+    logs = {"get_logger": lambda *args: logger, "log_rank0": logger}
+    _module("mmengine", mkdir_or_exist=partial(os.makedirs, exist_ok=True), is_installed=lambda name: False)
+    _module("mmengine.dist", get_rank=lambda: 0, barrier=lambda: None, sync_random_seed=lambda: SEED)
+    _module("cyclopts", Parameter=lambda **settings: settings)
+    _module("xtuner.v1.utils.logger", **logs)
+    utils = _module("xtuner.v1.utils", IGNORE_INDEX=-100, **logs)
+    for name, module in (
+        ("get_torch_device_module", "device"),
+        ("is_local_rank0", "dist_utils"),
+        ("SharedMemory", "misc"),
+        ("profile_time", "profile"),
+    ):
+        setattr(utils, name, getattr(importlib.import_module(f"xtuner.v1.utils.{module}"), name))
+
+
+def _module(name: str, **contents: Any) -> Any:
+    module = sys.modules.setdefault(name, ModuleType(name))
+    vars(module).update(contents)
+    return module
+
+
+class Theirs:
+    """XTuner's own classes, put together as its ``DataloaderConfig.build`` does, with nothing in its cache."""
+
+    def __init__(self, path: str, tokenizer: str, cache: str, max_length: int, num_workers: int) -> None:
+        os.environ["XTUNER_TOKENIZE_WORKERS"] = str(num_workers)
+        load_xtuner(Path(os.environ["ASYNCDATA_XTUNER"]))
+        from transformers import AutoTokenizer
+        from xtuner.v1.datasets.collator import sft_llm_collator
+        from xtuner.v1.datasets.dataloader import Dataloader
+        from xtuner.v1.datasets.jsonl import JsonlDataset
+        from xtuner.v1.datasets.packing import ExpandSoftPackDataset
+        from xtuner.v1.datasets.sampler import LengthGroupedSampler
+        from xtuner.v1.datasets.sft_tokenize_fn.openai import OpenaiTokenizeFunction
+
+        engine = AutoTokenizer.from_pretrained(tokenizer)
+        self.loaded_s = seconds()
+        function = OpenaiTokenizeFunction(engine, chat_template="qwen3", max_length=max_length)
+        dataset = JsonlDataset(path, tokenize_fn=function, cache_dir=cache)
+        self.indexed_s = seconds()
+        packs = ExpandSoftPackDataset(
+            [dataset],
+            pack_max_length=max_length,
+            global_pack=True,
+            pack_extra_buffer_size=100,
+            pack_workers=num_workers,
+            seed=SEED,
+        )
+        self._loader = Dataloader(
+            packs,
+            batch_size=1,
+            num_workers=num_workers,
+            sampler=LengthGroupedSampler(packs, global_batch_size=1, seed=SEED),
+            collate_fn=partial(sft_llm_collator, pack_max_length=max_length, padding_token_idx=engine.pad_token_id),
+            multiprocessing_context="fork" if num_workers else None,
+            persistent_workers=num_workers > 0,
+        )
+        self._num_samples, self._num_tokens = len(dataset), int(dataset.num_tokens.sum())
+        self._num_packs = len(packs)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+    def counts(self, num_batches: int) -> dict[str, int]:
+        """Of a whole epoch, which has each pack once, as its global batch is one pack."""
+        assert num_batches == self._num_packs
+        return {"samples": self._num_samples, "tokens": self._num_tokens, "packs": num_batches}
+
+    def close(self) -> None:
+        """Its workers are daemons."""
+
+
+# Ours
+
+
+class Ours:
+    """The loader, with as many workers."""
+
+    def __init__(self, path: str, tokenizer: str, cache: str, max_length: int, num_workers: int) -> None:
+        from asyncdata import ChatTokenizeFn, DataLoader
+        from asyncdata.collators.packed import PackedCollator
+        from asyncdata.length_grouping import LengthGrouping
+        from asyncdata.packing.soft import SoftPacking
+
+        self.loaded_s = self.indexed_s = seconds()
+        self._num_samples = self._num_tokens = 0
+        self._loader = DataLoader(
+            path,
+            tokenize_fn=ChatTokenizeFn(tokenizer, max_length=max_length),
+            packing=SoftPacking(max_length=max_length),
+            length_grouping=LengthGrouping(),
+            collate_fn=PackedCollator(max_length=max_length),
+            batch_size=1,
+            num_workers=num_workers,
+            seed=SEED,
+            epochs=1,
+            cache_dir=cache,
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            self._num_samples += int(batch["seq_idx"].max()) + 1
+            self._num_tokens += batch["input_ids"].size - batch["num_padding"]
+            yield batch
+
+    def counts(self, num_batches: int) -> dict[str, int]:
+        """Of the batches of an epoch."""
+        return {"samples": self._num_samples, "tokens": self._num_tokens, "packs": num_batches}
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self._loader.close()
+
+
+SIDES: dict[str, type[Theirs | Ours]] = {"xtuner": Theirs, "ours": Ours}
+
+
+def measure(side: str, epoch: bool = False, **settings: Any) -> dict[str, float]:
+    """Seconds from the first statement to the first batch; with ``epoch``, to the end of an epoch as well."""
+    with tempfile.TemporaryDirectory() as cache:
+        made = SIDES[side](cache=cache, **settings)
+        batches = iter(made)
+        next(batches)
+        found: dict[str, float] = {"first_batch_s": seconds(), "loaded_s": made.loaded_s, "indexed_s": made.indexed_s}
+        if epoch:
+            found |= made.counts(1 + sum(1 for _ in batches))
+            found["epoch_s"] = seconds()
+        made.close()
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1], **json.loads(sys.argv[2]))))

@@ -1,0 +1,291 @@
+"""Packs of D, however they are pushed, taken, interrupted and resumed, against a model that sees all of D at once."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given
+
+from asyncdata.errors import ConfigError, SnapshotError
+from asyncdata.ledger import Counters
+from asyncdata.length_grouping import LengthGrouping
+from asyncdata.pack_rules import PackRules
+from asyncdata.pack_stage import PackStage
+from asyncdata.pack_state import RestartPoint
+from asyncdata.packing.base import PackState
+from asyncdata.packing.hard import HardPacking
+from asyncdata.packing.single import SinglePacking
+from asyncdata.packing.soft import SoftPacking
+from asyncdata.types import Position
+
+if TYPE_CHECKING:
+    from asyncdata.packing.base import Packing
+
+ROWS = 20  # of an epoch, some of which yield no sample
+
+across = st.booleans()
+packings = st.one_of(
+    st.builds(
+        lambda samples, tokens, epochs: SoftPacking(
+            max_length=16, window_samples=samples, window_tokens=tokens, overlong="drop", across_epochs=epochs
+        ),
+        st.integers(1, 8),
+        st.integers(1, 40),
+        across,
+    ),
+    st.builds(HardPacking, max_length=st.just(16), keep_tail=st.just(True), across_epochs=across),
+    st.just(SinglePacking()),
+)
+groupings = st.none() | st.builds(LengthGrouping, window=st.integers(1, 4), method=st.sampled_from(["snake", "xtuner"]))
+rules = st.builds(
+    lambda packing, grouping, world_size, batch_size: PackRules(
+        packing=packing, grouping=grouping, world_size=world_size, batch_size=batch_size
+    ),
+    packings,
+    groupings,
+    st.integers(1, 3),
+    st.integers(1, 2),
+)
+lengths = st.lists(st.integers(-1, 18), min_size=20, max_size=80)  # -1: no sample
+steps = st.lists(st.sampled_from(["push", "take", "take", "twice", "resume"]) | st.integers(1, 19), max_size=40)
+
+
+class Fake:
+    """A sample of D."""
+
+    def __init__(self, position: Position, length: int) -> None:
+        self.position = position
+        self.tokens = range(length)
+
+
+def stream(sizes: list[int]) -> list[Fake]:
+    places = [Position(*divmod(number, ROWS), 0) for number in range(len(sizes))]
+    places = [Position(place.epoch, 0, place.window) for place in places]
+    return [Fake(place, size) for place, size in zip(places, sizes, strict=True) if size >= 0]
+
+
+def pieces(packs: list[Any]) -> list[Any]:
+    return [[(str(sample.position), start, stop) for sample, start, stop in pack] for pack in packs]
+
+
+class Run:
+    """A trainer and D: pushes what comes next, takes what is ready; keeps what was delivered."""
+
+    def __init__(self, rules: PackRules, samples: list[Fake]) -> None:
+        self.rules = rules
+        self.samples = samples
+        self.stage = PackStage(rules)
+        self.next = 0
+        self.delivered: list[Any] = []
+
+    def tip(self) -> RestartPoint:
+        """Behind the last sample taken; counters name its number, so that a restart is seen to have the right ones."""
+        place = Position(99) if self.next == len(self.samples) else self.samples[self.next].position
+        return RestartPoint(place, Counters(num_samples=self.next))
+
+    def push(self, number: int, *, is_undone: bool = False) -> None:
+        first = self.next
+        self.stage.begin(self.tip())
+        self.next = min(first + number, len(self.samples))
+        if self.next > first:
+            self.stage.push(self.samples[first : self.next], self.tip())  # type: ignore[arg-type]
+        if is_undone:  # an interrupt behind the push: D gives the same again
+            self.next = first
+
+    def take(self) -> None:
+        size = self.rules.global_batch
+        if self.stage.num_ready >= size:
+            before = self.stage.now
+            after = self.stage.deliver(size)
+            self.stage.go_back(before, after)  # an interrupt behind the delivery
+            self.delivered += pieces(self.stage.packs(range(0, size)))
+            self.stage.deliver(size)
+
+    def resume(self) -> None:
+        state, point = self.stage.state()
+        self.stage = PackStage(self.rules)
+        self.next = 0
+        if point is not None:
+            kept = msgspec.convert(json.loads(msgspec.json.encode(state)), PackState)
+            self.stage.restore(kept, point)
+            self.next = sum(sample.position < point.position for sample in self.samples)
+            assert point.counters.num_samples == self.next
+
+    def finish(self) -> None:
+        self.push(15)
+        self.take()
+        self.resume()
+        while self.next < len(self.samples):
+            self.push(7)
+            self.take()
+        self.stage.flush()
+        while self.stage.num_ready >= self.rules.global_batch:
+            self.take()
+        self.delivered += pieces(self.stage.packs(range(self.stage.num_ready)))
+
+
+def keeping(rules: PackRules) -> PackRules:
+    """Of one rank: it can show the packs of all of them."""
+    return msgspec.structs.replace(rules, world_size=1, batch_size=rules.global_batch)
+
+
+def modelled(rules: PackRules, samples: list[Fake]) -> list[Any]:
+    """All of D is packed; then all packs are ordered, window by window."""
+    parts: list[list[Fake]] = [samples]
+    if not rules.across_epochs:
+        epochs = sorted({sample.position.epoch for sample in samples})
+        parts = [[sample for sample in samples if sample.position.epoch == epoch] for epoch in epochs]
+    packer, window, found = rules.packing.open(), 0, []
+    left: list[Any] = []
+    for number, part in enumerate(parts):
+        left += packer.extend([len(sample.tokens) for sample in part], part)
+        is_end = not rules.across_epochs or number == len(parts) - 1
+        left += packer.flush() if is_end else []
+        while left:
+            size = size_of(rules, window)
+            if (size is None or len(left) < size) and not is_end:
+                break
+
+            some, left = left[:size], left[size:] if size is not None else []
+            found += ordered(rules, some, window)
+            window += 1
+    return pieces(found)
+
+
+def size_of(rules: PackRules, window: int) -> int | None:
+    if rules.grouping is None:
+        return 1
+
+    steps = rules.grouping.steps_of_window(window, rules.batch_size * rules.accumulation)
+    return None if steps is None else steps * rules.global_batch * rules.accumulation
+
+
+def ordered(rules: PackRules, packs: list[Any], window: int) -> list[Any]:
+    if rules.grouping is None:
+        return packs
+
+    costs = [rules.grouping.cost([stop - start for _, start, stop in pack]) for pack in packs]
+    epoch = packs[0][0][0].position.epoch if rules.grouping.method == "xtuner" else 0
+    accumulation = rules.batch_size * rules.accumulation
+    order = rules.grouping.order(
+        costs, world_size=rules.world_size, accumulation=accumulation, seed=rules.seed, epoch=epoch, window=window
+    )
+    return [packs[number] for number in order]
+
+
+@given(rules, lengths, steps)
+def test_packs_follow_from_d_alone_whatever_comes_between(
+    rules: PackRules, sizes: list[int], steps: list[str | int]
+) -> None:
+    rules = keeping(rules)
+    samples = stream(sizes)
+    run = Run(rules, samples)
+    for step in steps:
+        if step == "resume":
+            run.resume()
+        elif step == "take":
+            run.take()
+        elif step == "twice":
+            run.push(5, is_undone=True)
+        else:
+            run.push(3 if step == "push" else int(step))
+    run.finish()
+
+    assert run.delivered == modelled(rules, samples)
+
+
+@given(rules, lengths, st.lists(st.tuples(st.integers(0, 40), st.integers(1, 4), st.integers(1, 3)), max_size=4))
+def test_no_token_is_lost_or_repeated_when_the_ranks_change(
+    rules: PackRules, sizes: list[int], changes: list[tuple[int, int, int]]
+) -> None:
+    samples = stream(sizes)
+    run = Run(keeping(rules), samples)
+    for number, world_size, batch_size in changes:
+        for _ in range(number // 5):
+            run.push(5)
+            run.take()
+        run.rules = msgspec.structs.replace(run.rules, batch_size=world_size * batch_size)
+        run.resume()
+    run.finish()
+
+    tokens = [(place, token) for pack in run.delivered for place, start, stop in pack for token in range(start, stop)]
+    keeps = rules.packing.keeps
+    assert sorted(tokens) == sorted(
+        (str(sample.position), token)
+        for sample in samples
+        if keeps(len(sample.tokens))
+        for token in range(len(sample.tokens))
+    )
+
+
+@given(rules, lengths)
+def test_each_rank_can_show_its_share_and_all_shares_are_the_whole(rules: PackRules, sizes: list[int]) -> None:
+    """Though each lets go of what only the others need."""
+    samples = stream(sizes)
+    whole = Run(keeping(rules), samples)
+    whole.rules = msgspec.structs.replace(rules, world_size=1, batch_size=rules.global_batch)
+    runs = [Run(msgspec.structs.replace(rules, rank=rank), samples) for rank in range(rules.world_size)]
+    shares: list[list[Any]] = []
+    while runs[0].next < len(samples):
+        for run in runs:
+            run.push(6)
+        while runs[0].stage.num_ready >= rules.global_batch:
+            batch = [
+                pieces(run.stage.packs(range(rank, rules.global_batch, rules.world_size)))
+                for rank, run in enumerate(runs)
+            ]
+            shares += [share[number] for number in range(rules.batch_size) for share in batch]
+            for run in runs:
+                run.stage.deliver(rules.global_batch)
+    held = [run.stage.num_held for run in runs]
+    for run in runs:
+        run.stage.flush()
+    shares += pieces(runs[0].stage.packs(range(min(run.stage.num_ready for run in runs))))
+
+    assert shares == modelled(rules, samples)
+    assert len({json.dumps(msgspec.to_builtins(run.stage.state()[0])) for run in runs}) == 1, "all states are equal"
+    assert all(number <= len(samples) for number in held)
+
+
+def packing_of_two() -> Packing:
+    return SoftPacking(max_length=4, window_samples=2, window_tokens=1)
+
+
+def test_a_sample_that_waited_and_does_not_come_again_is_an_error() -> None:
+    rules = PackRules(packing=packing_of_two())
+    run = Run(rules, stream([2, 2, 3, 3, 1]))
+    run.push(3)
+    state, point = run.stage.state()
+    assert point is not None
+
+    again = PackStage(rules)
+    again.restore(state, point)
+    with pytest.raises(SnapshotError, match="AD604 the sample at 0:0:2 waited to be packed"):
+        again.push(stream([2, 2, -1, 3, 1]), point)  # type: ignore[arg-type]
+
+
+def test_a_sample_that_cannot_be_packed_changes_nothing() -> None:
+    run = Run(PackRules(packing=packing_of_two()), stream([2, 2, 5]))
+    run.push(2)
+    before = run.stage.state()
+
+    with pytest.raises(ConfigError, match="AD450"):
+        run.push(1)
+
+    assert run.stage.state() == before
+
+
+def test_what_an_end_leaves_out_is_counted() -> None:
+    run = Run(PackRules(packing=packing_of_two()), stream([2, 2, 3]))
+    run.push(3)
+    run.stage.flush()
+    assert run.stage.num_ready == 2
+
+    run.stage.drop(2, "drop_last")
+
+    assert run.stage.num_ready == 0
+    assert (run.stage.counts.samples, run.stage.counts.tokens) == ({"drop_last": 3}, {"drop_last": 7})

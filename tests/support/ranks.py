@@ -1,0 +1,224 @@
+"""Ranks of a training run, a loader each, in this process and in lock step; rows whose tokens say whose they are."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from contextlib import ExitStack
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from asyncdata import DataLoader, Shuffle
+from asyncdata.collators.base import Document
+from asyncdata.collators.packed import PackedCollator
+from asyncdata.length_grouping import LengthGrouping
+from asyncdata.packing.hard import HardPacking
+from asyncdata.packing.soft import SoftPacking
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+    from typing import Self
+
+__all__ = (
+    "GROUPING",
+    "HARD",
+    "MAX_LENGTH",
+    "PACKED",
+    "SHUFFLE",
+    "SOFT",
+    "STRIDE",
+    "WAYS",
+    "Batch",
+    "Ranks",
+    "Row",
+    "Step",
+    "batch_of",
+    "lengths",
+    "make",
+    "numbered",
+    "settled",
+    "stream",
+    "tokens_of",
+    "write",
+)
+
+Row = dict[str, Any]
+
+STRIDE = 1000
+"""Token k of row i is ``i * STRIDE + k``: no two tokens of an epoch are alike."""
+
+SHUFFLE = Shuffle(block_bytes=512, window_blocks=4)
+"""Small enough that a few dozen rows fill several windows."""
+
+CONTENTS = PackedCollator()
+
+MAX_LENGTH = 64
+SOFT = SoftPacking(max_length=MAX_LENGTH, window_samples=8, window_tokens=2 * MAX_LENGTH)
+HARD = HardPacking(max_length=MAX_LENGTH)
+GROUPING = LengthGrouping(window=8)
+WAYS: dict[str, dict[str, Any]] = {
+    "soft": {"packing": SOFT},
+    "soft, grouped": {"packing": SOFT, "length_grouping": GROUPING},
+    "hard": {"packing": HARD},
+    "hard, grouped": {"packing": HARD, "length_grouping": GROUPING},
+    "planned, grouped": {
+        "packing": msgspec.structs.replace(SOFT, across_epochs=False),
+        "length_grouping": GROUPING,
+        "plan_packs": True,
+        "shuffle": "full",
+        "cache_dir": "",
+    },
+    "not packed": {},
+    "not packed, grouped": {"length_grouping": GROUPING},
+}
+"""What a loader does with samples."""
+
+PACKED = {name: way for name, way in WAYS.items() if "packing" in way}
+
+
+def lengths(num_tokens: int, longest: int, seed: int = 0) -> list[int]:
+    """Tokens of rows that have ``num_tokens`` together, 1 to ``longest`` each."""
+    rng, found = random.Random(seed), []
+    while num_tokens:
+        found.append(min(num_tokens, rng.randint(1, longest)))
+        num_tokens -= found[-1]
+    return found
+
+
+def write(path: Path, sizes: Iterable[int]) -> Path:
+    """Rows 0, 1, ... of so many tokens."""
+    rows = ({"id": number, "n": size, "pad": "x" * (number * 37 % 30)} for number, size in enumerate(sizes))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def numbered(row: Row) -> list[int]:
+    """The tokens of a row."""
+    return [row["id"] * STRIDE + number for number in range(row["n"])]
+
+
+class Batch(NamedTuple):
+    """What a rank got.
+
+    :ivar packs: each a list of documents, each a list of tokens. A sample that is not packed is a pack.
+    :ivar content: every byte of the collated batch.
+    """
+
+    packs: list[list[list[int]]]
+    content: bytes
+
+    def __hash__(self) -> int:
+        return hash(self.content)
+
+    @property
+    def tokens(self) -> list[int]:
+        """All of them."""
+        return [token for pack in self.packs for document in pack for token in document]
+
+
+def batch_of(items: list[Any]) -> Batch:
+    """A collate function, of packs or of samples."""
+    packs = [item if isinstance(item, list) else [Document(item.tokens)] for item in items]
+    arrays = CONTENTS(packs)
+    content = b"".join(f"{name} {array!r}".encode() for name, array in arrays.items() if isinstance(array, int))
+    content += b"".join(
+        f"{name} {array.dtype} {array.shape}".encode() + array.tobytes()
+        for name, array in arrays.items()
+        if not isinstance(array, int)
+    )
+    return Batch([[document.tokens.tolist() for document in pack] for pack in packs], content)
+
+
+def make(path: Path, tokenize_fn: Callable[..., Any] = numbered, **knobs: Any) -> DataLoader:
+    """A loader that fails rather than hangs, inline where nothing else is asked for."""
+    settings = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 30, "batch_size": 1, "collate_fn": batch_of}
+    return DataLoader(path, tokenize_fn=tokenize_fn, **settings | knobs)
+
+
+def stream(loader: DataLoader) -> Iterator[Batch]:
+    """The batches of one epoch after the other, until there are no more."""
+    is_over = False
+    while not is_over:
+        is_over = True
+        for batch in loader:
+            is_over = False
+            yield batch
+
+
+def settled(state: dict[str, Any]) -> dict[str, Any]:
+    """What of a state does not depend on time: its canaries are there when a worker has made them."""
+    return state | {"canaries": []}
+
+
+class Step(NamedTuple):
+    """One batch of each rank, and the state of all of them behind it.
+
+    :ivar batches: by rank; None: that rank has none, as its data is at an end.
+    """
+
+    batches: list[Batch | None]
+    state: dict[str, Any]
+
+
+class Ranks:
+    """All ranks of a run, which agree on their state after each step.
+
+    :param state: what all of them resume from.
+    :ivar ends: steps until the end of each epoch.
+    """
+
+    def __init__(
+        self, path: Path, world_size: int, state: dict[str, Any] | None = None, batch_size: int = 1, **knobs: Any
+    ) -> None:
+        self._stack = ExitStack()
+        self.loaders = []
+        with ExitStack() as stack:
+            for rank in range(world_size):
+                loader = make(path, rank=rank, world_size=world_size, batch_size=batch_size, **knobs)
+                self.loaders.append(stack.enter_context(loader))
+                if state is not None:
+                    loader.load_state_dict(json.loads(json.dumps(state)))
+            self._stack = stack.pop_all()
+        self.ends: list[int] = []
+        self.num_steps = 0
+
+    def state(self) -> dict[str, Any]:
+        """The state of all ranks.
+
+        :raises AssertionError: if they differ.
+        """
+        states = [loader.state_dict() for loader in self.loaders]
+        for rank, state in enumerate(states):
+            assert settled(state) == settled(states[0]), f"rank {rank}"
+        return states[0]
+
+    def steps(self, number: int | None = None) -> Iterator[Step]:
+        """So many steps, or all that there are."""
+        return islice(self._steps(), number)
+
+    def _steps(self) -> Iterator[Step]:
+        is_over = False
+        while not is_over:
+            is_over = True
+            loops = [iter(loader) for loader in self.loaders]
+            while any(batches := [next(loop, None) for loop in loops]):
+                is_over = False
+                self.num_steps += 1
+                yield Step(batches, self.state())
+
+            self.ends.append(self.num_steps)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+def tokens_of(steps: Iterable[Step]) -> Counter[int]:
+    """How often each token was delivered, to whatever rank."""
+    return Counter(token for step in steps for batch in step.batches if batch for token in batch.tokens)

@@ -1,0 +1,245 @@
+"""Epochs are planned when they are wanted, once, whatever becomes of the workers that do it."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata.errors import ConfigError, NoSamplesError, WorkerError
+from asyncdata.executors.base import Crashed
+from asyncdata.length_grouping import LengthGrouping
+from asyncdata.order import RowShuffle
+from asyncdata.packing.single import SinglePacking
+from asyncdata.packing.xtuner import XTunerPacking
+from asyncdata.plan import Dealt, Plan, PlannedOrder
+from asyncdata.planned_rows import PlannedRows
+from asyncdata.planning import answer
+from asyncdata.row_index import RowIndex
+from asyncdata.types import Position
+from asyncdata.wire import Block, Failed, Indexed, OrderPacks, PackRows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+XTUNER = Plan(packing=XTunerPacking(max_length=10, seed=0), world_size=2)
+SINGLE = Plan(packing=SinglePacking(), grouping=LengthGrouping(), world_size=2)
+KEYED = RowShuffle(only_kept=True)
+
+
+class OneBlock:
+    num_blocks = 1
+
+    def blocks(self, ids: Iterable[int]) -> list[Block]:
+        return [Block(0, 0, 1000) for _ in ids]
+
+
+def index_of(lengths: list[int]) -> RowIndex:
+    index = RowIndex(OneBlock(), KEYED)  # type: ignore[arg-type]
+    numbers = array("i", range(len(lengths))).tobytes()
+    counted = array("i", lengths).tobytes()
+    index.append(Indexed(array("i", [len(lengths)]).tobytes(), numbers, numbers, b"", 0, num_tokens=counted))
+    index.complete()
+    return index
+
+
+class Slow:
+    """An executor that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, Callable[[Any], object]]] = []
+        self.kinds: list[str] = []
+
+    def submit(self, request: Any, on_reply: Callable[[Any], object], strikes: int = 0) -> None:
+        self.asked.append((request, on_reply))
+        self.kinds.append(type(request).__name__)
+
+    def answer(self, reply: Any = None) -> None:
+        request, on_reply = self.asked.pop(0)
+        on_reply(answer(request) if reply is None else reply)
+
+
+class Bench:
+    def __init__(self, plan: Plan = XTUNER, lengths: list[int] | None = None, shuffle: RowShuffle = KEYED) -> None:
+        self.executor = Slow()
+        self.index = index_of([1 + row % 7 for row in range(41)] if lengths is None else lengths)
+        self.num_found = 0
+        order = PlannedOrder(plan, shuffle, 3)
+        self.rows = PlannedRows(order, self.index, self.executor, self._found)  # type: ignore[arg-type]
+        self.rows.restart(Position())
+
+    def _found(self) -> None:
+        self.num_found += 1
+
+    def planned(self, epoch: int) -> Any:
+        """As the windows do: asked for again whenever there is something new."""
+        while (found := self.rows.epoch(epoch)) is None and self.executor.asked and self.index.fault is None:
+            self.executor.answer()
+        return found
+
+
+def test_packs_are_made_before_their_order_and_each_is_asked_for_once() -> None:
+    bench = Bench()
+
+    assert [bench.rows.epoch(0) for _ in range(3)] == [None] * 3
+    assert bench.executor.kinds == ["PackRows"]
+    bench.executor.answer()
+    assert bench.num_found == 1
+    assert [bench.rows.epoch(0) for _ in range(3)] == [None] * 3
+    assert bench.executor.kinds == ["PackRows", "OrderPacks"]
+    bench.executor.answer()
+
+    assert bench.num_found == 2
+    assert bench.rows.epoch(0) is bench.rows.find(0)
+    assert bench.rows.find(0) is not None
+    assert bench.executor.asked == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "shuffle", "kinds"),
+    [
+        (XTUNER, KEYED, ["PackRows", "OrderPacks", "OrderPacks", "OrderPacks"]),
+        (SINGLE, KEYED, ["PackRows", "OrderPacks"] * 3),
+        (SINGLE, RowShuffle(method="none", only_kept=True), ["PackRows", "OrderPacks", "OrderPacks", "OrderPacks"]),
+    ],
+    ids=["xtuner", "keyed", "unshuffled"],
+)
+def test_packs_that_are_the_same_in_every_epoch_are_made_once(plan: Plan, shuffle: RowShuffle, kinds: Any) -> None:
+    bench = Bench(plan, shuffle=shuffle)
+
+    orders = [bench.planned(epoch).pieces(0, 20).rows.tolist() for epoch in range(3)]
+
+    assert bench.executor.kinds == kinds
+    assert len({str(order) for order in orders}) == 3
+
+
+def test_plans_are_kept_from_the_epoch_before_the_one_that_is_delivered_on() -> None:
+    bench = Bench()
+    for epoch in range(6):
+        bench.rows.restart_point = lambda epoch=epoch: Position(max(0, epoch - 2))  # type: ignore[misc]
+        bench.planned(epoch)
+
+    assert [bench.rows.find(epoch) is not None for epoch in range(7)] == [False, False, True, True, True, True, False]
+
+
+def test_a_plan_whose_worker_is_killed_is_asked_for_again() -> None:
+    bench = Bench()
+    bench.rows.epoch(0)
+    bench.executor.answer(Crashed("AD423", "killed"))
+    bench.rows.epoch(0)
+
+    assert bench.executor.kinds == ["PackRows", "PackRows"]
+    assert bench.planned(0) is not None
+    assert bench.index.fault is None
+
+
+def test_a_plan_that_kills_every_worker_is_an_error() -> None:
+    bench = Bench()
+    bench.rows.epoch(0)
+    for _ in range(5):
+        bench.executor.answer(Crashed("AD423", "killed"))
+
+    assert bench.executor.asked == []
+    assert bench.num_found == 1
+    assert isinstance(bench.index.fault, WorkerError)
+
+
+def test_what_was_asked_before_a_restart_is_asked_again() -> None:
+    bench = Bench()
+    bench.rows.epoch(0)
+    bench.executor.asked.clear()  # nobody wants the replies any more
+    bench.rows.restart(Position())
+
+    assert bench.planned(0) is not None
+    assert bench.executor.kinds == ["PackRows", "PackRows", "OrderPacks"]
+
+    bench.rows.restart(Position(1))
+    assert bench.planned(1) is not None
+    assert bench.executor.kinds[3:] == ["OrderPacks"], "packs do not change"
+
+
+def test_an_error_of_the_plan_is_the_readers() -> None:
+    bench = Bench()
+    bench.rows.epoch(0)
+    bench.executor.answer(Failed("ConfigError", "AD450 too long"))
+
+    assert isinstance(bench.index.fault, ConfigError)
+    assert bench.num_found == 1
+
+
+def test_no_pack_and_no_row_are_errors_that_say_why() -> None:
+    bench = Bench(Plan(packing=XTunerPacking(max_length=100, seed=0, kind="hard")), [30, 40])
+    bench.planned(0)
+    assert isinstance(bench.index.fault, ConfigError)
+    assert "AD453 all 2 samples together have 70 tokens and fill no pack of max_length=100" in str(bench.index.fault)
+
+    bench = Bench(lengths=[])
+    bench.planned(0)
+    assert isinstance(bench.index.fault, NoSamplesError)
+    assert bench.executor.asked == []
+
+
+# How packs are dealt.
+
+
+def test_the_epoch_that_was_begun_is_dealt_as_it_was_and_the_next_as_the_plan_says() -> None:
+    bench = Bench(SINGLE)
+    plain = [bench.planned(epoch).order.tolist() for epoch in (4, 5)]
+    begun, start = Position(4, 0, 7), Position(4)
+
+    assert bench.rows.dealt_at(start) is None, "nothing of it is begun"
+    assert bench.rows.dealt_at(begun) == Dealt(2, 1)
+    bench.rows.resume_dealt(begun, (4, 2))
+    bench.rows.restart(begun)
+    assert bench.rows.dealt_at(begun) == Dealt(4, 2)
+    assert bench.rows.dealt_at(Position(5, 0, 1)) == Dealt(2, 1)
+    resumed = [bench.planned(epoch).order.tolist() for epoch in (4, 5)]
+    assert resumed[0] != plain[0]
+    assert sorted(resumed[0]) == sorted(plain[0])
+    assert resumed[1] == plain[1]
+
+    bench.rows.restart(start)
+    assert bench.rows.dealt_at(begun) == Dealt(2, 1), "it is begun anew"
+    assert bench.planned(4).order.tolist() == plain[0]
+
+
+def test_a_rounded_epoch_that_goes_on_with_other_ranks_has_whole_batches_for_them() -> None:
+    bench = Bench()
+    whole = bench.planned(0)
+    num_packs = whole.packs.num_packs
+    assert whole.num_packs == num_packs + num_packs % 2
+
+    for pack in range(num_packs):
+        bench.rows.restart(Position(0, 0, int(whole.offsets[pack])))
+        found = bench.planned(0)
+        assert (found.num_packs - pack) % 2 == 0
+        assert found.order.tolist()[:num_packs] == whole.order.tolist()[:num_packs]
+        if pack % 2 == 0:
+            assert found.num_packs == whole.num_packs
+
+
+@pytest.mark.parametrize("num_rows", range(41, 45))
+def test_a_restart_among_packs_that_are_repeated_ends_where_the_epoch_does(num_rows: int) -> None:
+    plan = Plan(packing=XTunerPacking(max_length=10, seed=0), world_size=2, accumulation=20)
+    bench = Bench(plan, [1 + row % 7 for row in range(num_rows)])
+    whole = bench.planned(0)
+    assert whole.num_packs == 40 > whole.packs.num_packs
+
+    for pack in range(0, 40, 2):
+        bench.rows.restart(Position(0, 0, int(whole.offsets[pack])))
+        assert bench.planned(0).offsets.tolist() == whole.offsets.tolist()
+
+
+def test_requests_hold_what_a_worker_needs() -> None:
+    bench = Bench(SINGLE)
+    bench.rows.epoch(2)
+    (packs, _), *_ = bench.executor.asked
+    bench.executor.answer()
+    bench.rows.epoch(2)
+    (order, _), *_ = bench.executor.asked
+
+    assert isinstance(packs, PackRows)
+    assert (packs.method, packs.seed, packs.epoch) == ("keyed", 3, 2)
+    assert isinstance(order, OrderPacks)
+    assert (order.world_size, order.accumulation, order.seed, order.epoch) == (2, 1, 3, 2)

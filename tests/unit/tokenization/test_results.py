@@ -1,0 +1,96 @@
+"""What a function returns for a row, read as a sample: one reading for plain functions and for XTuner's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncdata import DataLoader
+from asyncdata.tokenization.base import FunctionTokenizer
+from asyncdata.tokenization.results import read_result, read_xtuner_result
+from tests.unit.tokenization import faults, run, token_ids, values
+
+READERS = [read_result, read_xtuner_result]
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Tokens, and labels that are the token or -100."""
+    tokens = draw(st.lists(st.integers(0, 2**31 - 1), max_size=12))
+    return tokens, [token if draw(st.booleans()) else -100 for token in tokens]
+
+
+def labels_of(tokens: list[int], spans: list[list[int]]) -> list[int]:
+    labels = [-100] * len(tokens)
+    for start, stop in spans:
+        labels[start:stop] = tokens[start:stop]
+    return labels
+
+
+@pytest.mark.parametrize("read", READERS)
+@given(sample=samples(), as_array=st.booleans(), name=st.sampled_from(["input_ids", "tokens"]))
+def test_labels_are_kept_exactly(read: Any, sample: Any, as_array: bool, name: str) -> None:
+    tokens, labels = (np.array(each, np.int64) if as_array else each for each in sample)
+
+    chunk = run(FunctionTokenizer(lambda row: {name: tokens, "labels": labels}, read), [{}])
+
+    assert token_ids(chunk) == [sample[0]]
+    assert labels_of(sample[0], values(chunk, "spans")[0]) == sample[1]
+    assert values(chunk, "extra") == [None]
+
+
+def test_a_sample_of_a_plain_function_has_labels(jsonl_file: Any) -> None:
+    def answer_only(row: dict[str, Any]) -> dict[str, Any]:
+        return {"tokens": [5, 6, 7], "labels": [-100, 6, 7], "kind": "x"}
+
+    with DataLoader(str(jsonl_file([{"a": 1}])), tokenize_fn=answer_only, num_workers=0) as loader:
+        (sample,) = loader.get_next_batch(1)
+
+    assert sample.labels is not None
+    assert (sample.tokens.tolist(), sample.labels.tolist()) == ([5, 6, 7], [-100, 6, 7])
+    assert sample.extra == {"kind": "x"}
+
+
+def test_without_labels_a_plain_functions_sample_has_none_and_of_xtuners_all_is_trained() -> None:
+    plain, xtuner = (run(FunctionTokenizer(lambda row: {"input_ids": [5, 6]}, read), [{}]) for read in READERS)
+    unlabelled = run(FunctionTokenizer(lambda row: {"input_ids": [5, 6], "labels": None}), [{}])
+
+    assert values(plain, "spans") == values(unlabelled, "spans") == [None]
+    assert values(xtuner, "spans") == [[[0, 2]]]
+
+
+def test_input_ids_go_before_tokens() -> None:
+    chunk = run(FunctionTokenizer(lambda row: {"input_ids": [1], "tokens": ["a"]}), [{}])
+
+    assert (token_ids(chunk), values(chunk, "extra")) == ([[1]], [{"tokens": ["a"]}])
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        ([5, 6], "2 labels for 3 tokens"),
+        ([-100, 6, 9], "labels[2] is 9, and the token 7; a label must be the token itself where it is trained"),
+        ([1, 0, 0], "labels[0] is 1, and the token 5"),
+        ([6, 7, -100], "the labels are shifted: each is the next token; return them unshifted, collators shift them"),
+        ([-100, 7, -100], "the labels are shifted"),
+        ("abc", "str; need a list of labels"),
+        (5, "int; need a list of labels"),
+        ([[5], [6], [7]], "labels[0] is [5], and the token 5"),
+    ],
+)
+def test_labels_that_are_none_make_a_bad_row_that_says_how_they_should_be(read: Any, labels: Any, reason: str) -> None:
+    chunk = run(FunctionTokenizer(lambda row: {"input_ids": [5, 6, 7], "labels": labels}, read), [{}])
+
+    assert faults(chunk) == [(0, "AD425")]
+    assert reason in chunk.errors[0].reason
+
+
+def test_a_label_of_one_token_is_not_taken_for_a_shifted_one() -> None:
+    chunk = run(FunctionTokenizer(lambda row: {"input_ids": [5], "labels": [4]}), [{}])
+
+    assert "labels[0] is 4, and the token 5" in chunk.errors[0].reason
