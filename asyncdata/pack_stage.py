@@ -14,7 +14,7 @@ from bisect import bisect_right
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.errors import SnapshotError
+from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.pack_state import Mark, Now, PackedSample, Window
 from asyncdata.packing.base import PackState
 from asyncdata.types import Position
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from asyncdata.pack_rules import PackRules
     from asyncdata.pack_state import RestartPoint
     from asyncdata.packing.base import Counts, Pack, Place
-    from asyncdata.types import Sample
+    from asyncdata.types import Sample, SourceLocation
 
 __all__ = ("PackStage",)
 
@@ -147,15 +147,25 @@ class PackStage:
         _require_all(now.missing)
         return self._with_fresh(now, references[num_known:], samples[num_known:])
 
-    @staticmethod
-    def _with_missing(now: Now, known: dict[Place, Sample]) -> Now:
+    def _with_missing(self, now: Now, known: dict[Place, Sample]) -> Now:
         """The samples that waited before a restart come again."""
         found = {place: sample for place, sample in known.items() if place in now.missing}
         if not found:
             return now
 
+        for place, sample in found.items():
+            self._check_length(place, len(sample.tokens), now.missing[place])
         now.samples.update(found)
-        return now._replace(missing=now.missing - found.keys(), num_kept=now.num_kept + len(found))
+        missing = {place: stop for place, stop in now.missing.items() if place not in found}
+        return now._replace(missing=missing, num_kept=now.num_kept + len(found))
+
+    def _check_length(self, place: Place, num_tokens: int, stop: int) -> None:
+        packing = self.rules.packing
+        if num_tokens < stop or (not packing.cuts and min(num_tokens, packing.max_length) != stop):
+            raise SnapshotError(
+                f"AD604 the sample at {Position(*place)} waited to be packed when the snapshot was taken, and has "
+                f"{num_tokens} tokens now, not {stop} as then. A tokenize function must give the same each time"
+            )
 
     @staticmethod
     def _with_point(now: Now, first: Place) -> Now:
@@ -167,7 +177,13 @@ class PackStage:
     def _with_fresh(self, now: Now, references: tuple[Place, ...], fresh: tuple[Sample, ...]) -> Now:
         lengths = [len(sample.tokens) for sample in fresh]
         packer = now.packer.copy()
-        packs = packer.extend(lengths, references)
+        try:
+            packs = packer.extend(lengths, references)
+        except ConfigError as error:
+            longest = fresh[lengths.index(max(lengths))].source
+            where = "" if longest is None else f": {_row(longest)}"
+            raise ConfigError(f"{error}{where}") from None
+
         keeps = self.rules.packing.keeps
         kept = {
             place: sample for place, sample, length in zip(references, fresh, lengths, strict=True) if keeps(length)
@@ -218,7 +234,7 @@ class PackStage:
 
     def _pruned(self, now: Now) -> Now:
         """Without the samples that only other ranks need, and without points that no restart needs."""
-        needed = {*now.packer.references(), *now.missing}
+        needed = {*(piece[0] for piece in now.packer.waiting()), *now.missing}
         needed.update(piece[0] for pack in now.packs for piece in pack)
         ready = now.next_packs(now.num_ready)
         # What fills no batch of all ranks may be dealt otherwise at an end.
@@ -319,7 +335,7 @@ class PackStage:
             samples={},
             num_gone=state.num_gone,
             tip=tip,
-            missing=frozenset(mark.references),
+            missing=mark.stops,
             epoch=state.epoch,
             num_packs=state.num_packs,
             epoch_packs=state.epoch_packs,
@@ -349,7 +365,16 @@ def _with_places(packer: dict[str, Any]) -> dict[str, Any]:
     return packer | {name: values for name, values in lists.items() if name in packer}
 
 
-def _require_all(missing: frozenset[Place]) -> None:
+def _row(source: SourceLocation) -> str:
+    line = source.line_number()
+    return (
+        f"row {source.row_number} of {source.path}"
+        if line is None
+        else (f"{source.path}:{line} (byte offset {source.byte_offset})")
+    )
+
+
+def _require_all(missing: dict[Place, int]) -> None:
     if missing:
         raise SnapshotError(
             f"AD604 the sample at {Position(*min(missing))} waited to be packed when the snapshot was taken, and "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata.ledger import Counters
@@ -47,7 +48,12 @@ class Mark(NamedTuple):
     @property
     def references(self) -> set[Place]:
         """The samples that were waiting."""
-        return {*self.packer.references(), *(piece[0] for pack in self.packs for piece in pack)}
+        return set(self.stops)
+
+    @property
+    def stops(self) -> dict[Place, int]:
+        """Behind which token the piece of each ends that was waiting."""
+        return {place: stop for place, _, stop in chain(self.packer.waiting(), *self.packs)}
 
 
 class Window(NamedTuple):
@@ -69,7 +75,7 @@ class Now(NamedTuple):
     :ivar num_stale: about how many of them no pack needs any more.
     :ivar points: the first sample of each push, and where D was read from to get it.
     :ivar tip: where D goes on; None: nobody has said.
-    :ivar missing: samples that waited before a restart and have not come again.
+    :ivar missing: samples that waited before a restart and have not come again, and where their pieces end.
     :ivar num_kept: samples that the packer took in.
     """
 
@@ -82,7 +88,7 @@ class Now(NamedTuple):
     num_gone: int = 0
     points: tuple[tuple[Place, RestartPoint], ...] = ()
     tip: RestartPoint | None = None
-    missing: frozenset[Place] = frozenset()
+    missing: dict[Place, int] = {}
     epoch: int = 0
     num_packs: int = 0
     epoch_packs: int = 0

@@ -61,8 +61,8 @@ class Packer(Protocol):
         """The packs of all that is still here: there are no more samples."""
         ...
 
-    def references(self) -> Iterable[Any]:
-        """Those of the samples that are not wholly packed."""
+    def waiting(self) -> Iterable[Piece]:
+        """What is in no pack yet, of samples that are not wholly packed."""
         ...
 
     def copy(self) -> Self:

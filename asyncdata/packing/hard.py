@@ -93,9 +93,9 @@ class HardPacker:
         self.counts.add("tail", tokens=num_tokens)
         return []
 
-    def references(self) -> Iterator[Any]:
-        """Those of the samples that are not wholly packed."""
-        return (piece[0] for piece in self._pack)
+    def waiting(self) -> Iterator[Piece]:
+        """What is in no pack yet."""
+        return iter(self._pack)
 
     def copy(self) -> HardPacker:
         """Another one in the same state."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from asyncdata.description import Description
-from asyncdata.packing.base import Counts, Pack, arrivals_of, restored
+from asyncdata.packing.base import Counts, Pack, Piece, arrivals_of, restored
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +60,7 @@ class SinglePacker:
         """Nothing is left."""
         return []
 
-    def references(self) -> Iterable[Any]:
+    def waiting(self) -> Iterable[Piece]:
         """None."""
         return ()
 

@@ -138,10 +138,9 @@ class SoftPacker:
             packs.append(self._close())
         return packs
 
-    def references(self) -> Iterator[Any]:
-        """Those of the samples that are not wholly packed."""
-        waiting = (piece for piece in self._pieces[self._head :] if piece is not None)
-        return (piece[0] for piece in chain(self._pack, waiting))
+    def waiting(self) -> Iterator[Piece]:
+        """What is in no pack yet."""
+        return chain(self._pack, (piece for piece in self._pieces[self._head :] if piece is not None))
 
     def copy(self) -> SoftPacker:
         """Another one in the same state."""

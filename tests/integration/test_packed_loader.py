@@ -221,6 +221,12 @@ def test_data_of_which_nothing_can_be_packed_is_an_error_and_no_endless_loop(tmp
         next(iter(loader))
 
 
+def test_a_sample_too_long_for_a_pack_is_named_by_its_line(tmp_path: Path) -> None:
+    path = written(tmp_path / "long.jsonl", [10, 20, 65, 30])
+    with make(path, shuffle=False) as loader, pytest.raises(ConfigError, match=r"AD450 .*long\.jsonl:3 \(byte offset "):
+        next(iter(loader))
+
+
 @pytest.mark.parametrize("across_epochs", [True, False])
 def test_packs_that_fill_no_batch_are_dropped_and_counted(path: Path, across_epochs: bool) -> None:
     packing = SoftPacking(max_length=64, window_samples=16, window_tokens=128, across_epochs=across_epochs)

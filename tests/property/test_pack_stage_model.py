@@ -60,6 +60,10 @@ class Fake:
     def __init__(self, position: Position, length: int) -> None:
         self.position = position
         self.tokens = range(length)
+        self.source = None
+
+    def detach(self) -> None:
+        """It has no chunk."""
 
 
 def stream(sizes: list[int]) -> list[Fake]:
@@ -266,6 +270,18 @@ def test_a_sample_that_waited_and_does_not_come_again_is_an_error() -> None:
     again.restore(state, point)
     with pytest.raises(SnapshotError, match="AD604 the sample at 0:0:2 waited to be packed"):
         again.push(stream([2, 2, -1, 3, 1]), point)  # type: ignore[arg-type]
+
+
+def test_a_sample_that_waited_and_comes_again_with_other_tokens_is_an_error() -> None:
+    run = Run(PackRules(packing=packing_of_two()), stream([2, 2, 3, 3, 1]))
+    run.push(3)
+    state, point = run.stage.state()
+    assert point is not None
+
+    again = PackStage(run.rules)
+    again.restore(state, point)
+    with pytest.raises(SnapshotError, match="AD604 the sample at 0:0:2 .* has 4 tokens now, not 3 as then"):
+        again.push(stream([2, 2, 4, 3, 1]), point)  # type: ignore[arg-type]
 
 
 def test_a_sample_that_cannot_be_packed_changes_nothing() -> None:
