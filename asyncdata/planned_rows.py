@@ -64,7 +64,10 @@ class PlannedRows:
         return self._dealt(position.epoch)
 
     def resume_dealt(self, position: Position, dealt: tuple[int, int] | None) -> None:
-        """A restart at ``position`` is about to come, from a snapshot that kept ``dealt``. Any thread may say so."""
+        """A restart at ``position`` is about to come, from a snapshot that kept ``dealt``; None: as the plan says.
+
+        Any thread may say so. A restart alone does not forget it, as the service's own beginning may come behind it.
+        """
         self._resumed = None if dealt is None else (position.epoch, Dealt(*dealt))
 
     def _dealt(self, epoch: int) -> Dealt:
