@@ -11,7 +11,7 @@ and a state may be taken at any instant and by any thread.
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.errors import ConfigError, SnapshotError
@@ -104,11 +104,6 @@ class PackStage:
         return self._now.num_kept
 
     @property
-    def is_replaying(self) -> bool:
-        """Whether samples that waited before a restart have not come again yet."""
-        return bool(self._now.missing)
-
-    @property
     def counts(self) -> Counts:
         """What was not packed."""
         return self._now.packer.counts
@@ -188,9 +183,8 @@ class PackStage:
         kept = {
             place: sample for place, sample, length in zip(references, fresh, lengths, strict=True) if keeps(length)
         }
-        now = now._replace(
-            packer=packer, last=references[-1], samples={**now.samples, **kept}, num_kept=now.num_kept + len(kept)
-        )
+        now.samples.update(kept)
+        now = now._replace(packer=packer, last=references[-1], num_kept=now.num_kept + len(kept))
         return self._with_packs(now, packs)
 
     def flush(self) -> None:
@@ -234,16 +228,16 @@ class PackStage:
 
     def _pruned(self, now: Now) -> Now:
         """Without the samples that only other ranks need, and without points that no restart needs."""
-        needed = {*(piece[0] for piece in now.packer.waiting()), *now.missing}
-        needed.update(piece[0] for pack in now.packs for piece in pack)
         ready = now.next_packs(now.num_ready)
         # What fills no batch of all ranks may be dealt otherwise at an end.
         num_dealt = len(ready) // self.rules.global_batch * self.rules.global_batch
         ready = ready[self.rules.rank : num_dealt : self.rules.world_size] + ready[num_dealt:]
-        needed.update(piece[0] for pack in ready for piece in pack)
+        own = {place for pack in ready for place, _, _ in pack}
+        waiting = {place for place, _, _ in chain(now.packer.waiting(), *now.packs)}
+        needed = own | waiting | now.missing.keys()
         samples = {place: sample for place, sample in now.samples.items() if place in needed}
         if self.rules.world_size > 1:  # or each would keep its chunk, with the samples of all the other ranks
-            for place in {piece[0] for pack in ready for piece in pack}:
+            for place in own:
                 samples[place].detach()
         return now._replace(samples=samples, points=now.points[max(0, now.needed_point - 1) :], num_stale=0)
 
@@ -367,11 +361,10 @@ def _with_places(packer: dict[str, Any]) -> dict[str, Any]:
 
 def _row(source: SourceLocation) -> str:
     line = source.line_number()
-    return (
-        f"row {source.row_number} of {source.path}"
-        if line is None
-        else (f"{source.path}:{line} (byte offset {source.byte_offset})")
-    )
+    if line is None:
+        return f"row {source.row_number} of {source.path}"
+
+    return f"{source.path}:{line} (byte offset {source.byte_offset})"
 
 
 def _require_all(missing: dict[Place, int]) -> None:

@@ -46,11 +46,6 @@ class Mark(NamedTuple):
     accumulation: int
 
     @property
-    def references(self) -> set[Place]:
-        """The samples that were waiting."""
-        return set(self.stops)
-
-    @property
     def stops(self) -> dict[Place, int]:
         """Behind which token the piece of each ends that was waiting."""
         return {place: stop for place, _, stop in chain(self.packer.waiting(), *self.packs)}
@@ -131,7 +126,7 @@ class Now(NamedTuple):
         """The number of the push from which on D is needed again; as many as there are: none is."""
         mark = self.first_mark
         firsts = [first for first, _ in self.points]
-        waiting = mark.references
+        waiting = mark.stops
         if waiting:
             return max(0, bisect_right(firsts, min(waiting)) - 1)
 
