@@ -115,11 +115,14 @@ class Channel:
 
     def room(self, taken: int) -> int:
         """Rows that may be entered now, when ``taken`` samples have been taken."""
-        num_ready = self.num_produced - taken
-        if self.is_stopped or (self.num_ready_bytes >= self.max_bytes and num_ready > self.demand):
+        if self.is_stopped or (self.num_ready_bytes >= self.max_bytes and self.num_produced - taken > self.demand):
             return 0
 
-        return max(0, max(self.capacity, self.demand) - self.num_rows_in_flight - num_ready)
+        return max(0, -self.excess(taken))
+
+    def excess(self, taken: int) -> int:
+        """Samples that are ready or in flight beyond what there is place for; below 0, the rows that may be entered."""
+        return self.num_rows_in_flight + self.num_produced - taken - max(self.capacity, self.demand)
 
     def enter(self, num_rows: int) -> Entry:
         """The next place in the order."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from itertools import repeat
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,11 +15,11 @@ import msgspec
 from asyncdata.bad_rows import bad_row_error
 from asyncdata.buffer import choose, first_in_first_out, validate_groups, without
 from asyncdata.channel import Channel, Failure, Run
-from asyncdata.delivery import BadRowStop, Delivery, Piece, advanced, deliver, dropped
+from asyncdata.delivery import BadRowStop, Delivery, advanced, deliver, dropped
 from asyncdata.errors import EndOfData, LoaderClosedError, TooManyBadRowsError
-from asyncdata.ledger import Counters, Lease, Ledger, Returned, lease_key
+from asyncdata.ledger import Lease, Ledger, Returned, lease_key
 from asyncdata.request import DeliveryRules, Request, State
-from asyncdata.types import Position, Sample
+from asyncdata.types import Lot, Position, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -63,6 +62,7 @@ class Coordinator:
         self._requests: deque[Request] = deque()
         self._closed = ""
         self._wanted_room = 0
+        self._room_from = 0  # before so many samples are taken, there is not the wanted room
         self._is_over_budget = False
 
     @property
@@ -70,7 +70,8 @@ class Coordinator:
         """What is delivered."""
         if self.failed:
             self.settle()
-        ledger, run, num_taken = self._state
+        state = self._state
+        ledger, run, num_taken = state.ledger, state.run, state.num_taken
         if run is None or num_taken == 0:
             return ledger
 
@@ -85,7 +86,7 @@ class Coordinator:
     def take_ready(self, num_groups: int, last_epoch: int | None = None) -> list[Sample] | None:
         """What :meth:`poll` would give, if that is the middle of a run of samples; the way of nearly every batch."""
         before = after = self._state
-        ledger, run, num_taken = before
+        ledger, run, num_taken = before.ledger, before.run, before.num_taken
         if run is None or ledger.buffer or self._requests or self._closed or self.failed or self.rules.commit_on_ack:
             return None
 
@@ -99,12 +100,13 @@ class Coordinator:
                 if last_epoch is not None and run.chunk.first.epoch > last_epoch:
                     return None
 
-                counters = ledger.counters
-                samples: list[Sample] = []
-                self._make_samples(Piece(run.chunk, start, stop, counters.num_groups + num_taken), counters, samples)
+                counters, size = ledger.counters, self.rules.samples_per_group
+                index, group_index = counters.num_samples + num_taken * size, counters.num_groups + num_taken
+                samples = Lot(run.chunk, start, stop, index, group_index, size).samples()
                 after = State(ledger, run, num_taken + num_groups)
                 self._state = after  # the commit: one assignment, which an interrupt finds done or not done
-                self._offer_room()
+                if self._wanted_room and ledger.taken + after.num_taken >= self._room_from:
+                    self._offer_room()
             return samples
         except BaseException:
             if after is not before and self._state is after:
@@ -171,8 +173,8 @@ class Coordinator:
         if delivery.is_last and self.rules.drop_last:
             delivery, request.chosen = dropped(delivery), []
         samples = [sample for item in request.chosen for sample in item.group]
-        for piece in delivery.pieces:
-            self._make_samples(piece, ledger.counters, samples)
+        for lot in delivery.lots:
+            samples += lot.samples()
         after = delivery.ledger
         if request.chosen or self.rules.commit_on_ack:
             after = self._settled(ledger, after, request.chosen, samples)
@@ -225,22 +227,6 @@ class Coordinator:
             self._quarantine(bad_row_error(bad))
         self._is_over_budget = True
         return TooManyBadRowsError(f"a bad row, after max_bad_rows={self.rules.max_bad_rows} of them: {error}")
-
-    def _make_samples(self, piece: Piece, before: Counters, samples: list[Sample]) -> None:
-        """The hot line of the library: one C call makes a batch; tokens and text stay packed until they are touched."""
-        size = self.rules.samples_per_group
-        chunk, start, stop, group = piece
-        num_groups = stop - start
-        index = before.num_samples + (group - before.num_groups) * size
-        if size == 1:
-            rows, groups = range(start, stop), range(group, group + num_groups)
-            samples.extend(map(Sample, repeat(chunk), rows, range(index, index + num_groups), groups))
-            return
-
-        for number in range(num_groups):
-            first = index + number * size
-            row, indices = repeat(start + number), range(first, first + size)
-            samples.extend(map(Sample, repeat(chunk), row, indices, repeat(group + number)))
 
     def _settled(self, before: Ledger, after: Ledger, chosen: list[Returned], samples: list[Sample]) -> Ledger:
         """The ledger without the groups served from the buffer, and with a lease on all that was served."""
@@ -346,6 +332,7 @@ class Coordinator:
             room = channel.room(self._num_taken)
             if room < min_rows and not (room and self._is_starving()):
                 self._wanted_room = min_rows
+                self._room_from = self._num_taken + channel.excess(self._num_taken) + min_rows
                 return None
 
             return channel.enter(min(max_rows, room))

@@ -13,7 +13,7 @@ import msgspec
 from asyncdata.channel import Bad, ChunkEnd, Done, Run
 from asyncdata.errors import NoSamplesError
 from asyncdata.ledger import Counters, Ledger
-from asyncdata.types import Position
+from asyncdata.types import Lot, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from asyncdata.channel import Segment
     from asyncdata.columns import Chunk
 
-__all__ = ("BadRowStop", "Delivery", "Piece", "advanced", "deliver", "dropped")
+__all__ = ("BadRowStop", "Delivery", "advanced", "deliver", "dropped")
 
 POISON_CODES = frozenset({"AD422", "AD423"})
 """Rows that hung or killed their worker. Whether they do so again is not certain, so a snapshot names them."""
@@ -39,25 +39,16 @@ class BadRowStop(Exception):  # noqa: N818 - flow between here and the coordinat
         self.passed = passed
 
 
-class Piece(NamedTuple):
-    """Samples ``[start, stop)`` of a chunk; the first makes group number ``group_index``."""
-
-    chunk: Chunk
-    start: int
-    stop: int
-    group_index: int
-
-
 class Delivery(NamedTuple):
     """Samples, and the ledger once they are delivered.
 
-    :ivar pieces: in order.
+    :ivar lots: in order.
     :ivar num_groups: how many samples of the stream that is.
     :ivar passed: bad rows that were passed over on the way.
     :ivar is_last: whether the stream ended (or the epoch, where asked to stop there) before all was found.
     """
 
-    pieces: list[Piece]
+    lots: list[Lot]
     num_groups: int
     ledger: Ledger
     passed: list[Bad]
@@ -116,7 +107,7 @@ class _Walk:
         self.need = need
         self.position = ledger.position
         self.head, self.offset, self.taken = ledger.head, ledger.offset, ledger.taken
-        self.pieces: list[Piece] = []
+        self.lots: list[Lot] = []
         self.passed: list[Bad] = []
         self._samples_per_group = samples_per_group
         self._bad_row_stops, self._max_bad_rows = bad_row_stops, max_bad_rows
@@ -156,7 +147,8 @@ class _Walk:
     def _run(self, run: Run) -> None:
         start = run.start + self.offset
         stop = min(run.stop, start + self.need)
-        self.pieces.append(Piece(run.chunk, start, stop, self._num_groups))
+        index, size = self._next_index(), self._samples_per_group
+        self.lots.append(Lot(run.chunk, start, stop, index, self._num_groups, size))
         self._move_to(run.chunk, run.chunk.row_of(stop - 1) + 1)
         self._num_tokens += run.chunk.num_tokens(start, stop)
         num_taken = stop - start
@@ -205,13 +197,17 @@ class _Walk:
             self._drops = {**self._drops, reason: self._drops.get(reason, 0) + number}
             self._epoch_drops = {**self._epoch_drops, reason: self._epoch_drops.get(reason, 0) + number}
 
+    def _next_index(self) -> int:
+        """The number of the next sample of the stream."""
+        before = self.ledger.counters
+        return before.num_samples + (self._num_groups - before.num_groups) * self._samples_per_group
+
     def result(self, *, is_last: bool = False) -> Delivery:
         """The delivery of what was walked."""
         before = self.ledger
         counters = Counters(
             num_groups=self._num_groups,
-            num_samples=before.counters.num_samples
-            + (self._num_groups - before.counters.num_groups) * self._samples_per_group,
+            num_samples=self._next_index(),
             num_tokens=self._num_tokens,
             num_bad_rows=before.counters.num_bad_rows + len(self.passed),
             drops=self._drops,
@@ -230,7 +226,7 @@ class _Walk:
             offset=self.offset,
             taken=self.taken,
         )
-        return Delivery(self.pieces, self.taken - before.taken, after, self.passed, is_last)
+        return Delivery(self.lots, self.taken - before.taken, after, self.passed, is_last)
 
 
 def _num_between(rows: Any, start: int, stop: int) -> int:
@@ -255,4 +251,4 @@ def dropped(delivery: Delivery) -> Delivery:
         drops = {**counters.drops, "drop_last": counters.drops.get("drop_last", 0) + number}
         counters = msgspec.structs.replace(counters, drops=drops)
     ledger = msgspec.structs.replace(delivery.ledger, counters=counters)
-    return delivery._replace(pieces=[], num_groups=0, ledger=ledger)
+    return delivery._replace(lots=[], num_groups=0, ledger=ledger)

@@ -43,7 +43,10 @@ __all__ = ("LoaderFace", "same")
 
 
 class LoaderFace:
-    """A loader, but for the calls that wait."""
+    """A loader, but for the calls that wait.
+
+    :ivar group_size: samples of a group.
+    """
 
     def __init__(
         self,
@@ -60,6 +63,8 @@ class LoaderFace:
         config = LoaderConfig.of(dict(knobs))
         self._engine = Engine(source, tokenize_fn, buffer_filter, config, packing, length_grouping)
         self._collate_fn = collate_fn or same
+        self.group_size = config.n_samples_per_prompt
+        self._loops_only = self._engine.packs or config.world_size > 1
         self._loop_lock = threading.RLock()
         self._is_epoch_named = False
         self._closed_because = ""
@@ -75,7 +80,8 @@ class LoaderFace:
         :raises InvalidGroupError: naming the first group that cannot be kept; none is added then.
         """
         self._check()
-        self._check_no_share("add_samples")
+        if self._loops_only:
+            self._refuse_call("add_samples")
         self._engine.coordinator.add_groups(groups)
 
     def ack(self, delivered: Iterable[Sample] | Iterable[Group] | None = None) -> None:
@@ -200,8 +206,9 @@ class LoaderFace:
         return Request(num_groups, last_epoch)
 
     def _num_groups(self, num_samples: int) -> int:
-        self._check_no_share("get_next_batch")
-        size = self._engine.config.n_samples_per_prompt
+        if self._loops_only:
+            self._refuse_call("get_next_batch")
+        size = self.group_size
         number = whole(num_samples)
         if number < 1 or number % size:
             raise ConfigError(
@@ -211,7 +218,8 @@ class LoaderFace:
         return number // size
 
     def _groups(self, num_groups: int) -> int:
-        self._check_no_share("get_samples")
+        if self._loops_only:
+            self._refuse_call("get_samples")
         number = whole(num_groups)
         if number < 0:
             raise ConfigError(f"AD440 num_groups must be a whole number from 0 on, got {num_groups!r}")
@@ -219,14 +227,12 @@ class LoaderFace:
         return number
 
     def _regroup(self, samples: list[Sample]) -> list[Group]:
-        size = self._engine.config.n_samples_per_prompt
+        size = self.group_size
         return [samples[first : first + size] for first in range(0, len(samples), size)]
 
-    def _check_no_share(self, what: str) -> None:
-        config = self._engine.config
-        if self._engine.packs or config.world_size > 1:
-            reason = "packs samples" if self._engine.packs else f"is one of world_size={config.world_size}"
-            raise ConfigError(f"this loader {reason}: its batches come from a `for` loop, not from {what}()")
+    def _refuse_call(self, what: str) -> None:
+        reason = "packs samples" if self._engine.packs else f"is one of world_size={self._engine.config.world_size}"
+        raise ConfigError(f"this loader {reason}: its batches come from a `for` loop, not from {what}()")
 
     # What a loop asks for.
 
@@ -269,11 +275,6 @@ class LoaderFace:
 
         size = config.batch_size // config.n_samples_per_prompt * config.world_size
         return Share(config.rank, config.world_size, size, config.rounds_up)
-
-    @property
-    def group_size(self) -> int:
-        """Samples of a group."""
-        return self._engine.config.n_samples_per_prompt
 
     def position(self) -> Position:
         """The place in D of the next sample of the stream."""

@@ -21,7 +21,7 @@ from asyncdata.sources.described import described
 from asyncdata.sources.stream import RowStream
 from asyncdata.tokenization.base import open_tokenize_fn
 from asyncdata.tokenization.resolved import resolved
-from asyncdata.types import Position, Sample, SourceLocation
+from asyncdata.types import Lot, Position, Sample, SourceLocation
 from asyncdata.window import SLACK_BYTES, ChunkOrigin, Window
 from asyncdata.wire import Job, Scan, Scanned, Tokenized
 
@@ -136,7 +136,7 @@ class OpenView:
             position=position,
             location=self.location(row),
             raw=self._witness.raw,
-            sample=Sample(chunk, 0) if chunk.num_samples else None,
+            sample=Lot(chunk, 0, 1, 0, 0, 1).samples()[0] if chunk.num_samples else None,
             dropped=next((drop.reason for drop in chunk.drops), ""),
             error=next(iter(chunk.errors), None),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,10 +29,10 @@ class DeliveryRules(msgspec.Struct, frozen=True, kw_only=True):
     commit_on_ack: bool = False
 
 
-class State(NamedTuple):
+class State(msgspec.Struct, frozen=True, gc=False, eq=False):
     """What is delivered: a ledger, and ``num_taken`` samples since from ``run``, the segment it points to.
 
-    So the next batch of a run costs one small tuple, and position and counters are worked out when somebody asks.
+    So the next batch of a run costs one small object, and position and counters are worked out when somebody asks.
     """
 
     ledger: Ledger
@@ -41,7 +41,7 @@ class State(NamedTuple):
 
     def without(self, samples: list[Sample], samples_per_group: int) -> State:
         """The state before ``samples`` were taken from the run; this one if others were taken since."""
-        ledger, run, num_taken = self
+        ledger, run, num_taken = self.ledger, self.run, self.num_taken
         num_groups = len(samples) // samples_per_group
         if run is None or num_taken < num_groups:
             return self

@@ -100,7 +100,7 @@ class Service:
 
         :raises LoaderForkedError: if this is not the process that made the loader.
         """
-        if not self.is_here:
+        if os.getpid() != self._pid:
             raise LoaderForkedError(
                 f"AD503 the loader was made in process {self._pid} and is used in its forked child {os.getpid()}; its "
                 "thread and workers are not there. Make it after the fork."

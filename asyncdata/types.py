@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
@@ -13,7 +14,7 @@ from asyncdata.plain import from_builtins, to_builtins
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("Group", "Packed", "Position", "Sample", "SourceLocation", "Status", "Tokens")
+__all__ = ("Group", "Lot", "Packed", "Position", "Sample", "SourceLocation", "Status", "Tokens")
 
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -103,6 +104,29 @@ class Packed(Protocol):
         ...
 
 
+class Lot(msgspec.Struct, frozen=True, gc=False):
+    """Samples ``[start, stop)`` of a chunk, delivered at once, each as a group of ``group_size``.
+
+    :ivar index: number of the first in the run.
+    :ivar group_index: number of the first group.
+    """
+
+    chunk: Packed
+    start: int
+    stop: int
+    index: int
+    group_index: int
+    group_size: int
+
+    def samples(self) -> list[Sample]:
+        """The hot line of the library: one C call makes a batch; all they hold is worked out when it is touched."""
+        return list(map(Sample, repeat(self), range((self.stop - self.start) * self.group_size)))
+
+    def row(self, number: int) -> int:
+        """The chunk's number of the lot's sample ``number``."""
+        return self.start + number // self.group_size
+
+
 class _Lazy:
     """A field that still lies packed in the sample's chunk. msgspec cannot encode it, so it never leaks unseen."""
 
@@ -136,11 +160,11 @@ class Sample(msgspec.Struct, eq=False, gc=False):
     :ivar rollout_log_probs: one log-probability per response token.
     """
 
-    # The first four are given by position, in the one line that makes a batch: `AsyncDataLoader` spends its time there.
-    _chunk: Packed | None = None
-    _row: int = -1
-    index: int | None = None
-    group_index: int | None = None
+    # The first two are given by position, in the one line that makes a batch: `AsyncDataLoader` spends its time there.
+    _lot: Lot | None = None
+    _number: int = -1
+    index: int | None = _LAZY
+    group_index: int | None = _LAZY
     prompt: Any = _LAZY
     tokens: Tokens = _LAZY
     labels: Tokens | None = _LAZY
@@ -180,11 +204,11 @@ class Sample(msgspec.Struct, eq=False, gc=False):
 
     def detach(self) -> None:
         """Own everything and let go of the chunk, which keeps hundreds of neighbours in memory."""
-        if self._chunk is not None:
+        if self._lot is not None:
             for name in _LAZY_FIELDS:
                 getattr(self, name)
             self.tokens = self.tokens.copy()
-            self._chunk = None
+            self._lot = None
 
     def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Sample], tuple[dict[str, Any]]]:
         """Pickled and deep-copied by value: the chunk stays behind."""
@@ -199,16 +223,18 @@ Group = list[Sample]
 """The samples of one prompt, ``n_samples_per_prompt`` of them."""
 
 _FIELDS = Sample.__struct_fields__[2:]
-_LAZY_FIELDS: dict[str, tuple[Callable[[Packed, int], Any], Callable[[], Any]]] = {
-    # field: (how a chunk gives it, what it is in a sample made by hand)
-    "prompt": (lambda chunk, row: chunk.value("prompt", row), str),
-    "tokens": (lambda chunk, row: chunk.tokens_of(row), lambda: np.empty(0, np.int32)),
-    "labels": (lambda chunk, row: _labels(chunk, row), lambda: None),
-    "label": (lambda chunk, row: chunk.value("label", row), lambda: None),
-    "metadata": (lambda chunk, row: chunk.value("metadata", row) or {}, dict),
-    "extra": (lambda chunk, row: chunk.value("extra", row) or {}, dict),
-    "position": (lambda chunk, row: chunk.position(row), lambda: None),
-    "source": (lambda chunk, row: chunk.location(row), lambda: None),
+_LAZY_FIELDS: dict[str, tuple[Callable[[Lot, int], Any], Callable[[], Any]]] = {
+    # field: (how a lot gives it, what it is in a sample made by hand)
+    "index": (lambda lot, number: lot.index + number, lambda: None),
+    "group_index": (lambda lot, number: lot.group_index + number // lot.group_size, lambda: None),
+    "prompt": (lambda lot, number: lot.chunk.value("prompt", lot.row(number)), str),
+    "tokens": (lambda lot, number: lot.chunk.tokens_of(lot.row(number)), lambda: np.empty(0, np.int32)),
+    "labels": (lambda lot, number: _labels(lot.chunk, lot.row(number)), lambda: None),
+    "label": (lambda lot, number: lot.chunk.value("label", lot.row(number)), lambda: None),
+    "metadata": (lambda lot, number: lot.chunk.value("metadata", lot.row(number)) or {}, dict),
+    "extra": (lambda lot, number: lot.chunk.value("extra", lot.row(number)) or {}, dict),
+    "position": (lambda lot, number: lot.chunk.position(lot.row(number)), lambda: None),
+    "source": (lambda lot, number: lot.chunk.location(lot.row(number)), lambda: None),
 }
 
 
@@ -231,13 +257,13 @@ def _from_fields(fields: dict[str, Any]) -> Sample:
 def _lazy_property(name: str) -> property:
     """The Struct's own slot behind a property that fills it at the first look: a constructor stays a C call."""
     slot = Sample.__dict__[name]
-    from_chunk, by_hand = _LAZY_FIELDS[name]
+    from_lot, by_hand = _LAZY_FIELDS[name]
 
     def get(sample: Sample) -> Any:
         value = slot.__get__(sample)
         if value is _LAZY:
-            chunk = sample._chunk  # noqa: SLF001 - this is Sample's own code
-            value = by_hand() if chunk is None else from_chunk(chunk, sample._row)  # noqa: SLF001
+            lot = sample._lot  # noqa: SLF001 - this is Sample's own code
+            value = by_hand() if lot is None else from_lot(lot, sample._number)  # noqa: SLF001
             slot.__set__(sample, value)
         return value
 

@@ -11,7 +11,7 @@ import pytest
 from asyncdata.buffer import choose, first_in_first_out, validate_groups, without
 from asyncdata.errors import FilterError, InvalidGroupError
 from asyncdata.ledger import Returned
-from asyncdata.types import Group, Sample
+from asyncdata.types import Group, Lot, Sample
 from tests.support.chunks import chunk_of
 from tests.support.still_loader import made_by_hand
 
@@ -152,11 +152,11 @@ def test_a_group_enters_as_it_is_with_a_record_of_this_moment() -> None:
 def test_a_group_lets_go_of_its_chunk() -> None:
     """Or one long rollout would keep hundreds of its neighbours in memory."""
     chunk = chunk_of([1, 2], [3])
-    sample = Sample(chunk, 0, 0, 0)
+    sample = Lot(chunk, 0, 1, 0, 0, 1).samples()[0]
 
     validate_groups([[sample]], 1, [])
 
-    assert sample._chunk is None  # noqa: SLF001
+    assert sample._lot is None  # noqa: SLF001
     assert (sample.tokens.tolist(), str(sample.position)) == ([1, 2], "0:0:0")
 
 
@@ -214,9 +214,9 @@ def test_what_no_snapshot_can_hold_is_refused_with_its_place_and_a_way_out() -> 
 
 
 def test_a_group_refused_leaves_all_of_them_as_they_were() -> None:
-    sample = Sample(chunk_of([1, 2]), 0)
+    sample = Lot(chunk_of([1, 2]), 0, 1, 0, 0, 1).samples()[0]
 
     with pytest.raises(InvalidGroupError):
         validate_groups([[sample], [object()]], 1, [])
 
-    assert sample._chunk is not None  # noqa: SLF001
+    assert sample._lot is not None  # noqa: SLF001

@@ -30,7 +30,7 @@ def deliver_from(
 
 
 def taken(delivery: Delivery) -> list[int]:
-    return [int(chunk.tokens_of(i)[0]) for chunk, start, stop, _ in delivery.pieces for i in range(start, stop)]
+    return [int(lot.chunk.tokens_of(i)[0]) for lot in delivery.lots for i in range(lot.start, lot.stop)]
 
 
 # What is taken
@@ -42,7 +42,7 @@ def test_it_takes_exactly_what_is_asked_for() -> None:
     found = deliver_from(chunks, 4)
 
     assert taken(found) == [0, 1, 2, 3]
-    assert [piece.group_index for piece in found.pieces] == [0, 3]
+    assert [lot.group_index for lot in found.lots] == [0, 3]
     assert (found.num_groups, found.ledger.taken, found.is_last) == (4, 4, False)
     assert found.ledger.position == Position(0, 0, 4)
     assert found.ledger.offset == 1, "one sample of the second run is delivered"
@@ -62,7 +62,7 @@ def test_the_next_delivery_goes_on_where_this_one_ended() -> None:
 
     for num_groups in (1, 1, 3, 4):
         delivery = deliver(channel.segments(ledger.head), ledger, num_groups)
-        found.append((taken(delivery), delivery.pieces[0].group_index))
+        found.append((taken(delivery), delivery.lots[0].group_index))
         ledger = delivery.ledger
 
     assert found == [([0], 0), ([1], 1), ([2, 3, 4], 2), ([5, 6, 7, 8], 5)]
@@ -83,7 +83,7 @@ def test_nothing_is_changed() -> None:
 def test_to_ask_for_nothing_passes_what_nobody_gets() -> None:
     found = deliver_from([chunk_of("short", "short"), chunk_of(2, first=Position(0, 0, 2))], 0)
 
-    assert (found.pieces, found.num_groups, found.is_last) == ([], 0, False)
+    assert (found.lots, found.num_groups, found.is_last) == ([], 0, False)
     assert found.ledger.position == Position(0, 0, 2)
     assert found.ledger.counters.drops == {"short": 2}
 
@@ -166,7 +166,7 @@ def test_acknowledged_samples_are_counted_and_not_delivered() -> None:
     found = deliver_from(chunks, 1, acked=acked)
 
     assert taken(found) == [1]
-    assert found.pieces[0].group_index == 1
+    assert found.lots[0].group_index == 1
     counters = found.ledger.counters
     assert (counters.num_groups, counters.num_samples, counters.num_tokens, counters.epoch_groups) == (4, 4, 5, 4)
     assert counters.notes == {"seen": 2}
@@ -350,7 +350,7 @@ def test_dropping_a_short_batch_counts_it_and_keeps_its_numbers_taken() -> None:
 
     found = dropped(short)
 
-    assert (found.pieces, found.num_groups) == ([], 0)
+    assert (found.lots, found.num_groups) == ([], 0)
     assert found.ledger.counters.drops == {"drop_last": 4}
     assert found.ledger.counters.num_groups == 3
     assert found.ledger.position == Position(1, 0, 0)

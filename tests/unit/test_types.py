@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asyncdata.types import Position, Sample, SourceLocation, Status
+from asyncdata.types import Lot, Position, Sample, SourceLocation, Status
 
 LAZY = ("prompt", "tokens", "label", "metadata", "extra", "position", "source")
 VALUES = {"prompt": "hello", "label": [1], "metadata": {"a": [1]}, "extra": None, "spans": [[0, 1], [2, 3]]}
@@ -48,6 +48,11 @@ class Neighbours:
         return LOCATION
 
 
+def made_of(chunk: Neighbours, row: int, index: int = 0, group_index: int = 0) -> Sample:
+    """The chunk's sample ``row``, as a loader makes it."""
+    return Lot(chunk, row, row + 1, index, group_index, 1).samples()[0]
+
+
 @pytest.fixture
 def chunk() -> Neighbours:
     return Neighbours()
@@ -56,7 +61,7 @@ def chunk() -> Neighbours:
 @pytest.fixture
 def sample(chunk: Neighbours) -> Sample:
     """As a loader makes it."""
-    return Sample(chunk, 4, 10, 5)
+    return made_of(chunk, 4, 10, 5)
 
 
 # Positions.
@@ -136,7 +141,7 @@ def test_fields_are_those_of_the_samples_row(sample):
 
 
 def test_labels_are_the_tokens_where_the_samples_spans_say_so_and_its_own(chunk):
-    one, other = Sample(chunk, 4), Sample(chunk, 4)
+    one, other = made_of(chunk, 4), made_of(chunk, 4)
 
     assert one.labels.tolist() == [4, -100, 6]
     assert one.labels.dtype == np.int32
@@ -149,7 +154,7 @@ def test_labels_are_the_tokens_where_the_samples_spans_say_so_and_its_own(chunk)
 def test_a_sample_whose_chunk_has_no_spans_has_no_labels(chunk, monkeypatch):
     monkeypatch.setitem(VALUES, "spans", None)
 
-    assert Sample(chunk, 4).labels is None
+    assert made_of(chunk, 4).labels is None
     assert Sample().labels is None
 
 
@@ -161,7 +166,7 @@ def test_labels_outlive_the_chunk(sample, chunk):
 
 
 def test_what_is_changed_in_one_sample_of_a_group_is_not_in_the_others(chunk):
-    one, other = Sample(chunk, 0), Sample(chunk, 0)
+    one, other = made_of(chunk, 0), made_of(chunk, 0)
     one.metadata["a"].append(2)
     one.extra["mine"] = True
     one.label.append("x")
@@ -195,7 +200,7 @@ def test_a_misspelt_field_is_refused():
 
 
 def test_samples_are_equal_only_to_themselves(chunk):
-    one, other = Sample(chunk, 0, 1, 1), Sample(chunk, 0, 1, 1)
+    one, other = made_of(chunk, 0, 1, 1), made_of(chunk, 0, 1, 1)
 
     assert one == one
     assert one != other
@@ -241,7 +246,7 @@ def test_detaching_again_changes_nothing(sample):
 def test_a_chunk_is_freed_when_its_samples_are_detached():
     chunk = Neighbours()
     gone = weakref.ref(chunk)
-    sample = Sample(chunk, 0)
+    sample = made_of(chunk, 0)
     del chunk
 
     assert gone() is not None
@@ -269,7 +274,7 @@ def test_a_clone_has_every_value_and_no_chunk(sample, chunk, clone):
 
 
 def test_a_group_is_pickled_with_its_order(chunk):
-    group = [Sample(chunk, 0, number, 0) for number in range(4)]
+    group = Lot(chunk, 0, 1, 0, 0, 4).samples()
 
     assert [found.index for found in by_pickle(group)] == [0, 1, 2, 3]
 
