@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from asyncdata.errors import AsyncDataError
     from asyncdata.executors.base import Executor
     from asyncdata.sources.base import Blocks
-    from asyncdata.wire import Reply
+    from asyncdata.wire import Data, Reply
 
 __all__ = ("Canaries",)
 
@@ -139,7 +139,7 @@ def _digests(num_rows: int, reply: Tokenized) -> list[str]:
     """A digest of each row's tokens; a row that yields no sample has the digest of none."""
     kept = np.frombuffer(reply.kept, np.int32).tolist() if reply.kept else range(num_rows)
     ends = np.frombuffer(reply.token_ends, np.uint32).tolist()
-    tokens = [b""] * num_rows
+    tokens: list[Data] = [b""] * num_rows
     for row, start, end in zip(kept, [0, *ends], ends, strict=False):
         tokens[row] = reply.tokens[4 * start : 4 * end]
     return [hashlib.blake2b(data, digest_size=8).hexdigest() for data in tokens]

@@ -12,7 +12,7 @@ from asyncdata.types import Position, SourceLocation, Tokens
 from asyncdata.wire import Column, RowError
 
 if TYPE_CHECKING:
-    from asyncdata.wire import Tokenized
+    from asyncdata.wire import Data, Tokenized
 
 __all__ = ("Chunk", "Drop", "Note", "Origin")
 
@@ -88,7 +88,9 @@ class Chunk:
         self.drops = [Drop(reason, np.frombuffer(rows, np.int32)) for reason, rows in reply.drops.items()]
         self.notes = [Note(name, np.frombuffer(rows, np.int32)) for name, rows in reply.notes.items()]
         self._origin = origin
-        self._tokens: Tokens = np.frombuffer(reply.tokens, np.int32)
+        # Aligned, as users' code may rely on it. The tokens of a large reply are: no copy.
+        self._tokens: Tokens = np.require(np.frombuffer(reply.tokens, np.int32), requirements="A")
+        self._tokens.flags.writeable = False
         self._token_ends = np.frombuffer(reply.token_ends, np.uint32)
         self._kept = np.frombuffer(reply.kept, np.int32) if reply.kept else None
         self._columns = {
@@ -146,11 +148,11 @@ class Chunk:
         return self._origin.key(row)
 
 
-def _decode(raw: bytes) -> Any:
+def _decode(raw: bytes | memoryview) -> Any:
     try:
         return msgspec.json.decode(raw)
     except msgspec.DecodeError:  # NaN and lone surrogates, which the reader accepts as slime's does
-        return json.loads(raw)
+        return json.loads(bytes(raw))
 
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
@@ -202,9 +204,9 @@ def _without(reply: Tokenized, kept: Any, lengths: Any, expected: Int32, is_wron
     )
 
 
-def _outside(rows_by_name: dict[str, bytes], is_wrong: Bools) -> dict[str, bytes]:
+def _outside(rows_by_name: dict[str, Data], is_wrong: Bools) -> dict[str, Data]:
     """Each one's rows that are not wrong, where there are any."""
-    left = {}
+    left: dict[str, Data] = {}
     for name, data in rows_by_name.items():
         rows = np.frombuffer(data, np.int32)
         left[name] = rows[~is_wrong[rows]].tobytes()
@@ -222,7 +224,7 @@ def _other_tokens(num_tokens: int, num_expected: int) -> str:
     )
 
 
-def _filled(ends: bytes, kept: Any, num_rows: int) -> bytes:
+def _filled(ends: Data, kept: Any, num_rows: int) -> bytes:
     """Where each row's value stops, if those that are not kept have none."""
     sizes = np.zeros(num_rows, np.int64)
     sizes[kept] = np.diff(np.frombuffer(ends, np.uint32), prepend=np.uint32(0))

@@ -7,7 +7,7 @@ without it. Packed integers are in native byte order: both ends are on one machi
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,6 +17,7 @@ __all__ = (
     "NO_SLOT",
     "Block",
     "Column",
+    "Data",
     "Failed",
     "FileRef",
     "Index",
@@ -44,6 +45,11 @@ __all__ = (
     "encode",
     "frame",
 )
+
+if TYPE_CHECKING:
+    Data = bytes | memoryview
+else:
+    Data = memoryview  # what is decoded is a view of the frame: no byte of a sample is copied
 
 HEADER = struct.Struct("<IQ")  # body length in bytes, request id
 MAX_FRAME_BYTES = 1 << 30
@@ -218,8 +224,8 @@ class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Column(msgspec.Struct, frozen=True, array_like=True):
     """One JSON value per kept row: ``data`` holds them end to end, ``ends`` (uint32) where each stops."""
 
-    data: bytes
-    ends: bytes
+    data: Data
+    ends: Data
 
 
 class RowError(msgspec.Struct, frozen=True, array_like=True):
@@ -241,15 +247,15 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     or, by the request's ``expected``, in none of them. ``notes`` is of kept rows, as ``drops``: what is to be counted.
     """
 
-    tokens: bytes
-    token_ends: bytes
-    kept: bytes
+    tokens: Data
+    token_ends: Data
+    kept: Data
     columns: dict[str, Column]
-    drops: dict[str, bytes]
+    drops: dict[str, Data]
     errors: list[RowError]
     busy_s: float
-    expected: bytes = b""
-    notes: dict[str, bytes] = {}
+    expected: Data = b""
+    notes: dict[str, Data] = {}
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -303,13 +309,16 @@ class Packed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Packed | Failed
 
-encode = msgspec.msgpack.Encoder().encode
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
 decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 decode_job = msgspec.msgpack.Decoder(Job).decode
 
 
-def frame(request_id: int, message: Job | Request | Reply) -> bytes:
+def frame(request_id: int, message: Job | Request | Reply) -> bytearray:
     """``message`` with its header, ready to be sent."""
-    body = encode(message)
-    return HEADER.pack(len(body), request_id) + body
+    data = bytearray(HEADER.size)
+    _encoder.encode_into(message, data, HEADER.size)
+    HEADER.pack_into(data, 0, len(data) - HEADER.size, request_id)
+    return data

@@ -10,13 +10,14 @@ import socket
 import struct
 
 import anyio
+import numpy as np
 
 from asyncdata.errors import WorkerError
 from asyncdata.wire import HEADER, MAX_FRAME_BYTES
 
 __all__ = ("Connection",)
 
-_BUFFER_BYTES = 256 * 1024
+_SCRATCH_BYTES = 16 * 1024
 _STALLED = struct.pack("ll", 0, 20_000)  # 20 ms: a worker stopped in the middle of a frame must not stop the loop
 
 
@@ -26,17 +27,20 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _STALLED)
         self._sock = sock
-        self._buffer = bytearray(_BUFFER_BYTES)
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))  # headers, and what comes with them
         self._start = self._end = 0
+        self._request_id = 0
+        self._body: memoryview | None = None
+        self._num_read = 0
 
-    async def send_first(self, data: bytes) -> None:
+    async def send_first(self, data: bytes | bytearray) -> None:
         """Send ``data``, however long, to a worker that may still be starting."""
         view = memoryview(data)
         while view:
             await anyio.wait_writable(self._sock)
             view = view[self._sock.send(view, socket.MSG_DONTWAIT) :]
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | bytearray) -> None:
         """Send a request.
 
         :raises OSError: if the worker is gone, or its socket full against all expectation.
@@ -44,68 +48,61 @@ class Connection:
         if self._sock.send(data, socket.MSG_DONTWAIT) != len(data):
             raise BrokenPipeError("a worker's socket took only a part of a request")
 
-    async def receive(self) -> tuple[int, bytes]:
-        """The next frame: its request id and body.
+    async def receive(self) -> tuple[int, memoryview]:
+        """The next frame: its request id and body, which is the caller's own and read-only.
 
         :raises EOFError: if the worker is gone.
         """
-        while (found := self._next()) is None:
+        while (body := self._whole_body()) is None:
             await anyio.wait_readable(self._sock)
             self._read()
-        return found
+        self._body = None
+        return self._request_id, body.toreadonly()
 
-    def _next(self) -> tuple[int, bytes] | None:
-        if self._missing():
+    def _whole_body(self) -> memoryview | None:
+        """The body that is being read, if it is all there. What is in the scratch buffer goes to it."""
+        if self._body is None and self._end - self._start >= HEADER.size:
+            self._begin_body()
+        if self._body is None:
             return None
 
-        length, request_id = HEADER.unpack_from(self._buffer, self._start)
-        begin = self._start + HEADER.size
-        body = bytes(memoryview(self._buffer)[begin : begin + length])
-        self._start = begin + length
-        if self._start == self._end:
-            self._start = self._end = 0
-        return request_id, body
+        num_bytes = min(self._end - self._start, len(self._body) - self._num_read)
+        self._body[self._num_read : self._num_read + num_bytes] = self._scratch[self._start : self._start + num_bytes]
+        self._num_read += num_bytes
+        self._start += num_bytes
+        return self._body if self._num_read == len(self._body) else None
 
-    def _missing(self) -> int:
-        """Bytes that the first frame in the buffer lacks, as far as is known."""
-        have = self._end - self._start
-        if have < HEADER.size:
-            return HEADER.size - have
-
-        length = int(HEADER.unpack_from(self._buffer, self._start)[0])
+    def _begin_body(self) -> None:
+        length, self._request_id = HEADER.unpack_from(self._scratch, self._start)
         if length > MAX_FRAME_BYTES:
             raise WorkerError(f"a worker announced a reply of {length} bytes; it is out of step")
 
-        return max(0, HEADER.size + length - have)
+        self._start += HEADER.size
+        # Memory of its own for each: what is decoded from it are views, so that no byte is copied again. By numpy, as
+        # that does not fill it with zeros first.
+        self._body, self._num_read = np.empty(length, np.uint8).data, 0
 
     def _read(self) -> None:
-        self._make_room()
-        self._receive(len(self._buffer) - self._end, 0)
-        if missing := self._missing():
-            self._make_room(missing)
-            self._receive(missing, socket.MSG_WAITALL)
+        self._scratch[: self._end - self._start] = self._scratch[self._start : self._end]
+        self._start, self._end = 0, self._end - self._start
+        if self._body is None:
+            self._end += self._receive(self._scratch[self._end :], 0)
+            self._whole_body()
+        if self._body is not None and self._num_read < len(self._body):
+            self._num_read += self._receive(self._body[self._num_read :], socket.MSG_WAITALL)
 
-    def _receive(self, num_bytes: int, flags: int) -> None:
+    def _receive(self, into: memoryview, flags: int) -> int:
         try:
-            received = self._sock.recv_into(memoryview(self._buffer)[self._end :], num_bytes, flags)
+            received = self._sock.recv_into(into, 0, flags)
         except BlockingIOError:
-            return
+            return 0
         except ConnectionError as error:
             raise EOFError from error
 
         if received == 0:
             raise EOFError
 
-        self._end += received
-
-    def _make_room(self, num_bytes: int = _BUFFER_BYTES // 2) -> None:
-        if len(self._buffer) - self._end >= num_bytes:
-            return
-
-        rest = self._buffer[self._start : self._end]
-        self._buffer = bytearray(max(_BUFFER_BYTES, len(rest) + num_bytes))
-        self._buffer[: len(rest)] = rest
-        self._start, self._end = 0, len(rest)
+        return received
 
     def close(self) -> None:
         """Close the socket; the worker sees its end."""

@@ -119,7 +119,7 @@ class ProcessExecutor:
             finally:
                 self._workers = {}
 
-    async def _keep(self, spawner: Spawner, number: int, job: bytes) -> None:
+    async def _keep(self, spawner: Spawner, number: int, job: bytearray) -> None:
         """Worker ``number``, again and again."""
         num_starts = num_lives = 0
         while True:
@@ -138,7 +138,7 @@ class ProcessExecutor:
                 worker.process.kill()
                 worker.process.wait()
 
-    async def _converse(self, worker: _Worker, job: bytes) -> _Lost:
+    async def _converse(self, worker: _Worker, job: bytearray) -> _Lost:
         """Talk to the worker until it is lost."""
         async with anyio.create_task_group() as group:
             group.start_soon(worker.process.pump_output)
@@ -146,7 +146,7 @@ class ProcessExecutor:
             group.cancel_scope.cancel()
         return lost
 
-    async def _talk(self, worker: _Worker, job: bytes) -> _Lost:
+    async def _talk(self, worker: _Worker, job: bytearray) -> _Lost:
         try:
             await worker.process.connection.send_first(job)
             await self._await_ready(worker)
@@ -184,7 +184,7 @@ class ProcessExecutor:
         worker.seen_progress = worker.process.progress() if worker.calls else (0, 0)
         worker.patience.deadline = anyio.current_time() + self._row_timeout_s if worker.calls else math.inf
 
-    def _answer(self, worker: _Worker, request_id: int, body: bytes) -> None:
+    def _answer(self, worker: _Worker, request_id: int, body: memoryview) -> None:
         call = worker.calls.popleft() if worker.calls else None
         if call is None or call.request_id != request_id:
             raise WorkerError(f"a worker answered request {request_id} out of turn")

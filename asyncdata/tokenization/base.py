@@ -16,7 +16,7 @@ from asyncdata.errors import ConfigError
 from asyncdata.import_path import resolve_path
 from asyncdata.tokenization.results import read_result
 from asyncdata.tokenization.rows import RowFault, decode_object
-from asyncdata.wire import Column, RowError, Tokenized, TokenizeSpec
+from asyncdata.wire import Column, Data, RowError, Tokenized, TokenizeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -163,7 +163,7 @@ class ColumnWriter:
         )
 
 
-def _packed(rows_by_name: dict[str, array[int]]) -> dict[str, bytes]:
+def _packed(rows_by_name: dict[str, array[int]]) -> dict[str, Data]:
     """Each one's rows, rising."""
     return {name: array("i", sorted(rows)).tobytes() for name, rows in rows_by_name.items()}
 
