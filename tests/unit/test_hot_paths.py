@@ -1,0 +1,155 @@
+"""What the hot paths cost, counted and not timed: calls, bytes and copies, which are the same on every machine.
+
+A limit has a wide margin over what was counted when it was written; a guard that fails is a hot path that has grown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from asyncdata import DataLoader
+from asyncdata.columns import Chunk
+from asyncdata.coordinator import Coordinator
+from asyncdata.request import DeliveryRules
+from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.types import Position, Sample
+from asyncdata.wire import HEADER, Tokenized, decode_reply, frame
+from tests.support.chunks import Lines
+from tests.support.faults import until
+from tests.support.still_loader import StillLoader
+from tests.support.tokenize_fns import row_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from asyncdata.channel import Entry
+
+NUM_ROWS = 4000
+
+
+def num_calls(function: Callable[[], object]) -> int:
+    """Functions called in this thread, Python's and C's, until ``function`` returns."""
+    count = 0
+
+    def saw(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(saw)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def body_of(num_rows: int) -> memoryview:
+    """The body of a worker's frame with so many samples, each of its row's number and another token."""
+    out = ColumnWriter()
+    for row in range(num_rows):
+        out.keep(row, [row, 70_000], label=b"1", metadata=b'{"a":1}')
+    return memoryview(bytes(frame(1, out.finish(num_rows, 0.0)))[HEADER.size :])
+
+
+def reply_of(num_rows: int) -> Tokenized:
+    reply = decode_reply(body_of(num_rows))
+    assert isinstance(reply, Tokenized)
+    return reply
+
+
+@pytest.fixture
+def rows(jsonl_file: Callable[..., Path]) -> Path:
+    return jsonl_file({"id": number} for number in range(NUM_ROWS))
+
+
+def test_a_ready_batch_costs_as_many_calls_whatever_its_size(rows: Path) -> None:
+    with full_loader(rows) as loader:
+        few, many = (calls_of_a_ready_batch(partial(loader.get_next_batch, number)) for number in (2, 64))
+
+    assert few == many <= 20  # 14
+
+
+def test_a_ready_group_costs_no_calls_of_its_own(rows: Path) -> None:
+    with full_loader(rows, n_samples_per_prompt=8) as loader:
+        assert calls_of_a_ready_batch(partial(loader.get_samples, 32)) <= 25  # 17
+
+
+@contextlib.contextmanager
+def full_loader(path: Path, **knobs: Any) -> Iterator[DataLoader]:
+    """A loader with every row ready, and nothing to do besides."""
+    with DataLoader(str(path), tokenize_fn=row_id, num_workers=0, buffer_size=NUM_ROWS, epochs=1, **knobs) as loader:
+        loader.start()
+        until(lambda: loader.statistics().ready_samples == NUM_ROWS)
+        yield loader
+
+
+def calls_of_a_ready_batch(take: Callable[[], object]) -> int:
+    """The fewest of some: a batch that goes over the end of a chunk takes the long way."""
+    return min(num_calls(take) for _ in range(20))
+
+
+def test_a_sample_is_small_until_it_is_touched() -> None:
+    assert sys.getsizeof(Sample()) <= 8 * (len(Sample.__struct_fields__) + 4)
+
+
+def test_a_look_at_a_samples_tokens_costs_few_calls(rows: Path) -> None:
+    with StillLoader(rows, block_bytes=4096, capacity=100) as loader:
+        (sample,) = loader.take(1)
+
+        assert num_calls(lambda: sample.tokens) <= 8  # 5
+        assert num_calls(lambda: sample.tokens) <= 3
+
+
+def test_a_chunk_costs_as_many_calls_whatever_the_number_of_its_rows() -> None:
+    """The service's thread never walks the rows of a reply in Python."""
+    costs = []
+    for num_rows in (32, 512):
+        coordinator = Coordinator(DeliveryRules(capacity=1000, max_ready_bytes=1 << 30))
+        entry, reply = coordinator.reserve(coordinator.channel, num_rows, 1), reply_of(num_rows)
+        assert entry is not None
+
+        def arrive(entry: Entry = entry, reply: Any = reply, coordinator: Coordinator = coordinator) -> None:
+            chunk = Chunk(reply, Position(), entry.num_rows, Lines(), ends_epoch=False)
+            coordinator.fill(coordinator.channel, entry, chunk)
+
+        costs.append(num_calls(arrive))
+
+    assert costs[0] == costs[1] <= 70  # 46
+
+
+def test_a_request_costs_as_many_calls_whatever_the_number_of_its_rows(rows: Path) -> None:
+    with StillLoader(rows, block_bytes=1 << 14, window_blocks=8) as loader:
+        window = loader.producer._windows[0]  # noqa: SLF001
+        while not window.is_ready:
+            loader.work_on()
+        costs = [num_calls(lambda num_rows=num_rows: frame(1, window.request(0, num_rows))) for num_rows in (32, 512)]
+
+    assert costs[0] == costs[1] <= 30  # 19
+
+
+def test_tokens_are_views_of_the_frame_that_brought_them() -> None:
+    body = body_of(20_000)
+
+    chunk = Chunk(decode_reply(body), Position(), 20_000, Lines(), ends_epoch=False)
+
+    tokens = chunk.tokens_of(7)
+    assert tokens.tolist() == [7, 70_000]
+    assert np.shares_memory(tokens, np.frombuffer(body, np.uint8))
+    assert not tokens.flags.writeable
+
+
+@pytest.mark.parametrize("num_rows", range(1, 5))
+def test_tokens_are_aligned_wherever_they_lie_in_the_frame(num_rows: int) -> None:
+    tokens = Chunk(reply_of(num_rows), Position(), num_rows, Lines(), ends_epoch=False).tokens_of(num_rows - 1)
+
+    assert tokens.flags.aligned
+    assert not tokens.flags.writeable
+    assert tokens.tolist() == [num_rows - 1, 70_000]
