@@ -22,6 +22,8 @@ from asyncdata.log import get_logger
 from asyncdata.wire import Failed, Ready, decode_reply, frame
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncdata.executors.base import OnReply
     from asyncdata.wire import Job, Request
 
@@ -31,6 +33,7 @@ _log = get_logger(__name__)
 _WINDOW = 2
 """Requests a worker has at a time: one to work on, and one so that it need not wait for the next."""
 _MAX_STARTS = 3
+_MAX_WORKERS = 64
 
 
 class _Call:
@@ -66,24 +69,29 @@ class _Worker:
         self.busy_since = 0.0
         self.seen_progress = (0, 0)
         self.patience = anyio.CancelScope()
+        self.conversation = anyio.CancelScope()
 
 
 class ProcessExecutor:
     """A pool of worker processes.
 
-    :param num_workers: processes; each runs one request at a time.
+    :param num_workers: processes to start with; each runs one request at a time.
     :param row_timeout_s: a worker that makes no progress for so long is hung, and is killed. Progress is a reply, or,
         where the tokenize function runs row by row, a row.
+    :param max_workers: how many there can ever be; None for 64, or for ``num_workers`` where that is more.
     """
 
-    def __init__(self, num_workers: int, row_timeout_s: float = 60.0) -> None:
+    def __init__(self, num_workers: int, row_timeout_s: float = 60.0, max_workers: int | None = None) -> None:
+        self._max_workers = max(num_workers, max_workers or _MAX_WORKERS)
         self.num_workers = num_workers
         self.slots = Slots(NUM_SLOTS)
         self._row_timeout_s = row_timeout_s
         self._spawner: Spawner | None = None
-        self._born: list[WorkerProcess] = []
+        self._born: dict[int, WorkerProcess] = {}
         self._queue: deque[_Call] = deque()
         self._workers: dict[int, _Worker] = {}
+        self._kept: set[int] = set()
+        self._keep_one_more: Callable[[int], object] | None = None
         self._next_id = 1
         self._num_restarts = 0
         self._num_lost_in_a_row = 0
@@ -92,7 +100,7 @@ class ProcessExecutor:
         """As the protocol says. The calling thread must live as long as the workers shall: they die with it."""
         with contextlib.ExitStack() as failing:
             try:
-                spawner = failing.enter_context(Spawner(self.num_workers, slot_bytes, NUM_SLOTS))
+                spawner = failing.enter_context(Spawner(self._max_workers, slot_bytes, NUM_SLOTS))
             except OSError as error:
                 raise no_room(error) from error
 
@@ -100,7 +108,7 @@ class ProcessExecutor:
                 process = spawner.spawn(number)
                 failing.callback(process.wait)
                 failing.callback(process.kill)
-                self._born.append(process)
+                self._born[number] = process
             failing.pop_all()
         self._spawner = spawner
 
@@ -112,36 +120,65 @@ class ProcessExecutor:
         with self._spawner as spawner:
             try:
                 async with anyio.create_task_group() as group:
-                    for number in range(self.num_workers):
-                        group.start_soon(self._keep, spawner, number, frame(0, job))
+                    self._keep_one_more = lambda number: group.start_soon(self._keep, spawner, frame(0, job), number)
+                    self._grow_and_shrink()
             except BaseExceptionGroup as errors:
                 raise _first_worker_error(errors) from None
             finally:
-                self._workers = {}
+                self._workers, self._keep_one_more = {}, None
 
-    async def _keep(self, spawner: Spawner, number: int, job: bytes) -> None:
-        """Worker ``number``, again and again."""
-        num_starts = num_lives = 0
-        while True:
-            born = [process for process in self._born if process.number == number and num_lives == 0]
-            worker = _Worker(born[0] if born else spawner.spawn(number))
-            num_lives += 1
-            self._workers[number] = worker
+    def set_num_workers(self, num_workers: int) -> None:
+        """As the protocol says."""
+        self.num_workers = max(1, min(num_workers, self._max_workers))
+        self._grow_and_shrink()
+
+    def _grow_and_shrink(self) -> None:
+        """The workers with the highest numbers go."""
+        if self._keep_one_more is None:
+            return
+
+        for number in {*range(self.num_workers), *self._born} - self._kept:
+            self._kept.add(number)
+            self._keep_one_more(number)
+        for worker in self._workers.values():
+            self._dismiss_if_done(worker)
+        self._dispatch()
+
+    def _is_wanted(self, worker: _Worker) -> bool:
+        return worker.process.number < self.num_workers
+
+    def _dismiss_if_done(self, worker: _Worker) -> None:
+        if not self._is_wanted(worker) and not worker.calls:
+            worker.is_ready = False  # should it be wanted again this moment, it is too late
+            worker.conversation.cancel()
+
+    async def _keep(self, spawner: Spawner, job: bytes, number: int) -> None:
+        """Worker ``number``, again and again, for as long as it is wanted."""
+        num_starts = 0
+        while number < self.num_workers or number in self._born:
+            born = self._born.pop(number) if number in self._born else spawner.spawn(number)
+            worker = self._workers[number] = _Worker(born)
             try:
                 lost = await self._converse(worker, job)
-                num_starts = 0 if worker.is_ready else num_starts + 1
+                num_starts = 0 if worker.is_ready or lost is None else num_starts + 1
                 worker.is_ready = False  # or what is submitted from here on could go to the dead
                 await self._reap(worker)
-                self._check_health(worker, lost, num_starts)
-                self._recover(worker, lost)
+                if lost is not None:
+                    self._check_health(worker, lost, num_starts)
+                    self._recover(worker, lost)
             finally:
                 worker.process.kill()
                 worker.process.wait()
+        self._workers.pop(number, None)
+        self._kept.discard(number)
 
-    async def _converse(self, worker: _Worker, job: bytes) -> _Lost:
-        """Talk to the worker until it is lost."""
+    async def _converse(self, worker: _Worker, job: bytes) -> _Lost | None:
+        """Talk to the worker until it is lost; None if it was no longer wanted, and had nothing to do."""
+        lost = None
         async with anyio.create_task_group() as group:
+            worker.conversation = group.cancel_scope
             group.start_soon(worker.process.pump_output)
+            self._dismiss_if_done(worker)
             lost = await self._talk(worker, job)
             group.cancel_scope.cancel()
         return lost
@@ -193,6 +230,7 @@ class ProcessExecutor:
         self.slots.done(call.request.slot)
         self._dispatch()
         self._be_patient(worker)
+        self._dismiss_if_done(worker)
         if call.on_reply is not None:
             reply = decode_reply(body)
             if isinstance(reply, Ready):
@@ -207,7 +245,7 @@ class ProcessExecutor:
             await anyio.to_thread.run_sync(worker.process.wait)
 
     def _check_health(self, worker: _Worker, lost: _Lost, num_starts: int) -> None:
-        self._num_restarts += 1
+        self._num_restarts += self._is_wanted(worker)
         self._num_lost_in_a_row += 1
         how = worker.process.how_it_ended()
         _log.warning("worker.lost", worker=worker.process.number, pid=worker.process.pid, reason=lost.reason, how=how)
@@ -241,6 +279,7 @@ class ProcessExecutor:
             if call.on_reply is not None:
                 call.on_reply(outcome)
             self.slots.done(call.request.slot)  # not before: its rows may just have been asked for again
+        self._dispatch()
 
     def memory(self, slot: int) -> memoryview:
         """As the protocol says."""
@@ -258,12 +297,15 @@ class ProcessExecutor:
 
     def _dispatch(self) -> None:
         while self._queue:
-            ready = [worker for worker in self._workers.values() if worker.is_ready and len(worker.calls) < _WINDOW]
+            ready = [worker for worker in self._workers.values() if self._has_room(worker)]
             if not ready:
                 return
 
             worker = min(ready, key=lambda worker: len(worker.calls))
             self._send(worker, self._queue.popleft())
+
+    def _has_room(self, worker: _Worker) -> bool:
+        return worker.is_ready and len(worker.calls) < _WINDOW and self._is_wanted(worker)
 
     def _send(self, worker: _Worker, call: _Call) -> None:
         worker.calls.append(call)
@@ -283,7 +325,7 @@ class ProcessExecutor:
     @property
     def num_wanted(self) -> int:
         """As the protocol says."""
-        num_calls = sum(len(worker.calls) for worker in self._workers.values())
+        num_calls = sum(len(worker.calls) for worker in self._workers.values() if self._is_wanted(worker))
         return _WINDOW * self.num_workers - num_calls - len(self._queue)
 
     def statistics(self) -> ExecutorStatistics:

@@ -34,6 +34,12 @@ def surroundings(row: Row) -> dict[str, Any]:
     }
 
 
+def tells_who(row: Row) -> dict[str, Any]:
+    """Takes its time, and says which process it was."""
+    time.sleep(row.get("sleep_s", 0))
+    return {"input_ids": [row["id"]], "pid": os.getpid()}
+
+
 def echoes(row: Row) -> dict[str, Any]:
     """The prompt, as it came."""
     return {"input_ids": [row["id"]], "prompt": row["prompt"]}
