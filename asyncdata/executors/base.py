@@ -48,7 +48,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker is doing.
 
     :ivar state: ``starting``, ``idle`` or ``busy``.
-    :ivar pid: its process; None for a thread.
+    :ivar pid: its process; None for a thread, and for one that is still to be born.
     :ivar busy_s: seconds it has worked on its present request.
     :ivar num_rows_done: rows of it that are behind it, where the tokenize function runs row by row.
     """

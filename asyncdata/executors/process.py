@@ -1,7 +1,8 @@
-"""Worker processes of our own: spawned by exec, fed over socketpairs, replaced when they die or hang.
+"""Worker processes of our own: forked from a template, fed over socketpairs, replaced when they die or hang.
 
-Nothing is forked, pickled or imported as ``__main__``. A request is sent again, whole, when its worker is lost; when it
-has brought down two, it comes back as :class:`Crashed`, and the producer looks for the row that is to blame.
+Nothing is forked from this process, pickled, or imported as ``__main__``. A request is sent again, whole, when its
+worker is lost; when it has brought down two, it comes back as :class:`Crashed`, and the producer looks for the row that
+is to blame.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
-import anyio.to_thread
 
 from asyncdata.errors import WorkerError
 from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState
-from asyncdata.executors.spawn import Spawner, WorkerProcess, no_room
+from asyncdata.executors.births import Births
+from asyncdata.executors.spawn import Spawner, no_room
 from asyncdata.log import get_logger
 from asyncdata.wire import Failed, Ready, decode_reply, frame
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.executors.base import OnReply
+    from asyncdata.executors.offspring import WorkerProcess
     from asyncdata.wire import Job, Request
 
 __all__ = ("ProcessExecutor",)
@@ -66,6 +68,7 @@ class _Worker:
         self.process = process
         self.calls: deque[_Call] = deque()
         self.is_ready = False
+        self.is_dismissed = False
         self.busy_since = 0.0
         self.seen_progress = (0, 0)
         self.patience = anyio.CancelScope()
@@ -87,7 +90,7 @@ class ProcessExecutor:
         self.slots = Slots(NUM_SLOTS)
         self._row_timeout_s = row_timeout_s
         self._spawner: Spawner | None = None
-        self._born: dict[int, WorkerProcess] = {}
+        self._births: Births | None = None
         self._queue: deque[_Call] = deque()
         self._workers: dict[int, _Worker] = {}
         self._kept: set[int] = set()
@@ -104,28 +107,27 @@ class ProcessExecutor:
             except OSError as error:
                 raise no_room(error) from error
 
-            for number in range(self.num_workers):
-                process = spawner.spawn(number)
-                failing.callback(process.wait)
-                failing.callback(process.kill)
-                self._born[number] = process
+            self._births = Births(spawner)
             failing.pop_all()
         self._spawner = spawner
 
     async def run(self, job: Job) -> None:
         """As the protocol says; in the thread that has called :meth:`prepare`."""
-        if self._spawner is None:
+        if self._spawner is None or self._births is None:
             raise WorkerError("prepare() has not been called")
 
-        with self._spawner as spawner:
+        births = self._births
+        with self._spawner:
             try:
                 async with anyio.create_task_group() as group:
-                    self._keep_one_more = lambda number: group.start_soon(self._keep, spawner, frame(0, job), number)
+                    births.begin(group, frame(0, job))
+                    self._keep_one_more = lambda number: group.start_soon(self._keep, births, number)
                     self._grow_and_shrink()
             except BaseExceptionGroup as errors:
                 raise _first_worker_error(errors) from None
             finally:
-                self._workers, self._keep_one_more = {}, None
+                self._workers, self._kept, self._keep_one_more = {}, set(), None
+                births.close()
 
     def set_num_workers(self, num_workers: int) -> None:
         """As the protocol says."""
@@ -137,7 +139,7 @@ class ProcessExecutor:
         if self._keep_one_more is None:
             return
 
-        for number in {*range(self.num_workers), *self._born} - self._kept:
+        for number in sorted({*range(self.num_workers)} - self._kept):
             self._kept.add(number)
             self._keep_one_more(number)
         for worker in self._workers.values():
@@ -149,17 +151,16 @@ class ProcessExecutor:
 
     def _dismiss_if_done(self, worker: _Worker) -> None:
         if not self._is_wanted(worker) and not worker.calls:
-            worker.is_ready = False  # should it be wanted again this moment, it is too late
+            worker.is_dismissed = True  # should it be wanted again this moment, it is too late
             worker.conversation.cancel()
 
-    async def _keep(self, spawner: Spawner, job: bytes, number: int) -> None:
+    async def _keep(self, births: Births, number: int) -> None:
         """Worker ``number``, again and again, for as long as it is wanted."""
         num_starts = 0
-        while number < self.num_workers or number in self._born:
-            born = self._born.pop(number) if number in self._born else spawner.spawn(number)
-            worker = self._workers[number] = _Worker(born)
+        while number < self.num_workers:
+            worker = self._workers[number] = _Worker(await births.bear(number))
             try:
-                lost = await self._converse(worker, job)
+                lost = await self._converse(worker)
                 num_starts = 0 if worker.is_ready or lost is None else num_starts + 1
                 worker.is_ready = False  # or what is submitted from here on could go to the dead
                 await self._reap(worker)
@@ -169,23 +170,23 @@ class ProcessExecutor:
             finally:
                 worker.process.kill()
                 worker.process.wait()
-        self._workers.pop(number, None)
+            del self._workers[number]
         self._kept.discard(number)
 
-    async def _converse(self, worker: _Worker, job: bytes) -> _Lost | None:
+    async def _converse(self, worker: _Worker) -> _Lost | None:
         """Talk to the worker until it is lost; None if it was no longer wanted, and had nothing to do."""
         lost = None
         async with anyio.create_task_group() as group:
             worker.conversation = group.cancel_scope
             group.start_soon(worker.process.pump_output)
             self._dismiss_if_done(worker)
-            lost = await self._talk(worker, job)
+            lost = await self._talk(worker)
             group.cancel_scope.cancel()
         return lost
 
-    async def _talk(self, worker: _Worker, job: bytes) -> _Lost:
+    async def _talk(self, worker: _Worker) -> _Lost:
         try:
-            await worker.process.connection.send_first(job)
+            await worker.process.connection.send_first(worker.process.greeting)
             await self._await_ready(worker)
             while await self._answer_until_late(worker):
                 pass
@@ -242,7 +243,8 @@ class ProcessExecutor:
         """Make sure that it is gone: until then it could write into a slot that others use again."""
         worker.process.kill()
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(worker.process.wait)
+            await worker.process.life.ended()
+        await worker.process.life.ask_status()
 
     def _check_health(self, worker: _Worker, lost: _Lost, num_starts: int) -> None:
         self._num_restarts += self._is_wanted(worker)
@@ -259,8 +261,13 @@ class ProcessExecutor:
             )
 
     def _recover(self, worker: _Worker, lost: _Lost) -> None:
-        """Queue the lost worker's requests again, in front, less those that have brought down a second one."""
+        """Queue the lost worker's requests again, in front, less those that have brought down a second one.
+
+        A worker that went with its template, so that nobody saw how it ended, blames no request.
+        """
         culprit, row = worker.process.progress()
+        if lost.code == "AD423" and worker.process.life.status is None:
+            culprit = 0
         worker.process.clear_progress()
         reason = f"{lost.reason} ({worker.process.how_it_ended()})"
         crashed: list[tuple[_Call, Crashed]] = []
@@ -305,7 +312,8 @@ class ProcessExecutor:
             self._send(worker, self._queue.popleft())
 
     def _has_room(self, worker: _Worker) -> bool:
-        return worker.is_ready and len(worker.calls) < _WINDOW and self._is_wanted(worker)
+        is_here = worker.is_ready and not worker.is_dismissed and self._is_wanted(worker)
+        return is_here and len(worker.calls) < _WINDOW
 
     def _send(self, worker: _Worker, call: _Call) -> None:
         worker.calls.append(call)
@@ -330,11 +338,15 @@ class ProcessExecutor:
 
     def statistics(self) -> ExecutorStatistics:
         """As the protocol says."""
-        states = [_state_of(worker) for worker in list(self._workers.values())]
-        return ExecutorStatistics(workers=states, num_queued=len(self._queue), num_restarts=self._num_restarts)
+        states = [_state_of(self._workers.get(number)) for number in sorted(self._kept.copy())]
+        num_restarts = self._num_restarts + (self._births.num_lost if self._births is not None else 0)
+        return ExecutorStatistics(workers=states, num_queued=len(self._queue), num_restarts=num_restarts)
 
 
-def _state_of(worker: _Worker) -> WorkerState:
+def _state_of(worker: _Worker | None) -> WorkerState:
+    if worker is None:
+        return WorkerState(state="starting")
+
     if not worker.calls:
         return WorkerState(state="idle" if worker.is_ready else "starting", pid=worker.process.pid)
 
