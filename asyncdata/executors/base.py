@@ -48,7 +48,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker is doing.
 
     :ivar state: ``starting``, ``idle`` or ``busy``.
-    :ivar pid: its process; None for a thread.
+    :ivar pid: its process; None for a thread, and for one that is still to be born.
     :ivar busy_s: seconds it has worked on its present request.
     :ivar num_rows_done: rows of it that are behind it, where the tokenize function runs row by row.
     """
@@ -168,6 +168,10 @@ class Executor(Protocol):
         """Nobody wants the replies to earlier requests any more."""
         ...
 
+    def set_num_workers(self, num_workers: int) -> None:
+        """Grow or shrink the pool, to one worker at least. A worker that goes first finishes what it was asked."""
+        ...
+
     @property
     def num_wanted(self) -> int:
         """Requests that could be submitted now without waiting long for a worker."""
@@ -245,6 +249,9 @@ class InlineExecutor:
         self._generation += 1
         while self._queue:
             self.slots.done(self._queue.popleft()[0].slot)
+
+    def set_num_workers(self, num_workers: int) -> None:
+        """As the protocol says; there is one thread, whatever is asked."""
 
     @property
     def num_wanted(self) -> int:

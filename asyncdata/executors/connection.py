@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import socket
 import struct
+from typing import TYPE_CHECKING
 
 import anyio
 import numpy as np
 
 from asyncdata.errors import WorkerError
 from asyncdata.wire import HEADER, MAX_FRAME_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ("Connection",)
 
@@ -47,6 +51,14 @@ class Connection:
         """
         if self._sock.send(data, socket.MSG_DONTWAIT) != len(data):
             raise BrokenPipeError("a worker's socket took only a part of a request")
+
+    def send_with(self, data: bytes, fds: Sequence[int]) -> None:
+        """Send ``data`` and descriptors, which the other end gets as its own.
+
+        :raises OSError: as :meth:`send` does.
+        """
+        if socket.send_fds(self._sock, [data], fds, socket.MSG_DONTWAIT) != len(data):
+            raise BrokenPipeError("a template's socket took only a part of a command")
 
     async def receive(self) -> tuple[int, memoryview]:
         """The next frame: its request id and body, which is the caller's own and read-only.

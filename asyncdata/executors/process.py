@@ -1,7 +1,8 @@
-"""Worker processes of our own: spawned by exec, fed over socketpairs, replaced when they die or hang.
+"""Worker processes of our own: forked from a template, fed over socketpairs, replaced when they die or hang.
 
-Nothing is forked, pickled or imported as ``__main__``. A request is sent again, whole, when its worker is lost; when it
-has brought down two, it comes back as :class:`Crashed`, and the producer looks for the row that is to blame.
+Nothing is forked from this process, pickled, or imported as ``__main__``. A request is sent again, whole, when its
+worker is lost; when it has brought down two, it comes back as :class:`Crashed`, and the producer looks for the row that
+is to blame.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
-import anyio.to_thread
 
 from asyncdata.errors import WorkerError
 from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState
-from asyncdata.executors.spawn import Spawner, WorkerProcess, no_room
+from asyncdata.executors.births import Births
+from asyncdata.executors.spawn import Spawner, no_room
 from asyncdata.log import get_logger
 from asyncdata.wire import Failed, Ready, decode_reply, frame
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncdata.executors.base import OnReply
+    from asyncdata.executors.offspring import WorkerProcess
     from asyncdata.wire import Job, Request
 
 __all__ = ("ProcessExecutor",)
@@ -31,6 +35,7 @@ _log = get_logger(__name__)
 _WINDOW = 2
 """Requests a worker has at a time: one to work on, and one so that it need not wait for the next."""
 _MAX_STARTS = 3
+_MAX_WORKERS = 64
 
 
 class _Call:
@@ -63,27 +68,33 @@ class _Worker:
         self.process = process
         self.calls: deque[_Call] = deque()
         self.is_ready = False
+        self.is_dismissed = False
         self.busy_since = 0.0
         self.seen_progress = (0, 0)
         self.patience = anyio.CancelScope()
+        self.conversation = anyio.CancelScope()
 
 
 class ProcessExecutor:
     """A pool of worker processes.
 
-    :param num_workers: processes; each runs one request at a time.
+    :param num_workers: processes to start with; each runs one request at a time.
     :param row_timeout_s: a worker that makes no progress for so long is hung, and is killed. Progress is a reply, or,
         where the tokenize function runs row by row, a row.
+    :param max_workers: how many there can ever be; None for 64, or for ``num_workers`` where that is more.
     """
 
-    def __init__(self, num_workers: int, row_timeout_s: float = 60.0) -> None:
+    def __init__(self, num_workers: int, row_timeout_s: float = 60.0, max_workers: int | None = None) -> None:
+        self._max_workers = max(num_workers, max_workers or _MAX_WORKERS)
         self.num_workers = num_workers
         self.slots = Slots(NUM_SLOTS)
         self._row_timeout_s = row_timeout_s
         self._spawner: Spawner | None = None
-        self._born: list[WorkerProcess] = []
+        self._births: Births | None = None
         self._queue: deque[_Call] = deque()
         self._workers: dict[int, _Worker] = {}
+        self._kept: set[int] = set()
+        self._keep_one_more: Callable[[int], object] | None = None
         self._next_id = 1
         self._num_restarts = 0
         self._num_lost_in_a_row = 0
@@ -92,63 +103,90 @@ class ProcessExecutor:
         """As the protocol says. The calling thread must live as long as the workers shall: they die with it."""
         with contextlib.ExitStack() as failing:
             try:
-                spawner = failing.enter_context(Spawner(self.num_workers, slot_bytes, NUM_SLOTS))
+                spawner = failing.enter_context(Spawner(self._max_workers, slot_bytes, NUM_SLOTS))
             except OSError as error:
                 raise no_room(error) from error
 
-            for number in range(self.num_workers):
-                process = spawner.spawn(number)
-                failing.callback(process.wait)
-                failing.callback(process.kill)
-                self._born.append(process)
+            self._births = Births(spawner)
             failing.pop_all()
         self._spawner = spawner
 
     async def run(self, job: Job) -> None:
         """As the protocol says; in the thread that has called :meth:`prepare`."""
-        if self._spawner is None:
+        if self._spawner is None or self._births is None:
             raise WorkerError("prepare() has not been called")
 
-        with self._spawner as spawner:
+        births = self._births
+        with self._spawner:
             try:
                 async with anyio.create_task_group() as group:
-                    for number in range(self.num_workers):
-                        group.start_soon(self._keep, spawner, number, frame(0, job))
+                    births.begin(group, bytes(frame(0, job)))
+                    self._keep_one_more = lambda number: group.start_soon(self._keep, births, number)
+                    self._grow_and_shrink()
             except BaseExceptionGroup as errors:
                 raise _first_worker_error(errors) from None
             finally:
-                self._workers = {}
+                self._workers, self._kept, self._keep_one_more = {}, set(), None
+                births.close()
 
-    async def _keep(self, spawner: Spawner, number: int, job: bytearray) -> None:
-        """Worker ``number``, again and again."""
-        num_starts = num_lives = 0
-        while True:
-            born = [process for process in self._born if process.number == number and num_lives == 0]
-            worker = _Worker(born[0] if born else spawner.spawn(number))
-            num_lives += 1
-            self._workers[number] = worker
+    def set_num_workers(self, num_workers: int) -> None:
+        """As the protocol says."""
+        self.num_workers = max(1, min(num_workers, self._max_workers))
+        self._grow_and_shrink()
+
+    def _grow_and_shrink(self) -> None:
+        """The workers with the highest numbers go."""
+        if self._keep_one_more is None:
+            return
+
+        for number in sorted({*range(self.num_workers)} - self._kept):
+            self._kept.add(number)
+            self._keep_one_more(number)
+        for worker in self._workers.values():
+            self._dismiss_if_done(worker)
+        self._dispatch()
+
+    def _is_wanted(self, worker: _Worker) -> bool:
+        return worker.process.number < self.num_workers
+
+    def _dismiss_if_done(self, worker: _Worker) -> None:
+        if not self._is_wanted(worker) and not worker.calls:
+            worker.is_dismissed = True  # should it be wanted again this moment, it is too late
+            worker.conversation.cancel()
+
+    async def _keep(self, births: Births, number: int) -> None:
+        """Worker ``number``, again and again, for as long as it is wanted."""
+        num_starts = 0
+        while number < self.num_workers:
+            worker = self._workers[number] = _Worker(await births.bear(number))
             try:
-                lost = await self._converse(worker, job)
-                num_starts = 0 if worker.is_ready else num_starts + 1
+                lost = await self._converse(worker)
+                num_starts = 0 if worker.is_ready or lost is None else num_starts + 1
                 worker.is_ready = False  # or what is submitted from here on could go to the dead
                 await self._reap(worker)
-                self._check_health(worker, lost, num_starts)
-                self._recover(worker, lost)
+                if lost is not None:
+                    self._check_health(worker, lost, num_starts)
+                    self._recover(worker, lost)
             finally:
                 worker.process.kill()
                 worker.process.wait()
+            del self._workers[number]
+        self._kept.discard(number)
 
-    async def _converse(self, worker: _Worker, job: bytearray) -> _Lost:
-        """Talk to the worker until it is lost."""
+    async def _converse(self, worker: _Worker) -> _Lost | None:
+        """Talk to the worker until it is lost; None if it was no longer wanted, and had nothing to do."""
+        lost = None
         async with anyio.create_task_group() as group:
+            worker.conversation = group.cancel_scope
             group.start_soon(worker.process.pump_output)
-            lost = await self._talk(worker, job)
+            self._dismiss_if_done(worker)
+            lost = await self._talk(worker)
             group.cancel_scope.cancel()
         return lost
 
-    async def _talk(self, worker: _Worker, job: bytearray) -> _Lost:
+    async def _talk(self, worker: _Worker) -> _Lost:
         try:
-            await worker.process.connection.send_first(job)
+            await worker.process.connection.send_first(worker.process.greeting)
             await self._await_ready(worker)
             while await self._answer_until_late(worker):
                 pass
@@ -193,6 +231,7 @@ class ProcessExecutor:
         self.slots.done(call.request.slot)
         self._dispatch()
         self._be_patient(worker)
+        self._dismiss_if_done(worker)
         if call.on_reply is not None:
             reply = decode_reply(body)
             if isinstance(reply, Ready):
@@ -204,10 +243,11 @@ class ProcessExecutor:
         """Make sure that it is gone: until then it could write into a slot that others use again."""
         worker.process.kill()
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(worker.process.wait)
+            await worker.process.life.ended()
+        await worker.process.life.ask_status()
 
     def _check_health(self, worker: _Worker, lost: _Lost, num_starts: int) -> None:
-        self._num_restarts += 1
+        self._num_restarts += self._is_wanted(worker)
         self._num_lost_in_a_row += 1
         how = worker.process.how_it_ended()
         _log.warning("worker.lost", worker=worker.process.number, pid=worker.process.pid, reason=lost.reason, how=how)
@@ -221,8 +261,13 @@ class ProcessExecutor:
             )
 
     def _recover(self, worker: _Worker, lost: _Lost) -> None:
-        """Queue the lost worker's requests again, in front, less those that have brought down a second one."""
+        """Queue the lost worker's requests again, in front, less those that have brought down a second one.
+
+        A worker that went with its template, so that nobody saw how it ended, blames no request.
+        """
         culprit, row = worker.process.progress()
+        if lost.code == "AD423" and worker.process.life.status is None:
+            culprit = 0
         worker.process.clear_progress()
         reason = f"{lost.reason} ({worker.process.how_it_ended()})"
         crashed: list[tuple[_Call, Crashed]] = []
@@ -241,6 +286,7 @@ class ProcessExecutor:
             if call.on_reply is not None:
                 call.on_reply(outcome)
             self.slots.done(call.request.slot)  # not before: its rows may just have been asked for again
+        self._dispatch()
 
     def memory(self, slot: int) -> memoryview:
         """As the protocol says."""
@@ -258,12 +304,16 @@ class ProcessExecutor:
 
     def _dispatch(self) -> None:
         while self._queue:
-            ready = [worker for worker in self._workers.values() if worker.is_ready and len(worker.calls) < _WINDOW]
+            ready = [worker for worker in self._workers.values() if self._has_room(worker)]
             if not ready:
                 return
 
             worker = min(ready, key=lambda worker: len(worker.calls))
             self._send(worker, self._queue.popleft())
+
+    def _has_room(self, worker: _Worker) -> bool:
+        is_here = worker.is_ready and not worker.is_dismissed and self._is_wanted(worker)
+        return is_here and len(worker.calls) < _WINDOW
 
     def _send(self, worker: _Worker, call: _Call) -> None:
         worker.calls.append(call)
@@ -283,16 +333,20 @@ class ProcessExecutor:
     @property
     def num_wanted(self) -> int:
         """As the protocol says."""
-        num_calls = sum(len(worker.calls) for worker in self._workers.values())
+        num_calls = sum(len(worker.calls) for worker in self._workers.values() if self._is_wanted(worker))
         return _WINDOW * self.num_workers - num_calls - len(self._queue)
 
     def statistics(self) -> ExecutorStatistics:
         """As the protocol says."""
-        states = [_state_of(worker) for worker in list(self._workers.values())]
-        return ExecutorStatistics(workers=states, num_queued=len(self._queue), num_restarts=self._num_restarts)
+        states = [_state_of(self._workers.get(number)) for number in sorted(self._kept.copy())]
+        num_restarts = self._num_restarts + (self._births.num_lost if self._births is not None else 0)
+        return ExecutorStatistics(workers=states, num_queued=len(self._queue), num_restarts=num_restarts)
 
 
-def _state_of(worker: _Worker) -> WorkerState:
+def _state_of(worker: _Worker | None) -> WorkerState:
+    if worker is None:
+        return WorkerState(state="starting")
+
     if not worker.calls:
         return WorkerState(state="idle" if worker.is_ready else "starting", pid=worker.process.pid)
 

@@ -1,4 +1,4 @@
-"""How a worker process is born, and how its parent sees it: its socket, its output, its progress, its end."""
+"""How processes of a pool are born by exec, and the descriptors that all of them share."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ import subprocess
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING
-
-import anyio
+from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata.errors import WorkerError
 from asyncdata.executors.connection import Connection
-from asyncdata.executors.worker import PROGRESS, PROGRESS_BYTES
-from asyncdata.log import get_logger
+from asyncdata.executors.offspring import Executed, WorkerProcess
+from asyncdata.executors.worker import PROGRESS_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
     from typing import Self
 
-__all__ = ("Spawner", "WorkerProcess", "no_room")
+    from asyncdata.executors.offspring import Life
 
-_log = get_logger(__name__)
+__all__ = ("Ends", "Spawner", "new_ends", "no_room")
+
 _BOOT = """\
 import json, sys
 arguments = json.loads(sys.argv[1])
 sys.path[:] = arguments.pop("path")
-from asyncdata.executors.worker import main
+from asyncdata.executors.{} import main
 main(**arguments)
 """
 _ENVIRONMENT = {
@@ -42,12 +41,49 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",  # an `import torch` in a user's function must not make a CUDA context
 }
-_OUTPUT_BYTES = 4096
-_MAX_OUTPUT_EVENTS = 100
+
+
+class Ends(NamedTuple):
+    """A socket and a pipe for output, between this process and one of the pool.
+
+    :ivar their_fds: the other end of the socket, and of the pipe.
+    """
+
+    sock: socket.socket
+    output_fd: int
+    their_fds: tuple[int, int]
+
+    def close(self) -> None:
+        """Close ours."""
+        self.sock.close()
+        os.close(self.output_fd)
+
+
+@contextlib.contextmanager
+def new_ends() -> Iterator[Ends]:
+    """New ends: theirs are closed here when the block is left, and ours as well if it fails.
+
+    Nothing is forked meanwhile: a child that held their ends would hide the end of the process that they are for.
+
+    :raises WorkerError: if the system has no room for them, or for what is done with them.
+    """
+    try:
+        with _no_fork, contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            sock, their_sock = socket.socketpair()
+            ours.callback(sock.close)
+            theirs.callback(their_sock.close)
+            output_fd, their_output_fd = os.pipe()
+            ours.callback(os.close, output_fd)
+            theirs.callback(os.close, their_output_fd)
+            os.set_blocking(output_fd, False)
+            yield Ends(sock, output_fd, (their_sock.fileno(), their_output_fd))
+            ours.pop_all()
+    except OSError as error:
+        raise no_room(error) from error
 
 
 class Spawner:
-    """The descriptors that all workers of a pool share, and the making of one more worker."""
+    """The descriptors that all processes of a pool share, and the making of one more."""
 
     def __init__(self, num_workers: int, slot_bytes: int, num_slots: int) -> None:
         with contextlib.ExitStack() as opened:
@@ -85,31 +121,24 @@ class Spawner:
 
         return self._slots[slot]
 
-    def spawn(self, number: int) -> WorkerProcess:
+    def spawn(self, number: int, greeting: bytes = b"") -> WorkerProcess:
         """A new worker process; it dies with the calling thread.
 
+        :param greeting: its job, to be sent to it.
         :raises WorkerError: if the system has no room for one more.
         """
-        try:
-            with _no_fork, contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
-                sock, their_sock = socket.socketpair()
-                ours.callback(sock.close)
-                theirs.callback(their_sock.close)
-                output, their_output = os.pipe()
-                ours.callback(os.close, output)
-                theirs.callback(os.close, their_output)
-                os.set_blocking(output, False)
-                process = self._start(number, their_sock.fileno(), their_output)
-                ours.pop_all()
-        except OSError as error:
-            raise no_room(error) from error
+        with new_ends() as ends:
+            return self.worker(number, self.execute("worker", ends, number=number), ends, greeting)
 
-        return WorkerProcess(number, process, Connection(sock), output, self._page)
+    def worker(self, number: int, life: Life, ends: Ends, greeting: bytes = b"") -> WorkerProcess:
+        """The worker that has the other ends of ``ends``."""
+        return WorkerProcess(number, life, Connection(ends.sock), ends.output_fd, self._page, greeting)
 
-    def _start(self, number: int, sock_fd: int, output_fd: int) -> subprocess.Popen[bytes]:
+    def execute(self, module: str, ends: Ends, **more: int) -> Executed:
+        """A new interpreter that runs ``main`` of a module of this folder, with the other ends of ``ends``."""
+        sock_fd, output_fd = ends.their_fds
         arguments = {
             "path": [os.path.abspath(entry) for entry in sys.path],
-            "number": number,
             "parent": os.getpid(),
             "sock_fd": sock_fd,
             "alive_fd": self._alive_read,
@@ -117,14 +146,15 @@ class Spawner:
             "slot_fds": self._slot_fds,
         }
         with _ctrl_c_blocked():
-            return subprocess.Popen(
-                [sys.executable, "-I", "-c", _BOOT, json.dumps(arguments)],
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _BOOT.format(module), json.dumps(arguments | more)],
                 pass_fds=(sock_fd, self._alive_read, self._progress_fd, *self._slot_fds),
                 stdin=subprocess.DEVNULL,
                 stdout=output_fd,
                 stderr=output_fd,
                 env=os.environ | _ENVIRONMENT,
             )
+        return Executed(process)
 
     def forget_in_child(self) -> None:
         """In a forked child of the trainer: it must not keep the workers alive by keeping the pipe open."""
@@ -176,80 +206,3 @@ def _memory(name: str, num_bytes: int) -> int:
     fd = os.memfd_create(f"asyncdata {name}")
     os.ftruncate(fd, num_bytes)
     return fd
-
-
-class WorkerProcess:
-    """One worker, from the parent's side. Owns the connection and the pipe of its output."""
-
-    def __init__(
-        self, number: int, process: subprocess.Popen[bytes], connection: Connection, output_fd: int, page: mmap.mmap
-    ) -> None:
-        self.number = number
-        self.pid = process.pid
-        self.connection = connection
-        self._process = process
-        self._output_fd = output_fd
-        self._output = b""
-        self._page = page
-
-    def progress(self) -> tuple[int, int]:
-        """The request it is working on (0: none), and the row of it (-1: on all at once)."""
-        try:
-            request_id, row = PROGRESS.unpack_from(self._page, self.number * PROGRESS_BYTES)
-        except ValueError:  # closed: any thread may ask, at any time
-            return 0, -1
-
-        return request_id, row
-
-    def clear_progress(self) -> None:
-        """Forget what a dead worker was doing."""
-        PROGRESS.pack_into(self._page, self.number * PROGRESS_BYTES, 0, -1)
-
-    @property
-    def output(self) -> str:
-        """The end of what it wrote to stdout and stderr."""
-        return self._output.decode("utf-8", "replace")
-
-    async def pump_output(self) -> None:
-        """Turn its stdout and stderr into events, until it ends. Unread, a full pipe would stop it."""
-        num_events = 0
-        while True:
-            await anyio.wait_readable(self._output_fd)
-            try:
-                piece = os.read(self._output_fd, 64 * 1024)
-            except BlockingIOError:
-                continue
-
-            if not piece:
-                return
-
-            self._output = (self._output + piece)[-_OUTPUT_BYTES:]
-            num_events += 1
-            if num_events <= _MAX_OUTPUT_EVENTS:
-                text = piece[-_OUTPUT_BYTES:].decode("utf-8", "replace").rstrip()
-                _log.info("worker.output", worker=self.number, pid=self.pid, text=text)
-
-    def kill(self) -> None:
-        """End it and close our descriptors; calling this again does nothing."""
-        if self._output_fd < 0:
-            return
-
-        self._process.kill()
-        self.connection.close()
-        with contextlib.suppress(OSError):
-            self._output = (self._output + os.read(self._output_fd, 64 * 1024))[-_OUTPUT_BYTES:]
-        os.close(self._output_fd)
-        self._output_fd = -1
-
-    def wait(self) -> int:
-        """Its exit status, once it has ended."""
-        return self._process.wait()
-
-    def how_it_ended(self) -> str:
-        """``exit status 3`` or ``SIGSEGV``."""
-        status = self._process.returncode
-        if status is None:
-            return "still running"
-
-        names = {number.value: number.name for number in signal.Signals}  # not all of the real-time signals
-        return names.get(-status, f"signal {-status}") if status < 0 else f"exit status {status}"

@@ -1,13 +1,13 @@
 """A worker process: answers requests from its socket until the trainer's process is gone.
 
-It must never outlive its parent, whatever it is doing. Three things see to that: the kernel kills it when the thread
-that
-spawned it ends (PR_SET_PDEATHSIG); the last write end of a pipe lies in the parent, and its closing sends SIGIO, whose
-default action ends even a process that is stuck in C code; and its socket ends.
+It must never outlive the trainer, whatever it is doing. Three things see to that: the kernel kills it when the thread
+that made it ends (PR_SET_PDEATHSIG); the last write end of a pipe lies in the trainer, and its closing sends SIGIO,
+whose default action ends even a process that is stuck in C code; and its socket ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import io
@@ -18,12 +18,29 @@ import socket
 import struct
 import sys
 import traceback
+from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata.executors.handler import Handler
 from asyncdata.tokenization.base import open_spec
 from asyncdata.wire import HEADER, Failed, Job, Ready, Request, decode_job, decode_request, frame
 
-__all__ = ("PROGRESS", "PROGRESS_BYTES", "main")
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from asyncdata.tokenization.base import BatchTokenizer
+
+__all__ = (
+    "PROGRESS",
+    "PROGRESS_BYTES",
+    "Opening",
+    "SharedMemory",
+    "die_with",
+    "main",
+    "print_by_the_line",
+    "receive",
+    "serve",
+    "to_the_end",
+)
 
 PROGRESS = struct.Struct("<Qi")  # the id of the request that is being worked on (0: none), and its row (-1: all)
 PROGRESS_BYTES = 64  # one cache line each, so that workers do not disturb one another
@@ -32,31 +49,96 @@ _PR_SET_PDEATHSIG = 1
 
 def main(number: int, parent: int, sock_fd: int, alive_fd: int, progress_fd: int, slot_fds: list[int]) -> None:
     """Run worker ``number`` of the process ``parent``, with the descriptors it was born with."""
-    _die_with(parent, alive_fd)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # into a pipe, what a user prints would come late, or never
-    sock = socket.socket(fileno=sock_fd)
-    page = mmap.mmap(progress_fd, 0)  # our own memory, not a file of the user's
-    slots = [memoryview(mmap.mmap(fd, 0)) if os.fstat(fd).st_size else memoryview(b"") for fd in slot_fds]
+    with to_the_end():
+        die_with(parent, alive_fd)
+        print_by_the_line()
+        sock, memory = socket.socket(fileno=sock_fd), SharedMemory.of(progress_fd, slot_fds)
+        serve(number, sock, Opening.of(sock), memory)
+
+
+@contextlib.contextmanager
+def to_the_end() -> Iterator[None]:
+    """Nothing comes behind this: no tidying up, and no threads or exit hooks of a user's that could keep the process.
+
+    The end of the socket is the end that is meant.
+    """
     try:
-        _serve(sock, slots, _Progress(page, number * PROGRESS_BYTES))
-    except (EOFError, ConnectionError):
-        pass  # the parent closed the socket, or is gone
-    os._exit(0)  # nothing to tidy up, and a user's threads or exit hooks must not keep us
+        yield
+    except (EOFError, ConnectionError):  # the other end closed it, or is gone
+        pass
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
 
 
-def _die_with(parent: int, alive_fd: int) -> None:
+def print_by_the_line() -> None:
+    """Into a pipe, what a user prints would come late, or never."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+
+
+def die_with(parent: int, alive_fd: int) -> int:
+    """End with the process ``parent``, and with the last writer of the pipe ``alive_fd``.
+
+    :return: a descriptor of that pipe that is this process's own.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGIO])  # a mask survives exec
     # Opened anew: who gets the signal is a property of the open file, which all workers would share.
-    alive_fd = os.open(f"/proc/self/fd/{alive_fd}", os.O_RDONLY | os.O_NONBLOCK)
-    fcntl.fcntl(alive_fd, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(alive_fd, fcntl.F_SETFL, fcntl.fcntl(alive_fd, fcntl.F_GETFL) | os.O_ASYNC)
+    own_fd = os.open(f"/proc/self/fd/{alive_fd}", os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(own_fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own_fd, fcntl.F_SETFL, fcntl.fcntl(own_fd, fcntl.F_GETFL) | os.O_ASYNC)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we listened
+    if os.getppid() != parent or _has_ended(own_fd):  # it died before we listened
         os._exit(0)
+    return own_fd
+
+
+def _has_ended(pipe_fd: int) -> bool:
+    try:
+        return os.read(pipe_fd, 1) == b""
+    except BlockingIOError:
+        return False
+
+
+class SharedMemory(NamedTuple):
+    """What all workers of a pool map: where each tells its progress, and the slots."""
+
+    page: mmap.mmap
+    slots: list[memoryview]
+
+    @classmethod
+    def of(cls, progress_fd: int, slot_fds: list[int]) -> SharedMemory:
+        """Mapped here; our own memory, not files of the user's."""
+        slots = [memoryview(mmap.mmap(fd, 0)) if os.fstat(fd).st_size else memoryview(b"") for fd in slot_fds]
+        return cls(mmap.mmap(progress_fd, 0), slots)
+
+
+class Opening(NamedTuple):
+    """A job, and its tokenize function, loaded."""
+
+    job: Job
+    tokenizer: BatchTokenizer
+
+    @classmethod
+    def of(cls, sock: socket.socket) -> Opening:
+        """What the first frame from ``sock`` asks for. Where that cannot be had, the other end is told.
+
+        :raises EOFError: then, and if there is no other end.
+        """
+        job = decode_job(receive(sock)[1])
+        try:
+            if job.tokenize is None:
+                raise ValueError("a worker needs a tokenize function that can be imported")
+
+            return cls(job, open_spec(job.tokenize))
+        except BaseException as error:  # also SystemExit: whatever a user's module does at import
+            message = f"AD426 the tokenize function cannot be opened: {error!r}"
+            sock.sendall(frame(0, Failed("WorkerError", message, traceback.format_exc())))
+            raise EOFError from error
 
 
 class _Progress:
@@ -75,11 +157,16 @@ class _Progress:
         PROGRESS.pack_into(self._page, self._offset, self._request_id, row)
 
 
-def _serve(sock: socket.socket, slots: list[memoryview], progress: _Progress) -> None:
-    _, body = _receive(sock)
-    handler = _open(sock, decode_job(body), slots, progress)
+def serve(number: int, sock: socket.socket, opening: Opening, memory: SharedMemory) -> None:
+    """Be worker ``number``: announce it, and answer requests.
+
+    :raises EOFError: when the socket ends.
+    """
+    progress = _Progress(memory.page, number * PROGRESS_BYTES)
+    sock.sendall(frame(0, Ready(os.getpid())))
+    handler = Handler(opening.job, memory.slots, opening.tokenizer, progress)
     while True:
-        request_id, body = _receive(sock)
+        request_id, body = receive(sock)
         progress.begin(request_id)
         request: Request = decode_request(body)
         reply = handler(request)
@@ -87,22 +174,11 @@ def _serve(sock: socket.socket, slots: list[memoryview], progress: _Progress) ->
         sock.sendall(frame(request_id, reply))
 
 
-def _open(sock: socket.socket, job: Job, slots: list[memoryview], progress: _Progress) -> Handler:
-    try:
-        if job.tokenize is None:
-            raise ValueError("a worker needs a tokenize function that can be imported")
+def receive(sock: socket.socket) -> tuple[int, bytes]:
+    """The next frame: its request id and body.
 
-        tokenizer = open_spec(job.tokenize)
-    except BaseException as error:  # also SystemExit: whatever a user's module does at import
-        message = f"AD426 the tokenize function cannot be opened: {error!r}"
-        sock.sendall(frame(0, Failed("WorkerError", message, traceback.format_exc())))
-        raise EOFError from error
-
-    sock.sendall(frame(0, Ready(os.getpid())))
-    return Handler(job, slots, tokenizer, progress)
-
-
-def _receive(sock: socket.socket) -> tuple[int, bytes]:
+    :raises EOFError: if there is none.
+    """
     length, request_id = HEADER.unpack(_exactly(sock, HEADER.size))
     return request_id, _exactly(sock, length)
 

@@ -74,7 +74,7 @@ def test_workers_die_with_the_trainer_although_a_forked_child_lives(tmp_path, wo
         assert "AD503" in said
         if work == "busy in C":
             until((folder / "began").exists)
-        assert len(program.alive()) == 4, "trainer, child, two workers"
+        until(lambda: len(program.alive()) == 5, why="trainer, child, template, two workers")
         program.kill()
         program.assert_gone(int(pid))
         assert program.alive() == [int(pid)], "the child must not have gone with it"

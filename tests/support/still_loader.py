@@ -90,6 +90,9 @@ class FakeExecutor:
         """Every worker finishes what it is at, and writes into its slot, although nobody wants to know."""
         self.asked = [asked._replace(on_reply=None) for asked in self.asked]
 
+    def set_num_workers(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+
     @property
     def num_wanted(self) -> int:
         return 2 * self.num_workers - len(self.asked)

@@ -23,6 +23,7 @@ def surroundings(row: Row) -> dict[str, Any]:
         "input_ids": [row["id"]],
         "pid": os.getpid(),
         "parent": os.getppid(),
+        "grandparent": _parent_of(os.getppid()),
         "group": os.getpgid(0),
         "modules": sorted(name for name in sys.modules if "." not in name),
         "environment": {name: os.environ.get(name) for name in row.get("names", ())},
@@ -32,6 +33,16 @@ def surroundings(row: Row) -> dict[str, Any]:
         "path": sys.path,
         "cwd": os.getcwd(),
     }
+
+
+def _parent_of(pid: int) -> int:
+    return int(Path("/proc", str(pid), "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+
+
+def tells_who(row: Row) -> dict[str, Any]:
+    """Takes its time, and says which process it was."""
+    time.sleep(row.get("sleep_s", 0))
+    return {"input_ids": [row["id"]], "pid": os.getpid()}
 
 
 def echoes(row: Row) -> dict[str, Any]:

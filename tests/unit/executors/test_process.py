@@ -18,7 +18,7 @@ from asyncdata.errors import WorkerError
 from asyncdata.executors.base import NUM_SLOTS, Crashed
 from asyncdata.executors.process import ProcessExecutor
 from tests.support import worker_fns
-from tests.support.executors import NEVER_S, Client, ids_of, until
+from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
 from tests.support.tokenize_fns import kills_on_13, kills_on_13_in_batches, row_id
 
 if TYPE_CHECKING:
@@ -380,6 +380,109 @@ async def test_without_room_for_workers_it_says_so_and_leaves_nothing_open(rows)
     assert set(told) == {"AD426 workers cannot be started: Too many open files"}
     assert len(told) > 5
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+# More workers and fewer
+
+
+async def test_workers_are_added_and_serve(rows):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(60, {i: {"sleep_s": 0.002} for i in range(60)}), worker_fns.tells_who)
+    async with client.running():
+        window = await client.window()
+        executor.set_num_workers(3)
+        await all_ready(executor)
+        asked = [client.ask(window.request(first, first + 2)) for first in range(0, 60, 2)]
+        replies = await client.answers(asked)
+
+    assert len({value_of(reply, "extra")["pid"] for reply in replies}) == 3
+    assert [ids_of(reply) for reply in replies] == [[first, first + 1] for first in range(0, 60, 2)]
+
+
+async def test_a_worker_that_is_no_longer_wanted_finishes_what_it_was_asked(rows, tmp_path):
+    gates = {i: {"began": str(tmp_path / f"began {i}"), "gate": str(tmp_path / f"gate {i}")} for i in range(2)}
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(9, gates), worker_fns.waits)
+    async with client.running():
+        window = await client.window()
+        await all_ready(executor)
+        asked = [client.ask(window.request(row, row + 1)) for row in range(2)]
+        await until(lambda: all((tmp_path / f"began {row}").exists() for row in range(2)))
+        going = psutil.Process(pids(executor)[1])
+        executor.set_num_workers(1)
+        behind = [client.ask(window.request(row, row + 1)) for row in range(2, 9)]
+        assert len(pids(executor)) == 2
+
+        for row in range(2):
+            (tmp_path / f"gate {row}").touch()
+        assert [ids_of(reply) for reply in await client.answers([*asked, *behind])] == [[row] for row in range(9)]
+        await until(lambda: len(pids(executor)) == 1)
+        assert not going.is_running()
+
+    assert executor.statistics().num_restarts == 0
+
+
+async def test_a_worker_that_dies_on_its_way_out_leaves_its_requests_to_the_others(rows, tmp_path):
+    gates = {i: {"began": str(tmp_path / f"began {i}"), "gate": str(tmp_path / "gate")} for i in range(2)}
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(4, gates), worker_fns.waits)
+    async with client.running():
+        window = await client.window()
+        await all_ready(executor)
+        asked = [client.ask(window.request(row, row + 1)) for row in range(4)]
+        await until(lambda: all((tmp_path / f"began {row}").exists() for row in range(2)))
+        executor.set_num_workers(1)
+        os.kill(pids(executor)[1], signal.SIGKILL)
+        await until(lambda: len(pids(executor)) == 1)
+        (tmp_path / "gate").touch()
+        assert [ids_of(reply) for reply in await client.answers(asked)] == [[row] for row in range(4)]
+
+    assert executor.statistics().num_restarts == 0
+
+
+async def test_wanting_a_worker_back_at_once_loses_nothing(rows):
+    executor = ProcessExecutor(3)
+    client = Client(executor, rows(200), row_id)
+    chance = random.Random(11)
+    async with client.running():
+        window = await client.window()
+        asked = {}
+        for first in range(0, 200, 2):
+            executor.set_num_workers(chance.randint(-1, 4))
+            asked[client.ask(window.request(first, first + 2))] = [first, first + 1]
+            executor.set_num_workers(chance.randint(1, 4))
+            await anyio.sleep(chance.choice([0, 0, 0.001, 0.01]))
+        replies = await client.answers(asked)
+        executor.set_num_workers(2)
+        await all_ready(executor)
+
+    assert [ids_of(reply) for reply in replies] == list(asked.values())
+    assert executor.statistics().num_restarts == 0
+
+
+@pytest.mark.parametrize(("wanted", "got"), [(-3, 1), (0, 1), (2, 2), (9, 3)])
+async def test_there_is_always_one_worker_and_never_more_than_there_is_room_for(rows, wanted, got):
+    executor = ProcessExecutor(2, max_workers=3)
+    client = Client(executor, rows(3), row_id)
+    async with client.running():
+        executor.set_num_workers(wanted)
+        assert executor.num_workers == got
+        await until(lambda: states(executor) == ["idle"] * got)
+        assert executor.num_wanted == 2 * got
+
+
+async def test_the_number_may_change_before_the_start_and_before_the_loop(rows):
+    executor = ProcessExecutor(4)
+    client = Client(executor, rows(3), row_id)
+    executor.set_num_workers(3)
+    executor.prepare(client.slot_bytes)
+    executor.set_num_workers(1)
+    async with anyio.create_task_group() as group:
+        group.start_soon(executor.run, client.job)
+        with anyio.fail_after(NEVER_S):
+            await until(lambda: states(executor) == ["idle"])
+            assert ids_of(await client.tokenized(await client.window())) == [0, 1, 2]
+        group.cancel_scope.cancel()
 
 
 # Order in the house

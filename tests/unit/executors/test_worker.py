@@ -8,7 +8,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 import psutil
 import pytest
 import structlog
@@ -72,7 +71,7 @@ async def test_it_knows_its_place(jsonl_file, monkeypatch):
         "RAYON_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
-    assert found["parent"] == os.getpid()
+    assert found["grandparent"] == os.getpid(), "between them stands the template"
     assert found["group"] == os.getpgid(0), "Ray ends a trainer's process group"
     assert found["stdin"] == "/dev/null"
     assert found["main"] is None, "the trainer's script must not run again"
@@ -140,7 +139,8 @@ async def test_it_ends_with_its_socket_whatever_threads_it_has(jsonl_file):
         assert decode_reply(body) == Ready(process.pid)
 
         process.connection.close()
-        assert await anyio.to_thread.run_sync(process.wait) == 0
+        await process.life.ended()
+        assert process.life.status == 0
         assert process.how_it_ended() == "exit status 0"
         process.kill()
 
@@ -149,7 +149,8 @@ async def test_it_ends_when_it_is_told_nothing(jsonl_file):
     with Spawner(1, 0, 1) as spawner, anyio.fail_after(NEVER_S):
         process = spawner.spawn(0)
         process.connection.close()
-        assert await anyio.to_thread.run_sync(process.wait) == 0
+        await process.life.ended()
+        assert process.life.status == 0
         process.kill()
 
 
@@ -163,7 +164,8 @@ async def test_what_it_cannot_understand_ends_it(jsonl_file):
         process.connection.send(frame(7, client.job))
         with pytest.raises(EOFError):
             await process.connection.receive()
-        assert await anyio.to_thread.run_sync(process.wait) == 1
+        await process.life.ended()
+        assert process.life.status == 1
         process.kill()
 
     assert "ValidationError" in process.output

@@ -1,0 +1,249 @@
+"""Who makes the workers: a template that is forked, or, where a fork could do harm, one exec after another."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import anyio
+
+from asyncdata.errors import WorkerError
+from asyncdata.executors.connection import Connection
+from asyncdata.executors.control import COMMAND, FORK, REAP, Born, NotBorn, Opened, Reaped, decode_answer
+from asyncdata.executors.offspring import Forked, Offspring
+from asyncdata.executors.spawn import new_ends, no_room
+from asyncdata.log import get_logger
+from asyncdata.wire import Failed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anyio.abc import TaskGroup
+
+    from asyncdata.executors.control import Answer
+    from asyncdata.executors.offspring import Executed, WorkerProcess
+    from asyncdata.executors.spawn import Spawner
+
+__all__ = ("Births",)
+
+_log = get_logger(__name__)
+_MAX_LOST = 3
+_PATIENCE_S = 10.0
+"""An answer of the template takes milliseconds. One that has not come by then never will."""
+_FAREWELL_S = 1.0
+"""Its end takes no longer either."""
+
+
+class _LostError(Exception):
+    """The template has died, or is as good as dead."""
+
+
+class _Template:
+    """A template, from the trainer's side.
+
+    :ivar reason: why it shares nothing; empty where it does, and before it has loaded anything.
+    """
+
+    def __init__(self, spawner: Spawner) -> None:
+        with new_ends() as ends:
+            self._life: Executed = spawner.execute("template", ends)
+            self.process = Offspring("template", self._life, Connection(ends.sock), ends.output_fd)
+        self.reason = ""
+        self._spawner = spawner
+        self._is_open = False
+        self._is_lost = False
+        self._turn = anyio.Lock()
+
+    async def open(self, job: bytes) -> None:
+        """Have it load what ``job`` asks for, however long that takes.
+
+        :raises WorkerError: if that cannot be loaded.
+        """
+        if self._is_open:
+            return
+
+        try:
+            await self.process.connection.send_first(job)
+        except OSError as error:
+            raise _LostError("it died") from error
+        opened = await self._answer()
+        if isinstance(opened, Failed):
+            raise WorkerError(f"{opened.message}\n{opened.traceback}".rstrip())
+
+        self.reason, self._is_open = opened.reason if isinstance(opened, Opened) else "", True
+
+    async def pump_output(self) -> None:
+        """Until it has ended, and those who write to its pipe."""
+        try:
+            await self.process.pump_output()
+        finally:
+            self.process.close_output()
+
+    async def bear(self, number: int) -> WorkerProcess:
+        """Worker ``number``: forked, or what the template becomes."""
+        async with self._turn:
+            with new_ends() as ends:
+                self._send(FORK, number, ends.their_fds)
+            try:
+                life = self._life if self.reason else await self._forked()
+            except BaseException:
+                ends.close()
+                raise
+
+        return self._spawner.worker(number, life, ends)
+
+    async def _forked(self) -> Forked:
+        born = await self._answer_in_time()
+        if isinstance(born, NotBorn):
+            raise no_room(OSError(born.errno, os.strerror(born.errno)))
+
+        if not isinstance(born, Born):
+            raise WorkerError(f"a template answered a fork with {type(born).__name__}; it is out of step")
+
+        try:
+            pidfd = os.pidfd_open(born.pid)
+        except ProcessLookupError as error:
+            raise _LostError("it died") from error
+        except OSError as error:
+            raise no_room(error) from error
+
+        forked = Forked(born.pid, pidfd, self._status_of)
+        if not self._life.is_alive():  # then that pid may have been given to another meanwhile
+            forked.forget()
+            raise _LostError("it died")
+
+        return forked
+
+    async def _status_of(self, pid: int) -> int | None:
+        """How a worker that has ended did so; only the template can tell, as it is its parent."""
+        try:
+            async with self._turn:
+                self._send(REAP, pid)
+                answer = await self._answer_in_time()
+        except _LostError:
+            return None
+
+        return answer.status if isinstance(answer, Reaped) else None
+
+    def _send(self, operation: int, argument: int, fds: Sequence[int] = ()) -> None:
+        if self._is_lost:
+            raise _LostError("it did not answer")
+
+        try:
+            self.process.connection.send_with(COMMAND.pack(operation, argument), fds)
+        except OSError as error:
+            raise self._lost("it died") from error
+
+    async def _answer_in_time(self) -> Answer:
+        with anyio.move_on_after(_PATIENCE_S):
+            return await self._answer()
+
+        raise self._lost(f"no answer in {_PATIENCE_S:g} s; it was killed")
+
+    async def _answer(self) -> Answer:
+        try:
+            _, body = await self.process.connection.receive()
+        except (EOFError, OSError) as error:
+            raise self._lost("it died") from error
+
+        answer: Answer = decode_answer(body)
+        return answer
+
+    def _lost(self, reason: str) -> _LostError:
+        """No answer to an earlier question may be taken for one to a later: it is done with, and so are its workers."""
+        self._is_lost = True
+        self._life.kill()
+        return _LostError(reason)
+
+    async def end(self) -> None:
+        """See to it that it is gone."""
+        self._life.kill()
+        with anyio.CancelScope(shield=True):
+            await self._life.ended()
+        self.process.connection.close()
+        self.process.read_last_words()
+
+    def close(self) -> None:
+        """Let it end by itself, as it has to see to its dead workers first; but not for long."""
+        self.process.connection.close()
+        self._life.wait_or_kill(_FAREWELL_S if self._is_open and not self._is_lost else 0)
+        self.process.close_output()
+
+
+class Births:
+    """Makes the workers of a pool.
+
+    The template is born at once; it loads what is shared while the caller's loop is still to come.
+
+    :ivar num_lost: templates that were replaced.
+    :raises WorkerError: if the system has no room for it.
+    """
+
+    def __init__(self, spawner: Spawner) -> None:
+        self.num_lost = 0
+        self._num_lost_in_a_row = 0
+        self._spawner = spawner
+        self._shares = True
+        self._template: _Template | None = _Template(spawner)
+        self._group: TaskGroup | None = None
+        self._job = b""
+        self._turn = anyio.Lock()
+
+    def begin(self, group: TaskGroup, job: bytes) -> None:
+        """From here on workers are born, with ``job`` to do."""
+        self._group, self._job = group, job
+        if self._template is not None:
+            group.start_soon(self._template.pump_output)
+
+    async def bear(self, number: int) -> WorkerProcess:
+        """Worker ``number``.
+
+        :raises WorkerError: if the system has no room for it, or the tokenize function cannot be opened.
+        """
+        async with self._turn:
+            while self._shares:
+                template = self._present_template()
+                try:
+                    await template.open(self._job)
+                    worker = await template.bear(number)
+                except _LostError as lost:
+                    await self._replace(template, str(lost))
+                    continue
+
+                self._num_lost_in_a_row = 0
+                if template.reason:
+                    self._share_no_more(template)
+                return worker
+
+        return self._spawner.spawn(number, self._job)
+
+    def _present_template(self) -> _Template:
+        if self._template is None:
+            self._template = _Template(self._spawner)
+            if self._group is not None:
+                self._group.start_soon(self._template.pump_output)
+        return self._template
+
+    def _share_no_more(self, template: _Template) -> None:
+        """It is a worker now, and the others load for themselves."""
+        _log.info("workers.not_shared", reason=template.reason)
+        template.process.connection.close()
+        self._shares, self._template = False, None
+
+    async def _replace(self, template: _Template, reason: str) -> None:
+        await template.end()
+        self._template = None
+        self.num_lost += 1
+        self._num_lost_in_a_row += 1
+        how = template.process.how_it_ended()
+        _log.warning("template.lost", pid=template.process.pid, reason=reason, how=how)
+        if self._num_lost_in_a_row >= _MAX_LOST:
+            raise WorkerError(
+                f"AD426 a worker died {_MAX_LOST} times while starting ({how})\n{template.process.output}"
+            )
+
+    def close(self) -> None:
+        """End the template. The workers must have ended."""
+        if self._template is not None:
+            self._template.close()
+            self._template = None

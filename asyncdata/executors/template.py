@@ -1,0 +1,174 @@
+"""The template of the workers: a process that loads the tokenize function once, and is forked for each worker.
+
+It has one thread, and no descriptor by which its children could disturb one another; where the tokenize function has
+opened or started one, it shares nothing, and becomes a worker itself. It ends as a worker does (see
+:mod:`asyncdata.executors.worker`), and its workers end with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from asyncdata.executors.control import COMMAND, FORK, NUM_FDS, Born, NotBorn, Opened, Reaped, framed
+from asyncdata.executors.worker import Opening, SharedMemory, die_with, print_by_the_line, serve, to_the_end
+from asyncdata.import_path import resolve_path
+
+if TYPE_CHECKING:
+    from asyncdata.executors.control import Answer
+
+__all__ = ("main",)
+
+
+def main(parent: int, sock_fd: int, alive_fd: int, progress_fd: int, slot_fds: list[int]) -> None:
+    """Run the template of the workers of the process ``parent``, with the descriptors it was born with."""
+    with to_the_end():
+        own_alive_fd = die_with(parent, alive_fd)
+        print_by_the_line()
+        control, memory = socket.socket(fileno=sock_fd), SharedMemory.of(progress_fd, slot_fds)
+        before = _descriptors()
+        opening = Opening.of(control)
+        reason = _why_not_shared(before)
+        control.sendall(framed(Opened(reason)))
+        if reason:
+            _become_a_worker(control, opening, memory)
+        else:
+            _Template(control, opening, memory, alive_fd, own_alive_fd).run()
+
+
+def _descriptors() -> set[str]:
+    """What is open, by number and name: another file under an old number is another one."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.add(f"{fd} ({os.readlink(f'/proc/self/fd/{fd}')})")
+        except OSError:  # that by which the list was read
+            continue
+    return found
+
+
+def _why_not_shared(before: set[str]) -> str:
+    """Why this process cannot be forked without harm; nothing if it can."""
+    if not hasattr(os, "pidfd_open"):
+        return "this Python or this kernel has no pidfd_open"
+
+    num_threads = len(os.listdir("/proc/self/task"))
+    if num_threads > 1:
+        return f"the tokenize function has started threads: there are {num_threads}"
+
+    opened = sorted(_descriptors() - before)
+    return f"the tokenize function keeps open descriptor {opened[0]}" if opened else ""
+
+
+def _become_a_worker(control: socket.socket, opening: Opening, memory: SharedMemory) -> None:
+    """The first to be asked for. The template's socket ends with that."""
+    _, number, fds = _receive_command(control)
+    control.close()
+    _work(number, fds, opening, memory)
+
+
+def _work(number: int, fds: list[int], opening: Opening, memory: SharedMemory) -> None:
+    """Be worker ``number``, with the descriptors that it was given."""
+    sock_fd, output_fd = fds
+    for standard in (1, 2):
+        os.dup2(output_fd, standard)
+    os.close(output_fd)
+    serve(number, socket.socket(fileno=sock_fd), opening, memory)
+
+
+def _receive_command(control: socket.socket) -> tuple[int, int, list[int]]:
+    """What is to be done, for which worker, and with which descriptors."""
+    data = b""
+    fds: list[int] = []
+    while len(data) < COMMAND.size:
+        room = COMMAND.size - len(data)
+        piece, more, _, _ = socket.recv_fds(control, room, NUM_FDS, socket.MSG_CMSG_CLOEXEC)
+        if not piece:
+            raise EOFError
+
+        data, fds = data + piece, fds + more
+    operation, argument = COMMAND.unpack(data)
+    return operation, argument, fds
+
+
+class _Template:
+    """Forks a worker when it is told to, and waits for the end of one when it is told to."""
+
+    def __init__(
+        self, control: socket.socket, opening: Opening, memory: SharedMemory, alive_fd: int, own_alive_fd: int
+    ) -> None:
+        self._control = control
+        self._opening = opening
+        self._memory = memory
+        self._alive_fd = alive_fd
+        self._own_alive_fd = own_alive_fd
+        self._libc = ctypes.CDLL(None)
+        self._pid = os.getpid()
+        self._workers: set[int] = set()
+
+    def run(self) -> None:
+        resolve_path(self._opening.job.reader.path)  # the module that every worker needs next
+        gc.collect()
+        gc.freeze()  # or the first collection in a worker would copy all that it looks at
+        try:
+            while True:
+                operation, argument, fds = _receive_command(self._control)
+                answer = self._fork(argument, fds) if operation == FORK else self._reap(argument)
+                for fd in fds:
+                    os.close(fd)
+                self._control.sendall(framed(answer))
+        finally:
+            if os.getpid() == self._pid:
+                self._end_workers()
+
+    def _fork(self, number: int, fds: list[int]) -> Answer:
+        """Born with the template's memory as it is: that is shared until somebody writes to it."""
+        if len(fds) < NUM_FDS:
+            return NotBorn(errno.EMFILE)
+
+        self._flush()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            return NotBorn(error.errno or errno.EAGAIN)
+
+        if pid == 0:
+            with to_the_end():
+                self._begin_life()
+                _work(number, fds, self._opening, self._memory)
+        self._workers.add(pid)
+        return Born(pid)
+
+    def _flush(self) -> None:
+        """What was printed so far must not be printed by each worker again."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._libc.fflush(None)
+
+    def _begin_life(self) -> None:
+        """In the worker: what a process of its own has of its own."""
+        die_with(self._pid, self._alive_fd)
+        os.close(self._own_alive_fd)
+        self._control.close()
+        if (numpy_random := sys.modules.get("numpy.random")) is not None:
+            numpy_random.seed()  # Python sees to that of its own
+
+    def _reap(self, pid: int) -> Answer:
+        """Until then the system gives its pid to nobody else."""
+        if pid not in self._workers:
+            return Reaped(None)
+
+        self._workers.discard(pid)
+        return Reaped(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    def _end_workers(self) -> None:
+        for pid in self._workers:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._workers:
+            os.waitpid(pid, 0)
