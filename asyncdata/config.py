@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
@@ -11,7 +10,9 @@ import msgspec
 from asyncdata.errors import ConfigError
 from asyncdata.order import RowShuffle, Shuffle
 
-__all__ = ("Knobs", "LoaderConfig", "num_usable_cpus")
+__all__ = ("Knobs", "LoaderConfig")
+
+FIRST_BUFFER_SIZE = 1000
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -28,10 +29,13 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     :ivar drop_last: drop a short last batch (of all ranks) instead of delivering it. What is dropped is counted.
     :ivar epochs: after so many the data ends; None goes on for ever.
     :ivar n_samples_per_prompt: samples per group.
-    :ivar num_workers: worker processes; None takes the CPUs this process may use, at most 8; 0 works in a thread of
-        this process, where any callable will do as tokenize function.
+    :ivar num_workers: worker processes; None begins with one, and has more for as long as the trainer waits for them;
+        0 works in a thread of this process, where any callable will do as tokenize function.
+    :ivar max_workers: how many None may make of it; None for the CPUs this process may use.
+    :ivar max_memory_bytes: memory that worker processes and what is read ahead may take together, where their number is
+        not given; None for half of what is free when the loader is made.
     :ivar buffer_size: samples of the stream read ahead per data-parallel rank; each becomes a group of
-        ``n_samples_per_prompt``.
+        ``n_samples_per_prompt``. None begins with 1000, and reads further ahead where that spares the trainer waits.
     :ivar dp_size: data-parallel ranks that are fed; ``buffer_size * dp_size`` samples of the stream are read ahead.
     :ivar world_size: ranks that iterate at the same time, each with a loader of its own over the same data. They cut
         batches of ``world_size * batch_size`` from D, so that none has a sample of another.
@@ -61,7 +65,9 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     epochs: Positive | None = None
     n_samples_per_prompt: Positive = 1
     num_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    buffer_size: Positive = 1000
+    max_workers: Positive | None = None
+    max_memory_bytes: Positive | None = None
+    buffer_size: Positive | None = None
     dp_size: Positive = 1
     world_size: Positive = 1
     rank: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -129,8 +135,8 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def capacity(self) -> int:
-        """Samples that are read ahead."""
-        return self.buffer_size * max(self.dp_size, self.world_size)
+        """Samples that are read ahead; at first, where ``buffer_size`` is None."""
+        return (self.buffer_size or FIRST_BUFFER_SIZE) * max(self.dp_size, self.world_size)
 
 
 def _shuffle_of(value: Any) -> bool | str | Shuffle | RowShuffle:
@@ -168,7 +174,9 @@ class Knobs(TypedDict, total=False):
     epochs: int | None
     n_samples_per_prompt: int
     num_workers: int | None
-    buffer_size: int
+    max_workers: int | None
+    max_memory_bytes: int | None
+    buffer_size: int | None
     dp_size: int
     world_size: int
     rank: int
@@ -184,8 +192,3 @@ class Knobs(TypedDict, total=False):
     commit: Literal["on_delivery", "on_ack"]
     cache_dir: str | None
     backend: Literal["asyncio", "uvloop", "trio"]
-
-
-def num_usable_cpus() -> int:
-    """CPUs this process may use: an affinity mask, as Ray and batch systems set it, counts."""
-    return len(os.sched_getaffinity(0))

@@ -298,11 +298,16 @@ class Coordinator:
         """Go on from what ``change`` makes of the ledger. What was read ahead is dropped; requests go on waiting."""
         with self._lock:
             self._state = State(_structs.replace(change(self.ledger), head=0, offset=0, taken=0))
-            self.channel = self._new_channel()
-            self._wanted_room = 0
+            self.channel, self._wanted_room = self._new_channel(), 0
             for request in self._requests:
                 request.chosen = None
                 request.wake()
+
+    def set_capacity(self, capacity: int) -> None:
+        """Read so many samples ahead from now on; whoever calls it then pumps. What is ready already stays."""
+        with self._lock:
+            self.rules = _structs.replace(self.rules, capacity=capacity)
+            self.channel.capacity, self._wanted_room = capacity, 0
 
     def _new_channel(self) -> Channel:
         return Channel(
@@ -315,10 +320,8 @@ class Coordinator:
 
     def _max_bad_rows(self) -> int | None:
         """Bad rows that may still be passed over. Nothing is read beyond the first one too many."""
-        if self.rules.bad_row_stops or self.rules.max_bad_rows is None:
-            return 0 if self.rules.bad_row_stops else None
-
-        return max(0, self.rules.max_bad_rows - self.ledger.counters.num_bad_rows)
+        most = 0 if self.rules.bad_row_stops else self.rules.max_bad_rows
+        return None if most is None else max(0, most - self.ledger.counters.num_bad_rows)
 
     def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
         """A place in ``channel`` for at most ``max_rows`` rows; None where there is no room for ``min_rows``.

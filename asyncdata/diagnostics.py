@@ -34,6 +34,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar ready_bytes: bytes of the ready samples.
     :ivar waits_total: calls that had to wait for data.
     :ivar data_wait_seconds_total: seconds they waited.
+    :ivar num_workers: workers that there are to be.
+    :ivar autotune_changes_total: changes of their number, and of the capacity.
     :ivar queued_requests: requests no worker has yet.
     :ivar worker_restarts_total: workers that were replaced.
     :ivar blank_lines_total: blank lines passed over, in what was read ahead.
@@ -65,6 +67,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     ready_bytes: int
     waits_total: int
     data_wait_seconds_total: float
+    num_workers: int
+    autotune_changes_total: int = 0
     queued_requests: int
     worker_restarts_total: int
     blank_lines_total: int

@@ -10,7 +10,6 @@ import msgspec
 
 from asyncdata import snapshot as snapshots
 from asyncdata.buffer import first_in_first_out
-from asyncdata.config import num_usable_cpus
 from asyncdata.coordinator import Coordinator
 from asyncdata.diagnostics import Statistics, explain_timeout
 from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotError, SnapshotMismatchError
@@ -21,6 +20,7 @@ from asyncdata.import_path import resolve_path
 from asyncdata.indexed_windows import IndexedWindows
 from asyncdata.ledger import Counters, Lease, Ledger, Returned, lease_key
 from asyncdata.log import get_logger
+from asyncdata.metering import MeteredExecutor
 from asyncdata.order import ROWS_PER_WINDOW
 from asyncdata.pack_rules import PackRules, plan_of, share_of
 from asyncdata.pack_stage import PackStage
@@ -35,6 +35,7 @@ from asyncdata.snapshot import Snapshot
 from asyncdata.sources.described import described
 from asyncdata.tokenization.base import fingerprints_of
 from asyncdata.tokenization.resolved import resolved
+from asyncdata.tuner import FIRST_WORKERS, Tuner, limits_of
 from asyncdata.types import Position, Sample
 from asyncdata.version import __version__
 
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
 __all__ = ("Engine",)
 
 _log = get_logger(__name__)
-_MAX_WORKERS = 8
 
 
 class Engine:
@@ -90,6 +90,7 @@ class Engine:
         self._reading = open_reading(described(source), config, self._function, quarantine, plan, share)
         if config.world_size > 1 and share is None:
             _log.info("loader.every_rank_tokenizes", world_size=config.world_size)
+        self._tuner: Tuner | None = None
         self._executor = self._make_executor()
         self._windows = self._reading.windows(self._executor)
         self._windows.restart_point = lambda: self._restart_point().position
@@ -101,6 +102,8 @@ class Engine:
         reading, executor, config = self._reading, self._executor, self.config
         canaries = reading.canaries(executor)
         producer = Producer(self._windows, canaries, executor, self.coordinator, epochs=config.epochs)
+        if isinstance(executor, MeteredExecutor):
+            self._tuner = Tuner(limits_of(config), executor, self.coordinator, producer, lambda: self._waits)
         return Service(
             reading.job,
             self._windows,
@@ -112,11 +115,14 @@ class Engine:
         )
 
     def _make_executor(self) -> Executor:
-        num_workers = self.config.num_workers
-        if num_workers == 0:
-            return InlineExecutor(self._function)
+        config = self.config
+        executor: Executor = InlineExecutor(self._function)
+        if config.num_workers != 0:
+            executor = ProcessExecutor(config.num_workers or FIRST_WORKERS, config.row_timeout_s)
+        if config.num_workers is not None and config.buffer_size is not None:
+            return executor
 
-        return ProcessExecutor(num_workers or min(_MAX_WORKERS, num_usable_cpus()), self.config.row_timeout_s)
+        return MeteredExecutor(executor)
 
     def close(self, reason: str) -> None:
         """Stop everything; calls end in LoaderClosedError, which says ``reason``."""
@@ -322,6 +328,8 @@ class Engine:
             ready_bytes=channel.num_ready_bytes,
             waits_total=self._waits[0],
             data_wait_seconds_total=self._waits[1],
+            num_workers=self._executor.num_workers,
+            autotune_changes_total=self._tuner.num_changes if self._tuner is not None else 0,
             queued_requests=workers.num_queued,
             worker_restarts_total=workers.num_restarts,
             blank_lines_total=self.service.num_blank_lines,

@@ -4,12 +4,17 @@ work.
 
 from __future__ import annotations
 
-__all__ = ("ChunkPacer",)
+__all__ = ("MAX_CHUNK_ROWS", "ChunkPacer", "chunk_limit")
 
+MAX_CHUNK_ROWS = 1024
 _FIRST_ROWS = 32
-_MAX_ROWS = 1024
 _TARGET_S = 0.05
 """Below this the cost of a chunk, about 0.3 ms, shows; above it a lost worker, or the end of a window, costs more."""
+
+
+def chunk_limit(capacity: int, num_workers: int) -> int:
+    """Rows that a chunk may have at most, where every worker is to have two of them in the channel."""
+    return max(1, min(MAX_CHUNK_ROWS, capacity // (2 * num_workers)))
 
 
 class ChunkPacer:
@@ -19,9 +24,14 @@ class ChunkPacer:
     """
 
     def __init__(self, capacity: int, num_workers: int) -> None:
-        self._limit = max(1, min(_MAX_ROWS, capacity // (2 * num_workers)))
+        self._limit = chunk_limit(capacity, num_workers)
         self._row_s: float | None = None
         self.num_rows = min(_FIRST_ROWS, self._limit)
+
+    def resize(self, capacity: int, num_workers: int) -> None:
+        """The channel holds another number of samples now, or other workers are there."""
+        self._limit = chunk_limit(capacity, num_workers)
+        self.num_rows = min(self.num_rows, self._limit)
 
     def learn(self, num_rows: int, busy_s: float) -> None:
         """A worker took ``busy_s`` seconds for ``num_rows`` rows."""

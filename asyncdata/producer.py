@@ -58,6 +58,7 @@ class Producer:
     """Reads ahead from one position, until it is started anew from another.
 
     :param epochs: how many epochs there are; None for no end.
+    :ivar lacks_room: whether a worker could have had more to do if there had been room in the channel.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Producer:
         self._current = (0, 0)
         self._is_finished = True
         self._is_pumping = False
+        self.lacks_room = False
         executor.slots.on_free = self.pump
 
     def start(self, ledger: Ledger, expected_canaries: list[str] | None = None) -> None:
@@ -127,6 +129,11 @@ class Producer:
         finally:
             self._is_pumping = False
 
+    def resize(self) -> None:
+        """There are other workers now, or the channel holds another number of samples."""
+        self._pacer.resize(self._coordinator.rules.capacity, self._executor.num_workers)
+        self.pump()
+
     def _open_window(self) -> None:
         epoch, number = _after(self._current, self._windows[0]) if self._windows else self._current
         if self._epochs is not None and epoch >= self._epochs:
@@ -157,6 +164,7 @@ class Producer:
 
         size = min(self._pacer.num_rows, max(num_left, 0))
         entry = self._coordinator.reserve(self._channel, size, min_rows=(size + 1) // 2)
+        self.lacks_room = entry is None
         if entry is None:
             return False
 

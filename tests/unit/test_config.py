@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import get_type_hints
 
 import msgspec
 import numpy as np
 import pytest
 
-from asyncdata.config import Knobs, LoaderConfig, num_usable_cpus
+from asyncdata.config import Knobs, LoaderConfig
 from asyncdata.errors import ConfigError
 from asyncdata.order import RowShuffle, Shuffle
 
@@ -98,9 +97,3 @@ def test_a_config_is_a_value_that_cannot_be_changed():
         LoaderConfig().seed = 1
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         msgspec.convert({"x": 1}, LoaderConfig)
-
-
-def test_cpus_are_those_this_process_may_use(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
-
-    assert num_usable_cpus() == 2

@@ -1,0 +1,103 @@
+"""What this process may use of the machine: CPUs, memory, and what a process takes of it. Linux, from /proc and /sys.
+
+A container's limits count: those of control groups, of version 1 and 2, on every level above this process.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ("available_memory", "num_usable_cpus", "process_memory")
+
+_ROOT = Path("/")
+_NO_LIMIT = 1 << 60
+"""Version 1 says "no limit" by a number of bytes that no machine has."""
+
+
+def num_usable_cpus(root: Path = _ROOT) -> int:
+    """CPUs that this process may use: those of its affinity mask, as Ray and batch systems set it, or fewer if its
+    control groups have a quota. A part of a CPU counts as one.
+
+    :param root: where /proc and /sys are.
+    """
+    quotas = [math.ceil(_cpu_quota(folder)) for folder in _control_groups(root, "cpu")]
+    return max(1, min([len(os.sched_getaffinity(0)), *quotas]))
+
+
+def available_memory(root: Path = _ROOT) -> int:
+    """Bytes that can still be used without pushing anything out: of the machine, or of a control group with less.
+
+    :param root: where /proc and /sys are.
+    """
+    machine = _named_numbers(root / "proc/meminfo").get("MemAvailable:", _NO_LIMIT)
+    left = [_memory_left(folder) for folder in _control_groups(root, "memory")]
+    return max(0, min([machine, *left]))
+
+
+def process_memory(pid: int, root: Path = _ROOT) -> int:
+    """Bytes that a process takes, where what it shares with others counts by its share; 0 if that cannot be told."""
+    return _named_numbers(root / f"proc/{pid}/smaps_rollup").get("Pss:", 0)
+
+
+def _control_groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of the control groups that bound this process in ``controller``, the innermost first.
+
+    A container may see its own group as the root, or be told a path that lies outside of what it sees: the root of what
+    is mounted is always among them.
+    """
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" or controller in controllers.split(","):
+            mount = root / "sys/fs/cgroup" / controllers
+            inner = mount / path.lstrip("/")
+            yield inner
+            yield from (folder for folder in inner.parents if folder.is_relative_to(mount))
+
+
+def _cpu_quota(group: Path) -> float:
+    """CPUs of a group: version 2 says quota and period in one file, version 1 in two."""
+    words = _text(group / "cpu.max").split() or [
+        *_text(group / "cpu.cfs_quota_us").split(),
+        *_text(group / "cpu.cfs_period_us").split(),
+    ]
+    if len(words) != 2 or not words[0].isdecimal():  # "max", or -1: no quota
+        return _NO_LIMIT
+
+    return int(words[0]) / int(words[1])
+
+
+def _memory_left(group: Path) -> int:
+    """Bytes below the limit of a group. Cached pages of files that nobody uses now can be had back."""
+    for limit_file, used_file, cached in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit, used = _text(group / limit_file).strip(), _text(group / used_file).strip()
+        if limit.isdecimal() and used.isdecimal() and int(limit) < _NO_LIMIT:
+            return int(limit) - int(used) + _named_numbers(group / "memory.stat").get(cached, 0)
+
+    return _NO_LIMIT
+
+
+def _named_numbers(path: Path) -> dict[str, int]:
+    """Lines of a name, a number and perhaps a unit; in bytes."""
+    found = {}
+    for line in _text(path).splitlines():
+        name, *values = line.split()
+        if values and values[0].isdecimal():
+            found[name] = int(values[0]) * (1024 if values[-1] == "kB" else 1)
+    return found
+
+
+def _text(path: Path) -> str:
+    """What the file says; nothing where it is not there, or not ours to read."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
