@@ -19,7 +19,7 @@ from asyncdata.tokenization.spans import (
     token_spans,
     trained_runs,
 )
-from asyncdata.types import Sample
+from asyncdata.types import Lot
 from tests.unit.tokenization import read_back
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def test_labels_are_read_back_from_the_column_that_was_written(flags):
     out = ColumnWriter()
     out.keep(0, tokens, spans=encode_spans(trained_runs(labels)))
 
-    sample = Sample(read_back(out.finish(1, 0.0), 1), 0)
+    (sample,) = Lot(read_back(out.finish(1, 0.0), 1), 0, 1, 0, 0, 1).samples()
 
     assert sample.labels is not None
     assert sample.labels.tolist() == labels
