@@ -51,7 +51,7 @@ class _Template:
         self.reason = ""
         self._spawner = spawner
         self._is_open = False
-        self._is_lost = False
+        self._lost_because = ""
         self._turn = anyio.Lock()
 
     async def open(self, job: bytes) -> None:
@@ -126,8 +126,8 @@ class _Template:
         return answer.status if isinstance(answer, Reaped) else None
 
     def _send(self, operation: int, argument: int, fds: Sequence[int] = ()) -> None:
-        if self._is_lost:
-            raise _LostError("it did not answer")
+        if self._lost_because:
+            raise _LostError(self._lost_because)
 
         try:
             self.process.connection.send_with(COMMAND.pack(operation, argument), fds)
@@ -151,7 +151,7 @@ class _Template:
 
     def _lost(self, reason: str) -> _LostError:
         """No answer to an earlier question may be taken for one to a later: it is done with, and so are its workers."""
-        self._is_lost = True
+        self._lost_because = reason
         self._life.kill()
         return _LostError(reason)
 
@@ -166,7 +166,7 @@ class _Template:
     def close(self) -> None:
         """Let it end by itself, as it has to see to its dead workers first; but not for long."""
         self.process.connection.close()
-        self._life.wait_or_kill(_FAREWELL_S if self._is_open and not self._is_lost else 0)
+        self._life.wait_or_kill(_FAREWELL_S if self._is_open and not self._lost_because else 0)
         self.process.close_output()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from tests.support.faults import GONE_S, Program, num_rounds, say, until
@@ -17,11 +19,14 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 ROUNDS = num_rounds(quick=1, full=4)
-"""For each of the five things that workers may be doing; in full 20 in all."""
+"""For each of the things that workers may be doing; in full 4 each."""
 BUSY = {
     "idle": "tests.support.tokenize_fns:row_id",
     "starting": "tests.support.tokenize_fns:row_id",
+    "still to be born": "tests.support.tokenize_fns:row_id",
     "waiting": "tests.support.worker_fns:waits",
+    "waiting, their template stopped": "tests.support.worker_fns:waits",
+    "waiting, their template just killed": "tests.support.worker_fns:waits",
     "in C with the GIL": "tests.support.idling:multiplies",
     "in C with the GIL, not killed by the kernel": "tests.support.worker_fns:stuck_in_c_and_orphaned",
 }
@@ -37,11 +42,17 @@ def kill_trainer(folder: Path, doing: str, chance: random.Random) -> tuple[int, 
     settings = {"path": str(path), "tokenize_fn": BUSY[doing], "ready": str(ready), "state": state, "num_workers": 2}
     with Program.of("idling", settings) as trainer:
         if doing == "starting":
-            until(lambda: len(trainer.alive()) > 1)
+            until(lambda: len(trainer.alive()) > 2)
             time.sleep(chance.random() * 0.2)
+        elif doing == "still to be born":
+            until(lambda: len(trainer.alive()) > 1)
+            time.sleep(chance.random() * 0.1)
         else:
             until(lambda: ready.exists() and (doing == "idle" or began.exists()))
-        num_workers = len(trainer.alive()) - 1
+        num_workers = len(trainer.alive()) - 1  # and the template
+        if "template" in doing:
+            (template,) = psutil.Process(trainer.pid).children()
+            template.send_signal(signal.SIGSTOP if "stopped" in doing else signal.SIGKILL)
         trainer.kill()
         return num_workers, trainer.assert_gone()
 
@@ -54,6 +65,6 @@ def test_no_worker_outlives_the_trainer(tmp_path, doing):
     num_workers = sum(number for number, _ in seen)
     assert num_workers >= ROUNDS
     say(
-        f"trainer SIGKILLed, workers {doing}: {ROUNDS} kills, {num_workers} workers, 0 left after {GONE_S:g} s; "
+        f"trainer SIGKILLed, workers {doing}: {ROUNDS} kills, {num_workers} processes, 0 left after {GONE_S:g} s; "
         f"the last was gone after {max(seconds for _, seconds in seen):.3f} s"
     )

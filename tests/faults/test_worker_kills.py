@@ -10,6 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from asyncdata import BadRowError, DataLoader, EndOfData
@@ -19,7 +20,7 @@ from tests.support.streaming import entry
 from tests.support.tokenize_fns import id_and_text, kills_on_13
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
@@ -38,14 +39,34 @@ def pids(loader: DataLoader, *states: str) -> list[int]:
     return [worker.pid for worker in loader.statistics().workers if worker.pid and worker.state in states]
 
 
-class Killer:
-    """Sends ``number`` signals to workers at random instants, each after something was delivered since the last."""
+def templates(loader: DataLoader) -> list[int]:
+    """The one process, at most, that is this one's child and no worker."""
+    return [child.pid for child in psutil.Process().children() if child.pid not in pids(loader, "idle", "busy")]
 
-    def __init__(self, loader: DataLoader, number: int, number_of_signal: int, seed: int) -> None:
+
+def family(loader: DataLoader) -> list[int]:
+    return templates(loader) + pids(loader, "idle", "busy")
+
+
+class Killer:
+    """Sends ``number`` signals at random instants, each after something was delivered since the last.
+
+    :param victims: the processes of which one is chosen each time.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader,
+        number: int,
+        number_of_signal: int,
+        seed: int,
+        victims: Callable[[DataLoader], list[int]] = lambda loader: pids(loader, "idle", "busy"),
+    ) -> None:
         self.num_sent = 0
         self._loader = loader
         self._number = number
         self._signal = number_of_signal
+        self._victims = victims
         self._chance = random.Random(seed)
         self._delivered = threading.Event()
         self._is_over = threading.Event()
@@ -74,7 +95,7 @@ class Killer:
             self._delivered.clear()
             self._delivered.wait()
             self._is_over.wait(self._chance.random() * 0.05)
-            alive = pids(self._loader, "idle", "busy")
+            alive = self._victims(self._loader)
             if alive:
                 with contextlib.suppress(ProcessLookupError):  # it was lost, and reaped, this very moment
                     os.kill(self._chance.choice(alive), self._signal)
@@ -125,6 +146,20 @@ def test_kill_9_at_random_instants(path, num_workers):
     say(
         f"kill -9 of workers: {killer.num_sent} kills, {restarts} replaced by the end, {num_workers} workers: "
         f"{result}; {time.monotonic() - began:.0f} s"
+    )
+
+
+@pytest.mark.parametrize("victims", [templates, family])
+def test_kill_9_of_the_template_and_of_whoever_there_is(path, victims):
+    began = time.monotonic()
+    with make(path, num_workers=2, buffer_size=200) as loader:
+        killer = Killer(loader, ROUNDS, signal.SIGKILL, seed=5, victims=victims)
+        found = stream_under(killer, loader, random.Random(5))
+
+    result = check(path, found)
+    assert killer.num_sent == ROUNDS
+    say(
+        f"kill -9 of {victims.__name__}: {killer.num_sent} kills, 2 workers: {result}; {time.monotonic() - began:.0f} s"
     )
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 Row = dict[str, Any]
 
+_kept_open: list[Any] = []
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -174,6 +176,13 @@ class Opening:
             os._exit(5)
         while self.what == "waits" and not Path(self.folder, "open").exists():
             time.sleep(0.005)
+        if self.what in {"is counted", "lingers", "keeps a file open"} and self.folder:
+            self._number_of_this_start()
+        if self.what == "keeps a file open":
+            _kept_open.append(Path(__file__).open("rb"))
+        if self.what == "prints without a newline":
+            sys.stdout.write("half a line of Python's ")
+            ctypes.CDLL(None).printf(b"half a line of C's ")
         if self.what == "lingers":
             threading.Thread(target=time.sleep, args=(3600,)).start()
         return FunctionTokenizer(as_told)
@@ -182,6 +191,29 @@ class Opening:
         path = Path(self.folder, f"start {os.getpid()}")
         path.touch()
         return len(list(Path(self.folder).glob("start *")))
+
+
+class RollsDice(Opening):
+    """Says what the generators give that everybody uses."""
+
+    def settings(self) -> dict[str, Any]:
+        """As the protocol says."""
+        return {}
+
+    def open(self) -> Any:
+        """As the protocol says."""
+        import random
+
+        import numpy as np
+
+        from asyncdata.tokenization.base import FunctionTokenizer
+
+        def rolls(row: Row) -> dict[str, Any]:
+            time.sleep(row.get("sleep_s", 0))
+            numbers = {"python": random.random(), "numpy": float(np.random.random())}
+            return {"input_ids": [row["id"]], "pid": os.getpid(), **numbers}
+
+        return FunctionTokenizer(rolls)
 
 
 class ReadsThenEncodes(Opening):

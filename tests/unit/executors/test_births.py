@@ -1,0 +1,296 @@
+"""The template that workers are forked from: what it shares, when it does not, and what its own death costs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import psutil
+import pytest
+import structlog
+
+from asyncdata.executors import births
+from asyncdata.executors.births import Births
+from asyncdata.executors.process import ProcessExecutor
+from asyncdata.executors.spawn import Spawner
+from asyncdata.wire import frame
+from tests.support import worker_fns
+from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
+from tests.support.tokenize_fns import kills_on_13, row_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture
+def rows(jsonl_file) -> Callable[..., Path]:
+    """A function that writes rows 0 to n-1, each with what is given for it."""
+
+    def write(number: int, special: dict[int, dict[str, Any]] | None = None) -> Path:
+        return jsonl_file([{"id": i, **(special or {}).get(i, {})} for i in range(number)])
+
+    return write
+
+
+def template() -> psutil.Process:
+    """The one child that this process has."""
+    (child,) = psutil.Process().children()
+    return child
+
+
+def pids(executor: ProcessExecutor) -> list[int]:
+    return [worker.pid for worker in executor.statistics().workers if worker.pid is not None]
+
+
+async def all_ready(executor: ProcessExecutor) -> None:
+    await until(lambda: [state.state for state in executor.statistics().workers] == ["idle"] * executor.num_workers)
+
+
+def events_of(events: Any, name: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == name]
+
+
+# What is shared
+
+
+async def test_the_function_is_opened_once_for_all_workers_and_for_those_that_come_later(rows, tmp_path):
+    executor = ProcessExecutor(3)
+    client = Client(executor, rows(5), worker_fns.Opening("is counted", str(tmp_path)))
+    async with client.running():
+        window = await client.window()
+        await all_ready(executor)
+        before = pids(executor)
+        os.kill(before[0], signal.SIGKILL)
+        await until(lambda: pids(executor)[0] not in {None, before[0]})
+        executor.set_num_workers(4)
+        await all_ready(executor)
+        assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4]
+        assert {psutil.Process(pid).ppid() for pid in pids(executor)} == {template().pid}
+
+    assert len(list(tmp_path.glob("start *"))) == 1
+
+
+async def test_every_worker_has_randomness_of_its_own(rows):
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(40, {i: {"sleep_s": 0.005} for i in range(40)}), worker_fns.RollsDice())
+    async with client.running():
+        window = await client.window()
+        await all_ready(executor)
+        asked = [client.ask(window.request(row, row + 1)) for row in range(40)]
+        said = [value_of(reply, "extra") for reply in await client.answers(asked)]
+
+    first_of_each = {one["pid"]: (one["python"], one["numpy"]) for one in reversed(said)}
+    assert len(first_of_each) == 2
+    for rolls in zip(*first_of_each.values(), strict=True):
+        assert len(set(rolls)) == 2
+
+
+async def test_what_was_printed_before_a_fork_is_said_once(rows):
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(1), worker_fns.Opening("prints without a newline"))
+    with structlog.testing.capture_logs() as events:
+        async with client.running():
+            await all_ready(executor)
+            await until(lambda: "half a line" in said(events))
+
+    assert said(events).count("half a line") == 2, "once from Python and once from C"
+    assert {event["worker"] for event in events_of(events, "worker.output")} == {"template"}
+
+
+def said(events: Any) -> str:
+    return "".join(event["text"] for event in events_of(events, "worker.output"))
+
+
+# When nothing is shared
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("lingers", "the tokenize function has started threads: there are 2"),
+        ("keeps a file open", "the tokenize function keeps open descriptor "),
+    ],
+)
+async def test_what_a_fork_could_harm_is_opened_by_every_worker(rows, tmp_path, what, reason):
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(200), worker_fns.Opening(what, str(tmp_path)))
+    with structlog.testing.capture_logs() as events:
+        async with client.running():
+            window = await client.window()
+            await all_ready(executor)
+            before = pids(executor)
+            assert sorted(before) == sorted(child.pid for child in psutil.Process().children())
+            os.kill(before[0], signal.SIGKILL)
+            await until(lambda: executor.statistics().num_restarts == 1)
+            await all_ready(executor)
+            assert ids_of(await client.tokenized(window)) == list(range(200))
+
+    (event,) = events_of(events, "workers.not_shared")
+    assert event["reason"].startswith(reason)
+    assert len(list(tmp_path.glob("start *"))) == 3
+    assert events_of(events, "template.lost") == []
+
+
+# Its death
+
+
+async def test_a_template_that_is_killed_is_replaced_with_its_workers(rows, tmp_path):
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(8, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
+    with structlog.testing.capture_logs() as events:
+        async with client.running():
+            window = await client.window()
+            asked = [client.ask(window.request(row, row + 1)) for row in range(8)]
+            await until(began.exists)
+            before = {template().pid, *pids(executor)}
+            template().kill()
+            await until(lambda: executor.statistics().num_restarts == 3)
+            gate.touch()
+            assert [ids_of(reply) for reply in await client.answers(asked)] == [[row] for row in range(8)]
+            await all_ready(executor)
+            assert not before & {template().pid, *pids(executor)}
+
+    (event,) = events_of(events, "template.lost")
+    assert (event["pid"] in before, event["how"]) == (True, "SIGKILL")
+    assert executor.statistics().num_restarts == 3, "two workers and the template"
+
+
+async def test_a_request_is_not_to_blame_for_the_death_of_the_template(rows, tmp_path):
+    """Its worker went with it, twice."""
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
+    async with client.running():
+        window = await client.window()
+        asked = client.ask(window.request(0, 1))
+        for _ in range(4):
+            await until(began.exists)
+            began.unlink()
+            template().kill()
+        gate.touch()
+        assert ids_of(await client.answer(asked)) == [0]
+
+
+async def test_template_and_workers_may_be_killed_together(rows):
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(400, {i: {"sleep_s": 0.0005} for i in range(400)}), worker_fns.takes_its_time)
+    async with client.running():
+        window = await client.window()
+        asked = [client.ask(window.request(first, first + 4)) for first in range(0, 400, 4)]
+        for number in range(4):
+            await until(lambda: len(pids(executor)) == 2)
+            victims = [template().pid, *pids(executor)]
+            for pid in victims if number % 2 else reversed(victims):
+                os.kill(pid, signal.SIGKILL)
+            await until(lambda victims=victims: not set(pids(executor)) & set(victims))
+        replies = await client.answers(asked)
+
+    assert [ids_of(reply) for reply in replies] == [list(range(first, first + 4)) for first in range(0, 400, 4)]
+
+
+async def test_a_template_that_is_stopped_is_replaced_once_it_is_needed(rows, monkeypatch):
+    monkeypatch.setattr(births, "_PATIENCE_S", 0.3)
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(20), row_id)
+    with structlog.testing.capture_logs() as events:
+        async with client.running():
+            window = await client.window()
+            await all_ready(executor)
+            stopped, workers = template(), pids(executor)
+            stopped.suspend()
+            assert ids_of(await client.tokenized(window)) == list(range(20)), "its workers work"
+            os.kill(workers[0], signal.SIGKILL)
+            await until(lambda: len(pids(executor)) == 2 and not set(pids(executor)) & set(workers))
+            assert ids_of(await client.tokenized(window)) == list(range(20))
+            assert not stopped.is_running()
+
+    (event,) = events_of(events, "template.lost")
+    assert (event["reason"], event["how"]) == ("no answer in 0.3 s; it was killed", "SIGKILL")
+
+
+async def test_a_stopped_template_does_not_keep_the_loader_from_closing(rows):
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(20), row_id)
+    async with client.running():
+        await all_ready(executor)
+        stopped = template()
+        stopped.suspend()
+
+    assert not stopped.is_running()
+
+
+async def test_a_row_that_kills_its_worker_is_found_as_ever(rows):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(20), kills_on_13)
+    async with client.running():
+        window = await client.window()
+        reply = await client.answer(client.ask(window.request(10, 15)))
+        mother = template()
+        assert ids_of(await client.tokenized(window, 0, 10)) == list(range(10))
+        assert template() == mother, "a worker's death is not its template's"
+
+    assert (reply.code, reply.reason, reply.row) == ("AD423", "its worker died (SIGSEGV)", 3)  # type: ignore[union-attr]
+
+
+async def test_no_zombie_is_left_while_the_pool_runs(rows):
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(5), row_id)
+    async with client.running():
+        await client.window()
+        for number in range(3):
+            await all_ready(executor)
+            os.kill(pids(executor)[number % 2], signal.SIGKILL)
+            await until(lambda number=number: executor.statistics().num_restarts == number + 1)
+        executor.set_num_workers(1)
+        await until(lambda: len(pids(executor)) == 1)
+        await all_ready(executor)
+        family = psutil.Process().children(recursive=True)
+        assert {process.pid for process in family} == {template().pid, *pids(executor)}
+
+
+# What it is told
+
+
+async def test_it_ends_its_workers_when_its_socket_ends(rows):
+    """No executor here: births alone, and a worker that is not told that it is over."""
+    client = Client(ProcessExecutor(1), rows(1), row_id)
+    with Spawner(1, 0, 1) as spawner, anyio.fail_after(NEVER_S):
+        maker = Births(spawner)
+        async with anyio.create_task_group() as group:
+            maker.begin(group, frame(0, client.job))
+            worker = await maker.bear(0)
+            group.cancel_scope.cancel()
+        maker.close()
+        await worker.life.ended()
+        worker.kill()
+        worker.wait()
+
+    assert psutil.Process().children(recursive=True) == []
+
+
+async def test_without_room_for_a_fork_it_says_so(rows):
+    """The template has room for so many descriptors that a worker's own do not fit."""
+    import resource
+
+    from asyncdata.errors import WorkerError
+
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(1), row_id)
+    with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:
+        async with client.running():
+            await all_ready(executor)
+            resource.prlimit(template().pid, resource.RLIMIT_NOFILE, (3, 3))
+            executor.set_num_workers(2)
+            await anyio.sleep_forever()
+
+    error: BaseException = caught.value
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, WorkerError)
+    assert str(error).startswith("AD426 workers cannot be started: Too many open files; raise the limit")
