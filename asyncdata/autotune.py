@@ -185,11 +185,12 @@ class _Interval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Trial(msgspec.Struct, frozen=True):
-    """More workers are tried: what was before."""
+    """More workers are tried: what was before, and how often they were looked at in vain."""
 
     num_workers: int
     rate: float
     had_rows: bool
+    num_failed: int = 0
 
 
 class Autotuner:
@@ -200,11 +201,12 @@ class Autotuner:
         self._start: Observation | None = None
         self._is_warm = self._has_begun = False
         self._kept: deque[_Interval] = deque(maxlen=_NUM_KEPT)
+        self._most_workers = limits.max_workers
         self._trial: _Trial | None = None
         self._num_intervals = 0
         self._num_fed = self._num_starved = self._num_stuck = 0
         self._num_until_full = 0
-        self._last_shrink: int | None = None
+        self._has_shrunk = False
         self._shrink_patience = self._trial_patience = _NUM_QUIET
         self._next_trial = 0
         self._settled_at: tuple[int, int] | None = None
@@ -249,13 +251,12 @@ class Autotuner:
 
     def _decide(self, now: Observation, interval: _Interval) -> list[Change | Settled]:
         if now.num_workers > self._affordable(now):
-            return self._change_workers(now, self._affordable(now), "max_memory_bytes")
+            self._most_workers = self._affordable(now)  # for good: what workers take does not become less
+            return self._change_workers(now, self._most_workers, "max_memory_bytes")
 
         trial, self._trial = self._trial, None
         if trial is not None and not self._has_paid(trial, interval):
-            self._next_trial = self._num_intervals + self._trial_patience
-            self._trial_patience *= 2
-            return self._change_workers(now, trial.num_workers, "no_gain")
+            return self._fail(now, trial)
 
         if self._num_until_full:
             self._num_until_full = 0 if interval.full_s > 0 else self._num_until_full - 1
@@ -290,11 +291,9 @@ class Autotuner:
         return self._stuck(now, "read_ahead" if comes_in_bursts else "reading")
 
     def _add_workers(self, now: Observation, interval: _Interval) -> list[Change | Settled]:
-        most = min(self._limits.max_workers, self._affordable(now))
+        most = self._affordable(now)
         if now.num_workers >= most:
-            return self._stuck(
-                now, "max_workers" if now.num_workers >= self._limits.max_workers else "max_memory_bytes"
-            )
+            return self._stuck(now, "max_workers" if most == self._limits.max_workers else "max_memory_bytes")
 
         if self._num_intervals < self._next_trial:
             return self._stuck(now, "no_gain")
@@ -302,11 +301,20 @@ class Autotuner:
         # While it waits it would work: then as many would be busy. But a measurement is not to be trusted too far.
         num_busy = interval.busy * now.num_workers / max(1e-9, 1 - interval.starved)
         wanted = max(now.num_workers + 1, min(2 * now.num_workers, math.ceil(num_busy / _BUSY_AT_BEST)))
-        if self._last_shrink is not None and self._num_intervals - self._last_shrink < 4 * self._shrink_patience:
-            self._shrink_patience *= 2
-        self._last_shrink = None
+        self._shrink_patience *= 2 if self._has_shrunk else 1
+        self._has_shrunk = False
         self._trial = _Trial(now.num_workers, interval.rate, interval.num_rows > 0)
         return self._change_workers(now, min(wanted, most), "workers_busy")
+
+    def _fail(self, now: Observation, trial: _Trial) -> list[Change | Settled]:
+        """They are of no use, if that is seen twice: to take them back for a hiccup of the machine costs more."""
+        if trial.num_failed == 0:
+            self._trial = msgspec.structs.replace(trial, num_failed=1)
+            return []
+
+        self._next_trial = self._num_intervals + self._trial_patience
+        self._trial_patience *= 2
+        return self._change_workers(now, trial.num_workers, "no_gain")
 
     def _has_paid(self, trial: _Trial, interval: _Interval) -> bool:
         """Whether the trainer has what it wants now, or gets more by a fair part of what more workers should give."""
@@ -338,8 +346,8 @@ class Autotuner:
 
     def _affordable(self, now: Observation) -> int:
         """Workers that there is memory for."""
-        fitting = self._limits.max_worker_bytes // now.worker_bytes if now.worker_bytes else self._limits.max_workers
-        return max(self._limits.min_workers, fitting)
+        fitting = self._limits.max_worker_bytes // now.worker_bytes if now.worker_bytes else self._most_workers
+        return max(self._limits.min_workers, min(fitting, self._most_workers))
 
     # It does not.
 
@@ -350,7 +358,7 @@ class Autotuner:
             recent = _Interval.sum(self._kept)
             needed = max(self._limits.min_workers, math.ceil(recent.busy * now.num_workers / _BUSY_AT_LEAST))
             if needed < now.num_workers:
-                self._last_shrink = self._num_intervals
+                self._has_shrunk = True
                 return self._change_workers(now, needed, "workers_idle")
 
         return self._settle(now, "fed") if self._num_fed >= _NUM_KEPT else []
