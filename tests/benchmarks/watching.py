@@ -6,8 +6,10 @@ What is mapped from a memfd is in it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import threading
@@ -20,14 +22,14 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ("ROOT", "MeasurementFailed", "measured", "tree_pss", "watch")
+__all__ = ("ROOT", "MeasurementError", "measured", "tree_pss", "watch")
 
 ROOT = Path(__file__).parents[2]
 LOOK_EVERY_S, LOOKING_SHARE = 0.2, 0.02
 MAX_WORDS_OF_ERROR = 1500
 
 
-class MeasurementFailed(Exception):
+class MeasurementError(Exception):
     """What was measured ended with an error, and what it said."""
 
 
@@ -56,34 +58,41 @@ def watch(process: subprocess.Popen[str], peak: list[int], done: threading.Event
 
 
 def measured(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, *, watched: bool = False, timeout_s: float = 900
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    watched: bool = False,
+    timeout_s: float = 900,
 ) -> dict[str, Any]:
     """What ``command`` prints as its last line; watched, with ``peak_pss_mb``.
 
-    :raises MeasurementFailed: if it ends with an error, or not in time.
+    :raises MeasurementError: if it ends with an error, or not in time.
     """
     peak, done = [0], threading.Event()
+    options: dict[str, Any] = {"cwd": ROOT, "env": os.environ | (environment or {}), "text": True}
     with (
         tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | (environment or {}), stdout=subprocess.PIPE, stderr=errors, text=True
-        ) as process,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True, **options) as process,
     ):
         watcher = threading.Thread(target=watch, args=(process, peak, done))
         if watched:
             watcher.start()
         try:
             output, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise MeasurementFailed(f"{' '.join(command)} took more than {timeout_s} s") from None
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its workers too
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+
+            raise MeasurementError(f"{' '.join(command)} took more than {timeout_s} s") from None
         finally:
             done.set()
             if watched:
                 watcher.join()
         errors.seek(0)
         if process.returncode:
-            raise MeasurementFailed(f"{' '.join(command)} failed:\n{errors.read()[-MAX_WORDS_OF_ERROR:]}")
+            raise MeasurementError(f"{' '.join(command)} failed:\n{errors.read()[-MAX_WORDS_OF_ERROR:]}")
 
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found | ({"peak_pss_mb": peak[0] / 1e6} if watched else {})

@@ -1,4 +1,4 @@
-"""The peers' virtual environments: pinned, made once, kept in a folder; what cannot be installed is absent, and said so.
+"""The peers' virtual environments: pinned, made once, kept in a folder; what cannot be installed is said to be absent.
 
 ``python -m tests.benchmarks.peers.environments --peers DIR`` makes them all.
 """
@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ("ENVIRONMENTS", "Absent", "environment", "peers_python")
+__all__ = ("ENVIRONMENTS", "AbsentError", "environment", "peers_python")
 
 PYTHON = (3, 11)
 """The pins are of this Python's wheels; torch has a build for CPUs alone for no other."""
@@ -24,22 +24,27 @@ TORCH = "torch==2.13.0"
 INSTALL_TIMEOUT_S = 1800
 
 
-class Absent(Exception):
+class AbsentError(Exception):
     """A peer that is not there, and why."""
 
 
 class Environment(NamedTuple):
-    """What is installed, in steps: torch comes first and alone, so that nothing asks for another build of it."""
+    """What is installed, in steps: torch comes first and alone, so that nothing asks for another build of it.
+
+    ``tokenizers``: the version that something there insists on; empty takes this process's.
+    """
 
     steps: tuple[tuple[str, ...], ...]
     imports: str
+    tokenizers: str = ""
 
 
 ENVIRONMENTS = {
     "hf": Environment((("datasets==5.2.0", "gigatoken==0.10.0", "fastokens==0.3.5"),), "datasets"),
     "torchdata": Environment(((TORCH,), ("torchdata==0.11.0", "datasets==5.2.0")), "torchdata.stateful_dataloader"),
     "grain": Environment((("grain==0.2.18",),), "grain.python"),
-    "mosaic": Environment(((TORCH,), ("mosaicml-streaming==0.13.0",)), "streaming"),
+    # torchvision, which it asks for, would choose a torch of its own; and transformers, which it imports, tokenizers.
+    "mosaic": Environment(((TORCH,), (TORCH, "mosaicml-streaming==0.13.0")), "torch, transformers", "0.22.2"),
     "litdata": Environment(((TORCH,), ("litdata==0.2.76",)), "litdata"),
     "legacy": Environment((), "tokenizers"),
 }
@@ -48,14 +53,14 @@ ENVIRONMENTS = {
 def peers_python() -> str:
     """The Python that the environments are made with.
 
-    :raises Absent: if there is none of that version.
+    :raises AbsentError: if there is none of that version.
     """
     if sys.version_info[:2] == PYTHON:
         return sys.executable
 
     found = shutil.which("python{}.{}".format(*PYTHON))
     if found is None:
-        raise Absent("the peers are pinned for Python {}.{}, and there is none on PATH".format(*PYTHON))
+        raise AbsentError("the peers are pinned for Python {}.{}, and there is none on PATH".format(*PYTHON))
 
     return found
 
@@ -63,13 +68,12 @@ def peers_python() -> str:
 def environment(name: str, folder: Path) -> str:
     """The Python of an environment, which is made if it is not there yet or if its pins have changed.
 
-    All have the same ``tokenizers`` as this process: what is compared is what is around it.
+    They have the same ``tokenizers`` as this process where they can: what is compared is what is around it.
 
-    :raises Absent: if it cannot be made.
+    :raises AbsentError: if it cannot be made.
     """
     wanted = ENVIRONMENTS[name]
-    steps = [[*step, _tokenizers()] for step in wanted.steps or ((),)]
-    steps = [[TORCH], *steps[1:]] if wanted.steps and wanted.steps[0] == (TORCH,) else steps
+    steps = _steps(wanted)
     digest = hashlib.blake2b(json.dumps([steps, wanted.imports]).encode(), digest_size=8).hexdigest()
     home = folder / f"{name}-{digest}"
     python = home / "bin" / "python"
@@ -78,8 +82,10 @@ def environment(name: str, folder: Path) -> str:
     return str(python)
 
 
-def _tokenizers() -> str:
-    return f"tokenizers=={version('tokenizers')}"
+def _steps(wanted: Environment) -> list[list[str]]:
+    """What pip is given, call by call."""
+    pin = f"tokenizers=={wanted.tokenizers or version('tokenizers')}"
+    return [*map(list, wanted.steps[:-1]), [*(wanted.steps[-1] if wanted.steps else ()), pin]]
 
 
 def _make(home: Path, python: Path, steps: list[list[str]], imports: str) -> None:
@@ -96,11 +102,11 @@ def _call(*command: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise Absent(f"{' '.join(command)} took more than {INSTALL_TIMEOUT_S} s") from error
+        raise AbsentError(f"{' '.join(command)} took more than {INSTALL_TIMEOUT_S} s") from error
 
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
-        raise Absent(f"{' '.join(command)} failed: {said[-1].strip()}")
+        raise AbsentError(f"{' '.join(command)} failed: {said[-1].strip()}")
 
 
 def main() -> None:
@@ -112,7 +118,7 @@ def main() -> None:
     for name in args.names:
         try:
             print(f"{name}: {environment(name, args.peers)}", flush=True)
-        except Absent as reason:
+        except AbsentError as reason:
             print(f"{name}: absent: {reason}", flush=True)
 
 

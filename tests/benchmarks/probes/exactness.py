@@ -22,10 +22,8 @@ def hf_ids(path: str, tokenizer: str, out: str) -> dict[str, float]:
     from tokenizers import Tokenizer
 
     engine = Tokenizer.from_file(str(Path(tokenizer) / "tokenizer.json"))
-    texts = []
     with open(path, "rb") as file:
-        for line in file:
-            texts.append(json.loads(line)["input"])
+        texts = [json.loads(line)["input"] for line in file]
     ids = [
         np.array(encoding.ids, np.int32)
         for start in range(0, len(texts), 1024)

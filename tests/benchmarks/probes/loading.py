@@ -54,13 +54,15 @@ def steady(
     return {"rows_per_s": num_taken / wall, "parent_cpu_us_per_row": cpu / num_taken * 1e6}
 
 
-def contest(path: str, tokenizer: str, **knobs: Any) -> dict[str, float]:
-    """A whole epoch in batches, as every peer goes through it: seconds from this process's first statement."""
+def contest(path: str, tokenizer: str, num_rows_at_most: int = 0, **knobs: Any) -> dict[str, float]:
+    """An epoch in batches, as every peer goes through it: seconds from this process's first statement."""
     num_rows, first = 0, 0.0
     with loader(path, tokenizer, epochs=1, batch_size=BATCH, **knobs) as made:
         for batch in made:
             first = first or seconds()
             num_rows += len(batch)
+            if num_rows >= (num_rows_at_most or 1 << 62):
+                break
         end = seconds()
     return {
         "first_batch_s": first,

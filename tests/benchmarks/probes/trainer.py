@@ -1,4 +1,4 @@
-"""What a loader costs the trainer: microseconds of a call, CPU, stalls beside a busy GIL, waits, groups for rollouts."""
+"""What a loader costs the trainer: microseconds of a call, CPU, stalls beside a busy GIL, waits, groups."""
 
 from __future__ import annotations
 
