@@ -6,7 +6,7 @@ import json
 import random
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.inputs import _sentences
+from tests.benchmarks.inputs import words_of_docstrings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,12 +22,12 @@ _MOST_WORDS = 1200
 
 def chats(folder: Path, num_rows: int) -> Path:
     """A JSONL file of so many rows ``{"messages": [...]}``; made once, and kept in ``folder``."""
-    path = folder / f"chats_{num_rows}.jsonl"
+    path = folder / f"fresh_chats_{num_rows}.jsonl"
     if path.exists():
         return path
 
     folder.mkdir(parents=True, exist_ok=True)
-    rng, words = random.Random(0), "".join(_sentences()).split()
+    rng, words = random.Random(0), words_of_docstrings()
     temporary = path.with_suffix(".part")
     with temporary.open("wb") as file:
         for _ in range(num_rows):

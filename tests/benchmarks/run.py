@@ -1,172 +1,191 @@
-"""Measure the library and print a table: ``python -m tests.benchmarks.run --tokenizer DIR [--only first_batch,order]``.
+"""The speeds that asyncdata promises, measured here: ``python -m tests.benchmarks.run --tokenizer DIR``.
 
-Each figure is taken in fresh processes, what is compared is interleaved, and medians are shown with their range.
-Absolute figures belong to the machine; what is quoted elsewhere are the ratios.
+Prints a table of S1 to S14 with goals, medians, ranges and verdicts, writes it as JSON, and draws the plots of the
+docs. Everything is measured in fresh processes; what is compared is interleaved. ``--quick`` shows that everything
+runs (small inputs, few rounds: its figures mean nothing, and it gives no verdict). Figures are kept in the JSON as they
+come: ``--resume`` goes on where an interrupted run was.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
-import statistics
-import subprocess
 import sys
 import tempfile
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.benchmarks.inputs import prompts
-from tests.benchmarks.shuffle_quality import shuffle_quality
+from asyncdata.config import num_usable_cpus
+from asyncdata.version import __version__
+from tests.benchmarks.figures.cache import token_cache
+from tests.benchmarks.figures.chat import chat_template
+from tests.benchmarks.figures.exactness import exactness
+from tests.benchmarks.figures.memory import memory
+from tests.benchmarks.figures.order import order
+from tests.benchmarks.figures.peers import beside_fast_streaming, beside_streaming
+from tests.benchmarks.figures.start import first_batch, resume
+from tests.benchmarks.figures.throughput import scaling, throughput
+from tests.benchmarks.figures.trainer import data_wait, rollouts, trainer_cost
+from tests.benchmarks.framework import Bench, Row
+from tests.benchmarks.watching import MeasurementError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROOT = Path(__file__).parents[2]
-NUM_ROUNDS = 5
+__all__ = ("FIGURES", "main")
+
+FIGURES: dict[str, Callable[[Bench], None]] = {
+    "S1": exactness,
+    "S2": throughput,
+    "S3": beside_streaming,
+    "S4": beside_fast_streaming,
+    "S5": first_batch,
+    "S6": memory,
+    "S7": resume,
+    "S8": trainer_cost,
+    "S9": data_wait,
+    "S10": token_cache,
+    "S11": order,
+    "S12": scaling,
+    "S13": rollouts,
+    "S14": chat_template,
+}
+LIBRARIES = ("tokenizers", "numpy", "msgspec", "anyio", "gigatoken", "fastokens")
 
 
-def probe(name: str, **arguments: Any) -> dict[str, float]:
-    """One measurement in a process of its own."""
-    command = [sys.executable, "-m", "tests.benchmarks.probe", name, json.dumps(arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr}")
+class Results:
+    """The JSON file: what was measured, and with what."""
 
-    return {key: float(value) for key, value in json.loads(done.stdout.splitlines()[-1]).items()}
+    def __init__(self, path: Path, settings: dict[str, Any], *, resume: bool) -> None:
+        self.path = path
+        self.content: dict[str, Any] = {
+            "asyncdata": __version__,
+            "python": platform.python_version(),
+            "machine": platform.platform(),
+            "cpus": num_usable_cpus(),
+            "versions": _versions(),
+            "settings": settings,
+            "figures": {},
+        }
+        if resume and path.exists():
+            before = json.loads(path.read_text())
+            if before["settings"] != settings:
+                raise SystemExit(
+                    f"{path} is of other settings, {before['settings']}; name another --json, or no --resume"
+                )
 
+            self.content["figures"] = before["figures"]
 
-def rounds(*calls: Callable[[], dict[str, float]], num_rounds: int = NUM_ROUNDS) -> list[dict[str, list[float]]]:
-    """Run the calls in turn, again and again; every figure of each."""
-    results: list[dict[str, list[float]]] = [{} for _ in calls]
-    for _ in range(num_rounds):
-        for call, result in zip(calls, results, strict=True):
-            for key, value in call().items():
-                result.setdefault(key, []).append(value)
-    return results
-
-
-def show(values: list[float], unit: str = "") -> str:
-    return f"{statistics.median(values):.3g}{unit} ({min(values):.3g} to {max(values):.3g})"
-
-
-class Bench:
-    """The inputs, and the rows of the table."""
-
-    def __init__(self, folder: Path, tokenizer: str, large_mb: int) -> None:
-        self.folder, self.tokenizer = folder, tokenizer
-        self.small = str(prompts(folder, 50))
-        self.large_mb = large_mb
-        self.rows: list[dict[str, str]] = []
+    def add(self, code: str, figure: dict[str, Any]) -> None:
+        """Keep a figure at once."""
+        self.content["figures"][code] = figure
+        temporary = self.path.with_suffix(".part")
+        temporary.write_text(json.dumps(self.content, indent=1))
+        temporary.rename(self.path)
 
     @property
-    def large(self) -> str:
-        return str(prompts(self.folder, self.large_mb))
+    def figures(self) -> dict[str, Any]:
+        """Those there are."""
+        found: dict[str, Any] = self.content["figures"]
+        return found
 
-    def report(self, goal: str, what: str, value: str) -> None:
-        self.rows.append({"goal": goal, "what": what, "value": value})
-        print(f"{goal:4} {what:68} {value}", flush=True)
 
-    def first_batch(self) -> None:
-        small, large = rounds(
-            lambda: probe("first_batch", path=self.small, tokenizer=self.tokenizer, num_workers=2),
-            lambda: probe("first_batch", path=self.large, tokenizer=self.tokenizer, num_workers=2),
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "asyncdata_benchmarks"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--tokenizer", metavar="DIR", help="a folder with tokenizer.json; a real one, of a large vocabulary"
+    )
+    parser.add_argument("--folder", metavar="DIR", type=Path, default=folder, help="for inputs: 4 GB (%(default)s)")
+    parser.add_argument("--peers", metavar="DIR", type=Path, help="for the peers' environments: 5 GB (FOLDER/peers)")
+    parser.add_argument("--only", metavar="S,...", default=",".join(FIGURES), help="which figures (all)")
+    parser.add_argument("--quick", action="store_true", help="small inputs, few rounds, no verdicts: does it run?")
+    parser.add_argument("--large-mb", metavar="N", type=int, default=2000, help="size of the large input (%(default)s)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="where results are kept (FOLDER/results.json)")
+    parser.add_argument("--resume", action="store_true", help="measure only what that file does not have yet")
+    parser.add_argument("--plots", metavar="DIR", type=Path, help="draw the plots of what the file has into DIR")
+    return parser
+
+
+def _checked(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    args = parser.parse_args()
+    if args.tokenizer is None:
+        parser.error(
+            "--tokenizer DIR is required: a folder with the tokenizer.json of a real model. A vocabulary trained on "
+            "the spot would be smaller, and its figures would be about nothing anybody uses"
         )
-        self.report(
-            "S5", "first batch of 32, from the process's first statement, 50 MB", show(small["first_batch_s"], " s")
-        )
-        self.report("S5", f"the same, {self.large_mb} MB", show(large["first_batch_s"], " s"))
-        ratios = [a / b for a, b in zip(large["first_batch_s"], small["first_batch_s"], strict=True)]
-        self.report("S5", "ratio of the two", show(ratios))
 
-    def memory(self) -> None:
-        arguments = {"tokenizer": self.tokenizer, "num_rows": 8000}
-        for num_workers in (2, 8):
-            small, large = rounds(
-                lambda: probe("steady", path=self.small, num_workers=num_workers, watch=True, **arguments),  # noqa: B023
-                lambda: probe("steady", path=self.large, num_workers=num_workers, watch=True, **arguments),  # noqa: B023
-                num_rounds=3,
-            )
-            self.report("S6", f"whole process tree, {num_workers} workers, 50 MB", show(small["peak_pss_mb"], " MB"))
-            self.report("S6", f"the same, {self.large_mb} MB", show(large["peak_pss_mb"], " MB"))
+    if not (Path(args.tokenizer) / "tokenizer.json").is_file():
+        parser.error(f"{args.tokenizer} has no tokenizer.json")
 
-    def throughput(self) -> None:
-        ours, raw = rounds(
-            lambda: probe("steady", path=self.small, tokenizer=self.tokenizer, num_workers=2),
-            lambda: probe("raw_in_processes", path=self.small, tokenizer=self.tokenizer, num_processes=2),
-        )
-        self.report("S2", "steady rows/s, shuffled, 2 workers", show(ours["rows_per_s"]))
-        self.report("S2", "encode_batch_fast alone in 2 processes, rows/s", show(raw["rows_per_s"]))
-        ratios = [a / b for a, b in zip(ours["rows_per_s"], raw["rows_per_s"], strict=True)]
-        self.report("S2", "ratio of the two", show(ratios))
+    args.only = [code.strip() for code in args.only.split(",")]
+    if unknown := [code for code in args.only if code not in FIGURES]:
+        parser.error(f"there is no figure {', '.join(unknown)}; there are {', '.join(FIGURES)}")
 
-    def scaling(self) -> None:
-        one, two = rounds(
-            lambda: probe("steady", path=self.small, tokenizer=self.tokenizer, num_workers=1, num_rows=10_000),
-            lambda: probe("steady", path=self.small, tokenizer=self.tokenizer, num_workers=2, num_rows=20_000),
-            num_rounds=3,
-        )
-        ratios = [b / a for a, b in zip(one["rows_per_s"], two["rows_per_s"], strict=True)]
-        self.report("S12", "rows/s with 2 workers over 1 worker", show(ratios))
-
-    def trainer_cost(self) -> None:
-        (call,) = rounds(lambda: probe("call_cost", path=self.small, tokenizer="bytes", num_workers=2))
-        self.report("S8", "get_next_batch(32), everything ready, median", show(call["call_us_p50"], " us"))
-        self.report("S8", "the same, 99th percentile", show(call["call_us_p99"], " us"))
-        arguments = {"path": self.small, "tokenizer": "bytes", "num_workers": 2, "buffer_size": 8192}
-        (steady,) = rounds(lambda: probe("steady", num_rows=70_000, **arguments))
-        self.report(
-            "S8", "CPU of the trainer's process per row, all threads", show(steady["parent_cpu_us_per_row"], " us")
-        )
-        self.report("S8", "rows/s with a tokenize function that costs nothing", show(steady["rows_per_s"]))
-        (busy,) = rounds(lambda: probe("busy_trainer", rows_per_s=20_000, **arguments), num_rounds=3)
-        self.report("S8", "beside a trainer that keeps the GIL, 20k rows/s wanted, had", show(busy["rows_per_s"]))
-        self.report("S8", "the same, longest stall", show(busy["worst_stall_ms"], " ms"))
-        slow, idle = rounds(
-            lambda: probe("busy_trainer", rows_per_s=10_000, **arguments),
-            lambda: probe("idle_trainer"),
-            num_rounds=3,
-        )
-        ratios = [a / b for a, b in zip(slow["turns_per_busy_s"], idle["turns_per_s"], strict=True)]
-        self.report("S8", "its speed at 10k rows/s over its speed alone", show(ratios))
-
-    def resume(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            base = {"path": self.large, "tokenizer": self.tokenizer, "num_workers": 2}
-            probe("make_snapshots", snapshot=f"{folder}/s", **base)
-            start, end = rounds(
-                lambda: probe("resume", snapshot=f"{folder}/s.0", **base),
-                lambda: probe("resume", snapshot=f"{folder}/s.99", **base),
-            )
-        self.report("S7", f"resume at 0 % of {self.large_mb} MB, first batch", show(start["resume_s"], " s"))
-        self.report("S7", "resume at 99 %, first batch", show(end["resume_s"], " s"))
-        ratios = [b / a for a, b in zip(start["resume_s"], end["resume_s"], strict=True)]
-        self.report("S7", "ratio of the two", show(ratios))
-
-    def order(self) -> None:
-        for name, (whole, tail) in shuffle_quality(self.folder, probe).items():
-            self.report("S11", f"deff at batch 256, {name}: whole epoch / last 1 %", f"{whole:.2f} / {tail:.2f}")
+    args.tokenizer = str(Path(args.tokenizer).resolve())
+    args.folder = args.folder.resolve()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    args.peers = (args.peers or args.folder / "peers").resolve()
+    args.json = args.json or args.folder / ("quick.json" if args.quick else "results.json")
+    return args
 
 
-BENCHES = ("first_batch", "memory", "throughput", "scaling", "trainer_cost", "resume", "order")
+def _take(bench: Bench, code: str) -> dict[str, Any]:
+    """The figure; if something of it fails, what there is of it, and why."""
+    try:
+        return bench.taken(FIGURES[code])
+    except MeasurementError as error:
+        bench.note(code, "not measured to the end", str(error).splitlines()[-1][:200])
+        print(error, file=sys.stderr)
+        return {"rows": [], "data": {}, "failed": str(error)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokenizer", required=True, help="a folder with tokenizer.json")
-    parser.add_argument(
-        "--folder", default=str(Path(tempfile.gettempdir()) / "asyncdata_benchmarks"), help="for inputs"
-    )
-    parser.add_argument("--large-mb", type=int, default=5000, help="size of the large input")
-    parser.add_argument("--only", default=",".join(BENCHES), help="which, separated by commas")
-    parser.add_argument("--json", metavar="FILE", help="write the table there too")
-    arguments = parser.parse_args()
-    bench = Bench(Path(arguments.folder), arguments.tokenizer, arguments.large_mb)
-    for name in arguments.only.split(","):
-        getattr(bench, name)()
-    if arguments.json:
-        table = {"python": platform.python_version(), "machine": platform.platform(), "rows": bench.rows}
-        Path(arguments.json).write_text(json.dumps(table, indent=1))
+    """Measure, keep, and sum up."""
+    args = _checked(_parser())
+    bench = Bench(args.folder, args.tokenizer, args.peers, args.large_mb, quick=args.quick)
+    settings = {"tokenizer": Path(args.tokenizer).name, "quick": args.quick, "large_mb": bench.large_mb}
+    results = Results(args.json, settings, resume=args.resume)
+    tempfile.tempdir = str(args.folder)
+    for backend in bench.fast_backends:
+        bench.probe("prove", path=bench.input(1), tokenizer=bench.tokenizer, backend=backend)
+    for code in args.only:
+        if args.resume and "failed" not in results.figures.get(code, {"failed": ""}):
+            print(*(Row(**row) for row in results.figures[code]["rows"]), sep="\n", flush=True)
+            continue
+
+        results.add(code, _take(bench, code))
+    _sum_up(results)
+    if args.plots is not None:
+        from tests.benchmarks.plots import draw
+
+        draw(results.content, args.plots)
+    if any("failed" in results.figures[code] for code in args.only):
+        raise SystemExit(1)
+
+
+def _sum_up(results: Results) -> None:
+    rows = [Row(**row) for figure in results.figures.values() for row in figure["rows"]]
+    with_goal = [row for row in rows if row.is_reached is not None]
+    print(f"\n{sum(bool(row.is_reached) for row in with_goal)} of {len(with_goal)} goals reached; in {results.path}")
+    for row in with_goal:
+        if not row.is_reached:
+            print(row)
+    seconds = {code: figure.get("seconds") for code, figure in results.figures.items()}
+    print("seconds:", ", ".join(f"{code} {value:.0f}" for code, value in seconds.items() if value is not None))
 
 
 if __name__ == "__main__":

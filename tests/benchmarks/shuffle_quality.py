@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ("deff", "shuffle_quality")
+__all__ = ("OURS", "deff", "shuffle_quality")
 
 NUM_ROWS, RUN_ROWS, BATCH = 1_000_000, 5_000, 256
 NUM_LABELLINGS = 80
+OURS = "asyncdata, 1024 x 32 KiB"
 
 
 def deff(order: np.ndarray[Any, np.dtype[np.int32]], rng: np.random.Generator) -> float:
@@ -31,17 +32,19 @@ def deff(order: np.ndarray[Any, np.dtype[np.int32]], rng: np.random.Generator) -
     return float(np.mean(values))
 
 
-def shuffle_quality(folder: Path, probe: Callable[..., dict[str, float]]) -> dict[str, tuple[float, float]]:
+def shuffle_quality(
+    folder: Path, probe: Callable[..., dict[str, float]], seeds: Sequence[int] = (1, 2)
+) -> dict[str, tuple[float, float]]:
     """``{order: (deff of the epoch, of its last 1 %)}``; ours is read off what a loader delivers from a real file."""
     rng = np.random.default_rng(0)
     path, out = _numbered_rows(folder), str(folder / "delivered.i32")
-    orders: dict[str, list[np.ndarray[Any, np.dtype[np.int32]]]] = {"asyncdata, 1024 x 32 KiB": []}
-    for seed in (1, 2):
+    orders: dict[str, list[np.ndarray[Any, np.dtype[np.int32]]]] = {OURS: []}
+    for seed in seeds:
         probe("delivered_ids", path=str(path), out=out, seed=seed, num_workers=2, buffer_size=8192)
-        orders["asyncdata, 1024 x 32 KiB"].append(np.fromfile(out, np.int32))
-    assert all(np.array_equal(np.sort(order), np.arange(NUM_ROWS)) for order in orders["asyncdata, 1024 x 32 KiB"])
-    orders["a shuffle buffer of 10,000 rows"] = [_buffer_shuffle(rng) for _ in range(2)]
-    orders["a full permutation"] = [rng.permutation(NUM_ROWS).astype(np.int32) for _ in range(2)]
+        orders[OURS].append(np.fromfile(out, np.int32))
+    assert all(np.array_equal(np.sort(order), np.arange(NUM_ROWS)) for order in orders[OURS])
+    orders["a shuffle buffer of 10,000 rows"] = [_buffer_shuffle(rng) for _ in seeds]
+    orders["a full permutation"] = [rng.permutation(NUM_ROWS).astype(np.int32) for _ in seeds]
     tail = NUM_ROWS // 100
     return {
         name: (

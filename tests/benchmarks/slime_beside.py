@@ -22,8 +22,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.benchmarks.framework import rounds, show
 from tests.benchmarks.inputs import prompts
-from tests.benchmarks.run import rounds, show
 
 ROOT = Path(__file__).parents[2]
 CONTESTANTS = ("slime", "hf", "legacy", "stream")

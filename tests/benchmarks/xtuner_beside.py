@@ -11,85 +11,39 @@ pydantic and xxhash.
 
 Where others use the machine as well, compare CPU seconds: they count what was computed, not what was waited for.
 
-Memory is proportional set size, looked at from outside up to ten times a second, for at most 2 % of the time: looking
-costs time. What is mapped from /dev/shm is in it.
+Memory is proportional set size, looked at from outside; see :mod:`tests.benchmarks.watching`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import resource
-import subprocess
 import sys
-import tempfile
-import threading
-import time
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tests.benchmarks.chats import chats
-from tests.benchmarks.run import rounds, show
+from tests.benchmarks.framework import rounds, show
+from tests.benchmarks.watching import measured
 
-ROOT = Path(__file__).parents[2]
 SIDES = ("xtuner", "ours")
 MAX_LENGTH = 4096
-LOOK_EVERY_S, LOOKING_SHARE = 0.1, 0.02
-
-
-def tree_pss(root: psutil.Process) -> int:
-    """Proportional set size of a process and all its children, in bytes."""
-    total = 0
-    for process in [root, *root.children(recursive=True)]:
-        try:
-            total += process.memory_full_info().pss
-        except (psutil.NoSuchProcess, psutil.AccessDenied):  # ended since, or about to
-            continue
-    return total
-
-
-def watch(process: subprocess.Popen[str], peak: list[int], done: threading.Event) -> None:
-    """Keep the largest of :func:`tree_pss`."""
-    root, pause_s = psutil.Process(process.pid), LOOK_EVERY_S
-    while not done.wait(pause_s):
-        began = time.perf_counter()
-        try:
-            peak[0] = max(peak[0], tree_pss(root))
-        except psutil.NoSuchProcess:
-            return
-
-        pause_s = max(LOOK_EVERY_S, (time.perf_counter() - began) / LOOKING_SHARE)
+TIMEOUT_S = 3600
 
 
 def probe(side: str, **settings: Any) -> dict[str, float]:
     """One side once."""
     command = [sys.executable, "-m", "tests.benchmarks.xtuner_probe", side, json.dumps(settings)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    peak, done = [0], threading.Event()
+    environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with tempfile.TemporaryFile("w+") as errors:
-        with subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
-        ) as process:
-            watcher = threading.Thread(target=watch, args=(process, peak, done))
-            watcher.start()
-            output, _ = process.communicate()
-            done.set()
-            watcher.join()
-        if process.returncode:
-            errors.seek(0)
-            raise SystemExit(f"{side} failed:\n{errors.read()}")
-
+    found = measured(command, environment, watched=True, timeout_s=TIMEOUT_S)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    found: dict[str, float] = json.loads(output.splitlines()[-1])
-    return found | {"cpu_s": cpu_s, "peak_pss_mb": peak[0] / 1e6}
+    return found | {"cpu_s": cpu_s}
 
 
 def epoch(side: str, **settings: Any) -> dict[str, float]:

@@ -1,0 +1,63 @@
+"""The tokenizer backends: which of them this build has, how ours is asked for one, and what each can do by itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("FAST_BACKENDS", "in_this_build", "prompt_tokenize_fn", "raw_encoder", "special_tokens")
+
+FAST_BACKENDS = ("gigatoken", "fastokens")
+
+
+def _can_choose() -> bool:
+    from asyncdata import PromptTokenizeFn
+
+    return "tokenizer_backend" in PromptTokenizeFn.__struct_fields__
+
+
+def in_this_build() -> list[str]:
+    """The fast backends that the library can use here."""
+    if not _can_choose():
+        return []
+
+    return [name for name in FAST_BACKENDS if importlib.util.find_spec(name) is not None]
+
+
+def prompt_tokenize_fn(tokenizer: str, backend: str, **settings: Any) -> Any:
+    """Ours, with that backend and no other."""
+    from asyncdata import PromptTokenizeFn
+
+    chosen = {"tokenizer_backend": backend} if _can_choose() else {}
+    return PromptTokenizeFn(tokenizer, label_key="label", **chosen, **settings)
+
+
+def raw_encoder(tokenizer: str, backend: str) -> Callable[[list[str]], Any]:
+    """The backend's fastest call for a batch of texts, in one thread; what it returns is left as it is."""
+    path = str(Path(tokenizer) / "tokenizer.json")
+    if backend == "gigatoken":
+        import gigatoken
+
+        engine = gigatoken.Tokenizer(path)
+        return lambda texts: engine.encode_batch(texts, parallel=False)
+
+    if backend == "fastokens":
+        import fastokens
+
+        return fastokens.Tokenizer.from_file(path).encode_batch_flat
+
+    from tokenizers import Tokenizer
+
+    encode = Tokenizer.from_file(path).encode_batch_fast
+    return lambda texts: encode(texts, add_special_tokens=False)
+
+
+def special_tokens(tokenizer: str) -> list[str]:
+    """The tokens that a tokenizer cuts a text at."""
+    found = json.loads((Path(tokenizer) / "tokenizer.json").read_bytes())
+    return [token["content"] for token in found.get("added_tokens", ())]

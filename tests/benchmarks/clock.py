@@ -1,0 +1,12 @@
+"""When this process began: imported before anything else by whatever is measured from its first statement."""
+
+from __future__ import annotations
+
+import time
+
+BEGAN = time.perf_counter()
+
+
+def seconds() -> float:
+    """Since then."""
+    return time.perf_counter() - BEGAN

@@ -1,0 +1,185 @@
+"""What every figure is made with: a probe in a fresh process, rounds in turn, ratios pair by pair, goals, and rows.
+
+Absolute figures belong to the machine and the hour. A ratio is taken of two figures of the same round, and its median
+over the rounds is what counts.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.benchmarks.backends import in_this_build
+from tests.benchmarks.inputs import prompts
+from tests.benchmarks.watching import measured
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ("Bench", "Figures", "Goal", "Row", "at_least", "at_most", "ratios", "rounds", "show")
+
+Figures = dict[str, list[float]]
+"""Every figure of something measured, by name, a value a round."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a median must be: ``sign`` is ``<=`` or ``>=``."""
+
+    sign: str
+    bound: float
+
+    def is_reached(self, value: float) -> bool:
+        """Whether it is."""
+        return value <= self.bound if self.sign == "<=" else value >= self.bound
+
+    def __str__(self) -> str:
+        return f"{self.sign} {self.bound:g}"
+
+
+def at_least(bound: float) -> Goal:
+    """The median must not be smaller."""
+    return Goal(">=", bound)
+
+
+def at_most(bound: float) -> Goal:
+    """The median must not be larger."""
+    return Goal("<=", bound)
+
+
+@dataclass
+class Row:
+    """A line of the table.
+
+    :ivar code: S1 to S14.
+    :ivar values: a value a round; empty where nothing was measured, and ``note`` says why.
+    :ivar is_reached: None where there is no goal.
+    """
+
+    code: str
+    what: str
+    unit: str = ""
+    values: list[float] = field(default_factory=list)
+    goal: str = ""
+    is_reached: bool | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        verdict = {True: "reached", False: "missed", None: ""}[self.is_reached]
+        value = f"{show(self.values)}{' ' + self.unit if self.unit else ''}" if self.values else self.note
+        return f"{self.code:4} {self.what:66} {self.goal:>9}  {value:40} {verdict}".rstrip()
+
+
+def show(values: list[float]) -> str:
+    """Median, range and number."""
+    if len(values) == 1:
+        return f"{_short(values[0])}"
+
+    return f"{_short(statistics.median(values))} ({_short(min(values))} to {_short(max(values))}, n={len(values)})"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def rounds(*calls: Callable[[], dict[str, float]], num_rounds: int) -> list[Figures]:
+    """Run the calls in turn, again and again; every figure of each."""
+    results: list[Figures] = [{} for _ in calls]
+    for _ in range(num_rounds):
+        for call, result in zip(calls, results, strict=True):
+            for key, value in call().items():
+                result.setdefault(key, []).append(value)
+    return results
+
+
+def ratios(above: list[float], below: list[float]) -> list[float]:
+    """Round by round."""
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+class Bench:
+    """The inputs, and the rows and data of the figure that is being taken.
+
+    :param folder: for inputs, and for what the library keeps between runs.
+    :param peers: where the peers' environments are kept.
+    :param quick: small inputs and few rounds: whether everything runs, not how fast.
+    :ivar num_workers: of ours and of every peer's.
+    :ivar backends: tokenizer backends of this build, ``hf`` first.
+    :ivar data: figures behind the plots.
+    """
+
+    num_workers = 2
+
+    def __init__(self, folder: Path, tokenizer: str, peers: Path, large_mb: int, *, quick: bool) -> None:
+        self.folder, self.tokenizer, self.peers, self.quick = folder, tokenizer, peers, quick
+        self.small_mb, self.fresh_mb, self.large_mb = (5, 20, 100) if quick else (50, 200, large_mb)
+        self.num_rounds = 2 if quick else 5
+        self.num_long_rounds = 1 if quick else 3
+        self.backends = ["hf", *in_this_build()]
+        self.rows: list[Row] = []
+        self.data: dict[str, Any] = {}
+        self._environment = {
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            "TOKENIZERS_PARALLELISM": "false",
+            "RAYON_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+
+    @property
+    def fast_backends(self) -> list[str]:
+        """Those of this build that are not Hugging Face's."""
+        return self.backends[1:]
+
+    def input(self, num_megabytes: int) -> str:
+        """A file of prompts of that size."""
+        return str(prompts(self.folder, num_megabytes))
+
+    @property
+    def small(self) -> str:
+        """50 MB of fresh text."""
+        return self.input(self.small_mb)
+
+    @property
+    def fresh(self) -> str:
+        """200 MB of it: for what is too fast for the small one."""
+        return self.input(self.fresh_mb)
+
+    @property
+    def large(self) -> str:
+        """The small one many times."""
+        return self.input(self.large_mb)
+
+    def probe(self, name: str, *, watched: bool = False, timeout_s: float = 900, **arguments: Any) -> dict[str, float]:
+        """One measurement of ours in a process of its own."""
+        command = [sys.executable, "-m", "tests.benchmarks.probe", name, json.dumps(arguments)]
+        found = measured(command, self._environment, watched=watched, timeout_s=timeout_s)
+        return {key: float(value) for key, value in found.items()}
+
+    def report(self, code: str, what: str, values: list[float], unit: str = "", goal: Goal | None = None) -> None:
+        """A row that was measured."""
+        verdict = None if goal is None or self.quick else goal.is_reached(statistics.median(values))
+        self._add(Row(code, what, unit, values, str(goal or ""), verdict))
+
+    def note(self, code: str, what: str, why: str) -> None:
+        """A row that was not."""
+        self._add(Row(code, what, note=why))
+
+    def _add(self, row: Row) -> None:
+        self.rows.append(row)
+        print(row, flush=True)
+
+    def taken(self, measure: Callable[[Bench], None]) -> dict[str, Any]:
+        """Take a figure: its rows and data, and how long it took, as JSON has them."""
+        self.rows, self.data = [], {}
+        began = time.perf_counter()
+        measure(self)
+        return {
+            "rows": [asdict(row) for row in self.rows],
+            "data": self.data,
+            "seconds": round(time.perf_counter() - began, 1),
+        }

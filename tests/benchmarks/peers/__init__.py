@@ -1,0 +1,1 @@
+"""What asyncdata is measured beside: each peer in a virtual environment of its own, run by a script of its own."""

@@ -1,0 +1,112 @@
+"""A loader from its first statement: first batch, steady rate, a whole epoch, resume, and the order it delivers in."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tests.benchmarks.clock import seconds
+
+__all__ = ("byte_tokens", "contest", "delivered_ids", "first_batch", "loader", "make_snapshots", "resume", "steady")
+
+BATCH = 32
+BYTES = "bytes"
+"""In place of a tokenizer: a tokenize function that costs next to nothing, so that what remains is the library."""
+
+
+def byte_tokens(row: dict[str, Any]) -> list[int]:
+    """What ``tokenizer="bytes"`` stands for."""
+    return [len(row["input"])]
+
+
+def loader(path: str, tokenizer: str, backend: str = "hf", **knobs: Any) -> Any:
+    """Ours."""
+    from asyncdata import DataLoader
+
+    if tokenizer == BYTES:
+        return DataLoader(path, tokenize_fn="tests.benchmarks.probes.loading:byte_tokens", **knobs)
+
+    from tests.benchmarks.backends import prompt_tokenize_fn
+
+    return DataLoader(path, tokenize_fn=prompt_tokenize_fn(tokenizer, backend), **knobs)
+
+
+def first_batch(path: str, tokenizer: str, **knobs: Any) -> dict[str, float]:
+    """Seconds from this process's first statement, and the parts of it."""
+    with loader(path, tokenizer, **knobs) as made:
+        constructed = seconds()
+        made.get_next_batch(BATCH)
+        return {"first_batch_s": seconds(), "constructed_s": constructed}
+
+
+def steady(
+    path: str, tokenizer: str, num_rows: int = 20_000, num_warm_rows: int = BATCH, **knobs: Any
+) -> dict[str, float]:
+    """Rows per second after the first rows, and CPU of this process per row."""
+    with loader(path, tokenizer, **knobs) as made:
+        for _ in range(num_warm_rows // BATCH):
+            made.get_next_batch(BATCH)
+        began, cpu = time.perf_counter(), time.process_time()
+        for _ in range(num_rows // BATCH):
+            made.get_next_batch(BATCH)
+        wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+    num_taken = num_rows // BATCH * BATCH
+    return {"rows_per_s": num_taken / wall, "parent_cpu_us_per_row": cpu / num_taken * 1e6}
+
+
+def contest(path: str, tokenizer: str, num_rows_at_most: int = 0, **knobs: Any) -> dict[str, float]:
+    """An epoch in batches, as every peer goes through it: seconds from this process's first statement."""
+    num_rows, first = 0, 0.0
+    with loader(path, tokenizer, epochs=1, batch_size=BATCH, **knobs) as made:
+        for batch in made:
+            first = first or seconds()
+            num_rows += len(batch)
+            if num_rows >= (num_rows_at_most or 1 << 62):
+                break
+        end = seconds()
+    return {
+        "first_batch_s": first,
+        "num_rows": num_rows,
+        "steady_rows_per_s": (num_rows - BATCH) / (end - first),
+        "end_to_end_rows_per_s": num_rows / end,
+    }
+
+
+def resume(path: str, tokenizer: str, snapshot: str, **knobs: Any) -> dict[str, float]:
+    """Seconds from this process's first statement to the first batch after a restore."""
+    with loader(path, tokenizer, **knobs) as made:
+        made.restore(snapshot)
+        made.get_next_batch(BATCH)
+        return {"resume_s": seconds()}
+
+
+def make_snapshots(path: str, tokenizer: str, snapshot: str, percents: list[int], **knobs: Any) -> dict[str, float]:
+    """Snapshots ``snapshot.0``, ``snapshot.99`` of an epoch: the position is set, not reached."""
+    from asyncdata.snapshot import from_state_dict, save
+
+    with loader(path, tokenizer, **knobs) as made:
+        made.get_next_batch(BATCH)
+        made.get_next_batch(BATCH)
+        state = made.state_dict()
+    num_windows = -(-state["order"]["num_blocks"] // state["order"]["window_blocks"])
+    for percent in percents:
+        if percent:
+            state["position"] = [0, num_windows * percent // 100, 2 * BATCH]
+        save(f"{snapshot}.{percent}", from_state_dict(state))
+    return {}
+
+
+def delivered_ids(path: str, out: str, **knobs: Any) -> dict[str, float]:
+    """Write, as int32, the line number (token 0) of every sample of one epoch, in the order of delivery."""
+    import numpy as np
+
+    from asyncdata import DataLoader
+
+    ids: list[int] = []
+    began = time.perf_counter()
+    function = "tests.support.tokenize_fns:row_id"
+    with DataLoader(path, tokenize_fn=function, batch_size=256, epochs=1, **knobs) as made:
+        for batch in made:
+            ids += [int(sample.tokens[0]) for sample in batch]
+    np.array(ids, dtype=np.int32).tofile(out)
+    return {"rows": len(ids), "seconds": time.perf_counter() - began}

@@ -1,0 +1,98 @@
+"""A process of its own that prints one JSON object, and the memory of it and all its children, seen from outside.
+
+Memory is proportional set size, looked at up to five times a second, for at most 2 % of the time: looking costs time.
+What is mapped from a memfd is in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ("ROOT", "MeasurementError", "measured", "tree_pss", "watch")
+
+ROOT = Path(__file__).parents[2]
+LOOK_EVERY_S, LOOKING_SHARE = 0.2, 0.02
+MAX_WORDS_OF_ERROR = 1500
+
+
+class MeasurementError(Exception):
+    """What was measured ended with an error, and what it said."""
+
+
+def tree_pss(root: psutil.Process) -> int:
+    """Proportional set size of a process and all its children, in bytes."""
+    total = 0
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            total += process.memory_full_info().pss
+        except (psutil.NoSuchProcess, psutil.AccessDenied):  # ended since, or about to
+            continue
+    return total
+
+
+def watch(process: subprocess.Popen[str], peak: list[int], done: threading.Event) -> None:
+    """Keep the largest of :func:`tree_pss`."""
+    pause_s = LOOK_EVERY_S
+    while not done.wait(pause_s):
+        began = time.perf_counter()
+        try:
+            peak[0] = max(peak[0], tree_pss(psutil.Process(process.pid)))
+        except psutil.NoSuchProcess:
+            return
+
+        pause_s = max(LOOK_EVERY_S, (time.perf_counter() - began) / LOOKING_SHARE)
+
+
+def measured(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    watched: bool = False,
+    timeout_s: float = 900,
+) -> dict[str, Any]:
+    """What ``command`` prints as its last line; watched, with ``peak_pss_mb``.
+
+    :raises MeasurementError: if it ends with an error, or not in time.
+    """
+    peak, done = [0], threading.Event()
+    options: dict[str, Any] = {"cwd": ROOT, "env": os.environ | (environment or {}), "text": True}
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True, **options) as process,
+    ):
+        watcher = threading.Thread(target=watch, args=(process, peak, done))
+        if watched:
+            watcher.start()
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its workers too
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+
+            raise MeasurementError(f"{' '.join(command)} took more than {timeout_s} s") from None
+        finally:
+            done.set()
+            if watched:
+                watcher.join()
+        errors.seek(0)
+        if process.returncode:
+            raise MeasurementError(f"{' '.join(command)} failed:\n{errors.read()[-MAX_WORDS_OF_ERROR:]}")
+
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return found | ({"peak_pss_mb": peak[0] / 1e6} if watched else {})
