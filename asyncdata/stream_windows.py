@@ -23,6 +23,8 @@ from asyncdata.wire import Tokenize
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
 
+    from asyncdata.wire import Tokenized
+
     from asyncdata.executors.base import Executor
     from asyncdata.snapshot import StreamState
     from asyncdata.sources.stream import RowStream, StreamOrder
@@ -72,6 +74,9 @@ class StreamWindow:
     def key(self, row: int) -> tuple[int, int]:
         """The number of the row's file, and its own number there."""
         return int(self._known.file_ids[row]), int(self._known.numbers[row])
+
+    def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
+        """Nothing follows from it."""
 
     def location(self, row: int) -> SourceLocation:
         """The row's place."""
@@ -171,6 +176,9 @@ class StreamWindows:
         self._states = states
 
     # The reading.
+
+    async def finish(self) -> None:
+        """As the protocol says: nothing."""
 
     async def run(self) -> None:
         """As the protocol says: has windows read in a thread, one after the other."""
