@@ -23,12 +23,11 @@ from asyncdata.wire import Tokenize
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
 
-    from asyncdata.wire import Tokenized
-
     from asyncdata.executors.base import Executor
     from asyncdata.snapshot import StreamState
     from asyncdata.sources.stream import RowStream, StreamOrder
     from asyncdata.types import SourceLocation
+    from asyncdata.wire import Tokenized
 
 __all__ = ("StreamWindow", "StreamWindows")
 

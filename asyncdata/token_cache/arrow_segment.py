@@ -44,8 +44,8 @@ __all__ = ("store",)
 _LENGTH = struct.Struct("<I")
 _OVERWRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _END_OF_STREAM = struct.pack("<iI", -1, 0)
-_ROOMS = 2
-"""A block whose samples take more of a slot than this many blocks may is not worth keeping."""
+_ROOMS = 8
+"""A block whose samples take as much of a slot as so many may is not kept. Long rows may: behind one, blocks are empty."""
 
 _decode_spill = msgspec.msgpack.Decoder(Tokenized).decode
 Array = np.ndarray[Any, Any]

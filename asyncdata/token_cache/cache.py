@@ -64,6 +64,11 @@ class TokenCache:
         """Bytes of the segments that have rows of this data."""
         return self._catalog.num_bytes
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is on its way to the disk."""
+        return self._recorder.is_idle
+
     # What the windows ask.
 
     def restart(self) -> None:

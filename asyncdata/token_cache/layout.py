@@ -170,7 +170,7 @@ def decode_names(data: bytes) -> Names:
     return msgspec.msgpack.decode(data, type=Names)
 
 
-def checksum(data: bytes | memoryview) -> int:
+def checksum(data: bytes | bytearray | memoryview) -> int:
     """xxh3-64 (Yann Collet): it finds damage, at the speed of memory; it is no proof against malice."""
     return xxhash.xxh3_64_intdigest(data)
 

@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 __all__ = ("CachedJob", "cache_of", "check_streamed", "root_of")
 
 _log = get_logger(__name__)
-_ROOM = 3
-"""Bytes of a slot for a block's samples, over those of its text: tokens of four bytes, the text again, and more."""
+_ROOM = 7
+"""Bytes of a slot for a block's samples, over those of its text: enough for a token a character, and the text again.
+
+Only what is used takes memory.
+"""
 _MAX_SLOT_BYTES = (1 << 31) - 1
 _NEEDED = ("pyarrow", "xxhash")
 

@@ -23,7 +23,7 @@ from asyncdata.token_messages import Evicted, EvictTokens, Stored
 from asyncdata.wire import Failed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from asyncdata.executors.base import Executor
     from asyncdata.sources.base import NumberedBlocks
@@ -43,14 +43,15 @@ _MAX_TRIES = 3
 class _Store:
     """The window that is being stored."""
 
-    def __init__(self, window: WindowTokens) -> None:
+    def __init__(self, window: WindowTokens, cached: Container[int]) -> None:
         self.window = window
-        self.pieces = list(window.pieces())
+        self.pieces = list(window.pieces(cached))
         self.file = f"{window.room}/segment"
         self.next_piece = 0
         self.end = 0
         self.blocks: list[Block] = []
         self.num_rows = 0
+        self.num_left_out = 0
         self.is_whole = False
 
     def request(self) -> StoreTokens:
@@ -63,8 +64,9 @@ class _Store:
         """The piece is written; whether there is another one."""
         chosen, _ = self.pieces[self.next_piece]
         numbers = np.frombuffer(reply.entries, np.int32).tolist()
-        self.blocks += [self.window.block(chosen[number]) for number in numbers]
+        self.blocks += [self.window.blocks[chosen[number]] for number in numbers]
         self.end, self.num_rows = reply.end, self.num_rows + reply.num_rows
+        self.num_left_out += len(chosen) - len(numbers)
         self.next_piece += 1
         return self.next_piece < len(self.pieces)
 
@@ -92,7 +94,7 @@ class Recorder:
         self._jobs: deque[tuple[Callable[[], Any], Callable[[Any], object]]] = deque()
         self._wake: anyio.Event | None = None
         self._idle: anyio.Event | None = None
-        self._is_behind = False
+        self._is_behind = self._has_left_out = False
         self._has_failed = False
 
     def begin(self) -> None:
@@ -157,7 +159,8 @@ class Recorder:
     def _next(self) -> None:
         while self._store is None and self._waiting and self.is_on:
             window = self._waiting.popleft()
-            store = _Store(window)
+            # Where there are few windows, one is opened before its blocks are stored, and has them once more.
+            store = _Store(window, {item.block for item in self._catalog.find(window.blocks)})
             if store.pieces:
                 self._store = store
                 self._submit(_MAX_TRIES)
@@ -180,7 +183,14 @@ class Recorder:
             self.fail(_reason(reply))
         elif store.took(reply):
             self._submit(_MAX_TRIES)
-        elif not store.blocks:
+        else:
+            self._on_whole(store)
+
+    def _on_whole(self, store: _Store) -> None:
+        if store.num_left_out and not self._has_left_out:
+            self._has_left_out = True
+            _log.warning("token_cache.left_out", path=self._folder.path, num_blocks=store.num_left_out)
+        if not store.blocks:
             self._finish(store)
         elif self._max_bytes is None:
             self._commit(store)
@@ -267,11 +277,12 @@ class Recorder:
             await self._wake.wait()
 
     def _look_idle(self) -> None:
-        if self._idle is not None and self._is_idle:
+        if self._idle is not None and self.is_idle:
             self._idle.set()
 
     @property
-    def _is_idle(self) -> bool:
+    def is_idle(self) -> bool:
+        """Whether nothing is on its way to the disk."""
         return self._store is None and not self._waiting and not self._jobs
 
     async def finish(self) -> None:

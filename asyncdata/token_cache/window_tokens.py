@@ -11,7 +11,7 @@ from asyncdata.token_cache.layout import NO_SUM
 from asyncdata.token_messages import StoreTokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from asyncdata.token_messages import CachedBlock, Refused
     from asyncdata.window import Arranged
@@ -150,8 +150,11 @@ class WindowTokens:
 
     # The recorder asks, when all rows are answered.
 
-    def pieces(self) -> Iterator[tuple[list[int], StoreTokens]]:
-        """What is to be stored, a piece at a time: which blocks of the window, and the request, all but its place."""
+    def pieces(self, cached: Container[int]) -> Iterator[tuple[list[int], StoreTokens]]:
+        """What is to be stored, a piece at a time: which blocks of the window, and the request, all but its place.
+
+        :param cached: the blocks of the window that are cached by now.
+        """
         arranged = self._arranged
         if arranged is None or len(self._notes) > _MAX_NOTES:
             return
@@ -159,7 +162,7 @@ class WindowTokens:
         self._spilled.sort(key=lambda spilled: spilled.first)
         ends = np.cumsum([spilled.stop - spilled.first for spilled in self._spilled]).astype(np.int32)
         places = self._places(arranged, ends)
-        blocks = self._storable(arranged)
+        blocks = [number for number in self._storable(arranged) if number not in cached]
         size = self._blocks_per_piece(len(blocks))
         for start in range(0, len(blocks), size):
             chosen = blocks[start : start + size]
@@ -179,7 +182,7 @@ class WindowTokens:
         return places
 
     def _storable(self, arranged: Arranged) -> list[int]:
-        """The blocks that are not cached, and whose rows were all tokenized, none of them badly."""
+        """The blocks that were not cached, and whose rows were all tokenized, none of them badly."""
         is_bad = np.ones(len(arranged.order) + 1, np.int64)
         is_bad[1 + arranged.order] = ~self._is_kept
         is_bad[0] = 0
@@ -213,9 +216,10 @@ class WindowTokens:
             ends=ends.tobytes(),
         )
 
-    def block(self, number: int) -> Block:
-        """The window's block of that number."""
-        return self._blocks[number]
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """The window's blocks."""
+        return self._blocks
 
 
 def _ranges(firsts: Any, counts: Any) -> Any:
