@@ -55,6 +55,10 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     :ivar commit: ``on_delivery``, or ``on_ack``: what was not acknowledged is delivered again after a restart.
     :ivar cache_dir: where the row index of ``shuffle="full"`` is kept; None takes ``$XDG_CACHE_HOME/asyncdata`` or
         ``~/.cache/asyncdata``, and an empty string keeps nothing.
+    :ivar token_cache: keep what the tokenize function makes of rows, and read it in later epochs and runs: in this
+        folder, or, if True, in ``tokens`` beside the row index. Changes nothing but the time. None: do not.
+    :ivar token_cache_max_bytes: of all token caches in that folder: what was not used for longest is removed, and
+        nothing more is written where that does not do. None does not limit them.
     :ivar backend: the loop of the service's thread: ``asyncio``, ``uvloop`` or ``trio``.
     """
 
@@ -82,6 +86,8 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quarantine_path: str = "quarantine.jsonl"
     commit: Literal["on_delivery", "on_ack"] = "on_delivery"
     cache_dir: str | None = None
+    token_cache: str | bool | None = None
+    token_cache_max_bytes: Positive | None = None
     backend: Literal["asyncio", "uvloop", "trio"] = "asyncio"
 
     @classmethod
@@ -191,4 +197,6 @@ class Knobs(TypedDict, total=False):
     quarantine_path: str
     commit: Literal["on_delivery", "on_ack"]
     cache_dir: str | None
+    token_cache: str | bool | None
+    token_cache_max_bytes: int | None
     backend: Literal["asyncio", "uvloop", "trio"]

@@ -42,6 +42,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar indexed_rows: rows that the row index knows so far; 0 where the order needs none.
     :ivar excluded_rows: those of them that the order leaves out, by reason.
     :ivar read_seconds: for how long a source that is read from front to back has been giving its present window.
+    :ivar cached_rows_total: rows read from the token cache by this run, and so not tokenized.
+    :ivar token_cache_bytes: bytes of the token cache's segments that have rows of this data.
     :ivar packs_total: packs delivered to all ranks, in this run and those it resumed.
     :ivar packed_tokens_total: their tokens, without padding.
     :ivar unpacked_samples_total: samples that are in no pack, by reason.
@@ -75,6 +77,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     indexed_rows: int = 0
     excluded_rows: dict[str, int] = {}
     read_seconds: float = 0.0
+    cached_rows_total: int = 0
+    token_cache_bytes: int = 0
     packs_total: int = 0
     packed_tokens_total: int = 0
     unpacked_samples_total: dict[str, int] = {}

@@ -310,7 +310,7 @@ class Engine:
     def statistics(self) -> Statistics:
         """What the loader has done and is doing."""
         ledger, channel, workers = self.coordinator.ledger, self.coordinator.channel, self._executor.statistics()
-        index = self._reading.index
+        index, cache = self._reading.index, self._reading.token_cache
         packs = self.stage or self.tally or PlannedTally()
         return Statistics(
             **msgspec.structs.asdict(ledger.position),
@@ -336,6 +336,8 @@ class Engine:
             indexed_rows=index.num_found if index is not None else 0,
             excluded_rows=dict(index.excluded) if index is not None else {},
             read_seconds=self._windows.read_s,
+            cached_rows_total=cache.num_rows_read if cache is not None else 0,
+            token_cache_bytes=cache.num_bytes if cache is not None else 0,
             packs_total=packs.num_packs,
             packed_tokens_total=packs.num_tokens,
             unpacked_samples_total=dict(packs.counts.samples),

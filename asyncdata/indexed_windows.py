@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from asyncdata.shares import Share
     from asyncdata.sources.base import Blocks
     from asyncdata.types import SourceLocation
-    from asyncdata.wire import Reply
+    from asyncdata.wire import Reply, Tokenized
 
 __all__ = ("IndexedWindow", "IndexedWindows")
 
@@ -104,6 +104,9 @@ class IndexedWindow:
         """The number of the row's file, and its offset there."""
         file_ids, offsets = self._index.origins(self._known.rows[row : row + 1])
         return int(file_ids[0]), int(offsets[0])
+
+    def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
+        """Nothing follows from it."""
 
     def location(self, row: int) -> SourceLocation:
         """The row's place."""

@@ -254,6 +254,7 @@ class Producer:
         return behind
 
     def _deliver(self, part: _Part, reply: Tokenized) -> None:
+        part.window.answered(part.position.row, part.entry.num_rows, reply)
         self._coordinator.fill(part.channel, part.entry, part.chunk(reply))
 
     def _deliver_without(self, part: _Part, reply: Tokenized) -> None:

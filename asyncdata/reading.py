@@ -23,6 +23,7 @@ from asyncdata.row_index import RowIndex
 from asyncdata.sources.base import room_of
 from asyncdata.sources.stream import RowStream, StreamOrder
 from asyncdata.stream_windows import StreamWindows
+from asyncdata.token_cache.opening import CachedJob, cache_of, check_streamed
 from asyncdata.tokenization.base import TokenizeFn, describe, fingerprints_of
 from asyncdata.window import SLACK_BYTES
 from asyncdata.windows import BlockWindows
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from asyncdata.plan import Plan
     from asyncdata.shares import Share
     from asyncdata.sources.base import Blocks, Source
+    from asyncdata.token_cache.cache import TokenCache
     from asyncdata.windows import Windows
 
 __all__ = ("Reading", "open_reading")
@@ -67,6 +69,11 @@ class Reading(Protocol):
     @property
     def index(self) -> RowIndex | None:
         """Where every row lies; None where the order needs no index."""
+        ...
+
+    @property
+    def token_cache(self) -> TokenCache | None:
+        """Samples that need not be made again; None where nothing is kept."""
         ...
 
     def windows(self, executor: Executor) -> Windows:
@@ -110,11 +117,13 @@ def open_reading(
 
     files = source.open(shuffle.block_bytes)
     if isinstance(files, RowStream):
+        check_streamed(config, files.files[0].path)
         stream_order = StreamOrder(shuffle, config.seed, len(files.files))
         return _StreamReading(files, stream_order, _job(files, config, function, shuffle.block_bytes))
 
     order = Order(shuffle, config.seed, files.num_blocks, files.block_bytes)
-    return _BlockReading(files, order, _job(files, config, function, room_of(files, order.max_window_blocks)))
+    job = _job(files, config, function, room_of(files, order.max_window_blocks))
+    return _BlockReading(files, order, cache_of(files, job, order.max_window_blocks, config, function))
 
 
 def _shuffle_of_plan(plan: Plan, config: LoaderConfig) -> RowShuffle:
@@ -181,19 +190,25 @@ class _BlockReading:
 
     index = None
 
-    def __init__(self, files: Blocks, order: Order, job: Job) -> None:
+    def __init__(self, files: Blocks, order: Order, cached: CachedJob) -> None:
         self.files = files
         self.order = order
-        self.job = job
-        self.slot_bytes = order.max_window_blocks * job.stride
+        self.job = cached.job
+        self.slot_bytes = order.max_window_blocks * self.job.stride
+        self._cached = cached
+
+    @property
+    def token_cache(self) -> TokenCache | None:
+        return self._cached.cache
 
     def windows(self, executor: Executor) -> BlockWindows:
-        return BlockWindows(self.files, self.order, executor, self.job.stride)
+        return BlockWindows(self.files, self.order, executor, self.job.stride, self._cached.open(executor))
 
     def canaries(self, executor: Executor) -> Canaries:
         return Canaries(self.files, executor, self.job.stride, self.order.max_window_blocks)
 
     def close(self) -> None:
+        self._cached.close()
         self.files.close()
 
 
@@ -201,6 +216,7 @@ class _StreamReading:
     """Windows of a stream, which is read from front to back. A slot has room for the longest row there may be."""
 
     index = None
+    token_cache = None
 
     def __init__(self, stream: RowStream, order: StreamOrder, job: Job) -> None:
         self.files: Blocks = stream
@@ -221,6 +237,8 @@ class _StreamReading:
 
 class _IndexedReading:
     """Rows ordered one by one, over the row index."""
+
+    token_cache = None
 
     def __init__(
         self,

@@ -36,6 +36,7 @@ __all__ = ("Service",)
 
 _log = get_logger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
+_FINISH_TIMEOUT_S = 3.0
 
 
 class Service:
@@ -163,6 +164,9 @@ class Service:
                     self._stop.set()
             self._begin()
             await self._stop.wait()
+            if self._died_of is None:
+                with anyio.move_on_after(_FINISH_TIMEOUT_S):
+                    await self._windows.finish()
             group.cancel_scope.cancel()
 
     async def _run_part(self, run: Callable[[], Awaitable[None]]) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from asyncdata.snapshot import StreamState
     from asyncdata.sources.stream import RowStream, StreamOrder
     from asyncdata.types import SourceLocation
+    from asyncdata.wire import Tokenized
 
 __all__ = ("StreamWindow", "StreamWindows")
 
@@ -72,6 +73,9 @@ class StreamWindow:
     def key(self, row: int) -> tuple[int, int]:
         """The number of the row's file, and its own number there."""
         return int(self._known.file_ids[row]), int(self._known.numbers[row])
+
+    def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
+        """Nothing follows from it."""
 
     def location(self, row: int) -> SourceLocation:
         """The row's place."""
@@ -171,6 +175,9 @@ class StreamWindows:
         self._states = states
 
     # The reading.
+
+    async def finish(self) -> None:
+        """As the protocol says: nothing."""
 
     async def run(self) -> None:
         """As the protocol says: has windows read in a thread, one after the other."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from asyncdata.errors import AsyncDataError
     from asyncdata.sources.base import Blocks
     from asyncdata.types import SourceLocation
-    from asyncdata.wire import Block, Scanned
+    from asyncdata.wire import Block, Scanned, Tokenized
 
-__all__ = ("SLACK_BYTES", "ChunkOrigin", "OpenWindow", "Window")
+__all__ = ("SLACK_BYTES", "Arranged", "ChunkOrigin", "OpenWindow", "Tokens", "Window")
 
 SLACK_BYTES = 8 * 1024
 """Read beyond a block, so that most rows that cross its end need no second read."""
@@ -61,11 +61,62 @@ class OpenWindow(Protocol):
         """The rows of the window that ``keys`` name, rising."""
         ...
 
+    def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
+        """What became of rows from ``first`` on is known."""
+        ...
+
+
+class Arranged(NamedTuple):
+    """A window's rows, when its scans are back.
+
+    :ivar ends: int64 of shape (num_blocks,), where the rows of each block stop.
+    :ivar order: int64 of shape (num_rows,), the rows in the window's order, numbered as the blocks have them. What
+        follows is in the order of the blocks, as in :class:`~asyncdata.wire.Scanned`.
+    """
+
+    ends: np.ndarray[Any, np.dtype[np.int64]]
+    order: np.ndarray[Any, np.dtype[np.int64]]
+    starts: Int32
+    lengths: Int32
+    offsets: Int32
+    blanks: Int32
+    sums: np.ndarray[Any, np.dtype[np.uint64]]
+
+
+class Tokens(Protocol):
+    """What the token cache has of a window, and is to have of it.
+
+    :ivar room_bytes: of a slot, for each block, beside those for its text.
+    """
+
+    room_bytes: int
+
+    def scan(self, scan: Scan, first: int) -> Scan:
+        """The scan of the blocks from number ``first`` on, with what of them is cached."""
+        ...
+
+    def scanned(self, first: int, reply: Scanned) -> None:
+        """The blocks from number ``first`` on are read."""
+        ...
+
+    def arranged(self, arranged: Arranged) -> None:
+        """The window's rows are known."""
+        ...
+
+    def request(self, request: Tokenize, first: int) -> Tokenize:
+        """The request of rows from ``first`` on, with what of them is cached, and where the others are written to."""
+        ...
+
+    def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
+        """Rows from ``first`` on have had their answer: from a worker, or because there will be none."""
+        ...
+
 
 class Window:
     """The rows of some blocks, once their scans are back.
 
     :param arrange: from a number of rows to their order, int64 of shape (num_rows,).
+    :param tokens: what the token cache does for it; None without one.
     :ivar slot: where the bytes are.
     :ivar is_last: whether it is the epoch's last one.
     :ivar num_rows: known when :meth:`add` has returned True.
@@ -73,7 +124,13 @@ class Window:
     """
 
     def __init__(
-        self, source: Blocks, blocks: list[Block], slot: int, stride: int, arrange: Callable[[int], Any]
+        self,
+        source: Blocks,
+        blocks: list[Block],
+        slot: int,
+        stride: int,
+        arrange: Callable[[int], Any],
+        tokens: Tokens | None = None,
     ) -> None:
         self.slot = slot
         self.is_last = False
@@ -84,30 +141,39 @@ class Window:
         self._blocks = blocks
         self._stride = stride
         self._arrange = arrange
+        self._tokens = tokens
         self._starts = self._lengths = self._offsets = np.empty(0, np.int32)
         self._order = self._ends = np.empty(0, np.int64)
         # Small scans, so that all workers share in the first window; of one at least, as many as there are canaries.
-        self._per_scan = max(_MIN_BLOCKS_PER_SCAN, min(_MAX_BLOCKS_PER_SCAN, _SCAN_BYTES // stride))
+        text_bytes = stride - (tokens.room_bytes if tokens is not None else 0)
+        self._per_scan = max(_MIN_BLOCKS_PER_SCAN, min(_MAX_BLOCKS_PER_SCAN, _SCAN_BYTES // text_bytes))
         self._parts: list[Scanned | None] = [None] * len(range(0, len(blocks), self._per_scan))
 
     def scans(self) -> Iterator[Scan]:
         """The requests that read the window; their replies go to :meth:`add`."""
         for first in range(0, len(self._blocks), self._per_scan):
-            yield Scan(self.slot, first * self._stride, self._blocks[first : first + self._per_scan])
+            scan = Scan(self.slot, first * self._stride, self._blocks[first : first + self._per_scan])
+            yield scan if self._tokens is None else self._tokens.scan(scan, first)
 
     def add(self, part: int, reply: Scanned) -> bool:
         """Take the reply to scan number ``part``; whether it was the last one missing."""
         self._parts[part] = reply
+        if self._tokens is not None:
+            self._tokens.scanned(part * self._per_scan, reply)
         parts = [found for found in self._parts if found is not None]
         if len(parts) < len(self._parts):
             return False
 
         self._ends = np.cumsum(_joined([found.counts for found in parts]), dtype=np.int64)
         self._order = order = self._arrange(int(self._ends[-1]) if len(self._ends) else 0)
-        self._starts = _joined([found.starts for found in parts])[order]
-        self._lengths = _joined([found.lengths for found in parts])[order]
-        self._offsets = _joined([found.offsets for found in parts])[order]
+        starts, lengths = _joined([found.starts for found in parts]), _joined([found.lengths for found in parts])
+        offsets = _joined([found.offsets for found in parts])
+        self._starts, self._lengths, self._offsets = starts[order], lengths[order], offsets[order]
         self.num_rows, self.num_blank = len(order), sum(found.num_blank for found in parts)
+        if self._tokens is not None:
+            blanks = _joined([found.blanks for found in parts])
+            sums = np.frombuffer(b"".join([found.sums for found in parts]), np.uint64)
+            self._tokens.arranged(Arranged(self._ends, order, starts, lengths, offsets, blanks, sums))
         self._parts.clear()
         return True
 
@@ -118,12 +184,18 @@ class Window:
 
     def request(self, first: int, stop: int) -> Tokenize:
         """What a worker needs to tokenize the rows ``[first, stop)``."""
-        return self.request_of(np.arange(first, stop))
+        request = self.request_of(np.arange(first, stop))
+        return request if self._tokens is None else self._tokens.request(request, first)
+
+    def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
+        """What became of rows from ``first`` on is known."""
+        if self._tokens is not None:
+            self._tokens.answered(first, num_rows, reply)
 
     def request_of(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Tokenize:
         """What a worker needs to tokenize ``rows``."""
         starts, lengths = self._starts[rows], self._lengths[rows]
-        beyond = np.flatnonzero((starts < 0) & (lengths >= 0)).tolist()
+        beyond = np.flatnonzero((starts == -1) & (lengths >= 0)).tolist()
         overflow = [Overflow(row, *self.key(int(rows[row]))) for row in beyond]
         return Tokenize(self.slot, starts.tobytes(), lengths.tobytes(), overflow)
 

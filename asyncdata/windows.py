@@ -10,7 +10,7 @@ from asyncdata.window import Window
 from asyncdata.wire import Scanned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from asyncdata.executors.base import Executor
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from asyncdata.snapshot import StreamState
     from asyncdata.sources.base import Blocks
     from asyncdata.types import Position
-    from asyncdata.window import OpenWindow
-    from asyncdata.wire import Reply, Scan
+    from asyncdata.window import OpenWindow, Tokens
+    from asyncdata.wire import Block, Reply, Scan
 
-__all__ = ("AnywhereWindows", "BlockWindows", "Windows")
+__all__ = ("AnywhereWindows", "BlockWindows", "CachedTokens", "Windows")
 
 _MAX_TRIES = 5
 
@@ -42,6 +42,10 @@ class Windows(Protocol):
 
     async def run(self) -> None:
         """Do what must be done here, in the trainer's process, until cancelled; return at once if that is nothing."""
+        ...
+
+    async def finish(self) -> None:
+        """The loader is closing: what was read is put where later runs find it. Soon, or it is cancelled."""
         ...
 
     def restart(self) -> None:
@@ -77,6 +81,9 @@ class AnywhereWindows:
     async def run(self) -> None:
         """As the protocol says: nothing."""
 
+    async def finish(self) -> None:
+        """As the protocol says: nothing."""
+
     def state_at(self, position: Position) -> None:
         """As the protocol says: nothing."""
 
@@ -84,32 +91,66 @@ class AnywhereWindows:
         """As the protocol says."""
 
 
+class CachedTokens(Protocol):
+    """The token cache, as windows see it (``token_cache.cache``)."""
+
+    def restart(self) -> None: ...
+
+    def is_ready(self, epoch: int, number: int, on_ready: Callable[[], object]) -> bool: ...
+
+    def window(self, blocks: Sequence[Block]) -> Tokens: ...
+
+    async def run(self) -> None: ...
+
+    async def finish(self) -> None: ...
+
+
 class BlockWindows(AnywhereWindows):
     """Windows of blocks, which workers scan into slots.
 
     :param stride: bytes of a slot that one block takes.
+    :param cache: None without one.
     """
 
-    def __init__(self, source: Blocks, order: Order, executor: Executor, stride: int) -> None:
+    def __init__(
+        self, source: Blocks, order: Order, executor: Executor, stride: int, cache: CachedTokens | None = None
+    ) -> None:
         self.num_blank = 0
+        self._cache = cache
         self._source = source
         self._order = order
         self._executor = executor
         self._stride = stride
 
+    async def run(self) -> None:
+        """As the protocol says: what the token cache needs a thread for."""
+        if self._cache is not None:
+            await self._cache.run()
+
+    async def finish(self) -> None:
+        """As the protocol says: in the token cache."""
+        if self._cache is not None:
+            await self._cache.finish()
+
     def restart(self) -> None:
         """As the protocol says."""
+        if self._cache is not None:
+            self._cache.restart()
 
     def open(self, epoch: int, number: int, on_ready: Callable[[], object]) -> Window | None:
         """As the protocol says."""
         if number == 0 and epoch > 0:
             self._source.check_unchanged()
+        if self._cache is not None and not self._cache.is_ready(epoch, number, on_ready):
+            return None
+
         slot = self._executor.slots.hold()
         if slot is None:
             return None
 
         blocks = self._source.blocks(self._order.blocks(epoch, number))
-        window = Window(self._source, blocks, slot, self._stride, partial(self._order.rows, epoch, number))
+        tokens = self._cache.window(blocks) if self._cache is not None else None
+        window = Window(self._source, blocks, slot, self._stride, partial(self._order.rows, epoch, number), tokens)
         window.is_last = number + 1 == self._order.num_windows
         for part, scan in enumerate(window.scans()):
             self._submit(scan, partial(self._on_scanned, window, part, on_ready), _MAX_TRIES)

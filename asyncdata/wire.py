@@ -11,6 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncdata.token_messages import (
+    CachedBlock,
+    CacheJob,
+    Evicted,
+    EvictTokens,
+    ListTokens,
+    Refused,
+    Stored,
+    StoreTokens,
+    TokensListed,
+)
+
 __all__ = (
     "HEADER",
     "MAX_FRAME_BYTES",
@@ -89,11 +101,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: int
     slack_bytes: int
     reader: ReaderSpec = ReaderSpec()
+    cache: CacheJob | None = None
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of a slot that one block's text takes at most: the byte before it, the block, and the over-read."""
+        return 1 + self.block_bytes + self.slack_bytes
 
     @property
     def stride(self) -> int:
-        """Bytes of a slot that one block takes at most: the byte before it, the block, and the over-read."""
-        return 1 + self.block_bytes + self.slack_bytes
+        """Bytes of a slot for one block."""
+        return self.text_bytes + (self.cache.room_bytes if self.cache is not None else 0)
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
@@ -116,11 +134,16 @@ class Overflow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Scan(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Read ``blocks`` into the slot, one behind the other from ``base`` on, a stride each at most; find their rows."""
+    """Read ``blocks`` into the slot, one behind the other from ``base`` on, a stride each at most; find their rows.
+
+    Of those that are ``cached``, the samples are read in place of the text. ``with_sums`` asks what the text was.
+    """
 
     slot: int
     base: int
     blocks: list[Block]
+    cached: list[CachedBlock] = []
+    with_sums: bool = False
 
 
 class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -128,6 +151,8 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     ``expected``, int32 of shape (num_rows,), is how many tokens each row has, where they are counted already; for a row
     that another rank tokenizes it is -1 less that number. The reply has it too, and leaves such rows out.
+    ``num_cached`` of the rows are samples already: their start is -2 less the offset of their record. ``spill`` is the
+    file, in the cache's folder, that the others are to be written to as well.
     """
 
     slot: int
@@ -135,6 +160,8 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
     lengths: bytes
     overflow: list[Overflow] = []
     expected: bytes = b""
+    num_cached: int = 0
+    spill: str = ""
 
 
 NO_SLOT = -1
@@ -198,7 +225,7 @@ class OrderPacks(msgspec.Struct, frozen=True, tag=True, array_like=True):
     slot: int = NO_SLOT
 
 
-Request = Scan | Tokenize | Index | Permute | PackRows | OrderPacks
+Request = Scan | Tokenize | Index | Permute | PackRows | OrderPacks | ListTokens | StoreTokens | EvictTokens
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -210,8 +237,9 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The rows found, block by block in the request's order.
 
-    ``counts`` is int32 of shape (num_blocks,). ``starts`` (in the slot; -1: not wholly there), ``lengths`` (-1: longer
-    than ``max_row_bytes``) and ``offsets`` (from the block's start on) are int32 of shape (num_rows,).
+    ``counts`` is int32 of shape (num_blocks,). ``starts`` (in the slot; -1: not wholly there; below: as in
+    :class:`Tokenize`), ``lengths`` (-1: longer than ``max_row_bytes``) and ``offsets`` (from the block's start on) are
+    int32 of shape (num_rows,). ``sums`` (uint64; 0: not known) and ``blanks`` (int32) are of the blocks.
     """
 
     counts: bytes
@@ -219,6 +247,9 @@ class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
     lengths: bytes
     offsets: bytes
     num_blank: int
+    refused: list[Refused] = []
+    sums: bytes = b""
+    blanks: bytes = b""
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True):
@@ -245,6 +276,7 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     of
     each sample, empty when every row was kept. A row is kept, in ``drops`` (reason -> rows, int32), or in ``errors``;
     or, by the request's ``expected``, in none of them. ``notes`` is of kept rows, as ``drops``: what is to be counted.
+    ``spill`` is the request's, if what it asks for is written; else ``spill_fault`` says why not.
     """
 
     tokens: Data
@@ -256,6 +288,8 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     busy_s: float
     expected: Data = b""
     notes: dict[str, Data] = {}
+    spill: str = ""
+    spill_fault: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -307,7 +341,7 @@ class Packed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     tokens: dict[str, int]
 
 
-Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Packed | Failed
+Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Packed | TokensListed | Stored | Evicted | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode

@@ -8,14 +8,16 @@ import time
 import traceback
 from array import array
 from itertools import cycle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from asyncdata.errors import ConfigError
 from asyncdata.executors.indexing import index_blocks, permute
+from asyncdata.executors.scanning import ScannedRows
 from asyncdata.import_path import resolve_path
 from asyncdata.sources.reader import FileChangedError
+from asyncdata.token_messages import EvictTokens, ListTokens, StoreTokens
 from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.wire import Failed, Index, Permute, Scan, Scanned, Tokenize, Tokenized
@@ -32,7 +34,20 @@ __all__ = ("Handler",)
 _NONE: frozenset[int] = frozenset()
 _BEAT_S = 1.0
 _PLANNER = "asyncdata.planning:answer"
-"""By its path, as a reader: a worker that is never asked for it starts without numpy."""
+_TOKEN_CACHE = "asyncdata.token_cache.worker:CacheWorker"
+"""By their paths, as a reader: a worker that is never asked for them starts without numpy."""
+
+
+class CacheAnswers(Protocol):
+    """What the token cache answers."""
+
+    def scan(self, request: Scan) -> Scanned: ...
+
+    def complete(self, request: Tokenize, fresh: Tokenized | None, began: float) -> Tokenized: ...
+
+    def answer(self, request: ListTokens | StoreTokens | EvictTokens) -> Reply: ...
+
+    def close(self) -> None: ...
 
 
 class Handler:
@@ -54,6 +69,7 @@ class Handler:
         self._tokenizer = tokenizer
         self._progress = progress
         self._reader: BlockReader = resolve_path(job.reader.path)(job, **job.reader.settings)
+        self._cache: CacheAnswers | None = None
         self._at_work = threading.Lock()
         self._is_closed = False
 
@@ -79,18 +95,28 @@ class Handler:
 
     def _answer(self, request: Request) -> Reply:
         if isinstance(request, Scan):
-            return self._scan(request)
+            return self._token_cache.scan(request) if request.cached or request.with_sums else self._scan(request)
 
         if isinstance(request, Index):
             return index_blocks(request, self._reader, self._write)
 
         return self._tokenize(request) if isinstance(request, Tokenize) else self._compute(request)
 
-    def _compute(self, request: Permute | PackRows | OrderPacks) -> Reply:
+    @property
+    def _token_cache(self) -> CacheAnswers:
+        if self._cache is None:
+            cache: CacheAnswers = resolve_path(_TOKEN_CACHE)(self._job, self._slots, self._reader)
+            self._cache = cache
+        return self._cache
+
+    def _compute(self, request: Permute | PackRows | OrderPacks | ListTokens | StoreTokens | EvictTokens) -> Reply:
         """It runs nobody's code but ours: it may be long, but cannot hang."""
         with _alive(self._progress):
             if isinstance(request, Permute):
                 return permute(request)
+
+            if isinstance(request, ListTokens | StoreTokens | EvictTokens):
+                return self._token_cache.answer(request)
 
             answer: Callable[[PackRows | OrderPacks], Reply] = resolve_path(_PLANNER)
             return answer(request)
@@ -100,25 +126,28 @@ class Handler:
         self._is_closed = True
         if self._at_work.acquire(blocking=False):
             self._reader.close()
+            if self._cache is not None:
+                self._cache.close()
             self._at_work.release()
 
     def _scan(self, request: Scan) -> Scanned:
-        slot, base = self._slots[request.slot], request.base
-        stop = base + len(request.blocks) * self._job.stride
-        counts, starts, lengths, offsets, num_blank = array("i"), array("i"), array("i"), array("i"), 0
+        out = ScannedRows(self._slots[request.slot], request.base)
+        stop = request.base + len(request.blocks) * self._job.stride
         for block in request.blocks:
-            found = self._reader.read_block(block, stop - base)
-            slot[base : base + len(found.data)] = found.data
-            counts.append(len(found.starts))
-            starts.extend(base + start if start >= 0 else -1 for start in found.starts)
-            lengths.extend(found.lengths)
-            offsets.extend(found.offsets)
-            num_blank += found.num_blank
-            base += len(found.data)
-        return Scanned(counts.tobytes(), starts.tobytes(), lengths.tobytes(), offsets.tobytes(), num_blank)
+            out.add(self._reader.read_block(block, stop - out.base))
+        return out.reply()
 
     def _tokenize(self, request: Tokenize) -> Tokenized:
         began = time.perf_counter()
+        are_all_cached = request.num_cached > 0 and request.num_cached * 4 == len(request.starts)
+        fresh = None if are_all_cached else self._tokenize_fresh(request, began)
+        if fresh is not None and not (request.num_cached or request.spill):
+            return fresh
+
+        return self._token_cache.complete(request, fresh, began)
+
+    def _tokenize_fresh(self, request: Tokenize, began: float) -> Tokenized:
+        """The reply for the rows that are no samples yet."""
         starts, lengths = array("i", request.starts), array("i", request.lengths)
         slot = self._slots[request.slot]
         rows: list[bytes | memoryview] = [slot[s : s + n] for s, n in zip(starts, lengths, strict=True)]
@@ -127,6 +156,8 @@ class Handler:
             for item, row in zip(request.overflow, found, strict=True):
                 rows[item.row] = row
         elsewhere = frozenset(row for row, number in enumerate(array("i", request.expected)) if number < 0)
+        if request.num_cached:
+            elsewhere |= {row for row, start in enumerate(starts) if start < -1}
         out = self._write(rows, lengths, elsewhere)
         reply = out.finish(len(rows), time.perf_counter() - began)
         return msgspec.structs.replace(reply, expected=request.expected) if request.expected else reply

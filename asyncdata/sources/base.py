@@ -8,6 +8,7 @@ import numpy as np
 
 from asyncdata.errors import SourceChangedError, SourceError
 from asyncdata.fingerprint import data_fingerprint, stamp
+from asyncdata.token_messages import CachedFile
 from asyncdata.types import SourceLocation
 from asyncdata.wire import Block, FileRef, ReaderSpec
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
     from asyncdata.fingerprint import FileStamp
 
-__all__ = ("Blocks", "FileBlocks", "Files", "Source", "room_of")
+__all__ = ("Blocks", "FileBlocks", "Files", "NumberedBlocks", "Source", "room_of")
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _MAX_SLOT_BYTES = 1 << 30  # places in a slot are int32
 
@@ -85,6 +88,19 @@ class Blocks(Protocol):
         ...
 
 
+@runtime_checkable
+class NumberedBlocks(Protocol):
+    """What a source has besides, whose samples can be kept in the token cache."""
+
+    def numbers(self, file_ids: Numbers, starts: Numbers) -> Numbers:
+        """The numbers of the pieces that begin at these places, -1 where none does; int64 of shape (num_pieces,)."""
+        ...
+
+    def cached_files(self) -> list[CachedFile]:
+        """What the token cache knows each of ``files`` by."""
+        ...
+
+
 def room_of(source: Blocks, max_blocks: int) -> int:
     """Bytes of a slot for each of at most ``max_blocks`` pieces."""
     return min(source.room_bytes, max(1, _MAX_SLOT_BYTES // max_blocks))
@@ -109,6 +125,10 @@ class Files:
 
     def close(self) -> None:
         """As the protocol says: nothing was."""
+
+    def cached_files(self) -> list[CachedFile]:
+        """What the token cache knows each file by; workers digest what is in it."""
+        return [CachedFile("", stamp.num_bytes, stamp.mtime_ns) for stamp in self._stamps]
 
     def fingerprint(self) -> dict[str, Any]:
         """Digest of the files' content, sampled (``asyncdata.fingerprint``); computed at the first call."""
@@ -186,6 +206,11 @@ class FileBlocks(Files):
             Block(file_id, start, min(start + self.block_bytes, self.files[file_id].num_bytes))
             for file_id, start in zip(file_ids.tolist(), starts.tolist(), strict=True)
         ]
+
+    def numbers(self, file_ids: Numbers, starts: Numbers) -> Numbers:
+        """The numbers of the blocks that begin at these bytes of these files; -1 where none does."""
+        found = self._first_blocks[file_ids] + starts // self.block_bytes
+        return np.where((starts % self.block_bytes == 0) & (found < self._first_blocks[file_ids + 1]), found, -1)
 
     def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
         """A row's place, with its file's path."""

@@ -20,6 +20,7 @@ from asyncdata.sources.arrow_rows import RowWriter
 from asyncdata.sources.base import Files
 from asyncdata.sources.huggingface_stream import DatasetStream
 from asyncdata.sources.reader import FileChangedError
+from asyncdata.token_messages import CachedFile
 from asyncdata.types import SourceLocation
 from asyncdata.wire import Block, FileRef, Job, ReaderSpec
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import datasets
+
+    from asyncdata.sources.base import Numbers
 
 __all__ = ("DatasetBlocks", "HuggingFaceSource", "is_saved_dataset")
 
@@ -162,6 +165,16 @@ class DatasetBlocks(Files):
         """The ranges of indices of the blocks numbered ``ids``, as they lie."""
         starts = np.sort(np.asarray(ids, dtype=np.int64)) * self._block_rows
         return [Block(0, start, min(start + self._block_rows, self.extent)) for start in starts.tolist()]
+
+    def numbers(self, file_ids: Numbers, starts: Numbers) -> Numbers:
+        """The numbers of the blocks that begin at these indices; -1 where none does."""
+        is_there = (starts % self._block_rows == 0) & (starts < self.extent) & (file_ids == 0)
+        return np.where(is_there, starts // self._block_rows, -1)
+
+    def cached_files(self) -> list[CachedFile]:
+        """The dataset is known by its rows and indices, wherever they lie."""
+        newest = max((stamp.mtime_ns for stamp in self._stamps), default=0)
+        return [CachedFile(self.fingerprint()["digest"], self.extent, newest)]
 
     def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
         """A row's place: the dataset, and the row's index in it."""

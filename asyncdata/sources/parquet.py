@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from asyncdata.sources.base import Numbers
+
 __all__ = ("ParquetBlocks", "ParquetSource")
 
 _MAX_THREADS = 16
@@ -121,6 +123,18 @@ class ParquetBlocks(Files):
         starts = self._starts[groups] + (numbers - self._first_blocks[groups]) * self._block_rows[groups]
         stops = np.minimum(starts + self._block_rows[groups], self._stops[groups])
         return list(map(Block, self._file_ids[groups].tolist(), starts.tolist(), stops.tolist()))
+
+    def numbers(self, file_ids: Numbers, starts: Numbers) -> Numbers:
+        """The numbers of the blocks that begin at these rows of these files; -1 where none does."""
+        groups = np.flatnonzero(self._stops > self._starts)  # an empty row group has no block
+        firsts = np.concatenate(([0], np.cumsum((self._stops - self._starts)[groups])))[:-1]
+        bases = np.full(len(self.files), -1, np.int64)  # rows of all files before each
+        bases[self._file_ids[groups][::-1]] = (firsts - self._starts[groups])[::-1]
+        groups = groups[np.maximum(np.searchsorted(firsts, bases[file_ids] + starts, side="right") - 1, 0)]
+        inside = starts - self._starts[groups]
+        is_there = (self._file_ids[groups] == file_ids) & (inside >= 0) & (starts < self._stops[groups])
+        found = self._first_blocks[groups] + inside // self._block_rows[groups]
+        return np.where(is_there & (inside % self._block_rows[groups] == 0), found, -1)
 
     def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
         """A row's place, with its file's path and its number there."""

@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parents[2] / "asyncdata"
 LEVELS = {
     "errors": 0,
     "plain": 0,
+    "token_messages": 0,
     "version": 0,
     "import_path": 1,
     "types": 1,
@@ -69,6 +70,7 @@ LEVELS = {
     "windows": 5,
     "indexing": 5,
     "planned_rows": 5,
+    "token_cache": 5,
     "indexed_windows": 6,
     "canaries": 5,
     "coordinator": 5,

@@ -1,0 +1,248 @@
+"""The token cache in a worker: blocks out of segments into slots, samples out of slots, and replies onto the disk."""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from asyncdata.errors import AsyncDataError
+from asyncdata.executors.scanning import ScannedRows
+from asyncdata.fingerprint import file_digest
+from asyncdata.import_path import resolve_path
+from asyncdata.token_cache.eviction import evict
+from asyncdata.token_cache.gather import cached_rows, merge
+from asyncdata.token_cache.layout import NO_SUM, SUFFIX, DamagedError, checksum, pad
+from asyncdata.token_cache.segment import Segments
+from asyncdata.token_messages import EvictTokens, ListTokens, Refused, SegmentListing, StoreTokens, TokensListed
+from asyncdata.wire import Failed, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncdata.sources.reader import BlockReader, BlockRows
+    from asyncdata.token_cache.layout import Entry
+    from asyncdata.token_cache.segment import Segment
+    from asyncdata.token_messages import CachedBlock, CachedFile
+    from asyncdata.wire import Block, Job, Reply, Scan, Scanned, Tokenize, Tokenized
+
+__all__ = ("CacheWorker",)
+
+_STORE = "asyncdata.token_cache.arrow_segment:store"
+
+
+class _RefusedError(Exception):
+    """A block has to be read from its file."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+class CacheWorker:
+    """Answers what has to do with the token cache.
+
+    :param slots: memory that windows are read into, shared with the other workers.
+    """
+
+    def __init__(self, job: Job, slots: Sequence[memoryview], reader: BlockReader) -> None:
+        if job.cache is None:
+            raise ValueError("the job has no token cache")
+
+        self._job = job
+        self._cache = job.cache
+        self._slots = slots
+        self._reader = reader
+        self._segments = Segments(job.cache.folder)
+        self._digests: dict[int, str] = {}
+        self._touched: set[str] = set()
+
+    def scan(self, request: Scan) -> Scanned:
+        """As a scan without a cache, but for the blocks that are cached."""
+        stop = request.base + len(request.blocks) * self._job.stride
+        cached = {item.block: item for item in request.cached}
+        out, sums, refused = ScannedRows(self._slots[request.slot], request.base), array("Q"), list[Refused]()
+        for number, block in enumerate(request.blocks):
+            text, item = None, cached.get(number)
+            room = stop - out.base - (len(request.blocks) - number - 1) * self._job.text_bytes
+            if item is not None:
+                try:
+                    text = self._text_to_compare(item, block, room)
+                    self._put(item, block, text, self._slots[request.slot], out, room)
+                    sums.append(NO_SUM)
+                    continue
+
+                except (_RefusedError, DamagedError, OSError) as error:
+                    refused.append(_refusal(number, error))
+                    self._segments.forget(item.segment)
+            text = text or self._reader.read_block(block, room)
+            sums.append(_sum_of(text) if request.with_sums else NO_SUM)
+            out.add(text)
+        return msgspec.structs.replace(out.reply(), refused=refused, sums=sums.tobytes())
+
+    def _text_to_compare(self, item: CachedBlock, block: Block, room: int) -> BlockRows | None:
+        """The block's text, where only it can tell whether the file is the same."""
+        return None if item.is_sure else self._reader.read_block(block, room)
+
+    def _put(
+        self, item: CachedBlock, block: Block, text: BlockRows | None, slot: memoryview, out: ScannedRows, room: int
+    ) -> None:
+        """Put the samples of a cached block into the slot."""
+        segment = self._segments.get(item.segment)
+        entry = segment.entry(item.entry)
+        if (entry.start, entry.stop) != (block.start, block.stop):
+            raise _RefusedError("other_block", "the file is cut into other blocks")
+
+        if text is not None and (entry.text_sum == NO_SUM or _sum_of(text) != entry.text_sum):
+            raise _RefusedError("other_text", "the file's text is another one there")
+
+        base = pad(out.base)
+        if base + segment.room_of(entry) > out.base + room:
+            raise _RefusedError("no_room", "its samples are too large for the slot")
+
+        self._touch(item.segment, segment)
+        first = base + segment.read_into(slot[base : base + segment.room_of(entry)], entry)
+        self._add(slot, segment, entry, first, out, base - out.base + segment.room_of(entry))
+
+    def _add(
+        self, slot: memoryview, segment: Segment, entry: Entry, first: int, out: ScannedRows, num_bytes: int
+    ) -> None:
+        """Tell of the rows whose records begin at offset ``first`` of the slot."""
+        words = segment.meta.names.record_words
+        size = 4 * words * entry.num_rows
+        records = array("i", bytes(slot[first : first + size]))
+        starts = range(-2 - first, -2 - first - size, -4 * words)
+        out.add_at(starts, records[2::words], records[1::words], entry.num_blank, num_bytes)
+
+    def _touch(self, name: str, segment: Segment) -> None:
+        """Once per worker: the time of its last use decides what is evicted."""
+        if name not in self._touched:
+            self._touched.add(name)
+            segment.touch()
+
+    def complete(self, request: Tokenize, fresh: Tokenized | None, began: float) -> Tokenized:
+        """The reply to ``request``, of whose rows those that are not cached are in ``fresh``."""
+        spill, fault = "", ""
+        if request.spill and fresh is not None:
+            spill, fault = self._spill(request.spill, fresh)
+        reply = fresh
+        if request.num_cached or reply is None:
+            starts = np.frombuffer(request.starts, np.int32).astype(np.int64)
+            rows = np.flatnonzero(starts < -1)
+            found = cached_rows(self._slots[request.slot], rows, -2 - starts[rows])
+            reply = merge(found, fresh, len(starts), time.perf_counter() - began)
+        return msgspec.structs.replace(reply, spill=spill, spill_fault=fault)
+
+    def _spill(self, name: str, reply: Tokenized) -> tuple[str, str]:
+        """Write the reply to a file of this run; its name, or why it cannot be."""
+        try:
+            path = os.path.join(self._cache.folder, name)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with open(fd, "wb", buffering=0) as file:
+                left = memoryview(encode(reply))
+                while left:
+                    left = left[file.write(left) :]
+        except OSError as error:
+            return "", f"{error.filename or name}: {error.strerror}"
+
+        return name, ""
+
+    def answer(self, request: ListTokens | StoreTokens | EvictTokens) -> Reply:
+        """What is no row's business. An error of the disk is the cache's, and nobody else's."""
+        try:
+            if isinstance(request, ListTokens):
+                return self._list(request)
+
+            if isinstance(request, EvictTokens):
+                return evict(request, self._cache.folder)
+
+            store = resolve_path(_STORE)
+            reply: Reply = store(request, self._cache, self._digest)
+        except OSError as error:
+            return Failed("OSError", f"{error.filename or self._cache.folder}: {error.strerror or error}")
+        except DamagedError as error:
+            return Failed("OSError", str(error))
+
+        return reply
+
+    def _list(self, request: ListTokens) -> TokensListed:
+        names = request.names
+        if names is None:
+            names = sorted(name for name in os.listdir(self._cache.folder) if name.endswith(SUFFIX) and name[0] != ".")
+        found, faults = [], {}
+        for name in names if request.names is not None else names[: request.num]:
+            try:
+                found.append(self._listing(name))
+            except (OSError, DamagedError) as error:
+                faults[name] = _why(error)
+                self._segments.forget(name)
+        return TokensListed(names, found, faults)
+
+    def _listing(self, name: str) -> SegmentListing:
+        segment = self._segments.get(name)
+        ids = np.full(len(segment.meta.files), -1, np.int32)
+        are_sure = np.zeros(len(segment.meta.files), np.bool_)
+        for number, (digest, num_bytes, mtime_ns) in enumerate(segment.meta.files):
+            for file_id in self._files_of(num_bytes):
+                if self._digest(file_id) == digest:
+                    ids[number] = file_id
+                    are_sure[number] = self._file(file_id).mtime_ns == mtime_ns
+        entries = segment.entries()
+        chosen = np.flatnonzero(ids[entries["file"]] >= 0).astype(np.int32)
+        files = entries["file"][chosen]
+        return SegmentListing(
+            name=name,
+            num_bytes=segment.num_bytes,
+            entries=chosen.tobytes(),
+            file_ids=ids[files].tobytes(),
+            starts=entries["start"][chosen].astype(np.int64).tobytes(),
+            are_sure=are_sure[files].tobytes(),
+        )
+
+    def _files_of(self, num_bytes: int) -> list[int]:
+        """The files of that size: only they can be the one that is looked for."""
+        return [number for number, file in enumerate(self._cache.files) if file.num_bytes == num_bytes]
+
+    def _file(self, file_id: int) -> CachedFile:
+        return self._cache.files[file_id]
+
+    def _digest(self, file_id: int) -> str:
+        """The digest of the file's content; nothing where it cannot be read."""
+        if file_id not in self._digests:
+            self._digests[file_id] = self._file(file_id).digest or self._digest_of(
+                self._job.files[file_id].path, file_id
+            )
+        return self._digests[file_id]
+
+    def _digest_of(self, path: str, file_id: int) -> str:
+        try:
+            return file_digest(path, self._file(file_id).num_bytes)
+        except AsyncDataError:
+            return ""
+
+    def close(self) -> None:
+        """Close the segments."""
+        self._segments.close()
+
+
+def _sum_of(text: BlockRows) -> int:
+    """The checksum of a block's text; none where not all of it is there."""
+    if len(text.starts) and min(text.starts) < 0:
+        return NO_SUM
+
+    return checksum(text.data) or 1
+
+
+def _refusal(block: int, error: _RefusedError | DamagedError | OSError) -> Refused:
+    if isinstance(error, _RefusedError):
+        return Refused(block, error.kind, str(error))
+
+    return Refused(block, "gone" if isinstance(error, FileNotFoundError) else "damaged", _why(error))
+
+
+def _why(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

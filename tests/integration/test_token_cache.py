@@ -1,0 +1,403 @@
+"""The token cache changes the time and nothing else: whatever is in it, missing from it, or wrong with it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import stat
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import structlog
+from tokenizers import Tokenizer
+
+from asyncdata import BadRowError, ConfigError, DataLoader, JsonlSource, PromptTokenizeFn, Shuffle
+from tests.support import cached
+from tests.support.cached import Delivered, loader, segments
+from tests.support.loading import SHUFFLE, write_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("xxhash")
+
+NUM_ROWS = 400
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS, {i: {"pad": "ü" * 900} for i in range(90, 300, 41)})
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "tokens"
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is tokenized from now on in this process is an error. Its fingerprint is the same."""
+
+    def refuse(row: cached.Row) -> list[int]:
+        raise AssertionError(f"row {row['id']} was tokenized")
+
+    for name in ("__module__", "__qualname__", "version"):
+        setattr(refuse, name, getattr(cached.everything, name))
+    monkeypatch.setattr(cached, "everything", refuse)
+
+
+def plain(path: Any, **knobs: Any) -> Delivered:
+    return Delivered(loader(path, None, **knobs), knobs.get("epochs", 1))
+
+
+def fill(path: Any, cache: Path, **knobs: Any) -> Delivered:
+    return Delivered(loader(path, cache, **knobs), settle=True)
+
+
+def assert_same(found: Delivered, expected: Delivered) -> None:
+    assert found.samples == expected.samples
+    assert found.counts == expected.counts
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_later_run_reads_every_row_from_the_cache_and_delivers_the_same(path, cache, num_workers):
+    expected = plain(path)
+
+    first = fill(path, cache, num_workers=num_workers)
+    second = Delivered(loader(path, cache, num_workers=num_workers))
+
+    assert_same(first, expected)
+    assert_same(second, expected)
+    assert (first.cached, second.cached) == ([0], [NUM_ROWS])
+
+
+def test_a_row_in_the_cache_is_not_tokenized(path, cache, request):
+    expected = plain(path)
+    fill(path, cache)
+    request.getfixturevalue("refusing")
+
+    assert_same(Delivered(loader(path, cache, tokenize_fn=cached.everything)), expected)
+
+
+def test_later_epochs_of_a_run_read_the_cache(path, cache):
+    expected = plain(path, epochs=4)
+
+    found = Delivered(loader(path, cache, epochs=4), 4, settle=True)
+
+    assert found.samples == expected.samples
+    assert found.cached[0] == 0
+    assert found.cached[3] == NUM_ROWS, "an epoch may be begun before the last one is stored, and no more than that"
+
+
+@pytest.mark.parametrize(("seed", "shuffle"), [(7, SHUFFLE), (42, Shuffle(block_bytes=1024, window_blocks=9))])
+def test_another_order_reads_the_same_cache(path, cache, seed, shuffle):
+    fill(path, cache)
+
+    found = Delivered(loader(path, cache, seed=seed, shuffle=shuffle))
+
+    assert_same(found, plain(path, seed=seed, shuffle=shuffle))
+    assert found.cached == [NUM_ROWS]
+
+
+def test_files_may_be_added_and_come_in_another_order(path, tmp_path, cache):
+    fill(path, cache)
+    other = write_rows(tmp_path / "other.jsonl", 70)
+    both = [str(other), str(path)]
+
+    found = Delivered(loader(both, cache), settle=True)
+
+    assert_same(found, plain(both))
+    assert found.cached == [NUM_ROWS]
+    assert Delivered(loader(both, cache)).cached == [NUM_ROWS + 70]
+
+
+# When it must not be read
+
+
+def test_a_file_of_other_content_is_tokenized(path, cache):
+    fill(path, cache)
+    path.write_bytes(path.read_bytes().replace(b'"id": 399', b'"id": 777'))
+
+    found = Delivered(loader(path, cache), settle=True)
+
+    assert_same(found, plain(path))
+    assert found.cached == [0]
+
+
+def test_a_change_that_no_sample_of_the_file_shows_is_seen_in_the_block(tmp_path, cache):
+    path = write_rows(tmp_path / "large.jsonl", 6000)
+    shuffle = Shuffle(block_bytes=4096, window_blocks=8)
+    fill(path, cache, shuffle=shuffle)
+    data = bytearray(path.read_bytes())
+    place = data.index(b'"id": 1', 75_000) + 6  # between the places that the fingerprint reads
+    data[place : place + 1] = b"9"
+    with open(path, "r+b") as file:
+        file.write(data)
+
+    found = Delivered(loader(path, cache, shuffle=shuffle))
+
+    assert_same(found, plain(path, shuffle=shuffle))
+    assert 0 < 6000 - found.cached[0] < 500, "only the block that was changed is tokenized again"
+
+
+def test_a_file_that_was_only_touched_is_read_from_the_cache(path, cache):
+    fill(path, cache)
+    os.utime(path, (1, 1))
+
+    found = Delivered(loader(path, cache))
+
+    assert_same(found, plain(path))
+    assert found.cached[0] > NUM_ROWS - 60, "all blocks whose text was wholly in the slot"
+
+
+def test_another_version_of_the_function_is_tokenized(path, cache, monkeypatch):
+    fill(path, cache)
+    monkeypatch.setattr(cached.everything, "version", 2)
+
+    assert fill(path, cache).cached == [0]
+
+
+def test_another_function_is_tokenized(path, cache):
+    fill(path, cache)
+
+    found = Delivered(loader(path, cache, tokenize_fn=cached.row_id))
+
+    assert found.cached == [0]
+    assert found.samples == plain(path, tokenize_fn=cached.row_id).samples
+
+
+def test_other_settings_tokenizers_and_templates_are_tokenized(tmp_path, cache, small_tokenizer):
+    rows = [{"input": f"what is {i} times {i}?"} for i in range(60)]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    edited = tmp_path / "edited"
+    shutil.copytree(small_tokenizer, edited)
+    config = json.loads((edited / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{{ messages[0]['content'] }} and"
+    (edited / "tokenizer_config.json").write_text(json.dumps(config))
+    other = tmp_path / "other"
+    shutil.copytree(small_tokenizer, other)
+    tokenizer = Tokenizer.from_file(str(other / "tokenizer.json"))
+    tokenizer.add_tokens(["times"])
+    tokenizer.save(str(other / "tokenizer.json"))
+    functions = [
+        PromptTokenizeFn(str(folder), apply_chat_template=chat, max_length=length)
+        for folder, chat, length in itertools.product((small_tokenizer, edited, other), (False, True), (None, 50))
+    ]
+
+    for function in functions:
+        found = fill(path, cache, tokenize_fn=function)
+        assert_same(found, plain(path, tokenize_fn=function))
+        assert found.cached == [0] or (not function.apply_chat_template and function.tokenizer == str(edited))
+    for function in functions:
+        assert Delivered(loader(path, cache, tokenize_fn=function)).cached == [60]
+
+
+def test_other_limits_are_tokenized(path, cache):
+    fill(path, cache)
+
+    assert Delivered(loader(JsonlSource(str(path), max_row_bytes=10_000), cache)).cached == [0]
+    assert Delivered(loader(path, cache, shuffle=Shuffle(block_bytes=2048, window_blocks=4))).cached == [0]
+
+
+def test_a_function_without_a_fingerprint_is_not_cached_and_that_is_said(path, cache, monkeypatch):
+    monkeypatch.delattr(cached.everything, "version")
+    with structlog.testing.capture_logs() as events:
+        found = Delivered(loader(path, cache))
+
+    assert_same(found, plain(path))
+    assert not cache.exists()
+    (event,) = [event for event in events if event["event"] == "token_cache.off"]
+    assert "version" in event["reason"]
+
+
+# Rows that are not cached
+
+
+def test_a_bad_row_is_an_error_again_with_all_that_was_said_of_it(tmp_path, cache):
+    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[200] = b'{"id": 200, "pad": \n'
+    path.write_bytes(b"".join(lines))
+
+    def error_of(cache: Path | None) -> str:
+        with pytest.raises(BadRowError) as caught:
+            Delivered(loader(path, cache, shuffle=False))
+        return str(caught.value)
+
+    expected = plain(path, on_bad_row="skip")
+    first = fill(path, cache, on_bad_row="skip")
+    second = Delivered(loader(path, cache, on_bad_row="skip"))
+
+    assert_same(first, expected)
+    assert_same(second, expected)
+    assert 0 < NUM_ROWS - second.cached[0] < 40, "but for its block all is cached"
+    assert error_of(cache) == error_of(None)
+
+
+def test_blank_lines_and_blocks_without_a_row_are_counted_as_ever(tmp_path, cache):
+    path = tmp_path / "rows.jsonl"
+    rows = [json.dumps({"id": i, "pad": "x" * (2000 if i % 9 == 0 else i)}) for i in range(100)]
+    path.write_text("\n" + "\n\n".join(rows) + "\n \n")
+
+    expected = plain(path)
+    fill(path, cache)
+    found = Delivered(loader(path, cache))
+
+    assert_same(found, expected)
+    assert found.counts[2] == 101
+    assert found.cached == [100]
+
+
+# Half a cache
+
+
+@pytest.mark.parametrize("keep", range(7))
+def test_whatever_part_of_the_cache_is_left_the_order_is_the_same(path, cache, keep):
+    expected = plain(path)
+    fill(path, cache)
+    for number, segment in enumerate(segments(cache)):
+        if number % 7 != keep:
+            segment.unlink()
+
+    found = Delivered(loader(path, cache), settle=True)
+
+    assert_same(found, expected)
+    assert 0 <= found.cached[0] < NUM_ROWS
+    again = Delivered(loader(path, cache))
+    assert_same(again, expected)
+    assert again.cached == [NUM_ROWS], "what was missing was written anew"
+
+
+@pytest.mark.parametrize("num_delivered", [0, 1, 37, 100, 183, 300])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_snapshot_in_the_middle_of_a_half_cached_epoch_resumes_exactly(path, cache, num_delivered, num_workers):
+    expected = plain(path, epochs=2).samples
+    with loader(path, cache, epochs=2, num_workers=num_workers) as data:
+        before = [cached.facts(sample) for sample in data.get_next_batch(num_delivered)] if num_delivered else []
+        state = data.state_dict()
+    for number, segment in enumerate(segments(cache)):
+        if number % 2:
+            segment.unlink()
+
+    with loader(path, cache, epochs=2, num_workers=num_workers) as data:
+        data.load_state_dict(state)
+        after = [cached.facts(sample) for sample in itertools.islice(samples_of(data), len(expected))]
+
+    assert before + after == expected
+
+
+def samples_of(data: DataLoader) -> Any:
+    for _ in range(2):
+        for batch in data:
+            yield from batch
+
+
+def test_a_snapshot_knows_nothing_of_the_cache(path, cache):
+    fill(path, cache)
+    with loader(path, cache, buffer_size=8) as data, loader(path, None, buffer_size=8) as other:
+        data.get_next_batch(300)
+        other.get_next_batch(300)
+
+        assert data.state_dict() == other.state_dict()
+
+
+# Sharing
+
+
+def test_two_runs_share_a_cache_and_one_of_them_writes(path, cache):
+    expected = plain(path)
+    writer, reader = loader(path, cache, epochs=2), loader(path, cache, epochs=3, buffer_size=8)
+    with writer, reader:
+        batches = [[batch for batch in data] for data in (reader, writer)]
+        cached.wait_until_stored(writer)
+        later = [batch for _ in range(2) for batch in reader]
+        num_cached = reader.statistics().cached_rows_total
+
+    for some in batches:
+        assert [cached.facts(sample) for batch in some for sample in batch] == expected.samples
+    assert [cached.facts(sample) for batch in later for sample in batch] == plain(path, epochs=3).samples[
+        len(expected.samples) :
+    ]
+    assert num_cached >= NUM_ROWS, "the last epoch at the latest takes up what the other run wrote"
+
+
+def test_who_comes_second_writes_when_the_first_is_gone(path, cache):
+    with loader(path, cache, buffer_size=1) as first:
+        first.get_next_batch(1)
+        second = Delivered(loader(path, cache))
+        assert second.cached[0] < 60
+
+    assert fill(path, cache).cached[0] < 60, "the second one has written nothing"
+    assert Delivered(loader(path, cache)).cached == [NUM_ROWS]
+
+
+def test_a_cache_is_its_owners_alone(path, cache):
+    fill(path, cache)
+
+    (folder,) = cache.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
+    assert not list(folder.glob(".run-*")), "what was written on the way is gone"
+
+
+def test_a_link_in_the_place_of_a_cache_is_refused(path, cache, tmp_path):
+    fill(path, cache)
+    (folder,) = cache.iterdir()
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(ConfigError, match="AD130"):
+        loader(path, cache)
+
+
+def test_a_segment_that_is_a_link_is_not_read(path, cache, tmp_path):
+    fill(path, cache)
+    for number, segment in enumerate(segments(cache)):
+        segment.rename(tmp_path / f"{number}.arrow")
+        segment.symlink_to(tmp_path / f"{number}.arrow")
+
+    found = Delivered(loader(path, cache))
+
+    assert found.cached == [0]
+    assert_same(found, plain(path))
+
+
+# Where there can be none
+
+
+def test_data_that_is_read_from_front_to_back_is_refused_with_the_way_out(tmp_path, cache):
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{"id": 1, "pad": ""}]))
+
+    with pytest.raises(ConfigError, match=r"AD132 .*decompress or convert"):
+        loader(path, cache)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_with_the_way_out(path, tmp_path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(ConfigError, match=r"AD131 .*set token_cache"):
+        loader(path, tmp_path / "file" / "cache")
+
+
+@pytest.mark.parametrize("missing", ["pyarrow", "xxhash"])
+def test_without_its_packages_the_error_names_the_extra(path, cache, monkeypatch, missing):
+    from asyncdata.token_cache import opening
+
+    real = opening.importlib.util.find_spec
+    monkeypatch.setattr(opening.importlib.util, "find_spec", lambda name: None if name == missing else real(name))
+
+    with pytest.raises(ConfigError, match=rf'{missing}.*pip install "asyncdata\[cache\]"'):
+        loader(path, cache)
+
+
+def test_true_means_the_folder_beside_the_row_index(path, tmp_path):
+    fill(path, True, cache_dir=str(tmp_path / "here"))
+    assert segments(tmp_path / "here" / "tokens")
+
+    fill(path, True)
+    assert segments(tmp_path / "cache" / "asyncdata" / "tokens")

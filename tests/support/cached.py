@@ -1,0 +1,113 @@
+"""Loaders with a token cache: their data, what they deliver in full, and what lies in the cache's folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncdata import DataLoader
+from tests.support.loading import NEVER_S, SHUFFLE
+
+if TYPE_CHECKING:
+    from asyncdata.types import Sample
+
+Row = dict[str, Any]
+
+
+def everything(row: Row) -> dict[str, Any] | str | list[int]:
+    """Samples of every kind: of no tokens and of many, with columns and without; and rows dropped for two reasons."""
+    number = row["id"]
+    if number % 11 == 3:
+        return "a reason" if number % 2 else "another, ünusual one"
+    if number % 7 == 1:
+        return [number]
+
+    result: dict[str, Any] = {"input_ids": [number, *map(ord, row["pad"])], "label": number, "prompt": row["pad"]}
+    if number % 5 == 0:
+        result["metadata"] = {"ü": "\ud800 \u0000 漢", "n": [None, 1.5, float("nan")]}
+    if number % 13 == 2:
+        result["labels"] = [-100] * len(result["input_ids"])
+    if number % 17 == 4:
+        result["score"] = number / 7
+    return result
+
+
+everything.version = 1  # type: ignore[attr-defined]
+
+
+def refuses(row: Row) -> list[int]:
+    """Must never be called. It has the fingerprint of :func:`everything`, if it is given its name."""
+    raise AssertionError(f"row {row['id']} was tokenized")
+
+
+def row_id(row: Row) -> list[int]:
+    """One token: the row's ``id``."""
+    return [row["id"]]
+
+
+row_id.version = 1  # type: ignore[attr-defined]
+
+
+def loader(path: Any, cache: Path | bool | None, **knobs: Any) -> DataLoader:
+    """A loader whose data has several windows."""
+    settings: dict[str, Any] = {
+        "tokenize_fn": everything,
+        "shuffle": SHUFFLE,
+        "num_workers": 0,
+        "timeout_s": NEVER_S,
+        "batch_size": 16,
+        "epochs": 1,
+        "token_cache": None if cache is None else (cache if isinstance(cache, bool) else str(cache)),
+    }
+    return DataLoader(path, **(settings | knobs))
+
+
+def facts(sample: Sample) -> tuple[Any, ...]:
+    """All that a sample is, and where it comes from."""
+    labels = sample.labels
+    return (
+        str(sample.position),
+        sample.source.path if sample.source is not None else None,
+        sample.source.byte_offset if sample.source is not None else None,
+        sample.source.num_bytes if sample.source is not None else None,
+        sample.tokens.tolist(),
+        repr((sample.prompt, sample.label, sample.metadata, sample.extra)),
+        None if labels is None else labels.tolist(),
+    )
+
+
+class Delivered:
+    """What a loader gives, epoch by epoch.
+
+    :ivar samples: :func:`facts` of each sample.
+    :ivar cached: rows that came from the cache, of each epoch.
+    :ivar counts: what was dropped and noted, and the blank lines.
+    """
+
+    def __init__(self, data: DataLoader, num_epochs: int = 1, *, settle: bool = False) -> None:
+        self.samples: list[tuple[Any, ...]] = []
+        self.cached: list[int] = []
+        with data:
+            for _ in range(num_epochs):
+                for batch in data:
+                    self.samples += map(facts, batch)
+                self.cached.append(data.statistics().cached_rows_total - sum(self.cached))
+                if settle:
+                    wait_until_stored(data)
+            now = data.statistics()
+            self.counts = dict(now.dropped_total), dict(now.noted_total), now.blank_lines_total
+
+
+def wait_until_stored(data: DataLoader) -> None:
+    """Until nothing is on its way into the cache: looked at again and again, as it is nobody's business."""
+    cache = data._engine._reading.token_cache  # noqa: SLF001
+    deadline = time.monotonic() + NEVER_S
+    while not cache.is_idle:
+        assert time.monotonic() < deadline, "it is never stored"
+        time.sleep(0.005)
+
+
+def segments(cache: Path) -> list[Path]:
+    """The segments of all caches in the folder."""
+    return sorted(cache.glob("*/*.arrow"))
