@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from asyncdata.buffer import BufferFilter
     from asyncdata.config import LoaderConfig
     from asyncdata.executors.base import Executor
+    from asyncdata.executors.early import EarlyTemplate
     from asyncdata.length_grouping import LengthGrouping
     from asyncdata.packing.base import Packing, PackState
     from asyncdata.plan import PlannedEpoch
@@ -61,6 +62,7 @@ _MAX_WORKERS = 8
 class Engine:
     """Everything behind a loader but the waiting.
 
+    :param early: a template that was born before all this; it is the engine's unless the constructor fails.
     :raises ConfigError: for a setting that cannot work.
     :raises SourceError: for files that cannot be read.
     """
@@ -73,6 +75,7 @@ class Engine:
         config: LoaderConfig,
         packing: Packing | None = None,
         length_grouping: LengthGrouping | None = None,
+        early: EarlyTemplate | None = None,
     ) -> None:
         self.config = config
         self.packs_are_samples = packing is None
@@ -81,7 +84,8 @@ class Engine:
         self.stage = PackStage(pack_rules) if pack_rules is not None and plan is None else None
         self.tally = PlannedTally() if plan is not None else None
         self.packs = pack_rules is not None
-        self._function = resolved(tokenize_fn)
+        self._early = early
+        self._function = (early.function if early is not None else None) or resolved(tokenize_fn)
         self._function_fingerprints: dict[str, str] | None = None
         quarantine = Quarantine.of(config).add
         rules = _rules(config, is_packed=pack_rules is not None)
@@ -109,6 +113,7 @@ class Engine:
             self.coordinator,
             slot_bytes=reading.slot_bytes,
             backend=config.backend,
+            early=self._early,
         )
 
     def _make_executor(self) -> Executor:
@@ -116,7 +121,9 @@ class Engine:
         if num_workers == 0:
             return InlineExecutor(self._function)
 
-        return ProcessExecutor(num_workers or min(_MAX_WORKERS, num_usable_cpus()), self.config.row_timeout_s)
+        return ProcessExecutor(
+            num_workers or min(_MAX_WORKERS, num_usable_cpus()), self.config.row_timeout_s, early=self._early
+        )
 
     def close(self, reason: str) -> None:
         """Stop everything; calls end in LoaderClosedError, which says ``reason``."""

@@ -41,6 +41,7 @@ __all__ = (
     "decode_job",
     "decode_reply",
     "decode_request",
+    "decode_spec",
     "encode",
     "frame",
 )
@@ -307,9 +308,10 @@ encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 decode_job = msgspec.msgpack.Decoder(Job).decode
+decode_spec = msgspec.msgpack.Decoder(TokenizeSpec | None).decode
 
 
-def frame(request_id: int, message: Job | Request | Reply) -> bytes:
+def frame(request_id: int, message: Job | TokenizeSpec | Request | Reply | None) -> bytes:
     """``message`` with its header, ready to be sent."""
     body = encode(message)
     return HEADER.pack(len(body), request_id) + body
