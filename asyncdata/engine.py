@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from asyncdata.buffer import BufferFilter
     from asyncdata.config import LoaderConfig
     from asyncdata.executors.base import Executor
+    from asyncdata.executors.early import EarlyTemplate
     from asyncdata.length_grouping import LengthGrouping
     from asyncdata.packing.base import Packing, PackState
     from asyncdata.plan import PlannedEpoch
@@ -61,6 +62,7 @@ _log = get_logger(__name__)
 class Engine:
     """Everything behind a loader but the waiting.
 
+    :param early: a template that was born before all this; it is the engine's unless the constructor fails.
     :raises ConfigError: for a setting that cannot work.
     :raises SourceError: for files that cannot be read.
     """
@@ -73,6 +75,7 @@ class Engine:
         config: LoaderConfig,
         packing: Packing | None = None,
         length_grouping: LengthGrouping | None = None,
+        early: EarlyTemplate | None = None,
     ) -> None:
         self.config = config
         self.packs_are_samples = packing is None
@@ -81,7 +84,8 @@ class Engine:
         self.stage = PackStage(pack_rules) if pack_rules is not None and plan is None else None
         self.tally = PlannedTally() if plan is not None else None
         self.packs = pack_rules is not None
-        self._function = resolved(tokenize_fn)
+        self._early = early
+        self._function = (early.function if early is not None else None) or resolved(tokenize_fn)
         self._function_fingerprints: dict[str, str] | None = None
         quarantine = Quarantine.of(config).add
         rules = _rules(config, is_packed=pack_rules is not None)
@@ -112,13 +116,15 @@ class Engine:
             self.coordinator,
             slot_bytes=reading.slot_bytes,
             backend=config.backend,
+            early=self._early,
         )
 
     def _make_executor(self) -> Executor:
         config = self.config
         executor: Executor = InlineExecutor(self._function)
         if config.num_workers != 0:
-            executor = ProcessExecutor(config.num_workers or FIRST_WORKERS, config.row_timeout_s)
+            num_workers = config.num_workers or FIRST_WORKERS
+            executor = ProcessExecutor(num_workers, config.row_timeout_s, early=self._early)
         if config.num_workers is not None and config.buffer_size is not None:
             return executor
 

@@ -7,35 +7,32 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from asyncdata import snapshot as snapshots
-from asyncdata.collators.base import Document
-from asyncdata.config import Knobs, LoaderConfig
-from asyncdata.engine import Engine
 from asyncdata.errors import ConfigError, LoaderClosedError
+from asyncdata.executors.early import EarlyTemplate
 from asyncdata.iteration import SampleBatches, Share
-from asyncdata.ledger import lease_key
-from asyncdata.pack_batches import PackBatches
-from asyncdata.pack_state import RestartPoint
-from asyncdata.planned_batches import PlannedBatches
 from asyncdata.request import Request
-from asyncdata.types import Sample
 
+# Whatever needs numpy is imported by the methods, all of it at the latest when the engine is made: until then, workers
+# already load what they need.
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import Unpack
 
     from asyncdata.buffer import BufferFilter
+    from asyncdata.collators.base import Document
+    from asyncdata.config import Knobs
     from asyncdata.diagnostics import Statistics
     from asyncdata.iteration import Batches
     from asyncdata.length_grouping import LengthGrouping
-    from asyncdata.pack_state import PackedSample
+    from asyncdata.pack_batches import PackBatches
+    from asyncdata.pack_state import PackedSample, RestartPoint
     from asyncdata.packing.base import Packing
     from asyncdata.plan import PlannedEpoch
     from asyncdata.sources.base import Source
     from asyncdata.sources.described import Paths
     from asyncdata.tokenization.base import TokenizeFn
-    from asyncdata.types import Group, Position
+    from asyncdata.types import Group, Position, Sample
 
 T = TypeVar("T")
 
@@ -60,8 +57,20 @@ class LoaderFace:
         **knobs: Unpack[Knobs],
     ) -> None:
         self._closed_because = "the loader's constructor failed"  # until it has not: see __del__
-        config = LoaderConfig.of(dict(knobs))
-        self._engine = Engine(source, tokenize_fn, buffer_filter, config, packing, length_grouping)
+        early = EarlyTemplate.for_workers(knobs.get("num_workers"))
+        try:
+            if early is not None:
+                early.tell(tokenize_fn)
+            from asyncdata.config import LoaderConfig
+            from asyncdata.engine import Engine
+
+            config = LoaderConfig.of(dict(knobs))
+            self._engine = Engine(source, tokenize_fn, buffer_filter, config, packing, length_grouping, early)
+        except BaseException:
+            if early is not None:
+                early.close()
+            raise
+
         self._collate_fn = collate_fn or same
         self.group_size = config.n_samples_per_prompt
         self._loops_only = self._engine.packs or config.world_size > 1
@@ -91,6 +100,9 @@ class LoaderFace:
             self._engine.coordinator.acknowledge(None)
             return
 
+        from asyncdata.ledger import lease_key
+        from asyncdata.types import Sample
+
         groups = [[item] if isinstance(item, Sample) else item for item in delivered]
         self._engine.coordinator.acknowledge([lease_key(group) for group in groups])
 
@@ -104,6 +116,8 @@ class LoaderFace:
         A distributed checkpoint (DCP) restores only the keys that a fresh loader's state has, which may lack some: save
         an :class:`asyncdata.integrations.torch.StatefulDataLoader` there.
         """
+        from asyncdata import snapshot as snapshots
+
         return snapshots.to_state_dict(self._engine.snapshot())
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_changed: Collection[str] = ()) -> None:
@@ -114,6 +128,8 @@ class LoaderFace:
         :raises SnapshotMismatchError: if something else differs; it says what, and both values.
         :raises SnapshotError: if ``state`` is no state of a loader.
         """
+        from asyncdata import snapshot as snapshots
+
         self._check()
         self._engine.restore(snapshots.from_state_dict(state), allow_changed)
 
@@ -122,10 +138,14 @@ class LoaderFace:
 
         :raises SnapshotError: if it could not be written; the previous file is whole, and nothing half-written stays.
         """
+        from asyncdata import snapshot as snapshots
+
         snapshots.save(path, self._engine.snapshot())
 
     def restore(self, path: str | os.PathLike[str], *, allow_changed: Collection[str] = ()) -> None:
         """As :meth:`load_state_dict`, from a file that :meth:`save` wrote."""
+        from asyncdata import snapshot as snapshots
+
         self._check()
         self._engine.restore(snapshots.load(path), allow_changed)
 
@@ -183,7 +203,11 @@ class LoaderFace:
         self._engine.service.check_process()
 
     def __del__(self) -> None:
-        if self._closed_because or not self._engine.service.is_started or not self._engine.service.is_here:
+        if self._closed_because or not self._engine.service.is_here:
+            return
+
+        if not self._engine.service.is_started:
+            self._engine.service.close()
             return
 
         message = f"unclosed {type(self).__name__}: use `with`, or call close()"
@@ -242,6 +266,8 @@ class LoaderFace:
         if engine.tally is None:
             return SampleBatches(self, runs_on=self._runs_on())
 
+        from asyncdata.planned_batches import PlannedBatches
+
         return PlannedBatches(self, engine.tally, drop_last=engine.config.drop_last, runs_on=self._runs_on())
 
     def _runs_on(self) -> bool:
@@ -255,6 +281,8 @@ class LoaderFace:
         stage, config = self._engine.stage, self._engine.config
         if stage is None:
             return None
+
+        from asyncdata.pack_batches import PackBatches
 
         max_push = max(1, config.capacity // 2)
         return PackBatches(
@@ -286,6 +314,8 @@ class LoaderFace:
 
     def tip(self) -> RestartPoint:
         """Where D goes on."""
+        from asyncdata.pack_state import RestartPoint
+
         ledger = self._engine.coordinator.ledger
         return RestartPoint(ledger.position, ledger.counters)
 
@@ -302,6 +332,8 @@ class LoaderFace:
 
 
 def _document(piece: PackedSample) -> Document:
+    from asyncdata.collators.base import Document
+
     sample, start, stop = piece
     labels = sample.labels
     return Document(sample.tokens[start:stop], None if labels is None else labels[start:stop], None, sample)

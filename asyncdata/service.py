@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from asyncdata.channel import Channel
     from asyncdata.coordinator import Coordinator
     from asyncdata.executors.base import Executor
+    from asyncdata.executors.early import EarlyTemplate
     from asyncdata.ledger import Ledger
     from asyncdata.producer import Producer
     from asyncdata.windows import Windows
@@ -44,6 +45,7 @@ class Service:
 
     :param slot_bytes: memory of a slot.
     :param backend: ``asyncio``, ``uvloop`` or ``trio``: the loop of its thread.
+    :param early: the template that was born before, with the thread that it is to run in.
     """
 
     def __init__(
@@ -56,11 +58,13 @@ class Service:
         *,
         slot_bytes: int,
         backend: str = "asyncio",
+        early: EarlyTemplate | None = None,
     ) -> None:
         self._job = job
         self._executor = executor
         self._coordinator = coordinator
         self._backend = backend
+        self._early = early
         self._windows = windows
         self._producer = producer
         self._slot_bytes = slot_bytes
@@ -82,9 +86,17 @@ class Service:
 
         with self._lock:
             if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._run, name="asyncdata-service", daemon=True)
-                self._thread.start()
+                self._thread = self._running_thread()
                 _running.add(self)
+
+    def _running_thread(self) -> threading.Thread:
+        if self._early is not None:
+            self._early.run(self._run)
+            return self._early.thread
+
+        thread = threading.Thread(target=self._run, name="asyncdata-service", daemon=True)
+        thread.start()
+        return thread
 
     @property
     def is_started(self) -> bool:
@@ -210,6 +222,8 @@ class Service:
                 self._call_soon(self._stop.set)
         _running.discard(self)
         thread = self._thread
+        if thread is None and self._early is not None:
+            self._early.close()
         if thread is None or thread is threading.current_thread():
             return
 

@@ -54,6 +54,7 @@ __all__ = (
     "decode_job",
     "decode_reply",
     "decode_request",
+    "decode_spec",
     "encode",
     "frame",
 )
@@ -348,9 +349,10 @@ encode = _encoder.encode
 decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 decode_job = msgspec.msgpack.Decoder(Job).decode
+decode_spec = msgspec.msgpack.Decoder(TokenizeSpec | None).decode
 
 
-def frame(request_id: int, message: Job | Request | Reply) -> bytearray:
+def frame(request_id: int, message: Job | TokenizeSpec | Request | Reply | None) -> bytearray:
     """``message`` with its header, ready to be sent."""
     data = bytearray(HEADER.size)
     _encoder.encode_into(message, data, HEADER.size)

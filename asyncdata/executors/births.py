@@ -9,11 +9,12 @@ import anyio
 
 from asyncdata.errors import WorkerError
 from asyncdata.executors.connection import Connection
-from asyncdata.executors.control import COMMAND, FORK, REAP, Born, NotBorn, Opened, Reaped, decode_answer
-from asyncdata.executors.offspring import Forked, Offspring
-from asyncdata.executors.spawn import new_ends, no_room
+from asyncdata.executors.control import COMMAND, FORK, REAP, SHARE, Born, Loaded, NotBorn, Reaped, decode_answer
+from asyncdata.executors.early import Newborn
+from asyncdata.executors.execute import new_ends, no_room
+from asyncdata.executors.offspring import Executed, Forked, Offspring
 from asyncdata.log import get_logger
-from asyncdata.wire import Failed
+from asyncdata.wire import Failed, frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncdata.executors.control import Answer
-    from asyncdata.executors.offspring import Executed, WorkerProcess
+    from asyncdata.executors.offspring import WorkerProcess
     from asyncdata.executors.spawn import Spawner
+    from asyncdata.wire import Job
 
 __all__ = ("Births",)
 
@@ -44,17 +46,17 @@ class _Template:
     :ivar reason: why it shares nothing; empty where it does, and before it has loaded anything.
     """
 
-    def __init__(self, spawner: Spawner) -> None:
-        with new_ends() as ends:
-            self._life: Executed = spawner.execute("template", ends)
-            self.process = Offspring("template", self._life, Connection(ends.sock), ends.output_fd)
+    def __init__(self, spawner: Spawner, newborn: Newborn) -> None:
+        self._life = Executed(newborn.process)
+        self.process = Offspring("template", self._life, Connection(newborn.ends.sock), newborn.ends.output_fd)
         self.reason = ""
+        self._told = newborn.told
         self._spawner = spawner
         self._is_open = False
         self._lost_because = ""
         self._turn = anyio.Lock()
 
-    async def open(self, job: bytes) -> None:
+    async def open(self, job: Job) -> None:
         """Have it load what ``job`` asks for, however long that takes.
 
         :raises WorkerError: if that cannot be loaded.
@@ -62,15 +64,28 @@ class _Template:
         if self._is_open:
             return
 
-        try:
-            await self.process.connection.send_first(job)
-        except OSError as error:
-            raise _LostError("it died") from error
-        opened = await self._answer()
-        if isinstance(opened, Failed):
-            raise WorkerError(f"{opened.message}\n{opened.traceback}".rstrip())
+        await self._tell(frame(0, job.tokenize))
+        loaded = await self._answer()
+        if isinstance(loaded, Failed):
+            raise WorkerError(f"{loaded.message}\n{loaded.traceback}".rstrip())
 
-        self.reason, self._is_open = opened.reason if isinstance(opened, Opened) else "", True
+        self.reason, self._is_open = loaded.reason if isinstance(loaded, Loaded) else "", True
+        self._send(SHARE, 0, self._spawner.memory_fds)
+        await self._send_first(frame(0, job))
+
+    async def _tell(self, spec: bytearray) -> None:
+        if self._told and self._told != spec:
+            raise self._lost("it has loaded another function")
+
+        if not self._told:
+            await self._send_first(spec)
+            self._told = spec
+
+    async def _send_first(self, data: bytes | bytearray) -> None:
+        try:
+            await self.process.connection.send_first(data)
+        except OSError as error:
+            raise self._lost("it died") from error
 
     async def pump_output(self) -> None:
         """Until it has ended, and those who write to its pipe."""
@@ -176,20 +191,21 @@ class Births:
     The template is born at once; it loads what is shared while the caller's loop is still to come.
 
     :ivar num_lost: templates that were replaced.
+    :param newborn: a template that was born before; None for a new one.
     :raises WorkerError: if the system has no room for it.
     """
 
-    def __init__(self, spawner: Spawner) -> None:
+    def __init__(self, spawner: Spawner, newborn: Newborn | None = None) -> None:
         self.num_lost = 0
         self._num_lost_in_a_row = 0
         self._spawner = spawner
         self._shares = True
-        self._template: _Template | None = _Template(spawner)
+        self._template: _Template | None = _Template(spawner, newborn or Newborn(spawner.alive))
         self._group: TaskGroup | None = None
-        self._job = b""
+        self._job: Job | None = None
         self._turn = anyio.Lock()
 
-    def begin(self, group: TaskGroup, job: bytes) -> None:
+    def begin(self, group: TaskGroup, job: Job) -> None:
         """From here on workers are born, with ``job`` to do."""
         self._group, self._job = group, job
         if self._template is not None:
@@ -200,11 +216,15 @@ class Births:
 
         :raises WorkerError: if the system has no room for it, or the tokenize function cannot be opened.
         """
+        job = self._job
+        if job is None:
+            raise WorkerError("begin() has not been called")
+
         async with self._turn:
             while self._shares:
                 template = self._present_template()
                 try:
-                    await template.open(self._job)
+                    await template.open(job)
                     worker = await template.bear(number)
                 except _LostError as lost:
                     await self._replace(template, str(lost))
@@ -215,11 +235,11 @@ class Births:
                     self._share_no_more(template)
                 return worker
 
-        return self._spawner.spawn(number, self._job)
+        return self._spawner.spawn(number, frame(0, job))
 
     def _present_template(self) -> _Template:
         if self._template is None:
-            self._template = _Template(self._spawner)
+            self._template = _Template(self._spawner, Newborn(self._spawner.alive))
             if self._group is not None:
                 self._group.start_soon(self._template.pump_output)
         return self._template

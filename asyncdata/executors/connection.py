@@ -11,7 +11,6 @@ import struct
 from typing import TYPE_CHECKING
 
 import anyio
-import numpy as np
 
 from asyncdata.errors import WorkerError
 from asyncdata.wire import HEADER, MAX_FRAME_BYTES
@@ -88,6 +87,8 @@ class Connection:
         length, self._request_id = HEADER.unpack_from(self._scratch, self._start)
         if length > MAX_FRAME_BYTES:
             raise WorkerError(f"a worker announced a reply of {length} bytes; it is out of step")
+
+        import numpy as np  # not before: a template is already loading while it is imported
 
         self._start += HEADER.size
         # Memory of its own for each: what is decoded from it are views, so that no byte is copied again. By numpy, as

@@ -11,27 +11,34 @@ from asyncdata.wire import HEADER, Failed
 __all__ = (
     "COMMAND",
     "FORK",
-    "NUM_FDS",
+    "MAX_FDS",
     "REAP",
+    "SHARE",
     "Answer",
     "Born",
+    "Loaded",
     "NotBorn",
-    "Opened",
     "Reaped",
     "decode_answer",
     "framed",
 )
 
-COMMAND = struct.Struct("<Bi")  # FORK and the number of a worker, or REAP and the pid of one that has ended
-FORK, REAP = 1, 2
-NUM_FDS = 2
-"""With a FORK come two descriptors: the worker's end of its socket, and what it writes its output to."""
+COMMAND = struct.Struct("<Bi")
+SHARE, FORK, REAP = 1, 2, 3
+"""What to do:
+
+- SHARE, once: with it come the descriptors of the shared memory, and behind it the frame of the job. No answer.
+- FORK, with the number of a worker: with it come the worker's end of its socket, and what it writes its output to.
+- REAP, with the pid of a worker that has ended.
+"""
+MAX_FDS = 16
 
 
-class Opened(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The tokenize function is open. ``reason`` says why a fork could not share it; empty: it can.
+class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The answer to a description: the tokenize function is open.
 
-    With a reason, the template itself becomes the worker of the first FORK.
+    ``reason`` says why a fork could not share it; empty: it can. With a reason, the template itself becomes the worker
+    of the first FORK.
     """
 
     reason: str
@@ -55,7 +62,7 @@ class Reaped(msgspec.Struct, frozen=True, tag=True, array_like=True):
     status: int | None
 
 
-Answer = Opened | Born | NotBorn | Reaped | Failed
+Answer = Loaded | Born | NotBorn | Reaped | Failed
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode

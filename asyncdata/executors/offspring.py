@@ -218,7 +218,13 @@ class WorkerProcess(Offspring):
     """
 
     def __init__(
-        self, number: int, life: Life, connection: Connection, output_fd: int, page: mmap.mmap, greeting: bytes = b""
+        self,
+        number: int,
+        life: Life,
+        connection: Connection,
+        output_fd: int,
+        page: mmap.mmap,
+        greeting: bytes | bytearray = b"",
     ) -> None:
         super().__init__(number, life, connection, output_fd)
         self.number = number

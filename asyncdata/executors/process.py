@@ -18,7 +18,7 @@ import anyio
 from asyncdata.errors import WorkerError
 from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState
 from asyncdata.executors.births import Births
-from asyncdata.executors.spawn import Spawner, no_room
+from asyncdata.executors.spawn import Spawner
 from asyncdata.log import get_logger
 from asyncdata.wire import Failed, Ready, decode_reply, frame
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.executors.base import OnReply
+    from asyncdata.executors.early import EarlyTemplate
     from asyncdata.executors.offspring import WorkerProcess
     from asyncdata.wire import Job, Request
 
@@ -82,14 +83,22 @@ class ProcessExecutor:
     :param row_timeout_s: a worker that makes no progress for so long is hung, and is killed. Progress is a reply, or,
         where the tokenize function runs row by row, a row.
     :param max_workers: how many there can ever be; None for 64, or for ``num_workers`` where that is more.
+    :param early: a template that was born before; its thread must be that of :meth:`prepare`.
     """
 
-    def __init__(self, num_workers: int, row_timeout_s: float = 60.0, max_workers: int | None = None) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        row_timeout_s: float = 60.0,
+        max_workers: int | None = None,
+        early: EarlyTemplate | None = None,
+    ) -> None:
         self._max_workers = max(num_workers, max_workers or _MAX_WORKERS)
         self.num_workers = num_workers
         self.slots = Slots(NUM_SLOTS)
         self._row_timeout_s = row_timeout_s
         self._spawner: Spawner | None = None
+        self._early = early
         self._births: Births | None = None
         self._queue: deque[_Call] = deque()
         self._workers: dict[int, _Worker] = {}
@@ -101,13 +110,13 @@ class ProcessExecutor:
 
     def prepare(self, slot_bytes: int) -> None:
         """As the protocol says. The calling thread must live as long as the workers shall: they die with it."""
+        newborn = self._early.take() if self._early is not None else None
         with contextlib.ExitStack() as failing:
-            try:
-                spawner = failing.enter_context(Spawner(self._max_workers, slot_bytes, NUM_SLOTS))
-            except OSError as error:
-                raise no_room(error) from error
-
-            self._births = Births(spawner)
+            if newborn is not None:
+                failing.callback(newborn.end)
+            alive = None if newborn is None else newborn.alive
+            spawner = failing.enter_context(Spawner(self._max_workers, slot_bytes, NUM_SLOTS, alive))
+            self._births = Births(spawner, newborn)
             failing.pop_all()
         self._spawner = spawner
 
@@ -120,7 +129,7 @@ class ProcessExecutor:
         with self._spawner:
             try:
                 async with anyio.create_task_group() as group:
-                    births.begin(group, bytes(frame(0, job)))
+                    births.begin(group, job)
                     self._keep_one_more = lambda number: group.start_soon(self._keep, births, number)
                     self._grow_and_shrink()
             except BaseExceptionGroup as errors:

@@ -16,30 +16,44 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from asyncdata.executors.control import COMMAND, FORK, NUM_FDS, Born, NotBorn, Opened, Reaped, framed
-from asyncdata.executors.worker import Opening, SharedMemory, die_with, print_by_the_line, serve, to_the_end
+from asyncdata.executors.control import COMMAND, FORK, MAX_FDS, Born, Loaded, NotBorn, Reaped, framed
+from asyncdata.executors.worker import (
+    Opened,
+    SharedMemory,
+    die_with,
+    open_or_tell,
+    print_by_the_line,
+    receive,
+    serve,
+    to_the_end,
+)
 from asyncdata.import_path import resolve_path
+from asyncdata.wire import decode_job, decode_spec
 
 if TYPE_CHECKING:
     from asyncdata.executors.control import Answer
+    from asyncdata.tokenization.base import BatchTokenizer
 
 __all__ = ("main",)
 
+_FORK_FDS = 2
 
-def main(parent: int, sock_fd: int, alive_fd: int, progress_fd: int, slot_fds: list[int]) -> None:
+
+def main(parent: int, sock_fd: int, alive_fd: int) -> None:
     """Run the template of the workers of the process ``parent``, with the descriptors it was born with."""
     with to_the_end():
         own_alive_fd = die_with(parent, alive_fd)
         print_by_the_line()
-        control, memory = socket.socket(fileno=sock_fd), SharedMemory.of(progress_fd, slot_fds)
+        control = socket.socket(fileno=sock_fd)
         before = _descriptors()
-        opening = Opening.of(control)
+        tokenizer = open_or_tell(control, decode_spec(receive(control)[1]))
         reason = _why_not_shared(before)
-        control.sendall(framed(Opened(reason)))
+        control.sendall(framed(Loaded(reason)))
+        opened = _share(control, tokenizer)
         if reason:
-            _become_a_worker(control, opening, memory)
+            _become_a_worker(control, opened)
         else:
-            _Template(control, opening, memory, alive_fd, own_alive_fd).run()
+            _Template(control, opened, alive_fd, own_alive_fd).run()
 
 
 def _descriptors() -> set[str]:
@@ -66,20 +80,30 @@ def _why_not_shared(before: set[str]) -> str:
     return f"the tokenize function keeps open descriptor {opened[0]}" if opened else ""
 
 
-def _become_a_worker(control: socket.socket, opening: Opening, memory: SharedMemory) -> None:
+def _share(control: socket.socket, tokenizer: BatchTokenizer) -> Opened:
+    """What workers need besides the tokenize function."""
+    _, _, fds = _receive_command(control)
+    job = decode_job(receive(control)[1])
+    opened = Opened(job, tokenizer, SharedMemory.of(fds[0], fds[1:]))
+    for fd in fds:
+        os.close(fd)
+    return opened
+
+
+def _become_a_worker(control: socket.socket, opened: Opened) -> None:
     """The first to be asked for. The template's socket ends with that."""
     _, number, fds = _receive_command(control)
     control.close()
-    _work(number, fds, opening, memory)
+    _work(number, fds, opened)
 
 
-def _work(number: int, fds: list[int], opening: Opening, memory: SharedMemory) -> None:
+def _work(number: int, fds: list[int], opened: Opened) -> None:
     """Be worker ``number``, with the descriptors that it was given."""
     sock_fd, output_fd = fds
     for standard in (1, 2):
         os.dup2(output_fd, standard)
     os.close(output_fd)
-    serve(number, socket.socket(fileno=sock_fd), opening, memory)
+    serve(number, socket.socket(fileno=sock_fd), opened)
 
 
 def _receive_command(control: socket.socket) -> tuple[int, int, list[int]]:
@@ -88,7 +112,7 @@ def _receive_command(control: socket.socket) -> tuple[int, int, list[int]]:
     fds: list[int] = []
     while len(data) < COMMAND.size:
         room = COMMAND.size - len(data)
-        piece, more, _, _ = socket.recv_fds(control, room, NUM_FDS, socket.MSG_CMSG_CLOEXEC)
+        piece, more, _, _ = socket.recv_fds(control, room, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
         if not piece:
             raise EOFError
 
@@ -100,12 +124,9 @@ def _receive_command(control: socket.socket) -> tuple[int, int, list[int]]:
 class _Template:
     """Forks a worker when it is told to, and waits for the end of one when it is told to."""
 
-    def __init__(
-        self, control: socket.socket, opening: Opening, memory: SharedMemory, alive_fd: int, own_alive_fd: int
-    ) -> None:
+    def __init__(self, control: socket.socket, opened: Opened, alive_fd: int, own_alive_fd: int) -> None:
         self._control = control
-        self._opening = opening
-        self._memory = memory
+        self._opened = opened
         self._alive_fd = alive_fd
         self._own_alive_fd = own_alive_fd
         self._libc = ctypes.CDLL(None)
@@ -113,7 +134,7 @@ class _Template:
         self._workers: set[int] = set()
 
     def run(self) -> None:
-        resolve_path(self._opening.job.reader.path)  # the module that every worker needs next
+        resolve_path(self._opened.job.reader.path)  # the module that every worker needs next
         gc.collect()
         gc.freeze()  # or the first collection in a worker would copy all that it looks at
         try:
@@ -129,7 +150,7 @@ class _Template:
 
     def _fork(self, number: int, fds: list[int]) -> Answer:
         """Born with the template's memory as it is: that is shared until somebody writes to it."""
-        if len(fds) < NUM_FDS:
+        if len(fds) < _FORK_FDS:
             return NotBorn(errno.EMFILE)
 
         self._flush()
@@ -141,7 +162,7 @@ class _Template:
         if pid == 0:
             with to_the_end():
                 self._begin_life()
-                _work(number, fds, self._opening, self._memory)
+                _work(number, fds, self._opened)
         self._workers.add(pid)
         return Born(pid)
 

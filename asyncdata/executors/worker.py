@@ -28,14 +28,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from asyncdata.tokenization.base import BatchTokenizer
+    from asyncdata.wire import TokenizeSpec
 
 __all__ = (
     "PROGRESS",
     "PROGRESS_BYTES",
-    "Opening",
+    "Opened",
     "SharedMemory",
     "die_with",
     "main",
+    "open_or_tell",
     "print_by_the_line",
     "receive",
     "serve",
@@ -53,7 +55,8 @@ def main(number: int, parent: int, sock_fd: int, alive_fd: int, progress_fd: int
         die_with(parent, alive_fd)
         print_by_the_line()
         sock, memory = socket.socket(fileno=sock_fd), SharedMemory.of(progress_fd, slot_fds)
-        serve(number, sock, Opening.of(sock), memory)
+        job = decode_job(receive(sock)[1])
+        serve(number, sock, Opened(job, open_or_tell(sock, job.tokenize), memory))
 
 
 @contextlib.contextmanager
@@ -117,28 +120,28 @@ class SharedMemory(NamedTuple):
         return cls(mmap.mmap(progress_fd, 0), slots)
 
 
-class Opening(NamedTuple):
-    """A job, and its tokenize function, loaded."""
+def open_or_tell(sock: socket.socket, spec: TokenizeSpec | None) -> BatchTokenizer:
+    """The tokenize function, loaded. Where that cannot be done, the other end is told.
+
+    :raises EOFError: then.
+    """
+    try:
+        if spec is None:
+            raise ValueError("a worker needs a tokenize function that can be imported")
+
+        return open_spec(spec)
+    except BaseException as error:  # also SystemExit: whatever a user's module does at import
+        message = f"AD426 the tokenize function cannot be opened: {error!r}"
+        sock.sendall(frame(0, Failed("WorkerError", message, traceback.format_exc())))
+        raise EOFError from error
+
+
+class Opened(NamedTuple):
+    """All that a worker works with."""
 
     job: Job
     tokenizer: BatchTokenizer
-
-    @classmethod
-    def of(cls, sock: socket.socket) -> Opening:
-        """What the first frame from ``sock`` asks for. Where that cannot be had, the other end is told.
-
-        :raises EOFError: then, and if there is no other end.
-        """
-        job = decode_job(receive(sock)[1])
-        try:
-            if job.tokenize is None:
-                raise ValueError("a worker needs a tokenize function that can be imported")
-
-            return cls(job, open_spec(job.tokenize))
-        except BaseException as error:  # also SystemExit: whatever a user's module does at import
-            message = f"AD426 the tokenize function cannot be opened: {error!r}"
-            sock.sendall(frame(0, Failed("WorkerError", message, traceback.format_exc())))
-            raise EOFError from error
+    memory: SharedMemory
 
 
 class _Progress:
@@ -157,14 +160,14 @@ class _Progress:
         PROGRESS.pack_into(self._page, self._offset, self._request_id, row)
 
 
-def serve(number: int, sock: socket.socket, opening: Opening, memory: SharedMemory) -> None:
+def serve(number: int, sock: socket.socket, opened: Opened) -> None:
     """Be worker ``number``: announce it, and answer requests.
 
     :raises EOFError: when the socket ends.
     """
-    progress = _Progress(memory.page, number * PROGRESS_BYTES)
+    progress = _Progress(opened.memory.page, number * PROGRESS_BYTES)
     sock.sendall(frame(0, Ready(os.getpid())))
-    handler = Handler(opening.job, memory.slots, opening.tokenizer, progress)
+    handler = Handler(opened.job, opened.memory.slots, opened.tokenizer, progress)
     while True:
         request_id, body = receive(sock)
         progress.begin(request_id)

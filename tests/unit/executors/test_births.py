@@ -15,7 +15,6 @@ from asyncdata.executors import births
 from asyncdata.executors.births import Births
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.executors.spawn import Spawner
-from asyncdata.wire import frame
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
 from tests.support.tokenize_fns import kills_on_13, row_id
@@ -263,7 +262,7 @@ async def test_it_ends_its_workers_when_its_socket_ends(rows):
     with Spawner(1, 0, 1) as spawner, anyio.fail_after(NEVER_S):
         maker = Births(spawner)
         async with anyio.create_task_group() as group:
-            maker.begin(group, frame(0, client.job))
+            maker.begin(group, client.job)
             worker = await maker.bear(0)
             group.cancel_scope.cancel()
         maker.close()

@@ -1,0 +1,110 @@
+"""A template that is born in a loader's constructor, before the trainer imports what takes time.
+
+It loads the tokenize function meanwhile. It dies with the thread that made it; so that thread is the one that the
+loader's service runs in later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.errors import AsyncDataError
+from asyncdata.executors.execute import AlivePipe, execute, new_ends
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+    from asyncdata.executors.execute import Ends
+    from asyncdata.tokenization.base import TokenizeFn
+
+__all__ = ("EarlyTemplate", "Newborn")
+
+
+class Newborn:
+    """A template that was started, and what it has been told.
+
+    :ivar told: the frame of the description that it loads; empty while it has none.
+    """
+
+    def __init__(self, alive: AlivePipe) -> None:
+        self.alive = alive
+        self.told = b""
+        with new_ends() as ends:
+            self.process: subprocess.Popen[bytes] = execute("template", ends, alive)
+            self.ends: Ends = ends
+
+    def end(self) -> None:
+        """Nobody needs it."""
+        self.process.kill()
+        self.process.wait()
+        self.ends.close()
+        self.alive.close()
+
+
+class EarlyTemplate:
+    """Born at once, unless there is no room: then whoever needs a worker will say so.
+
+    :ivar thread: its mother; ends with :meth:`run`'s function, or with :meth:`close`.
+    :ivar function: the tokenize function, resolved; None where that cannot be done.
+    """
+
+    def __init__(self) -> None:
+        self.function: TokenizeFn | Callable[..., Any] | None = None
+        self._newborn: Newborn | None = None
+        self._is_born = threading.Event()
+        self._errand: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self.thread = threading.Thread(target=self._live, name="asyncdata-service", daemon=True)
+        self.thread.start()
+
+    @classmethod
+    def for_workers(cls, num_workers: object) -> EarlyTemplate | None:
+        """For a loader of so many: None takes a number of its own; without workers there is nothing to be born."""
+        return cls() if num_workers is None or (isinstance(num_workers, int) and num_workers > 0) else None
+
+    def _live(self) -> None:
+        with contextlib.suppress(AsyncDataError, OSError), contextlib.ExitStack() as failing:
+            alive = AlivePipe()
+            failing.callback(alive.close)
+            self._newborn = Newborn(alive)
+            failing.pop_all()
+        self._is_born.set()
+        self._errand.get()()
+
+    def tell(self, tokenize_fn: TokenizeFn | Callable[..., Any] | str) -> None:
+        """Have it load ``tokenize_fn``. What is wrong with that is for others to say, in their order."""
+        from asyncdata.tokenization.base import describe  # while it boots
+        from asyncdata.tokenization.resolved import resolved
+        from asyncdata.wire import frame
+
+        with contextlib.suppress(AsyncDataError):
+            self.function = resolved(tokenize_fn)
+            told = frame(0, describe(self.function))
+            self._is_born.wait()
+            if self._newborn is not None:
+                self._tell(self._newborn, told)
+
+    def _tell(self, newborn: Newborn, told: bytes | bytearray) -> None:
+        with contextlib.suppress(OSError):  # it has died: that is noticed when it is needed
+            newborn.ends.sock.sendall(told)
+            newborn.told = told
+
+    def run(self, function: Callable[[], object]) -> None:
+        """Have the thread run ``function``, and then end."""
+        self._errand.put(function)
+
+    def take(self) -> Newborn | None:
+        """It is the caller's from here on; None if there is none."""
+        newborn, self._newborn = self._newborn, None
+        return newborn
+
+    def close(self) -> None:
+        """Nothing was run, and nothing will be; calling this again does nothing."""
+        self._is_born.wait()
+        newborn = self.take()
+        if newborn is not None:
+            newborn.end()
+        self._errand.put(bool)
