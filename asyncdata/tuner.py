@@ -132,8 +132,8 @@ class Tuner:
     def _carry_out(self, decision: Change | Settled) -> None:
         executor, coordinator = self._executor, self._coordinator
         if not isinstance(decision, Change):
-            now = {"num_workers": executor.num_workers, "capacity": coordinator.rules.capacity}
-            _log.info("autotune.settled", reason=decision.reason, **now)
+            num_workers, capacity = executor.num_workers, coordinator.rules.capacity
+            _log.info("autotune.settled", reason=decision.reason, num_workers=num_workers, capacity=capacity)
             return
 
         if decision.what == "num_workers":
