@@ -35,7 +35,7 @@ from asyncdata.snapshot import Snapshot
 from asyncdata.sources.described import described
 from asyncdata.tokenization.base import fingerprints_of
 from asyncdata.tokenization.resolved import resolved
-from asyncdata.tuner import FIRST_WORKERS, Tuner, limits_of, with_workers
+from asyncdata.tuner import Tuner, limits_of, with_workers
 from asyncdata.types import Position, Sample
 from asyncdata.version import __version__
 
@@ -91,6 +91,7 @@ class Engine:
         if config.world_size > 1 and share is None:
             _log.info("loader.every_rank_tokenizes", world_size=config.world_size)
         self._tuner: Tuner | None = None
+        self._limits = limits_of(config)
         self._executor = self._make_executor()
         self._windows = self._reading.windows(self._executor)
         self._windows.restart_point = lambda: self._restart_point().position
@@ -103,7 +104,7 @@ class Engine:
         canaries = reading.canaries(executor)
         producer = Producer(self._windows, canaries, executor, self.coordinator, epochs=config.epochs)
         if isinstance(executor, MeteredExecutor):
-            self._tuner = Tuner(limits_of(config), executor, self.coordinator, producer, lambda: self._waits)
+            self._tuner = Tuner(self._limits, executor, self.coordinator, producer, lambda: self._waits)
         return Service(
             reading.job,
             self._windows,
@@ -118,7 +119,7 @@ class Engine:
         config = self.config
         executor: Executor = InlineExecutor(self._function)
         if config.num_workers != 0:
-            executor = ProcessExecutor(config.num_workers or FIRST_WORKERS, config.row_timeout_s)
+            executor = ProcessExecutor(self._limits.min_workers, config.row_timeout_s)
         if config.num_workers is not None and config.buffer_size is not None:
             return executor
 

@@ -41,12 +41,15 @@ def with_workers(config: LoaderConfig) -> LoaderConfig:
 
 def limits_of(config: LoaderConfig) -> Limits:
     """What may be chosen under a configuration."""
-    num_workers = None if config.num_workers is None else max(1, config.num_workers)  # 0 is one thread
-    most = config.max_workers or num_usable_cpus()
-    memory = config.max_memory_bytes or available_memory() // 2
+    least, most, memory = FIRST_WORKERS, 0, config.max_ready_bytes
+    if config.num_workers is None:
+        most = config.max_workers or num_usable_cpus()
+        memory = config.max_memory_bytes or available_memory() // 2
+    else:
+        least = most = max(1, config.num_workers)  # 0 is one thread
     return Limits(
-        min_workers=num_workers or min(most, FIRST_WORKERS),
-        max_workers=num_workers or most,
+        min_workers=least,
+        max_workers=most,
         # A sample takes a byte at least, so that the bytes are the bound.
         max_capacity=max(config.capacity, config.max_ready_bytes) if config.buffer_size is None else config.capacity,
         max_worker_bytes=max(0, memory - config.max_ready_bytes),
