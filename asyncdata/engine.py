@@ -35,7 +35,7 @@ from asyncdata.snapshot import Snapshot
 from asyncdata.sources.described import described
 from asyncdata.tokenization.base import fingerprints_of
 from asyncdata.tokenization.resolved import resolved
-from asyncdata.tuner import FIRST_WORKERS, Tuner, limits_of
+from asyncdata.tuner import Tuner, limits_of, with_workers
 from asyncdata.types import Position, Sample
 from asyncdata.version import __version__
 
@@ -77,7 +77,7 @@ class Engine:
         length_grouping: LengthGrouping | None = None,
         early: EarlyTemplate | None = None,
     ) -> None:
-        self.config = config
+        self.config = config = with_workers(config)
         self.packs_are_samples = packing is None
         pack_rules = PackRules.of(config, packing, length_grouping, is_filtered=buffer_filter is not None)
         plan = plan_of(config, pack_rules)
@@ -95,6 +95,7 @@ class Engine:
         if config.world_size > 1 and share is None:
             _log.info("loader.every_rank_tokenizes", world_size=config.world_size)
         self._tuner: Tuner | None = None
+        self._limits = limits_of(config)
         self._executor = self._make_executor()
         self._windows = self._reading.windows(self._executor)
         self._windows.restart_point = lambda: self._restart_point().position
@@ -107,7 +108,7 @@ class Engine:
         canaries = reading.canaries(executor)
         producer = Producer(self._windows, canaries, executor, self.coordinator, epochs=config.epochs)
         if isinstance(executor, MeteredExecutor):
-            self._tuner = Tuner(limits_of(config), executor, self.coordinator, producer, lambda: self._waits)
+            self._tuner = Tuner(self._limits, executor, self.coordinator, producer, lambda: self._waits)
         return Service(
             reading.job,
             self._windows,
@@ -123,8 +124,7 @@ class Engine:
         config = self.config
         executor: Executor = InlineExecutor(self._function)
         if config.num_workers != 0:
-            num_workers = config.num_workers or FIRST_WORKERS
-            executor = ProcessExecutor(num_workers, config.row_timeout_s, early=self._early)
+            executor = ProcessExecutor(self._limits.min_workers, config.row_timeout_s, early=self._early)
         if config.num_workers is not None and config.buffer_size is not None:
             return executor
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from asyncdata.autotune import Autotuner, Change, Limits, Observation
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.log import get_logger
@@ -19,9 +21,9 @@ if TYPE_CHECKING:
     from asyncdata.metering import MeteredExecutor
     from asyncdata.producer import Producer
 
-__all__ = ("FIRST_WORKERS", "Tuner", "limits_of")
+__all__ = ("FIRST_WORKERS", "Tuner", "limits_of", "with_workers")
 
-FIRST_WORKERS = 1 if hasattr(ProcessExecutor, "set_num_workers") else min(8, num_usable_cpus())
+FIRST_WORKERS = 1
 """Where their number is to be found. A second one would load its tokenizer while the trainer starts, and make the first
 batch late; if it is needed, it is soon there."""
 _log = get_logger(__name__)
@@ -29,16 +31,25 @@ _STEPS_PER_LOOK = 32
 """Workers' memory is asked for anew after so many steps: the kernel has to walk all their pages for an answer."""
 
 
+def with_workers(config: LoaderConfig) -> LoaderConfig:
+    """The configuration with a number of workers, where the executor cannot change it."""
+    if config.num_workers is not None or hasattr(ProcessExecutor, "set_num_workers"):
+        return config
+
+    return msgspec.structs.replace(config, num_workers=config.max_workers or min(8, num_usable_cpus()))
+
+
 def limits_of(config: LoaderConfig) -> Limits:
     """What may be chosen under a configuration."""
-    num_workers = None if config.num_workers is None else max(1, config.num_workers)  # 0 is one thread
-    if num_workers is None and not hasattr(ProcessExecutor, "set_num_workers"):
-        num_workers = FIRST_WORKERS
-    most = config.max_workers or num_usable_cpus()
-    memory = config.max_memory_bytes or available_memory() // 2
+    least, most, memory = FIRST_WORKERS, 0, config.max_ready_bytes
+    if config.num_workers is None:
+        most = config.max_workers or num_usable_cpus()
+        memory = config.max_memory_bytes or available_memory() // 2
+    else:
+        least = most = max(1, config.num_workers)  # 0 is one thread
     return Limits(
-        min_workers=num_workers or min(most, FIRST_WORKERS),
-        max_workers=num_workers or most,
+        min_workers=least,
+        max_workers=most,
         # A sample takes a byte at least, so that the bytes are the bound.
         max_capacity=max(config.capacity, config.max_ready_bytes) if config.buffer_size is None else config.capacity,
         max_worker_bytes=max(0, memory - config.max_ready_bytes),
@@ -124,8 +135,8 @@ class Tuner:
     def _carry_out(self, decision: Change | Settled) -> None:
         executor, coordinator = self._executor, self._coordinator
         if not isinstance(decision, Change):
-            now = {"num_workers": executor.num_workers, "capacity": coordinator.rules.capacity}
-            _log.info("autotune.settled", reason=decision.reason, **now)
+            num_workers, capacity = executor.num_workers, coordinator.rules.capacity
+            _log.info("autotune.settled", reason=decision.reason, num_workers=num_workers, capacity=capacity)
             return
 
         if decision.what == "num_workers":

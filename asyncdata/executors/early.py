@@ -32,7 +32,7 @@ class Newborn:
 
     def __init__(self, alive: AlivePipe) -> None:
         self.alive = alive
-        self.told = b""
+        self.told: bytes | bytearray = b""
         with new_ends() as ends:
             self.process: subprocess.Popen[bytes] = execute("template", ends, alive)
             self.ends: Ends = ends

@@ -112,6 +112,7 @@ events = st.one_of(
     event("acknowledge_all"),
     event("work", number=numbers, count=st.integers(1, 6)),
     event("lose_a_worker", number=numbers),
+    event("tune", num_workers=st.integers(1, 4), capacity=st.sampled_from([1, 4, 40, 400])),
     event("snapshot"),
     event("load_state", number=numbers),
     event("crash_and_resume", number=numbers, knobs=elastic_knobs),
@@ -388,6 +389,12 @@ class LoaderMachine(RuleBasedStateMachine):
             self.num_scans_lost += is_scan
             executor.lose(number)
             self.poll_who_is_woken()
+
+    def tune(self, num_workers: int, capacity: int) -> None:
+        """Other workers, and another read-ahead; what is ready or under way beyond it stays."""
+        self.max_demand = max(self.max_demand, capacity)
+        self.loader.tune(num_workers, capacity)
+        self.poll_who_is_woken()
 
     # Snapshots.
 

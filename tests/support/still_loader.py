@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +13,7 @@ from asyncdata.coordinator import Coordinator
 from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots
 from asyncdata.executors.handler import Handler
 from asyncdata.ledger import Counters, Ledger, Returned
+from asyncdata.metering import MeteredExecutor
 from asyncdata.order import Order, Shuffle
 from asyncdata.producer import Producer
 from asyncdata.request import DeliveryRules, Request
@@ -142,6 +144,7 @@ class StillLoader:
 
     :ivar pumps: what the service's loop would be asked to do: one entry each time there is room again.
     :ivar quarantined: the bad rows that were passed.
+    :ivar metered: the executor, as the producer sees it.
     """
 
     def __init__(
@@ -159,6 +162,7 @@ class StillLoader:
         slack_bytes: int = 16,
         max_row_bytes: int = 1 << 16,
         buffer_filter: Any = None,
+        clock: Callable[[], float] = time.monotonic,
         **rules: Any,
     ) -> None:
         if isinstance(shuffle, bool):
@@ -179,6 +183,7 @@ class StillLoader:
         self.executor = FakeExecutor(
             job, function, slot_bytes, num_workers=num_workers, row_s=row_s, names_the_row=names_the_row
         )
+        executor = MeteredExecutor(self.executor, clock)
         self.quarantined: list[BadRowError] = []
         chosen = {} if buffer_filter is None else {"buffer_filter": buffer_filter}
         self.coordinator = Coordinator(
@@ -187,13 +192,14 @@ class StillLoader:
             **chosen,
         )
         self.producer = Producer(
-            BlockWindows(self.files, self.order, self.executor, job.stride),
-            Canaries(self.files, self.executor, job.stride, self.order.max_window_blocks),
-            self.executor,
+            BlockWindows(self.files, self.order, executor, job.stride),
+            Canaries(self.files, executor, job.stride, self.order.max_window_blocks),
+            executor,
             self.coordinator,
             epochs=self.coordinator.rules.epochs,
         )
         self.pumps: deque[Callable[[], object]] = deque()
+        self.metered = executor
         self.coordinator.on_room = lambda: self.pumps.append(self.producer.pump)
 
     def __enter__(self) -> Self:
@@ -237,6 +243,12 @@ class StillLoader:
 
             self.work()
         raise AssertionError(f"the workers are still busy after {limit} requests")
+
+    def tune(self, num_workers: int, capacity: int) -> None:
+        """What the autotuner may decide at any moment."""
+        self.metered.set_num_workers(num_workers)
+        self.coordinator.set_capacity(capacity)
+        self.producer.resize()
 
     # The trainer.
 

@@ -1,0 +1,177 @@
+"""A loader that finds its workers and its read-ahead: what it delivers is D, and it does find them."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from asyncdata import AsyncDataLoader, DataLoader
+from asyncdata import tuner as tuners
+from asyncdata.autotune import Change
+from asyncdata.executors.process import ProcessExecutor
+from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
+from tests.support.tokenize_fns import row_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asyncdata.autotune import Limits, Observation
+
+NUM_ROWS = 500
+can_resize = pytest.mark.skipif(
+    not hasattr(ProcessExecutor, "set_num_workers"), reason="this pool of workers keeps its size"
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("autotuned") / "rows.jsonl", NUM_ROWS)
+
+
+class Senseless:
+    """Decides at every reply, and anything."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.chance = random.Random(limits.max_workers)
+        self.num_decisions = 0
+
+    def is_due(self, now_s: float, num_replies: int, num_workers: int) -> bool:
+        return True
+
+    def step(self, now: Observation) -> list[Change]:
+        self.num_decisions += 1
+        capacity = self.chance.choice([1, 3, 20, 100, 1000])
+        num_workers = self.chance.choice([1, 1, 2, 3])
+        return [
+            Change("capacity", now.capacity, capacity, "no_room"),
+            Change("num_workers", now.num_workers, num_workers, "workers_busy"),
+        ]
+
+
+@pytest.fixture
+def senseless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuners, "Autotuner", Senseless)
+
+
+def knobs(**given: Any) -> dict[str, Any]:
+    return {"tokenize_fn": row_id, "shuffle": SHUFFLE, "timeout_s": NEVER_S, **given}
+
+
+@pytest.mark.usefixtures("senseless")
+@pytest.mark.parametrize("backend", ["asyncio", "trio", "uvloop"])
+@pytest.mark.parametrize("max_workers", [1, 2, 3])
+def test_whatever_is_decided_at_any_moment_the_order_is_the_same(path: Path, backend: str, max_workers: int) -> None:
+    with (
+        capture_logs(),
+        DataLoader(path, **knobs(backend=backend, max_workers=max_workers, epochs=2, batch_size=7)) as loader,
+    ):
+        found = [number for _ in range(2) for batch in loader for number in ids(batch)]
+        num_changes = loader.statistics().autotune_changes_total
+
+    assert found == order_of(path, 2)
+    assert num_changes > 10
+
+
+@pytest.mark.usefixtures("senseless")
+def test_what_is_delivered_is_what_a_thread_delivers(path: Path) -> None:
+    with capture_logs(), DataLoader(path, **knobs(num_workers=0, buffer_size=1000)) as loader:
+        expected = ids(loader.get_next_batch(3 * NUM_ROWS))
+    with capture_logs(), DataLoader(path, **knobs()) as loader:
+        found = [number for size in (1, 70, 400, 29, 1000) for number in ids(loader.get_next_batch(size))]
+
+    assert found == expected
+
+
+@pytest.mark.usefixtures("senseless")
+def test_a_run_goes_on_from_a_snapshot_of_any_moment_under_any_decisions(path: Path) -> None:
+    found: list[int] = []
+    state = None
+    with capture_logs():
+        for size in (10, 333, 1, 90, 566):
+            with DataLoader(path, **knobs()) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                found += ids(loader.get_next_batch(size))
+                state = loader.state_dict()
+
+    assert found == order_of(path, 2)
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("senseless")
+async def test_the_async_face_is_tuned_as_well(path: Path) -> None:
+    with capture_logs():
+        async with AsyncDataLoader(path, **knobs()) as loader:
+            found = [number for _ in range(20) for number in ids(await loader.get_next_batch(50))]
+            assert loader.statistics().autotune_changes_total > 0
+
+    assert found == order_of(path, 2)
+
+
+def test_what_is_given_is_not_tuned(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuners, "Autotuner", None)
+    with DataLoader(path, **knobs(num_workers=1, buffer_size=20)) as loader:
+        assert ids(loader.get_next_batch(NUM_ROWS)) == order_of(path)
+        now = loader.statistics()
+
+    assert (now.num_workers, now.capacity_samples, now.autotune_changes_total) == (1, 20, 0)
+
+
+def slow(row: dict[str, Any]) -> list[int]:
+    """Five milliseconds of work."""
+    time.sleep(0.005)
+    return [row["id"]]
+
+
+@can_resize
+def test_a_trainer_that_waits_for_workers_gets_more_of_them(path: Path) -> None:
+    """The work is a pause here, so that as many can do it at once as there are, whatever the machine."""
+    function = "tests.integration.test_autotuned:slow"
+    with capture_logs() as logs, DataLoader(path, **knobs(tokenize_fn=function, max_workers=4)) as loader:
+        assert loader.statistics().num_workers == 1
+        found, deadline = [], time.monotonic() + NEVER_S
+        while loader.statistics().num_workers < 4 and time.monotonic() < deadline:
+            found += ids(loader.get_next_batch(10))
+        now = loader.statistics()
+
+    assert now.num_workers == 4
+    assert found == order_of(path, 1 + len(found) // NUM_ROWS)[: len(found)]
+    changes = [log for log in logs if log["event"] == "autotune.changed" and log["what"] == "num_workers"]
+    assert changes[0]["before"] == 1
+    assert changes[-1]["after"] == 4
+
+
+@can_resize
+def test_a_trainer_that_does_not_wait_keeps_one_worker(path: Path) -> None:
+    """Each batch is taken when it is ready, until enough time has passed for a decision."""
+    with capture_logs() as logs, DataLoader(path, **knobs(max_workers=4)) as loader:
+        loader.get_next_batch(10)
+        num_replies, deadline = 0, time.monotonic() + NEVER_S
+        while not any(log["event"] == "autotune.settled" for log in logs) and time.monotonic() < deadline:
+            if loader.statistics().ready_samples >= 100:
+                loader.get_next_batch(100)
+                num_replies += 1
+        now = loader.statistics()
+
+    assert num_replies > 0
+    assert now.num_workers == 1
+    assert [log["reason"] for log in logs if log["event"] == "autotune.settled"] == ["fed"]
+
+
+def test_a_trainer_that_comes_in_bursts_has_more_read_ahead_meanwhile(path: Path) -> None:
+    """A thread does the work, so that there is nothing else to decide; and the trainer computes between its bursts."""
+    with capture_logs() as logs, DataLoader(path, **knobs(num_workers=0)) as loader:
+        found, deadline = [], time.monotonic() + NEVER_S
+        while loader.statistics().capacity_samples == 1000 and time.monotonic() < deadline:
+            time.sleep(0.3)
+            found += ids(loader.get_next_batch(3000))
+        now = loader.statistics()
+
+    assert now.capacity_samples > 1000
+    assert now.num_workers == 1
+    assert found == order_of(path, len(found) // NUM_ROWS)
+    assert {log["reason"] for log in logs if log["event"] == "autotune.changed"} <= {"no_room", "small_chunks"}

@@ -1,0 +1,298 @@
+"""What the autotuner is told of a loader, and that what it decides is done, logged, and seen by nobody in D."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from asyncdata import tuner as tuners
+from asyncdata.autotune import Change, Observation, Settled
+from asyncdata.config import LoaderConfig
+from asyncdata.executors.base import ExecutorStatistics, WorkerState
+from asyncdata.request import Request
+from asyncdata.tuner import FIRST_WORKERS, Tuner, limits_of
+from tests.support.still_loader import StillLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from asyncdata.autotune import Limits
+
+MIB = 1 << 20
+
+
+class Script:
+    """Stands for the autotuner: keeps what it is shown, and decides what a test says."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.seen: list[Observation] = []
+        self.decisions: list[Change | Settled] = []
+
+    def is_due(self, now_s: float, num_replies: int, num_workers: int) -> bool:
+        return True
+
+    def step(self, now: Observation) -> list[Change | Settled]:
+        self.seen.append(now)
+        decided, self.decisions = self.decisions, []
+        return decided
+
+
+class Tuned:
+    """A still loader with a tuner, a clock that a test sets, and workers of which it says what they are."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        monkeypatch.setattr(tuners, "Autotuner", self.make_script)
+        monkeypatch.setattr(tuners, "process_memory", self.memory)
+        self.now, self.waits, self.num_looks = 0.0, (0, 0.0), 0
+        settings = {"capacity": 64, "num_workers": 2, "block_bytes": 4096, **settings}
+        self.loader = StillLoader(path, clock=lambda: self.now, **settings)
+        self.workers = [WorkerState(state="busy", pid=7), WorkerState(state="idle", pid=8)]
+        monkeypatch.setattr(self.loader.executor, "statistics", lambda: ExecutorStatistics(workers=self.workers))
+        limits = limits_of(LoaderConfig())
+        coordinator, producer = self.loader.coordinator, self.loader.producer
+        self.tuner = Tuner(
+            limits, self.loader.metered, coordinator, producer, lambda: self.waits, clock=lambda: self.now
+        )
+        self.loader.start()
+
+    def make_script(self, limits: Limits) -> Script:
+        self.script = Script(limits)
+        return self.script
+
+    def memory(self, pid: int) -> int:
+        self.num_looks += 1
+        return pid * 100
+
+    def reply(self) -> Observation:
+        """One more reply; what the autotuner is told then."""
+        self.loader.work_on()
+        return self.script.seen[-1]
+
+
+@pytest.fixture
+def tuned(jsonl_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Tuned]]:
+    made: list[Tuned] = []
+
+    def make(num_rows: int = 1000, **settings: Any) -> Tuned:
+        path = jsonl_file(({"id": number} for number in range(num_rows)), f"{len(made)}/rows.jsonl")
+        made.append(Tuned(path, monkeypatch, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.loader.close()
+
+
+# What it is told
+
+
+def test_it_is_told_after_every_reply_what_was_done(tuned: Callable[..., Tuned]) -> None:
+    one = tuned(row_s=0.5)
+    one.now = 3.0
+    one.loader.work_off()
+
+    last = one.script.seen[-1]
+    assert last.now_s == 3.0
+    assert last.num_replies == len(one.script.seen)
+    assert last.num_rows >= one.loader.coordinator.channel.num_produced == 64
+    assert last.work_s == last.num_rows / 2
+    assert (last.num_workers, last.num_ready_workers, last.capacity) == (2, 2, 64)
+    assert max(seen.chunk_rows for seen in one.script.seen) == 16
+    assert last.sample_bytes >= 4
+
+
+def test_workers_that_start_are_not_ready(tuned: Callable[..., Tuned]) -> None:
+    one = tuned()
+    one.workers = [WorkerState(state="starting", pid=7), WorkerState(state="idle", pid=8)]
+
+    assert one.reply().num_ready_workers == 1
+
+
+def test_it_is_told_of_the_first_delivery(tuned: Callable[..., Tuned]) -> None:
+    one = tuned()
+    one.loader.work_off()
+    assert not one.script.seen[-1].has_delivered
+
+    one.loader.ids(60)
+    one.loader.work_off()
+    assert one.script.seen[-1].has_delivered
+
+
+def test_waits_that_are_over_and_the_one_that_is_not_count(tuned: Callable[..., Tuned]) -> None:
+    one = tuned()
+    one.waits = (3, 2.0)
+    assert one.reply().starved_s == 2.0
+
+    request = Request(500)
+    assert one.loader.coordinator.poll(request) is None
+    one.now = 10.0
+    assert one.reply().starved_s == 2.0, "seen for the first time"
+    one.now = 11.5
+    assert one.reply().starved_s == 3.5
+
+    one.loader.coordinator.withdraw(request)
+    one.waits = (4, 3.75)
+    assert one.reply().starved_s == 3.75
+
+
+def test_one_wait_behind_the_other_is_not_counted_twice(tuned: Callable[..., Tuned]) -> None:
+    one = tuned()
+    one.loader.coordinator.poll(Request(500))
+    for number in range(1, 6):
+        one.now, one.waits = float(number), (number, 0.5 * number)
+
+        assert one.reply().starved_s == 0.5 * number
+
+
+def test_a_full_channel_is_told(tuned: Callable[..., Tuned]) -> None:
+    one = tuned()
+    one.loader.work_off()
+    assert one.loader.producer.lacks_room
+
+    one.now = 5.0
+    one.loader.ids(60)
+    one.loader.work_off()
+
+    assert one.script.seen[-1].full_s == 5.0
+
+
+def test_memory_of_the_largest_worker_is_looked_up_when_there_are_others_and_now_and_then(
+    tuned: Callable[..., Tuned],
+) -> None:
+    one = tuned(100_000, capacity=100)
+    assert one.reply().worker_bytes == 800
+    assert one.reply().worker_bytes == 800
+    assert one.num_looks == 2
+
+    one.workers = one.workers[:1]
+    assert one.reply().worker_bytes == 700
+    assert one.num_looks == 3
+
+    while len(one.script.seen) < 40:
+        one.loader.ids(5)
+    assert one.num_looks == 4
+
+
+# What it does
+
+
+def test_a_decision_is_carried_out_and_logged(tuned: Callable[..., Tuned]) -> None:
+    one = tuned()
+    one.script.decisions = [Change("num_workers", 2, 5, "workers_busy"), Change("capacity", 64, 256, "no_room")]
+    with capture_logs() as logs:
+        one.reply()
+
+    assert (one.loader.executor.num_workers, one.loader.metered.num_workers) == (5, 5)
+    assert (one.loader.coordinator.rules.capacity, one.loader.coordinator.channel.capacity) == (256, 256)
+    assert one.tuner.num_changes == 2
+    level = {"log_level": "info", "event": "autotune.changed"}
+    assert logs == [
+        {**level, "what": "num_workers", "before": 2, "after": 5, "reason": "workers_busy"},
+        {**level, "what": "capacity", "before": 64, "after": 256, "reason": "no_room"},
+    ]
+
+
+def test_that_there_is_nothing_to_decide_is_logged_and_changes_nothing(tuned: Callable[..., Tuned]) -> None:
+    one = tuned()
+    one.script.decisions = [Settled("fed")]
+    with capture_logs() as logs:
+        one.reply()
+
+    assert logs == [
+        {"log_level": "info", "event": "autotune.settled", "reason": "fed", "num_workers": 2, "capacity": 64}
+    ]
+    assert one.tuner.num_changes == 0
+
+
+def test_more_room_is_used_at_once(tuned: Callable[..., Tuned]) -> None:
+    one = tuned(10_000, block_bytes=1 << 17)
+    one.loader.work_off()
+    assert one.loader.coordinator.channel.num_produced == 64
+
+    one.loader.tune(2, 1000)
+    one.loader.work_off()
+
+    assert one.loader.coordinator.channel.num_produced == 1000
+
+
+def test_less_room_lets_what_is_ready_be_used_up_first(tuned: Callable[..., Tuned]) -> None:
+    one = tuned()
+    one.loader.work_off()
+
+    one.loader.tune(1, 10)
+
+    assert one.loader.ids(60) == list(range(60))
+    one.loader.work_off()
+    assert 60 + 5 < one.loader.coordinator.channel.num_produced <= 60 + 10
+
+
+def test_what_was_found_outlives_a_restart(tuned: Callable[..., Tuned]) -> None:
+    one = tuned()
+    one.loader.tune(3, 200)
+
+    one.loader.restore(one.loader.snapshot())
+    one.loader.work_off()
+
+    assert one.loader.coordinator.channel.capacity == 200
+    assert one.loader.coordinator.channel.num_produced > 190
+
+
+def test_chunks_follow_the_channel_and_the_workers(tuned: Callable[..., Tuned]) -> None:
+    one = tuned(10_000, block_bytes=1 << 17)
+    one.loader.tune(2, 4000)
+    one.loader.work_off()
+    assert max(one.loader.executor.num_rows_asked) == 1000
+
+    one.loader.tune(4, 800)
+    one.loader.executor.num_rows_asked.clear()
+    one.loader.ids(4000)
+    one.loader.work_off()
+
+    assert 50 <= max(one.loader.executor.num_rows_asked) <= 100
+
+
+# What it may do
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """12 CPUs, 1,000 MiB free."""
+    monkeypatch.setattr(tuners, "num_usable_cpus", lambda: 12)
+    monkeypatch.setattr(tuners, "available_memory", lambda: 1000 * MIB)
+
+
+@pytest.mark.usefixtures("machine")
+def test_without_a_word_it_may_use_all_cpus_and_half_of_the_memory_that_is_free() -> None:
+    limits = limits_of(LoaderConfig())
+
+    assert (limits.min_workers, limits.max_workers) == (FIRST_WORKERS, 12)
+    assert limits.max_worker_bytes == (500 - 64) * MIB
+    assert limits.max_ready_bytes == 64 * MIB
+    assert limits.max_capacity >= 64 * MIB
+
+
+@pytest.mark.usefixtures("machine")
+def test_what_is_given_is_kept() -> None:
+    limits = limits_of(LoaderConfig(num_workers=3, max_workers=9, buffer_size=10, dp_size=8))
+    assert (limits.min_workers, limits.max_workers, limits.max_capacity) == (3, 3, 80)
+
+    limits = limits_of(LoaderConfig(max_workers=5, max_memory_bytes=100 * MIB, max_ready_bytes=40 * MIB))
+    assert (limits.max_workers, limits.max_worker_bytes, limits.max_ready_bytes) == (5, 60 * MIB, 40 * MIB)
+
+
+@pytest.mark.usefixtures("machine")
+def test_no_workers_is_one_thread() -> None:
+    limits = limits_of(LoaderConfig(num_workers=0))
+
+    assert (limits.min_workers, limits.max_workers) == (1, 1)
+
+
+@pytest.mark.usefixtures("machine")
+def test_it_begins_within_what_it_may() -> None:
+    limits = limits_of(LoaderConfig(max_workers=1, buffer_size=None, dp_size=3))
+
+    assert limits.min_workers == 1
+    assert limits.max_capacity >= LoaderConfig(dp_size=3).capacity == 3000
