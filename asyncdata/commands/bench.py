@@ -43,13 +43,13 @@ def run(args: argparse.Namespace, output: Output) -> int:
     part_s, ends = _SHARE * args.seconds, time.perf_counter() + args.seconds
     knobs = {"buffer_size": args.buffer_size, "timeout_s": _TIMEOUT_S}
     with loader_of(args, **knobs) as loader:
-        output.say(f"at full rate, then at half of it, {args.num_workers} workers ...")
+        output.say(f"at full rate, then at half of it, --num-workers {args.num_workers} ...")
         report = _full_rate(loader, part_s)
         report |= _half_rate(loader, report["rows_per_s"] / 2, part_s)
         report["memory_bytes"] = _tree_pss(os.getpid())
     output.say("the first batch of a new process ...")
     report["first_batch_s"] = _first_batch_s(args)
-    output.say(f"the tokenizer alone, in {max(1, args.num_workers)} processes ...")
+    output.say("the tokenizer alone, as often as there are workers ...")
     left_s = max(ends - time.perf_counter(), part_s)  # two parts, and the start of the processes
     report |= _alone(args, max(1, args.num_workers), min(part_s, left_s / 3))
     report |= {"num_workers": args.num_workers, "buffer_size": args.buffer_size, "num_cpus": num_usable_cpus()}

@@ -35,7 +35,7 @@ def _paragraph(name: str, figure: str, meaning: str) -> str:
 
 
 def _rates(report: dict[str, Any]) -> list[tuple[str, str, str]]:
-    processes = f"{max(1, report['num_workers'])} processes"
+    processes = "1 process" if report["num_workers"] < 2 else f"{report['num_workers']} processes"
     found = []
     if report["tokenizer_rows_per_s"] is not None:
         meaning = f"encode_batch_fast over these prompts in {processes}, and nothing else: what no loader goes beyond."
@@ -52,7 +52,7 @@ def _of_loader(report: dict[str, Any]) -> str:
     if limit is None:
         limit, name = report["tokenize_fn_rows_per_s"], "function"
     ratio = report["rows_per_s"] / limit
-    said = f"{ratio:.2f} of the {name} alone, with {report['num_workers']} workers on {report['num_cpus']} CPUs."
+    said = f"{ratio:.2f} of the {name} alone, with {_workers(report)} on {report['num_cpus']} CPUs."
     if report["num_workers"] < report["num_cpus"]:
         return f"{said} A faster trainer wants a larger --num-workers."
 
@@ -90,12 +90,17 @@ def _of_wait(report: dict[str, Any]) -> str:
     return f"{said} The read-ahead carries a trainer that is half as fast as the loader."
 
 
+def _workers(report: dict[str, Any]) -> str:
+    number = report["num_workers"]
+    return "a thread of its own" if number == 0 else "1 worker" if number == 1 else f"{number} workers"
+
+
 def _megabytes(num_bytes: int | None) -> str:
     return "unknown" if num_bytes is None else f"{num_bytes / 1e6:,.0f} MB"
 
 
 def _of_memory(report: dict[str, Any]) -> str:
     return (
-        f"This process and its {report['num_workers']} workers; what they share is counted once (PSS). It does not "
+        f"Of this process and {_workers(report)}; what they share is counted once (PSS). It does not "
         "grow with the data; fewer workers, smaller windows (--window-blocks) and a smaller --buffer-size take less."
     )

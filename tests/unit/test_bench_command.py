@@ -106,12 +106,12 @@ def test_fewer_rows_than_a_batch_are_enough(jsonl_file, report):
     assert found["tokenize_fn_rows_per_s"] > 0
 
 
-def test_bad_rows_that_may_be_skipped_do_not_stop_it(jsonl_file, report):
-    path = jsonl_file([{"input": "One."}, b"{", {"input": "Two."}])
+def test_bad_rows_that_may_be_skipped_do_not_stop_it_however_often_they_come_by(jsonl_file, report):
+    path = jsonl_file([{"input": "One."}, *[b"{"] * 120, {"input": "Two."}])
 
     found = report(path, *TOKENIZER, *SHORT, "--on-bad-row", "skip")
 
-    assert found["num_samples"] > 100  # the bad row came by that often: it is no longer a matter of a budget
+    assert found["num_samples"] >= 32
     assert found["tokenizer_rows_per_s"] > 0
 
 
