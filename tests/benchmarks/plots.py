@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ("PLOTS", "draw")
 
+MAX_RATIO_FOR_MINOR_LABELS = 12
 GREY = "#7f868f"
 COLOURS = {"ours": "#2f81f7", "hf": "#e5892e", "torchdata": "#a371f7", "grain": "#2ea88a", "mosaic": "#d2557f"}
 COLOURS |= {"litdata": "#8c7a5b", "legacy": "#c0483f"}
@@ -72,7 +73,19 @@ def throughput(axes: Any, figures: dict[str, Any]) -> None:
     axes.set_yticks(range(len(names)), [_name(name) for name in names])
     axes.grid(axis="y", visible=False)
     axes.set_xscale("log")
+    _plain_numbers(axes.xaxis)
     axes.set_xlabel("rows/s: end to end (full), after the first batch (pale)")
+
+
+def _plain_numbers(*sides: Any) -> None:
+    """100 and 1,000 on a logarithmic axis, not powers of ten; and nothing between where that would be crowded."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    for side in sides:
+        side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        low, high = side.get_view_interval()
+        few = high / low < MAX_RATIO_FOR_MINOR_LABELS
+        side.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}") if few else NullFormatter())
 
 
 def _against_size(axes: Any, sizes: dict[str, dict[str, list[float]]], what: str) -> None:
@@ -81,6 +94,7 @@ def _against_size(axes: Any, sizes: dict[str, dict[str, list[float]]], what: str
         axes.plot([float(size) for size in by_size], values, color=_colour(name), label=_name(name))
     axes.set_xscale("log")
     axes.set_yscale("log")
+    _plain_numbers(axes.xaxis, axes.yaxis)
     axes.set_xlabel("size of the file, MB")
     axes.set_ylabel(what)
     axes.legend()

@@ -14,6 +14,7 @@ import os
 import platform
 import sys
 import tempfile
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,9 +157,9 @@ def _take(bench: Bench, code: str) -> dict[str, Any]:
     try:
         return bench.taken(FIGURES[code])
     except MeasurementError as error:
-        bench.note(code, "not measured to the end", str(error).splitlines()[-1][:200])
+        bench.note(code, "not measured to the end", error.last_words)
         print(error, file=sys.stderr)
-        return {"rows": [], "data": {}, "failed": str(error)}
+        return {"rows": [asdict(row) for row in bench.rows], "data": bench.data, "failed": str(error)}
 
 
 def main() -> None:
