@@ -80,6 +80,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_order(commands)
     _add_sample(commands)
     _add_inspect(commands)
+    _add_bench(commands)
     _add_snapshot(commands)
     return parser
 
@@ -248,6 +249,36 @@ def _add_inspect(commands: Any) -> None:
     add_order_options(parser)
 
 
+def _add_bench(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "bench",
+        _bench,
+        "measure on your data: the tokenizer's limit, how near the loader comes, the first batch, waits, memory",
+        "Each figure comes with what it means and the knob to turn. Other programs on the machine disturb it; run it "
+        "twice.",
+    )
+    add_data(parser)
+    add_tokenizer(parser)
+    add_order_options(parser)
+    parser.add_argument(
+        "--num-workers", metavar="N", type=whole(0), help="worker processes; 0 for a thread (one per CPU, at most 8)"
+    )
+    parser.add_argument(
+        "--on-bad-row",
+        default="raise",
+        choices=("raise", "skip"),
+        help="stop at a bad row, or pass it over (%(default)s)",
+    )
+    parser.set_defaults(max_bad_rows=None, quarantine_path="")  # data may go round many times, and with it each bad row
+    parser.add_argument(
+        "--buffer-size", metavar="N", type=whole(1), default=1000, help="samples read ahead (%(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", metavar="S", type=seconds, default=30.0, help="about how long to measure (%(default)s)"
+    )
+
+
 def _add_snapshot(commands: Any) -> None:
     parser = commands.add_parser("snapshot", help="look into a snapshot", description="Look into a snapshot.")
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -265,7 +296,7 @@ def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             if path is not None and os.path.exists(path) and not args.resume:
                 parser.error(f"{path} is there already: add --resume to go on from there, or name another file")
 
-    if args.run in (_run, _sample, _inspect):
+    if args.run in (_run, _sample, _inspect, _bench):
         is_told = args.tokenizer is not None or args.tokenize_fn is not None
         if not is_told and args.run is not _sample:
             parser.error("--tokenizer DIR or --tokenize-fn PATH is required")
@@ -306,6 +337,12 @@ def _sample(args: argparse.Namespace, output: Output) -> int:
 
 def _inspect(args: argparse.Namespace, output: Output) -> int:
     from asyncdata.commands.inspect import run
+
+    return run(args, output)
+
+
+def _bench(args: argparse.Namespace, output: Output) -> int:
+    from asyncdata.commands.bench import run
 
     return run(args, output)
 

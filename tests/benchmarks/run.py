@@ -14,6 +14,7 @@ import os
 import platform
 import sys
 import tempfile
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "asyncdata_benchmarks"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--tokenizer", metavar="DIR", help="a folder with tokenizer.json; a real one, of a large vocabulary"
+        "--tokenizer", metavar="DIR", help="a folder with a real model's tokenizer.json (the largest of the test data)"
     )
     parser.add_argument("--folder", metavar="DIR", type=Path, default=folder, help="for inputs: 4 GB (%(default)s)")
     parser.add_argument("--peers", metavar="DIR", type=Path, help="for the peers' environments: 5 GB (FOLDER/peers)")
@@ -120,12 +121,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _tokenizer_of_the_test_data() -> str | None:
+    """The largest, where ASYNCDATA_TEST_DATA names a folder with some."""
+    folder = Path(os.environ.get("ASYNCDATA_TEST_DATA", "-")) / "tokenizers"
+    found = sorted(folder.glob("*/tokenizer.json"), key=lambda path: (path.stat().st_size, path))
+    return str(found[-1].parent) if found else None
+
+
 def _checked(parser: argparse.ArgumentParser) -> argparse.Namespace:
     args = parser.parse_args()
+    args.tokenizer = args.tokenizer or _tokenizer_of_the_test_data()
     if args.tokenizer is None:
         parser.error(
-            "--tokenizer DIR is required: a folder with the tokenizer.json of a real model. A vocabulary trained on "
-            "the spot would be smaller, and its figures would be about nothing anybody uses"
+            "--tokenizer DIR is required where ASYNCDATA_TEST_DATA names none: a folder with a real model's "
+            "tokenizer.json. A vocabulary trained on the spot would be smaller than any that is used"
         )
 
     if not (Path(args.tokenizer) / "tokenizer.json").is_file():
@@ -148,9 +157,9 @@ def _take(bench: Bench, code: str) -> dict[str, Any]:
     try:
         return bench.taken(FIGURES[code])
     except MeasurementError as error:
-        bench.note(code, "not measured to the end", str(error).splitlines()[-1][:200])
+        bench.note(code, "not measured to the end", error.last_words)
         print(error, file=sys.stderr)
-        return {"rows": [], "data": {}, "failed": str(error)}
+        return {"rows": [asdict(row) for row in bench.rows], "data": bench.data, "failed": str(error)}
 
 
 def main() -> None:

@@ -32,6 +32,11 @@ MAX_WORDS_OF_ERROR = 1500
 class MeasurementError(Exception):
     """What was measured ended with an error, and what it said."""
 
+    @property
+    def last_words(self) -> str:
+        """The last line of it."""
+        return next((line for line in reversed(str(self).splitlines()) if line.strip()), "")[:120]
+
 
 def tree_pss(root: psutil.Process) -> int:
     """Proportional set size of a process and all its children, in bytes."""

@@ -82,6 +82,7 @@ COMMANDS = dict(commands(make_parser()))
 def test_these_are_the_commands():
     assert sorted(COMMANDS) == [
         "asyncdata",
+        "asyncdata bench",
         "asyncdata demo",
         "asyncdata inspect",
         "asyncdata order",

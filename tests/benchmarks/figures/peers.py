@@ -45,7 +45,7 @@ def _is_able(bench: Bench, code: str, contestant: Contestant) -> bool:
     try:
         contestant.epoch(bench, bench.input(1))
     except MeasurementError as error:
-        bench.note(code, contestant.label, f"failed: {str(error).splitlines()[-1][:120]}")
+        bench.note(code, contestant.label, f"failed: {error.last_words}")
         return False
 
     return True

@@ -98,7 +98,7 @@ def _curve(bench: Bench, contestant: Contestant) -> None:
             ]
             found = rounds(*calls, num_rounds=bench.num_long_rounds)
         except MeasurementError as error:
-            bench.note("S7", f"{contestant.label}: resume", f"failed: {str(error).splitlines()[-1][:120]}")
+            bench.note("S7", f"{contestant.label}: resume", f"failed: {error.last_words}")
             return
 
     curve = {str(percent): one["resume_s"] for percent, one in zip(PERCENTS, found, strict=True)}

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def collated(rows: list[dict[str, Any]], tokenizer: str) -> list[Any]:
-    """A batch of samples, made in a worker."""
-    return encoded([row["input"] for row in rows], tokenizer)
+def collated(rows: list[dict[str, Any]], tokenizer: str) -> dict[str, list[Any]]:
+    """A batch of samples, made in a worker; a dict, or its loader would take the first sample's tokens for rows."""
+    return {"tokens": encoded([row["input"] for row in rows], tokenizer)}
 
 
 class Mosaic:
@@ -43,7 +43,7 @@ class Mosaic:
         )
 
     def __iter__(self) -> Iterator[list[Any]]:
-        return iter(self._loader)
+        return (batch["tokens"] for batch in self._loader)
 
     def states(self, stops: list[int]) -> Iterator[Any]:
         wanted = iter(stops)
