@@ -312,7 +312,7 @@ def test_two_runs_share_a_cache_and_one_of_them_writes(path, cache):
     expected = plain(path)
     writer, reader = loader(path, cache, epochs=2), loader(path, cache, epochs=3, buffer_size=8)
     with writer, reader:
-        batches = [[batch for batch in data] for data in (reader, writer)]
+        batches = [list(data) for data in (reader, writer)]
         cached.wait_until_stored(writer)
         later = [batch for _ in range(2) for batch in reader]
         num_cached = reader.statistics().cached_rows_total
