@@ -88,7 +88,7 @@ def cache_of(files: Blocks, job: Job, max_window_blocks: int, config: LoaderConf
         folder = CacheFolder(root, about)
     except OSError as error:
         raise ConfigError(
-            f"AD131 the token cache cannot be opened: {error.filename or root}: {error.strerror or error}; set "
+            f"AD612 the token cache cannot be opened: {error.filename or root}: {error.strerror or error}; set "
             "token_cache to a folder that can be written, or to None"
         ) from error
 
@@ -142,6 +142,6 @@ def check_streamed(config: LoaderConfig, path: str) -> None:
     """
     if root_of(config):
         raise ConfigError(
-            f"AD132 {path} can only be read from front to back, so that its rows have no blocks by which the token "
+            f"AD613 {path} can only be read from front to back, so that its rows have no blocks by which the token "
             "cache could find them again: decompress or convert the data, or leave token_cache out"
         )

@@ -22,11 +22,12 @@ from tests.support.loading import write_rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.faults
 pytest.importorskip("pyarrow")
 pytest.importorskip("xxhash")
 
 from asyncdata.token_cache.segment import Segment
+
+pytestmark = pytest.mark.faults
 
 NUM_ROWS = 90
 CALLS = ("open", "mkdir", "write", "pwrite", "fsync", "rename", "unlink", "ftruncate", "rmdir")

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncdata.columns import Chunk
-from asyncdata.sources.reader import BlockRows
 from asyncdata.token_messages import CachedBlock, CachedFile, CacheJob, ListTokens
 from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.types import Position
@@ -36,6 +35,8 @@ from asyncdata.token_cache.worker import CacheWorker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from asyncdata.sources.reader import BlockRows
 
 BLOCK_BYTES = 1000
 SLOT_BYTES = 1 << 20
@@ -290,9 +291,8 @@ def test_verifying_finds_every_change_of_what_is_read(cache_and_data, data):
         behind = min(int(entry["records"]) for entry in whole.entries())
         whole.verify()
         whole.close()
-        place = data.draw(
-            st.sampled_from(read).flatmap(lambda r: st.integers(r[0], r[1] - 1)) | st.integers(behind, len(content) - 1)
-        )
+        in_a_body = st.sampled_from(read).flatmap(lambda body: st.integers(body[0], body[1] - 1))
+        place = data.draw(in_a_body | st.integers(behind, len(content) - 1))
         content[place] ^= data.draw(st.integers(1, 255))
         path.write_bytes(content)
 
