@@ -82,6 +82,10 @@ COMMANDS = dict(commands(make_parser()))
 def test_these_are_the_commands():
     assert sorted(COMMANDS) == [
         "asyncdata",
+        "asyncdata cache",
+        "asyncdata cache ls",
+        "asyncdata cache rm",
+        "asyncdata cache verify",
         "asyncdata demo",
         "asyncdata inspect",
         "asyncdata order",

@@ -276,10 +276,10 @@ def test_samples_that_find_no_room_are_left_out_and_that_is_said_once(tmp_path):
 
 def test_rows_that_are_ordered_one_by_one_are_not_cached_and_that_is_said(path, tmp_path):
     with structlog.testing.capture_logs() as events:
-        Delivered(loader(path, tmp_path / "cache", shuffle="full"))
+        Delivered(loader(path, tmp_path / "kept", shuffle="full"))
 
     assert [event["reason"] for event in events if event["event"] == "token_cache.off"]
-    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "kept").exists()
 
 
 def test_windows_are_left_out_where_the_disk_is_too_slow(path, tmp_path, monkeypatch):
@@ -358,7 +358,7 @@ def test_ls_says_what_there_is(path, cache, capsys):
 
 
 def test_verify_finds_the_damaged_segment(cache, capsys):
-    assert [faults for faults in run(capsys, "verify", "--dir", cache).values()] == [[]]
+    assert list(run(capsys, "verify", "--dir", cache).values()) == [[]]
     damaged = segments(cache)[1]
     data = bytearray(damaged.read_bytes())
     data[len(data) // 2] ^= 1
