@@ -82,6 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_inspect(commands)
     _add_bench(commands)
     _add_snapshot(commands)
+    _add_cache(commands)
     return parser
 
 
@@ -286,6 +287,26 @@ def _add_snapshot(commands: Any) -> None:
     show.add_argument("file", metavar="FILE", help="the snapshot")
 
 
+def _add_cache(commands: Any) -> None:
+    about = "look after token caches"
+    parser = commands.add_parser("cache", help=about, description=f"{about[0].upper()}{about[1:]}.")
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    ls = _command(actions, "ls", _cache_ls, "list token caches, those used last at the end")
+    verify = _command(
+        actions,
+        "verify",
+        _cache_verify,
+        "read token caches, and hold them against their checksums",
+        "Exit status 1 if a segment is damaged. A run that meets one tokenizes its rows.",
+    )
+    rm = _command(actions, "rm", _cache_rm, "remove token caches", "One that a run is writing to stays.")
+    for action in (ls, verify, rm):
+        action.add_argument("--dir", metavar="DIR", help="the folder of the caches, where token_cache named one")
+    for action in (verify, rm):
+        action.add_argument("key", metavar="KEY", nargs="*", help="the first letters of its key, as ls prints it")
+    rm.add_argument("--all", action="store_true", help="all of them")
+
+
 def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Refuse options that do not go together."""
     if args.run is _run:
@@ -351,3 +372,21 @@ def _snapshot_show(args: argparse.Namespace, output: Output) -> int:
     from asyncdata.commands.snapshot import show
 
     return show(args, output)
+
+
+def _cache_ls(args: argparse.Namespace, output: Output) -> int:
+    from asyncdata.commands.cache import ls
+
+    return ls(args, output)
+
+
+def _cache_verify(args: argparse.Namespace, output: Output) -> int:
+    from asyncdata.commands.cache import run_verify
+
+    return run_verify(args, output)
+
+
+def _cache_rm(args: argparse.Namespace, output: Output) -> int:
+    from asyncdata.commands.cache import rm
+
+    return rm(args, output)

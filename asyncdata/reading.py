@@ -23,7 +23,7 @@ from asyncdata.row_index import RowIndex
 from asyncdata.sources.base import room_of
 from asyncdata.sources.stream import RowStream, StreamOrder
 from asyncdata.stream_windows import StreamWindows
-from asyncdata.token_cache.opening import CachedJob, cache_of, check_streamed
+from asyncdata.token_cache.opening import CachedJob, cache_of, check_streamed, say_that_rows_are_not_cached
 from asyncdata.tokenization.base import TokenizeFn, describe, fingerprints_of
 from asyncdata.window import SLACK_BYTES
 from asyncdata.windows import BlockWindows
@@ -112,6 +112,7 @@ def open_reading(
         if isinstance(files, RowStream):
             raise ConfigError(_needs_rows(files, plan))
 
+        say_that_rows_are_not_cached(config)
         rows = RowOrder(shuffle, config.seed) if plan is None else PlannedOrder(plan, shuffle, config.seed)
         return _IndexedReading(files, rows, config, function, quarantine, share)
 

@@ -46,7 +46,7 @@ _LENGTH = struct.Struct("<I")
 _OVERWRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _END_OF_STREAM = struct.pack("<iI", -1, 0)
 _ROOMS = 8
-"""A block whose samples take as much of a slot as so many may is not kept. Long rows may: behind one, blocks are empty."""
+"""A block whose samples take the room of more than so many is not kept. Behind a long row, blocks are empty."""
 
 _decode_spill = msgspec.msgpack.Decoder(Tokenized).decode
 Array = np.ndarray[Any, Any]

@@ -161,7 +161,7 @@ def _check_ours(path: str) -> None:
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise ConfigError(
-            f"AD130 {path} is {'a folder of another user' if stat.S_ISDIR(found.st_mode) else 'no folder, or a link'}: "
+            f"AD611 {path} is {'a folder of another user' if stat.S_ISDIR(found.st_mode) else 'no folder, or a link'}: "
             "remove it, or set token_cache to a folder of your own"
         )
 

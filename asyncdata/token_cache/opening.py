@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from asyncdata.token_cache.folder import CacheFolder
     from asyncdata.wire import Job
 
-__all__ = ("CachedJob", "cache_of", "check_streamed", "root_of")
+__all__ = ("CachedJob", "cache_of", "check_streamed", "root_of", "say_that_rows_are_not_cached")
 
 _log = get_logger(__name__)
 _ROOM = 7
@@ -88,7 +88,7 @@ def cache_of(files: Blocks, job: Job, max_window_blocks: int, config: LoaderConf
         folder = CacheFolder(root, about)
     except OSError as error:
         raise ConfigError(
-            f"AD131 the token cache cannot be opened: {error.filename or root}: {error.strerror or error}; set "
+            f"AD612 the token cache cannot be opened: {error.filename or root}: {error.strerror or error}; set "
             "token_cache to a folder that can be written, or to None"
         ) from error
 
@@ -142,6 +142,12 @@ def check_streamed(config: LoaderConfig, path: str) -> None:
     """
     if root_of(config):
         raise ConfigError(
-            f"AD132 {path} can only be read from front to back, so that its rows have no blocks by which the token "
+            f"AD613 {path} can only be read from front to back, so that its rows have no blocks by which the token "
             "cache could find them again: decompress or convert the data, or leave token_cache out"
         )
+
+
+def say_that_rows_are_not_cached(config: LoaderConfig) -> None:
+    """An order of single rows reads no blocks."""
+    if root_of(config):
+        _log.warning("token_cache.off", reason="rows ordered one by one are not cached; those of shuffle=True are")

@@ -312,7 +312,7 @@ def test_two_runs_share_a_cache_and_one_of_them_writes(path, cache):
     expected = plain(path)
     writer, reader = loader(path, cache, epochs=2), loader(path, cache, epochs=3, buffer_size=8)
     with writer, reader:
-        batches = [[batch for batch in data] for data in (reader, writer)]
+        batches = [list(data) for data in (reader, writer)]
         cached.wait_until_stored(writer)
         later = [batch for _ in range(2) for batch in reader]
         num_cached = reader.statistics().cached_rows_total
@@ -350,7 +350,7 @@ def test_a_link_in_the_place_of_a_cache_is_refused(path, cache, tmp_path):
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
 
-    with pytest.raises(ConfigError, match="AD130"):
+    with pytest.raises(ConfigError, match="AD611"):
         loader(path, cache)
 
 
@@ -373,14 +373,14 @@ def test_data_that_is_read_from_front_to_back_is_refused_with_the_way_out(tmp_pa
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([{"id": 1, "pad": ""}]))
 
-    with pytest.raises(ConfigError, match=r"AD132 .*decompress or convert"):
+    with pytest.raises(ConfigError, match=r"AD613 .*decompress or convert"):
         loader(path, cache)
 
 
 def test_a_folder_that_cannot_be_made_is_refused_with_the_way_out(path, tmp_path):
     (tmp_path / "file").touch()
 
-    with pytest.raises(ConfigError, match=r"AD131 .*set token_cache"):
+    with pytest.raises(ConfigError, match=r"AD612 .*set token_cache"):
         loader(path, tmp_path / "file" / "cache")
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncdata import DataLoader
 from tests.support.loading import NEVER_S, SHUFFLE
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from asyncdata.types import Sample
 
 Row = dict[str, Any]

@@ -83,6 +83,10 @@ def test_these_are_the_commands():
     assert sorted(COMMANDS) == [
         "asyncdata",
         "asyncdata bench",
+        "asyncdata cache",
+        "asyncdata cache ls",
+        "asyncdata cache rm",
+        "asyncdata cache verify",
         "asyncdata demo",
         "asyncdata inspect",
         "asyncdata order",

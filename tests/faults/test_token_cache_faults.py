@@ -1,0 +1,286 @@
+"""Whoever is killed, and whatever the disk refuses: the same is delivered, and what is in the cache is whole."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import structlog
+
+from tests.support.cached import Delivered, facts, loader, segments, wait_until_stored
+from tests.support.faults import Program, num_rounds
+from tests.support.loading import write_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("xxhash")
+
+from asyncdata.token_cache.segment import Segment
+
+pytestmark = pytest.mark.faults
+
+NUM_ROWS = 90
+CALLS = ("open", "mkdir", "write", "pwrite", "fsync", "rename", "unlink", "ftruncate", "rmdir")
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_rows(folder / "rows.jsonl", NUM_ROWS)
+
+
+def intercept(cache: Path, act: Callable[[int, str], None]) -> tuple[Callable[[], None], list[str]]:
+    """Call ``act`` with the number and name of each call that may change something in the cache; a way back."""
+    real, seen = {name: getattr(os, name) for name in CALLS}, []
+
+    def wrap(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not is_of_cache(name, args, kwargs):
+                return real[name](*args, **kwargs)
+
+            seen.append(name)
+            act(len(seen), name)
+            return real[name](*args, **kwargs)
+
+        return call
+
+    def is_of_cache(name: str, args: Any, kwargs: Any) -> bool:
+        if isinstance(args[0], int):
+            try:
+                return os.readlink(f"/proc/self/fd/{args[0]}").startswith(str(cache))
+            except OSError:
+                return False
+
+        return "dir_fd" in kwargs or str(args[0]).startswith(str(cache))
+
+    for name in CALLS:
+        setattr(os, name, wrap(name))
+
+    def undo() -> None:
+        for name, function in real.items():
+            setattr(os, name, function)
+
+    return undo, seen
+
+
+def run(path: Path, cache: Path) -> Delivered:
+    return Delivered(loader(path, cache), settle=True)
+
+
+def verify(path: Path, cache: Path, expected: list[Any]) -> int:
+    """The same is delivered, what is in the cache is whole; how many rows of it there are."""
+    for segment in segments(cache):
+        opened = Segment(str(segment))
+        opened.verify()
+        opened.close()
+    found = run(path, cache)
+    assert found.samples == expected
+    again = Delivered(loader(path, cache))
+    assert again.samples == expected
+    assert again.cached == [NUM_ROWS], "what was left behind does not keep it from being written"
+    (folder,) = cache.iterdir()
+    assert {name for name in os.listdir(folder) if not name.endswith(".arrow")} == {"about.json", "writer.lock"}
+    return found.cached[0]
+
+
+# Killed
+
+
+def in_a_child(function: Callable[[], object]) -> int:
+    """The exit status of a forked child; this process has no threads yet."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            function()
+        except BaseException as error:
+            sys.stderr.write(f"{error!r}\n")
+            os._exit(3)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def die_everywhere(folder: Path) -> dict[str, int]:
+    path = make(folder)
+    counted, expected = folder / "counted", folder / "expected.json"
+
+    def count() -> None:
+        found = Delivered(loader(path, None)).samples
+        undo, seen = intercept(counted, lambda *_: None)
+        run(path, counted)
+        undo()
+        expected.write_text(json.dumps([repr(found), len(seen)]))
+
+    assert in_a_child(count) == 0
+    _, total = json.loads(expected.read_text())
+    step = max(1, total // num_rounds(24, total))
+    halves = 0
+    for place in range(1, total + 1, step):
+        cache = folder / f"cache-{place}"
+
+        def die(place: int = place, cache: Path = cache) -> None:
+            intercept(cache, lambda number, _: os._exit(9) if number == place else None)
+            run(path, cache)
+
+        status = in_a_child(die)
+        assert status in (0, 9), (place, status)
+
+        def check(cache: Path = cache) -> None:
+            found = Delivered(loader(path, None)).samples
+            os._exit(10 + (0 < verify(path, cache, found) < NUM_ROWS))
+
+        status = in_a_child(check)
+        assert status in (10, 11), (place, status)
+        halves += status == 11
+    return {"calls": total, "halves": halves}
+
+
+def test_killed_at_any_call_what_was_committed_is_there_and_whole(tmp_path):
+    """In a process of its own, as this one has threads and must not fork."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, __file__, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["calls"] > 40
+    assert found["halves"] > 3, "some were killed between two segments"
+
+
+def test_killed_from_outside_the_next_run_goes_on_with_what_there_is(tmp_path):
+    path, cache = write_rows(tmp_path / "rows.jsonl", 600), tmp_path / "cache"
+    expected = Delivered(loader(path, None)).samples
+    for round_ in range(num_rounds(3, 20)):
+        with Program("-c", ENDLESS, str(path), str(cache)) as program:
+            program.wait_until_said("." * (1 + 5 * round_))
+            program.kill()
+            program.assert_gone()
+
+        found = Delivered(loader(path, cache), settle=True)
+        assert found.samples == expected
+        for segment in segments(cache)[::2]:
+            segment.unlink()
+
+
+ENDLESS = """
+import sys
+from pathlib import Path
+from tests.support.cached import loader
+
+with loader(sys.argv[1], Path(sys.argv[2]), num_workers=2, epochs=None, buffer_size=50) as data:
+    while True:
+        data.get_next_batch(16)
+        sys.stdout.write(".")
+        sys.stdout.flush()
+"""
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_workers_that_are_killed_lose_nothing_and_leave_no_damage(tmp_path, seed):
+    path, cache, rng = write_rows(tmp_path / "rows.jsonl", 1500), tmp_path / "cache", random.Random(seed)
+    expected = Delivered(loader(path, None, epochs=3), 3).samples
+    found: list[Any] = []
+    with loader(path, cache, epochs=3, num_workers=2, buffer_size=100) as data:
+        for _ in range(3):
+            for number, batch in enumerate(data):
+                found += map(facts, batch)
+                pids = [worker.pid for worker in data.statistics().workers if worker.pid and worker.state != "starting"]
+                if number % 8 == 3 and pids:
+                    os.kill(rng.choice(pids), signal.SIGKILL)
+        wait_until_stored(data)
+
+    assert found == expected
+    for segment in segments(cache):
+        opened = Segment(str(segment))
+        opened.verify()
+        opened.close()
+    assert Delivered(loader(path, cache)).samples == expected[: len(expected) // 3]
+
+
+# Refused
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE])
+def test_refused_by_the_disk_at_any_call_the_run_goes_on_without_writing(tmp_path, code):
+    path = make(tmp_path)
+    expected = Delivered(loader(path, None)).samples
+    undo, seen = intercept(tmp_path / "counted", lambda *_: None)
+    run(path, tmp_path / "counted")
+    undo()
+    for place in range(6, len(seen) + 1, max(1, len(seen) // num_rounds(12, len(seen)))):
+        cache = tmp_path / f"cache-{place}"
+
+        def refuse(number: int, name: str, place: int = place) -> None:
+            if number >= place and name not in ("unlink", "rmdir"):
+                raise OSError(code, os.strerror(code))
+
+        with structlog.testing.capture_logs() as events:
+            undo, _ = intercept(cache, refuse)
+            try:
+                found = run(path, cache)
+            finally:
+                undo()
+
+        assert found.samples == expected
+        refusals = [event["reason"] for event in events if event["event"] == "token_cache.not_written"]
+        assert len(refusals) <= 1
+        assert all(os.strerror(code) in reason for reason in refusals)
+        assert bool(refusals) == (verify(path, cache, expected) < NUM_ROWS), "all is stored, or it is said"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_disk_that_is_really_full_stops_nothing_but_the_writing(tmp_path, num_workers):
+    path, disk = write_rows(tmp_path / "rows.jsonl", 1000), tmp_path / "disk"
+    expected = Delivered(loader(path, None, epochs=2), 2).samples
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("this system allows no mount")
+
+    try:
+        with structlog.testing.capture_logs() as events:
+            data = loader(path, disk / "cache", epochs=2, num_workers=num_workers)
+            found = Delivered(data, 2, settle=True)
+        again = Delivered(loader(path, disk / "cache"))
+        for segment in segments(disk / "cache"):
+            opened = Segment(str(segment))
+            opened.verify()
+            opened.close()
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+    assert found.samples == expected
+    assert again.samples == expected[: len(expected) // 2]
+    assert [event["reason"] for event in events if event["event"] == "token_cache.not_written"]
+
+
+def test_segments_that_go_while_they_are_read_are_tokenized(tmp_path):
+    path, cache = write_rows(tmp_path / "rows.jsonl", 800), tmp_path / "cache"
+    expected = Delivered(loader(path, None, epochs=3), 3).samples
+    Delivered(loader(path, cache), settle=True)
+    found: list[Any] = []
+    with loader(path, cache, epochs=3, num_workers=2, buffer_size=16) as data:
+        for _ in range(3):
+            for batch in data:
+                found += map(facts, batch)
+                for segment in segments(cache)[::3]:
+                    segment.unlink(missing_ok=True)
+
+    assert found == expected
+
+
+if __name__ == "__main__":
+    import pyarrow  # noqa: F401 - here, and not in each child
+
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    result = die_everywhere(Path(sys.argv[1]))
+    sys.stdout.write(json.dumps(result))
