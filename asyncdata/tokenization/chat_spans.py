@@ -76,7 +76,8 @@ class ChatSpans:
         chat = Conversation(self._template, messages, tools, self._texts)
         return chat.text, self._rules.blocks(chat, trained)
 
-    def _prove(self, messages: list[Message], tools: list[Message] | None, trained: tuple[int, ...]) -> Program:
+    def proven(self, messages: list[Message], tools: list[Message] | None, trained: Sequence[int]) -> Program:
+        """The program for chats like this one: blocks are every second segment."""
         from asyncdata.tokenization.unknown_texts import UnknownTexts
 
         def cut(symbolic: SymbolicChat) -> tuple[list[str], tuple[str, ...]]:
@@ -84,10 +85,11 @@ class ChatSpans:
             chat = Conversation(symbolic, symbolic.messages, symbolic.tools, texts)
             return _cut(chat.text, self._rules.blocks(chat, trained)), texts.marks
 
-        def expected() -> list[str]:
-            return _cut(*self.asked(messages, tools, trained))
+        return self._template.proven(messages, tools, cut)
 
-        return self._template.proven(messages, tools, cut).checked(messages, tools, expected)
+    def _prove(self, messages: list[Message], tools: list[Message] | None, trained: tuple[int, ...]) -> Program:
+        program = self.proven(messages, tools, trained)
+        return program.checked(messages, tools, lambda: _cut(*self.asked(messages, tools, trained)))
 
 
 def _cut(text: str, blocks: Sequence[Span]) -> list[str]:

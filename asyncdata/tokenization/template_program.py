@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ("ADD", "NOTHING_PROVEN", "Pieces", "Program", "Step", "filled")
+__all__ = ("ADD", "NOTHING_PROVEN", "Load", "Pieces", "Program", "Step")
 
-Message = dict[str, Any]
+Load = tuple["int | None", str]
+"""A value of the chat: the number of its message, None for the tools, and the key."""
 
 Pieces = tuple["str | int", ...]
 """A text in pieces: words, and the numbers of the values that stand between them."""
@@ -30,26 +31,41 @@ class Step(NamedTuple):
     outcome: Any
 
 
-class Program(NamedTuple):
+class Program:
     """How the text of a chat follows from what its messages hold.
 
-    :ivar loads: the first values: the number of a message, None for the tools, and the key.
-    :ivar steps: what is asked of the values, in this order, and what is made of them.
-    :ivar segments: the text, cut where somebody needs to know the length. None: these chats must be rendered.
-    :ivar absent: strings that the text must not have.
+    :param loads: the first values.
+    :param steps: what is asked of the values, in this order, and what is made of them.
+    :param segments: the text, cut where somebody needs to know the length. None: these chats must be rendered.
+    :param absent: strings that the text must not have.
     """
 
-    loads: tuple[tuple[int | None, str], ...]
-    steps: tuple[Step, ...]
-    segments: tuple[Pieces, ...] | None
-    absent: tuple[str, ...] = ()
+    __slots__ = ("_absent", "_loads", "_steps", "_texts", "segments")
+
+    def __init__(
+        self,
+        loads: Sequence[Load],
+        steps: Sequence[Step],
+        segments: Sequence[Pieces] | None,
+        absent: tuple[str, ...] = (),
+    ) -> None:
+        self._loads = tuple(loads)
+        self._steps = tuple(steps)
+        self._texts = [] if segments is None else [_Blank(segment) for segment in segments]
+        self._absent = absent
+        self.segments = segments
+
+    @property
+    def num_steps(self) -> int:
+        """How much is asked of a chat, and made of it."""
+        return len(self._steps)
 
     def values(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[Any] | None:
         """The values of a chat of the program's shape; None where the program does not hold for it."""
-        values = [tools if number is None else messages[number][key] for number, key in self.loads]
+        values = [tools if number is None else messages[number][key] for number, key in self._loads]
         try:
-            for source, function, outcome in self.steps:
-                found = function(values[source] if isinstance(source, int) else filled(source, values))
+            for source, function, outcome in self._steps:
+                found = function(values[source] if isinstance(source, int) else _Blank(source).filled(values))
                 if outcome is ADD:
                     values.append(found)
                 elif found != outcome:
@@ -65,27 +81,39 @@ class Program(NamedTuple):
         if self.segments is None:
             return None
 
-        texts = [filled(segment, values) for segment in self.segments]
-        for words in self.absent:
+        texts = [text.filled(values) for text in self._texts]
+        for words in self._absent:
             if any(words in text for text in texts):
                 return None
 
         return texts
 
-    def checked(self, messages: Sequence[Message], tools: Any, expected: Callable[[], list[str]]) -> Program:
+    def checked(self, messages: Sequence[Mapping[str, Any]], tools: Any, expected: Callable[[], list[str]]) -> Program:
         """The program, without its segments if the chat whose texts are ``expected`` should come out otherwise.
 
         It cannot, if Jinja means what it meant when this was written.
         """
         values = None if self.segments is None else self.values(messages, tools)
         texts = None if values is None else self.texts(values)
-        return self if texts is None or texts == expected() else self._replace(segments=None)
+        return self if texts is None or texts == expected() else Program(self._loads, self._steps, None)
+
+
+class _Blank:
+    """Pieces of a text, ready to be filled in."""
+
+    __slots__ = ("_places", "_words")
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._words = [piece if isinstance(piece, str) else "" for piece in pieces]
+        self._places = [(place, piece) for place, piece in enumerate(pieces) if isinstance(piece, int)]
+
+    def filled(self, values: list[Any]) -> str:
+        """The text."""
+        words = self._words.copy()
+        for place, number in self._places:
+            words[place] = values[number]
+        return "".join(words)
 
 
 NOTHING_PROVEN = Program((), (), None)
 """Holds for every chat, and says that it must be rendered."""
-
-
-def filled(pieces: Pieces, values: list[Any]) -> str:
-    """The text that the pieces are of."""
-    return "".join([piece if isinstance(piece, str) else values[piece] for piece in pieces])

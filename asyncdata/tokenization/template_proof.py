@@ -48,6 +48,7 @@ _OF_STRINGS = frozenset("trim upper lower capitalize title replace indent tojson
 """Filters that are pure functions of their subject, and come to a string."""
 _OF_CONTAINERS = frozenset("list length count first last items reverse map select reject selectattr rejectattr".split())
 """Filters that hand on the items of a container, or ask them through tests and subscripts."""
+_LENGTHS = frozenset({"length", "count"})
 _OF_ANYTHING = frozenset({"default", "d"})
 _OF_TYPES = frozenset(
     "defined undefined none boolean integer float number string mapping iterable sequence callable".split()
@@ -55,6 +56,8 @@ _OF_TYPES = frozenset(
 """Tests that only the type of their subject answers."""
 _OF_VALUES = frozenset("eq equalto == ne != in".split())
 """Tests that are operators."""
+_OF_JINJA = frozenset({"filter", "test"})
+"""Tests for the names that Jinja has."""
 _FUNCTIONS = ("range", "raise_exception", "strftime_now")
 _MAKERS = ("dict", "namespace")
 _READERS = frozenset({"get", "items", "keys", "values"})
@@ -250,8 +253,11 @@ class _Environment(ImmutableSandboxedEnvironment):
             if name == "string" and isinstance(subject, Text):
                 return subject
 
-            made = partial(_call_with, function, lead, rest, kwargs)
+            made: Callable[[Any], str] = partial(_call_with, function, lead, rest, kwargs)
             return subject.derive(made, "|", name, repr((rest, kwargs)))
+
+        if isinstance(subject, Text) and name in _LENGTHS:
+            return subject.derive(len, "|", "length")
 
         return function(*lead, _opened(subject), *rest, **kwargs) if name in _OF_CONTAINERS else self.refuse(name)
 
@@ -260,7 +266,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if name in _OF_TYPES:
             return function(*lead, stand_in(subject), *rest, **kwargs)
 
-        if name not in _OF_VALUES and not is_plain([subject, rest, kwargs]):
+        if name in _OF_JINJA or (name not in _OF_VALUES and not is_plain([subject, rest, kwargs])):
             self.refuse(name)
         return function(*lead, subject, *rest, **kwargs)
 
@@ -270,7 +276,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             return value.rendered
 
         if isinstance(value, Value):
-            return value.derive(str, "str").rendered
+            written: Text = value.derive(str, "str")
+            return written.rendered
 
         return str(value) if is_plain(value) else self.refuse("a value that is written")
 

@@ -31,7 +31,9 @@ _SYMBOL = re.compile("[\U00100000-\U0010ffff]")
 _MARK = re.compile(f"[{MARKS}]")
 _SCALARS = frozenset({int, float, bool, type(None), range})
 
-_TEXT_METHODS = frozenset("strip lstrip rstrip removeprefix removesuffix replace lower upper title capitalize".split())
+_TEXT_METHODS = frozenset(
+    "strip lstrip rstrip removeprefix removesuffix replace lower upper title capitalize find rfind count".split()
+)
 _PIECE_METHODS = frozenset("split rsplit splitlines partition rpartition".split())
 _QUESTION_METHODS = frozenset("startswith endswith isspace".split())
 
@@ -96,8 +98,8 @@ class Trace:
         symbol = self._symbols[name]
         return None if self.ask(symbol, type, "type") is type(None) else self._of(symbol)
 
-    def derive(self, text: str, function: Callable[[Any], str], *name: Hashable) -> Text:
-        """What a pure function makes of a text.
+    def derive(self, text: str, function: Callable[[Any], str | int], *name: Hashable) -> Any:
+        """What a pure function makes of a text: another one, or a number.
 
         :param name: what tells the function from others.
         """
@@ -105,7 +107,7 @@ class Trace:
         whole = ("derived", text, *name)
         if whole not in self._symbols:
             self._add(whole, text, function)
-        return Text(self, self._symbols[whole])
+        return self._of(self._symbols[whole])
 
     def ask(self, text: str, question: Callable[[Any], Any], *name: Hashable) -> Any:
         """What a pure function comes to for the chat at hand.
@@ -189,8 +191,8 @@ class _Unknown:
         """What stands for it in what is rendered."""
         return self._text
 
-    def derive(self, function: Callable[[Any], str], *name: Hashable) -> Text:
-        """What a pure function makes of it, a string."""
+    def derive(self, function: Callable[[Any], str | int], *name: Hashable) -> Any:
+        """What a pure function makes of it: a text, or a number."""
         return self._trace.derive(self._text, function, *name)
 
     def refuse(self, *_: Any, **__: Any) -> NoReturn:
@@ -209,8 +211,7 @@ class _Unknown:
     def __hash__(self) -> int:
         return self.refuse()
 
-    __lt__ = __le__ = __gt__ = __ge__ = __reversed__ = refuse
-    __str__ = __repr__ = __format__ = refuse
+    __reversed__ = __str__ = __repr__ = __format__ = refuse
 
 
 class Text(_Unknown):
@@ -249,7 +250,8 @@ class Text(_Unknown):
     def __getitem__(self, part: Any) -> Text:
         if not isinstance(part, slice) or not is_plain([part.start, part.stop, part.step]):
             self.refuse()
-        return self.derive(operator.itemgetter(part), "[]", repr(part))
+        made: Text = self.derive(operator.itemgetter(part), "[]", repr(part))
+        return made
 
     def method(self, name: str) -> Callable[..., Any]:
         """The string's method, as far as it can be told what comes of it."""
@@ -261,7 +263,7 @@ class Text(_Unknown):
 
         return partial(self._asked, name) if name in _QUESTION_METHODS else self.refuse()
 
-    def _made(self, name: str, *args: Any) -> Text:
+    def _made(self, name: str, *args: Any) -> Any:
         return self.derive(operator.methodcaller(name, *args), name, repr(args))
 
     def _asked(self, name: str, *args: Any) -> Any:
@@ -283,7 +285,7 @@ class Text(_Unknown):
         return True if isinstance(other, Text) and other.rendered == self._text else self.refuse()
 
     __hash__ = _Unknown.__hash__
-    __iter__ = __len__ = __mul__ = __rmul__ = __mod__ = _Unknown.refuse
+    __iter__ = __len__ = __lt__ = __le__ = __gt__ = __ge__ = _Unknown.refuse
 
 
 class Value(_Unknown):
@@ -320,6 +322,23 @@ class Value(_Unknown):
 
         return other is not None and is_plain(other) and self._equals(other)
 
+    def __lt__(self, other: object) -> bool:
+        return self._compared(operator.lt, other)
+
+    def __le__(self, other: object) -> bool:
+        return self._compared(operator.le, other)
+
+    def __gt__(self, other: object) -> bool:
+        return self._compared(operator.gt, other)
+
+    def __ge__(self, other: object) -> bool:
+        return self._compared(operator.ge, other)
+
+    def _compared(self, how: Callable[[Any, Any], bool], other: object) -> bool:
+        if self.kind not in (int, float) or type(other) not in (int, float):
+            self.refuse()
+        return bool(self._trace.ask(self._text, partial(_swapped, how, other), how.__name__, repr(other)))
+
     def __iter__(self) -> Iterator[Any]:
         return iter(self.opened())
 
@@ -333,6 +352,10 @@ class Value(_Unknown):
         return self.opened()[part]
 
     __hash__ = _Unknown.__hash__
+
+
+def _swapped(how: Callable[[Any, Any], bool], other: object, value: Any) -> bool:
+    return how(value, other)
 
 
 def _num_pieces(part: Callable[[str], Sequence[str]], text: str) -> int:
