@@ -81,7 +81,7 @@ class ChatSpans:
         from asyncdata.tokenization.unknown_texts import UnknownTexts
 
         def cut(symbolic: SymbolicChat) -> tuple[list[str], tuple[str, ...]]:
-            texts = UnknownTexts(self._special)
+            texts = UnknownTexts(self._special, symbolic.trace)
             chat = Conversation(symbolic, symbolic.messages, symbolic.tools, texts)
             return _cut(chat.text, self._rules.blocks(chat, trained)), texts.marks
 

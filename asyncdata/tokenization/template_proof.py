@@ -60,6 +60,8 @@ _OF_JINJA = frozenset({"filter", "test"})
 """Tests for the names that Jinja has."""
 _FUNCTIONS = ("range", "raise_exception", "strftime_now")
 _MAKERS = ("dict", "namespace")
+_OF_SCOPES = frozenset({"_loop_vars", "_block_vars"})
+"""What Jinja adds to a call, for functions that take its context."""
 _READERS = frozenset({"get", "items", "keys", "values"})
 """Methods of a dict that hand on its values."""
 
@@ -221,7 +223,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """As the sandbox has it, for functions that do the same with unknown values, and for known ones."""
-        if not self._may_call(function, args, kwargs):
+        given = {name: value for name, value in kwargs.items() if name not in _OF_SCOPES}
+        if not self._may_call(function, args, given):
             self.refuse("a call")
         return super().call(context, function, *args, **kwargs)
 

@@ -42,6 +42,11 @@ class Shapes:
         self._num_proofs = self._num_proven = 0
         self._is_futile = False
 
+    @property
+    def num_kept(self) -> int:
+        """How many shapes are known."""
+        return len(self._young) + len(self._old)
+
     def texts(self, messages: list[Message], tools: list[Message] | None, more: Hashable = None) -> list[str] | None:
         """The chat's text, in the program's segments; None for a chat that must be rendered."""
         if self._is_futile or len(messages) > _MOST_MESSAGES:

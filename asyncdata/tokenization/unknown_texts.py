@@ -1,7 +1,9 @@
-"""Answers about texts of a chat whose messages are unknown: those that every chat gives."""
+"""Answers about the texts of a chat whose messages are unknown: those that every chat of its kind gives."""
 
 from __future__ import annotations
 
+from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, NoReturn
 
 from asyncdata.tokenization.chat_texts import Texts
@@ -13,20 +15,25 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Sequence
 
+    from asyncdata.tokenization.template_trace import Trace
+
 __all__ = ("UnknownTexts",)
 
 
 class UnknownTexts(Texts):
     """Answers for a chat in whose texts are symbols, each of which stands for any text, an empty one too.
 
-    An answer is that of every chat, or the question is refused with :class:`UnprovenError`. Two texts whose first
-    difference lies between two constants differ there whatever stands before, as it is the same in both.
+    An answer is that of every chat, or of every one that answers what is asked of its texts in the same way; else the
+    question is refused with :class:`UnprovenError`. Two texts whose first difference lies between two constants differ
+    there whatever stands before, as it is the same in both.
 
+    :param trace: that of the chat; what only its texts answer is asked there.
     :ivar marks: the characters that no chat may have for the answers to hold.
     """
 
-    def __init__(self, special: Sequence[str]) -> None:
+    def __init__(self, special: Sequence[str], trace: Trace) -> None:
         super().__init__(special)
+        self._trace = trace
         self.marks: tuple[str, ...] = ()
 
     def same(self, one: str, other: str) -> bool:
@@ -35,11 +42,31 @@ class UnknownTexts(Texts):
 
     def starts_with(self, text: str, words: str, at: int = 0) -> bool:
         """See :class:`Texts`."""
-        return _begins(text[at:], words)
+        text = text[at:]
+        shared = common_prefix(text, words)
+        if shared == len(words):
+            return True
+
+        ahead, expected = symbols_in(text[shared:])[0], symbols_in(words[shared:])[0]
+        if ahead and expected or shared == len(text) and any(symbols_in(words[shared:])[::2]):
+            return False  # they differ in constants, or the text ends before one
+
+        if expected and self._trace.ask(text[shared:], methodcaller("startswith", expected), "starts with", expected):
+            _refuse("a message that begins as something else does")
+        if ahead and self._trace.ask(words[shared:], partial(_agree, ahead), "agrees with", ahead):
+            _refuse("a message that begins as something else does")
+        return False if ahead or expected else _refuse("two messages that may begin alike")
 
     def ends_with(self, text: str, words: Sequence[str]) -> bool:
         """See :class:`Texts`."""
-        return text.endswith(tuple(words)) or any(_begins(text[::-1], each[::-1]) for each in words)
+        behind = symbols_in(text)[-1]
+        if behind.endswith(tuple(words)):
+            return True
+
+        if behind == text or not any(each.endswith(behind) for each in words):
+            return False
+
+        return bool(self._trace.ask(text, methodcaller("endswith", tuple(words)), "ends with", *words))
 
     def num_shared(self, one: str, other: str) -> int:
         """See :class:`Texts`."""
@@ -51,7 +78,9 @@ class UnknownTexts(Texts):
     def without_space_behind(self, text: str) -> str:
         """See :class:`Texts`."""
         text = text.rstrip()
-        return _refuse("white space that may be a message's") if has_symbol(text[-1:]) else text
+        if has_symbol(text[-1:]) and self._trace.ask(text, _ends_with_space, "ends with space"):
+            _refuse("white space that is a message's")
+        return text
 
     def stop_behind(self, text: str, at: int) -> re.Match[str] | None:
         """See :class:`Texts`."""
@@ -78,19 +107,13 @@ class UnknownTexts(Texts):
         return first, second
 
 
-def _begins(text: str, words: str) -> bool:
-    shared = common_prefix(text, words)
-    if shared == len(words):
-        return True
-
-    if shared == len(text):  # shorter, unless all that is missing may be empty
-        return _refuse("a text that may end alike") if not any(_constants(words[shared:])) else False
-
-    return _refuse("texts that may be alike") if has_symbol(text[shared] + words[shared]) else False
+def _agree(one: str, other: str) -> bool:
+    """Whether one of the two begins with the other."""
+    return one.startswith(other) or other.startswith(one)
 
 
-def _constants(text: str) -> list[str]:
-    return symbols_in(text)[::2]
+def _ends_with_space(text: str) -> bool:
+    return text.rstrip() != text
 
 
 def _refuse(what: str) -> NoReturn:
