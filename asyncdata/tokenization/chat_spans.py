@@ -15,26 +15,32 @@ right or gives up:
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Protocol
 
+from asyncdata.tokenization.chat_texts import Texts
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.spans import Span, common_prefix, common_suffix
+from asyncdata.tokenization.template_shapes import Shapes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from asyncdata.tokenization.chat_template import ChatTemplate
+    from asyncdata.tokenization.template_program import Program
+    from asyncdata.tokenization.template_proof import SymbolicChat
 
 __all__ = ("ChatSpans", "Conversation")
 
 Message = dict[str, Any]
 
-_MARKS = "".join(map(chr, range(0xFDD0, 0xFDF0)))
-"""Code points that stand for no character, and never will."""
-
 
 class ChatSpans:
     """Renders chats and finds the blocks that are trained.
+
+    Where they lie is asked once for chats of one shape whose texts are unknown, by the same rules, which then answer
+    only what holds for each of these chats. Where they cannot, each chat is asked for itself.
 
     :param template: how a chat is rendered.
     :param name: what an error calls the template.
@@ -44,10 +50,10 @@ class ChatSpans:
 
     def __init__(self, template: ChatTemplate, name: str, special: Sequence[str], eos: str | None) -> None:
         self._template = template
-        self._name = name
-        self._special = tuple(sorted(special, key=len, reverse=True))
-        self._stop = re.compile(r"\s*(?:" + "|".join(map(re.escape, self._special)) + ")")
-        self._eos = eos
+        self._special = special
+        self._rules = _Rules(name, eos, template.has_generation)
+        self._texts = Texts(special)
+        self._shapes = Shapes(self._prove)
 
     def __call__(
         self, messages: list[Message], tools: list[Message] | None, trained: list[int]
@@ -56,9 +62,63 @@ class ChatSpans:
 
         :raises RowFault: if the template refuses the chat, or the blocks cannot be told.
         """
-        chat = Conversation(self._template, messages, tools)
-        if self._template.has_generation:
-            return chat.text, self._own_blocks(chat, trained)
+        segments = self._shapes.texts(messages, tools, tuple(trained))
+        if segments is None:
+            return self.asked(messages, tools, trained)
+
+        borders = list(accumulate(map(len, segments)))
+        return "".join(segments), list(zip(borders[:-1:2], borders[1::2], strict=True))
+
+    def asked(
+        self, messages: list[Message], tools: list[Message] | None, trained: Sequence[int]
+    ) -> tuple[str, list[Span]]:
+        """The same, asked for this chat alone."""
+        chat = Conversation(self._template, messages, tools, self._texts)
+        return chat.text, self._rules.blocks(chat, trained)
+
+    def proven(self, messages: list[Message], tools: list[Message] | None, trained: Sequence[int]) -> Program:
+        """The program for chats like this one: blocks are every second segment."""
+        from asyncdata.tokenization.unknown_texts import UnknownTexts
+
+        def cut(symbolic: SymbolicChat) -> tuple[list[str], tuple[str, ...]]:
+            texts = UnknownTexts(self._special, symbolic.trace)
+            chat = Conversation(symbolic, symbolic.messages, symbolic.tools, texts)
+            return _cut(chat.text, self._rules.blocks(chat, trained)), texts.marks
+
+        return self._template.proven(messages, tools, cut)
+
+    def _prove(self, messages: list[Message], tools: list[Message] | None, trained: tuple[int, ...]) -> Program:
+        program = self.proven(messages, tools, trained)
+        return program.checked(messages, tools, lambda: _cut(*self.asked(messages, tools, trained)))
+
+
+def _cut(text: str, blocks: Sequence[Span]) -> list[str]:
+    """The text before the first block, that of the block, the text up to the next one, and so on."""
+    borders = [0, *(border for block in blocks for border in block), len(text)]
+    return [text[start:stop] for start, stop in pairwise(borders)]
+
+
+class _Template(Protocol):
+    """What renders a chat, as text or with its texts unknown."""
+
+    def rendered(self, messages: Iterable[Message], tools: Any = None, **variables: Any) -> str: ...
+
+
+class _Rules:
+    """Where the blocks of a conversation lie."""
+
+    def __init__(self, name: str, eos: str | None, has_generation: bool) -> None:
+        self._name = name
+        self._eos = eos
+        self._has_generation = has_generation
+
+    def blocks(self, chat: Conversation, trained: Sequence[int]) -> list[Span]:
+        """Those of the messages ``trained``.
+
+        :raises RowFault: if they cannot be told.
+        """
+        if self._has_generation:
+            return self._own_blocks(chat, trained)
 
         blocks: list[Span] = []
         for number in trained:
@@ -68,17 +128,17 @@ class ChatSpans:
                 raise self._untold(number)
 
             blocks.append(block)
-        return chat.text, blocks
+        return blocks
 
-    def _own_blocks(self, chat: Conversation, trained: list[int]) -> list[Span]:
+    def _own_blocks(self, chat: Conversation, trained: Sequence[int]) -> list[Span]:
         assistants = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
         blocks = chat.generation_blocks()
         if blocks is None:
             raise RowFault("AD414", f"{self._name} changes the text of its {{% generation %}} blocks after them")
 
         for start, stop in blocks:
-            self._refuse_untrained_stop(chat.text, start, stop)
-        if trained == assistants:
+            self._refuse_untrained_stop(chat, start, stop)
+        if list(trained) == assistants:
             return blocks
 
         if len(blocks) != len(assistants):
@@ -90,8 +150,9 @@ class ChatSpans:
 
         return [block for block, number in zip(blocks, assistants, strict=True) if number in trained]
 
-    def _refuse_untrained_stop(self, text: str, start: int, stop: int) -> None:
-        if self._eos and text.startswith(self._eos, stop) and not text.endswith(self._eos, start, stop):
+    def _refuse_untrained_stop(self, chat: Conversation, start: int, stop: int) -> None:
+        text, texts, eos = chat.text, chat.texts, self._eos
+        if eos and texts.starts_with(text, eos, stop) and not texts.ends_with(text[start:stop], [eos]):
             raise RowFault(
                 "AD414",
                 f"{self._name} writes the stop token {self._eos!r} behind {{% endgeneration %}}, so that the model "
@@ -99,36 +160,38 @@ class ChatSpans:
             )
 
     def _by_prefixes(self, chat: Conversation, number: int) -> Span | None:
-        before, up_to = chat.prompt(number), chat.up_to(number)
-        if before is None or up_to is None or not (chat.text.startswith(up_to) and up_to.startswith(before)):
+        texts, before, up_to = chat.texts, chat.prompt(number), chat.up_to(number)
+        if before is None or up_to is None:
             return None
 
-        start, said = len(before), up_to[len(before) :].rstrip()
-        # White space behind a stop token is not the model's; without one it is all that ends the message.
-        return start, start + len(said) if self._special and said.endswith(self._special) else len(up_to)
+        if not (texts.starts_with(chat.text, up_to) and texts.starts_with(up_to, before)):
+            return None
+
+        start, stop = len(before), len(up_to)
+        if texts.special:
+            # White space behind a stop token is not the model's; without one it is all that ends the message.
+            said = texts.without_space_behind(up_to[start:])
+            stop = start + len(said) if texts.ends_with(said, texts.special) else stop
+        return start, stop
 
     def _by_mark(self, chat: Conversation, number: int) -> Span | None:
-        text, (mark, before) = chat.text, chat.unused_marks()
-        marked, header = chat.with_content(number, mark), self._header(chat)
-        if marked is None or marked.count(mark) != 1 or not header or not self._special:
+        text, texts, (mark, before) = chat.text, chat.texts, chat.unused_marks()
+        marked, header = chat.with_content(number, mark), chat.header
+        if marked is None or marked.count(mark) != 1 or not header or not texts.special:
             return None
 
         place = marked.index(mark)
         shared = common_prefix(text, marked)
         behind = common_suffix(text[shared:], marked[shared:])
-        start = self._start(chat.words_before(number, mark, before), header, shared, place)
-        stop = self._stop.match(text, len(text) - behind)
+        start = self._start(texts.constant(chat.words_before(number, mark, before)), header, shared, place)
+        stop = texts.stop_behind(text, len(text) - behind)
         if start is None or stop is None or behind != len(marked) - place - len(mark):
             return None
 
+        texts.constant(marked[start:place])
         # Behind the last message of a chat stands what ends a message; in between it may be the next one's header.
         last = chat.with_content(number, mark, last=True) or ""
         return (start, stop.end()) if last.partition(mark)[2].startswith(stop.group()) else None
-
-    def _header(self, chat: Conversation) -> str:
-        """What the template writes for the model to go on behind; empty for nothing."""
-        prompt = chat.prompt(len(chat.messages)) or ""
-        return prompt[common_prefix(chat.text, prompt) :]
 
     def _start(self, words: str, header: str, shared: int, place: int) -> int | None:
         """Where the message begins.
@@ -158,14 +221,22 @@ class ChatSpans:
 class Conversation:
     """A chat, rendered whole and in parts.
 
+    :param texts: what is asked about the renderings.
     :ivar text: the whole.
     """
 
-    def __init__(self, template: ChatTemplate, messages: list[Message], tools: list[Message] | None) -> None:
+    def __init__(self, template: _Template, messages: list[Message], tools: Any, texts: Texts) -> None:
         self._template = template
         self._tools = tools
         self.messages = messages
-        self.text = template.render(messages, tools)
+        self.texts = texts
+        self.text = template.rendered(messages, tools)
+
+    @cached_property
+    def header(self) -> str:
+        """What the template writes for the model to go on behind; empty for nothing."""
+        prompt = self.prompt(len(self.messages)) or ""
+        return self.texts.constant(prompt[self.texts.num_shared(self.text, prompt) :])
 
     def prompt(self, length: int) -> str | None:
         """The first messages as the prompt for the next; None where the template refuses them."""
@@ -177,7 +248,7 @@ class Conversation:
             return self._rendered(self.messages[: number + 1])
 
         longer = self._rendered([*self.messages, {"role": "user", "content": ""}])
-        return self.text if longer is not None and longer.startswith(self.text) else None
+        return self.text if longer is not None and self.texts.starts_with(longer, self.text) else None
 
     def with_content(self, number: int, content: str, *, last: bool = False) -> str | None:
         """The whole with nothing but ``content`` in message ``number``; None where the template refuses that.
@@ -191,7 +262,7 @@ class Conversation:
         """Where the template's own blocks lie; None where it does not keep them apart."""
         opening, closing = self.unused_marks()
         marked = self._rendered(self.messages, generation_marks=(opening, closing))
-        if marked is None or marked.replace(opening, "").replace(closing, "") != self.text:
+        if marked is None or not self.texts.same(marked.replace(opening, "").replace(closing, ""), self.text):
             return None
 
         blocks, end = [], 0
@@ -216,16 +287,10 @@ class Conversation:
 
         :raises RowFault: if it has them all.
         """
-        unused = [mark for mark in _MARKS if mark not in self.text]
-        if len(unused) < 2:
-            raise RowFault(
-                "AD414", f"the chat has nearly all of the noncharacters U+{ord(_MARKS[0]):X} to U+FDEF in it"
-            )
-
-        return unused[0], unused[1]
+        return self.texts.unused_marks(self.text)
 
     def _rendered(self, messages: list[Message], **variables: Any) -> str | None:
         try:
-            return self._template.render(messages, self._tools, **variables)
+            return self._template.rendered(messages, self._tools, **variables)
         except RowFault:  # it renders the whole: what it refuses is this part of it
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata.tokenization.chat_spans import Conversation
+from asyncdata.tokenization.chat_texts import Texts
 from asyncdata.tokenization.prompt_parts import compile_templates
 from asyncdata.tokenization.row_reader import RowReader
 from asyncdata.tokenization.rows import RowDecoder, decode_value
@@ -61,7 +62,7 @@ class Turns:
         tools = None if self._tools_key is None or tools_text is None else self._row.tools(tools_text, raw)
         schemas = self._row.schemas(tools, raw)
         template = self._templates.without_tools if schemas is None else self._templates.with_tools
-        conversation = Conversation(template, messages, schemas)
+        conversation = Conversation(template, messages, schemas, Texts([]))
         first = _place(text, conversation.text)
         return [] if first is None else _seen(_turns(conversation), first, text)
 

@@ -1,0 +1,114 @@
+"""What chat templates are written for: Jinja in a sandbox, with the names that transformers gives them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jinja2 import TemplateError, Undefined, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jinja2.parser import Parser
+
+__all__ = ("Generation", "make_environment", "normalized")
+
+Message = dict[str, Any]
+
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+
+AnyEnvironment = TypeVar("AnyEnvironment", bound=ImmutableSandboxedEnvironment)
+
+
+class Generation(Extension):
+    """``{% generation %}...{% endgeneration %}`` marks what the model is to learn; the text is as without it.
+
+    Only a rendering with ``generation_marks`` shows where the blocks are.
+
+    :ivar is_used: whether a template that was parsed has such a block.
+    """
+
+    tags = {"generation"}
+    is_used = False
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The block as a call that renders it."""
+        self.is_used = True
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_render", [nodes.Name("generation_marks", "load")])
+        return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _render(self, marks: tuple[str, str] | Undefined, caller: Callable[[], str]) -> str:
+        return caller() if isinstance(marks, Undefined) else marks[0] + caller() + marks[1]
+
+
+class _GuardedNamespace(Namespace):
+    """``namespace()`` without names that begin with an underscore, which lead out of the sandbox."""
+
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None:
+        attributes = dict(*args, **kwargs)
+        for name in attributes:
+            _refuse_private(name)
+        super().__init__(attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+class _Dict:
+    """``dict`` without the type's attributes, which lead out of the sandbox."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _refuse_private(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a chat template may not store {name!r} in a namespace; rename it")
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    raise TemplateError("it asks for today's date; give one: today='2026-01-31'")
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Jinja's own filter escapes HTML, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def normalized(message: Message) -> Message:
+    """A message as templates expect it: no key without a value, and its reasoning under each name it goes by."""
+    if None in message.values():
+        message = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((message[key] for key in _REASONING_KEYS if key in message), None)
+    if reasoning is None:
+        return message
+
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def make_environment(kind: type[AnyEnvironment]) -> AnyEnvironment:
+    """An environment for chat templates. They come with tokenizers from anywhere, hence the sandbox."""
+    extensions = [Generation, "jinja2.ext.loopcontrols"]
+    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(
+        dict=_Dict(), namespace=_GuardedNamespace, raise_exception=_raise_exception, strftime_now=_strftime_now
+    )
+    return environment

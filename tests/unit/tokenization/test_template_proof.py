@@ -1,0 +1,179 @@
+"""What is proven of templates, and what is not. That what is proven holds is shown in tests/property."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata.tokenization.chat_spans import ChatSpans
+from asyncdata.tokenization.chat_template import ChatTemplate
+from tests.support.chat_templates import EACH, SPECIAL, WELL_KNOWN, plain
+
+if TYPE_CHECKING:
+    from asyncdata.tokenization.template_program import Program
+
+VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
+CALL = {"id": "1", "function": {"name": "look", "arguments": {"at": "x", "n": [1, None, True]}}}
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
+
+
+def chat(*said: str) -> list[dict[str, Any]]:
+    """A chat of the user and the assistant by turns."""
+    return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(said)]
+
+
+def prove(text: str, messages: list[dict[str, Any]], tools: Any = None, **variables: Any) -> Program:
+    template = ChatTemplate(text, {**VARIABLES, **variables}, datetime.datetime(2026, 1, 31))
+    return template.proven(messages, tools, lambda one: ([one.rendered(one.messages, one.tools)], ()))
+
+
+def made(program: Program, messages: list[dict[str, Any]], tools: Any = None) -> list[str] | None:
+    """The program's text; None for a chat for which it does not hold."""
+    values = program.values(messages, tools)
+    return None if values is None else program.texts(values)
+
+
+@pytest.mark.parametrize("text", WELL_KNOWN.values(), ids=WELL_KNOWN)
+def test_templates_of_well_known_kinds_are_proven_for_chats_of_several_turns(text: str) -> None:
+    program = prove(text, chat("a", "b", "c", "d", "e"))
+    other = chat(" Why?\n", "Because.", "And then?", "é", "")
+
+    assert made(program, other) == [ChatTemplate(text, VARIABLES).rendered(other)]
+
+
+@pytest.mark.parametrize("name", ["chatml with tools", "thinks", "macro"])
+def test_templates_of_well_known_kinds_are_proven_for_calls_of_tools(name: str) -> None:
+    called = [*chat("a", ""), {"role": "tool", "content": "b"}, {"role": "assistant", "content": "c"}]
+    called[1] = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    other = [{**called[0], "content": "Look."}, {**called[1], "tool_calls": [{**CALL, "id": "2"}]}, *called[2:]]
+    other[1]["tool_calls"][0]["function"] = {"name": "see", "arguments": {"y": "é"}}
+    program = prove(WELL_KNOWN[name], called, TOOLS)
+
+    assert made(program, other, [{"x": 1}]) == [ChatTemplate(WELL_KNOWN[name], VARIABLES).rendered(other, [{"x": 1}])]
+
+
+@pytest.mark.parametrize("text", [*WELL_KNOWN.values(), plain(WELL_KNOWN["macro"])], ids=[*WELL_KNOWN, "plain"])
+def test_where_the_assistant_speaks_is_proven_for_templates_of_well_known_kinds(text: str) -> None:
+    spans = ChatSpans(ChatTemplate(text, {**VARIABLES, "add_generation_prompt": False}), "it", SPECIAL, "</s>")
+    program = spans.proven(chat("a", "b", "c", "d"), None, [1, 3])
+    other = chat(" Why?\n", "Because.", "<|im_end|>\n<|im_start|>assistant\nAnd?", "é")
+    whole, blocks = spans.asked(other, None, [1, 3])
+
+    segments = made(program, other)
+
+    assert segments is not None
+    assert "".join(segments) == whole
+    assert segments[1::2] == [whole[start:stop] for start, stop in blocks]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "{{ m.content[0] }}",
+        "{{ m.content | first }}",
+        "{{ m.content | list }}",
+        "{{ m.content | reverse }}",
+        "{{ m.content | int }}",
+        "{{ m.content | e }}",
+        "{{ m.content | wordcount }}",
+        "{{ m.content | random }}",
+        "{{ 'abc' | random }}",
+        "{{ m.content == messages[-1].content }}",
+        "{{ m.content < 'b' }}",
+        "{{ m.content in 'abc' }}",
+        "{{ m.content in messages[-1].content }}",
+        "{{ m.content.startswith(messages[-1].content) }}",
+        "{{ m.content * 2 }}",
+        "{{ '%s' % m.content }}",
+        "{{ '{}'.format(m.content) }}",
+        "{{ 'a'.join([m.content]) }}",
+        "{{ [m.content] }}",
+        "{{ {m.content: 1} | length }}",
+        "{{ {'a': 1}[m.content] is defined }}",
+        "{{ messages[m.content] is defined }}",
+        "{{ m }}",
+        "{{ m | tojson }}",
+        "{{ m.content.upper }}",
+        "{{ m.content.upper.func }}",
+        "{{ m.content is upper }}",
+        "{{ m.content is sameas m.content }}",
+        "{{ '_shown' is filter }}",
+        "{% for char in m.content %}{{ char }}{% endfor %}",
+        "{% filter upper %}{{ m.content }}{% endfilter %}",
+        "{% block x scoped %}{{ m.content }}{% endblock %}",
+        "{{ ('<' | safe) + m.content }}",
+        "{{ ['b', m.content] | sort | join }}",
+        "{{ lipsum(1) | length > 0 }}",
+        "{{ joiner('-')() }}",
+        "{{ range(m.content | length) | list }}",
+        "{{ '\\U00100000' }}",
+        "\U00100000{{ m.content }}",
+        "{{ namespace }}",
+    ],
+)
+def test_a_template_that_looks_into_a_text_or_may_not_say_the_same_twice_is_not_proven(what: str) -> None:
+    text = EACH.replace("WHAT", what)
+    ChatTemplate(text, VARIABLES).rendered(chat("a", "b"))  # it is fine, only not proven
+
+    assert prove(text, chat("a", "b")).segments is None
+
+
+def test_a_chat_that_the_template_refuses_is_not_proven_and_says_nothing_of_others() -> None:
+    text = "{% if messages[0].content == 'a' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
+    refused, fine = prove(text, chat("a")), prove(text, chat("b"))
+
+    assert refused.segments is None
+    assert refused.values(chat("b"), None) is None
+    assert made(fine, chat("c")) == ["c"]
+    assert made(fine, chat("a")) is None
+
+
+def test_what_a_template_asks_of_a_text_parts_the_chats() -> None:
+    silent, thinking = chat("a", "b", "c"), chat("a", "<think>\nhm\n</think>\n\nb", "c")
+    programs = [prove(WELL_KNOWN["thinks"], each) for each in (silent, thinking)]
+
+    assert [program.values(silent, None) is not None for program in programs] == [True, False]
+    assert [program.values(thinking, None) is not None for program in programs] == [False, True]
+    assert made(programs[1], chat("x", "<think>y</think>z", "!")) == made(programs[0], chat("x", "z", "!"))
+
+
+def test_one_turn_of_the_user_is_its_content_between_constants_and_nothing_is_asked() -> None:
+    for name in ("chatml", "chatml with tools", "headers", "instructs", "gathers", "macro"):
+        program = prove(WELL_KNOWN[name], chat("a"))
+
+        assert program.segments is not None
+        assert len(program.segments[0]) <= 3
+        assert program.num_steps == (name == "headers")  # which trims
+
+
+def test_the_date_that_a_template_is_told_is_a_constant() -> None:
+    program = prove("{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}", chat("a"))
+
+    assert made(program, chat("b")) == ["31 Jan 2026b"]
+
+
+@pytest.mark.parametrize("messages", [chat("\U00100000"), chat("\U00100001", "\ufdd0")], ids=["symbols", "marks"])
+def test_texts_may_have_the_characters_that_stand_for_them(messages: list[dict[str, Any]]) -> None:
+    program = prove(WELL_KNOWN["chatml"], messages)
+
+    assert made(program, messages) == [ChatTemplate(WELL_KNOWN["chatml"], VARIABLES).rendered(messages)]
+
+
+def test_roles_keys_and_variables_that_have_such_characters_are_rendered() -> None:
+    text = "{{ messages[0].role }}{{ messages[0].keys() | list }}{{ bos_token + messages[0].content }}"
+
+    assert prove(text, chat("a")).segments is not None
+    assert prove(text, chat("a"), bos_token="\U00100000").segments is None
+    assert prove(text, [{"role": "\U00100000", "content": "a"}]).segments is None
+    assert prove(text, [{"role": "user", "content": "a", "\U00100000": 1}]).segments is None
+
+
+def test_a_chat_with_a_mark_in_it_is_asked_for_itself() -> None:
+    spans = ChatSpans(ChatTemplate(WELL_KNOWN["macro"], VARIABLES), "it", SPECIAL, "</s>")
+    program = spans.proven(chat("a", "b"), None, [1])
+
+    assert made(program, chat("a", "c")) is not None
+    assert made(program, chat("a", "\ufdd0")) is None
+    assert made(program, chat("\ufdd1", "b")) is None
