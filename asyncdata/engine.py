@@ -27,6 +27,7 @@ from asyncdata.pack_stage import PackStage
 from asyncdata.pack_state import RestartPoint
 from asyncdata.planned_batches import PlannedTally
 from asyncdata.producer import Producer
+from asyncdata.proving import Prover
 from asyncdata.quarantine import Quarantine
 from asyncdata.reading import open_reading
 from asyncdata.request import DeliveryRules
@@ -82,6 +83,7 @@ class Engine:
         self.tally = PlannedTally() if plan is not None else None
         self.packs = pack_rules is not None
         self._function = resolved(tokenize_fn)
+        self._prover = Prover(self._function)
         self._function_fingerprints: dict[str, str] | None = None
         quarantine = Quarantine.of(config).add
         rules = _rules(config, is_packed=pack_rules is not None)
@@ -118,10 +120,16 @@ class Engine:
 
         return ProcessExecutor(num_workers or min(_MAX_WORKERS, num_usable_cpus()), self.config.row_timeout_s)
 
+    def start(self) -> None:
+        """Begin to read ahead; nothing where that has begun."""
+        self.service.start()
+        self._prover.start()
+
     def close(self, reason: str) -> None:
         """Stop everything; calls end in LoaderClosedError, which says ``reason``."""
         self.coordinator.close(reason)
         self.service.close()
+        self._prover.close()
         self._reading.close()
 
     def fingerprints(self) -> dict[str, Any]:
