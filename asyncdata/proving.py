@@ -119,10 +119,12 @@ def _is_forbidden() -> bool:
 
 
 def _say(folder: str, found: dict[str, Any]) -> None:
-    if found["refusal"]:
-        _log.info("tokenizer.refused", tokenizer=folder, **found)
+    backend, seconds, refusal = found["backend"], found["seconds"], found["refusal"]
+    if refusal:
+        _log.info("tokenizer.refused", tokenizer=folder, backend=backend, seconds=seconds, reason=refusal)
     else:
-        _log.info("tokenizer.proved", tokenizer=folder, **found)
+        count = found["num_exceptions"]
+        _log.info("tokenizer.proved", tokenizer=folder, backend=backend, seconds=seconds, num_exceptions=count)
 
 
 def _require(folder: str, backend: str) -> None:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ("NUM_CODE_POINTS", "CharacterFinder", "Ranges", "ranges_of", "to_code_points", "unknown_characters")
+__all__ = (
+    "NUM_CODE_POINTS",
+    "CharacterFinder",
+    "Ranges",
+    "complement",
+    "ranges_of",
+    "to_code_points",
+    "unknown_characters",
+)
 
 Ranges = list[tuple[int, int]]
 """Half-open ranges of code points, rising, disjoint and not touching."""
@@ -33,6 +41,12 @@ def ranges_of(code_points: Iterable[int]) -> Ranges:
 def to_code_points(ranges: Ranges) -> set[int]:
     """The code points of ``ranges``."""
     return {point for start, stop in ranges for point in range(start, stop)}
+
+
+def complement(ranges: Sequence[tuple[int, int]]) -> Ranges:
+    """All code points that are not in ``ranges``."""
+    edges = [0, *(edge for each in ranges for edge in each), NUM_CODE_POINTS]
+    return [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]
 
 
 @cache
