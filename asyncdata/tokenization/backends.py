@@ -41,8 +41,11 @@ class FlatIds(NamedTuple):
 
     def of_each(self) -> list[bytes]:
         """Each text's ids."""
-        starts = [0, *self.ends[:-1]]
-        return [self.ids[4 * start : 4 * end] for start, end in zip(starts, self.ends, strict=True)]
+        pieces, start = [], 0
+        for end in self.ends:
+            pieces.append(self.ids[4 * start : 4 * end])
+            start = end
+        return pieces
 
 
 class FlatEncoder(Protocol):

@@ -147,7 +147,7 @@ class _Audit:
     One process of a run does it, so that only that one holds ``tokenizers``; when it dies, another takes over.
     """
 
-    def __init__(self, first: int = FIRST_AUDIT_TOKENS, every: int = AUDIT_EVERY) -> None:
+    def __init__(self, first: int, every: int) -> None:
         self._every = every
         self._left = first
         self._retry = max(first, 1)
@@ -219,7 +219,7 @@ def open_encoder(files: TokenizerFiles, backend: str = "auto", *, add_special_to
 
     name, text, splits = proof.subject.backend, files.plain_json(), files.splits_special
     encode = BoundedEncoder(lambda: load_backend(name, text, splits_special=splits))
-    fast = _Fast(proof, encode, CharacterFinder(proof.exceptions), around, _Audit())
+    fast = _Fast(proof, encode, CharacterFinder(proof.exceptions), around, _Audit(FIRST_AUDIT_TOKENS, AUDIT_EVERY))
     return TextEncoder(files.load, fast, adds_special=add_special_tokens)
 
 
