@@ -83,6 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_snapshot(commands)
     _add_cache(commands)
+    _add_tokenizer(commands)
     return parser
 
 
@@ -307,6 +308,27 @@ def _add_cache(commands: Any) -> None:
     rm.add_argument("--all", action="store_true", help="all of them")
 
 
+def _add_tokenizer(commands: Any) -> None:
+    parser = commands.add_parser(
+        "tokenizer", help="prove fast tokenizer backends exact", description="Prove fast tokenizer backends exact."
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    prove = _command(
+        actions,
+        "prove",
+        _tokenizer_prove,
+        "find out whether the installed fast backends give the ids of tokenizers, and keep the answer",
+        "Takes a minute for each, on one core. What is known already is shown, unless --again.",
+    )
+    prove.add_argument(
+        "--backend", metavar="NAME", choices=("gigatoken", "fastokens"), help="only this one; it must be installed"
+    )
+    prove.add_argument("--again", action="store_true", help="forget what is known, and what an audit revoked")
+    show = _command(actions, "show", _tokenizer_show, "say what is known about the fast backends of a tokenizer")
+    for each in (prove, show):
+        each.add_argument("tokenizer", metavar="DIR", help="a folder with tokenizer.json, or a Hugging Face name")
+
+
 def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Refuse options that do not go together."""
     if args.run is _run:
@@ -390,3 +412,15 @@ def _cache_rm(args: argparse.Namespace, output: Output) -> int:
     from asyncdata.commands.cache import rm
 
     return rm(args, output)
+
+
+def _tokenizer_prove(args: argparse.Namespace, output: Output) -> int:
+    from asyncdata.commands.tokenizer import prove
+
+    return prove(args, output)
+
+
+def _tokenizer_show(args: argparse.Namespace, output: Output) -> int:
+    from asyncdata.commands.tokenizer import show
+
+    return show(args, output)

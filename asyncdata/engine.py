@@ -27,6 +27,7 @@ from asyncdata.pack_stage import PackStage
 from asyncdata.pack_state import RestartPoint
 from asyncdata.planned_batches import PlannedTally
 from asyncdata.producer import Producer
+from asyncdata.proving import Prover
 from asyncdata.quarantine import Quarantine
 from asyncdata.reading import open_reading
 from asyncdata.request import DeliveryRules
@@ -86,6 +87,7 @@ class Engine:
         self.packs = pack_rules is not None
         self._early = early
         self._function = (early.function if early is not None else None) or resolved(tokenize_fn)
+        self._prover = Prover(self._function)
         self._function_fingerprints: dict[str, str] | None = None
         quarantine = Quarantine.of(config).add
         rules = _rules(config, is_packed=pack_rules is not None)
@@ -130,10 +132,16 @@ class Engine:
 
         return MeteredExecutor(executor)
 
+    def start(self) -> None:
+        """Begin to read ahead; nothing where that has begun."""
+        self.service.start()
+        self._prover.start()
+
     def close(self, reason: str) -> None:
         """Stop everything; calls end in LoaderClosedError, which says ``reason``."""
         self.coordinator.close(reason)
         self.service.close()
+        self._prover.close()
         self._reading.close()
 
     def fingerprints(self) -> dict[str, Any]:

@@ -186,7 +186,7 @@ class LoaderFace:
     def start(self) -> None:
         """Begin to read ahead now; entering ``with``, and the first call for data, do so as well."""
         self._check()
-        self._engine.service.start()
+        self._engine.start()
 
     def _close(self, reason: str) -> None:
         if self._closed_because:
@@ -226,7 +226,7 @@ class LoaderFace:
 
     def _begin(self, num_groups: int, last_epoch: int | None) -> Request:
         if not self._engine.service.is_started:
-            self._engine.service.start()
+            self._engine.start()
         return Request(num_groups, last_epoch)
 
     def _num_groups(self, num_samples: int) -> int:

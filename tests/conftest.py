@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Set here, as the libraries look once, when they are imported. No test touches the network; a tokenizer has one thread.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["ASYNCDATA_PROVE"] = "off"  # a minute of both cores beside every loader; its own tests turn it on
 
 # HYPOTHESIS_PROFILE=long looks harder; it needs --timeout=0 as well. A CI run tries the same examples every time.
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=100, derandomize="CI" in os.environ)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.commands.bench_report import as_text
 from asyncdata.commands.options import loader_of
 from asyncdata.commands.output import log_to_stderr
-from asyncdata.config import num_usable_cpus
 from asyncdata.errors import WorkerError
+from asyncdata.machine import num_usable_cpus
 
 if TYPE_CHECKING:
     import argparse

@@ -57,7 +57,7 @@ def tokenizer_alone(args: Namespace, number: int, num_processes: int, seconds: f
         tokenize(some, out)
         column = out.finish(len(some), 0.0).columns.get("prompt")
         if column is not None:
-            prompts.append(column.data.decode())
+            prompts.append(bytes(column.data).decode())
 
     run(rows[:1])
     _say("ready")

@@ -20,6 +20,7 @@ from asyncdata.sources.reader import FileChangedError
 from asyncdata.token_messages import EvictTokens, ListTokens, StoreTokens
 from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
+from asyncdata.tokenization.wrong_ids import WrongIdsError
 from asyncdata.wire import Failed, Index, Permute, Scan, Scanned, Tokenize, Tokenized
 
 if TYPE_CHECKING:
@@ -169,6 +170,8 @@ class Handler:
         try:
             out = ColumnWriter(self._progress, good if bad else None)
             self._tokenizer([rows[row] for row in good] if bad else rows, out)
+        except WrongIdsError:
+            raise  # no row's fault: nothing of this request can be believed
         except BaseException:  # a panic in Rust is no Exception
             # One row upset the whole batch. Row by row, only that one is bad.
             out = ColumnWriter(self._progress)

@@ -23,15 +23,15 @@ from asyncdata.tokenization.prompt_parts import (
 )
 from asyncdata.tokenization.row_reader import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_value
+from asyncdata.tokenization.text_encoder import open_encoder
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tokenizers import Tokenizer
-
     from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
     from asyncdata.tokenization.row_reader import Tools
+    from asyncdata.tokenization.text_encoder import TextEncoder
 
 __all__ = ("SlimeTokenizeFn",)
 
@@ -144,8 +144,8 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template, where they are needed."""
-        tokenizer = self._files().load() if self._makes_tokens else None
-        return _SlimeTokenizer(self, tokenizer, self._templates(self._files()) if self.apply_chat_template else None)
+        encoder = open_encoder(self._files(), self.tokenizer_backend) if self._makes_tokens else None
+        return _SlimeTokenizer(self, encoder, self._templates(self._files()) if self.apply_chat_template else None)
 
     def _files(self) -> TokenizerFiles:
         return TokenizerFiles(resolve(self.tokenizer, self.revision).folder)
@@ -158,15 +158,15 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
 class _SlimeTokenizer:
     """A :class:`SlimeTokenizeFn`, opened."""
 
-    def __init__(self, fn: SlimeTokenizeFn, tokenizer: Tokenizer | None, templates: Templates | None) -> None:
-        self._read = _SlimeReader(fn, templates, tokenizer is not None)
-        self._tokenizer = tokenizer
+    def __init__(self, fn: SlimeTokenizeFn, encoder: TextEncoder | None, templates: Templates | None) -> None:
+        self._read = _SlimeReader(fn, templates, encoder is not None)
+        self._encoder = encoder
         self._max_length = fn.max_length
         self._keeps_tokens = fn.pretokenize
 
     def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
         prompts = read_each(self._read, rows, out)
-        ids = encode_each(self._tokenizer, prompts, add_special_tokens=False)
+        ids = encode_each(self._encoder, prompts)
         for prompt, tokens in zip(prompts, ids, strict=True):
             if isinstance(tokens, Exception):
                 out.fail(prompt.row, tokenizer_fault(tokens, rows[prompt.row]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import traceback
 from array import array
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from asyncdata.errors import ConfigError
@@ -19,7 +20,7 @@ from asyncdata.tokenization.rows import RowFault, decode_object
 from asyncdata.wire import Column, Data, RowError, Tokenized, TokenizeSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from asyncdata.tokenization.results import Result
 
@@ -98,6 +99,28 @@ class ColumnWriter:
         self._kept.append(self._number(row))
         for data, ends in self._columns.values():
             ends.append(len(data))
+
+    def keep_all(
+        self, rows: Sequence[int], tokens: Buffer, ends: Sequence[int], columns: Mapping[str, Sequence[Buffer]]
+    ) -> None:
+        """As :meth:`keep` for each of ``rows``, in one go.
+
+        :param tokens: their tokens end to end, int32.
+        :param ends: where each row's tokens end.
+        :param columns: each one's values, one for each row; an empty one is none. They must have a length in bytes.
+        """
+        base = len(self._tokens)
+        self._tokens.frombytes(tokens)
+        self._token_ends.extend([base + end for end in ends] if base else ends)
+        for name, values in columns.items():
+            if data := b"".join(values):
+                column = self._column(name)
+                start = len(column)
+                column += data
+                self._columns[name][1].extend([start + end for end in accumulate(map(len, values))])
+        self._kept.extend(rows if self._numbers is None else [self._numbers[row] for row in rows])
+        for column, column_ends in self._columns.values():
+            column_ends.extend([len(column)] * (len(self._kept) - len(column_ends)))
 
     def _column(self, name: str) -> bytearray:
         if name not in self._columns:

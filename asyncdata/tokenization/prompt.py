@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from asyncdata.errors import ConfigError
+from asyncdata.tokenization.prompt_batch import PlainReader, write_prompts
 from asyncdata.tokenization.prompt_parts import (
     TEMPLATE_ARGUMENTS,
     Name,
@@ -21,15 +22,15 @@ from asyncdata.tokenization.prompt_parts import (
 )
 from asyncdata.tokenization.row_reader import RowReader
 from asyncdata.tokenization.rows import decode_value
+from asyncdata.tokenization.text_encoder import open_encoder
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tokenizers import Tokenizer
-
     from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
     from asyncdata.tokenization.row_reader import Tools
+    from asyncdata.tokenization.text_encoder import TextEncoder
 
 __all__ = ("PromptTokenizeFn",)
 
@@ -117,24 +118,41 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
         files = TokenizerFiles(resolve(self.tokenizer, self.revision).folder)
-        return _PromptTokenizer(self, files.load(), self._templates(files) if self.apply_chat_template else None)
+        encoder = open_encoder(files, self.tokenizer_backend, add_special_tokens=self.add_special_tokens)
+        return _PromptTokenizer(self, encoder, self._templates(files) if self.apply_chat_template else None)
 
     def _templates(self, files: TokenizerFiles) -> Templates:
         return compile_templates(files, self.chat_template, self.chat_template_kwargs, self.today)
 
 
+def _keys(fn: PromptTokenizeFn) -> dict[str, str | None]:
+    return {"prompt": fn.prompt_key, "label": fn.label_key, "metadata": fn.metadata_key, "tools": fn.tool_key}
+
+
 class _PromptTokenizer:
     """A :class:`PromptTokenizeFn`, opened."""
 
-    def __init__(self, fn: PromptTokenizeFn, tokenizer: Tokenizer, templates: Templates | None) -> None:
+    def __init__(self, fn: PromptTokenizeFn, encoder: TextEncoder, templates: Templates | None) -> None:
         self._read = _PromptReader(fn, templates)
-        self._tokenizer = tokenizer
-        self._add_special_tokens = fn.add_special_tokens
+        self._read_all = PlainReader(_keys(fn)) if templates is None else None
+        self._encoder = encoder
         self._max_length = fn.max_length
 
     def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
+        plain = None if self._read_all is None else self._read_all(rows)
+        if plain is None:
+            self._one_by_one(rows, out)
+            return
+
+        flat, errors = self._encoder(plain.texts)
+        if errors:
+            self._one_by_one(rows, out)
+        else:
+            write_prompts(plain, flat, self._max_length, out)
+
+    def _one_by_one(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
         prompts = read_each(self._read, rows, out)
-        ids = encode_each(self._tokenizer, prompts, add_special_tokens=self._add_special_tokens)
+        ids = encode_each(self._encoder, prompts)
         for prompt, tokens in zip(prompts, ids, strict=True):
             if isinstance(tokens, Exception):
                 out.fail(prompt.row, tokenizer_fault(tokens, rows[prompt.row]))
@@ -151,9 +169,7 @@ class _PromptReader:
 
     def __init__(self, fn: PromptTokenizeFn, templates: Templates | None) -> None:
         self._templates = templates
-        self._row = RowReader(
-            {"prompt": fn.prompt_key, "label": fn.label_key, "metadata": fn.metadata_key, "tools": fn.tool_key}
-        )
+        self._row = RowReader(_keys(fn))
 
     def __call__(self, raw: Buffer) -> tuple[str, dict[str, Buffer]]:
         columns = self._row(raw)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from array import array
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -16,14 +16,14 @@ from asyncdata.tokenization.rows import RowFault
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tokenizers import Tokenizer
-
     from asyncdata.tokenization.base import ColumnWriter
     from asyncdata.tokenization.chat_template import ChatTemplate
+    from asyncdata.tokenization.text_encoder import Encoded, TextEncoder
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = (
     "TEMPLATE_ARGUMENTS",
+    "BackendName",
     "Name",
     "OfTokenizer",
     "Prompt",
@@ -38,6 +38,7 @@ __all__ = (
 
 Buffer = bytes | memoryview
 Name = Annotated[str, msgspec.Meta(min_length=1)]
+BackendName = Literal["auto", "hf", "gigatoken", "fastokens"]
 
 # What templates cannot be given as a variable, since apply_chat_template takes it for an argument of its own.
 TEMPLATE_ARGUMENTS = frozenset(
@@ -46,13 +47,23 @@ TEMPLATE_ARGUMENTS = frozenset(
 )
 
 
-class OfTokenizer(msgspec.Struct, frozen=True):
-    """The one field that may be given by position, and what every description of prompts does with its fields."""
+class _First(msgspec.Struct, frozen=True):
+    """The one field that may be given by position."""
+
+    tokenizer: Name
+
+
+class OfTokenizer(_First, frozen=True, kw_only=True):
+    """What every description that has a tokenizer does with its fields.
+
+    :param tokenizer_backend: the library that encodes: "auto" for the fastest that is proven to give the ids of
+        ``tokenizers`` with this tokenizer, "hf" for ``tokenizers`` itself, or one by name. It never changes a token.
+    """
 
     version: ClassVar[int] = 1
     """Part of the fingerprint: it changes when the same settings, or a default, come to mean other tokens."""
 
-    tokenizer: Name
+    tokenizer_backend: BackendName = "auto"
 
     def check_fields(self, *json_fields: str) -> None:
         """A Struct's constructor does not.
@@ -78,9 +89,10 @@ class OfTokenizer(msgspec.Struct, frozen=True):
             msgspec.structs.force_setattr(self, name, copy)
 
     def settings_digest(self) -> str:
-        """Digest of the kind and its settings. Where the tokenizer lies is no part of it."""
+        """Digest of the kind and its settings. Where the tokenizer lies, and who encodes, is no part of it."""
         # Without defaults, so that a setting which is new in a later release refuses no snapshot of this one.
-        settings = msgspec.to_builtins(msgspec.structs.replace(self, tokenizer="-", revision=None))
+        same = msgspec.structs.replace(self, tokenizer="-", revision=None, tokenizer_backend="auto")
+        settings = msgspec.to_builtins(same)
         return digest(canonical([f"{type(self).__module__}:{type(self).__qualname__}", self.version, settings]))
 
     def settings(self) -> dict[str, Any]:
@@ -165,33 +177,19 @@ def read_each(
     return prompts
 
 
-def encode_each(
-    tokenizer: Tokenizer | None, prompts: Sequence[Prompt], *, add_special_tokens: bool
-) -> list[array[int] | Exception]:
+def encode_each(encoder: TextEncoder | None, prompts: Sequence[Prompt]) -> list[array[int] | Exception]:
     """The ids of each prompt's text, or what the library raised for it; none for one that has no text.
 
-    :param tokenizer: None where no prompt has text.
+    :param encoder: None where no prompt has text.
     """
     texts = [prompt.text for prompt in prompts if prompt.text is not None]
-    ids = iter(()) if tokenizer is None else _encode(tokenizer, texts, add_special_tokens)
+    ids = iter(()) if encoder is None else _ids_of_each(encoder(texts))
     return [array("i") if prompt.text is None else next(ids) for prompt in prompts]
 
 
-def _encode(tokenizer: Tokenizer, texts: list[str], add_special_tokens: bool) -> Iterator[array[int] | Exception]:
-    """All at once; where the library refuses the batch, one by one, so that the one to blame is named."""
-    try:
-        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-    except Exception as error:  # the library raises a bare Exception
-        if len(texts) == 1:
-            yield error
-            return
-
-        for text in texts:
-            yield from _encode(tokenizer, [text], add_special_tokens)
-        return
-
-    for encoding in encodings:
-        yield array("i", encoding.ids)
+def _ids_of_each(encoded: Encoded) -> Iterator[array[int] | Exception]:
+    for number, ids in enumerate(encoded.flat.of_each()):
+        yield encoded.errors.get(number) or array("i", ids)
 
 
 def tokenizer_fault(error: Exception, raw: Buffer) -> RowFault:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 from codecs import BOM_UTF8
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    _DecodeRow = Callable[[bytes], tuple[msgspec.Raw | None, ...]]
+    _DecodeLines = Callable[[bytes, int], list[list[msgspec.Raw | None]]]
 
 __all__ = (
     "MAX_NESTING",
@@ -77,7 +81,7 @@ class RowDecoder:
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = tuple(keys)
-        self._decode = _struct_decoder(self._keys)
+        self._decode, self._decode_lines = _struct_decoders(self._keys)
 
     def __call__(self, raw: Buffer) -> tuple[msgspec.Raw | None, ...]:
         """The JSON text of each key, in their order; None for a key that the row lacks.
@@ -98,25 +102,58 @@ class RowDecoder:
             _refuse_long_integers(found, row)
         return found
 
+    def all(self, rows: Sequence[Buffer]) -> list[list[msgspec.Raw | None]] | None:
+        """The JSON text of each key of all rows: one list for each key; in half the time of one row after another.
 
-def _struct_decoder(keys: tuple[str, ...]) -> Callable[[bytes], tuple[msgspec.Raw | None, ...]]:
-    """How to decode only ``keys``. msgspec skips what a Struct has no field for."""
+        None where any row is not what it should be, or may not be: then one by one, they say which and why.
+        """
+        block = b"\n".join(rows)
+        # Every row begins and ends as an object does, so that none can borrow from its neighbour what it lacks.
+        if not rows or not block.startswith(b"{") or block.count(b"}\n{") != len(rows) - 1 or not block.endswith(b"}"):
+            return None
+
+        try:
+            columns = self._decode_lines(block, len(rows))
+            if not block.isascii():
+                block.decode()
+            for number, row in enumerate(rows):
+                if len(row) > 2 * MAX_NESTING:
+                    _refuse_deep_nesting(bytes(row), row)
+                if len(row) > MAX_DIGITS:
+                    _refuse_long_integers(tuple(column[number] for column in columns), bytes(row))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, RowFault):
+            return None
+
+        return columns
+
+
+def _struct_decoders(keys: tuple[str, ...]) -> tuple[_DecodeRow, _DecodeLines]:
+    """How to decode only ``keys``, of one row and of lines. msgspec skips what a Struct has no field for."""
     names = {key: f"field_{number}" for number, key in enumerate(dict.fromkeys(keys))}
     fields = [(name, msgspec.Raw, None) for name in names.values()]
     try:
         row_type = msgspec.defstruct("Row", fields, rename={name: key for key, name in names.items()})
     except ValueError:  # a key with a quote or a control character in it
-        return _decode_nothing
+        return _decode_nothing, _decode_nothing
 
-    decode, astuple = msgspec.json.Decoder(row_type).decode, msgspec.structs.astuple
+    decoder, astuple = msgspec.json.Decoder(row_type), msgspec.structs.astuple
+    getters = [attrgetter(names[key]) for key in keys]
+
+    def decode_lines(block: bytes, num_rows: int) -> list[list[msgspec.Raw | None]]:
+        found = decoder.decode_lines(block)
+        if len(found) != num_rows:
+            raise msgspec.DecodeError(f"{len(found)} values in {num_rows} rows")
+
+        return [list(map(getter, found)) for getter in getters]
+
     if len(names) == len(keys):
-        return lambda row: astuple(decode(row))
+        return (lambda row: astuple(decoder.decode(row))), decode_lines
 
     order = [list(names).index(key) for key in keys]
-    return lambda row: tuple(astuple(decode(row))[field] for field in order)
+    return (lambda row: tuple(astuple(decoder.decode(row))[field] for field in order)), decode_lines
 
 
-def _decode_nothing(row: bytes) -> tuple[msgspec.Raw | None, ...]:
+def _decode_nothing(*_args: object) -> Any:
     raise msgspec.DecodeError("no Struct can have these keys")
 
 

@@ -99,11 +99,20 @@ class _Padding(msgspec.Struct):
     pad_token: str = "[PAD]"
 
 
+class _Model(msgspec.Struct):
+    """``type`` is None in old files."""
+
+    type: str | None = None
+    dropout: float | None = None
+
+
 class _Head(msgspec.Struct):
     """What is looked at in ``tokenizer.json``; its vocabulary is skipped."""
 
     added_tokens: list[_Token] = []
     padding: _Padding | None = None
+    truncation: dict[str, Any] | None = None
+    model: _Model = msgspec.field(default_factory=_Model)
 
 
 class _NamedTemplate(msgspec.Struct):
@@ -160,6 +169,29 @@ class TokenizerFiles:
         tokenizer.encode_special_tokens = self._config.split_special_tokens
         tokenizer.add_tokens([AddedToken(**msgspec.structs.asdict(token)) for token in self._tokens_to_add()])
         return tokenizer
+
+    @property
+    def splits_special(self) -> bool:
+        """Whether special tokens in a text are plain text."""
+        return self._config.split_special_tokens
+
+    def unfit_for_fast(self) -> str:
+        """Why no fast backend can give this tokenizer's ids; empty where one may."""
+        model = self._head.model
+        if model.type not in (None, "BPE"):
+            return f"its model is {model.type}, and only BPE is known to other libraries"
+
+        return "its merges are drawn at random (BPE dropout)" if model.dropout else ""
+
+    def plain_json(self) -> bytes:
+        """A ``tokenizer.json`` that says all that :meth:`load` does: with the added tokens, without truncation.
+
+        :raises ConfigError: if ``tokenizer.json`` is none.
+        """
+        if not (self._head.padding or self._head.truncation or self._tokens_to_add()):
+            return self._json
+
+        return self.load().to_str().encode()
 
     def digest(self) -> str:
         """Digest of everything that token ids depend on; the folder's path and its template are not part of it."""

@@ -1,0 +1,168 @@
+"""The libraries that can stand in for ``tokenizers``: how each is loaded, what it returns, how its memory is bounded.
+
+None of them is believed. ``conformance`` finds out where one gives the ids of ``tokenizers``, ``proofs`` keeps that,
+and ``text_encoder`` goes by it. All take texts and give flat ids: no Python object is made for a token.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from array import array
+from importlib.util import find_spec
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("FAST_BACKENDS", "BoundedEncoder", "FlatEncoder", "FlatIds", "load_backend", "version_of")
+
+FAST_BACKENDS = ("gigatoken", "fastokens")
+"""In the order in which "auto" prefers them: the first is loaded in half the time and two thirds of the memory of the
+second, and both are far faster than what surrounds them."""
+
+MAX_GROWTH_BYTES = 128 << 20
+"""How much a backend's caches may grow before it is loaded anew: neither library bounds them, and both keep every word
+they have seen."""
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class FlatIds(NamedTuple):
+    """The ids of texts, end to end.
+
+    :ivar ids: int32, little endian on all that this runs on.
+    :ivar ends: uint32: where each text's ids end.
+    """
+
+    ids: bytes
+    ends: array[int]
+
+    def of_each(self) -> list[bytes]:
+        """Each text's ids."""
+        pieces, start = [], 0
+        for end in self.ends:
+            pieces.append(self.ids[4 * start : 4 * end])
+            start = end
+        return pieces
+
+
+class FlatEncoder(Protocol):
+    """A tokenizer that never adds special tokens of its own around a text."""
+
+    def __call__(self, texts: list[str]) -> FlatIds:
+        """The ids of each text."""
+        ...
+
+
+def version_of(name: str) -> str | None:
+    """The installed version of a library; None where there is none."""
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        return None
+
+    beside = os.listdir(os.path.dirname(os.path.dirname(spec.origin)))
+    info = re.compile(rf"{re.escape(name)}-(.+)\.dist-info")
+    found = [match[1] for match in map(info.fullmatch, beside) if match]
+    if len(found) == 1:
+        return found[0]
+
+    from importlib.metadata import version  # takes ten times as long to import as all that stands above
+
+    return version(name)
+
+
+def load_backend(name: str, tokenizer_json: bytes, *, splits_special: bool = False) -> FlatEncoder:
+    """A fast backend, ready to encode. Loading starts no thread, so that a process may fork afterwards; encoding may.
+
+    :param tokenizer_json: a ``tokenizer.json`` that neither truncates nor pads.
+    :param splits_special: special tokens in a text are plain text.
+    :raises Exception: whatever the library raises for a tokenizer that it cannot load.
+    """
+    return _LOADERS[name](tokenizer_json, splits_special)
+
+
+def _load_gigatoken(tokenizer_json: bytes, splits_special: bool) -> FlatEncoder:
+    # Not through the package's own Tokenizer: its results would import awkward, which costs a worker 0.4 s and 60 MB.
+    from gigatoken.gigatoken_rs import load_hf_json
+
+    if splits_special:
+        raise ValueError("gigatoken always finds special tokens in a text, and this tokenizer does not")
+
+    encode = load_hf_json(tokenizer_json).encode
+
+    def encode_all(texts: list[str]) -> FlatIds:
+        found: list[Any] = [encode(text) for text in texts]  # NumPy arrays of uint32
+        return FlatIds(b"".join(found), array("I", accumulate(map(len, found))))
+
+    return encode_all
+
+
+def _load_fastokens(tokenizer_json: bytes, splits_special: bool) -> FlatEncoder:
+    from fastokens import Tokenizer
+
+    encode = Tokenizer.from_json_str(tokenizer_json.decode()).encode_batch_flat
+
+    def encode_all(texts: list[str]) -> FlatIds:
+        ids, offsets = encode(texts, False, splits_special)
+        return FlatIds(ids, array("I", memoryview(offsets).cast("Q")[1:]))
+
+    return encode_all
+
+
+_LOADERS: dict[str, Callable[[bytes, bool], FlatEncoder]] = {
+    "gigatoken": _load_gigatoken,
+    "fastokens": _load_fastokens,
+}
+
+
+class BoundedEncoder:
+    """A fast backend that is loaded anew when its caches have grown too large.
+
+    :param load: makes the backend.
+    :param max_growth_bytes: by how much the process may grow, between two loads, without memory that it shares.
+    :param used_bytes: what the process holds.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], FlatEncoder],
+        max_growth_bytes: int = MAX_GROWTH_BYTES,
+        used_bytes: Callable[[], int] | None = None,
+    ) -> None:
+        self._load = load
+        self._max_growth = max_growth_bytes
+        self._used_bytes = used_bytes or private_bytes
+        self._encode: FlatEncoder | None = load()
+        self._base = -1  # known after the first batch: a library takes its working memory then
+        self.num_loads = 1
+
+    def __call__(self, texts: list[str]) -> FlatIds:
+        """The ids of each text."""
+        if self._encode is None:
+            self._encode = self._load()
+            self.num_loads += 1
+        found = self._encode(texts)
+        used = self._used_bytes()
+        if self._base < 0:
+            self._base = used
+        elif used - self._base > self._max_growth:
+            self._encode, self._base = None, -1  # freed now: two at once would be the peak
+        return found
+
+    def allow(self, num_bytes: int) -> None:
+        """The process grew by so much for another reason."""
+        if self._base >= 0:
+            self._base += num_bytes
+
+
+def private_bytes() -> int:
+    """What this process holds of memory, without files and without what it shares; 0 where that cannot be told."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            _, resident, shared, *_ = file.read().split()
+    except OSError:
+        return 0
+
+    return (int(resident) - int(shared)) * _PAGE_BYTES

@@ -1,0 +1,104 @@
+"""Many plain prompts at once: rows read, and samples written, without a Python object for each of their parts."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from asyncdata.tokenization.rows import RowDecoder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from asyncdata.tokenization.backends import FlatIds
+    from asyncdata.tokenization.base import ColumnWriter
+
+__all__ = ("PlainPrompts", "PlainReader", "write_prompts")
+
+Buffer = bytes | memoryview
+
+_decode_texts = msgspec.json.Decoder(list[str]).decode
+_NULL = memoryview(b"null")
+_NOTHING = memoryview(b"")
+
+
+class PlainPrompts(NamedTuple):
+    """The texts of rows, and the values of their columns."""
+
+    texts: list[str]
+    columns: dict[str, list[memoryview]]
+
+
+class PlainReader:
+    """Reads rows whose prompt is a string, and of which nothing else is out of the ordinary.
+
+    :param keys: the row's key for its ``prompt``, ``label``, ``metadata`` and ``tools``; None: rows have no such field.
+    """
+
+    def __init__(self, keys: Mapping[str, str | None]) -> None:
+        self._keys = {name: key for name, key in keys.items() if key is not None}
+        self._decode = RowDecoder(tuple(self._keys.values())).all
+
+    def __call__(self, rows: Sequence[Buffer]) -> PlainPrompts | None:
+        """The prompts; None where a row is bad or has what needs a closer look: then they are read one by one."""
+        found = self._decode(rows)
+        if found is None:
+            return None
+
+        columns = {
+            name: [_NOTHING if raw is None else memoryview(raw) for raw in column]
+            for name, column in zip(self._keys, found, strict=True)
+        }
+        if not _is_ordinary(columns):
+            return None
+
+        try:
+            texts = _decode_texts(b"[" + b",".join(columns["prompt"]) + b"]")
+            "".join([text for text in texts if not text.isascii()]).encode()  # half of a surrogate pair
+        except (msgspec.DecodeError, UnicodeEncodeError):
+            return None
+
+        columns.pop("tools", None)
+        return PlainPrompts(texts, columns)
+
+
+def _is_ordinary(columns: dict[str, list[memoryview]]) -> bool:
+    """Whether every row has its prompt and its label, metadata are objects or null, and tools are null."""
+    tools = columns.get("tools", ())
+    if not all(columns["prompt"]) or not all(columns.get("label", ())) or any(text and text != _NULL for text in tools):
+        return False
+
+    metadata = columns.get("metadata", [])
+    for number, text in enumerate(metadata):
+        if text and text[0] != _OBJECT:
+            if text != _NULL:
+                return False
+
+            metadata[number] = _NOTHING
+    return True
+
+
+_OBJECT = ord("{")
+
+
+def write_prompts(prompts: PlainPrompts, flat: FlatIds, max_length: int | None, out: ColumnWriter) -> None:
+    """Keep the prompts; those of no tokens, and those of more than ``max_length``, are dropped."""
+    ends, limit = flat.ends, len(flat.ids) if max_length is None else max_length
+    starts = array("I", [0])
+    starts.extend(ends[:-1])
+    lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+    if 0 < min(lengths) and max(lengths) <= limit and all(prompts.texts):
+        out.keep_all(range(len(ends)), flat.ids, ends, prompts.columns)
+        return
+
+    for row, length in enumerate(lengths):
+        if not length or not prompts.texts[row]:
+            out.drop(row, "empty_prompt")
+        elif length > limit:
+            out.drop(row, "max_length")
+        else:
+            tokens = array("i", flat.ids[4 * starts[row] : 4 * ends[row]])
+            columns = {name: values[row] for name, values in prompts.columns.items() if values[row]}
+            out.keep(row, tokens, **columns)

@@ -1,0 +1,69 @@
+"""Fast backends that are wrong where a test says so."""
+
+from __future__ import annotations
+
+from array import array
+from functools import partial
+from typing import TYPE_CHECKING
+
+from asyncdata.tokenization import backends, proofs, text_encoder
+from asyncdata.tokenization.conformance import sweep
+from asyncdata.tokenization.hf_encoder import HfEncoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pytest
+    from tokenizers import Tokenizer
+
+    from asyncdata.tokenization.backends import FlatIds
+
+FEW = (9, 10, 13, *range(0x20, 0x7F), *range(0xDE, 0x102), 0x301, 0x323, *range(0x410, 0x418), 0x4E2D, 0xAC01, 0x1F600)
+"""The characters of a short sweep."""
+
+
+class Fake:
+    """Gives the ids of ``tokenizers``, but for texts that are ``wrong``: those lose their last id, or raise."""
+
+    def __init__(self, tokenizer: Tokenizer, wrong: Callable[[str], bool], *, raises: bool = False) -> None:
+        self._right = HfEncoder(tokenizer)
+        self._wrong = wrong
+        self._raises = raises
+        self.num_texts = 0
+
+    def __call__(self, texts: list[str]) -> FlatIds:
+        self.num_texts += len(texts)
+        is_wrong = [self._wrong(text) for text in texts]
+        if self._raises and any(is_wrong):
+            raise ValueError("no such text")
+
+        found = self._right(texts)
+        if not any(is_wrong):
+            return found
+
+        pieces = [ids[:-4] if wrong else ids for ids, wrong in zip(found.of_each(), is_wrong, strict=True)]
+        ends, end = array("I"), 0
+        for piece in pieces:
+            end += len(piece) // 4
+            ends.append(end)
+        return backends.FlatIds(b"".join(pieces), ends)
+
+
+def install(
+    monkeypatch: pytest.MonkeyPatch,
+    encoders: dict[str, Callable[[], backends.FlatEncoder]],
+    points: Sequence[int] = FEW,
+) -> dict[str, int]:
+    """Make ``encoders`` the fast backends that are installed, and sweeps short; gives how often each was loaded."""
+    loads = dict.fromkeys(encoders, 0)
+
+    def load(name: str, _json: bytes, *, splits_special: bool = False) -> backends.FlatEncoder:
+        loads[name] += 1
+        return encoders[name]()
+
+    for module in (backends, proofs, text_encoder):
+        monkeypatch.setattr(module, "version_of", lambda name: "1.0" if name in encoders else None)
+        monkeypatch.setattr(module, "load_backend", load)
+    short = partial(sweep, code_points=list(points), num_random_texts=100, longest_text=500)
+    monkeypatch.setattr(proofs, "sweep", short)
+    return loads
