@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.errors import FilterError, InvalidGroupError
+from asyncdata.errors import ConfigError, FilterError, InvalidGroupError
+from asyncdata.import_path import resolve_path
 from asyncdata.ledger import Returned
 from asyncdata.types import Group, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ("BufferFilter", "choose", "first_in_first_out", "validate_groups", "without")
+__all__ = ("BufferFilter", "choose", "filter_of", "first_in_first_out", "validate_groups", "without")
 
 if TYPE_CHECKING:
     BufferFilter = Callable[[list[Group], int], list[Group]]
@@ -20,6 +21,22 @@ if TYPE_CHECKING:
 def first_in_first_out(buffer: list[Group], num_groups: int) -> list[Group]:
     """The oldest groups: the default filter."""
     return buffer[:num_groups]
+
+
+def filter_of(buffer_filter: BufferFilter | str | None) -> BufferFilter:
+    """The filter that the loader's argument means: a function, or its import path.
+
+    :raises ConfigError: if it is none.
+    """
+    if buffer_filter is None:
+        return first_in_first_out
+
+    found: BufferFilter = resolve_path(buffer_filter) if isinstance(buffer_filter, str) else buffer_filter
+    if not callable(found) or isinstance(found, type):
+        what = f"the class {found.__name__}; make one of it" if isinstance(found, type) else type(found).__name__
+        raise ConfigError(f"buffer_filter must be a function of (buffer, num_groups), got {what}")
+
+    return found
 
 
 def choose(buffer: Sequence[Returned], num_groups: int, buffer_filter: BufferFilter) -> list[Returned]:

@@ -18,10 +18,11 @@ from asyncdata.commands.arguments import (
 )
 from asyncdata.commands.output import Output
 from asyncdata.errors import AsyncDataError
+from asyncdata.import_path import resolve_path
 from asyncdata.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = ("main", "make_parser")
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check(args, parser)
     output = Output(as_json=args.json)
     try:
-        return int(args.run(args, output))
+        return int(resolve_path(f"asyncdata.commands.{args.run}")(args, output))
     except KeyboardInterrupt:
         output.say("\ninterrupted", "yellow")
         return 130
@@ -87,8 +88,11 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands: Any, name: str, run: Callable[..., int], about: str, more: str = "") -> argparse.ArgumentParser:
-    """A command with the options that all of them have."""
+def _command(commands: Any, name: str, run: str, about: str, more: str = "") -> argparse.ArgumentParser:
+    """A command with the options that all of them have.
+
+    :param run: where in ``asyncdata.commands`` it lies; imported when it is to run.
+    """
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=about, description=f"{about[0].upper()}{about[1:]}. {more}".rstrip(), allow_abbrev=False
     )
@@ -102,7 +106,7 @@ def _add_demo(commands: Any) -> None:
     parser = _command(
         commands,
         "demo",
-        _demo,
+        "demo:run",
         "kill a run with SIGKILL, resume it, and prove that nothing was lost, repeated or reordered",
         "The data are questions about the docstrings of this Python's standard library, the tokenizer is one that "
         "comes with asyncdata; nothing is downloaded. Exit status 1 if the two sequences differ.",
@@ -116,7 +120,7 @@ def _add_run(commands: Any) -> None:
     parser = _command(
         commands,
         "run",
-        _run,
+        "run:run",
         "stream data as a trainer would, with snapshots and resume, and say how fast it was",
         "Ends after --epochs or --num-batches, whichever comes first; batches before a resume count.",
     )
@@ -167,7 +171,7 @@ def _add_order(commands: Any) -> None:
     parser = _command(
         commands,
         "order",
-        _order,
+        "order:run",
         "print positions of the order D: which row comes when",
         "Nothing is tokenized; the windows that are printed are read. One line a row, tab-separated: position "
         "(epoch:window:row), path, byte offset, length in bytes. With --json, one object a line.",
@@ -194,7 +198,7 @@ def _add_sample(commands: Any) -> None:
     parser = _command(
         commands,
         "sample",
-        _sample,
+        "sample:run",
         "print one row: its file, line and byte offset, the raw row, and its tokens if a tokenizer is given",
         "By --position it costs the read of one window. By --ordinal without --tokenizer, every row counts as a "
         "sample, and each window before it is read. By --ordinal with --tokenizer, rows that the run dropped do not "
@@ -217,7 +221,7 @@ def _add_inspect(commands: Any) -> None:
     parser = _command(
         commands,
         "inspect",
-        _inspect,
+        "inspect:run",
         "print the tokens of some rows as text, and with --loss-mask which of them are trained",
         "Trained text is coloured on a terminal and stands in ⟦ ⟧ elsewhere, the rest is context; in ⟨ ⟩ are special "
         "tokens, and characters that cannot be shown. A row that becomes no sample says why. With --json, one object "
@@ -255,7 +259,7 @@ def _add_bench(commands: Any) -> None:
     parser = _command(
         commands,
         "bench",
-        _bench,
+        "bench:run",
         "measure on your data: the tokenizer's limit, how near the loader comes, the first batch, waits, memory",
         "Each figure comes with what it means and the knob to turn. Other programs on the machine disturb it; run it "
         "twice.",
@@ -284,7 +288,7 @@ def _add_bench(commands: Any) -> None:
 def _add_snapshot(commands: Any) -> None:
     parser = commands.add_parser("snapshot", help="look into a snapshot", description="Look into a snapshot.")
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    show = _command(actions, "show", _snapshot_show, "print what a snapshot holds, after checking that it is whole")
+    show = _command(actions, "show", "snapshot:show", "print what a snapshot holds, after checking that it is whole")
     show.add_argument("file", metavar="FILE", help="the snapshot")
 
 
@@ -292,15 +296,15 @@ def _add_cache(commands: Any) -> None:
     about = "look after token caches"
     parser = commands.add_parser("cache", help=about, description=f"{about[0].upper()}{about[1:]}.")
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    ls = _command(actions, "ls", _cache_ls, "list token caches, those used last at the end")
+    ls = _command(actions, "ls", "cache:ls", "list token caches, those used last at the end")
     verify = _command(
         actions,
         "verify",
-        _cache_verify,
+        "cache:run_verify",
         "read token caches, and hold them against their checksums",
         "Exit status 1 if a segment is damaged. A run that meets one tokenizes its rows.",
     )
-    rm = _command(actions, "rm", _cache_rm, "remove token caches", "One that a run is writing to stays.")
+    rm = _command(actions, "rm", "cache:rm", "remove token caches", "One that a run is writing to stays.")
     for action in (ls, verify, rm):
         action.add_argument("--dir", metavar="DIR", help="the folder of the caches, where token_cache named one")
     for action in (verify, rm):
@@ -316,7 +320,7 @@ def _add_tokenizer(commands: Any) -> None:
     prove = _command(
         actions,
         "prove",
-        _tokenizer_prove,
+        "tokenizer:prove",
         "find out whether the installed fast backends give the ids of tokenizers, and keep the answer",
         "Takes a minute for each, on one core. What is known already is shown, unless --again.",
     )
@@ -324,14 +328,14 @@ def _add_tokenizer(commands: Any) -> None:
         "--backend", metavar="NAME", choices=("gigatoken", "fastokens"), help="only this one; it must be installed"
     )
     prove.add_argument("--again", action="store_true", help="forget what is known, and what an audit revoked")
-    show = _command(actions, "show", _tokenizer_show, "say what is known about the fast backends of a tokenizer")
+    show = _command(actions, "show", "tokenizer:show", "say what is known about the fast backends of a tokenizer")
     for each in (prove, show):
         each.add_argument("tokenizer", metavar="DIR", help="a folder with tokenizer.json, or a Hugging Face name")
 
 
 def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Refuse options that do not go together."""
-    if args.run is _run:
+    if args.run == "run:run":
         if args.resume and args.snapshot is None:
             parser.error("--resume needs --snapshot FILE to go on from")
 
@@ -339,88 +343,16 @@ def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             if path is not None and os.path.exists(path) and not args.resume:
                 parser.error(f"{path} is there already: add --resume to go on from there, or name another file")
 
-    if args.run in (_run, _sample, _inspect, _bench):
+    if args.run in ("run:run", "sample:run", "inspect:run", "bench:run"):
         is_told = args.tokenizer is not None or args.tokenize_fn is not None
-        if not is_told and args.run is not _sample:
+        if not is_told and args.run != "sample:run":
             parser.error("--tokenizer DIR or --tokenize-fn PATH is required")
 
         if args.kind is not None and args.tokenize_fn is not None:
             parser.error("--kind chooses a tokenize function; leave it, or --tokenize-fn")
 
-        if args.run is _sample and args.snapshot is not None and not (is_told and args.ordinal is not None):
+        if args.run == "sample:run" and args.snapshot is not None and not (is_told and args.ordinal is not None):
             parser.error("--snapshot shortens the way to --ordinal with --tokenizer; it does nothing else")
 
 
 # A command's module is imported when it runs: `--help` need not wait for the library.
-
-
-def _demo(args: argparse.Namespace, output: Output) -> int:
-    from asyncdata.commands.demo import run
-
-    return run(args, output)
-
-
-def _run(args: argparse.Namespace, output: Output) -> int:
-    from asyncdata.commands.run import run
-
-    return run(args, output)
-
-
-def _order(args: argparse.Namespace, output: Output) -> int:
-    from asyncdata.commands.order import run
-
-    return run(args, output)
-
-
-def _sample(args: argparse.Namespace, output: Output) -> int:
-    from asyncdata.commands.sample import run
-
-    return run(args, output)
-
-
-def _inspect(args: argparse.Namespace, output: Output) -> int:
-    from asyncdata.commands.inspect import run
-
-    return run(args, output)
-
-
-def _bench(args: argparse.Namespace, output: Output) -> int:
-    from asyncdata.commands.bench import run
-
-    return run(args, output)
-
-
-def _snapshot_show(args: argparse.Namespace, output: Output) -> int:
-    from asyncdata.commands.snapshot import show
-
-    return show(args, output)
-
-
-def _cache_ls(args: argparse.Namespace, output: Output) -> int:
-    from asyncdata.commands.cache import ls
-
-    return ls(args, output)
-
-
-def _cache_verify(args: argparse.Namespace, output: Output) -> int:
-    from asyncdata.commands.cache import run_verify
-
-    return run_verify(args, output)
-
-
-def _cache_rm(args: argparse.Namespace, output: Output) -> int:
-    from asyncdata.commands.cache import rm
-
-    return rm(args, output)
-
-
-def _tokenizer_prove(args: argparse.Namespace, output: Output) -> int:
-    from asyncdata.commands.tokenizer import prove
-
-    return prove(args, output)
-
-
-def _tokenizer_show(args: argparse.Namespace, output: Output) -> int:
-    from asyncdata.commands.tokenizer import show
-
-    return show(args, output)

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata import snapshot as snapshots
-from asyncdata.buffer import first_in_first_out
+from asyncdata.buffer import filter_of
 from asyncdata.coordinator import Coordinator
 from asyncdata.diagnostics import Statistics, explain_timeout
 from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotError, SnapshotMismatchError
 from asyncdata.executors.base import InlineExecutor
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.fingerprint import setting_of
-from asyncdata.import_path import resolve_path
 from asyncdata.indexed_windows import IndexedWindows
-from asyncdata.ledger import Counters, Lease, Ledger, Returned, lease_key
+from asyncdata.ledger import Counters, Ledger, Returned
 from asyncdata.log import get_logger
 from asyncdata.metering import MeteredExecutor
 from asyncdata.order import ROWS_PER_WINDOW
@@ -91,7 +90,7 @@ class Engine:
         self._function_fingerprints: dict[str, str] | None = None
         quarantine = Quarantine.of(config).add
         rules = _rules(config, is_packed=pack_rules is not None)
-        self.coordinator = Coordinator(rules, buffer_filter=_filter(buffer_filter), quarantine=quarantine)
+        self.coordinator = Coordinator(rules, buffer_filter=filter_of(buffer_filter), quarantine=quarantine)
         share = share_of(config, pack_rules, plan)
         self._reading = open_reading(described(source), config, self._function, quarantine, plan, share)
         if config.world_size > 1 and share is None:
@@ -252,7 +251,7 @@ class Engine:
         if self.tally is not None and isinstance(self._windows, IndexedWindows):
             self.tally.restart()
             self._windows.resume_dealt(Position(epoch), None)
-        return _at_epoch(ledger, epoch)
+        return ledger.at_epoch(epoch)
 
     def _returned(self, record: list[dict[str, Any]]) -> Returned:
         size = self.config.n_samples_per_prompt
@@ -371,18 +370,6 @@ class Engine:
         return PrefetchTimeoutError(message, diagnosis)
 
 
-def _filter(buffer_filter: BufferFilter | str | None) -> BufferFilter:
-    if buffer_filter is None:
-        return first_in_first_out
-
-    found: BufferFilter = resolve_path(buffer_filter) if isinstance(buffer_filter, str) else buffer_filter
-    if not callable(found) or isinstance(found, type):
-        what = f"the class {found.__name__}; make one of it" if isinstance(found, type) else type(found).__name__
-        raise ConfigError(f"buffer_filter must be a function of (buffer, num_groups), got {what}")
-
-    return found
-
-
 def _rules(config: LoaderConfig, *, is_packed: bool) -> DeliveryRules:
     return DeliveryRules(
         capacity=config.capacity,
@@ -393,18 +380,4 @@ def _rules(config: LoaderConfig, *, is_packed: bool) -> DeliveryRules:
         bad_row_stops=config.on_bad_row == "raise",
         max_bad_rows=config.max_bad_rows,
         commit_on_ack=config.commit == "on_ack",
-    )
-
-
-def _at_epoch(ledger: Ledger, epoch: int) -> Ledger:
-    """The ledger at the start of ``epoch``; only groups from the buffer are still leased."""
-    position = Position(epoch, 0, 0)
-    counters = msgspec.structs.replace(ledger.counters, epoch_groups=0, epoch_drops={})
-    leased = tuple((lease_key(item.group), item) for item in ledger.leased_groups())
-    return msgspec.structs.replace(
-        ledger,
-        position=position,
-        counters=counters,
-        leases=(Lease(position, counters, leased),) if leased else (),
-        acked=frozenset(),
     )

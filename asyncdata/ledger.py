@@ -115,6 +115,14 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         acked = self.acked.union(*(lease.acked for lease in self.leases))
         return start.position, start.counters, frozenset(place for place in acked if place >= start.position)
 
+    def at_epoch(self, epoch: int) -> Ledger:
+        """The ledger at the start of ``epoch``; only groups from the buffer are still leased."""
+        position = Position(epoch)
+        counters = msgspec.structs.replace(self.counters, epoch_groups=0, epoch_drops={})
+        leased = tuple((lease_key(item.group), item) for item in self.leased_groups())
+        leases = (Lease(position, counters, leased),) if leased else ()
+        return msgspec.structs.replace(self, position=position, counters=counters, leases=leases, acked=frozenset())
+
     def leased_groups(self) -> list[Returned]:
         """Groups served from the buffer and not acknowledged, in order: D cannot make them again."""
         return [owed for lease in self.leases for _, owed in lease.open if not isinstance(owed, Position)]
