@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 
 from asyncdata.errors import WorkerError
-from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState
+from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots
 from asyncdata.executors.births import Births
+from asyncdata.executors.first_scans import FirstScans
+from asyncdata.executors.roster import Call, Worker, state_of
 from asyncdata.executors.spawn import Spawner
 from asyncdata.log import get_logger
-from asyncdata.wire import Failed, Ready, decode_reply, frame
+from asyncdata.wire import Failed, Ready, Scan, decode_reply, frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.executors.base import OnReply
     from asyncdata.executors.early import EarlyTemplate
-    from asyncdata.executors.offspring import WorkerProcess
-    from asyncdata.wire import Job, Request
+    from asyncdata.wire import Job, Reply, Request
 
 __all__ = ("ProcessExecutor",)
 
@@ -39,41 +40,11 @@ _MAX_STARTS = 3
 _MAX_WORKERS = 64
 
 
-class _Call:
-    """A request under way.
-
-    :ivar suspect: the row that was being worked on when it lost its last worker.
-    """
-
-    __slots__ = ("on_reply", "request", "request_id", "strikes", "suspect")
-
-    def __init__(self, request_id: int, request: Request, on_reply: OnReply | None, strikes: int) -> None:
-        self.request_id = request_id
-        self.request = request
-        self.on_reply = on_reply
-        self.strikes = strikes
-        self.suspect: int | None = None
-
-
 class _Lost(NamedTuple):
     """Why a worker is no more."""
 
     code: str
     reason: str
-
-
-class _Worker:
-    """A process, and what it has been asked."""
-
-    def __init__(self, process: WorkerProcess) -> None:
-        self.process = process
-        self.calls: deque[_Call] = deque()
-        self.is_ready = False
-        self.is_dismissed = False
-        self.busy_since = 0.0
-        self.seen_progress = (0, 0)
-        self.patience = anyio.CancelScope()
-        self.conversation = anyio.CancelScope()
 
 
 class ProcessExecutor:
@@ -100,8 +71,10 @@ class ProcessExecutor:
         self._spawner: Spawner | None = None
         self._early = early
         self._births: Births | None = None
-        self._queue: deque[_Call] = deque()
-        self._workers: dict[int, _Worker] = {}
+        self._first_scans: FirstScans | None = None
+        self._here: Call | None = None
+        self._queue: deque[Call] = deque()
+        self._workers: dict[int, Worker] = {}
         self._kept: set[int] = set()
         self._keep_one_more: Callable[[int], object] | None = None
         self._next_id = 1
@@ -130,6 +103,8 @@ class ProcessExecutor:
             try:
                 async with anyio.create_task_group() as group:
                     births.begin(group, job)
+                    self._first_scans = FirstScans(self._next_scan, self._scanned)
+                    group.start_soon(self._first_scans.run, job, self.memory)
                     self._keep_one_more = lambda number: group.start_soon(self._keep, births, number)
                     self._grow_and_shrink()
             except BaseExceptionGroup as errors:
@@ -155,10 +130,10 @@ class ProcessExecutor:
             self._dismiss_if_done(worker)
         self._dispatch()
 
-    def _is_wanted(self, worker: _Worker) -> bool:
+    def _is_wanted(self, worker: Worker) -> bool:
         return worker.process.number < self.num_workers
 
-    def _dismiss_if_done(self, worker: _Worker) -> None:
+    def _dismiss_if_done(self, worker: Worker) -> None:
         if not self._is_wanted(worker) and not worker.calls:
             worker.is_dismissed = True  # should it be wanted again this moment, it is too late
             worker.conversation.cancel()
@@ -167,7 +142,7 @@ class ProcessExecutor:
         """Worker ``number``, again and again, for as long as it is wanted."""
         num_starts = 0
         while number < self.num_workers:
-            worker = self._workers[number] = _Worker(await births.bear(number))
+            worker = self._workers[number] = Worker(await births.bear(number))
             try:
                 lost = await self._converse(worker)
                 num_starts = 0 if worker.is_ready or lost is None else num_starts + 1
@@ -182,7 +157,7 @@ class ProcessExecutor:
             del self._workers[number]
         self._kept.discard(number)
 
-    async def _converse(self, worker: _Worker) -> _Lost | None:
+    async def _converse(self, worker: Worker) -> _Lost | None:
         """Talk to the worker until it is lost; None if it was no longer wanted, and had nothing to do."""
         lost = None
         async with anyio.create_task_group() as group:
@@ -193,7 +168,7 @@ class ProcessExecutor:
             group.cancel_scope.cancel()
         return lost
 
-    async def _talk(self, worker: _Worker) -> _Lost:
+    async def _talk(self, worker: Worker) -> _Lost:
         try:
             await worker.process.connection.send_first(worker.process.greeting)
             await self._await_ready(worker)
@@ -204,7 +179,7 @@ class ProcessExecutor:
 
         return _Lost("AD422", f"no result in {self._row_timeout_s:g} s; its worker was killed")
 
-    async def _await_ready(self, worker: _Worker) -> None:
+    async def _await_ready(self, worker: Worker) -> None:
         _, body = await worker.process.connection.receive()
         reply = decode_reply(body)
         if isinstance(reply, Failed):
@@ -214,9 +189,11 @@ class ProcessExecutor:
             raise WorkerError(f"a worker began with {type(reply).__name__}; it is out of step")
 
         worker.is_ready = True
+        if self._first_scans is not None:
+            self._first_scans.end()
         self._dispatch()
 
-    async def _answer_until_late(self, worker: _Worker) -> bool:
+    async def _answer_until_late(self, worker: Worker) -> bool:
         """Receive replies until none comes in time; whether the worker has at least done a row meanwhile."""
         with anyio.CancelScope() as worker.patience:
             self._be_patient(worker)
@@ -225,13 +202,13 @@ class ProcessExecutor:
                 self._answer(worker, request_id, body)
         return worker.process.progress() != worker.seen_progress
 
-    def _be_patient(self, worker: _Worker) -> None:
+    def _be_patient(self, worker: Worker) -> None:
         """Wait for the first of the worker's calls from now on, or for ever if it has none."""
         worker.busy_since = time.monotonic()
         worker.seen_progress = worker.process.progress() if worker.calls else (0, 0)
         worker.patience.deadline = anyio.current_time() + self._row_timeout_s if worker.calls else math.inf
 
-    def _answer(self, worker: _Worker, request_id: int, body: memoryview) -> None:
+    def _answer(self, worker: Worker, request_id: int, body: memoryview) -> None:
         call = worker.calls.popleft() if worker.calls else None
         if call is None or call.request_id != request_id:
             raise WorkerError(f"a worker answered request {request_id} out of turn")
@@ -248,14 +225,14 @@ class ProcessExecutor:
 
             call.on_reply(reply)
 
-    async def _reap(self, worker: _Worker) -> None:
+    async def _reap(self, worker: Worker) -> None:
         """Make sure that it is gone: until then it could write into a slot that others use again."""
         worker.process.kill()
         with anyio.CancelScope(shield=True):
             await worker.process.life.ended()
         await worker.process.life.ask_status()
 
-    def _check_health(self, worker: _Worker, lost: _Lost, num_starts: int) -> None:
+    def _check_health(self, worker: Worker, lost: _Lost, num_starts: int) -> None:
         self._num_restarts += self._is_wanted(worker)
         self._num_lost_in_a_row += 1
         how = worker.process.how_it_ended()
@@ -269,7 +246,7 @@ class ProcessExecutor:
                 f"{worker.process.output}"
             )
 
-    def _recover(self, worker: _Worker, lost: _Lost) -> None:
+    def _recover(self, worker: Worker, lost: _Lost) -> None:
         """Queue the lost worker's requests again, in front, less those that have brought down a second one.
 
         A worker that went with its template, so that nobody saw how it ended, blames no request.
@@ -279,7 +256,7 @@ class ProcessExecutor:
             culprit = 0
         worker.process.clear_progress()
         reason = f"{lost.reason} ({worker.process.how_it_ended()})"
-        crashed: list[tuple[_Call, Crashed]] = []
+        crashed: list[tuple[Call, Crashed]] = []
         for call in reversed(worker.calls):
             is_culprit = call.request_id == culprit
             call.strikes += is_culprit
@@ -307,9 +284,29 @@ class ProcessExecutor:
     def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
         """As the protocol says."""
         self.slots.use(request.slot)
-        self._queue.append(_Call(self._next_id, request, on_reply, strikes))
+        self._queue.append(Call(self._next_id, request, on_reply, strikes))
         self._next_id += 1
+        if self._first_scans is not None:
+            self._first_scans.wake()
         self._dispatch()
+
+    def _next_scan(self) -> Scan | None:
+        """One that is done here, as there is no worker yet."""
+        scan = self._queue[0].request if self._queue else None
+        if not isinstance(scan, Scan):
+            return None
+
+        self._here = self._queue.popleft()
+        return scan
+
+    def _scanned(self, reply: Reply) -> None:
+        call, self._here = self._here, None
+        if call is None:
+            return
+
+        self.slots.done(call.request.slot)
+        if call.on_reply is not None:
+            call.on_reply(reply)
 
     def _dispatch(self) -> None:
         while self._queue:
@@ -320,11 +317,11 @@ class ProcessExecutor:
             worker = min(ready, key=lambda worker: len(worker.calls))
             self._send(worker, self._queue.popleft())
 
-    def _has_room(self, worker: _Worker) -> bool:
+    def _has_room(self, worker: Worker) -> bool:
         is_here = worker.is_ready and not worker.is_dismissed and self._is_wanted(worker)
         return is_here and len(worker.calls) < _WINDOW
 
-    def _send(self, worker: _Worker, call: _Call) -> None:
+    def _send(self, worker: Worker, call: Call) -> None:
         worker.calls.append(call)
         if len(worker.calls) == 1:
             self._be_patient(worker)
@@ -338,31 +335,20 @@ class ProcessExecutor:
         for worker in self._workers.values():
             for call in worker.calls:
                 call.on_reply = None
+        if self._here is not None:
+            self._here.on_reply = None
 
     @property
     def num_wanted(self) -> int:
         """As the protocol says."""
         num_calls = sum(len(worker.calls) for worker in self._workers.values() if self._is_wanted(worker))
-        return _WINDOW * self.num_workers - num_calls - len(self._queue)
+        return _WINDOW * self.num_workers - num_calls - len(self._queue) - (self._here is not None)
 
     def statistics(self) -> ExecutorStatistics:
         """As the protocol says."""
-        states = [_state_of(self._workers.get(number)) for number in sorted(self._kept.copy())]
+        states = [state_of(self._workers.get(number)) for number in sorted(self._kept.copy())]
         num_restarts = self._num_restarts + (self._births.num_lost if self._births is not None else 0)
         return ExecutorStatistics(workers=states, num_queued=len(self._queue), num_restarts=num_restarts)
-
-
-def _state_of(worker: _Worker | None) -> WorkerState:
-    if worker is None:
-        return WorkerState(state="starting")
-
-    if not worker.calls:
-        return WorkerState(state="idle" if worker.is_ready else "starting", pid=worker.process.pid)
-
-    busy_s = time.monotonic() - worker.busy_since
-    return WorkerState(
-        state="busy", pid=worker.process.pid, busy_s=busy_s, num_rows_done=max(0, worker.process.progress()[1])
-    )
 
 
 def _first_worker_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
-from tokenizers import AddedToken, Tokenizer
 
 from asyncdata.errors import ConfigError
 from asyncdata.fingerprint import canonical, digest
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 __all__ = ("TokenizerFiles", "TokenizerFolder", "resolve")
 
@@ -159,6 +161,8 @@ class TokenizerFiles:
 
         :raises ConfigError: if ``tokenizer.json`` is none.
         """
+        from tokenizers import AddedToken, Tokenizer  # not needed in a process that only describes what others load
+
         try:
             tokenizer = Tokenizer.from_buffer(self._json)
         except Exception as error:  # the library raises a bare Exception

@@ -24,6 +24,7 @@ BUSY = {
     "idle": "tests.support.tokenize_fns:row_id",
     "starting": "tests.support.tokenize_fns:row_id",
     "still to be born": "tests.support.tokenize_fns:row_id",
+    "not asked for yet": "tests.support.tokenize_fns:row_id",
     "waiting": "tests.support.worker_fns:waits",
     "waiting, their template stopped": "tests.support.worker_fns:waits",
     "waiting, their template just killed": "tests.support.worker_fns:waits",
@@ -38,7 +39,7 @@ def kill_trainer(folder: Path, doing: str, chance: random.Random) -> tuple[int, 
     began, ready = folder / "began", folder / "ready"
     rows = {i: {"began": str(began), "gate": str(folder / "never")} for i in range(500)}
     path = write_rows(folder / "rows.jsonl", 500, rows)
-    state = "idle" if doing == "idle" else "busy"
+    state = {"idle": "idle", "not asked for yet": "none"}.get(doing, "busy")
     settings = {"path": str(path), "tokenize_fn": BUSY[doing], "ready": str(ready), "state": state, "num_workers": 2}
     with Program.of("idling", settings) as trainer:
         if doing == "starting":
@@ -47,6 +48,8 @@ def kill_trainer(folder: Path, doing: str, chance: random.Random) -> tuple[int, 
         elif doing == "still to be born":
             until(lambda: len(trainer.alive()) > 1)
             time.sleep(chance.random() * 0.1)
+        elif doing == "not asked for yet":
+            until(ready.exists)
         else:
             until(lambda: ready.exists() and (doing == "idle" or began.exists()))
         num_workers = len(trainer.alive()) - 1  # and the template

@@ -24,10 +24,14 @@ def multiplies(row: dict[str, Any]) -> list[int]:
 
 
 def trainer(path: str, tokenize_fn: str, ready: str, state: str, num_workers: int) -> None:
-    """Start a loader, and wait for the end. ``ready`` is there when all its workers are in ``state``."""
+    """Start a loader, and wait for the end. ``ready`` is there when all its workers are in ``state``.
+
+    ``none`` is the state of a loader that was only made.
+    """
     loader = DataLoader(path, tokenize_fn=tokenize_fn, num_workers=num_workers, shuffle=False)
-    loader.start()
-    while [worker.state for worker in loader.statistics().workers] != [state] * num_workers:
+    if state != "none":
+        loader.start()
+    while state != "none" and [worker.state for worker in loader.statistics().workers] != [state] * num_workers:
         time.sleep(0.005)
     Path(ready).touch()
     signal.pause()

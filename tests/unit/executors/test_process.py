@@ -8,15 +8,18 @@ import random
 import resource
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import numpy as np
 import psutil
 import pytest
 
 from asyncdata.errors import WorkerError
 from asyncdata.executors.base import NUM_SLOTS, Crashed
 from asyncdata.executors.process import ProcessExecutor
+from asyncdata.window import Window
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
 from tests.support.tokenize_fns import kills_on_13, kills_on_13_in_batches, row_id
@@ -81,6 +84,7 @@ async def test_a_worker_killed_while_idle_is_replaced(rows):
     client = Client(executor, rows(5), row_id)
     async with client.running():
         window = await client.window()
+        await all_ready(executor)
         before = pids(executor)
         os.kill(before[0], signal.SIGKILL)
         await until(lambda: pids(executor) != before)
@@ -96,6 +100,7 @@ async def test_it_does_not_matter_which_signal_kills_a_worker(rows, number):
     client = Client(executor, rows(5), row_id)
     async with client.running():
         window = await client.window()
+        await all_ready(executor)
         os.kill(pids(executor)[0], number)
         assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4]
 
@@ -273,6 +278,7 @@ async def test_an_idle_worker_is_never_hung(rows):
     client = Client(executor, rows(5), row_id)
     async with client.running():
         window = await client.window()
+        await all_ready(executor)
         before = pids(executor)
         await anyio.sleep(0.2)  # four times as long as a row may take
         assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4]
@@ -293,6 +299,34 @@ async def test_a_stopped_worker_is_replaced(rows, tmp_path):
 
 
 # Starting
+
+
+async def test_windows_are_read_before_there_is_a_worker(rows, tmp_path):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(200), worker_fns.Opening("waits", str(tmp_path)))
+    async with client.running():
+        window = await client.window()
+        asked = client.ask(window.request(0, 3))
+        assert states(executor) == ["starting"]
+
+        (tmp_path / "open").touch()
+        assert ids_of(await client.answer(asked)) == [0, 1, 2]
+        assert ids_of(await client.tokenized(await client.window())) == list(range(200)), "workers read the next"
+
+
+async def test_what_is_read_before_there_is_a_worker_can_be_forgotten(rows, tmp_path):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(200), worker_fns.Opening("waits", str(tmp_path)), block_bytes=64)
+    blocks = client.files.blocks(range(client.files.num_blocks))
+    window = Window(client.files, blocks, 0, client.job.stride, partial(np.arange, dtype=np.int64))
+    async with client.running():
+        forgotten = [client.ask(scan) for scan in window.scans()]
+        executor.forget()
+        (tmp_path / "open").touch()
+        assert ids_of(await client.tokenized(await client.window(1))) == list(range(200))
+        await until(lambda: [executor.slots.hold() for _ in range(NUM_SLOTS)] == list(range(NUM_SLOTS)))
+
+    assert [client.replies[number] for number in forgotten] == [[]] * len(forgotten)
 
 
 async def failure_to_run(client: Client) -> str:

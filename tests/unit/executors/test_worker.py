@@ -91,6 +91,7 @@ async def test_ctrl_c_is_not_for_it(jsonl_file, tmp_path):
     client = Client(executor, jsonl_file(rows), worker_fns.waits)
     async with client.running():
         window = await client.window()
+        await until(lambda: executor.statistics().workers[0].state == "idle")
         (worker,) = executor.statistics().workers
         os.kill(worker.pid, signal.SIGINT)
         asked = client.ask(window.request(0, 2))
@@ -178,5 +179,6 @@ async def test_it_takes_little_time_and_memory(jsonl_file):
     with anyio.fail_after(10):
         async with client.running():
             await client.window()
+            await until(lambda: executor.statistics().workers[0].state == "idle")
             (worker,) = executor.statistics().workers
             assert psutil.Process(worker.pid).memory_info().rss < 60 << 20
