@@ -133,9 +133,7 @@ def _add_run(commands: Any) -> None:
     parser.add_argument(
         "--epochs", metavar="K", type=whole(1), help="end after so many epochs (1, unless --num-batches is given)"
     )
-    parser.add_argument(
-        "--buffer-size", metavar="N", type=whole(1), default=1000, help="samples read ahead (%(default)s)"
-    )
+    parser.add_argument("--buffer-size", metavar="N", type=whole(1), help="samples read ahead (as many as it takes)")
     parser.add_argument("--snapshot", metavar="FILE", help="write snapshots to FILE, and one at the end")
     parser.add_argument(
         "--snapshot-every", metavar="N", type=whole(1), default=100, help="batches between snapshots (%(default)s)"

@@ -13,8 +13,6 @@ from asyncdata.buffer import filter_of
 from asyncdata.coordinator import Coordinator
 from asyncdata.diagnostics import Statistics, explain_timeout
 from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotError, SnapshotMismatchError
-from asyncdata.executors.base import InlineExecutor
-from asyncdata.executors.process import ProcessExecutor
 from asyncdata.fingerprint import setting_of
 from asyncdata.indexed_windows import IndexedWindows
 from asyncdata.ledger import Counters, Ledger, Returned
@@ -35,7 +33,7 @@ from asyncdata.snapshot import Snapshot
 from asyncdata.sources.described import described
 from asyncdata.tokenization.base import fingerprints_of
 from asyncdata.tokenization.resolved import resolved
-from asyncdata.tuner import Tuner, limits_of, with_workers
+from asyncdata.tuner import Tuner, executor_of, limits_of, with_workers
 from asyncdata.types import Position, Sample
 from asyncdata.version import __version__
 
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
 
     from asyncdata.buffer import BufferFilter
     from asyncdata.config import LoaderConfig
-    from asyncdata.executors.base import Executor
     from asyncdata.executors.early import EarlyTemplate
     from asyncdata.length_grouping import LengthGrouping
     from asyncdata.packing.base import Packing, PackState
@@ -97,7 +94,7 @@ class Engine:
             _log.info("loader.every_rank_tokenizes", world_size=config.world_size)
         self._tuner: Tuner | None = None
         self._limits = limits_of(config)
-        self._executor = self._make_executor()
+        self._executor = executor_of(config, self._limits, self._function, early)
         self._windows = self._reading.windows(self._executor)
         self._windows.restart_point = lambda: self._restart_point().position
         self.service = self._make_service()
@@ -120,16 +117,6 @@ class Engine:
             backend=config.backend,
             early=self._early,
         )
-
-    def _make_executor(self) -> Executor:
-        config = self.config
-        executor: Executor = InlineExecutor(self._function)
-        if config.num_workers != 0:
-            executor = ProcessExecutor(self._limits.min_workers, config.row_timeout_s, early=self._early)
-        if config.num_workers is not None and config.buffer_size is not None:
-            return executor
-
-        return MeteredExecutor(executor)
 
     def start(self) -> None:
         """Begin to read ahead; nothing where that has begun."""

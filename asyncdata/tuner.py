@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from asyncdata.autotune import Autotuner, Change, Limits, Observation
+from asyncdata.executors.base import InlineExecutor
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.log import get_logger
 from asyncdata.machine import available_memory, num_usable_cpus, process_memory
+from asyncdata.metering import MeteredExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,10 +20,12 @@ if TYPE_CHECKING:
     from asyncdata.autotune import Settled
     from asyncdata.config import LoaderConfig
     from asyncdata.coordinator import Coordinator
-    from asyncdata.metering import MeteredExecutor
+    from asyncdata.executors.base import Executor
+    from asyncdata.executors.early import EarlyTemplate
     from asyncdata.producer import Producer
+    from asyncdata.tokenization.base import TokenizeFn
 
-__all__ = ("FIRST_WORKERS", "Tuner", "limits_of", "with_workers")
+__all__ = ("FIRST_WORKERS", "Tuner", "executor_of", "limits_of", "with_workers")
 
 FIRST_WORKERS = 1
 """Where their number is to be found. A second one would load its tokenizer while the trainer starts, and make the first
@@ -55,6 +59,20 @@ def limits_of(config: LoaderConfig) -> Limits:
         max_worker_bytes=max(0, memory - config.max_ready_bytes),
         max_ready_bytes=config.max_ready_bytes,
     )
+
+
+def executor_of(
+    config: LoaderConfig, limits: Limits, function: TokenizeFn | Callable[..., Any], early: EarlyTemplate | None = None
+) -> Executor:
+    """What does the work; metered, where there is anything to be found.
+
+    :param early: the template of the workers, if that was born before.
+    """
+    executor: Executor = InlineExecutor(function)
+    if config.num_workers != 0:
+        executor = ProcessExecutor(limits.min_workers, config.row_timeout_s, early=early)
+    is_all_given = config.num_workers is not None and config.buffer_size is not None
+    return executor if is_all_given else MeteredExecutor(executor)
 
 
 class Tuner:

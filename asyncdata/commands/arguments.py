@@ -93,7 +93,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     """Who does the work, and what is done about bad rows."""
     group = parser.add_argument_group("work")
     group.add_argument(
-        "--num-workers", metavar="N", type=whole(0), help="worker processes; 0 for a thread (one per CPU, at most 8)"
+        "--num-workers", metavar="N", type=whole(0), help="worker processes; 0 for a thread (as many as it takes)"
     )
     group.add_argument(
         "--on-bad-row",

@@ -98,6 +98,20 @@ def test_the_next_window_is_read_while_this_one_is_tokenized(loader_of: Any) -> 
     assert asked(loader, Tokenize), "the first"
 
 
+def test_the_next_epochs_first_window_is_read_while_the_last_one_of_this_is_tokenized(loader_of: Any) -> None:
+    """An epoch is one window here, so there is no edge of a window that is not one of an epoch."""
+    loader = loader_of(400, window_blocks=10_000, capacity=64)
+    scan_until_tokenizing(loader)
+    first, second = loader.executor.asked[asked(loader, Tokenize)[0]], loader.executor.asked[asked(loader, Scan)[0]]
+
+    assert first.request.slot != second.request.slot
+    while asked(loader, Scan):
+        loader.executor.answer(asked(loader, Scan)[0])
+    assert loader.ids(399) == list(range(399))
+    assert not asked(loader, Scan), "it has been there all the time"
+    assert loader.ids(2) == [399, 0]
+
+
 def test_windows_without_a_row_are_passed(jsonl_file: Any) -> None:
     """Rows are longer than blocks, and longer than whole windows."""
     path = jsonl_file({"id": number, "pad": "x" * 50} for number in range(10))
