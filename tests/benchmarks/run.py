@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 from dataclasses import asdict
@@ -164,6 +165,7 @@ def _take(bench: Bench, code: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, keep, and sum up."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is being measured ends too
     args = _checked(_parser())
     bench = Bench(args.folder, args.tokenizer, args.peers, args.large_mb, quick=args.quick)
     settings = {"tokenizer": Path(args.tokenizer).name, "quick": args.quick, "large_mb": bench.large_mb}

@@ -60,7 +60,7 @@ def _sizes(bench: Bench) -> None:
     for size in sizes:
         able = [one for one in found if one.name != "legacy" or size <= LARGEST_LEGACY_MB]
         calls = [partial(one.first_batch, bench, bench.input(size)) for one in able]
-        for one, result in zip(able, rounds(*calls, num_rounds=bench.num_long_rounds), strict=True):
+        for one, result in zip(able, rounds(*calls, num_rounds=min(2, bench.num_long_rounds)), strict=True):
             taken[one.name][str(size)] = result["first_batch_s"]
     bench.data["sizes"] = taken
 
@@ -96,7 +96,7 @@ def _curve(bench: Bench, contestant: Contestant) -> None:
             calls = [
                 partial(contestant.resume, bench, bench.small, f"{state}.{percent}", folder) for percent in PERCENTS
             ]
-            found = rounds(*calls, num_rounds=bench.num_long_rounds)
+            found = rounds(*calls, num_rounds=min(2, bench.num_long_rounds))
         except MeasurementError as error:
             bench.note("S7", f"{contestant.label}: resume", f"failed: {error.last_words}")
             return
