@@ -13,6 +13,7 @@ __all__ = (
     "ListTokens",
     "Refused",
     "SegmentListing",
+    "StorePlan",
     "StoreTokens",
     "Stored",
     "TokensListed",
@@ -66,21 +67,30 @@ class ListTokens(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class StoreTokens(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Append blocks to a segment of the token cache; with ``is_last``, its index as well.
+    """Append a piece to a segment of the token cache; with ``is_last``, its index as well.
 
     ``file`` is the segment while it is unfinished, and ``offset`` where it ends; the schema comes before the first
-    piece. ``columns``, ``reasons`` and ``notes`` are the same for all pieces, numbered by ``piece``.
-
-    ``file_ids`` (int32), ``starts`` and ``stops`` (int64) are the blocks, ``counts`` (int32) their rows, ``blanks``
-    (int32) their blank lines, ``sums`` (uint64) what their text was. ``places``, ``offsets`` and ``lengths``, int32 of
-    shape (num_rows,), say of each row which one it is of those of ``spills``, end to end, where it begins in its block,
-    and its bytes. ``ends`` (int32) has where the rows of each spill stop.
+    piece, number 0. ``plan`` is a file with a :class:`StorePlan`: a request must be small.
     """
 
     file: str
     offset: int
     piece: int
     is_last: bool
+    plan: str
+    slot: int = _NO_SLOT
+
+
+class StorePlan(msgspec.Struct, frozen=True, array_like=True):
+    """The blocks of a piece, and where their rows are.
+
+    ``columns``, ``reasons`` and ``notes`` are the same for all pieces of a segment. ``file_ids`` (int32), ``starts``
+    and ``stops`` (int64) are the blocks, ``counts`` (int32) their rows, ``blanks`` (int32) their blank lines, ``sums``
+    (uint64) what their text was. ``places``, ``offsets`` and ``lengths``, int32 of shape (num_rows,), say of each row
+    which one it is of those of ``spills``, end to end, where it begins in its block, and its bytes. ``ends`` (int32)
+    has where the rows of each spill stop.
+    """
+
     columns: list[str]
     reasons: list[str]
     notes: list[str]
@@ -95,18 +105,18 @@ class StoreTokens(msgspec.Struct, frozen=True, tag=True, array_like=True):
     lengths: bytes
     spills: list[str]
     ends: bytes
-    slot: int = _NO_SLOT
 
 
 class EvictTokens(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Make room for ``num_bytes`` more in the folder of all token caches, by removing what was not used for longest.
 
-    Of the cache itself, the segments in ``keep`` stay. Nothing is removed if that does not do.
+    Of the cache itself, the segments stay that the file ``keep`` names, in msgpack. Nothing is removed if that does not
+    do.
     """
 
     num_bytes: int
     max_bytes: int
-    keep: list[str]
+    keep: str
     slot: int = _NO_SLOT
 
 

@@ -30,7 +30,7 @@ from asyncdata.token_cache.layout import (
     pad,
     sealed_entries,
 )
-from asyncdata.token_messages import Stored
+from asyncdata.token_messages import Stored, StorePlan
 from asyncdata.version import __version__
 from asyncdata.wire import Tokenized
 
@@ -48,22 +48,25 @@ _END_OF_STREAM = struct.pack("<iI", -1, 0)
 _ROOMS = 8
 """A block whose samples take the room of more than so many is not kept. Behind a long row, blocks are empty."""
 
+_decode_plan = msgspec.msgpack.Decoder(StorePlan).decode
 _decode_spill = msgspec.msgpack.Decoder(Tokenized).decode
 Array = np.ndarray[Any, Any]
 
 
 def store(request: StoreTokens, cache: CacheJob, digest_of: Callable[[int], str]) -> Stored:
-    """Append the request's blocks to the segment.
+    """Append the blocks of the request's plan to the segment.
 
     :param digest_of: tells the digest of the content of a file of the job.
     :raises OSError: if it cannot be written.
     :raises DamagedError: if a file that is to be kept cannot be known again.
     """
     path = os.path.join(cache.folder, request.file)
+    with open(os.path.join(cache.folder, request.plan), "rb") as file:
+        plan = _decode_plan(file.read())
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(fd, request.offset)
-        return _Piece(request, cache, fd).store(digest_of)
+        return _Piece(request, plan, cache, fd).store(digest_of)
     finally:
         os.close(fd)
 
@@ -90,19 +93,20 @@ class _Rows(NamedTuple):
 class _Piece:
     """One request."""
 
-    def __init__(self, request: StoreTokens, cache: CacheJob, fd: int) -> None:
+    def __init__(self, request: StoreTokens, plan: StorePlan, cache: CacheJob, fd: int) -> None:
         self._request = request
+        self._plan = plan
         self._cache = cache
         self._fd = fd
-        self._names = Names(request.columns, request.reasons, request.notes)
+        self._names = Names(plan.columns, plan.reasons, plan.notes)
         self._record_bytes = 4 * self._names.record_words
-        self._counts = np.frombuffer(request.counts, np.int32)
+        self._counts = np.frombuffer(plan.counts, np.int32)
         self._end = request.offset
         self._entries = np.zeros(len(self._counts), ENTRY)
         self._records: list[bytes] = []
 
     def store(self, digest_of: Callable[[int], str]) -> Stored:
-        rows = _read_spills(self._request, self._cache.folder)
+        rows = _read_spills(self._plan, self._cache.folder)
         schema = _schema(self._names.columns)
         if not self._request.offset:
             self._write(schema.serialize())
@@ -125,12 +129,12 @@ class _Piece:
         batch = _batch(rows.columns, schema)
         ends = np.cumsum(self._counts, dtype=np.int64)
         before = np.concatenate(([0], np.cumsum(rows.verdicts == 0)))
-        request, entries = self._request, self._entries
-        entries["file"] = np.frombuffer(request.file_ids, np.int32)
-        entries["start"] = np.frombuffer(request.starts, np.int64)
-        entries["stop"] = np.frombuffer(request.stops, np.int64)
-        entries["num_rows"], entries["num_blank"] = self._counts, np.frombuffer(request.blanks, np.int32)
-        entries["text_sum"] = np.frombuffer(request.sums, np.uint64)
+        plan, entries = self._plan, self._entries
+        entries["file"] = np.frombuffer(plan.file_ids, np.int32)
+        entries["start"] = np.frombuffer(plan.starts, np.int64)
+        entries["stop"] = np.frombuffer(plan.stops, np.int64)
+        entries["num_rows"], entries["num_blank"] = self._counts, np.frombuffer(plan.blanks, np.int32)
+        entries["text_sum"] = np.frombuffer(plan.sums, np.uint64)
         stored = []
         for number, stop in enumerate(ends.tolist()):
             first = stop - int(self._counts[number])
@@ -163,8 +167,8 @@ class _Piece:
         records = np.zeros((num_rows, self._names.record_words), np.int32)
         back = np.arange(num_rows, dtype=np.int64) * self._record_bytes
         records[:, Word.BACK] = back
-        records[:, Word.OFFSET] = np.frombuffer(self._request.offsets, np.int32)[places]
-        records[:, Word.LENGTH] = np.frombuffer(self._request.lengths, np.int32)[places]
+        records[:, Word.OFFSET] = np.frombuffer(self._plan.offsets, np.int32)[places]
+        records[:, Word.LENGTH] = np.frombuffer(self._plan.lengths, np.int32)[places]
         records[:, Word.VERDICT] = rows.verdicts[places]
         records[:, Word.NOTES] = rows.notes[places]
         kept = np.flatnonzero(rows.verdicts[places] == 0)
@@ -267,22 +271,22 @@ def _positions(data: Any, schema: Any) -> tuple[int, int, list[int]]:
     return body.address - data.address, body.size, starts
 
 
-def _read_spills(request: StoreTokens, folder: str) -> _Rows:
-    """The rows of the request, in the order of the file."""
-    places, ends = np.frombuffer(request.places, np.int32), np.frombuffer(request.ends, np.int32)
+def _read_spills(plan: StorePlan, folder: str) -> _Rows:
+    """The rows of the plan, in the order of the file."""
+    places, ends = np.frombuffer(plan.places, np.int32), np.frombuffer(plan.ends, np.int32)
     order = np.argsort(places, kind="stable")
     bounds = np.searchsorted(places[order], ends)
     verdicts, notes = np.zeros(len(places), np.int32), np.zeros(len(places), np.int32)
-    parts: list[list[Any]] = [[] for _ in ("", *request.columns)]
+    parts: list[list[Any]] = [[] for _ in ("", *plan.columns)]
     for number, (start, stop) in enumerate(zip([0, *bounds.tolist()], bounds.tolist(), strict=False)):
         if start == stop:
             continue
 
         first = int(ends[number - 1]) if number else 0
-        spill = _Spill(os.path.join(folder, request.spills[number]), request, int(ends[number]) - first)
+        spill = _Spill(os.path.join(folder, plan.spills[number]), plan, int(ends[number]) - first)
         rows = places[order[start:stop]] - first
         verdicts[start:stop], notes[start:stop] = spill.verdicts[rows], spill.notes[rows]
-        for part, found in zip(parts, spill.take(rows, request.columns), strict=True):
+        for part, found in zip(parts, spill.take(rows, plan.columns), strict=True):
             part.append(found)
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
@@ -294,12 +298,12 @@ def _read_spills(request: StoreTokens, folder: str) -> _Rows:
 class _Spill:
     """A reply that a worker wrote down.
 
-    :param num_rows: rows of its request.
+    :param num_rows: rows of its plan.
     :ivar verdicts: as records have them, of each row.
     :ivar notes: likewise.
     """
 
-    def __init__(self, path: str, request: StoreTokens, num_rows: int) -> None:
+    def __init__(self, path: str, plan: StorePlan, num_rows: int) -> None:
         with open(path, "rb") as file:
             self._reply = _decode_spill(file.read())
         kept = np.frombuffer(self._reply.kept, np.int32) if self._reply.kept else np.arange(num_rows)
@@ -308,9 +312,9 @@ class _Spill:
         self.verdicts = np.zeros(num_rows, np.int32)
         self.notes = np.zeros(num_rows, np.int32)
         for reason, rows in self._reply.drops.items():
-            self.verdicts[np.frombuffer(rows, np.int32)] = -1 - request.reasons.index(reason)
+            self.verdicts[np.frombuffer(rows, np.int32)] = -1 - plan.reasons.index(reason)
         for note, rows in self._reply.notes.items():
-            self.notes[np.frombuffer(rows, np.int32)] |= np.int32(1 << request.notes.index(note))
+            self.notes[np.frombuffer(rows, np.int32)] |= np.int32(1 << plan.notes.index(note))
 
     def take(self, rows: Array, columns: list[str]) -> list[Any]:
         """The values of these rows, of those that are samples, for the tokens and each column: binary arrays."""

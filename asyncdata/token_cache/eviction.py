@@ -6,6 +6,8 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from asyncdata.token_cache.layout import SUFFIX
 from asyncdata.token_messages import Evicted
 
@@ -46,7 +48,9 @@ def evict(request: EvictTokens, folder: str) -> Evicted:
 
     :raises OSError: if the folder cannot be read, or a segment not be removed.
     """
-    keep = {os.path.join(folder, name) for name in request.keep}
+    with open(os.path.join(folder, request.keep), "rb") as names_file:
+        kept = msgspec.msgpack.decode(names_file.read(), type=list[str])
+    keep = {os.path.join(folder, name) for name in kept}
     files = sorted(segment_files(os.path.dirname(folder)))
     too_many = sum(file.num_bytes for file in files) + request.num_bytes - request.max_bytes
     spare = [file for file in files if file.path not in keep]

@@ -109,6 +109,18 @@ class CacheFolder:
         os.mkdir(os.path.join(self.path, name), mode=0o700)
         return name
 
+    def write(self, name: str, value: Any) -> None:
+        """Write what a request is too small for, in msgpack; it need not last.
+
+        :raises OSError: if it cannot be written.
+        """
+        path = os.path.join(self.path, name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
+            left = memoryview(msgspec.msgpack.encode(value))
+            while left:
+                left = left[file.write(left) :]
+
     def commit(self, unfinished: str) -> str:
         """Make a finished segment part of the cache, for good; its name there.
 

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
-import msgspec
 import numpy as np
 
 from asyncdata.executors.base import Crashed
 from asyncdata.log import get_logger
 from asyncdata.token_cache.catalog import numbers_of
-from asyncdata.token_messages import Evicted, EvictTokens, Stored
+from asyncdata.token_messages import Evicted, EvictTokens, Stored, StoreTokens
 from asyncdata.wire import Failed
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from asyncdata.token_cache.catalog import Catalog
     from asyncdata.token_cache.folder import CacheFolder
     from asyncdata.token_cache.window_tokens import WindowTokens
-    from asyncdata.token_messages import StoreTokens
     from asyncdata.wire import Block, Reply
 
 __all__ = ("Recorder",)
@@ -54,11 +52,15 @@ class _Store:
         self.num_left_out = 0
         self.is_whole = False
 
+    @property
+    def plan(self) -> str:
+        """The file that says what the next piece is."""
+        return f"{self.file}.plan"
+
     def request(self) -> StoreTokens:
         """The next piece."""
-        _, request = self.pieces[self.next_piece]
         is_last = self.next_piece + 1 == len(self.pieces)
-        return msgspec.structs.replace(request, file=self.file, offset=self.end, piece=self.next_piece, is_last=is_last)
+        return StoreTokens(self.file, self.end, self.next_piece, is_last, self.plan)
 
     def took(self, reply: Stored) -> bool:
         """The piece is written; whether there is another one."""
@@ -163,14 +165,18 @@ class Recorder:
             store = _Store(window, {item.block for item in self._catalog.find(window.blocks)})
             if store.pieces:
                 self._store = store
-                self._submit(_MAX_TRIES)
+                self._store_piece(store)
             else:
                 self._give_up(window)
         self._look_idle()
 
-    def _submit(self, num_tries: int) -> None:
-        store = self._store
-        if store is not None:
+    def _store_piece(self, store: _Store) -> None:
+        _, plan = store.pieces[store.next_piece]
+        write = partial(self._folder.write, store.plan, plan)
+        self._run_later(write, lambda _: self._submit(store, _MAX_TRIES))
+
+    def _submit(self, store: _Store, num_tries: int) -> None:
+        if store is self._store:
             self._executor.submit(store.request(), partial(self._on_stored, store, num_tries))
 
     def _on_stored(self, store: _Store, num_tries: int, reply: Reply | Crashed) -> None:
@@ -178,11 +184,11 @@ class Recorder:
             return
 
         if isinstance(reply, Crashed) and num_tries > 1:
-            self._submit(num_tries - 1)
+            self._submit(store, num_tries - 1)
         elif not isinstance(reply, Stored):
             self.fail(_reason(reply))
         elif store.took(reply):
-            self._submit(_MAX_TRIES)
+            self._store_piece(store)
         else:
             self._on_whole(store)
 
@@ -195,7 +201,12 @@ class Recorder:
         elif self._max_bytes is None:
             self._commit(store)
         else:
-            request = EvictTokens(store.end, self._max_bytes, self._catalog.used)
+            write = partial(self._folder.write, store.plan, self._catalog.used)
+            self._run_later(write, lambda _: self._evict(store))
+
+    def _evict(self, store: _Store) -> None:
+        if store is self._store and self._max_bytes is not None:
+            request = EvictTokens(store.end, self._max_bytes, store.plan)
             self._executor.submit(request, partial(self._on_evicted, store))
 
     def _on_evicted(self, store: _Store, reply: Reply | Crashed) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.token_cache.layout import NO_SUM
-from asyncdata.token_messages import StoreTokens
+from asyncdata.token_messages import StorePlan
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
@@ -150,8 +150,8 @@ class WindowTokens:
 
     # The recorder asks, when all rows are answered.
 
-    def pieces(self, cached: Container[int]) -> Iterator[tuple[list[int], StoreTokens]]:
-        """What is to be stored, a piece at a time: which blocks of the window, and the request, all but its place.
+    def pieces(self, cached: Container[int]) -> Iterator[tuple[list[int], StorePlan]]:
+        """What is to be stored, a piece at a time: which blocks of the window, and where their rows are.
 
         :param cached: the blocks of the window that are cached by now.
         """
@@ -190,16 +190,12 @@ class WindowTokens:
         are_whole = np.diff(num_bad) == 0
         return [number for number in np.flatnonzero(are_whole).tolist() if number not in self._found]
 
-    def _piece(self, arranged: Arranged, chosen: list[int], places: Int32, ends: Int32) -> StoreTokens:
+    def _piece(self, arranged: Arranged, chosen: list[int], places: Int32, ends: Int32) -> StorePlan:
         counts = np.diff(arranged.ends, prepend=0)
         rows = _ranges(arranged.ends[chosen] - counts[chosen], counts[chosen])
         blocks = [self._blocks[number] for number in chosen]
         sums = arranged.sums if len(arranged.sums) else np.full(len(counts), NO_SUM, np.uint64)
-        return StoreTokens(
-            file="",
-            offset=0,
-            piece=0,
-            is_last=False,
+        return StorePlan(
             columns=sorted(self._columns),
             reasons=sorted(self._reasons),
             notes=sorted(self._notes),

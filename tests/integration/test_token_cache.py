@@ -114,6 +114,19 @@ def test_files_may_be_added_and_come_in_another_order(path, tmp_path, cache):
     assert Delivered(loader(both, cache)).cached == [NUM_ROWS + 70]
 
 
+def test_a_window_of_very_many_rows_is_stored_by_requests_that_a_socket_takes_whole(tmp_path, cache):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"id": {i}}}\n' for i in range(60_000)))
+    knobs = {"tokenize_fn": cached.row_id, "num_workers": 1, "shuffle": True, "batch_size": 10_000}
+
+    for num_cached in (0, 60_000):
+        with loader(path, cache, **knobs) as data:
+            found = sum(len(batch) for batch in data)
+            cached.wait_until_stored(data)
+            assert (found, data.statistics().cached_rows_total) == (60_000, num_cached)
+            assert data.statistics().worker_restarts_total == 0
+
+
 # When it must not be read
 
 

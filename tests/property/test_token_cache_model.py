@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncdata.columns import Chunk
-from asyncdata.token_messages import CachedBlock, CachedFile, CacheJob, ListTokens
+from asyncdata.token_messages import CachedBlock, CachedFile, CacheJob, ListTokens, StoreTokens
 from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.types import Position
 from asyncdata.window import Arranged
@@ -154,8 +154,9 @@ def store(folder: str, blocks: list[list[Row]], order: np.ndarray, size: int, pi
     end = 0
     window._blocks_per_piece = lambda _: piece_blocks  # noqa: SLF001
     pieces = list(window.pieces(()))
-    for number, (_, request) in enumerate(pieces):
-        request = request_of(request, end, number, is_last=number + 1 == len(pieces))
+    for number, (_, plan) in enumerate(pieces):
+        Path(folder, "room", "plan").write_bytes(msgspec.msgpack.encode(plan))
+        request = StoreTokens("room/segment", end, number, number + 1 == len(pieces), "room/plan")
         again = worker.answer(request)  # as after a worker's death
         reply = worker.answer(request)
         assert reply == again
@@ -163,10 +164,6 @@ def store(folder: str, blocks: list[list[Row]], order: np.ndarray, size: int, pi
     os.rename(os.path.join(folder, "room", "segment"), os.path.join(folder, "s.arrow"))
     worker.close()
     return places
-
-
-def request_of(request: Any, end: int, number: int, *, is_last: bool) -> Any:
-    return msgspec.structs.replace(request, file="room/segment", offset=end, piece=number, is_last=is_last)
 
 
 def chunk_of(reply: Any, num_rows: int) -> Chunk:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 import structlog
@@ -192,11 +193,17 @@ def segment_of(tmp_path: Path) -> Callable[[str, str, int, int], Path]:
     return make
 
 
+def evicted(tmp_path: Path, num_bytes: int, max_bytes: int, keep: list[str]) -> Any:
+    """What becomes of the caches in ``tmp_path``, when ``mine`` needs room."""
+    (tmp_path / "mine" / "keep").write_bytes(msgspec.msgpack.encode(keep))
+    return evict(EvictTokens(num_bytes, max_bytes, "keep"), str(tmp_path / "mine"))
+
+
 def test_what_was_not_used_for_longest_goes_first_of_all_caches(tmp_path, segment_of):
     old, new = segment_of("mine", "old", 100, 1), segment_of("mine", "new", 100, 9)
     other = segment_of("other", "a", 100, 5)
 
-    done = evict(EvictTokens(150, 300, []), str(tmp_path / "mine"))
+    done = evicted(tmp_path, 150, 300, [])
 
     assert [path.exists() for path in (old, new, other)] == [False, True, False]
     assert (done.is_full, done.names, done.num_bytes) == (False, ["old.arrow"], 200)
@@ -205,7 +212,7 @@ def test_what_was_not_used_for_longest_goes_first_of_all_caches(tmp_path, segmen
 def test_what_this_run_reads_stays(tmp_path, segment_of):
     mine, other = segment_of("mine", "a", 100, 1), segment_of("other", "a", 100, 5)
 
-    done = evict(EvictTokens(50, 200, ["a.arrow"]), str(tmp_path / "mine"))
+    done = evicted(tmp_path, 50, 200, ["a.arrow"])
 
     assert (mine.exists(), other.exists(), done.is_full) == (True, False, False)
 
@@ -213,7 +220,7 @@ def test_what_this_run_reads_stays(tmp_path, segment_of):
 def test_nothing_is_removed_where_that_does_not_do(tmp_path, segment_of):
     mine, other = segment_of("mine", "a", 100, 1), segment_of("other", "a", 10, 5)
 
-    done = evict(EvictTokens(50, 100, ["a.arrow"]), str(tmp_path / "mine"))
+    done = evicted(tmp_path, 50, 100, ["a.arrow"])
 
     assert (mine.exists(), other.exists(), done.is_full, done.names) == (True, True, True, [])
 
@@ -221,7 +228,7 @@ def test_nothing_is_removed_where_that_does_not_do(tmp_path, segment_of):
 def test_what_fits_is_left_alone(tmp_path, segment_of):
     mine = segment_of("mine", "a", 100, 1)
 
-    assert evict(EvictTokens(50, 150, []), str(tmp_path / "mine")).num_bytes == 0
+    assert evicted(tmp_path, 50, 150, []).num_bytes == 0
     assert mine.exists()
 
 
@@ -232,7 +239,7 @@ def test_what_links_lead_to_is_not_evicted(tmp_path, segment_of):
     (tmp_path / "mine" / "b.arrow").symlink_to(outside)
     (tmp_path / "linked").symlink_to(tmp_path / "mine")
 
-    assert evict(EvictTokens(100, 100, []), str(tmp_path / "mine")).num_bytes == 100
+    assert evicted(tmp_path, 100, 100, []).num_bytes == 100
     assert (mine.exists(), outside.exists()) == (False, True)
 
 
