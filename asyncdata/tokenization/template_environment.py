@@ -21,6 +21,7 @@ __all__ = ("Generation", "make_environment", "normalized")
 Message = dict[str, Any]
 
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+_ARE_REASONING = frozenset(_REASONING_KEYS)
 
 AnyEnvironment = TypeVar("AnyEnvironment", bound=ImmutableSandboxedEnvironment)
 
@@ -96,10 +97,10 @@ def normalized(message: Message) -> Message:
     """A message as templates expect it: no key without a value, and its reasoning under each name it goes by."""
     if None in message.values():
         message = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((message[key] for key in _REASONING_KEYS if key in message), None)
-    if reasoning is None:
+    if _ARE_REASONING.isdisjoint(message):
         return message
 
+    reasoning = next(message[key] for key in _REASONING_KEYS if key in message)
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
