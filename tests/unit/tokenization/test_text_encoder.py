@@ -197,7 +197,9 @@ def test_what_an_audit_finds_ends_the_run_whatever_is_done_about_bad_rows(
     path = jsonl_file([{"input": "a rare text"}] * 50)
 
     with (
-        DataLoader(path, tokenize_fn=PromptTokenizeFn(str(small_tokenizer)), num_workers=0, on_bad_row=policy) as loader,
+        DataLoader(
+            path, tokenize_fn=PromptTokenizeFn(str(small_tokenizer)), num_workers=0, on_bad_row=policy
+        ) as loader,
         pytest.raises(ConfigError, match="AD436"),
     ):
         loader.get_next_batch(50)
