@@ -57,7 +57,7 @@ class Prover:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_closed = False
-        if not isinstance(function, OfTokenizer) or function.tokenizer_backend == "hf":
+        if not isinstance(function, OfTokenizer) or function.tokenizer_backend == "hf" or function.needs_offsets:
             return
 
         is_named = function.tokenizer_backend != "auto"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncdata.errors import ConfigError
 from asyncdata.tokenization.prompt_parts import (
@@ -33,6 +33,8 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
     :param chat_template_kwargs: variables for the template, such as ``enable_thinking``; JSON values.
     :param today: the date, as 2026-01-31, that a template is told when it asks for today's.
     """
+
+    needs_offsets: ClassVar[bool] = True
 
     tools_key: Name | None = "tools"
     chat_template: str | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -77,6 +77,8 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
     :param reserve: tokens kept free for the answer under ``seed_compat``.
     :raises ConfigError: for a setting that cannot work.
     """
+
+    needs_offsets: ClassVar[bool] = True
 
     max_length: PositiveInt
     prompt: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 
@@ -19,16 +19,16 @@ __all__ = ("PlainPrompts", "PlainReader", "write_prompts")
 
 Buffer = bytes | memoryview
 
-_decode_texts = msgspec.json.Decoder(list[str]).decode
-_NULL = memoryview(b"null")
-_NOTHING = memoryview(b"")
+_decode_text = msgspec.json.Decoder(str).decode
+_NULL = b"null"
+_NOTHING = msgspec.Raw(b"")
 
 
 class PlainPrompts(NamedTuple):
     """The texts of rows, and the values of their columns."""
 
     texts: list[str]
-    columns: dict[str, list[memoryview]]
+    columns: dict[str, list[bytes]]
 
 
 class PlainReader:
@@ -47,15 +47,12 @@ class PlainReader:
         if found is None:
             return None
 
-        columns = {
-            name: [_NOTHING if raw is None else memoryview(raw) for raw in column]
-            for name, column in zip(self._keys, found, strict=True)
-        }
+        columns = {name: _texts(column) for name, column in zip(self._keys, found, strict=True)}
         if not _is_ordinary(columns):
             return None
 
         try:
-            texts = _decode_texts(b"[" + b",".join(columns["prompt"]) + b"]")
+            texts = list(map(_decode_text, columns["prompt"]))
             "".join([text for text in texts if not text.isascii()]).encode()  # half of a surrogate pair
         except (msgspec.DecodeError, UnicodeEncodeError):
             return None
@@ -64,10 +61,27 @@ class PlainReader:
         return PlainPrompts(texts, columns)
 
 
-def _is_ordinary(columns: dict[str, list[memoryview]]) -> bool:
+def _texts(column: list[msgspec.Raw | None]) -> list[bytes]:
+    """The values' texts; an empty list where no row has one."""
+    missing = column.count(None)
+    if missing == len(column):
+        return []
+
+    return list(
+        map(
+            bytes,
+            (_NOTHING if raw is None else raw for raw in column) if missing else cast("list[msgspec.Raw]", column),
+        )
+    )
+
+
+def _is_ordinary(columns: dict[str, list[bytes]]) -> bool:
     """Whether every row has its prompt and its label, metadata are objects or null, and tools are null."""
     tools = columns.get("tools", ())
-    if not all(columns["prompt"]) or not all(columns.get("label", ())) or any(text and text != _NULL for text in tools):
+    if any(text and text != _NULL for text in tools):
+        return False
+
+    if not all(columns[name] and all(columns[name]) for name in ("prompt", "label") if name in columns):
         return False
 
     metadata = columns.get("metadata", [])
@@ -76,7 +90,7 @@ def _is_ordinary(columns: dict[str, list[memoryview]]) -> bool:
             if text != _NULL:
                 return False
 
-            metadata[number] = _NOTHING
+            metadata[number] = b""
     return True
 
 
@@ -100,5 +114,5 @@ def write_prompts(prompts: PlainPrompts, flat: FlatIds, max_length: int | None, 
             out.drop(row, "max_length")
         else:
             tokens = array("i", flat.ids[4 * starts[row] : 4 * ends[row]])
-            columns = {name: values[row] for name, values in prompts.columns.items() if values[row]}
+            columns = {name: values[row] for name, values in prompts.columns.items() if values and values[row]}
             out.keep(row, tokens, **columns)

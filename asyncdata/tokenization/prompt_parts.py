@@ -63,6 +63,9 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
     version: ClassVar[int] = 1
     """Part of the fingerprint: it changes when the same settings, or a default, come to mean other tokens."""
 
+    needs_offsets: ClassVar[bool] = False
+    """Whether it must know where each token lies in the text: only ``tokenizers`` says that, so no other encodes."""
+
     tokenizer_backend: BackendName = "auto"
 
     def check_fields(self, *json_fields: str) -> None:
@@ -79,6 +82,12 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
             except msgspec.ValidationError as error:
                 value = getattr(self, field.name)
                 raise ConfigError(f"{type(self).__name__}: {field.name}={value!r}: {error}") from None
+
+        if self.needs_offsets and self.tokenizer_backend not in ("auto", "hf"):
+            raise ConfigError(
+                f"{type(self).__name__} needs to know where each token lies in the text, which only tokenizers says: "
+                f"tokenizer_backend={self.tokenizer_backend!r} cannot be used; leave it, or use 'hf'"
+            )
 
         for name in json_fields:
             given = getattr(self, name)

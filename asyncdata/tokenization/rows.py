@@ -42,6 +42,8 @@ MAX_DIGITS = 4300
 _PROMPT_KEYS = ("prompt", "input", "messages", "conversations", "question", "problem", "instruction", "text")
 _TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 _DEPTH = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
+_OBJECT_ENDS = {(ord("{"), ord("}"))}
+_QUOTE = ord('"')
 _NOT_BRACKETS = bytes(set(range(256)) - set(_DEPTH))
 
 
@@ -107,24 +109,38 @@ class RowDecoder:
 
         None where any row is not what it should be, or may not be: then one by one, they say which and why.
         """
-        block = b"\n".join(rows)
         # Every row begins and ends as an object does, so that none can borrow from its neighbour what it lacks.
-        if not rows or not block.startswith(b"{") or block.count(b"}\n{") != len(rows) - 1 or not block.endswith(b"}"):
+        if not all(rows) or {(row[0], row[-1]) for row in rows} != _OBJECT_ENDS:
             return None
 
+        block = b"\n".join(rows)
         try:
             columns = self._decode_lines(block, len(rows))
             if not block.isascii():
                 block.decode()
-            for number, row in enumerate(rows):
-                if len(row) > 2 * MAX_NESTING:
-                    _refuse_deep_nesting(bytes(row), row)
-                if len(row) > MAX_DIGITS:
-                    _refuse_long_integers(tuple(column[number] for column in columns), bytes(row))
+            for number in [number for number, row in enumerate(rows) if len(row) > 2 * MAX_NESTING]:
+                _check_long_row([column[number] for column in columns], rows[number])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, RowFault):
             return None
 
         return columns
+
+
+def _check_long_row(found: Sequence[msgspec.Raw | None], row: Buffer) -> None:
+    if not _is_mostly_a_string(found, len(row) - 2 * MAX_NESTING):  # what is in a string is not nested
+        _refuse_deep_nesting(bytes(row), row)
+    if len(row) > MAX_DIGITS:
+        _refuse_long_integers(found, bytes(row))
+
+
+def _is_mostly_a_string(found: Sequence[msgspec.Raw | None], num_bytes: int) -> bool:
+    for text in found:
+        if text is not None:
+            view = memoryview(text)
+            if len(view) >= num_bytes and view[0] == _QUOTE:
+                return True
+
+    return False
 
 
 def _struct_decoders(keys: tuple[str, ...]) -> tuple[_DecodeRow, _DecodeLines]:
@@ -157,7 +173,7 @@ def _decode_nothing(*_args: object) -> Any:
     raise msgspec.DecodeError("no Struct can have these keys")
 
 
-def _refuse_long_integers(found: tuple[msgspec.Raw | None, ...], row: bytes) -> None:
+def _refuse_long_integers(found: Sequence[msgspec.Raw | None], row: bytes) -> None:
     for text in found:
         if text is not None and len(memoryview(text)) > MAX_DIGITS:
             decode_value(text, row)  # only a text as long as this can hide an integer that nobody can read

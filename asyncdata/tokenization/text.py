@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import TYPE_CHECKING
 
 from asyncdata.tokenization.row_reader import RowReader
 from asyncdata.tokenization.rows import decode_value
+from asyncdata.tokenization.text_encoder import open_encoder
 from asyncdata.tokenization.trained import (
     Draft,
     Drafting,
@@ -15,17 +15,16 @@ from asyncdata.tokenization.trained import (
     Fields,
     Name,
     OfAnyLength,
-    SpanEncoder,
+    PlainEncoder,
     metadata_column,
     named_token,
     write_sample,
 )
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding
-
     from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+    from asyncdata.tokenization.trained import PlainEncoding
 
 __all__ = ("TextTokenizeFn",)
 
@@ -58,7 +57,7 @@ class TextTokenizeFn(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fiel
     def open(self) -> BatchTokenizer:
         """Load the tokenizer."""
         files = self.files()
-        encoder = SpanEncoder(files.load(), with_offsets=False)
+        encoder = PlainEncoder(open_encoder(files, self.tokenizer_backend))
         return DraftTokenizer(encoder, _TextReader(self), _TextWriter(self, encoder, files))
 
 
@@ -82,12 +81,12 @@ class _TextReader:
 class _TextWriter:
     """Puts the tokens around a text and cuts it to length."""
 
-    def __init__(self, fn: TextTokenizeFn, encoder: SpanEncoder, files: TokenizerFiles) -> None:
+    def __init__(self, fn: TextTokenizeFn, encoder: PlainEncoder, files: TokenizerFiles) -> None:
         self._fn = fn
         self._before = encoder.ids_of(named_token(files, "bos_token", fn.bos, "bos"), "bos")
         self._after = encoder.ids_of(named_token(files, "eos_token", fn.eos, "eos"), "eos")
 
-    def __call__(self, row: int, found: list[Encoding], drafting: Drafting, out: ColumnWriter) -> None:
-        tokens = self._before + array("i", found[0].ids) + self._after
+    def __call__(self, row: int, found: list[PlainEncoding], drafting: Drafting, out: ColumnWriter) -> None:
+        tokens = self._before + found[0].ids + self._after
         encoded = Encoded(tokens, [(0, len(tokens))])
         write_sample(row, self._fn.fit(encoded), drafting.columns, out)

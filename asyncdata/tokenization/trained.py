@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken, Encoding, Tokenizer
 
     from asyncdata.tokenization.base import ColumnWriter
+    from asyncdata.tokenization.text_encoder import TextEncoder
 
 __all__ = (
     "NOTHING_TRAINED",
@@ -36,6 +37,8 @@ __all__ = (
     "OfAnyLength",
     "OfTrainedText",
     "Overlong",
+    "PlainEncoder",
+    "PlainEncoding",
     "PositiveInt",
     "SpanEncoder",
     "metadata_column",
@@ -179,7 +182,7 @@ class DraftReader(Protocol):
 class DraftWriter(Protocol):
     """Writes the sample that a row becomes."""
 
-    def __call__(self, row: int, found: list[Encoding], drafting: Drafting, out: ColumnWriter) -> None:
+    def __call__(self, row: int, found: list[Any], drafting: Drafting, out: ColumnWriter) -> None:
         """Keep the row, or drop it; ``found`` are the encodings of its drafts.
 
         :raises RowFault: if it is bad.
@@ -190,7 +193,7 @@ class DraftWriter(Protocol):
 class DraftTokenizer:
     """Rows to drafts, all drafts to tokens at once, and those to samples: any description of trained text, opened."""
 
-    def __init__(self, encoder: SpanEncoder, read: DraftReader, write: DraftWriter) -> None:
+    def __init__(self, encoder: SpanEncoder | PlainEncoder, read: DraftReader, write: DraftWriter) -> None:
         self._encoder = encoder
         self._read = read
         self._write = write
@@ -222,24 +225,49 @@ class DraftTokenizer:
         out.progress(None)
 
 
-def _unless_refused(encoding: Encoding | Exception, raw: Buffer) -> Encoding:
+def _unless_refused(encoding: Encoding | PlainEncoding | Exception, raw: Buffer) -> Encoding | PlainEncoding:
     if isinstance(encoding, Exception):
         raise tokenizer_fault(encoding, raw) from encoding
 
     return encoding
 
 
-class SpanEncoder:
-    """A tokenizer with offsets that can be relied on.
+class PlainEncoding(NamedTuple):
+    """The ids of a text, without offsets."""
 
-    :param with_offsets: False saves the time that they take.
+    ids: array[int]
+
+
+class PlainEncoder:
+    """Where all of a text is trained nobody asks for offsets: by any backend.
+
+    :param encoder: adds no special tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, with_offsets: bool = True) -> None:
+    def __init__(self, encoder: TextEncoder) -> None:
+        self._encoder = encoder
+
+    def encode(self, texts: list[str]) -> list[PlainEncoding | Exception]:
+        """The ids of each text, or what the library raised for it."""
+        flat, errors = self._encoder(texts)
+        return [errors.get(number) or PlainEncoding(array("i", ids)) for number, ids in enumerate(flat.of_each())]
+
+    def ids_of(self, token: str | None, setting: str) -> array[int]:
+        """The id of the special token that a setting asks for; none for None.
+
+        :raises ConfigError: if the tokenizer does not know it.
+        """
+        return array("i") if token is None else _one_id(array("i", self._encoder([token]).flat.ids), token, setting)
+
+
+class SpanEncoder:
+    """A tokenizer with offsets that can be relied on: only ``tokenizers`` has them."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
         # Some post-processors take the space in front of a word out of its token's offsets, though it is part of it.
         tokenizer.post_processor = None
         self._tokenizer = tokenizer
-        self._encode_all = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
+        self._encode_all = tokenizer.encode_batch
         self._stripping = {
             id: token for id, token in tokenizer.get_added_tokens_decoder().items() if token.lstrip or token.rstrip
         }
@@ -282,11 +310,14 @@ class SpanEncoder:
         if token is None:
             return array("i")
 
-        ids = self._tokenizer.encode(token, add_special_tokens=False).ids
-        if len(ids) != 1:
-            raise ConfigError(f"{setting}={token!r} is {len(ids)} tokens of the tokenizer; name one of its own tokens")
+        return _one_id(array("i", self._tokenizer.encode(token, add_special_tokens=False).ids), token, setting)
 
-        return array("i", ids)
+
+def _one_id(ids: array[int], token: str, setting: str) -> array[int]:
+    if len(ids) != 1:
+        raise ConfigError(f"{setting}={token!r} is {len(ids)} tokens of the tokenizer; name one of its own tokens")
+
+    return ids
 
 
 def special_ids(tokenizer: Tokenizer) -> tuple[array[int], array[int]]:
