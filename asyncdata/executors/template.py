@@ -136,6 +136,8 @@ class _Template:
     def run(self) -> None:
         resolve_path(self._opened.job.reader.path)  # the module that every worker needs next
         gc.collect()
+        if hasattr(self._libc, "malloc_trim"):  # glibc's
+            self._libc.malloc_trim(0)  # what workers fill anew need not be kept here
         gc.freeze()  # or the first collection in a worker would copy all that it looks at
         try:
             while True:

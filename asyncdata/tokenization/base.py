@@ -55,7 +55,7 @@ class TokenizeFn(Protocol):
         ...
 
     def open(self) -> BatchTokenizer:
-        """Load what is needed; runs once in every worker."""
+        """Load what is needed; runs once, before workers are forked, or else once in each."""
         ...
 
 
