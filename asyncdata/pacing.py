@@ -8,7 +8,7 @@ __all__ = ("MAX_CHUNK_ROWS", "ChunkPacer", "chunk_limit")
 
 MAX_CHUNK_ROWS = 1024
 _FIRST_ROWS = 32
-_TARGET_S = 0.05
+_TARGET_S = 0.03
 """Below this the cost of a chunk, about 0.3 ms, shows; above it a lost worker, or the end of a window, costs more."""
 
 
