@@ -9,7 +9,10 @@ __all__ = ("MAX_CHUNK_ROWS", "ChunkPacer", "chunk_limit")
 MAX_CHUNK_ROWS = 1024
 _FIRST_ROWS = 32
 _TARGET_S = 0.05
-"""Below this the cost of a chunk, about 0.3 ms, shows; above it a lost worker, or the end of a window, costs more."""
+"""Of work. Below this the cost of a chunk shows; above it a lost worker, or a wait for the row that is next in the
+order, costs more. CPU time a row, all processes, two workers with a Hugging Face tokenizer on a machine with much else
+to do, medians: 5 ms 685 us, 10 ms 572, 20 ms 522, 30 ms 520, 50 ms 477, 100 ms 486. A function of 13 us a row is at
+1024 rows before it matters: 15.9 us at 5 ms, 15.1 from 20 ms on."""
 
 
 def chunk_limit(capacity: int, num_workers: int) -> int:
@@ -34,7 +37,7 @@ class ChunkPacer:
         self.num_rows = min(self.num_rows, self._limit)
 
     def learn(self, num_rows: int, busy_s: float) -> None:
-        """A worker took ``busy_s`` seconds for ``num_rows`` rows."""
+        """There were ``busy_s`` seconds of work in ``num_rows`` rows."""
         if num_rows < 1:
             return
 

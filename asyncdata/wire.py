@@ -278,6 +278,7 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     each sample, empty when every row was kept. A row is kept, in ``drops`` (reason -> rows, int32), or in ``errors``;
     or, by the request's ``expected``, in none of them. ``notes`` is of kept rows, as ``drops``: what is to be counted.
     ``spill`` is the request's, if what it asks for is written; else ``spill_fault`` says why not.
+    ``busy_s`` is the work in it: seconds of CPU time.
     """
 
     tokens: Data

@@ -34,6 +34,9 @@ __all__ = ("Handler",)
 
 _NONE: frozenset[int] = frozenset()
 _BEAT_S = 1.0
+_WORK_IN_WAITING = 0.25
+"""What counts as work is CPU time: on a machine that has too much to do, a chunk takes long and is little. But of a
+function that waits for something else, a part of the time counts, or its chunks would grow without an end."""
 _PLANNER = "asyncdata.planning:answer"
 _TOKEN_CACHE = "asyncdata.token_cache.worker:CacheWorker"
 """By their paths, as a reader: a worker that is never asked for them starts without numpy."""
@@ -77,10 +80,15 @@ class Handler:
     def __call__(self, request: Request) -> Reply:
         """The reply; an error that is no row's fault is a :class:`Failed`."""
         with self._at_work:
+            began_s, cpu_s = time.perf_counter(), time.thread_time()
             reply = self._reply(request)
+            passed_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_s
         if self._is_closed:
             self.close()
-        return reply
+        if not isinstance(reply, Tokenized):
+            return reply
+
+        return msgspec.structs.replace(reply, busy_s=max(cpu_s, _WORK_IN_WAITING * passed_s))
 
     def _reply(self, request: Request) -> Reply:
         try:

@@ -51,6 +51,23 @@ def test_every_worker_can_have_two_chunks_of_the_channel(capacity: int, num_work
     assert pacer.num_rows == num_rows
 
 
+def test_a_channel_or_a_pool_of_another_size_has_chunks_of_another_size() -> None:
+    pacer = ChunkPacer(capacity=1000, num_workers=1)
+    for _ in range(12):
+        pacer.learn(pacer.num_rows, 0.0)
+    assert pacer.num_rows == 500
+
+    pacer.resize(1000, 4)
+    assert pacer.num_rows == 125
+
+    pacer.resize(4000, 2)
+    pacer.learn(125, 0.0)
+    pacer.learn(250, 0.0)
+    pacer.learn(500, 0.0)
+    pacer.learn(1000, 0.0)
+    assert pacer.num_rows == 1000
+
+
 def test_an_empty_chunk_teaches_nothing() -> None:
     pacer = ChunkPacer(capacity=1 << 20, num_workers=2)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from array import array
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from asyncdata.errors import ConfigError
+from asyncdata.executors import handler as handlers
 from asyncdata.executors.base import error_of
 from asyncdata.executors.handler import Handler
 from asyncdata.order import RowShuffle
@@ -180,6 +182,25 @@ def test_rows_come_in_the_requests_order_and_not_in_the_files(bench, jsonl_file)
     assert reply.kept == b""
     assert reply.errors == []
     assert reply.busy_s > 0
+
+
+@pytest.mark.parametrize(("cpu_s", "passed_s", "work_s"), [(3.0, 3.5, 3.0), (0.5, 40.0, 10.0), (0.0, 0.0, 0.0)])
+def test_work_is_cpu_time_or_a_quarter_of_what_a_function_waited(
+    bench, jsonl_file, monkeypatch, cpu_s, passed_s, work_s
+):
+    """Whatever else the machine has to do."""
+    clock = SimpleNamespace(now_s=100.0, cpu_s=7.0)
+    stopped = SimpleNamespace(perf_counter=lambda: clock.now_s, thread_time=lambda: clock.cpu_s)
+    monkeypatch.setattr(handlers, "time", stopped)
+
+    def works(row):
+        clock.now_s, clock.cpu_s = clock.now_s + passed_s, clock.cpu_s + cpu_s
+        return [1]
+
+    handler = bench.open([jsonl_file([{"id": 1}])], FunctionTokenizer(works))
+    _, starts, lengths = bench.scan(handler)
+
+    assert handler(bench.rows(starts, lengths)).busy_s == work_s
 
 
 def test_no_rows_are_an_empty_reply(bench, jsonl_file):
