@@ -41,7 +41,7 @@ class Contestant(NamedTuple):
         return self._run("epoch", bench, path, watched=True, num_rows_at_most=num_rows_at_most)
 
     def paced(self, bench: Bench, path: str, rows_per_s: float, seconds: float) -> dict[str, float]:
-        """The share of its time that a trainer which takes so many rows waits for them."""
+        """``called_share``: the part of its time that a trainer which wants so many rows is in calls for them."""
         if not self.script:
             return bench.probe("data_wait", rows_per_s=rows_per_s, seconds=seconds, **self._ours(bench, path))
 

@@ -93,17 +93,18 @@ def _curve(bench: Bench, contestant: Contestant) -> None:
         state, folder = f"{scratch}/state", f"{scratch}/converted"
         try:
             contestant.save(bench, bench.small, state, PERCENTS, num_rows, folder)
-            calls = [
-                partial(contestant.resume, bench, bench.small, f"{state}.{percent}", folder) for percent in PERCENTS
-            ]
-            found = rounds(*calls, num_rounds=min(2, bench.num_long_rounds))
         except MeasurementError as error:
-            bench.note("S7", f"{contestant.label}: resume", f"failed: {error.last_words}")
+            bench.note("S7", f"{contestant.label}: save", f"failed: {error.last_words}")
             return
 
-    curve = {str(percent): one["resume_s"] for percent, one in zip(PERCENTS, found, strict=True)}
-    bench.data["resume"][contestant.name] = curve
-    for percent in PERCENTS[:1] + PERCENTS[-1:]:
-        bench.report(
-            "S7", f"{contestant.label}: resume at {percent} % of {bench.small_mb} MB", curve[str(percent)], "s"
-        )
+        curve = bench.data["resume"].setdefault(contestant.name, {})
+        for percent in PERCENTS:
+            call = partial(contestant.resume, bench, bench.small, f"{state}.{percent}", folder)
+            what = f"{contestant.label}: resume at {percent} % of {bench.small_mb} MB"
+            try:
+                (found,) = rounds(call, num_rounds=min(2, bench.num_long_rounds))
+            except MeasurementError as error:
+                bench.note("S7", what, f"failed: {error.last_words}")
+            else:
+                curve[str(percent)] = found["resume_s"]
+                bench.report("S7", what, found["resume_s"], "s")

@@ -81,7 +81,7 @@ def _by_rate(bench: Bench) -> None:
     for contestant in found:
         top = contestant.epoch(bench, bench.small, 2000 if bench.quick else 16_000)["steady_rows_per_s"]
         waits = {
-            str(share): contestant.paced(bench, bench.small, share * top, 2.0 if bench.quick else 6.0)["waited_share"]
+            str(share): contestant.paced(bench, bench.small, share * top, 2.0 if bench.quick else 6.0)["called_share"]
             for share in SHARES
         }
         bench.data["by_rate"][contestant.name] = {"top": top, "waits": waits}

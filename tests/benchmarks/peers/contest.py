@@ -131,7 +131,7 @@ def _epoch(make: Callable[[dict[str, Any]], Peer], settings: dict[str, Any]) -> 
 
 
 def _paced(make: Callable[[dict[str, Any]], Peer], settings: dict[str, Any]) -> dict[str, float]:
-    """Batches at a fixed rate: the share of the time that they were waited for."""
+    """Batches at a fixed rate: the share of the time that was spent in getting them."""
     batches, waited = iter(make(settings)), 0.0
     next(batches)
     began = due = time.perf_counter()
@@ -142,7 +142,7 @@ def _paced(make: Callable[[dict[str, Any]], Peer], settings: dict[str, Any]) -> 
             break
         waited += time.perf_counter() - asked
         due += BATCH / settings["rows_per_s"]
-    return {"waited_share": waited / (time.perf_counter() - began)}
+    return {"called_share": waited / (time.perf_counter() - began)}
 
 
 def _save(make: Callable[[dict[str, Any]], Peer], settings: dict[str, Any]) -> dict[str, float]:
@@ -156,5 +156,7 @@ def _save(make: Callable[[dict[str, Any]], Peer], settings: dict[str, Any]) -> d
 def _resume(make: Callable[[dict[str, Any]], Peer], settings: dict[str, Any]) -> dict[str, float]:
     peer = make(settings)
     peer.restore(json.loads(Path(settings["state"]).read_text()))
-    next(iter(peer))
+    if next(iter(peer), None) is None:
+        raise SystemExit("no batch comes: what is in a shuffle buffer is not in the state")
+
     return {"resume_s": seconds()}

@@ -87,8 +87,8 @@ def busy_trainer(path: str, tokenizer: str, rows_per_s: float, seconds: float = 
 def data_wait(path: str, tokenizer: str, rows_per_s: float, seconds: float = 10.0, **knobs: Any) -> dict[str, float]:
     """A trainer that takes 32 rows at a fixed rate and lets go of the GIL in its step, across windows and epochs.
 
-    :return: the share of its time that it waited for data; its calls; how many of them were stalls, and of those how
-        many within two batches of the end of a window or an epoch.
+    :return: the share of its time that it waited for data, and that it was in calls at all; its calls; how many of
+        them were stalls, and of those how many within two batches of the end of a window or an epoch.
     """
     from asyncdata import Shuffle
 
@@ -115,6 +115,7 @@ def data_wait(path: str, tokenizer: str, rows_per_s: float, seconds: float = 10.
     at_edges = [time for edge in edges[1:] for time in times[max(0, edge - 2) : edge + 3]]
     return {
         "waited_share": waited / wall,
+        "called_share": sum(times) / 1e6 / wall,
         "rows_per_s": len(times) * BATCH / wall,
         "call_us_p50": _percentile(times, 500),
         "call_us_p999": _percentile(times, 999),
