@@ -65,6 +65,8 @@ def fill(path: str, tokenizer: str, cache: str) -> None:
     ) as loader:
         for _ in loader:
             pass
+        while not loader._engine._reading.token_cache.is_idle:  # noqa: SLF001 - nobody else asks
+            time.sleep(0.01)
 
 
 def main(folder: str, tokenizer: str, num_rounds: int = 3, num_tokenized: int = 16_384) -> None:
