@@ -97,7 +97,8 @@ class Catalog:
         if len(numbers) and not len(self._places):
             self._places = np.full(self._num_blocks, _NOWHERE, np.int32)
         if len(numbers):
-            self._places[numbers] = np.arange(self._end, self._end + len(numbers))
+            is_better = are_sure | (self._places[numbers] == _NOWHERE)
+            self._places[numbers[is_better]] = np.arange(self._end, self._end + len(numbers))[is_better]
         self._segments[name] = _Known(self._end, num_bytes, entries, are_sure)
         self._names.append(name)
         self._firsts.append(self._end)

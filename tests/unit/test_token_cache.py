@@ -14,13 +14,13 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import ConfigError, Shuffle
+from asyncdata import ConfigError, Shuffle, service
 from asyncdata.cli import main
 from asyncdata.sources.jsonl import JsonlSource
 from asyncdata.token_messages import EvictTokens, SegmentListing
 from asyncdata.wire import Block
 from tests.support.cached import Delivered, loader, segments, wait_until_stored
-from tests.support.loading import SHUFFLE, write_rows
+from tests.support.loading import NEVER_S, SHUFFLE, write_rows
 from tests.support.sources import KINDS, make_rows
 
 pytest.importorskip("pyarrow")
@@ -321,7 +321,9 @@ def test_every_kind_of_source_is_cached(tmp_path, kind):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_what_is_complete_when_the_loader_is_closed_is_stored(tmp_path, num_workers):
+def test_what_is_complete_when_the_loader_is_closed_is_stored(tmp_path, monkeypatch, num_workers):
+    monkeypatch.setattr(service, "_FINISH_TIMEOUT_S", NEVER_S)
+    monkeypatch.setattr(service.Service.close, "__defaults__", (2 * NEVER_S,))
     path = write_rows(tmp_path / "rows.jsonl", 50)
     knobs = {"shuffle": Shuffle(block_bytes=1024, window_blocks=100), "num_workers": num_workers}
 
@@ -419,3 +421,17 @@ def test_a_damaged_segment_is_said_to_be_removed_and_written_anew(path, cache):
     assert found.cached[0] < NUM_ROWS
     assert not damaged.exists()
     assert Delivered(loader(path, cache)).cached == [NUM_ROWS]
+
+
+def test_a_block_that_is_known_to_be_the_same_is_preferred_to_one_that_must_be_compared(thirty_blocks):
+    for names in (("sure", "unsure"), ("unsure", "sure")):
+        catalog = Catalog(thirty_blocks, 30)
+        for name in names:
+            found = listing(name, [0, 1], [3, 4], 101)
+            catalog.take(found if name == "sure" else with_doubt(found))
+
+        assert {item.segment for item in catalog.find(thirty_blocks.blocks(range(30)))} == {"sure"}
+
+
+def with_doubt(found: SegmentListing) -> SegmentListing:
+    return msgspec.structs.replace(found, are_sure=bytes(len(found.are_sure)))
