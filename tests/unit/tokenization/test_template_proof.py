@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncdata.tokenization.chat import ChatTokenizeFn
+from asyncdata.tokenization.chat_base import assistants
 from asyncdata.tokenization.chat_spans import ChatSpans
 from asyncdata.tokenization.chat_template import ChatTemplate
 from tests.support.chat_templates import EACH, SPECIAL, WELL_KNOWN, plain
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from asyncdata.tokenization.template_program import Program
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
@@ -177,3 +182,20 @@ def test_a_chat_with_a_mark_in_it_is_asked_for_itself() -> None:
     assert made(program, chat("a", "c")) is not None
     assert made(program, chat("a", "\ufdd0")) is None
     assert made(program, chat("\ufdd1", "b")) is None
+
+
+@pytest.mark.parametrize("name", ["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"])
+def test_every_third_real_chat_is_made_by_a_program_into_what_it_is_if_asked_for_itself(
+    test_data: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fn = ChatTokenizeFn(str(test_data / "tokenizers" / name))
+    spans = fn.chat_spans(fn.files(), SPECIAL)
+    lines = (test_data / "chat_sft" / "chat_sft.jsonl").read_bytes().splitlines()[::3]
+    rows = [(row["messages"], row.get("tools")) for row in map(json.loads, lines)]
+    chats = [(spans[schemas is not None], messages, schemas, assistants(messages)) for messages, schemas in rows]
+    asked = [of.asked(*one) for of, *one in chats]
+    assert [of(*one) for of, *one in chats] == asked
+
+    assert [of(*one) for of, *one in chats] == asked
+    monkeypatch.setattr(ChatSpans, "asked", None)
+    assert [of(*one) for of, *one in chats] == asked
