@@ -37,7 +37,7 @@ class Program:
     :param loads: the first values.
     :param steps: what is asked of the values, in this order, and what is made of them.
     :param segments: the text, cut where somebody needs to know the length. None: these chats must be rendered.
-    :param absent: strings that the text must not have.
+    :param absent: strings that no value may have.
     """
 
     __slots__ = ("_absent", "_loads", "_steps", "_texts", "segments")
@@ -83,12 +83,11 @@ class Program:
         if self.segments is None:
             return None
 
-        texts = [text.filled(values) for text in self._texts]
         for words in self._absent:
-            if any(words in text for text in texts):
+            if any(words in value for value in values if isinstance(value, str)):
                 return None
 
-        return texts
+        return [text.filled(values) for text in self._texts]
 
     def checked(self, messages: Sequence[Mapping[str, Any]], tools: Any, expected: Callable[[], list[str]]) -> Program:
         """The program; :data:`NOTHING_PROVEN` if the chat whose texts are ``expected`` should come out otherwise.

@@ -126,7 +126,9 @@ class SymbolicChat:
 
     def rendered(self, messages: Iterable[Message], tools: Any = None, **variables: Any) -> str:
         """As that of the template; of these messages or some of them, and others that are known."""
-        return self._template.render(self.trace, messages, tools, variables)
+        text = self._template.render(self.trace, messages, tools, variables)
+        self.trace.note(text)
+        return text
 
 
 def _check(tree: nodes.Template) -> None:

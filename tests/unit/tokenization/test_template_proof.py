@@ -184,6 +184,25 @@ def test_a_chat_with_a_mark_in_it_is_asked_for_itself() -> None:
     assert made(program, chat("\ufdd1", "b")) is None
 
 
+def test_nothing_is_made_of_a_text_with_a_mark_which_would_be_hidden_in_it() -> None:
+    text = "{{ (messages[0].content ~ '\ufdd0') | upper }}"
+
+    assert prove(text.replace("\ufdd0", "x"), chat("a")).segments is not None
+    assert prove(text, chat("a")).segments is None
+
+
+def test_a_chat_with_a_mark_in_what_only_a_shorter_chat_shows_is_asked_for_itself() -> None:
+    template = ChatTemplate(WELL_KNOWN["thinks"], {**VARIABLES, "add_generation_prompt": False})
+    spans = ChatSpans(template, "it", SPECIAL, "</s>")
+    messages = chat("a", "b", "c", "d")
+    messages[1]["reasoning_content"] = "hm"
+    marked = [messages[0], {**messages[1], "reasoning_content": "\ufdd0"}, *messages[2:]]
+    program = spans.proven(messages, None, [1, 3])
+
+    assert made(program, messages) is not None
+    assert made(program, marked) is None
+
+
 @pytest.mark.parametrize("name", ["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"])
 def test_every_third_real_chat_is_made_by_a_program_into_what_it_is_if_asked_for_itself(
     test_data: Path, name: str, monkeypatch: pytest.MonkeyPatch
