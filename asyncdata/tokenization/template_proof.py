@@ -239,7 +239,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         owner = getattr(function, "__self__", None)
         if type(owner) is dict and function.__name__ in _READERS:
-            return is_plain(args[:1])
+            return True
 
         is_known = isinstance(function, partial) or any(function == each for each in self._functions)
         return is_plain([args, kwargs]) and (is_known or (type(owner) in (str, list, dict) and is_plain(owner)))

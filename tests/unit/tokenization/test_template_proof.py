@@ -144,6 +144,31 @@ def test_what_a_template_asks_of_a_text_parts_the_chats() -> None:
     assert made(programs[1], chat("x", "<think>y</think>z", "!")) == made(programs[0], chat("x", "z", "!"))
 
 
+def test_a_program_holds_for_as_many_calls_with_the_same_keys_and_types() -> None:
+    def called(*calls: Any) -> list[dict[str, Any]]:
+        return [{"role": "assistant", "content": "a", "tool_calls": list(calls)}]
+
+    program = prove(WELL_KNOWN["chatml with tools"], called(CALL))
+
+    assert made(program, called({"id": "", "function": {"name": "b", "arguments": {}}})) is not None
+    assert made(program, called(CALL, CALL)) is None
+    assert made(program, called()) is None
+    assert made(program, called({"name": "b"})) is None
+    assert made(program, called({**CALL, "function": {"name": "b"}})) is None
+    assert made(program, called({**CALL, "function": {"name": None, "arguments": {}}})) is None
+    assert made(program, called(None)) is None
+
+
+def test_where_a_message_begins_behind_words_of_another_message_is_not_proven() -> None:
+    before = "messages[loop.index0 - 1].content"
+    text = "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>' }}"
+    text += "{{ BEFORE if BEFORE.startswith('x') else 'yy' }}{{ m.content + '<|im_end|>' }}"
+    text += "{{ '.' if loop.last }}{% else %}{{ m.content }}{% endif %}{% endfor %}{{ '<|im_start|>' if add_generation_prompt }}"
+    spans = ChatSpans(ChatTemplate(text.replace("BEFORE", before), {}), "it", SPECIAL, "</s>")
+
+    assert spans.proven(chat("x", "b", "c"), None, [1]).segments is None
+
+
 def test_one_turn_of_the_user_is_its_content_between_constants_and_nothing_is_asked() -> None:
     for name in ("chatml", "chatml with tools", "headers", "instructs", "gathers", "macro"):
         program = prove(WELL_KNOWN[name], chat("a"))
