@@ -163,7 +163,8 @@ def test_where_a_message_begins_behind_words_of_another_message_is_not_proven() 
     before = "messages[loop.index0 - 1].content"
     text = "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>' }}"
     text += "{{ BEFORE if BEFORE.startswith('x') else 'yy' }}{{ m.content + '<|im_end|>' }}"
-    text += "{{ '.' if loop.last }}{% else %}{{ m.content }}{% endif %}{% endfor %}{{ '<|im_start|>' if add_generation_prompt }}"
+    text += "{{ '.' if loop.last }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    text += "{{ '<|im_start|>' if add_generation_prompt }}"
     spans = ChatSpans(ChatTemplate(text.replace("BEFORE", before), {}), "it", SPECIAL, "</s>")
 
     assert spans.proven(chat("x", "b", "c"), None, [1]).segments is None
