@@ -77,7 +77,11 @@ class ChatSpans:
         return chat.text, self._rules.blocks(chat, trained)
 
     def proven(self, messages: list[Message], tools: list[Message] | None, trained: Sequence[int]) -> Program:
-        """The program for chats like this one: blocks are every second segment."""
+        """The program for chats like this one: blocks are every second segment.
+
+        A place in a text with symbols is one in each such chat's text: the rules take places for beginnings that two
+        renderings share, and go on from there by constants alone.
+        """
         from asyncdata.tokenization.unknown_texts import UnknownTexts
 
         def cut(symbolic: SymbolicChat) -> tuple[list[str], tuple[str, ...]]:

@@ -37,7 +37,7 @@ class Program:
     :param loads: the first values.
     :param steps: what is asked of the values, in this order, and what is made of them.
     :param segments: the text, cut where somebody needs to know the length. None: these chats must be rendered.
-    :param absent: strings that the text must not have.
+    :param absent: strings that no value may have.
     """
 
     __slots__ = ("_absent", "_loads", "_steps", "_texts", "segments")
@@ -50,7 +50,9 @@ class Program:
         absent: tuple[str, ...] = (),
     ) -> None:
         self._loads = tuple(loads)
-        self._steps = tuple(steps)
+        self._steps = [
+            (each.source if isinstance(each.source, int) else _Blank(each.source), *each[1:]) for each in steps
+        ]
         self._texts = [] if segments is None else [_Blank(segment) for segment in segments]
         self._absent = absent
         self.segments = segments
@@ -65,7 +67,7 @@ class Program:
         values = [tools if number is None else messages[number][key] for number, key in self._loads]
         try:
             for source, function, outcome in self._steps:
-                found = function(values[source] if isinstance(source, int) else _Blank(source).filled(values))
+                found = function(values[source] if isinstance(source, int) else source.filled(values))
                 if outcome is ADD:
                     values.append(found)
                 elif found != outcome:
@@ -81,21 +83,20 @@ class Program:
         if self.segments is None:
             return None
 
-        texts = [text.filled(values) for text in self._texts]
         for words in self._absent:
-            if any(words in text for text in texts):
+            if any(words in value for value in values if isinstance(value, str)):
                 return None
 
-        return texts
+        return [text.filled(values) for text in self._texts]
 
     def checked(self, messages: Sequence[Mapping[str, Any]], tools: Any, expected: Callable[[], list[str]]) -> Program:
-        """The program, without its segments if the chat whose texts are ``expected`` should come out otherwise.
+        """The program; :data:`NOTHING_PROVEN` if the chat whose texts are ``expected`` should come out otherwise.
 
         It cannot, if Jinja means what it meant when this was written.
         """
         values = None if self.segments is None else self.values(messages, tools)
         texts = None if values is None else self.texts(values)
-        return self if texts is None or texts == expected() else Program(self._loads, self._steps, None)
+        return self if texts is None or texts == expected() else NOTHING_PROVEN
 
 
 class _Blank:

@@ -126,7 +126,9 @@ class SymbolicChat:
 
     def rendered(self, messages: Iterable[Message], tools: Any = None, **variables: Any) -> str:
         """As that of the template; of these messages or some of them, and others that are known."""
-        return self._template.render(self.trace, messages, tools, variables)
+        text = self._template.render(self.trace, messages, tools, variables)
+        self.trace.note(text)
+        return text
 
 
 def _check(tree: nodes.Template) -> None:
@@ -237,7 +239,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         owner = getattr(function, "__self__", None)
         if type(owner) is dict and function.__name__ in _READERS:
-            return is_plain(args[:1])
+            return True
 
         is_known = isinstance(function, partial) or any(function == each for each in self._functions)
         return is_plain([args, kwargs]) and (is_known or (type(owner) in (str, list, dict) and is_plain(owner)))

@@ -80,6 +80,7 @@ class Trace:
         self._loads: dict[str, tuple[int | None, str]] = {}
         self._steps: list[tuple[str, Callable[[Any], Any], Any]] = []
         self._answers: dict[Hashable, Any] = {}
+        self._written: set[str] = set()
 
     def load(self, number: int | None, key: str, value: Any) -> Text | Value | None:
         """Message ``number``'s value, or the tools, for a template. What type it has is known."""
@@ -129,10 +130,17 @@ class Trace:
         """A string that was rendered, for the template to work on."""
         return Text(self, text) if has_symbol(text) else text
 
+    def note(self, text: str) -> None:
+        """A rendering, whole or in part."""
+        self._written.update(_SYMBOL.findall(text))
+
     def program(self, segments: Sequence[str] | None, absent: tuple[str, ...] = ()) -> Program:
-        """What was found: for chats of the same shape that give the same answers, the text is made of the segments."""
+        """What was found: for chats of the same shape that give the same answers, the text is made of the segments.
+
+        :param absent: what no value that was written anywhere may have.
+        """
         asked = "".join([text for text, _, _ in self._steps])
-        used = set(_SYMBOL.findall("".join([asked, *(segments or ())])))
+        used = set(_SYMBOL.findall("".join([asked, *(segments or ()), *(self._written if absent else ())])))
         loads = [symbol for symbol in self._loads if symbol in used]
         numbers = {symbol: number for number, symbol in enumerate(loads)}
         for symbol in self._values:

@@ -13,7 +13,7 @@ from asyncdata.tokenization.template_trace import UnprovenError, has_symbol, sym
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from asyncdata.tokenization.template_trace import Trace
 
@@ -47,15 +47,18 @@ class UnknownTexts(Texts):
         if shared == len(words):
             return True
 
-        ahead, expected = symbols_in(text[shared:])[0], symbols_in(words[shared:])[0]
-        if ahead and expected or shared == len(text) and any(symbols_in(words[shared:])[::2]):
+        text, words = text[shared:], words[shared:]
+        ahead, expected = symbols_in(text)[0], symbols_in(words)[0]
+        if (ahead and expected) or (not text and any(symbols_in(words)[::2])):
             return False  # they differ in constants, or the text ends before one
 
-        if expected and self._trace.ask(text[shared:], methodcaller("startswith", expected), "starts with", expected):
+        if not (ahead or expected):
+            _refuse("two messages that may begin alike")
+        head = _head(text, len(expected)) if expected else _head(words, len(ahead))
+        question: Callable[[str], bool] = partial(_begins_with, expected) if expected else partial(_agree, ahead)
+        if self._trace.ask(head, question, "begins with", ahead, expected):
             _refuse("a message that begins as something else does")
-        if ahead and self._trace.ask(words[shared:], partial(_agree, ahead), "agrees with", ahead):
-            _refuse("a message that begins as something else does")
-        return False if ahead or expected else _refuse("two messages that may begin alike")
+        return False
 
     def ends_with(self, text: str, words: Sequence[str]) -> bool:
         """See :class:`Texts`."""
@@ -105,6 +108,21 @@ class UnknownTexts(Texts):
             _refuse("a template with marks of its own")
         self.marks = (first, second)
         return first, second
+
+
+def _head(text: str, length: int) -> str:
+    """As much of the text as surely has its first characters, however short the texts behind its symbols are."""
+    num_constants = 0
+    for number, char in enumerate(text):
+        if num_constants == length:
+            return text[:number]
+
+        num_constants += not has_symbol(char)
+    return text
+
+
+def _begins_with(words: str, text: str) -> bool:
+    return text.startswith(words)
 
 
 def _agree(one: str, other: str) -> bool:

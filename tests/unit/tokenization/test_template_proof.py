@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncdata.tokenization.chat import ChatTokenizeFn
+from asyncdata.tokenization.chat_base import assistants
 from asyncdata.tokenization.chat_spans import ChatSpans
 from asyncdata.tokenization.chat_template import ChatTemplate
 from tests.support.chat_templates import EACH, SPECIAL, WELL_KNOWN, plain
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from asyncdata.tokenization.template_program import Program
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
@@ -139,6 +144,32 @@ def test_what_a_template_asks_of_a_text_parts_the_chats() -> None:
     assert made(programs[1], chat("x", "<think>y</think>z", "!")) == made(programs[0], chat("x", "z", "!"))
 
 
+def test_a_program_holds_for_as_many_calls_with_the_same_keys_and_types() -> None:
+    def called(*calls: Any) -> list[dict[str, Any]]:
+        return [{"role": "assistant", "content": "a", "tool_calls": list(calls)}]
+
+    program = prove(WELL_KNOWN["chatml with tools"], called(CALL))
+
+    assert made(program, called({"id": "", "function": {"name": "b", "arguments": {}}})) is not None
+    assert made(program, called(CALL, CALL)) is None
+    assert made(program, called()) is None
+    assert made(program, called({"name": "b"})) is None
+    assert made(program, called({**CALL, "function": {"name": "b"}})) is None
+    assert made(program, called({**CALL, "function": {"name": None, "arguments": {}}})) is None
+    assert made(program, called(None)) is None
+
+
+def test_where_a_message_begins_behind_words_of_another_message_is_not_proven() -> None:
+    before = "messages[loop.index0 - 1].content"
+    text = "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>' }}"
+    text += "{{ BEFORE if BEFORE.startswith('x') else 'yy' }}{{ m.content + '<|im_end|>' }}"
+    text += "{{ '.' if loop.last }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    text += "{{ '<|im_start|>' if add_generation_prompt }}"
+    spans = ChatSpans(ChatTemplate(text.replace("BEFORE", before), {}), "it", SPECIAL, "</s>")
+
+    assert spans.proven(chat("x", "b", "c"), None, [1]).segments is None
+
+
 def test_one_turn_of_the_user_is_its_content_between_constants_and_nothing_is_asked() -> None:
     for name in ("chatml", "chatml with tools", "headers", "instructs", "gathers", "macro"):
         program = prove(WELL_KNOWN[name], chat("a"))
@@ -177,3 +208,39 @@ def test_a_chat_with_a_mark_in_it_is_asked_for_itself() -> None:
     assert made(program, chat("a", "c")) is not None
     assert made(program, chat("a", "\ufdd0")) is None
     assert made(program, chat("\ufdd1", "b")) is None
+
+
+def test_nothing_is_made_of_a_text_with_a_mark_which_would_be_hidden_in_it() -> None:
+    text = "{{ (messages[0].content ~ '\ufdd0') | upper }}"
+
+    assert prove(text.replace("\ufdd0", "x"), chat("a")).segments is not None
+    assert prove(text, chat("a")).segments is None
+
+
+def test_a_chat_with_a_mark_in_what_only_a_shorter_chat_shows_is_asked_for_itself() -> None:
+    template = ChatTemplate(WELL_KNOWN["thinks"], {**VARIABLES, "add_generation_prompt": False})
+    spans = ChatSpans(template, "it", SPECIAL, "</s>")
+    messages = chat("a", "b", "c", "d")
+    messages[1]["reasoning_content"] = "hm"
+    marked = [messages[0], {**messages[1], "reasoning_content": "\ufdd0"}, *messages[2:]]
+    program = spans.proven(messages, None, [1, 3])
+
+    assert made(program, messages) is not None
+    assert made(program, marked) is None
+
+
+@pytest.mark.parametrize("name", ["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"])
+def test_every_third_real_chat_is_made_by_a_program_into_what_it_is_if_asked_for_itself(
+    test_data: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fn = ChatTokenizeFn(str(test_data / "tokenizers" / name))
+    spans = fn.chat_spans(fn.files(), SPECIAL)
+    lines = (test_data / "chat_sft" / "chat_sft.jsonl").read_bytes().splitlines()[::3]
+    rows = [(row["messages"], row.get("tools")) for row in map(json.loads, lines)]
+    chats = [(spans[schemas is not None], messages, schemas, assistants(messages)) for messages, schemas in rows]
+    asked = [of.asked(*one) for of, *one in chats]
+    assert [of(*one) for of, *one in chats] == asked
+
+    assert [of(*one) for of, *one in chats] == asked
+    monkeypatch.setattr(ChatSpans, "asked", None)
+    assert [of(*one) for of, *one in chats] == asked

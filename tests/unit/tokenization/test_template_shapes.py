@@ -165,11 +165,12 @@ def test_a_program_asks_makes_and_fills_in() -> None:
     assert program.values([user("x"), user("")], "t") is None
 
 
-def test_a_text_with_what_it_must_not_have_is_rendered() -> None:
-    program = Program([(0, "content")], [], [("a", 0), ("b",)], absent=("x", "y"))
+def test_a_value_with_what_it_must_not_have_is_rendered() -> None:
+    program = Program([(0, "content"), (0, "thinking")], [], [("x", 0), ("b",)], absent=("x", "y"))
 
-    assert program.texts(["z"]) == ["az", "b"]
-    assert program.texts(["cy"]) is None
+    assert program.texts(["z", ["x"]]) == ["xz", "b"]
+    assert program.texts(["cy", "z"]) is None
+    assert program.texts(["z", "x"]) is None
 
 
 def test_a_value_that_is_too_deep_to_be_made_into_text_is_rendered() -> None:
