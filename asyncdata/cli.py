@@ -322,9 +322,7 @@ def _add_tokenizer(commands: Any) -> None:
         "find out whether the installed fast backends give the ids of tokenizers, and keep the answer",
         "Takes a minute for each, on one core. What is known already is shown, unless --again.",
     )
-    prove.add_argument(
-        "--backend", metavar="NAME", choices=("gigatoken", "fastokens"), help="only this one; it must be installed"
-    )
+    prove.add_argument("--backend", choices=("gigatoken", "fastokens"), help="only this one; it must be installed")
     prove.add_argument("--again", action="store_true", help="forget what is known, and what an audit revoked")
     show = _command(actions, "show", "tokenizer:show", "say what is known about the fast backends of a tokenizer")
     for each in (prove, show):

@@ -123,6 +123,7 @@ class BoundedEncoder:
     :param load: makes the backend.
     :param max_growth_bytes: by how much the process may grow, between two loads, without memory that it shares.
     :param used_bytes: what the process holds.
+    :param look_every: after how many ids that is asked.
     """
 
     def __init__(
@@ -130,10 +131,13 @@ class BoundedEncoder:
         load: Callable[[], FlatEncoder],
         max_growth_bytes: int = MAX_GROWTH_BYTES,
         used_bytes: Callable[[], int] | None = None,
+        look_every: int = 1 << 18,
     ) -> None:
         self._load = load
         self._max_growth = max_growth_bytes
         self._used_bytes = used_bytes or private_bytes
+        self._look_every = look_every
+        self._num_ids = 0
         self._encode: FlatEncoder | None = load()
         self._base = -1  # known after the first batch: a library takes its working memory then
         self.num_loads = 1
@@ -144,12 +148,18 @@ class BoundedEncoder:
             self._encode = self._load()
             self.num_loads += 1
         found = self._encode(texts)
+        self._num_ids += len(found.ids) // 4
+        if self._base < 0 or self._num_ids > self._look_every:
+            self._num_ids = 0
+            self._look()
+        return found
+
+    def _look(self) -> None:
         used = self._used_bytes()
         if self._base < 0:
             self._base = used
         elif used - self._base > self._max_growth:
             self._encode, self._base = None, -1  # freed now: two at once would be the peak
-        return found
 
     def allow(self, num_bytes: int) -> None:
         """The process grew by so much for another reason."""

@@ -252,7 +252,7 @@ def test_one_process_of_a_run_audits_and_another_when_it_is_gone() -> None:
 
 def test_a_backend_is_loaded_anew_when_its_caches_have_grown(tokenizer: Tokenizer) -> None:
     used = [100]
-    encoder = BoundedEncoder(lambda: HfEncoder(tokenizer), 50, lambda: used[0])
+    encoder = BoundedEncoder(lambda: HfEncoder(tokenizer), 50, lambda: used[0], look_every=0)
     texts = ["one two", "three"]
 
     def loads_after(num_bytes: int) -> int:
