@@ -33,7 +33,7 @@ from asyncdata.snapshot import Snapshot
 from asyncdata.sources.described import described
 from asyncdata.tokenization.base import fingerprints_of
 from asyncdata.tokenization.resolved import resolved
-from asyncdata.tuner import Tuner, executor_of, limits_of, with_workers
+from asyncdata.tuner import Tuner, executor_of, limits_of
 from asyncdata.types import Position, Sample
 from asyncdata.version import __version__
 
@@ -74,7 +74,7 @@ class Engine:
         length_grouping: LengthGrouping | None = None,
         early: EarlyTemplate | None = None,
     ) -> None:
-        self.config = config = with_workers(config)
+        self.config = config
         self.packs_are_samples = packing is None
         pack_rules = PackRules.of(config, packing, length_grouping, is_filtered=buffer_filter is not None)
         plan = plan_of(config, pack_rules)

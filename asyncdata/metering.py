@@ -40,7 +40,6 @@ class MeteredExecutor:
         self.num_replies = self.num_rows = self.num_samples = self.num_bytes = 0
         self.work_s = self.busy_s = self.full_s = 0.0
         self._executor = executor
-        self._resize: Callable[[int], object] | None = getattr(executor, "set_num_workers", None)
         self._clock = clock
         self._counted_until = clock()
         self._was_full = False
@@ -92,8 +91,7 @@ class MeteredExecutor:
     def set_num_workers(self, num_workers: int) -> None:
         """As the protocol says."""
         self._count(is_full=False)
-        if self._resize is not None:
-            self._resize(num_workers)
+        self._executor.set_num_workers(num_workers)
         self.num_workers = self._executor.num_workers
 
     def prepare(self, slot_bytes: int) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from asyncdata.autotune import Autotuner, Change, Limits, Observation
 from asyncdata.executors.base import InlineExecutor
 from asyncdata.executors.process import ProcessExecutor
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from asyncdata.producer import Producer
     from asyncdata.tokenization.base import TokenizeFn
 
-__all__ = ("FIRST_WORKERS", "Tuner", "executor_of", "limits_of", "with_workers")
+__all__ = ("FIRST_WORKERS", "Tuner", "executor_of", "limits_of")
 
 FIRST_WORKERS = 1
 """Where their number is to be found. A second one would load its tokenizer while the trainer starts, and make the first
@@ -33,14 +31,6 @@ batch late; if it is needed, it is soon there."""
 _log = get_logger(__name__)
 _STEPS_PER_LOOK = 32
 """Workers' memory is asked for anew after so many steps: the kernel has to walk all their pages for an answer."""
-
-
-def with_workers(config: LoaderConfig) -> LoaderConfig:
-    """The configuration with a number of workers, where the executor cannot change it."""
-    if config.num_workers is not None or hasattr(ProcessExecutor, "set_num_workers"):
-        return config
-
-    return msgspec.structs.replace(config, num_workers=config.max_workers or min(8, num_usable_cpus()))
 
 
 def limits_of(config: LoaderConfig) -> Limits:
@@ -70,7 +60,7 @@ def executor_of(
     """
     executor: Executor = InlineExecutor(function)
     if config.num_workers != 0:
-        executor = ProcessExecutor(limits.min_workers, config.row_timeout_s, early=early)
+        executor = ProcessExecutor(limits.min_workers, config.row_timeout_s, limits.max_workers, early)
     is_all_given = config.num_workers is not None and config.buffer_size is not None
     return executor if is_all_given else MeteredExecutor(executor)
 

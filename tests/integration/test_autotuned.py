@@ -12,7 +12,6 @@ from structlog.testing import capture_logs
 from asyncdata import AsyncDataLoader, DataLoader
 from asyncdata import tuner as tuners
 from asyncdata.autotune import Change
-from asyncdata.executors.process import ProcessExecutor
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import row_id
 
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from asyncdata.autotune import Limits, Observation
 
 NUM_ROWS = 500
-can_resize = pytest.mark.skipif(
-    not hasattr(ProcessExecutor, "set_num_workers"), reason="this pool of workers keeps its size"
-)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +123,6 @@ def slow(row: dict[str, Any]) -> list[int]:
     return [row["id"]]
 
 
-@can_resize
 def test_a_trainer_that_waits_for_workers_gets_more_of_them(path: Path) -> None:
     """The work is a pause here, so that as many can do it at once as there are, whatever the machine."""
     function = "tests.integration.test_autotuned:slow"
@@ -145,7 +140,6 @@ def test_a_trainer_that_waits_for_workers_gets_more_of_them(path: Path) -> None:
     assert changes[-1]["after"] == 4
 
 
-@can_resize
 def test_a_trainer_that_does_not_wait_keeps_one_worker(path: Path) -> None:
     """Each batch is taken when it is ready, until enough time has passed for a decision."""
     with capture_logs() as logs, DataLoader(path, **knobs(max_workers=4)) as loader:
