@@ -108,10 +108,22 @@ class ProcessExecutor:
                     self._keep_one_more = lambda number: group.start_soon(self._keep, births, number)
                     self._grow_and_shrink()
             except BaseExceptionGroup as errors:
-                raise _first_worker_error(errors) from None
+                error = _first_worker_error(errors)
+                self._give_up(str(error))
+                raise error from None
             finally:
                 self._workers, self._kept, self._keep_one_more = {}, set(), None
                 births.close()
+
+    def _give_up(self, reason: str) -> None:
+        """Nothing is answered any more: whoever waits for what is under way must hear of it, and in its order."""
+        calls = [call for worker in self._workers.values() for call in worker.calls]
+        calls += [*([self._here] if self._here is not None else ()), *self._queue]
+        self._queue.clear()
+        for call in calls:
+            self.slots.done(call.request.slot)
+            if call.on_reply is not None:
+                call.on_reply(Failed("WorkerError", reason))
 
     def set_num_workers(self, num_workers: int) -> None:
         """As the protocol says."""

@@ -174,8 +174,10 @@ class Opening:
         if self.what == "dies" and self._number_of_this_start() <= self.times:
             print("what I wanted to say", flush=True)  # noqa: T201 - this is what is tested
             os._exit(5)
-        while self.what == "waits" and not Path(self.folder, "open").exists():
+        while self.what in {"waits", "waits and raises"} and not Path(self.folder, "open").exists():
             time.sleep(0.005)
+        if self.what == "waits and raises":
+            raise FileNotFoundError("it was never there")
         if self.what in {"is counted", "lingers", "keeps a file open"} and self.folder:
             self._number_of_this_start()
         if self.what == "keeps a file open":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from asyncdata import ConfigError, DataLoader, SourceError
+from asyncdata import ConfigError, DataLoader, SourceError, WorkerError
 from asyncdata.executors.early import EarlyTemplate
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S
@@ -131,3 +131,13 @@ def test_what_takes_time_is_imported_after_the_template_has_begun():
     code = f"import sys; from asyncdata import DataLoader, PromptTokenizeFn; assert not {heavy} & set(sys.modules)"
 
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_function_that_fails_after_rows_were_read_is_an_error_at_every_call(path, tmp_path):
+    function = worker_fns.Opening("waits and raises", str(tmp_path))
+    with DataLoader(path, tokenize_fn=function, num_workers=2, timeout_s=NEVER_S) as loader:
+        until(lambda: loader.statistics().in_flight_rows)
+        (tmp_path / "open").touch()
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="^AD426 the tokenize function cannot be opened: FileNotFoundError"):
+                loader.get_next_batch(1)

@@ -21,7 +21,7 @@ from asyncdata.executors.base import NUM_SLOTS, Crashed
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.window import Window
 from tests.support import worker_fns
-from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
+from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until, value_of
 from tests.support.tokenize_fns import kills_on_13, kills_on_13_in_batches, row_id
 
 if TYPE_CHECKING:
@@ -377,7 +377,26 @@ async def test_workers_that_never_finish_anything_are_given_up(rows):
     assert isinstance(error, WorkerError)
     assert str(error).startswith("AD426 14 workers died without finishing one request; the last exit status 3\n")
     assert "farewell" in str(error)
-    assert all(isinstance(reply, Crashed) for reply in again_and_again)
+    assert all(isinstance(reply, Crashed) for reply in again_and_again[:-1])
+    assert failure_of(again_and_again[-1]).message == str(error), "the last is told what everybody is told"
+
+
+async def test_what_is_under_way_hears_that_there_will_be_no_worker(rows, tmp_path):
+    """Read here already, and waiting for a worker that will never be."""
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(20), worker_fns.Opening("waits and raises", str(tmp_path)))
+    with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup):
+        async with client.running():
+            window = await client.window()
+            asked = [client.ask(window.request(row, row + 1)) for row in range(20)]
+            executor.slots.release(window.slot)
+            (tmp_path / "open").touch()
+            await anyio.sleep_forever()
+
+    for number in asked:
+        (reply,) = client.replies[number]
+        assert failure_of(reply).message.startswith("AD426 the tokenize function cannot be opened: ")
+    assert [executor.slots.hold() for _ in range(NUM_SLOTS)] == list(range(NUM_SLOTS))
 
 
 async def test_a_function_that_no_worker_can_import_is_named(rows):
