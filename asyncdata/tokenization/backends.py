@@ -6,6 +6,7 @@ and ``text_encoder`` goes by it. All take texts and give flat ids: no Python obj
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from array import array
@@ -16,7 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("FAST_BACKENDS", "BoundedEncoder", "FlatEncoder", "FlatIds", "load_backend", "version_of")
+__all__ = (
+    "FAST_BACKENDS",
+    "BoundedEncoder",
+    "FlatEncoder",
+    "FlatIds",
+    "give_back_memory",
+    "load_backend",
+    "version_of",
+)
 
 FAST_BACKENDS = ("gigatoken", "fastokens")
 """In the order in which "auto" prefers them: the first is loaded in half the time and two thirds of the memory of the
@@ -80,7 +89,9 @@ def load_backend(name: str, tokenizer_json: bytes, *, splits_special: bool = Fal
     :param splits_special: special tokens in a text are plain text.
     :raises Exception: whatever the library raises for a tokenizer that it cannot load.
     """
-    return _LOADERS[name](tokenizer_json, splits_special)
+    encode = _LOADERS[name](tokenizer_json, splits_special)
+    give_back_memory()
+    return encode
 
 
 def _load_gigatoken(tokenizer_json: bytes, splits_special: bool) -> FlatEncoder:
@@ -160,11 +171,19 @@ class BoundedEncoder:
             self._base = used
         elif used - self._base > self._max_growth:
             self._encode, self._base = None, -1  # freed now: two at once would be the peak
+            give_back_memory()
 
     def allow(self, num_bytes: int) -> None:
         """The process grew by so much for another reason."""
         if self._base >= 0:
             self._base += num_bytes
+
+
+def give_back_memory() -> None:
+    """What was freed goes back to the system, where the C library can do that: loading a vocabulary frees a lot."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def private_bytes() -> int:

@@ -142,7 +142,8 @@ def sweep(
     compare = _Comparison(trusted, tried)
     known = complement(unknown_characters())
     points = list(code_points) if code_points is not None else [p for start, stop in known for p in range(start, stop)]
-    refusal = _refusal(compare, _fixed_texts(special, longest_text))
+    fixed = list(_fixed_texts(special, longest_text))
+    refusal = _refusal(compare, filter(str.isascii, fixed))
     if refusal:
         return Findings(refusal, [], compare.num_texts, compare.num_differences)
 
@@ -151,7 +152,8 @@ def sweep(
     if len(bad) == len(points):
         return Findings("its ids differ for all characters", [], compare.num_texts, compare.num_differences)
 
-    refusal = _random_rounds(compare, points, bad, special, num_random_texts, progress)
+    refusal = _refusal(compare, _without_bad(fixed, points, bad))
+    refusal = refusal or _random_rounds(compare, points, bad, special, num_random_texts, progress)
     proven = ranges_of(point for point in points if point not in bad)
     return Findings(refusal, complement(proven), compare.num_texts, compare.num_differences)
 
@@ -163,6 +165,12 @@ def _refusal(compare: _Comparison, texts: Iterable[str]) -> str:
             return f"its ids differ on {_shown(batch[numbers[0]])}"
 
     return ""
+
+
+def _without_bad(texts: Iterable[str], points: Sequence[int], bad: set[int]) -> Iterator[str]:
+    """The texts that are not of ASCII alone, without the characters that the backend will never be given."""
+    good = {chr(point) for point in points if point not in bad}.union(map(chr, range(_ASCII)))
+    yield from ("".join(filter(good.__contains__, text)) for text in texts if not text.isascii())
 
 
 def _shown(text: str, limit: int = 60) -> str:

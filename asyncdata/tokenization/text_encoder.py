@@ -13,6 +13,7 @@ from asyncdata.tokenization.backends import (
     FAST_BACKENDS,
     BoundedEncoder,
     FlatIds,
+    give_back_memory,
     load_backend,
     private_bytes,
     version_of,
@@ -70,6 +71,7 @@ class TextEncoder:
         if self._hf is None:
             before = private_bytes()
             self._hf = HfEncoder(self._load(), add_special_tokens=self._adds_special)
+            give_back_memory()
             if self._fast is not None:
                 self._fast.encode.allow(private_bytes() - before)
         return self._hf

@@ -114,6 +114,12 @@ def test_what_no_character_explains_refuses_the_backend(tried: Any) -> None:
     assert "which no single character explains" in found.refusal
 
 
+def test_a_wrong_character_in_a_long_text_or_an_emoji_does_not_refuse_the_backend(tried: Any) -> None:
+    found = tried(lambda text: "\u4e2d" in text or "\U0001f600" in text)
+
+    assert (found.refusal, excluded(found)) == ("", {0x4E2D, 0x1F600})
+
+
 @given(wrong=st.sets(st.sampled_from(FEW).filter(lambda point: point >= 0x80), max_size=3))
 @settings(max_examples=10)
 def test_whatever_characters_are_wrong_none_of_them_is_proven(tokenizer: Tokenizer, wrong: set[int]) -> None:
