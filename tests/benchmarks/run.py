@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.config import num_usable_cpus
+from asyncdata.machine import num_usable_cpus
 from asyncdata.version import __version__
 from tests.benchmarks.figures.cache import token_cache
 from tests.benchmarks.figures.chat import chat_template
