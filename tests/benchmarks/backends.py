@@ -1,4 +1,4 @@
-"""The tokenizer backends: which of them this build has, how ours is asked for one, and what each can do by itself."""
+"""The tokenizer backends: which of them are installed, how ours is asked for one, and what each can do by itself."""
 
 from __future__ import annotations
 
@@ -10,22 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("FAST_BACKENDS", "in_this_build", "prompt_tokenize_fn", "raw_encoder", "special_tokens")
+__all__ = ("FAST_BACKENDS", "installed", "prompt_tokenize_fn", "raw_encoder", "special_tokens")
 
 FAST_BACKENDS = ("gigatoken", "fastokens")
 
 
-def _can_choose() -> bool:
-    from asyncdata import PromptTokenizeFn
-
-    return "tokenizer_backend" in PromptTokenizeFn.__struct_fields__
-
-
-def in_this_build() -> list[str]:
-    """The fast backends that the library can use here."""
-    if not _can_choose():
-        return []
-
+def installed() -> list[str]:
+    """The fast backends that are installed."""
     return [name for name in FAST_BACKENDS if importlib.util.find_spec(name) is not None]
 
 
@@ -33,8 +24,7 @@ def prompt_tokenize_fn(tokenizer: str, backend: str, **settings: Any) -> Any:
     """Ours, with that backend and no other."""
     from asyncdata import PromptTokenizeFn
 
-    chosen = {"tokenizer_backend": backend} if _can_choose() else {}
-    return PromptTokenizeFn(tokenizer, label_key="label", **chosen, **settings)
+    return PromptTokenizeFn(tokenizer, label_key="label", tokenizer_backend=backend, **settings)
 
 
 def raw_encoder(tokenizer: str, backend: str) -> Callable[[list[str]], Any]:

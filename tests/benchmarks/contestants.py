@@ -133,7 +133,7 @@ def present(bench: Bench, *names: str) -> tuple[list[Contestant], dict[str, str]
             if backend in bench.backends:
                 found.append(Contestant(name, f"asyncdata, {backend}, {bench.num_workers} workers", backend))
             else:
-                absent[name] = "not in this build"
+                absent[name] = "not installed"
             continue
 
         label, home, script = PEERS[name]

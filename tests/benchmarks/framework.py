@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tests.benchmarks.backends import in_this_build
+from tests.benchmarks.backends import installed
 from tests.benchmarks.inputs import prompts
 from tests.benchmarks.watching import measured
 
@@ -120,7 +120,7 @@ class Bench:
         self.small_mb, self.fresh_mb, self.large_mb = (5, 20, 100) if quick else (50, 200, large_mb)
         self.num_rounds = 2 if quick else 5
         self.num_long_rounds = 1 if quick else 3
-        self.backends = ["hf", *in_this_build()]
+        self.backends = ["hf", *installed()]
         self.rows: list[Row] = []
         self.data: dict[str, Any] = {}
         self._environment = {

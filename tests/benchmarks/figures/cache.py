@@ -6,7 +6,6 @@ import tempfile
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncdata.config import LoaderConfig
 from tests.benchmarks.framework import at_least, ratios, rounds
 
 if TYPE_CHECKING:
@@ -17,10 +16,6 @@ __all__ = ("token_cache",)
 
 def token_cache(bench: Bench) -> None:
     """S10, over as many processes as ours has workers."""
-    if "token_cache" not in LoaderConfig.__struct_fields__:
-        bench.note("S10", "second epoch from the token cache", "not in this build")
-        return
-
     backend = bench.backends[-1]
     path = bench.fresh if backend != "hf" else bench.small
     num_rows = 4000 if bench.quick else 20_000

@@ -35,7 +35,7 @@ def exactness(bench: Bench) -> None:
             for backend in bench.backends:
                 _compare(bench, name, str(path), backend, out)
     for backend in sorted({"gigatoken", "fastokens"} - set(bench.backends)):
-        bench.note("S1", f"ids equal, {backend}", "not in this build")
+        bench.note("S1", f"ids equal, {backend}", "not installed")
 
 
 def _compare(bench: Bench, name: str, path: str, backend: str, expected: str) -> None:

@@ -70,7 +70,7 @@ def beside_streaming(bench: Bench) -> None:
     for backend in bench.fast_backends:
         _fast_over_streaming(bench, backend)
     if not bench.fast_backends:
-        bench.note("S3", "fast backend over HF streaming, steady", "not in this build")
+        bench.note("S3", "fast backend over HF streaming, steady", "not installed")
 
 
 def _fast_over_streaming(bench: Bench, backend: str) -> None:
@@ -90,7 +90,7 @@ def _fast_over_streaming(bench: Bench, backend: str) -> None:
 def beside_fast_streaming(bench: Bench) -> None:
     """S4: the same fast tokenizer on both sides. End to end over 50 MB, steady over 200 MB."""
     if not bench.fast_backends:
-        bench.note("S4", "over HF streaming given the same fast tokenizer", "not in this build")
+        bench.note("S4", "over HF streaming given the same fast tokenizer", "not installed")
     for backend in bench.fast_backends:
         names = (f"{OURS} {backend}", f"hf {backend}")
         whole = contest(bench, "S4", bench.small, *names)

@@ -33,7 +33,7 @@ def throughput(bench: Bench) -> None:
         )
         _report(bench, backend, found)
     if not bench.fast_backends:
-        bench.note("S2", "fast backend over the tokenizer alone", "not in this build")
+        bench.note("S2", "fast backend over the tokenizer alone", "not installed")
 
 
 def _report(bench: Bench, backend: str, found: list[dict[str, list[float]]]) -> None:

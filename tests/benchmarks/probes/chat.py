@@ -24,12 +24,11 @@ def chat_template(tokenizer: str) -> dict[str, float]:
     source, _ = choose_templates(files.chat_templates, None)
     variables = {"add_generation_prompt": True, **files.special_tokens}
     ours, bare = ChatTemplate(source, variables), _bare(source)
-    rendered = getattr(ours, "rendered", None)
     chats = [[{"role": "user", "content": f"What is {number} + 1?"}] for number in range(NUM_RENDERS)]
     calls: dict[str, Callable[[Any], str]] = {
         "bare_us": lambda chat: bare.render(messages=chat, **variables),
-        "ours_us": rendered or ours.render,
-        **({"proven_us": ours.render} if rendered is not None else {}),
+        "ours_us": ours.rendered,
+        "proven_us": ours.render,
     }
     texts = {name: [call(chat) for chat in chats] for name, call in calls.items()}
     assert all(found == texts["bare_us"] for found in texts.values()), "not the text that Jinja renders"
