@@ -85,11 +85,11 @@ def test_a_row_in_the_cache_is_not_tokenized(path, cache, request):
 def test_later_epochs_of_a_run_read_the_cache(path, cache):
     expected = plain(path, epochs=4)
 
-    found = Delivered(loader(path, cache, epochs=4), 4, settle=True)
+    found = Delivered(loader(path, cache, epochs=4, buffer_size=8), 4, settle=True)
 
     assert found.samples == expected.samples
-    assert found.cached[0] == 0
-    assert found.cached[3] == NUM_ROWS, "an epoch may be begun before the last one is stored, and no more than that"
+    assert found.cached[0] <= 16, "what is read ahead of the second epoch"
+    assert sum(found.cached) > 2.5 * NUM_ROWS, "an epoch is begun before the last one is stored, and no more than that"
 
 
 @pytest.mark.parametrize(("seed", "shuffle"), [(7, SHUFFLE), (42, Shuffle(block_bytes=1024, window_blocks=9))])
