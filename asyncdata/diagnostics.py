@@ -35,7 +35,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar waits_total: calls that had to wait for data.
     :ivar data_wait_seconds_total: seconds they waited.
     :ivar queued_requests: requests no worker has yet.
-    :ivar worker_restarts_total: workers that were replaced.
+    :ivar worker_restarts_total: workers, and templates of workers, that were replaced.
     :ivar blank_lines_total: blank lines passed over, in what was read ahead.
     :ivar indexed_rows: rows that the row index knows so far; 0 where the order needs none.
     :ivar excluded_rows: those of them that the order leaves out, by reason.
