@@ -63,7 +63,7 @@ class ExecutorStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counters and gauges of an executor.
 
     :ivar num_queued: requests that no worker has yet.
-    :ivar num_restarts: workers that were replaced.
+    :ivar num_restarts: workers, and templates of workers, that were replaced.
     """
 
     workers: list[WorkerState]

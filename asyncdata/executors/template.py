@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from asyncdata.executors.control import Answer
     from asyncdata.tokenization.base import BatchTokenizer
 
-__all__ = ("main",)
+__all__ = ("descriptors", "main", "why_not_shared")
 
 _FORK_FDS = 2
 
@@ -45,9 +45,9 @@ def main(parent: int, sock_fd: int, alive_fd: int) -> None:
         own_alive_fd = die_with(parent, alive_fd)
         print_by_the_line()
         control = socket.socket(fileno=sock_fd)
-        before = _descriptors()
+        before = descriptors()
         tokenizer = open_or_tell(control, decode_spec(receive(control)[1]))
-        reason = _why_not_shared(before)
+        reason = why_not_shared(before)
         control.sendall(framed(Loaded(reason)))
         opened = _share(control, tokenizer)
         if reason:
@@ -56,7 +56,7 @@ def main(parent: int, sock_fd: int, alive_fd: int) -> None:
             _Template(control, opened, alive_fd, own_alive_fd).run()
 
 
-def _descriptors() -> set[str]:
+def descriptors() -> set[str]:
     """What is open, by number and name: another file under an old number is another one."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
@@ -67,17 +67,34 @@ def _descriptors() -> set[str]:
     return found
 
 
-def _why_not_shared(before: set[str]) -> str:
-    """Why this process cannot be forked without harm; nothing if it can."""
-    if not hasattr(os, "pidfd_open"):
-        return "this Python or this kernel has no pidfd_open"
+def why_not_shared(before: set[str]) -> str:
+    """Why this process cannot be forked without harm; nothing if it can.
+
+    :param before: the descriptors that were open before the tokenize function was.
+    """
+    try:
+        _name_a_process()
+    except (AttributeError, OSError) as error:  # an old kernel, or a container that forbids it
+        return f"a process cannot be named for certain here: {error}"
 
     num_threads = len(os.listdir("/proc/self/task"))
     if num_threads > 1:
         return f"the tokenize function has started threads: there are {num_threads}"
 
-    opened = sorted(_descriptors() - before)
+    opened = sorted(descriptors() - before)
     return f"the tokenize function keeps open descriptor {opened[0]}" if opened else ""
+
+
+def _name_a_process() -> None:
+    """What the trainer has to do to end a worker that is not its child.
+
+    :raises OSError: if that is not to be had; AttributeError if Python was built without it.
+    """
+    pidfd = os.pidfd_open(os.getpid())
+    try:
+        signal.pidfd_send_signal(pidfd, 0)
+    finally:
+        os.close(pidfd)
 
 
 def _share(control: socket.socket, tokenizer: BatchTokenizer) -> Opened:

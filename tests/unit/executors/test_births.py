@@ -15,6 +15,7 @@ from asyncdata.executors import births
 from asyncdata.executors.births import Births
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.executors.spawn import Spawner
+from asyncdata.executors.template import descriptors, why_not_shared
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
 from tests.support.tokenize_fns import kills_on_13, row_id
@@ -22,8 +23,6 @@ from tests.support.tokenize_fns import kills_on_13, row_id
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-pytestmark = pytest.mark.asyncio
 
 
 @pytest.fixture
@@ -57,6 +56,7 @@ def events_of(events: Any, name: str) -> list[dict[str, Any]]:
 # What is shared
 
 
+@pytest.mark.asyncio
 async def test_the_function_is_opened_once_for_all_workers_and_for_those_that_come_later(rows, tmp_path):
     executor = ProcessExecutor(3)
     client = Client(executor, rows(5), worker_fns.Opening("is counted", str(tmp_path)))
@@ -74,6 +74,7 @@ async def test_the_function_is_opened_once_for_all_workers_and_for_those_that_co
     assert len(list(tmp_path.glob("start *"))) == 1
 
 
+@pytest.mark.asyncio
 async def test_every_worker_has_randomness_of_its_own(rows):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(40, {i: {"sleep_s": 0.005} for i in range(40)}), worker_fns.RollsDice())
@@ -89,6 +90,7 @@ async def test_every_worker_has_randomness_of_its_own(rows):
         assert len(set(rolls)) == 2
 
 
+@pytest.mark.asyncio
 async def test_what_was_printed_before_a_fork_is_said_once(rows):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(1), worker_fns.Opening("prints without a newline"))
@@ -115,6 +117,7 @@ def said(events: Any) -> str:
         ("keeps a file open", "the tokenize function keeps open descriptor "),
     ],
 )
+@pytest.mark.asyncio
 async def test_what_a_fork_could_harm_is_opened_by_every_worker(rows, tmp_path, what, reason):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(200), worker_fns.Opening(what, str(tmp_path)))
@@ -135,9 +138,22 @@ async def test_what_a_fork_could_harm_is_opened_by_every_worker(rows, tmp_path, 
     assert events_of(events, "template.lost") == []
 
 
+def test_where_the_system_forbids_to_name_a_process_for_certain_nothing_is_shared(monkeypatch):
+    before = descriptors()
+
+    def forbidden(pid: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", forbidden)
+    assert why_not_shared(before).startswith("a process cannot be named for certain here: ")
+    monkeypatch.delattr(os, "pidfd_open")
+    assert why_not_shared(before).startswith("a process cannot be named for certain here: ")
+
+
 # Its death
 
 
+@pytest.mark.asyncio
 async def test_a_template_that_is_killed_is_replaced_with_its_workers(rows, tmp_path):
     began, gate = tmp_path / "began", tmp_path / "gate"
     executor = ProcessExecutor(2)
@@ -160,6 +176,7 @@ async def test_a_template_that_is_killed_is_replaced_with_its_workers(rows, tmp_
     assert executor.statistics().num_restarts == 3, "two workers and the template"
 
 
+@pytest.mark.asyncio
 async def test_a_request_is_not_to_blame_for_the_death_of_the_template(rows, tmp_path):
     """Its worker went with it, twice."""
     began, gate = tmp_path / "began", tmp_path / "gate"
@@ -176,6 +193,7 @@ async def test_a_request_is_not_to_blame_for_the_death_of_the_template(rows, tmp
         assert ids_of(await client.answer(asked)) == [0]
 
 
+@pytest.mark.asyncio
 async def test_template_and_workers_may_be_killed_together(rows):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(400, {i: {"sleep_s": 0.0005} for i in range(400)}), worker_fns.takes_its_time)
@@ -193,6 +211,7 @@ async def test_template_and_workers_may_be_killed_together(rows):
     assert [ids_of(reply) for reply in replies] == [list(range(first, first + 4)) for first in range(0, 400, 4)]
 
 
+@pytest.mark.asyncio
 async def test_a_template_that_is_stopped_is_replaced_once_it_is_needed(rows, monkeypatch):
     monkeypatch.setattr(births, "_PATIENCE_S", 0.3)
     executor = ProcessExecutor(2)
@@ -213,6 +232,7 @@ async def test_a_template_that_is_stopped_is_replaced_once_it_is_needed(rows, mo
     assert (event["reason"], event["how"]) == ("no answer in 0.3 s; it was killed", "SIGKILL")
 
 
+@pytest.mark.asyncio
 async def test_a_stopped_template_does_not_keep_the_loader_from_closing(rows):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(20), row_id)
@@ -224,6 +244,7 @@ async def test_a_stopped_template_does_not_keep_the_loader_from_closing(rows):
     assert not stopped.is_running()
 
 
+@pytest.mark.asyncio
 async def test_a_row_that_kills_its_worker_is_found_as_ever(rows):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(20), kills_on_13)
@@ -237,6 +258,7 @@ async def test_a_row_that_kills_its_worker_is_found_as_ever(rows):
     assert (reply.code, reply.reason, reply.row) == ("AD423", "its worker died (SIGSEGV)", 3)  # type: ignore[union-attr]
 
 
+@pytest.mark.asyncio
 async def test_no_zombie_is_left_while_the_pool_runs(rows):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(5), row_id)
@@ -256,6 +278,7 @@ async def test_no_zombie_is_left_while_the_pool_runs(rows):
 # What it is told
 
 
+@pytest.mark.asyncio
 async def test_it_ends_its_workers_when_its_socket_ends(rows):
     """No executor here: births alone, and a worker that is not told that it is over."""
     client = Client(ProcessExecutor(1), rows(1), row_id)
@@ -273,6 +296,7 @@ async def test_it_ends_its_workers_when_its_socket_ends(rows):
     assert psutil.Process().children(recursive=True) == []
 
 
+@pytest.mark.asyncio
 async def test_without_room_for_a_fork_it_says_so(rows):
     """The template has room for so many descriptors that a worker's own do not fit."""
     import resource
