@@ -89,6 +89,9 @@ def test_these_are_the_commands():
         "asyncdata sample",
         "asyncdata snapshot",
         "asyncdata snapshot show",
+        "asyncdata tokenizer",
+        "asyncdata tokenizer prove",
+        "asyncdata tokenizer show",
     ]
 
 
