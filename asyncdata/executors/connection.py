@@ -1,13 +1,16 @@
 """The parent's end of a worker's socket: whole frames, in as few system calls as possible.
 
 Beside a busy Python trainer every return from a call that released the GIL may wait 5 ms. So a frame costs one wait and
-one or two receives, and a send never waits: no more than two small requests are ever on their way to a worker.
+one or two receives, and a send never waits: what the socket does not take at once, as of the request for a plan of many
+rows, a task sends later.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
+from collections import deque
 from typing import TYPE_CHECKING
 
 import anyio
@@ -35,6 +38,8 @@ class Connection:
         self._request_id = 0
         self._body: memoryview | None = None
         self._num_read = 0
+        self._unsent: deque[memoryview] = deque()
+        self._has_unsent = anyio.Event()
 
     async def send_first(self, data: bytes | bytearray) -> None:
         """Send ``data``, however long, to a worker that may still be starting."""
@@ -44,12 +49,35 @@ class Connection:
             view = view[self._sock.send(view, socket.MSG_DONTWAIT) :]
 
     def send(self, data: bytes | bytearray) -> None:
-        """Send a request.
+        """Send a request: what there is room for now, and the rest by :meth:`send_rest`.
 
-        :raises OSError: if the worker is gone, or its socket full against all expectation.
+        :raises OSError: if the worker is gone.
         """
-        if self._sock.send(data, socket.MSG_DONTWAIT) != len(data):
-            raise BrokenPipeError("a worker's socket took only a part of a request")
+        view = memoryview(data)
+        if not self._unsent:
+            view = view[self._send_some(view) :]
+        if view:
+            self._unsent.append(view)
+            self._has_unsent.set()
+
+    async def send_rest(self) -> None:
+        """Send what :meth:`send` left over, whenever there is any, until the worker is gone."""
+        with contextlib.suppress(OSError):
+            while True:
+                self._has_unsent = anyio.Event()
+                while self._unsent:
+                    await anyio.wait_writable(self._sock)
+                    rest = self._unsent[0][self._send_some(self._unsent[0]) :]
+                    self._unsent.popleft()
+                    if rest:
+                        self._unsent.appendleft(rest)
+                await self._has_unsent.wait()
+
+    def _send_some(self, view: memoryview) -> int:
+        try:
+            return self._sock.send(view, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
 
     def send_with(self, data: bytes, fds: Sequence[int]) -> None:
         """Send ``data`` and descriptors, which the other end gets as its own.

@@ -175,6 +175,7 @@ class ProcessExecutor:
         async with anyio.create_task_group() as group:
             worker.conversation = group.cancel_scope
             group.start_soon(worker.process.pump_output)
+            group.start_soon(worker.process.connection.send_rest)
             self._dismiss_if_done(worker)
             lost = await self._talk(worker)
             group.cancel_scope.cancel()

@@ -20,6 +20,7 @@ from asyncdata.errors import WorkerError
 from asyncdata.executors.base import NUM_SLOTS, Crashed
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.window import Window
+from asyncdata.wire import OrderPacks, Permuted
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until, value_of
 from tests.support.tokenize_fns import kills_on_13, kills_on_13_in_batches, row_id
@@ -77,6 +78,23 @@ async def test_workers_killed_at_random_lose_double_and_mix_up_nothing(rows):
     assert {number: [ids_of(reply) for reply in client.replies[number]] for number in asked} == {
         number: [[first, first + 1]] for number, first in asked.items()
     }
+
+
+async def test_a_request_larger_than_a_socket_takes_comes_whole(rows):
+    """A plan of packs asks with some bytes for every row there is."""
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(5), row_id)
+    costs = np.arange(500_000, dtype=np.float64)
+    request = OrderPacks(costs.tobytes(), None, False, 1, 1, 0, 0)
+    async with client.running():
+        window = await client.window()
+        asked = [client.ask(request), client.ask(window.request(0, 5)), client.ask(request)]
+        plan, reply, again = await client.answers(asked)
+
+    assert ids_of(reply) == [0, 1, 2, 3, 4]
+    for found in (plan, again):
+        assert isinstance(found, Permuted)
+        assert np.frombuffer(found.rows, np.uint32).tolist() == list(range(500_000))
 
 
 async def test_a_worker_killed_while_idle_is_replaced(rows):
