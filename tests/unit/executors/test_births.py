@@ -162,7 +162,7 @@ async def test_a_template_that_is_killed_is_replaced_with_its_workers(rows, tmp_
         async with client.running():
             window = await client.window()
             asked = [client.ask(window.request(row, row + 1)) for row in range(8)]
-            await until(began.exists)
+            await until(lambda: began.exists() and len(pids(executor)) == 2)
             before = {template().pid, *pids(executor)}
             template().kill()
             await until(lambda: executor.statistics().num_restarts == 3)
