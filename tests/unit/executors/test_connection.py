@@ -166,13 +166,38 @@ async def test_sending_to_the_dead_is_an_os_error(pair):
         connection.send(b"x")
 
 
-async def test_sending_more_than_the_socket_takes_is_an_os_error(pair):
-    """It never waits: what is full against all expectation belongs to a worker that is given up."""
-    connection, _ = pair
+async def test_what_the_socket_does_not_take_at_once_follows_in_its_order(pair):
+    connection, worker = pair
+    chance = random.Random(4)
+    sent = [chance.randbytes(chance.choice([1, 100, 400_000])) for _ in range(40)]
+    received = bytearray()
 
-    with pytest.raises(OSError):
-        for _ in range(1000):
-            connection.send(bytes(100_000))
+    def read() -> None:
+        while len(received) < sum(map(len, sent)):
+            received.extend(worker.recv(1 << 16))
+
+    with anyio.fail_after(NEVER_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(connection.send_rest)
+            for number, data in enumerate(sent):
+                connection.send(data)
+                if number == 20:
+                    await anyio.wait_all_tasks_blocked()  # nobody reads: the socket is full
+            await anyio.to_thread.run_sync(read)
+            group.cancel_scope.cancel()
+
+    assert received == b"".join(sent)
+
+
+async def test_sending_the_rest_ends_with_the_worker(pair):
+    connection, worker = pair
+
+    with anyio.fail_after(NEVER_S):
+        async with anyio.create_task_group() as group:
+            connection.send(bytes(1_000_000))
+            group.start_soon(connection.send_rest)
+            await anyio.wait_all_tasks_blocked()
+            worker.close()
 
 
 async def test_the_first_message_may_be_longer_than_the_socket_takes(pair):
