@@ -47,6 +47,7 @@ __all__ = (
 PROGRESS = struct.Struct("<Qi")  # the id of the request that is being worked on (0: none), and its row (-1: all)
 PROGRESS_BYTES = 64  # one cache line each, so that workers do not disturb one another
 _PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def main(number: int, parent: int, sock_fd: int, alive_fd: int, progress_fd: int, slot_fds: list[int]) -> None:
@@ -165,6 +166,7 @@ def serve(number: int, sock: socket.socket, opened: Opened) -> None:
 
     :raises EOFError: when the socket ends.
     """
+    _keep_freed_memory()
     progress = _Progress(opened.memory.page, number * PROGRESS_BYTES)
     sock.sendall(frame(0, Ready(os.getpid())))
     handler = Handler(opened.job, opened.memory.slots, opened.tokenizer, progress)
@@ -175,6 +177,16 @@ def serve(number: int, sock: socket.socket, opened: Opened) -> None:
         reply = handler(request)
         progress.begin(0)
         sock.sendall(frame(request_id, reply))
+
+
+def _keep_freed_memory() -> None:
+    """Have the memory of one reply serve for the next: the C library would give it back to the system each time, and
+    every page of it would fault again. Glibc only; others have no such function.
+    """
+    with contextlib.suppress(AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 def receive(sock: socket.socket) -> tuple[int, bytes]:
