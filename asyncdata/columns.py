@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ("Chunk", "Drop", "Note", "Origin")
 
+_TEXTS = {"prompt": "prompt_text"}
+"""Columns of which there may be another that holds the texts themselves, in place of JSON."""
 _JOURNAL = "journal"
 """The reason for which a row is dropped that brought down workers, when a snapshot knows it."""
 
@@ -122,12 +124,18 @@ class Chunk:
 
     def value(self, column: str, sample: int) -> Any:
         """A column's JSON value, decoded afresh so that the caller may change it; None where there is none."""
+        if raw := self._raw(column, sample):
+            return _decode(raw)
+
+        text = self._raw(_TEXTS[column], sample) if column in _TEXTS else None
+        return str(text, "utf-8") if text else None
+
+    def _raw(self, column: str, sample: int) -> memoryview | None:
         if column not in self._columns:
             return None
 
         data, ends = self._columns[column]
-        raw = data[(ends[sample - 1] if sample else 0) : ends[sample]]
-        return _decode(raw) if raw else None
+        return data[(ends[sample - 1] if sample else 0) : ends[sample]]
 
     def position(self, sample: int) -> Position:
         """The place in D of sample ``sample``."""

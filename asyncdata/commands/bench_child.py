@@ -21,9 +21,10 @@ from asyncdata.tokenization.prompt_parts import OfTokenizer
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from asyncdata.types import Sample
+    from asyncdata.wire import Column
 
 __all__ = ("first_batch", "tokenizer_alone")
 
@@ -50,20 +51,20 @@ def tokenizer_alone(args: Namespace, number: int, num_processes: int, seconds: f
     rows = _rows(args, _MAX_ROWS * num_processes)[number::num_processes] or _rows(args, 1)
     fn = tokenize_fn_of(args)
     tokenize = open_tokenize_fn(fn)
-    prompts: list[str] = []
+    prompts: list[Column] = []
 
     def run(some: Sequence[bytes]) -> None:
         out = ColumnWriter()
         tokenize(some, out)
-        column = out.finish(len(some), 0.0).columns.get("prompt")
+        column = out.finish(len(some), 0.0).columns.get("prompt_text")
         if column is not None:
-            prompts.append(bytes(column.data).decode())
+            prompts.append(column)
 
     run(rows[:1])
     _say("ready")
     sys.stdin.readline()  # until the others are
     found: dict[str, Any] = {"tokenize_fn_rows_per_s": _rate(run, rows, seconds)}
-    texts = [text for joined in prompts[1:] for text in _texts(joined)]
+    texts = [text for column in prompts[1:] for text in _texts(column)]
     rate = _tokenizer_rate(fn, texts, seconds) if isinstance(fn, OfTokenizer) and texts else None
     return found | {"tokenizer_rows_per_s": rate}
 
@@ -97,13 +98,11 @@ def _rate(run: Callable[[Sequence[Any]], object], rows: Sequence[Any], seconds: 
     return num_done / max(time.perf_counter() - began, 1e-9)
 
 
-def _texts(joined: str) -> list[str]:
-    """The JSON strings of a column, one behind the other."""
-    decoder, texts, place = json.JSONDecoder(), [], 0
-    while place < len(joined):
-        text, place = decoder.raw_decode(joined, place)
-        texts.append(text)
-    return texts
+def _texts(column: Column) -> Iterator[str]:
+    start = 0
+    for end in memoryview(column.ends).cast("I"):
+        yield str(column.data[start:end], "utf-8")
+        start = end
 
 
 def _tokenizer_rate(fn: OfTokenizer, texts: list[str], seconds: float) -> float:

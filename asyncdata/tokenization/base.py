@@ -86,7 +86,8 @@ class ColumnWriter:
         self._errors: list[RowError] = []
 
     def keep(self, row: int, tokens: Iterable[int], **columns: Buffer) -> None:
-        """Row ``row`` is a sample of ``tokens``; each column's value is JSON text.
+        """Row ``row`` is a sample of ``tokens``; each column's value is JSON text. ``prompt_text`` may be given in place
+        of ``prompt``: the text itself, in UTF-8.
 
         :raises OverflowError: for a token id outside int32.
         :raises TypeError: for a token that is not an int.
@@ -101,23 +102,24 @@ class ColumnWriter:
             ends.append(len(data))
 
     def keep_all(
-        self, rows: Sequence[int], tokens: Buffer, ends: Sequence[int], columns: Mapping[str, Sequence[Buffer]]
+        self, rows: Sequence[int], tokens: Buffer, ends: Sequence[int], columns: Mapping[str, Sequence[Buffer | str]]
     ) -> None:
         """As :meth:`keep` for each of ``rows``, in one go.
 
         :param tokens: their tokens end to end, int32.
         :param ends: where each row's tokens end.
-        :param columns: each one's values, one for each row; an empty one is none. They must have a length in bytes.
+        :param columns: each one's values, one for each row; an empty one is none. They must have a length in bytes, or
+            be texts.
         """
         base = len(self._tokens)
         self._tokens.frombytes(tokens)
         self._token_ends.extend([base + end for end in ends] if base else ends)
         for name, values in columns.items():
-            if data := b"".join(values):
+            data, lengths = _end_to_end(values)
+            if data:
                 column = self._column(name)
-                start = len(column)
+                self._columns[name][1].extend([*accumulate(lengths, initial=len(column))][1:])
                 column += data
-                self._columns[name][1].extend([start + end for end in accumulate(map(len, values))])
         self._kept.extend(rows if self._numbers is None else [self._numbers[row] for row in rows])
         for column, column_ends in self._columns.values():
             column_ends.extend([len(column)] * (len(self._kept) - len(column_ends)))
@@ -184,6 +186,13 @@ class ColumnWriter:
             busy_s=busy_s,
             notes=_packed(self._notes),
         )
+
+
+def _end_to_end(values: Sequence[Any]) -> tuple[bytes, Iterable[int]]:
+    """The values, and their lengths in bytes."""
+    if values and isinstance(values[0], str):
+        values = list(map(str.encode, values))  # faster than all at once, which takes fresh pages from the system
+    return b"".join(values), map(len, values)
 
 
 def _packed(rows_by_name: dict[str, array[int]]) -> dict[str, Data]:

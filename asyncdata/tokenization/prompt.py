@@ -179,7 +179,8 @@ class _PromptReader:
             text = self._plain(prompt, raw)
         else:
             text = self._rendered(self._templates, prompt, tools, raw)
-            columns["prompt"] = msgspec.json.encode(text)
+        columns["prompt_text"] = text.encode()
+        del columns["prompt"]
         if metadata := self._row.metadata(columns.pop("metadata", None), tools, raw):
             columns["metadata"] = metadata
         return text, columns

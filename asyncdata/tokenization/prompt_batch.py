@@ -19,7 +19,6 @@ __all__ = ("PlainPrompts", "PlainReader", "write_prompts")
 
 Buffer = bytes | memoryview
 
-_decode_text = msgspec.json.Decoder(str).decode
 _NULL = b"null"
 _NOTHING = msgspec.Raw(b"")
 
@@ -28,7 +27,7 @@ class PlainPrompts(NamedTuple):
     """The texts of rows, and the values of their columns."""
 
     texts: list[str]
-    columns: dict[str, list[bytes]]
+    columns: dict[str, list[bytes] | list[str]]
 
 
 class PlainReader:
@@ -39,26 +38,23 @@ class PlainReader:
 
     def __init__(self, keys: Mapping[str, str | None]) -> None:
         self._keys = {name: key for name, key in keys.items() if key is not None}
-        self._decode = RowDecoder(tuple(self._keys.values())).all
+        self._is_plain = len(set(self._keys.values())) == len(self._keys)  # the prompt is decoded, and nothing else
+        self._decode = RowDecoder(tuple(self._keys.values()), text=self._keys["prompt"]).all
 
     def __call__(self, rows: Sequence[Buffer]) -> PlainPrompts | None:
         """The prompts; None where a row is bad or has what needs a closer look: then they are read one by one."""
-        found = self._decode(rows)
+        found = self._decode(rows) if self._is_plain else None
         if found is None:
             return None
 
-        columns = {name: _texts(column) for name, column in zip(self._keys, found, strict=True)}
-        if not _is_ordinary(columns):
-            return None
-
-        try:
-            texts = list(map(_decode_text, columns["prompt"]))
-            "".join([text for text in texts if not text.isascii()]).encode()  # half of a surrogate pair
-        except (msgspec.DecodeError, UnicodeEncodeError):
+        fields = dict(zip(self._keys, found, strict=True))
+        texts: list[str] = fields.pop("prompt")
+        columns = {name: _texts(column) for name, column in fields.items()}
+        if None in texts or not _is_ordinary(columns):
             return None
 
         columns.pop("tools", None)
-        return PlainPrompts(texts, columns)
+        return PlainPrompts(texts, {**columns, "prompt_text": texts})
 
 
 def _texts(column: list[msgspec.Raw | None]) -> list[bytes]:
@@ -76,12 +72,12 @@ def _texts(column: list[msgspec.Raw | None]) -> list[bytes]:
 
 
 def _is_ordinary(columns: dict[str, list[bytes]]) -> bool:
-    """Whether every row has its prompt and its label, metadata are objects or null, and tools are null."""
+    """Whether every row has its label, metadata are objects or null, and tools are null."""
     tools = columns.get("tools", ())
     if any(text and text != _NULL for text in tools):
         return False
 
-    if not all(columns[name] and all(columns[name]) for name in ("prompt", "label") if name in columns):
+    if "label" in columns and not (columns["label"] and all(columns["label"])):
         return False
 
     metadata = columns.get("metadata", [])
@@ -114,5 +110,9 @@ def write_prompts(prompts: PlainPrompts, flat: FlatIds, max_length: int | None, 
             out.drop(row, "max_length")
         else:
             tokens = array("i", flat.ids[4 * starts[row] : 4 * ends[row]])
-            columns = {name: values[row] for name, values in prompts.columns.items() if values and values[row]}
-            out.keep(row, tokens, **columns)
+            out.keep(row, tokens, **_columns_of(prompts, row))
+
+
+def _columns_of(prompts: PlainPrompts, row: int) -> dict[str, bytes]:
+    found = {name: values[row] for name, values in prompts.columns.items() if values and values[row]}
+    return {name: value.encode() if isinstance(value, str) else value for name, value in found.items()}

@@ -52,7 +52,7 @@ def test_columns_hold_the_rows_own_bytes(name: str) -> None:
     PromptTokenizeFn(name, label_key="label").open()([row, row.replace(b"NaN", b"1E9").replace(b"\\ud800", b"")], out)
 
     columns = out.finish(2, 0.0).columns
-    assert columns["prompt"].data == b'"caf\\u00e9"' * 2
+    assert columns["prompt_text"].data == "café".encode() * 2  # the only one that is decoded
     assert columns["label"].data == b"[1.5,100.0][1.50, 1e2]"  # json's words where msgspec refuses the row
     assert columns["metadata"].data == b'{"n":NaN,"s":"\\ud800"}{"n": 1E9, "s": "" }'
 
