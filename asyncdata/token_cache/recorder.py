@@ -36,6 +36,8 @@ __all__ = ("Recorder",)
 _log = get_logger(__name__)
 _MAX_WAITING_BYTES = 512 << 20
 _MAX_TRIES = 3
+_MAX_OPEN = 256
+"""Workers finish windows out of their order. One behind which so many are begun has lost a row, and never completes."""
 
 
 class _Store:
@@ -137,11 +139,10 @@ class Recorder:
 
     def complete(self, window: WindowTokens) -> None:
         """All rows of a window are answered."""
-        if window in self._open:  # those before it have lost a row, and will never be complete
-            number = self._open.index(window)
-            for before in self._open[:number]:
-                self._give_up(before)
-            del self._open[: number + 1]
+        if window in self._open:
+            self._open.remove(window)
+        while len(self._open) > _MAX_OPEN:
+            self._give_up(self._open.pop(0))
         num_bytes = sum(waiting.num_bytes for waiting in self._waiting)
         if num_bytes < _MAX_WAITING_BYTES:
             self._waiting.append(window)

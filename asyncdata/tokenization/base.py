@@ -86,8 +86,9 @@ class ColumnWriter:
         self._errors: list[RowError] = []
 
     def keep(self, row: int, tokens: Iterable[int], **columns: Buffer) -> None:
-        """Row ``row`` is a sample of ``tokens``; each column's value is JSON text. ``prompt_text`` may be given in place
-        of ``prompt``: the text itself, in UTF-8.
+        """Row ``row`` is a sample of ``tokens``; each column's value is JSON text.
+
+        ``prompt_text`` may be given in place of ``prompt``: the text itself, in UTF-8.
 
         :raises OverflowError: for a token id outside int32.
         :raises TypeError: for a token that is not an int.

@@ -113,10 +113,10 @@ class ChatTemplate:
         try:
             if self._symbolic is None:
                 self._symbolic = SymbolicTemplate(self._source, self._variables)
+            chat = SymbolicChat(self._symbolic, messages, tools)
         except UnprovenError:
             return NOTHING_PROVEN
 
-        chat = SymbolicChat(self._symbolic, messages, tools)
         try:
             return chat.trace.program(*cut(chat))
         except (UnprovenError, RowFault):  # what the template refuses is refused when it renders the chat

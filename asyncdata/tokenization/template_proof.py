@@ -62,6 +62,7 @@ _FUNCTIONS = ("range", "raise_exception", "strftime_now")
 _MAKERS = ("dict", "namespace")
 _OF_SCOPES = frozenset({"_loop_vars", "_block_vars"})
 """What Jinja adds to a call, for functions that take its context."""
+_HOLDERS = frozenset({str, list, tuple, dict})
 _READERS = frozenset({"get", "items", "keys", "values"})
 """Methods of a dict that hand on its values."""
 
@@ -75,6 +76,9 @@ class SymbolicTemplate:
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+        if not is_plain([value for value in variables.values() if type(value) in _HOLDERS]):
+            raise UnprovenError("a variable with characters that stand for texts here")
+
         self._environment = environment = make_environment(_Environment)
         tree = environment.parse(source)
         _check(tree)
@@ -113,9 +117,13 @@ class SymbolicChat:
     """A chat whose texts are unknown.
 
     :ivar messages: with roles that are known.
+    :raises UnprovenError: if a role or a key has characters that stand for texts here.
     """
 
     def __init__(self, template: SymbolicTemplate, messages: list[Message], tools: list[Message] | None) -> None:
+        if not is_plain([[*message, message["role"]] for message in messages]):
+            raise UnprovenError("a role or a key with characters that stand for texts here")
+
         self._template = template
         self.trace = trace = Trace()
         self.messages = [

@@ -328,7 +328,10 @@ class Value(_Unknown):
         if isinstance(other, Value):
             return True if other.rendered == self._text else self.refuse()
 
-        return other is not None and is_plain(other) and self._equals(other)
+        if other is None or isinstance(other, Text):
+            return False
+
+        return self._equals(other) if is_plain(other) else bool(self.refuse())
 
     def __lt__(self, other: object) -> bool:
         return self._compared(operator.lt, other)

@@ -201,6 +201,25 @@ def test_roles_keys_and_variables_that_have_such_characters_are_rendered() -> No
     assert prove(text, [{"role": "user", "content": "a", "\U00100000": 1}]).segments is None
 
 
+@pytest.mark.parametrize("what", ["message.role in messages[0].content", "message.content == message.role", "message"])
+def test_a_role_that_looks_like_a_text_is_never_taken_for_one(what: str) -> None:
+    text = "{% for message in messages %}{{ " + what + " }}{% endfor %}"
+    for role in ("\U00100000", "a\U00100001"):
+        messages = [{"role": role, "content": ""}, {"role": role, "content": role}]
+        program = prove(text, messages)
+
+        assert made(program, messages) in (None, [ChatTemplate(text, VARIABLES).rendered(messages)])
+        assert program.segments is None
+
+
+def test_a_list_beside_one_with_an_unknown_text_in_it_is_not_compared() -> None:
+    text = "{{ messages[0].parts == [messages[0].content] }}"
+    messages = [{"role": "user", "content": "a", "parts": ["a"]}]
+
+    assert ChatTemplate(text, VARIABLES).rendered(messages) == "True"
+    assert prove(text, messages).segments is None
+
+
 def test_a_chat_with_a_mark_in_it_is_asked_for_itself() -> None:
     spans = ChatSpans(ChatTemplate(WELL_KNOWN["macro"], VARIABLES), "it", SPECIAL, "</s>")
     program = spans.proven(chat("a", "b"), None, [1])
