@@ -68,4 +68,4 @@ class FirstScans:
 
 
 def _tokenize_nothing(rows: Sequence[bytes | memoryview], out: ColumnWriter) -> None:
-    raise NotImplementedError("only scans are answered here")
+    raise RuntimeError("only scans are answered here")
