@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.errors import ConfigError
+from asyncdata.executors.execute import ENVIRONMENT, command_of
 from asyncdata.log import get_logger
 from asyncdata.tokenization.backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.prompt_parts import OfTokenizer
@@ -26,19 +27,6 @@ SWITCH = "ASYNCDATA_PROVE"
 """The environment variable that forbids proofs beside a run, where it is "off"."""
 
 _NICE = 19
-_BOOT = """\
-import json, sys
-arguments = json.loads(sys.argv[1])
-sys.path[:] = arguments.pop("path")
-from asyncdata.proving import main
-main(**arguments)
-"""
-_ENVIRONMENT = {
-    "TOKENIZERS_PARALLELISM": "false",
-    "RAYON_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-}
 
 
 class Prover:
@@ -150,13 +138,12 @@ def _summary(proof: Proof) -> dict[str, Any]:
 
 
 def _spawn(folder: str, backends: list[str]) -> subprocess.Popen[str]:
-    arguments = {"path": [os.path.abspath(entry) for entry in sys.path], "folder": folder, "backends": backends}
     return subprocess.Popen(
-        [sys.executable, "-I", "-c", _BOOT, json.dumps(arguments)],
+        command_of("proving", {"folder": folder, "backends": backends}),
         stdin=subprocess.PIPE,  # its end tells the child that we are gone
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=os.environ | _ENVIRONMENT,
+        env=os.environ | ENVIRONMENT,
         text=True,
         start_new_session=True,  # Ctrl-C is the trainer's
     )

@@ -21,16 +21,16 @@ from asyncdata.errors import WorkerError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ("AlivePipe", "Ends", "execute", "new_ends", "no_room")
+__all__ = ("ENVIRONMENT", "AlivePipe", "Ends", "command_of", "execute", "new_ends", "no_room")
 
 _BOOT = """\
 import json, sys
 arguments = json.loads(sys.argv[1])
 sys.path[:] = arguments.pop("path")
-from asyncdata.executors.{} import main
+from asyncdata.{} import main
 main(**arguments)
 """
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAYON_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -121,6 +121,12 @@ def new_ends() -> Iterator[Ends]:
         raise no_room(error) from error
 
 
+def command_of(module: str, arguments: dict[str, Any]) -> list[str]:
+    """The command of a new interpreter that runs ``main`` of a module of this package, and finds what we find."""
+    arguments = {"path": [os.path.abspath(entry) for entry in sys.path], **arguments}
+    return [sys.executable, "-I", "-c", _BOOT.format(module), json.dumps(arguments)]
+
+
 def execute(module: str, ends: Ends, alive: AlivePipe, fds: Sequence[int] = (), **more: Any) -> subprocess.Popen[bytes]:
     """A new interpreter that runs ``main`` of a module of this folder; it dies with the calling thread.
 
@@ -130,20 +136,15 @@ def execute(module: str, ends: Ends, alive: AlivePipe, fds: Sequence[int] = (), 
     :raises OSError: if the system has no room for one more.
     """
     sock_fd, output_fd = ends.their_fds
-    arguments = {
-        "path": [os.path.abspath(entry) for entry in sys.path],
-        "parent": os.getpid(),
-        "sock_fd": sock_fd,
-        "alive_fd": alive.read_fd,
-    }
+    arguments = {"parent": os.getpid(), "sock_fd": sock_fd, "alive_fd": alive.read_fd}
     with _ctrl_c_blocked():
         return subprocess.Popen(
-            [sys.executable, "-I", "-c", _BOOT.format(module), json.dumps(arguments | more)],
+            command_of(f"executors.{module}", arguments | more),
             pass_fds=(sock_fd, alive.read_fd, *fds),
             stdin=subprocess.DEVNULL,
             stdout=output_fd,
             stderr=output_fd,
-            env=os.environ | _ENVIRONMENT,
+            env=os.environ | ENVIRONMENT,
         )
 
 

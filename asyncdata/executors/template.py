@@ -28,6 +28,7 @@ from asyncdata.executors.worker import (
     to_the_end,
 )
 from asyncdata.import_path import resolve_path
+from asyncdata.tokenization.backends import give_back_memory
 from asyncdata.wire import decode_job, decode_spec
 
 if TYPE_CHECKING:
@@ -153,8 +154,7 @@ class _Template:
     def run(self) -> None:
         resolve_path(self._opened.job.reader.path)  # the module that every worker needs next
         gc.collect()
-        if hasattr(self._libc, "malloc_trim"):  # glibc's
-            self._libc.malloc_trim(0)  # what workers fill anew need not be kept here
+        give_back_memory()  # what workers fill anew need not be kept here
         gc.freeze()  # or the first collection in a worker would copy all that it looks at
         try:
             while True:

@@ -49,7 +49,7 @@ LEVELS = {
     "loops": 3,
     "plan": 4,
     "planning": 5,
-    "proving": 4,
+    "proving": 5,
     "row_index": 4,
     "shares": 3,
     "snapshot": 3,

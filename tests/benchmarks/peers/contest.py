@@ -39,6 +39,23 @@ class Peer(Protocol):
         ...
 
 
+class Stateful:
+    """A peer whose ``loader`` keeps its own state, as that of torchdata does."""
+
+    loader: Any
+
+    def states(self, stops: list[int]) -> Iterator[Any]:
+        wanted = iter(stops)
+        stop = next(wanted)
+        for number, _ in enumerate(self.loader):
+            if number * BATCH >= stop:
+                yield self.loader.state_dict()
+                stop = next(wanted, 1 << 62)
+
+    def restore(self, state: Any) -> None:
+        self.loader.load_state_dict(state)
+
+
 def seconds() -> float:
     """Since the script's first statement."""
     return time.perf_counter() - BEGAN

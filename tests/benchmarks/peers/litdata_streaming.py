@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contest import BATCH, SEED, encoded, lines, main  # isort: skip - the clock starts before anything else
+from contest import BATCH, SEED, Stateful, encoded, lines, main  # isort: skip - the clock starts before anything else
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ def converted(path: str) -> Iterator[dict[str, str]]:
         yield {"input": text}
 
 
-class LitData:
+class LitData(Stateful):
     """The conversion counts: it comes before the first batch."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -37,7 +37,7 @@ class LitData:
                 num_workers=settings["num_workers"],
             )
         rows = StreamingDataset(settings["folder"], shuffle=True, seed=SEED)
-        self._loader = StreamingDataLoader(
+        self.loader = StreamingDataLoader(
             rows,
             batch_size=BATCH,
             num_workers=settings["num_workers"],
@@ -45,18 +45,7 @@ class LitData:
         )
 
     def __iter__(self) -> Iterator[list[Any]]:
-        return iter(self._loader)
-
-    def states(self, stops: list[int]) -> Iterator[Any]:
-        wanted = iter(stops)
-        stop = next(wanted)
-        for number, _ in enumerate(self._loader):
-            if number * BATCH >= stop:
-                yield self._loader.state_dict()
-                stop = next(wanted, 1 << 62)
-
-    def restore(self, state: Any) -> None:
-        self._loader.load_state_dict(state)
+        return iter(self.loader)
 
 
 if __name__ == "__main__":

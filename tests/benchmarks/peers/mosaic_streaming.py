@@ -6,7 +6,7 @@ stood in for.
 
 from __future__ import annotations
 
-from contest import BATCH, SEED, encoded, lines, main  # isort: skip - the clock starts before anything else
+from contest import BATCH, SEED, Stateful, encoded, lines, main  # isort: skip - the clock starts before anything else
 
 import sys
 from functools import partial
@@ -26,7 +26,7 @@ def collated(rows: list[dict[str, Any]], tokenizer: str) -> dict[str, list[Any]]
     return {"tokens": encoded([row["input"] for row in rows], tokenizer)}
 
 
-class Mosaic:
+class Mosaic(Stateful):
     """The conversion counts: it comes before the first batch."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ class Mosaic:
                 for text in lines(settings["path"]):
                     writer.write({"input": text})
         rows = StreamingDataset(local=settings["folder"], shuffle=True, shuffle_seed=SEED, batch_size=BATCH)
-        self._loader = StreamingDataLoader(
+        self.loader = StreamingDataLoader(
             rows,
             batch_size=BATCH,
             num_workers=settings["num_workers"],
@@ -43,18 +43,7 @@ class Mosaic:
         )
 
     def __iter__(self) -> Iterator[list[Any]]:
-        return (batch["tokens"] for batch in self._loader)
-
-    def states(self, stops: list[int]) -> Iterator[Any]:
-        wanted = iter(stops)
-        stop = next(wanted)
-        for number, _ in enumerate(self._loader):
-            if number * BATCH >= stop:
-                yield self._loader.state_dict()
-                stop = next(wanted, 1 << 62)
-
-    def restore(self, state: Any) -> None:
-        self._loader.load_state_dict(state)
+        return (batch["tokens"] for batch in self.loader)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contest import BATCH, SEED, encoded, main  # isort: skip - the clock starts before anything else
+from contest import BATCH, SEED, Stateful, encoded, main  # isort: skip - the clock starts before anything else
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,13 @@ def collated(rows: list[dict[str, Any]], tokenizer: str) -> list[Any]:
     return [(tokens, row["label"], row["metadata"]) for row, tokens in zip(rows, ids, strict=True)]
 
 
-class Stateful:
+class TorchData(Stateful):
     """A part of the file for each worker, with a shuffle buffer of 10,000 rows each."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         rows = load_dataset("json", data_files=settings["parts"], split="train", streaming=True)
         rows = rows.shuffle(seed=SEED, buffer_size=10_000, max_buffer_input_shards=1)
-        self._loader = StatefulDataLoader(
+        self.loader = StatefulDataLoader(
             rows,
             batch_size=BATCH,
             num_workers=settings["num_workers"],
@@ -34,19 +34,8 @@ class Stateful:
         )
 
     def __iter__(self) -> Iterator[list[Any]]:
-        return iter(self._loader)
-
-    def states(self, stops: list[int]) -> Iterator[Any]:
-        wanted = iter(stops)
-        stop = next(wanted)
-        for number, _ in enumerate(self._loader):
-            if number * BATCH >= stop:
-                yield self._loader.state_dict()
-                stop = next(wanted, 1 << 62)
-
-    def restore(self, state: Any) -> None:
-        self._loader.load_state_dict(state)
+        return iter(self.loader)
 
 
 if __name__ == "__main__":
-    main(Stateful)
+    main(TorchData)
