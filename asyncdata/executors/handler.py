@@ -172,7 +172,9 @@ class Handler:
         return msgspec.structs.replace(reply, expected=request.expected) if request.expected else reply
 
     def _write(self, rows: list[bytes | memoryview], lengths: array[int], lost: frozenset[int] = _NONE) -> ColumnWriter:
-        too_long = [row for row, length in enumerate(lengths) if length < 0 and row not in lost]
+        too_long: list[int] = []
+        if min(lengths, default=0) < 0:
+            too_long = [row for row, length in enumerate(lengths) if length < 0 and row not in lost]
         bad = lost.union(too_long)
         good = [row for row in range(len(rows)) if row not in bad] if bad else range(len(rows))
         try:

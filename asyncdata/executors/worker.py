@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata.executors.handler import Handler
 from asyncdata.tokenization.base import open_spec
-from asyncdata.wire import HEADER, Failed, Job, Ready, Request, decode_job, decode_request, frame
+from asyncdata.wire import HEADER, Failed, Job, Ready, Request, decode_job, decode_request, frame, pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from asyncdata.tokenization.base import BatchTokenizer
-    from asyncdata.wire import TokenizeSpec
+    from asyncdata.wire import Data, TokenizeSpec
 
 __all__ = (
     "PROGRESS",
@@ -40,6 +40,7 @@ __all__ = (
     "open_or_tell",
     "print_by_the_line",
     "receive",
+    "send_pieces",
     "serve",
     "to_the_end",
 )
@@ -176,7 +177,14 @@ def serve(number: int, sock: socket.socket, opened: Opened) -> None:
         request: Request = decode_request(body)
         reply = handler(request)
         progress.begin(0)
-        sock.sendall(frame(request_id, reply))
+        send_pieces(sock, pieces(request_id, reply))
+
+
+def send_pieces(sock: socket.socket, data: Sequence[Data | bytearray]) -> None:
+    """All of ``data``: in one call, if nothing comes between."""
+    left = sum(map(len, data)) - sock.sendmsg(data)
+    if left:
+        sock.sendall(b"".join(data)[-left:])
 
 
 def _keep_freed_memory() -> None:

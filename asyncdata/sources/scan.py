@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from operator import sub
 from typing import TYPE_CHECKING
 
 from asyncdata.sources.reader import BlockRows, FileChangedError
@@ -70,11 +71,12 @@ def read_block(fd: int, file: FileRef, block: Block, slack_bytes: int, max_row_b
         data = b"\n" + data
     tail = file.num_bytes - (block.start - 1 + len(data))  # bytes of the file behind what was read
     limit = 1 + block.stop - block.start  # a row starts before this
-    starts, lengths, offsets, num_blank = array("i"), array("i"), array("i"), 0
     start = data.find(b"\n", 0, limit - 1) + 1
     if first and data.startswith(_BOM, 1):
         start += len(_BOM)
         limit = max(limit, min(start + 1, len(data)))  # the mark's block is that of the row behind it
+    starts, lengths, start = _ordinary_rows(data, start, limit, max_row_bytes)
+    offsets, num_blank = array("i", [start - 1 for start in starts]), 0
     while 0 < start < limit:
         end = data.find(b"\n", start)
         cut = end < 0 and tail > 0
@@ -94,6 +96,25 @@ def read_block(fd: int, file: FileRef, block: Block, slack_bytes: int, max_row_b
             num_blank += 1
         start = end + 1
     return BlockRows(data, starts, lengths, offsets, num_blank)
+
+
+def _ordinary_rows(data: bytes, start: int, limit: int, max_row_bytes: int) -> tuple[array[int], array[int], int]:
+    """Where the rows that begin in ``[start, limit)`` do so, their lengths, and where to go on.
+
+    None, and to go on from ``start``, if one of them needs a closer look: it may be blank, or is too long.
+    """
+    ends: list[int] = []
+    find, add, begin = data.find, ends.append, start
+    while 0 < begin < limit and (end := find(b"\n", begin)) >= 0:
+        add(end)
+        begin = end + 1
+    begins = [start, *[end + 1 for end in ends[:-1]]] if ends else []
+    lengths = list(map(sub, ends, begins))
+    is_ordinary = ends and 0 < min(lengths) and max(lengths) <= max_row_bytes
+    if not is_ordinary or not _BLANKS.isdisjoint(map(data.__getitem__, begins)):
+        return array("i"), array("i"), start
+
+    return array("i", begins), array("i", lengths), begin
 
 
 def _length_behind(fd: int, file: FileRef, offset: int, max_row_bytes: int) -> int:

@@ -77,10 +77,9 @@ class ColumnWriter:
     def __init__(self, progress: Callable[[int], None] = lambda _: None, numbers: Sequence[int] | None = None) -> None:
         self._progress = progress
         self._numbers = numbers
-        self._tokens = array("i")
-        self._token_ends = array("I")
+        self._tokens = _Pieces()
         self._kept = array("i")
-        self._columns: dict[str, tuple[bytearray, array[int]]] = {}
+        self._columns: dict[str, _Pieces] = {}
         self._drops: dict[str, array[int]] = {}
         self._notes: dict[str, array[int]] = {}
         self._errors: list[RowError] = []
@@ -94,13 +93,11 @@ class ColumnWriter:
         :raises TypeError: for a token that is not an int.
         """
         ids = tokens if isinstance(tokens, array) else array("i", tokens)
-        self._tokens.extend(ids)
-        self._token_ends.append(len(self._tokens))
+        self._tokens.append(ids, len(ids))
         for name, value in columns.items():
-            self._column(name).extend(value)
+            self._column(name).append(value, len(value))
         self._kept.append(self._number(row))
-        for data, ends in self._columns.values():
-            ends.append(len(data))
+        self._fill_columns()
 
     def keep_all(
         self, rows: Sequence[int], tokens: Buffer, ends: Sequence[int], columns: Mapping[str, Sequence[Buffer | str]]
@@ -112,23 +109,24 @@ class ColumnWriter:
         :param columns: each one's values, one for each row; an empty one is none. They must have a length in bytes, or
             be texts.
         """
-        base = len(self._tokens)
-        self._tokens.frombytes(tokens)
-        self._token_ends.extend([base + end for end in ends] if base else ends)
+        self._tokens.append_all(tokens, ends)
         for name, values in columns.items():
             data, lengths = _end_to_end(values)
             if data:
-                column = self._column(name)
-                self._columns[name][1].extend([*accumulate(lengths, initial=len(column))][1:])
-                column += data
+                self._column(name).append_all(data, accumulate(lengths))
         self._kept.extend(rows if self._numbers is None else [self._numbers[row] for row in rows])
-        for column, column_ends in self._columns.values():
-            column_ends.extend([len(column)] * (len(self._kept) - len(column_ends)))
+        self._fill_columns()
 
-    def _column(self, name: str) -> bytearray:
+    def _column(self, name: str) -> _Pieces:
         if name not in self._columns:
-            self._columns[name] = (bytearray(), array("I", bytes(4 * len(self._kept))))
-        return self._columns[name][0]
+            self._columns[name] = _Pieces()
+            self._columns[name].fill(len(self._kept))
+        return self._columns[name]
+
+    def _fill_columns(self) -> None:
+        """Samples that were given no value of a column have an empty one."""
+        for column in self._columns.values():
+            column.fill(len(self._kept))
 
     def progress(self, row: int | None) -> None:
         """Row ``row`` is being worked on, and no other; None: more than one.
@@ -158,17 +156,11 @@ class ColumnWriter:
 
     def extend(self, other: ColumnWriter) -> None:
         """Append what ``other`` holds; its rows come behind ours."""
-        base = len(self._tokens)
         self._tokens.extend(other._tokens)
-        self._token_ends.extend(base + end for end in other._token_ends)
-        for name, (data, ends) in other._columns.items():
-            column = self._column(name)
-            start = len(column)
-            column.extend(data)
-            self._columns[name][1].extend(start + end for end in ends)
+        for name, column in other._columns.items():
+            self._column(name).extend(column)
         self._kept.extend(other._kept)
-        for data, ends in self._columns.values():
-            ends.extend([len(data)] * (len(self._kept) - len(ends)))
+        self._fill_columns()
         for reason, rows in other._drops.items():
             self._drops.setdefault(reason, array("i")).extend(rows)
         for name, rows in other._notes.items():
@@ -178,10 +170,10 @@ class ColumnWriter:
     def finish(self, num_rows: int, busy_s: float) -> Tokenized:
         """The reply for a request of ``num_rows`` rows."""
         return Tokenized(
-            tokens=self._tokens.tobytes(),
-            token_ends=self._token_ends.tobytes(),
+            tokens=self._tokens.joined(),
+            token_ends=self._tokens.ends.tobytes(),
             kept=b"" if len(self._kept) == num_rows else self._kept.tobytes(),
-            columns={name: Column(bytes(data), ends.tobytes()) for name, (data, ends) in self._columns.items()},
+            columns={name: Column(column.joined(), column.ends.tobytes()) for name, column in self._columns.items()},
             drops=_packed(self._drops),
             errors=sorted(self._errors, key=lambda error: error.row),
             busy_s=busy_s,
@@ -189,10 +181,60 @@ class ColumnWriter:
         )
 
 
+class _Pieces:
+    """Values end to end, as they came: what arrives in one piece is never copied.
+
+    :ivar ends: where each value stops, uint32.
+    """
+
+    __slots__ = ("_pieces", "ends")
+
+    def __init__(self) -> None:
+        self._pieces: list[Buffer | array[int]] = []
+        self.ends = array("I")
+
+    @property
+    def _end(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    def append(self, value: Buffer | array[int], length: int) -> None:
+        """One more value."""
+        self._pieces.append(value)
+        self.ends.append(self._end + length)
+
+    def append_all(self, values: Buffer, ends: Iterable[int]) -> None:
+        """More values, end to end; ``ends`` are counted from their beginning."""
+        base = self._end
+        self._pieces.append(values)
+        self.ends.extend([base + end for end in ends] if base else ends)
+
+    def extend(self, other: _Pieces) -> None:
+        """All values of another."""
+        base = self._end
+        self._pieces += other._pieces
+        self.ends.extend(base + end for end in other.ends)
+
+    def fill(self, num_values: int) -> None:
+        """Empty values, until there are so many."""
+        if len(self.ends) < num_values:
+            self.ends.extend([self._end] * (num_values - len(self.ends)))
+
+    def joined(self) -> Buffer:
+        """The values, end to end."""
+        if len(self._pieces) == 1 and not isinstance(self._pieces[0], array):
+            return self._pieces[0]
+
+        return b"".join(self._pieces)
+
+
 def _end_to_end(values: Sequence[Any]) -> tuple[bytes, Iterable[int]]:
     """The values, and their lengths in bytes."""
     if values and isinstance(values[0], str):
-        values = list(map(str.encode, values))  # faster than all at once, which takes fresh pages from the system
+        text = "".join(values)
+        if text.isascii():
+            return text.encode(), map(len, values)
+
+        values = list(map(str.encode, values))
     return b"".join(values), map(len, values)
 
 

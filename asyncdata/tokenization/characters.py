@@ -78,6 +78,8 @@ class CharacterFinder:
         """The numbers of the texts that hold one."""
         if self._has_ascii:
             suspects = list(range(len(texts)))
+        elif all(map(str.isascii, texts)):
+            return []
         else:
             suspects = [number for number, text in enumerate(texts) if not text.isascii()]
         if not suspects or not self._is_in("".join([texts[number] for number in suspects])):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ("SWEEP_VERSION", "Findings", "sweep")
 
-SWEEP_VERSION = 1
+SWEEP_VERSION = 2
 """Part of a proof's name: it changes when the sweep comes to look at more."""
 
 CONTEXTS = (

@@ -49,7 +49,7 @@ class HfEncoder:
         ends, end = array("I"), 0
         for number, text in enumerate(texts):
             try:
-                pieces.append(self([text]).ids)
+                pieces += self([text]).of_each()
             except Exception as error:  # as above
                 errors[number] = error
                 pieces.append(b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from operator import sub
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
@@ -96,9 +97,8 @@ _OBJECT = ord("{")
 def write_prompts(prompts: PlainPrompts, flat: FlatIds, max_length: int | None, out: ColumnWriter) -> None:
     """Keep the prompts; those of no tokens, and those of more than ``max_length``, are dropped."""
     ends, limit = flat.ends, len(flat.ids) if max_length is None else max_length
-    starts = array("I", [0])
-    starts.extend(ends[:-1])
-    lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+    starts = [0, *ends[:-1]]
+    lengths = list(map(sub, ends, starts))
     if 0 < min(lengths) and max(lengths) <= limit and all(prompts.texts):
         out.keep_all(range(len(ends)), flat.ids, ends, prompts.columns)
         return
@@ -109,7 +109,7 @@ def write_prompts(prompts: PlainPrompts, flat: FlatIds, max_length: int | None, 
         elif length > limit:
             out.drop(row, "max_length")
         else:
-            tokens = array("i", flat.ids[4 * starts[row] : 4 * ends[row]])
+            tokens = array("i", bytes(flat.ids[4 * starts[row] : 4 * ends[row]]))
             out.keep(row, tokens, **_columns_of(prompts, row))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from codecs import BOM_UTF8
 from itertools import accumulate
-from operator import attrgetter
+from operator import attrgetter, itemgetter, sub
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -44,6 +44,7 @@ _TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean
 _DEPTH = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
 _QUOTE = ord('"')
 _OPENS, _CLOSES = ord("{"), ord("}")
+_first, _last = itemgetter(0), itemgetter(-1)
 _NOT_BRACKETS = bytes(set(range(256)) - set(_DEPTH))
 
 
@@ -130,7 +131,7 @@ class RowDecoder:
 
 def _are_objects(rows: Sequence[Buffer]) -> bool:
     """Whether every row begins and ends as an object does: none can borrow from its neighbour what it lacks."""
-    return all(rows) and {row[0] for row in rows} == {_OPENS} and {row[-1] for row in rows} == {_CLOSES}
+    return all(rows) and set(map(_first, rows)) == {_OPENS} and set(map(_last, rows)) == {_CLOSES}
 
 
 def _long_rows(rows: Sequence[Buffer], texts: Sequence[str | None] | None) -> list[int]:
@@ -139,10 +140,14 @@ def _long_rows(rows: Sequence[Buffer], texts: Sequence[str | None] | None) -> li
         return [number for number, row in enumerate(rows) if len(row) > 2 * MAX_NESTING]
 
     lengths = list(map(len, rows))
+    around = list(map(sub, lengths, [len(text or "") for text in texts]))
+    if max(lengths) <= MAX_DIGITS and max(around) <= 2 * MAX_NESTING:
+        return []  # nearly always
+
     return [
         number
-        for number, (length, text) in enumerate(zip(lengths, texts, strict=True))
-        if length > MAX_DIGITS or length - len(text or "") > 2 * MAX_NESTING
+        for number, (length, rest) in enumerate(zip(lengths, around, strict=True))
+        if length > MAX_DIGITS or rest > 2 * MAX_NESTING
     ]
 
 

@@ -257,7 +257,11 @@ class PlainEncoder:
 
         :raises ConfigError: if the tokenizer does not know it.
         """
-        return array("i") if token is None else _one_id(array("i", self._encoder([token]).flat.ids), token, setting)
+        if token is None:
+            return array("i")
+
+        (ids,) = self._encoder([token]).flat.of_each()
+        return _one_id(array("i", ids), token, setting)
 
 
 class SpanEncoder:

@@ -117,7 +117,7 @@ class Bench:
 
     def __init__(self, folder: Path, tokenizer: str, peers: Path, large_mb: int, *, quick: bool) -> None:
         self.folder, self.tokenizer, self.peers, self.quick = folder, tokenizer, peers, quick
-        self.small_mb, self.fresh_mb, self.large_mb = (5, 20, 100) if quick else (50, 200, large_mb)
+        self.small_mb, self.fresh_mb, self.large_mb = (5, 20, 100) if quick else (50, 300, large_mb)
         self.num_rounds = 2 if quick else 5
         self.num_long_rounds = 1 if quick else 3
         self.backends = ["hf", *installed()]
@@ -146,7 +146,7 @@ class Bench:
 
     @property
     def fresh(self) -> str:
-        """200 MB of it: for what is too fast for the small one."""
+        """300 MB of it: for what is too fast for the small one."""
         return self.input(self.fresh_mb)
 
     @property

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -88,6 +89,18 @@ def test_a_backend_is_loaded_without_a_thread_so_that_forked_processes_can_use_i
     )
 
     assert done.stdout.splitlines() == ["1 False", "0 True"]
+
+
+def test_a_thread_of_the_trainer_has_the_same_ids_and_leaves_modules_alone(backend: str, files: TokenizerFiles) -> None:
+    """There another thread may import the module that a worker takes the place of for a moment."""
+    texts = ["one", "", "two words", "\u4e2d\u6587"]
+    expected = load_backend(backend, files.plain_json())(texts)
+
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(lambda: load_backend(backend, files.plain_json())(texts)).result()
+
+    assert (found.of_each(), found.ends) == (expected.of_each(), expected.ends)
+    assert backend != "gigatoken" or sys.modules["awkward"].__spec__ is not None
 
 
 def test_the_version_that_a_proof_names_is_the_installed_one(backend: str) -> None:

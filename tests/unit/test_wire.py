@@ -25,6 +25,7 @@ from asyncdata.wire import (
     decode_request,
     encode,
     frame,
+    pieces,
 )
 
 JOB = Job(
@@ -77,6 +78,25 @@ def test_a_frame_says_how_long_it_is_and_whose():
 
     assert (length, request_id) == (len(whole) - HEADER.size, 2**63)
     assert decode_reply(whole[HEADER.size :]) == message
+
+
+@pytest.mark.parametrize("reply", REPLIES, ids=lambda reply: type(reply).__name__)
+def test_the_pieces_of_a_frame_are_the_frame_end_to_end(reply):
+    whole = memoryview(b"".join(pieces(2**63, reply)))
+    length, request_id = HEADER.unpack_from(whole)
+
+    assert (length, request_id) == (len(whole) - HEADER.size, 2**63)
+    assert decode_reply(whole[HEADER.size :]) == reply
+
+
+def test_the_samples_of_a_reply_are_sent_from_where_they_lie():
+    tokens, values = bytes(100_000), bytes(70_000)
+    reply = msgspec.structs.replace(REPLIES[2], tokens=tokens, columns={"prompt_text": Column(values, b"")})
+
+    sent = pieces(1, reply)
+
+    assert {id(tokens), id(values)} <= set(map(id, sent))
+    assert sum(len(piece) for piece in sent if piece is not tokens and piece is not values) < 500
 
 
 def test_a_stride_is_the_byte_before_a_block_the_block_and_the_over_read():

@@ -88,7 +88,7 @@ def _fast_over_streaming(bench: Bench, backend: str) -> None:
 
 
 def beside_fast_streaming(bench: Bench) -> None:
-    """S4: the same fast tokenizer on both sides. End to end over 50 MB, steady over 200 MB."""
+    """S4: the same fast tokenizer on both sides. End to end over 50 MB, steady over 300 MB."""
     if not bench.fast_backends:
         bench.note("S4", "over HF streaming given the same fast tokenizer", "not installed")
     for backend in bench.fast_backends:

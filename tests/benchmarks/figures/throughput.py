@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 __all__ = ("scaling", "throughput")
 
 CPUS_FOR_EIGHT = 16
+NUM_WARM_ROWS = 100_000
+"""Of a fast backend, here and there: until it has seen the usual words, and the read-ahead is found."""
 
 
 def throughput(bench: Bench) -> None:
@@ -22,9 +24,10 @@ def throughput(bench: Bench) -> None:
         is_fast = backend != "hf"
         knobs: dict[str, Any] = {"path": bench.fresh if is_fast else bench.small, "tokenizer": bench.tokenizer}
         knobs |= {"backend": backend}
-        num_rows = (16_000 if bench.quick else 190_000) if is_fast else (4000 if bench.quick else 20_000)
-        loading = {"num_workers": bench.num_workers, "num_rows": num_rows, "num_warm_rows": 4096 if is_fast else 1024}
-        raw = partial(bench.probe, "raw_in_processes", num_processes=bench.num_workers, num_rows=num_rows, **knobs)
+        loading = {"num_rows": (16_000 if bench.quick else 190_000) if is_fast else (4000 if bench.quick else 20_000)}
+        loading["num_warm_rows"] = (4096 if bench.quick else NUM_WARM_ROWS) if is_fast else 1024
+        raw = partial(bench.probe, "raw_in_processes", num_processes=bench.num_workers, **loading, **knobs)
+        loading["num_workers"] = bench.num_workers
         found = rounds(
             partial(bench.probe, "steady", **loading, **knobs),
             raw,

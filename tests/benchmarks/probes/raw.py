@@ -18,7 +18,7 @@ from tests.benchmarks.clock import seconds
 __all__ = ("load_vocabulary", "raw", "raw_in_processes")
 
 BATCH = 256
-NUM_WARM = 2048
+NUM_WARM_ROWS = 4096
 
 
 def load_vocabulary(path: str, tokenizer: str, backend: str = "hf") -> dict[str, float]:
@@ -30,14 +30,20 @@ def load_vocabulary(path: str, tokenizer: str, backend: str = "hf") -> dict[str,
     return {"load_s": seconds()}
 
 
-def raw(path: str, tokenizer: str, backend: str, first: int, step: int, num_rows: int) -> dict[str, float]:
-    """One of the processes: every ``step``-th row from ``first`` on, of ``num_rows``. Waits on stdin for its start."""
+def raw(
+    path: str, tokenizer: str, backend: str, first: int, step: int, num_rows: int, num_warm_rows: int
+) -> dict[str, float]:
+    """One of the processes: every ``step``-th row from ``first`` on, of ``num_rows`` behind ``num_warm_rows``.
+
+    Waits on stdin for its start.
+    """
     from tests.benchmarks.backends import raw_encoder
 
-    texts = _texts(path, first, step, num_rows)
+    texts = _texts(path, first, step, num_warm_rows + num_rows)
     encode = raw_encoder(tokenizer, backend)
-    num_warm = min(NUM_WARM, len(texts) // 4)
-    encode(texts[:num_warm])
+    num_warm = num_warm_rows // step
+    for start in range(0, num_warm, BATCH):
+        encode(texts[start : start + BATCH])
     del texts[:num_warm]
     print("ready", flush=True)
     sys.stdin.readline()
@@ -60,10 +66,16 @@ def _texts(path: str, first: int, step: int, num_rows: int) -> list[str]:
 
 
 def raw_in_processes(
-    path: str, tokenizer: str, num_processes: int, num_rows: int, backend: str = "hf"
+    path: str,
+    tokenizer: str,
+    num_processes: int,
+    num_rows: int,
+    num_warm_rows: int = NUM_WARM_ROWS,
+    backend: str = "hf",
 ) -> dict[str, float]:
     """Rows per second of :func:`raw` in so many processes, which start together."""
     argument = {"path": path, "tokenizer": tokenizer, "backend": backend, "step": num_processes, "num_rows": num_rows}
+    argument["num_warm_rows"] = num_warm_rows
     running = []
     for first in range(num_processes):
         command = [sys.executable, "-m", "tests.benchmarks.probe", "raw", json.dumps(argument | {"first": first})]

@@ -14,17 +14,43 @@ import structlog
 
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.executors.spawn import Spawner
+from asyncdata.executors.worker import send_pieces
 from asyncdata.wire import Ready, decode_reply, frame
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
 from tests.support.tokenize_fns import row_id
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 pytestmark = pytest.mark.asyncio
 
 HEAVY = {"datasets", "jinja2", "numpy", "pyarrow", "pytest", "structlog", "torch", "transformers", "anyio", "asyncio"}
+
+
+class Narrow:
+    """A socket that takes only so much in one call of ``sendmsg``, as one that was interrupted does."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.sent = b""
+
+    def sendmsg(self, data: Sequence[bytes]) -> int:
+        self.sent += b"".join(data)[: self.num_bytes]
+        return len(self.sent)
+
+    def sendall(self, data: bytes) -> None:
+        self.sent += data
+
+
+@pytest.mark.parametrize("num_bytes", range(8))
+async def test_a_reply_is_sent_to_its_end_wherever_the_system_stops(num_bytes):
+    sock = Narrow(num_bytes)
+
+    send_pieces(sock, [b"on", b"", memoryview(b"etw"), b"o"])
+
+    assert sock.sent == b"onetwo"
 
 
 async def seen_from_inside(path: Path) -> dict[str, Any]:
