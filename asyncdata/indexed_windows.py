@@ -100,6 +100,9 @@ class IndexedWindow:
         places = map(Overflow, rows.tolist(), file_ids[rows].tolist(), offsets[rows].tolist())
         return Tokenize(NO_SLOT, starts.tobytes(), lengths.tobytes(), list(places), expected)
 
+    def placed(self, first: int, stop: int) -> None:
+        """None: a worker must be asked."""
+
     def key(self, row: int) -> tuple[int, int]:
         """The number of the row's file, and its offset there."""
         file_ids, offsets = self._index.origins(self._known.rows[row : row + 1])

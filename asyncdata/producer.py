@@ -7,6 +7,7 @@ the channel. Each ends in :meth:`Producer.pump`, which sends what can be sent. C
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
@@ -184,7 +185,7 @@ class Producer:
             self._deliver(part, _NOTHING)
         elif first == skip:
             self._deliver_without(part, _JOURNALED)
-        else:
+        elif not self._place(part):
             self._submit(part)
         if ends_epoch or (stop == window.num_rows and not window.is_last):
             self._next_window()
@@ -203,6 +204,21 @@ class Producer:
         self._executor.slots.release(window.slot)
         if not self._windows:
             self._open_window()
+
+    def _place(self, part: _Part) -> bool:
+        """Deliver the rows if they are samples already; whether they were."""
+        began, first, num_rows = time.perf_counter(), part.position.row, part.entry.num_rows
+        placed = part.window.placed(first, first + num_rows)
+        if placed is None:
+            return False
+
+        part.window.answered(first, num_rows, placed.reply)
+        origin = ChunkOrigin(part.window, first)
+        chunk = placed.chunk(part.position, num_rows, origin, ends_epoch=part.ends_epoch)
+        self._coordinator.fill(part.channel, part.entry, chunk)
+        self._pacer.learn(num_rows, time.perf_counter() - began)
+        self.canaries.make()
+        return True
 
     def _submit(self, part: _Part, strikes: int = 0) -> None:
         first = part.position.row

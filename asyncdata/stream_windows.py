@@ -70,6 +70,9 @@ class StreamWindow:
         starts, lengths = self._known.starts[first:stop], self._known.lengths[first:stop]
         return Tokenize(self.slot, starts.tobytes(), lengths.tobytes())
 
+    def placed(self, first: int, stop: int) -> None:
+        """None: a worker must be asked."""
+
     def key(self, row: int) -> tuple[int, int]:
         """The number of the row's file, and its own number there."""
         return int(self._known.file_ids[row]), int(self._known.numbers[row])

@@ -11,12 +11,13 @@ from asyncdata.wire import Overflow, Scan, Tokenize
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Set
 
+    from asyncdata.columns import Chunk, Origin
     from asyncdata.errors import AsyncDataError
     from asyncdata.sources.base import Blocks
-    from asyncdata.types import SourceLocation
+    from asyncdata.types import Position, SourceLocation
     from asyncdata.wire import Block, Scanned, Tokenized
 
-__all__ = ("SLACK_BYTES", "Arranged", "ChunkOrigin", "OpenWindow", "Tokens", "Window")
+__all__ = ("SLACK_BYTES", "Arranged", "ChunkOrigin", "OpenWindow", "Placed", "Tokens", "Window")
 
 SLACK_BYTES = 8 * 1024
 """Read beyond a block, so that most rows that cross its end need no second read."""
@@ -24,6 +25,20 @@ SLACK_BYTES = 8 * 1024
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 _MIN_BLOCKS_PER_SCAN, _MAX_BLOCKS_PER_SCAN = 8, 64
 _SCAN_BYTES = 64 * 41 * 1024
+
+
+class Placed(Protocol):
+    """Rows that are samples already, and lie where this process can reach them.
+
+    :ivar reply: what a worker would have answered, less tokens and columns.
+    """
+
+    @property
+    def reply(self) -> Tokenized: ...
+
+    def chunk(self, first: Position, num_rows: int, origin: Origin, *, ends_epoch: bool) -> Chunk:
+        """The chunk of them."""
+        ...
 
 
 class OpenWindow(Protocol):
@@ -47,6 +62,10 @@ class OpenWindow(Protocol):
 
     def request(self, first: int, stop: int) -> Tokenize:
         """What a worker needs to tokenize the rows ``[first, stop)``."""
+        ...
+
+    def placed(self, first: int, stop: int) -> Placed | None:
+        """The rows ``[first, stop)``, where all of them are samples already; None where a worker must be asked."""
         ...
 
     def key(self, row: int) -> tuple[int, int]:
@@ -101,6 +120,10 @@ class Tokens(Protocol):
 
     def arranged(self, arranged: Arranged) -> None:
         """The window's rows are known."""
+        ...
+
+    def placed(self, slot: int, first: int, stop: int) -> Placed | None:
+        """The rows ``[first, stop)``, where all of them lie in the slot as samples."""
         ...
 
     def request(self, request: Tokenize, first: int) -> Tokenize:
@@ -186,6 +209,10 @@ class Window:
         """What a worker needs to tokenize the rows ``[first, stop)``."""
         request = self.request_of(np.arange(first, stop))
         return request if self._tokens is None else self._tokens.request(request, first)
+
+    def placed(self, first: int, stop: int) -> Placed | None:
+        """The rows ``[first, stop)``, where all of them are samples already; None where a worker must be asked."""
+        return None if self._tokens is None else self._tokens.placed(self.slot, first, stop)
 
     def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
         """What became of rows from ``first`` on is known."""

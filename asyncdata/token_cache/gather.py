@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from asyncdata.wire import Data
 
-__all__ = ("Piece", "cached_rows", "gather", "merge")
+__all__ = ("Piece", "cached_rows", "gather", "merge", "packed")
 
 _SHORT_BYTES = 96
 """Below this mean length numpy is faster than slices."""
@@ -95,7 +95,7 @@ def _names(slot: memoryview, words: np.ndarray[Any, Any], first: int) -> Names:
 def merge(found: _Found, fresh: Tokenized | None, num_rows: int, busy_s: float) -> Tokenized:
     """The reply to a request of ``num_rows`` rows, of which those of ``fresh`` are just tokenized."""
     pieces = [piece for piece in found.pieces if len(piece.rows)]
-    drops, notes = _packed(found.drops), _packed(found.notes)
+    drops, notes = packed(found.drops), packed(found.notes)
     if fresh is not None:
         pieces += _pieces_of(fresh)
         drops, notes = _merged(drops, fresh.drops), _merged(notes, fresh.notes)
@@ -184,7 +184,8 @@ def _ends(sizes: Indices) -> bytes:
     return np.cumsum(sizes).astype(np.uint32).tobytes()
 
 
-def _packed(rows_by_name: dict[str, list[int]]) -> dict[str, Data]:
+def packed(rows_by_name: dict[str, list[int]]) -> dict[str, Data]:
+    """Each name's rows, rising, as a reply has them."""
     return {name: array("i", sorted(rows)).tobytes() for name, rows in rows_by_name.items()}
 
 

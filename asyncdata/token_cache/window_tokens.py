@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
     from asyncdata.token_messages import CachedBlock, Refused
-    from asyncdata.window import Arranged
+    from asyncdata.window import Arranged, Placed
     from asyncdata.wire import Block, Scan, Scanned, Tokenize, Tokenized
 
 __all__ = ("Keeper", "WindowTokens")
@@ -35,6 +35,10 @@ class Keeper(Protocol):
 
     def read(self, num_rows: int) -> None:
         """So many rows were samples already."""
+        ...
+
+    def placed(self, slot: int, records: np.ndarray[Any, np.dtype[np.int64]]) -> Placed:
+        """The rows whose records are at these offsets of the slot."""
         ...
 
     def fail(self, reason: str) -> None:
@@ -79,6 +83,7 @@ class WindowTokens:
         self._notes: set[str] = set()
         self._arranged: Arranged | None = None
         self._is_cached = self._is_kept = np.empty(0, np.bool_)
+        self._records = np.empty(0, np.int64)
 
     # The window asks.
 
@@ -99,10 +104,18 @@ class WindowTokens:
 
     def arranged(self, arranged: Arranged) -> None:
         """The window's rows are known."""
-        self._is_cached = (arranged.starts < -1)[arranged.order]
+        starts = arranged.starts[arranged.order]
+        self._is_cached, self._records = starts < -1, -2 - starts.astype(np.int64)
         if self.room:
             self._arranged = arranged
             self._is_kept = np.zeros(len(arranged.order), np.bool_)
+
+    def placed(self, slot: int, first: int, stop: int) -> Placed | None:
+        """The rows ``[first, stop)``, where all of them lie in the slot as samples."""
+        if not self._is_cached[first:stop].all():
+            return None
+
+        return self._keeper.placed(slot, self._records[first:stop])
 
     def request(self, request: Tokenize, first: int) -> Tokenize:
         """The request of rows from ``first`` on, with what of them is cached, and where the others are written to."""
