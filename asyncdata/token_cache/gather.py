@@ -56,8 +56,12 @@ def cached_rows(slot: memoryview, rows: Indices, records: Indices) -> _Found:
     places = records >> 2
     firsts = places - (words[places] >> 2)
     layouts = words[firsts - 1]
+    if len(rows) and (layouts == layouts[0]).all():
+        _read_records(slot, words, rows, places, firsts, found)
+        return found
+
     for layout in np.unique(layouts).tolist():
-        chosen = slice(None) if (layouts == layout).all() else layouts == layout
+        chosen = layouts == layout
         _read_records(slot, words, rows[chosen], places[chosen], firsts[chosen], found)
     return found
 
@@ -67,7 +71,7 @@ def _read_records(
 ) -> None:
     """Of rows whose blocks have the same columns."""
     names = _names(slot, words, int(firsts[0]))
-    records = words[places[:, None] + np.arange(names.record_words)]
+    records = _records_at(words, places, names.record_words)
     for number in np.flatnonzero(records[:, Word.VERDICT]).tolist():
         reason = _names(slot, words, int(firsts[number])).reasons[-1 - int(records[number, Word.VERDICT])]
         found.drops.setdefault(reason, []).append(int(rows[number]))
@@ -85,6 +89,14 @@ def _read_records(
         starts[name] = (places << 2) + records[:, word]
         sizes[name] = records[:, word + 1].astype(np.int64)
     found.pieces.append(Piece(slot, rows, starts, sizes))
+
+
+def _records_at(words: np.ndarray[Any, Any], places: Indices, record_words: int) -> np.ndarray[Any, Any]:
+    """Records, int32 of shape (num_rows, record_words). Each is copied whole: as one of the items of its size, of which
+    there is one at every word.
+    """
+    items = np.ndarray((len(words) - record_words + 1,), f"V{4 * record_words}", words, strides=(4,))
+    return items[places].view(np.int32).reshape(len(places), record_words)
 
 
 def _names(slot: memoryview, words: np.ndarray[Any, Any], first: int) -> Names:

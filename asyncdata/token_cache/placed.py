@@ -26,15 +26,25 @@ if TYPE_CHECKING:
 __all__ = ("PlacedChunk", "PlacedRows")
 
 _TOKENS = ""
+_INT32 = np.dtype(np.int32)
 _moving = threading.RLock()
 """Held while a chunk copies: of two who want it to, the second one may come when the slot is another's already."""
 
 
 class _Values(NamedTuple):
-    """A column in a slot: where each sample's value begins there, int64, and its bytes, int64."""
+    """A column in a slot: where each sample's value begins there, int64, and its bytes, int64; and both once more, as
+    views, from which one number is taken sooner.
+    """
 
     starts: Indices
     sizes: Indices
+    starts_view: memoryview
+    sizes_view: memoryview
+
+    @classmethod
+    def of(cls, starts: Indices, sizes: Indices) -> _Values:
+        """The column of these."""
+        return cls(starts, sizes, memoryview(starts), memoryview(sizes))
 
     def ends(self) -> Any:
         """Where each stops, if they lie end to end: uint32."""
@@ -88,8 +98,8 @@ class PlacedRows(NamedTuple):
         if values is None:
             return b""
 
-        start = int(values.starts[sample])
-        return bytes(self.memory[start : start + int(values.sizes[sample])])
+        start = values.starts_view[sample]
+        return self.memory[start : start + values.sizes_view[sample]].tobytes()
 
     def copy(self, column: str) -> bytes:
         """All values of a column, end to end."""
@@ -101,18 +111,18 @@ def _together(pieces: list[Piece]) -> tuple[Indices, dict[str, _Values]]:
     """The rows that are samples, rising, and their columns. The blocks of some rows may have other columns."""
     if len(pieces) == 1:
         (piece,) = pieces
-        return piece.rows, {name: _Values(piece.starts[name], sizes) for name, sizes in piece.sizes.items()}
+        return piece.rows, {name: _Values.of(piece.starts[name], sizes) for name, sizes in piece.sizes.items()}
 
     rows = np.concatenate([np.empty(0, np.int64), *(piece.rows for piece in pieces)])
-    columns = {name: _Values(np.zeros_like(rows), np.zeros_like(rows)) for name in _names(pieces)}
+    columns = {name: (np.zeros_like(rows), np.zeros_like(rows)) for name in _names(pieces)}
     first = 0
     for piece in pieces:
         places = slice(first, first + len(piece.rows))
         for name, sizes in piece.sizes.items():
-            columns[name].starts[places], columns[name].sizes[places] = piece.starts[name], sizes
+            columns[name][0][places], columns[name][1][places] = piece.starts[name], sizes
         first += len(piece.rows)
     order = np.argsort(rows)
-    return rows[order], {name: _Values(starts[order], sizes[order]) for name, (starts, sizes) in columns.items()}
+    return rows[order], {name: _Values.of(starts[order], sizes[order]) for name, (starts, sizes) in columns.items()}
 
 
 def _names(pieces: list[Piece]) -> set[str]:
@@ -133,7 +143,7 @@ class PlacedChunk(Chunk):
         """Read-only int32 array of shape (num_tokens,): a copy, while they lie in a slot."""
         placed = self._placed
         if placed is not None:
-            tokens = np.frombuffer(placed.value(_TOKENS, sample), np.int32)
+            tokens = np.frombuffer(placed.value(_TOKENS, sample), _INT32)
             if self._placed is placed:
                 return tokens
 

@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 
 from asyncdata.token_cache.layout import NO_SUM
-from asyncdata.token_messages import StorePlan
+from asyncdata.token_messages import CachedBlock, StorePlan
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
-    from asyncdata.token_messages import CachedBlock, Refused
+    from asyncdata.token_messages import Refused
     from asyncdata.window import Arranged, Placed
     from asyncdata.wire import Block, Scan, Scanned, Tokenize, Tokenized
 
@@ -89,11 +89,8 @@ class WindowTokens:
 
     def scan(self, scan: Scan, first: int) -> Scan:
         """The scan of the blocks from number ``first`` on, with what of them is cached."""
-        cached = [
-            msgspec.structs.replace(self._found[first + number], block=number)
-            for number in range(len(scan.blocks))
-            if first + number in self._found
-        ]
+        found = map(self._found.get, range(first, first + len(scan.blocks)))
+        cached = [CachedBlock(item.block - first, item.segment, item.entry, item.is_sure) for item in found if item]
         return msgspec.structs.replace(scan, cached=cached, with_sums=bool(self.room))
 
     def scanned(self, first: int, reply: Scanned) -> None:
