@@ -1,7 +1,8 @@
 """The token cache as the windows see it: what of a window is samples already, and what becomes of the rest.
 
-It lies on the workers' side: reading a cached block is another way of answering a scan and a tokenize request. So
-order, chunks, channel, snapshots and errors know nothing of it, and whether a block is cached changes only the time.
+It lies on the workers' side: reading a cached block is another way of answering a scan. A chunk whose rows are all
+cached is read where the scan has put them; of one that is mixed, a worker puts them together. So order, channel,
+snapshots and errors know nothing of it, and whether a block is cached changes only the time.
 """
 
 from __future__ import annotations
