@@ -62,6 +62,7 @@ class IndexedWindow:
     def __init__(self, source: Blocks, index: RowIndex) -> None:
         self.is_last = False
         self.num_rows = 0
+        self.is_placed = False
         self.fault: AsyncDataError | None = None
         self._source = source
         self._index = index

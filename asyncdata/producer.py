@@ -7,7 +7,6 @@ the channel. Each ends in :meth:`Producer.pump`, which sends what can be sent. C
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from asyncdata.channel import Channel, Entry, Failure
 from asyncdata.columns import Chunk
 from asyncdata.errors import AsyncDataError
 from asyncdata.executors.base import Crashed, error_of
-from asyncdata.pacing import ChunkPacer
+from asyncdata.pacing import MAX_CHUNK_ROWS, ChunkPacer
 from asyncdata.types import Position
 from asyncdata.window import ChunkOrigin
 from asyncdata.wire import RowError, Tokenized
@@ -122,9 +121,7 @@ class Producer:
                 self._open_window()
             while self._send_chunk():
                 pass
-            if len(self._windows) == 1 and self._row and self._windows[0].is_ready:
-                with contextlib.suppress(AsyncDataError):  # it comes again when it is that window's turn
-                    self._open_window()  # the next one is read while this one is tokenized
+            self._open_next()
         except AsyncDataError as error:
             self._fail(error)
         finally:
@@ -134,6 +131,12 @@ class Producer:
         """There are other workers now, or the channel holds another number of samples."""
         self._pacer.resize(self._coordinator.rules.capacity, self._executor.num_workers)
         self.pump()
+
+    def _open_next(self) -> None:
+        """Have the next window read while this one is tokenized."""
+        if len(self._windows) == 1 and self._row and self._windows[0].is_ready:
+            with contextlib.suppress(AsyncDataError):  # it comes again when it is that window's turn
+                self._open_window()
 
     def _open_window(self) -> None:
         epoch, number = _after(self._current, self._windows[0]) if self._windows else self._current
@@ -163,7 +166,8 @@ class Producer:
             self._next_window()
             return True
 
-        size = min(self._pacer.num_rows, max(num_left, 0))
+        most = self._most_placed if window.is_placed else self._pacer.num_rows
+        size = min(most, max(num_left, 0))
         entry = self._coordinator.reserve(self._channel, size, min_rows=(size + 1) // 2)
         self.lacks_room = entry is None
         if entry is None:
@@ -171,6 +175,11 @@ class Producer:
 
         self._send(window, entry)
         return True
+
+    @property
+    def _most_placed(self) -> int:
+        """Rows of a chunk that asks nothing of workers: so many that few calls make room enough to go on."""
+        return max(1, min(MAX_CHUNK_ROWS, self._coordinator.rules.capacity))
 
     def _send(self, window: OpenWindow, entry: Entry) -> None:
         skip = next((row for row in self._skips if row >= self._row), None)
@@ -207,7 +216,7 @@ class Producer:
 
     def _place(self, part: _Part) -> bool:
         """Deliver the rows if they are samples already; whether they were."""
-        began, first, num_rows = time.perf_counter(), part.position.row, part.entry.num_rows
+        first, num_rows = part.position.row, part.entry.num_rows
         placed = part.window.placed(first, first + num_rows)
         if placed is None:
             return False
@@ -216,8 +225,8 @@ class Producer:
         origin = ChunkOrigin(part.window, first)
         chunk = placed.chunk(part.position, num_rows, origin, ends_epoch=part.ends_epoch)
         self._coordinator.fill(part.channel, part.entry, chunk)
-        self._pacer.learn(num_rows, time.perf_counter() - began)
         self.canaries.make()
+        self._open_next()  # now, while workers are idle: a channel may take all of this one without a stop
         return True
 
     def _submit(self, part: _Part, strikes: int = 0) -> None:

@@ -41,6 +41,7 @@ class StreamWindow:
         self.slot = slot
         self.is_last = False
         self.num_rows = 0
+        self.is_placed = False
         self.fault: AsyncDataError | None = None
         self._stream = stream
         self._rows: WindowRows | None = None

@@ -47,12 +47,14 @@ class OpenWindow(Protocol):
     :ivar slot: what is to be given back when all rows are sent.
     :ivar is_last: whether it is the epoch's last one; known when it is ready.
     :ivar num_rows: known when it is ready.
+    :ivar is_placed: whether all of them are samples already; likewise.
     :ivar fault: why it cannot be read; to be raised at its turn.
     """
 
     slot: int
     is_last: bool
     num_rows: int
+    is_placed: bool
     fault: AsyncDataError | None
 
     @property
@@ -106,9 +108,11 @@ class Tokens(Protocol):
     """What the token cache has of a window, and is to have of it.
 
     :ivar room_bytes: of a slot, for each block, beside those for its text.
+    :ivar is_placed: whether all rows are samples already.
     """
 
     room_bytes: int
+    is_placed: bool
 
     def scan(self, scan: Scan, first: int) -> Scan:
         """The scan of the blocks from number ``first`` on, with what of them is cached."""
@@ -143,6 +147,7 @@ class Window:
     :ivar slot: where the bytes are.
     :ivar is_last: whether it is the epoch's last one.
     :ivar num_rows: known when :meth:`add` has returned True.
+    :ivar is_placed: whether all of them are samples already.
     :ivar fault: why it cannot be read; to be raised at its turn.
     """
 
@@ -159,6 +164,7 @@ class Window:
         self.is_last = False
         self.num_rows = 0
         self.num_blank = 0
+        self.is_placed = False
         self.fault: AsyncDataError | None = None
         self._source = source
         self._blocks = blocks
@@ -197,6 +203,7 @@ class Window:
             blanks = _joined([found.blanks for found in parts])
             sums = np.frombuffer(b"".join([found.sums for found in parts]), np.uint64)
             self._tokens.arranged(Arranged(self._ends, order, starts, lengths, offsets, blanks, sums))
+            self.is_placed = self._tokens.is_placed
         self._parts.clear()
         return True
 

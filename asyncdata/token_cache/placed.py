@@ -44,7 +44,7 @@ class _Values(NamedTuple):
     @classmethod
     def of(cls, starts: Indices, sizes: Indices) -> _Values:
         """The column of these."""
-        return cls(starts, sizes, memoryview(starts), memoryview(sizes))
+        return cls(starts, sizes, starts.data, sizes.data)
 
     def ends(self) -> Any:
         """Where each stops, if they lie end to end: uint32."""

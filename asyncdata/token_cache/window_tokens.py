@@ -64,6 +64,7 @@ class WindowTokens:
     :param found: those of ``blocks`` that are cached.
     :param room: the folder that replies are written to; empty if they are not.
     :ivar num_bytes: of the samples that were written down.
+    :ivar is_placed: whether all rows are samples already.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class WindowTokens:
         self._num_spills = 0
         self._num_answered = 0
         self.num_bytes = 0
+        self.is_placed = False
         self._spilled: list[_Spilled] = []
         self._columns: set[str] = set()
         self._reasons: set[str] = set()
@@ -103,6 +105,7 @@ class WindowTokens:
         """The window's rows are known."""
         starts = arranged.starts[arranged.order]
         self._is_cached, self._records = starts < -1, -2 - starts.astype(np.int64)
+        self.is_placed = len(starts) > 0 and bool(self._is_cached.all())
         if self.room:
             self._arranged = arranged
             self._is_kept = np.zeros(len(arranged.order), np.bool_)
