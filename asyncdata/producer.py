@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ("Producer",)
 
+_MAX_PLACED_ROWS = 2 * MAX_CHUNK_ROWS
+
 
 class _Part:
     """Rows ``[first, first + entry.num_rows)`` of a window, on their way."""
@@ -120,7 +122,8 @@ class Producer:
             if not self._windows:
                 self._open_window()
             while self._send_chunk():
-                pass
+                if self._windows and self._windows[0].is_placed:
+                    self._open_next()  # now: workers are idle, and the channel may take all of this one without a stop
             self._open_next()
         except AsyncDataError as error:
             self._fail(error)
@@ -133,8 +136,11 @@ class Producer:
         self.pump()
 
     def _open_next(self) -> None:
-        """Have the next window read while this one is tokenized."""
-        if len(self._windows) == 1 and self._row and self._windows[0].is_ready:
+        """Have the next window read while this one is tokenized: behind its first rows, if it needs workers itself."""
+        if len(self._windows) != 1 or not self._windows[0].is_ready:
+            return
+
+        if self._row or self._windows[0].is_placed:
             with contextlib.suppress(AsyncDataError):  # it comes again when it is that window's turn
                 self._open_window()
 
@@ -178,8 +184,8 @@ class Producer:
 
     @property
     def _most_placed(self) -> int:
-        """Rows of a chunk that asks nothing of workers: so many that few calls make room enough to go on."""
-        return max(1, min(MAX_CHUNK_ROWS, self._coordinator.rules.capacity))
+        """Rows of a chunk that asks nothing of workers: as many as there may be, as nobody waits for them."""
+        return max(1, min(_MAX_PLACED_ROWS, self._coordinator.rules.capacity))
 
     def _send(self, window: OpenWindow, entry: Entry) -> None:
         skip = next((row for row in self._skips if row >= self._row), None)
@@ -226,7 +232,6 @@ class Producer:
         chunk = placed.chunk(part.position, num_rows, origin, ends_epoch=part.ends_epoch)
         self._coordinator.fill(part.channel, part.entry, chunk)
         self.canaries.make()
-        self._open_next()  # now, while workers are idle: a channel may take all of this one without a stop
         return True
 
     def _submit(self, part: _Part, strikes: int = 0) -> None:
