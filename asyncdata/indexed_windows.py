@@ -62,6 +62,7 @@ class IndexedWindow:
     def __init__(self, source: Blocks, index: RowIndex) -> None:
         self.is_last = False
         self.num_rows = 0
+        self.is_placed = False
         self.fault: AsyncDataError | None = None
         self._source = source
         self._index = index
@@ -99,6 +100,9 @@ class IndexedWindow:
         rows = np.flatnonzero(is_read)
         places = map(Overflow, rows.tolist(), file_ids[rows].tolist(), offsets[rows].tolist())
         return Tokenize(NO_SLOT, starts.tobytes(), lengths.tobytes(), list(places), expected)
+
+    def placed(self, first: int, stop: int) -> None:
+        """None: a worker must be asked."""
 
     def key(self, row: int) -> tuple[int, int]:
         """The number of the row's file, and its offset there."""

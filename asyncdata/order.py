@@ -217,7 +217,7 @@ def _feistel(values: Words, half: int, keys: list[int]) -> Words:
 def shuffled_rows(num_rows: int, key: int) -> Indices:
     """A keyed permutation of ``range(num_rows)``: row numbers sorted by a 64-bit mix of each."""
     numbers = np.arange(num_rows, dtype=np.uint64) * _GOLDEN + np.uint64(key & _MASK)
-    return np.argsort(_mix(numbers), kind="stable").astype(np.int64, copy=False)
+    return np.argsort(_mix(numbers)).astype(np.int64, copy=False)  # no two are equal: every sort gives the same
 
 
 def _mix(words: Words) -> Words:

@@ -17,7 +17,7 @@ from asyncdata.channel import Channel, Entry, Failure
 from asyncdata.columns import Chunk
 from asyncdata.errors import AsyncDataError
 from asyncdata.executors.base import Crashed, error_of
-from asyncdata.pacing import ChunkPacer
+from asyncdata.pacing import MAX_CHUNK_ROWS, ChunkPacer
 from asyncdata.types import Position
 from asyncdata.window import ChunkOrigin
 from asyncdata.wire import RowError, Tokenized
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from asyncdata.wire import Reply
 
 __all__ = ("Producer",)
+
+_MAX_PLACED_ROWS = 2 * MAX_CHUNK_ROWS
 
 
 class _Part:
@@ -120,10 +122,9 @@ class Producer:
             if not self._windows:
                 self._open_window()
             while self._send_chunk():
-                pass
-            if len(self._windows) == 1 and self._row and self._windows[0].is_ready:
-                with contextlib.suppress(AsyncDataError):  # it comes again when it is that window's turn
-                    self._open_window()  # the next one is read while this one is tokenized
+                if self._windows and self._windows[0].is_placed:
+                    self._open_next()  # now: workers are idle, and the channel may take all of this one without a stop
+            self._open_next()
         except AsyncDataError as error:
             self._fail(error)
         finally:
@@ -133,6 +134,15 @@ class Producer:
         """There are other workers now, or the channel holds another number of samples."""
         self._pacer.resize(self._coordinator.rules.capacity, self._executor.num_workers)
         self.pump()
+
+    def _open_next(self) -> None:
+        """Have the next window read while this one is tokenized: behind its first rows, if it needs workers itself."""
+        if len(self._windows) != 1 or not self._windows[0].is_ready:
+            return
+
+        if self._row or self._windows[0].is_placed:
+            with contextlib.suppress(AsyncDataError):  # it comes again when it is that window's turn
+                self._open_window()
 
     def _open_window(self) -> None:
         epoch, number = _after(self._current, self._windows[0]) if self._windows else self._current
@@ -162,7 +172,8 @@ class Producer:
             self._next_window()
             return True
 
-        size = min(self._pacer.num_rows, max(num_left, 0))
+        most = self._most_placed if window.is_placed else self._pacer.num_rows
+        size = min(most, max(num_left, 0))
         entry = self._coordinator.reserve(self._channel, size, min_rows=(size + 1) // 2)
         self.lacks_room = entry is None
         if entry is None:
@@ -170,6 +181,11 @@ class Producer:
 
         self._send(window, entry)
         return True
+
+    @property
+    def _most_placed(self) -> int:
+        """Rows of a chunk that asks nothing of workers: as many as there may be, as nobody waits for them."""
+        return max(1, min(_MAX_PLACED_ROWS, self._coordinator.rules.capacity))
 
     def _send(self, window: OpenWindow, entry: Entry) -> None:
         skip = next((row for row in self._skips if row >= self._row), None)
@@ -184,7 +200,7 @@ class Producer:
             self._deliver(part, _NOTHING)
         elif first == skip:
             self._deliver_without(part, _JOURNALED)
-        else:
+        elif not self._place(part):
             self._submit(part)
         if ends_epoch or (stop == window.num_rows and not window.is_last):
             self._next_window()
@@ -203,6 +219,20 @@ class Producer:
         self._executor.slots.release(window.slot)
         if not self._windows:
             self._open_window()
+
+    def _place(self, part: _Part) -> bool:
+        """Deliver the rows if they are samples already; whether they were."""
+        first, num_rows = part.position.row, part.entry.num_rows
+        placed = part.window.placed(first, first + num_rows)
+        if placed is None:
+            return False
+
+        part.window.answered(first, num_rows, placed.reply)
+        origin = ChunkOrigin(part.window, first)
+        chunk = placed.chunk(part.position, num_rows, origin, ends_epoch=part.ends_epoch)
+        self._coordinator.fill(part.channel, part.entry, chunk)
+        self.canaries.make()
+        return True
 
     def _submit(self, part: _Part, strikes: int = 0) -> None:
         first = part.position.row

@@ -41,6 +41,7 @@ class StreamWindow:
         self.slot = slot
         self.is_last = False
         self.num_rows = 0
+        self.is_placed = False
         self.fault: AsyncDataError | None = None
         self._stream = stream
         self._rows: WindowRows | None = None
@@ -69,6 +70,9 @@ class StreamWindow:
         """What a worker needs to tokenize the rows ``[first, stop)``."""
         starts, lengths = self._known.starts[first:stop], self._known.lengths[first:stop]
         return Tokenize(self.slot, starts.tobytes(), lengths.tobytes())
+
+    def placed(self, first: int, stop: int) -> None:
+        """None: a worker must be asked."""
 
     def key(self, row: int) -> tuple[int, int]:
         """The number of the row's file, and its own number there."""

@@ -11,12 +11,13 @@ from asyncdata.wire import Overflow, Scan, Tokenize
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Set
 
+    from asyncdata.columns import Chunk, Origin
     from asyncdata.errors import AsyncDataError
     from asyncdata.sources.base import Blocks
-    from asyncdata.types import SourceLocation
+    from asyncdata.types import Position, SourceLocation
     from asyncdata.wire import Block, Scanned, Tokenized
 
-__all__ = ("SLACK_BYTES", "Arranged", "ChunkOrigin", "OpenWindow", "Tokens", "Window")
+__all__ = ("SLACK_BYTES", "Arranged", "ChunkOrigin", "OpenWindow", "Placed", "Tokens", "Window")
 
 SLACK_BYTES = 8 * 1024
 """Read beyond a block, so that most rows that cross its end need no second read."""
@@ -26,18 +27,34 @@ _MIN_BLOCKS_PER_SCAN, _MAX_BLOCKS_PER_SCAN = 8, 64
 _SCAN_BYTES = 64 * 41 * 1024
 
 
+class Placed(Protocol):
+    """Rows that are samples already, and lie where this process can reach them.
+
+    :ivar reply: what a worker would have answered, less tokens and columns.
+    """
+
+    @property
+    def reply(self) -> Tokenized: ...
+
+    def chunk(self, first: Position, num_rows: int, origin: Origin, *, ends_epoch: bool) -> Chunk:
+        """The chunk of them."""
+        ...
+
+
 class OpenWindow(Protocol):
     """Rows that are mixed together, as the producer sees them.
 
     :ivar slot: what is to be given back when all rows are sent.
     :ivar is_last: whether it is the epoch's last one; known when it is ready.
     :ivar num_rows: known when it is ready.
+    :ivar is_placed: whether all of them are samples already; likewise.
     :ivar fault: why it cannot be read; to be raised at its turn.
     """
 
     slot: int
     is_last: bool
     num_rows: int
+    is_placed: bool
     fault: AsyncDataError | None
 
     @property
@@ -47,6 +64,10 @@ class OpenWindow(Protocol):
 
     def request(self, first: int, stop: int) -> Tokenize:
         """What a worker needs to tokenize the rows ``[first, stop)``."""
+        ...
+
+    def placed(self, first: int, stop: int) -> Placed | None:
+        """The rows ``[first, stop)``, where all of them are samples already; None where a worker must be asked."""
         ...
 
     def key(self, row: int) -> tuple[int, int]:
@@ -87,9 +108,11 @@ class Tokens(Protocol):
     """What the token cache has of a window, and is to have of it.
 
     :ivar room_bytes: of a slot, for each block, beside those for its text.
+    :ivar is_placed: whether all rows are samples already.
     """
 
     room_bytes: int
+    is_placed: bool
 
     def scan(self, scan: Scan, first: int) -> Scan:
         """The scan of the blocks from number ``first`` on, with what of them is cached."""
@@ -101,6 +124,10 @@ class Tokens(Protocol):
 
     def arranged(self, arranged: Arranged) -> None:
         """The window's rows are known."""
+        ...
+
+    def placed(self, slot: int, first: int, stop: int) -> Placed | None:
+        """The rows ``[first, stop)``, where all of them lie in the slot as samples."""
         ...
 
     def request(self, request: Tokenize, first: int) -> Tokenize:
@@ -120,6 +147,7 @@ class Window:
     :ivar slot: where the bytes are.
     :ivar is_last: whether it is the epoch's last one.
     :ivar num_rows: known when :meth:`add` has returned True.
+    :ivar is_placed: whether all of them are samples already.
     :ivar fault: why it cannot be read; to be raised at its turn.
     """
 
@@ -136,6 +164,7 @@ class Window:
         self.is_last = False
         self.num_rows = 0
         self.num_blank = 0
+        self.is_placed = False
         self.fault: AsyncDataError | None = None
         self._source = source
         self._blocks = blocks
@@ -174,6 +203,7 @@ class Window:
             blanks = _joined([found.blanks for found in parts])
             sums = np.frombuffer(b"".join([found.sums for found in parts]), np.uint64)
             self._tokens.arranged(Arranged(self._ends, order, starts, lengths, offsets, blanks, sums))
+            self.is_placed = self._tokens.is_placed
         self._parts.clear()
         return True
 
@@ -186,6 +216,10 @@ class Window:
         """What a worker needs to tokenize the rows ``[first, stop)``."""
         request = self.request_of(np.arange(first, stop))
         return request if self._tokens is None else self._tokens.request(request, first)
+
+    def placed(self, first: int, stop: int) -> Placed | None:
+        """The rows ``[first, stop)``, where all of them are samples already; None where a worker must be asked."""
+        return None if self._tokens is None else self._tokens.placed(self.slot, first, stop)
 
     def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
         """What became of rows from ``first`` on is known."""

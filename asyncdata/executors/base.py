@@ -13,6 +13,7 @@ import msgspec
 
 from asyncdata import errors
 from asyncdata.errors import AsyncDataError, WorkerError
+from asyncdata.executors.borrowers import Borrowers
 from asyncdata.executors.handler import Handler
 from asyncdata.tokenization.base import open_tokenize_fn
 from asyncdata.wire import NO_SLOT, Failed
@@ -75,21 +76,26 @@ class Slots:
     """Which window buffers are free. A slot is reused once every request that refers to it is answered.
 
     :ivar on_free: called when a slot becomes free.
+    :ivar borrowers: those who look into slots, also into free ones.
     """
 
     def __init__(self, num_slots: int) -> None:
         self._num_requests = [0] * num_slots
         self._is_held = [False] * num_slots
         self.on_free: Callable[[], object] = bool
+        self.borrowers = Borrowers(num_slots)
 
     def hold(self) -> int | None:
-        """A free slot, now taken; None where all are in use."""
-        for slot, held in enumerate(self._is_held):
-            if not held and self._num_requests[slot] == 0:
-                self._is_held[slot] = True
-                return slot
+        """A free slot, now taken, into which nobody looks any more; None where all are in use."""
+        places = zip(self._is_held, self._num_requests, strict=True)
+        free = [slot for slot, (held, num_requests) in enumerate(places) if not held and num_requests == 0]
+        if not free:
+            return None
 
-        return None
+        slot = min(free, key=self.borrowers.number)  # the more there are, the more has to be copied
+        self.borrowers.evict(slot)
+        self._is_held[slot] = True
+        return slot
 
     def release(self, slot: int) -> None:
         """No further request will refer to ``slot``."""

@@ -1,16 +1,19 @@
 """The token cache as the windows see it: what of a window is samples already, and what becomes of the rest.
 
-It lies on the workers' side: reading a cached block is another way of answering a scan and a tokenize request. So
-order, chunks, channel, snapshots and errors know nothing of it, and whether a block is cached changes only the time.
+It lies on the workers' side: reading a cached block is another way of answering a scan. A chunk whose rows are all
+cached is read where the scan has put them; of one that is mixed, a worker puts them together. So order, channel,
+snapshots and errors know nothing of it, and whether a block is cached changes only the time.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncdata.executors.base import Crashed
 from asyncdata.log import get_logger
 from asyncdata.token_cache.catalog import Catalog
+from asyncdata.token_cache.placed import PlacedRows
 from asyncdata.token_cache.recorder import Recorder
 from asyncdata.token_cache.window_tokens import WindowTokens
 from asyncdata.token_messages import ListTokens, TokensListed
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from asyncdata.executors.base import Executor
     from asyncdata.sources.base import NumberedBlocks
     from asyncdata.token_cache.folder import CacheFolder
+    from asyncdata.token_cache.gather import Indices
     from asyncdata.token_messages import CachedBlock, Refused
     from asyncdata.wire import Block, Reply
 
@@ -123,6 +127,11 @@ class TokenCache:
     def read(self, num_rows: int) -> None:
         """So many rows were samples already."""
         self.num_rows_read += num_rows
+
+    def placed(self, slot: int, records: Indices) -> PlacedRows:
+        """The rows whose records are at these offsets of the slot."""
+        executor = self._executor
+        return PlacedRows.of(executor.memory(slot), records, partial(executor.slots.borrowers.add, slot))
 
     def fail(self, reason: str) -> None:
         """Nothing can be written any more."""

@@ -126,13 +126,12 @@ class Catalog:
         numbers = numbers_of(self._source, blocks)
         places = np.where(numbers >= 0, self._places[numbers], _NOWHERE)
         found = np.flatnonzero(places >= 0)
-        owners = np.searchsorted(self._firsts, places[found], side="right") - 1
-        return [
-            self._cached(block, self._names[owner], place)
-            for block, owner, place in zip(found.tolist(), owners.tolist(), places[found].tolist(), strict=True)
-        ]
-
-    def _cached(self, block: int, name: str, place: int) -> CachedBlock:
-        known = self._segments[name]
-        inside = place - known.first
-        return CachedBlock(block, name, int(known.entries[inside]), bool(known.are_sure[inside]))
+        places = places[found]
+        owners = np.searchsorted(self._firsts, places, side="right") - 1
+        entries, are_sure = np.empty(len(found), np.int32), np.empty(len(found), np.bool_)
+        for owner in np.unique(owners).tolist():
+            known, of_it = self._segments[self._names[owner]], owners == owner
+            inside = places[of_it] - known.first
+            entries[of_it], are_sure[of_it] = known.entries[inside], known.are_sure[inside]
+        names = map(self._names.__getitem__, owners.tolist())
+        return list(map(CachedBlock, found.tolist(), names, entries.tolist(), are_sure.tolist()))

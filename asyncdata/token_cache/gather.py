@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from asyncdata.wire import Data
 
-__all__ = ("Piece", "cached_rows", "gather", "merge")
+__all__ = ("Piece", "cached_rows", "gather", "merge", "packed")
 
 _SHORT_BYTES = 96
 """Below this mean length numpy is faster than slices."""
@@ -56,8 +56,12 @@ def cached_rows(slot: memoryview, rows: Indices, records: Indices) -> _Found:
     places = records >> 2
     firsts = places - (words[places] >> 2)
     layouts = words[firsts - 1]
+    if len(rows) and (layouts == layouts[0]).all():
+        _read_records(slot, words, rows, places, firsts, found)
+        return found
+
     for layout in np.unique(layouts).tolist():
-        chosen = slice(None) if (layouts == layout).all() else layouts == layout
+        chosen = layouts == layout
         _read_records(slot, words, rows[chosen], places[chosen], firsts[chosen], found)
     return found
 
@@ -67,7 +71,7 @@ def _read_records(
 ) -> None:
     """Of rows whose blocks have the same columns."""
     names = _names(slot, words, int(firsts[0]))
-    records = words[places[:, None] + np.arange(names.record_words)]
+    records = _records_at(words, places, names.record_words)
     for number in np.flatnonzero(records[:, Word.VERDICT]).tolist():
         reason = _names(slot, words, int(firsts[number])).reasons[-1 - int(records[number, Word.VERDICT])]
         found.drops.setdefault(reason, []).append(int(rows[number]))
@@ -87,6 +91,14 @@ def _read_records(
     found.pieces.append(Piece(slot, rows, starts, sizes))
 
 
+def _records_at(words: np.ndarray[Any, Any], places: Indices, record_words: int) -> np.ndarray[Any, Any]:
+    """Records, int32 of shape (num_rows, record_words). Each is copied whole: as one of the items of its size, of which
+    there is one at every word.
+    """
+    items = np.ndarray((len(words) - record_words + 1,), f"V{4 * record_words}", words, strides=(4,))
+    return items[places].view(np.int32).reshape(len(places), record_words)
+
+
 def _names(slot: memoryview, words: np.ndarray[Any, Any], first: int) -> Names:
     stop = 4 * first - 8
     return decode_names(bytes(slot[stop - int(words[first - 2]) : stop]))
@@ -95,7 +107,7 @@ def _names(slot: memoryview, words: np.ndarray[Any, Any], first: int) -> Names:
 def merge(found: _Found, fresh: Tokenized | None, num_rows: int, busy_s: float) -> Tokenized:
     """The reply to a request of ``num_rows`` rows, of which those of ``fresh`` are just tokenized."""
     pieces = [piece for piece in found.pieces if len(piece.rows)]
-    drops, notes = _packed(found.drops), _packed(found.notes)
+    drops, notes = packed(found.drops), packed(found.notes)
     if fresh is not None:
         pieces += _pieces_of(fresh)
         drops, notes = _merged(drops, fresh.drops), _merged(notes, fresh.notes)
@@ -184,7 +196,8 @@ def _ends(sizes: Indices) -> bytes:
     return np.cumsum(sizes).astype(np.uint32).tobytes()
 
 
-def _packed(rows_by_name: dict[str, list[int]]) -> dict[str, Data]:
+def packed(rows_by_name: dict[str, list[int]]) -> dict[str, Data]:
+    """Each name's rows, rising, as a reply has them."""
     return {name: array("i", sorted(rows)).tobytes() for name, rows in rows_by_name.items()}
 
 

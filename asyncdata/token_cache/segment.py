@@ -52,6 +52,7 @@ class Segment:
             os.close(self._fd)
             raise
 
+        self._entries = b""
         self.head = block_head(self.meta.names)
         self._record_bytes = 4 * self.meta.names.record_words
 
@@ -104,7 +105,9 @@ class Segment:
         if not 0 <= number < self.num_entries:
             raise DamagedError(f"it has no entry {number}")
 
-        return unpack_entry(self._read(self._footer.entries + number * ENTRY.itemsize, ENTRY.itemsize))
+        if not self._entries:
+            self._entries = self._read(self._footer.entries, self.num_entries * ENTRY.itemsize)
+        return unpack_entry(self._entries[number * ENTRY.itemsize : (number + 1) * ENTRY.itemsize])
 
     def entries(self) -> np.ndarray[Any, Any]:
         """All of them, as an array of :data:`~asyncdata.token_cache.layout.ENTRY`; likewise."""
@@ -123,9 +126,8 @@ class Segment:
 
         :raises DamagedError: if it is not what was written.
         """
-        begin = len(self.head)
-        records_stop = begin + entry.num_rows * self._record_bytes
-        body = begin + pad(entry.num_rows * self._record_bytes)
+        begin, num_bytes = len(self.head), entry.num_rows * self._record_bytes
+        records_stop, body = begin + num_bytes, begin + pad(num_bytes)
         room[:begin] = self.head
         self._fill(room[begin:records_stop], entry.records, entry.records_sum)
         self._fill(room[body : body + entry.body_bytes], entry.body, entry.body_sum)
@@ -134,7 +136,7 @@ class Segment:
     def _fill(self, room: memoryview, offset: int, expected: int) -> None:
         num_bytes = 0
         while num_bytes < len(room):
-            read = os.preadv(self._fd, [room[num_bytes:]], offset + num_bytes)
+            read = os.preadv(self._fd, [room[num_bytes:] if num_bytes else room], offset + num_bytes)
             if not read:
                 raise DamagedError(f"it ends at byte {offset + num_bytes}")
 

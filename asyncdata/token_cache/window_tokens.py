@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 
 from asyncdata.token_cache.layout import NO_SUM
-from asyncdata.token_messages import StorePlan
+from asyncdata.token_messages import CachedBlock, StorePlan
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
-    from asyncdata.token_messages import CachedBlock, Refused
-    from asyncdata.window import Arranged
+    from asyncdata.token_messages import Refused
+    from asyncdata.window import Arranged, Placed
     from asyncdata.wire import Block, Scan, Scanned, Tokenize, Tokenized
 
 __all__ = ("Keeper", "WindowTokens")
@@ -35,6 +35,10 @@ class Keeper(Protocol):
 
     def read(self, num_rows: int) -> None:
         """So many rows were samples already."""
+        ...
+
+    def placed(self, slot: int, records: np.ndarray[Any, np.dtype[np.int64]]) -> Placed:
+        """The rows whose records are at these offsets of the slot."""
         ...
 
     def fail(self, reason: str) -> None:
@@ -60,6 +64,7 @@ class WindowTokens:
     :param found: those of ``blocks`` that are cached.
     :param room: the folder that replies are written to; empty if they are not.
     :ivar num_bytes: of the samples that were written down.
+    :ivar is_placed: whether all rows are samples already.
     """
 
     def __init__(
@@ -73,22 +78,21 @@ class WindowTokens:
         self._num_spills = 0
         self._num_answered = 0
         self.num_bytes = 0
+        self.is_placed = False
         self._spilled: list[_Spilled] = []
         self._columns: set[str] = set()
         self._reasons: set[str] = set()
         self._notes: set[str] = set()
         self._arranged: Arranged | None = None
         self._is_cached = self._is_kept = np.empty(0, np.bool_)
+        self._records = np.empty(0, np.int64)
 
     # The window asks.
 
     def scan(self, scan: Scan, first: int) -> Scan:
         """The scan of the blocks from number ``first`` on, with what of them is cached."""
-        cached = [
-            msgspec.structs.replace(self._found[first + number], block=number)
-            for number in range(len(scan.blocks))
-            if first + number in self._found
-        ]
+        found = map(self._found.get, range(first, first + len(scan.blocks)))
+        cached = [CachedBlock(item.block - first, item.segment, item.entry, item.is_sure) for item in found if item]
         return msgspec.structs.replace(scan, cached=cached, with_sums=bool(self.room))
 
     def scanned(self, first: int, reply: Scanned) -> None:
@@ -99,10 +103,19 @@ class WindowTokens:
 
     def arranged(self, arranged: Arranged) -> None:
         """The window's rows are known."""
-        self._is_cached = (arranged.starts < -1)[arranged.order]
+        starts = arranged.starts[arranged.order]
+        self._is_cached, self._records = starts < -1, -2 - starts.astype(np.int64)
+        self.is_placed = len(starts) > 0 and bool(self._is_cached.all())
         if self.room:
             self._arranged = arranged
             self._is_kept = np.zeros(len(arranged.order), np.bool_)
+
+    def placed(self, slot: int, first: int, stop: int) -> Placed | None:
+        """The rows ``[first, stop)``, where all of them lie in the slot as samples."""
+        if not self._is_cached[first:stop].all():
+            return None
+
+        return self._keeper.placed(slot, self._records[first:stop])
 
     def request(self, request: Tokenize, first: int) -> Tokenize:
         """The request of rows from ``first`` on, with what of them is cached, and where the others are written to."""

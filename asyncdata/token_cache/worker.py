@@ -100,13 +100,13 @@ class CacheWorker:
         if text is not None and (entry.text_sum == NO_SUM or _sum_of(text) != entry.text_sum):
             raise _RefusedError("other_text", "the file's text is another one there")
 
-        base = pad(out.base)
-        if base + segment.room_of(entry) > out.base + room:
+        base, num_bytes = pad(out.base), segment.room_of(entry)
+        if base + num_bytes > out.base + room:
             raise _RefusedError("no_room", "its samples are too large for the slot")
 
         self._touch(item.segment, segment)
-        first = base + segment.read_into(slot[base : base + segment.room_of(entry)], entry)
-        self._add(slot, segment, entry, first, out, base - out.base + segment.room_of(entry))
+        first = base + segment.read_into(slot[base : base + num_bytes], entry)
+        self._add(slot, segment, entry, first, out, base - out.base + num_bytes)
 
     def _add(
         self, slot: memoryview, segment: Segment, entry: Entry, first: int, out: ScannedRows, num_bytes: int
@@ -114,7 +114,8 @@ class CacheWorker:
         """Tell of the rows whose records begin at offset ``first`` of the slot."""
         words = segment.meta.names.record_words
         size = 4 * words * entry.num_rows
-        records = array("i", bytes(slot[first : first + size]))
+        records = array("i")
+        records.frombytes(slot[first : first + size])
         starts = range(-2 - first, -2 - first - size, -4 * words)
         out.add_at(starts, records[2::words], records[1::words], entry.num_blank, num_bytes)
 

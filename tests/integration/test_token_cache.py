@@ -14,6 +14,8 @@ import structlog
 from tokenizers import Tokenizer
 
 from asyncdata import BadRowError, ConfigError, DataLoader, JsonlSource, PromptTokenizeFn, Shuffle
+from asyncdata.executors.base import InlineExecutor
+from asyncdata.wire import Tokenize
 from tests.support import cached
 from tests.support.cached import Delivered, loader, segments
 from tests.support.loading import SHUFFLE, write_rows
@@ -125,6 +127,71 @@ def test_a_window_of_very_many_rows_is_stored_by_requests_that_a_socket_takes_wh
             cached.wait_until_stored(data)
             assert (found, data.statistics().cached_rows_total) == (60_000, num_cached)
             assert data.statistics().worker_restarts_total == 0
+
+
+# Where samples lie
+
+
+@pytest.mark.parametrize("buffer_size", [8, 5000])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_samples_that_are_kept_stay_what_they_are_when_their_slots_are_used_again(
+    path, cache, num_workers, buffer_size
+):
+    expected = plain(path, epochs=3)
+    fill(path, cache)
+
+    with loader(path, cache, epochs=3, num_workers=num_workers, buffer_size=buffer_size) as data:
+        kept = [sample for _ in range(3) for batch in data for sample in batch]
+        while_open = [cached.facts(sample) for sample in kept[::7]]
+        num_cached = data.statistics().cached_rows_total
+    closed = [cached.facts(sample) for sample in kept]
+
+    assert while_open == expected.samples[::7]
+    assert closed == expected.samples
+    assert num_cached == 3 * NUM_ROWS
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_a_forked_child_has_stays_what_it_is_when_the_slots_are_used_again(path, cache, num_workers):
+    expected = plain(path, epochs=4).samples
+    fill(path, cache)
+    with loader(path, cache, epochs=4, num_workers=num_workers, buffer_size=8) as data:
+        held = data.get_next_batch(100)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            os.read(reading, 1)  # its end: the parent is through
+            os._exit([cached.facts(sample) for sample in held] != expected[:100])
+
+        left = len(expected) - 100
+        rest = [cached.facts(sample) for sample in data.get_next_batch(left)]
+    os.close(reading)
+    os.close(writing)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert rest == expected[100:]
+
+
+def test_workers_are_asked_for_nothing_but_scans_of_what_is_cached(path, cache, monkeypatch):
+    expected, seen = fill(path, cache), list[Any]()
+    real = InlineExecutor.submit
+
+    def submit(executor: InlineExecutor, request: Any, *more: Any) -> None:
+        seen.append(request)
+        real(executor, request, *more)
+
+    monkeypatch.setattr(InlineExecutor, "submit", submit)
+    with loader(path, cache) as data:
+        num_samples = sum(len(batch) for batch in data)
+        canaries = data.state_dict()["canaries"]
+
+    assert num_samples == len(expected.samples)
+    tokenized = [request for request in seen if isinstance(request, Tokenize)]
+    assert [len(request.starts) // 4 for request in tokenized] == [len(canaries)], (
+        "the canaries, which are never cached"
+    )
 
 
 # When it must not be read

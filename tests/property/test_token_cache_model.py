@@ -29,6 +29,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("xxhash")
 
 from asyncdata.token_cache.layout import DamagedError
+from asyncdata.token_cache.placed import PlacedRows
 from asyncdata.token_cache.segment import Segment
 from asyncdata.token_cache.window_tokens import WindowTokens
 from asyncdata.token_cache.worker import CacheWorker
@@ -225,6 +226,47 @@ def test_every_row_comes_back_as_it_was(blocks, random, size, piece_blocks, data
 
         assert facts(chunk_of(reply, len(chosen))) == facts(chunk_of(expected, len(chosen)))
         worker.close()
+
+
+@settings(max_examples=80)
+@given(
+    st.lists(blocks_of_rows.filter(any), min_size=1, max_size=2),
+    st.randoms(use_true_random=False),
+    st.data(),
+)
+def test_rows_that_are_read_where_they_lie_are_what_a_worker_would_send(segments, random, data):
+    """Of several segments, which have columns of their own; before the slot is used again, and after."""
+    slot, every, records, base = bytearray(4 * SLOT_BYTES), [], [], 0
+    for blocks in segments:
+        num_rows = sum(map(len, blocks))
+        with tempfile.TemporaryDirectory() as folder:
+            places = store(folder, blocks, np.array(random.sample(range(num_rows), num_rows), np.int64), 5, 4)
+            worker = worker_of(folder, slot)
+            cached = [CachedBlock(number, "s.arrow", number, True) for number in range(len(places))]
+            found = worker.scan(Scan(0, base, places, cached))
+            worker.close()
+        assert found.refused == []
+        records.append(-2 - np.frombuffer(found.starts, np.int32).astype(np.int64))
+        every += itertools.chain(*blocks)
+        base += (1 << 17) * len(places)
+
+    chosen = data.draw(st.lists(st.integers(0, len(every) - 1), max_size=20))
+    expected = chunk_of(reply_of([(place, every[row]) for place, row in enumerate(chosen)], len(chosen)), len(chosen))
+    placed = PlacedRows.of(memoryview(slot), np.concatenate(records)[chosen], bool)
+    chunk = placed.chunk(Position(), len(chosen), None, ends_epoch=False)
+    assert facts_one_by_one(chunk) == facts_one_by_one(expected)
+    assert chunk.num_tokens(0, chunk.num_samples) == expected.num_tokens(0, expected.num_samples)
+    assert chunk.num_bytes == expected.num_bytes
+    chunk.own()
+    slot[:] = b"\xff" * len(slot)
+    assert facts_one_by_one(chunk) == facts_one_by_one(expected)
+
+
+def facts_one_by_one(chunk: Chunk) -> Any:
+    """As :func:`facts`, but for the columns, by the chunk's own way to a value."""
+    samples, *rest = facts(chunk)
+    raws = [[bytes(chunk._raw(name, i) or b"") for name in ALL_NAMES] for i in range(chunk.num_samples)]  # noqa: SLF001
+    return [sample[:2] for sample in samples], raws, *rest
 
 
 @settings(max_examples=40)

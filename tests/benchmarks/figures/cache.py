@@ -35,6 +35,7 @@ def token_cache(bench: Bench) -> None:
     bench.report("S10", "second epoch from the token cache", second, "rows/s")
     bench.report("S10", "of it out of the cache", [100 * share for share in cached["cached_share"]], "%", at_least(100))
     bench.report("S10", "CPU of the trainer's process a row then", cached["second_cpu_us_per_row"], "us")
+    bench.report("S10", "CPU of its workers a row then", cached["second_workers_us_per_row"], "us")
     bench.report("S10", "the epoch before, tokenized and written", cached["first_rows_per_s"], "rows/s")
     for name, one in zip(bench.backends, alone, strict=True):
         goal = at_least(100 if name == "hf" else 5)
