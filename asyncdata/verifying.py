@@ -97,31 +97,28 @@ def _judged(first: StreamDigest | None, second: StreamDigest | None, changed: se
         )
         return Verdict.UNDECIDED, [reason], "nothing"
 
+    parts = sorted({setting_of(name) for name in changed} & {"data", "seed", "order"})
+    other_order = [f"their positions are of other orders: {', '.join(parts)} differ"] if parts else []
     if first.num_samples != second.num_samples:
-        return _judged_ahead(first, second, changed)
+        return Verdict.UNDECIDED, _ahead(first, second, bool(changed)) + other_order, "nothing"
 
-    return _judged_level(first, second)
-
-
-def _judged_level(first: StreamDigest, second: StreamDigest) -> _Judged:
-    """Of runs that have seen as many samples."""
     compares = _compared(first, second)
-    if first.positions != second.positions:
-        return Verdict.DIFFERENT, ["they saw other rows of their orders"], compares
+    difference = _difference(first, second, compares)
+    if difference:
+        return Verdict.DIFFERENT, [difference, *other_order], compares
 
-    if first.order != second.order:
-        return Verdict.DIFFERENT, ["they saw the same positions in another order"], compares
+    if other_order and compares != "tokens":
+        other_order.append('which rows these were was not hashed: digest="tokens" would tell')
+        return Verdict.UNDECIDED, other_order, compares
 
-    if compares != "positions only" and first.tokens != second.tokens:
-        what = "other tokens" if compares == "tokens" else "samples of other numbers of tokens"
-        return Verdict.DIFFERENT, [f"at the same positions, in the same order, they saw {what}"], compares
+    return Verdict.SAME, [f"they saw {_PROVEN[compares]}"], compares
 
-    proven = {
-        "tokens": "the same positions in the same order, token for token",
-        "positions": "the same positions in the same order, and as many tokens at each; which tokens was not hashed",
-        "positions only": "the same positions in the same order; their tokens were not hashed alike",
-    }
-    return Verdict.SAME, [f"they saw {proven[compares]}"], compares
+
+_PROVEN = {
+    "tokens": "the same positions in the same order, token for token",
+    "positions": "the same positions in the same order, and as many tokens at each; which tokens was not hashed",
+    "positions only": "the same positions in the same order; their tokens were not hashed alike",
+}
 
 
 def _compared(first: StreamDigest, second: StreamDigest) -> str:
@@ -131,18 +128,27 @@ def _compared(first: StreamDigest, second: StreamDigest) -> str:
     return first.of
 
 
-def _judged_ahead(first: StreamDigest, second: StreamDigest, changed: set[str]) -> _Judged:
-    """Of runs of which one has seen more samples."""
+def _difference(first: StreamDigest, second: StreamDigest, compares: str) -> str:
+    """What differs between digests of as many samples, if anything."""
+    if first.positions != second.positions:
+        return "they saw other positions"
+
+    if first.order != second.order:
+        return "they saw the same positions in another order"
+
+    if compares != "positions only" and first.tokens != second.tokens:
+        what = "other tokens" if compares == "tokens" else "samples of other numbers of tokens"
+        return f"at the same positions, in the same order, they saw {what}"
+
+    return ""
+
+
+def _ahead(first: StreamDigest, second: StreamDigest, is_changed: bool) -> list[str]:
+    """What can be said of runs of which one has seen more samples."""
     behind, ahead = ("first", "second") if first.num_samples < second.num_samples else ("second", "first")
     number = abs(first.num_samples - second.num_samples)
-    reasons = [f"the {ahead} run is ahead by {number} samples, and digests of so many more say nothing of fewer"]
-    if changed_orders := sorted({setting_of(name) for name in changed} & {"data", "seed", "order"}):
-        reasons.append(f"the runs follow other orders: {', '.join(changed_orders)} differ")
-        return Verdict.DIFFERENT, reasons, "nothing"
-
-    if changed:
-        reasons.append("both follow the same order, of rows that are tokenized otherwise")
-    else:
+    reasons = [f"the {ahead} run is ahead by {number} samples, and a digest of more samples says nothing of fewer"]
+    if not is_changed:
         reasons.append("all settings and fingerprints agree, so both follow one order")
     reasons.append(f"let the {behind} run deliver {number} samples more, and compare again")
-    return Verdict.UNDECIDED, reasons, "nothing"
+    return reasons

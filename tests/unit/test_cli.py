@@ -97,6 +97,7 @@ def test_these_are_the_commands():
         "asyncdata tokenizer",
         "asyncdata tokenizer prove",
         "asyncdata tokenizer show",
+        "asyncdata verify",
     ]
 
 
