@@ -91,6 +91,7 @@ LEVELS = {
     "asyncdata": 11,
     "integrations": 12,
     "demo": 12,
+    "testing": 12,
     "commands": 13,
     "cli": 14,
     "__main__": 15,
