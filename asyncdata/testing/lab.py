@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from asyncdata.testing.adapters import Adapter, Knobs, Loader
 
-__all__ = ("Lab", "NotApplicableError", "Run", "difference")
+__all__ = ("Lab", "NotApplicableError", "Run", "difference", "raised", "saved", "taken")
 
 NUM_ROWS = 24
 
@@ -159,6 +160,13 @@ def difference(expected: Sequence[int], found: Sequence[int]) -> str | None:
             return f"row {wanted} should come {_ordinal(number)}, and {_row(got)} came{_losses(expected, found)}"
 
     return None
+
+
+def raised(error: Exception) -> str:
+    """What the loader raised, in a line; where it does not say, the line of code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    words = next(iter(str(error).splitlines()), "") or (frames[-1].line if frames else "")
+    return f"it raised {type(error).__name__}: {words}"
 
 
 def _ordinal(number: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.errors import ConfigError
 from asyncdata.testing.checks import CHECKS
-from asyncdata.testing.lab import Lab, NotApplicableError
+from asyncdata.testing.lab import Lab, NotApplicableError, raised
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,9 +87,5 @@ def _outcome(check: Check, adapter: Adapter) -> Outcome:
         except NotApplicableError as reason:
             return Outcome(check.name, NOT_APPLICABLE, str(reason))
         except Exception as error:  # whatever the loader raises is what is wrong with it
-            problem = f"it raised {type(error).__name__}: {_first_line(error)}"
+            problem = raised(error)
     return Outcome(check.name, FAILED, problem) if problem else Outcome(check.name, PASSED)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "")

@@ -51,8 +51,11 @@ def test_each_check_finds_the_loader_that_is_broken_in_its_way_and_is_the_only_o
     ("check", "detail"),
     [
         ("between_items", "resumed after 1 rows: row 1 should come first, and row 2 came (1 lost, 1 too many)"),
-        ("other_workers", "it raised AssertionError: another number of workers"),
-        ("idle_workers", "of 2 workers over one file, 1 did all the work"),
+        (
+            "other_workers",
+            "begun with 2 workers, resumed with 1: it raised AssertionError: assert state['num_workers'] == self.workers",
+        ),
+        ("idle_workers", "of 2 workers over one file, 1 did all the work, epoch after epoch"),
     ],
 )
 def test_a_failure_says_what_came_in_place_of_what(check, detail, monkeypatch):
