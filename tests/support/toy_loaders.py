@@ -205,15 +205,11 @@ class DropsTheTail(Toy):
 
 @breaks("other_workers")
 class InsistsOnItsWorkers(Toy):
-    @property
-    def workers(self) -> int:
-        return self.knobs.num_workers
-
     def state_dict(self) -> Any:
         return {**super().state_dict(), "num_workers": self.knobs.num_workers}
 
     def load_state_dict(self, state: Any) -> None:
-        assert state['num_workers'] == self.workers  # fmt: skip
+        assert state["num_workers"] == self.knobs.num_workers, "another number of workers"
         super().load_state_dict(state)
 
 

@@ -10,7 +10,7 @@ import pytest
 from asyncdata.errors import ConfigError
 from asyncdata.testing import CHECKS, FEATURES, Knobs, Lab, run_checks
 from asyncdata.testing.__main__ import main
-from asyncdata.testing.lab import difference
+from asyncdata.testing.lab import difference, raised
 from asyncdata.testing.ours import AsyncData
 from tests.support.toy_loaders import BROKEN, Narrow, ToyAdapter, epochs_of
 
@@ -53,7 +53,7 @@ def test_each_check_finds_the_loader_that_is_broken_in_its_way_and_is_the_only_o
         ("between_items", "resumed after 1 rows: row 1 should come first, and row 2 came (1 lost, 1 too many)"),
         (
             "other_workers",
-            "begun with 2 workers, resumed with 1: it raised AssertionError: assert state['num_workers'] == self.workers",
+            "begun with 2 workers, resumed with 1: it raised AssertionError: another number of workers",
         ),
         ("idle_workers", "of 2 workers over one file, 1 did all the work, epoch after epoch"),
     ],
@@ -130,6 +130,14 @@ def test_the_exit_status_says_whether_a_check_failed(capsys):
 )
 def test_the_first_difference_is_told_in_words(found, words):
     assert difference([1, 2, 3, 4], found) == words
+
+
+def test_of_an_assertion_that_says_nothing_its_line_is_told():
+    try:
+        assert FAST == []  # said nothing
+    except AssertionError as error:
+        error.args = ()
+        assert raised(error) == "it raised AssertionError: assert FAST == []  # said nothing"
 
 
 def test_rows_of_the_data_have_the_numbers_that_the_checks_speak_of(tmp_path):
