@@ -102,18 +102,14 @@ class Chunk:
         self.num_samples = len(self._token_ends)
         self.num_bytes = len(reply.tokens) + sum(len(column.data) for column in reply.columns.values())
         token_sums = np.frombuffer(reply.token_sums, np.uint32) if reply.token_sums else None
-        self.sums = sums_of(first.epoch, first.window, first.row + self._rows(), self._lengths(), token_sums)
+        self.sums = sums_of(msgspec.structs.astuple(first), self._expected_ends(), self._kept, token_sums)
 
-    def _rows(self) -> np.ndarray[Any, Any]:
-        """The row of each sample, counted from the chunk's first."""
-        return np.arange(self.num_samples) if self._kept is None else self._kept.astype(np.int64)
+    def _expected_ends(self) -> np.ndarray[Any, Any]:
+        """Where the tokens of each sample stop, if those that another rank has were here."""
+        if self._expected is None:
+            return np.frombuffer(self._token_ends, np.uint32)
 
-    def _lengths(self) -> np.ndarray[Any, Any]:
-        """Tokens of each sample; also of those that another rank has."""
-        if self._expected is not None:
-            return self._expected[0]
-
-        return np.diff(np.frombuffer(self._token_ends, np.uint32), prepend=np.uint32(0))
+        return np.cumsum(self._expected[0], dtype=np.uint64)
 
     def row_of(self, sample: int) -> int:
         """The row, counted from the chunk's first, that became sample ``sample``."""

@@ -21,9 +21,15 @@ _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 
 def mix(words: Words) -> Words:
     """Each word mixed: a bijection of 64-bit words in which every bit depends on every other."""
-    words = (words ^ (words >> _SHIFTS[0])) * _WORD_1
-    words = (words ^ (words >> _SHIFTS[1])) * _WORD_2
-    return words ^ (words >> _SHIFTS[2])
+    mixed = words >> _SHIFTS[0]
+    mixed ^= words
+    mixed *= _WORD_1
+    shifted = mixed >> _SHIFTS[1]
+    mixed ^= shifted
+    mixed *= _WORD_2
+    np.right_shift(mixed, _SHIFTS[2], out=shifted)
+    mixed ^= shifted
+    return mixed
 
 
 def mix_one(word: int) -> int:

@@ -1,15 +1,18 @@
 """The digest of a stream: which samples were handed over, in which order, and of which tokens, in three sums.
 
-Each sample has two words of 64 bits: ``p``, a mix of its position, and ``t``, a mix of its position, its number of
-tokens and, if asked for, the CRC-32 of its tokens. Over samples 1, 2 ... of the stream the digest has the sums of
-``p_n``, of ``n * p_n`` and of ``t_n``, modulo 2^64. The first tells which positions came, whatever their order; the
-second, as in Fletcher's checksum (J. G. Fletcher, "An arithmetic checksum for serial transmissions", 1982), in which
-order; the third, of which tokens. Sums over a piece of a chunk are differences of running sums: where batches, chunks
-and runs are cut makes no difference. It finds faults, not forgers: it is no cryptographic hash.
+Each sample has two words of 64 bits: ``p``, a mix of its position, and ``c``, of its number of tokens and, if asked
+for, the CRC-32 of its tokens. Modulo 2^64, the digest has the sum of all ``p``, which tells what positions came; the
+sum of that sum as it was behind each sample, which tells in what order, as in Fletcher's checksum (J. G. Fletcher, "An
+arithmetic checksum for serial transmissions", 1982); and the sum of all ``p * c``, ``p`` made odd, which tells of what
+tokens: a multilinear hash (D. Lemire and O. Kaser, "Strongly universal string hashing is fast", 2014).
+
+Sums over a piece of a chunk follow from running sums: where batches, chunks and runs are cut makes no difference. It
+finds faults, not forgers: it is no cryptographic hash.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -24,17 +27,17 @@ __all__ = ("StreamDigest", "Sums", "sums_of")
 
 Numbers = np.ndarray[Any, Any]
 
-_GOLDEN, _HALF = np.uint64(GOLDEN), np.uint64(32)
-_NUM_ORDINALS = 4096
-_FIRST_ORDINALS = np.arange(1, _NUM_ORDINALS + 1, dtype=np.uint64)
+_GOLDEN, _ONE = np.uint64(GOLDEN), np.uint64(1)
+_NUM_KEPT = 4096
+_FIRST_STEPS = np.arange(_NUM_KEPT, dtype=np.uint64) * _GOLDEN
 
 
 class Sums(NamedTuple):
     """Running sums over a chunk's samples; item ``n`` of each is over the first ``n`` samples, modulo 2^64.
 
     :ivar positions: of ``p``.
-    :ivar order: of ``n * p``, samples counted from 1 in the chunk.
-    :ivar tokens: of ``t``.
+    :ivar order: of :attr:`positions`.
+    :ivar tokens: of ``p * c``.
     """
 
     positions: memoryview
@@ -42,31 +45,41 @@ class Sums(NamedTuple):
     tokens: memoryview
 
 
-def sums_of(epoch: int, window: int, rows: Numbers, lengths: Numbers, token_sums: Numbers | None) -> Sums:
-    """The running sums over samples at ``rows`` of one window.
+def sums_of(
+    first: tuple[int, int, int], token_ends: Numbers, kept: Numbers | None = None, token_sums: Numbers | None = None
+) -> Sums:
+    """The running sums over samples of one window.
 
-    :param rows: int, shape (num_samples,).
-    :param lengths: tokens of each, int, likewise.
-    :param token_sums: CRC-32 of each one's tokens as little-endian int32, likewise; None: not known.
+    :param first: epoch, window and row from which rows are counted.
+    :param token_ends: where the tokens of each sample stop, if all lie end to end: unsigned, shape (num_samples,).
+    :param kept: each one's row, counted from ``first``: int32, likewise; None: one row after the other.
+    :param token_sums: CRC-32 of each one's tokens as little-endian int32: uint32, likewise; None: not known.
     """
-    num_samples = len(rows)
-    words = np.empty((2, num_samples), np.uint64)  # both at once: what costs time here is the number of calls
-    np.multiply(rows, _GOLDEN, out=words[0], dtype=np.uint64, casting="unsafe")
-    words[0] += np.uint64(mix_one(mix_one(epoch + 1) + window & MASK))
-    np.left_shift(lengths, _HALF, out=words[1], dtype=np.uint64, casting="unsafe")
+    num_samples = len(token_ends)
+    base = np.uint64(_base(*first[:2]) + first[2] * GOLDEN & MASK)
+    places = mix(_steps(num_samples) + base if kept is None else kept.astype(np.uint64) * _GOLDEN + base)
+    contents = token_ends * _GOLDEN
+    contents[1:] -= contents[:-1]  # how many tokens each has
     if token_sums is not None:
-        words[1] |= token_sums
-    words[1] ^= words[0]
-    words = mix(words)
+        contents += token_sums
     sums = np.zeros((3, num_samples + 1), np.uint64)
-    np.add.accumulate(words, axis=1, out=sums[:2, 1:])
-    words[0] *= _ordinals(num_samples)
-    np.add.accumulate(words[0], out=sums[2, 1:])
-    return Sums(sums[0].data, sums[2].data, sums[1].data)
+    positions, order, tokens = sums
+    np.add.accumulate(places, out=positions[1:])
+    np.add.accumulate(positions, out=order)
+    places |= _ONE
+    contents *= places
+    np.add.accumulate(contents, out=tokens[1:])
+    return Sums(positions.data, order.data, tokens.data)
 
 
-def _ordinals(number: int) -> Words:
-    return _FIRST_ORDINALS[:number] if number <= _NUM_ORDINALS else np.arange(1, number + 1, dtype=np.uint64)
+@lru_cache(maxsize=16)
+def _base(epoch: int, window: int) -> int:
+    return mix_one(mix_one(epoch + 1) + window & MASK)
+
+
+def _steps(number: int) -> Words:
+    """0, GOLDEN, 2 GOLDEN ..."""
+    return _FIRST_STEPS[:number] if number <= _NUM_KEPT else np.arange(number, dtype=np.uint64) * _GOLDEN
 
 
 class StreamDigest(msgspec.Struct, frozen=True):
@@ -90,16 +103,16 @@ class StreamDigest(msgspec.Struct, frozen=True):
 
     def plus(self, sums: Sums, start: int, stop: int) -> Self:
         """The digest after samples ``[start, stop)`` of a chunk."""
-        positions = sums.positions[stop] - sums.positions[start]
-        order = (self.num_samples - start) * positions + sums.order[stop] - sums.order[start]
+        number, before = stop - start, self.positions - sums.positions[start]
+        order = number * before + sums.order[stop] - sums.order[start]
         tokens = self.tokens
         if tokens is not None:
             tokens = tokens + sums.tokens[stop] - sums.tokens[start] & MASK
         return type(self)(
             self.of,
             self.first,
-            self.num_samples + stop - start,
-            self.positions + positions & MASK,
+            self.num_samples + number,
+            before + sums.positions[stop] & MASK,
             self.order + order & MASK,
             tokens,
         )

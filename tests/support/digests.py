@@ -29,13 +29,14 @@ def splitmix(word: int) -> int:
 
 def digest_of(samples: Iterable[Seen], of: str = "positions") -> StreamDigest:
     num_samples = positions = order = tokens = 0
-    for num_samples, (position, ids) in enumerate(samples, 1):
+    for position, ids in samples:
+        num_samples += 1
         epoch, window, row = position
         place = (splitmix((splitmix(epoch + 1) + window) % WORD) + row * 0x9E3779B97F4A7C15) % WORD
-        content = len(ids) << 32
+        content = len(ids) * 0x9E3779B97F4A7C15
         if of == "tokens":
-            content |= zlib.crc32(struct.pack(f"<{len(ids)}i", *ids))
+            content += zlib.crc32(struct.pack(f"<{len(ids)}i", *ids))
         positions += splitmix(place)
-        order += num_samples * splitmix(place)
-        tokens += splitmix(place ^ content)
+        order += positions
+        tokens += (splitmix(place) | 1) * content
     return StreamDigest(of, 0, num_samples, positions % WORD, order % WORD, tokens % WORD)
