@@ -105,10 +105,11 @@ class Lab:
                     run.states[len(run.rows)] = saved(loader)
         return run
 
-    def resumed(self, rows: Rows, knobs: Knobs, state: str, num_rows: int) -> list[int]:
-        """The next rows of a loader that goes on from ``state``, at least so many if they come."""
+    def goes_on(self, rows: Rows, knobs: Knobs, state: str, whole: Run, stop: int) -> str | None:
+        """What differs if a loader goes on from ``state`` from what came in ``whole`` after ``stop`` rows."""
+        left, num_epochs = whole.rows[stop:], sum(end > stop for end in whole.epoch_ends)
         with self.open(rows, knobs, state) as loader:
-            return taken(loader, num_rows)
+            return difference(left, taken(loader, len(left), num_epochs))
 
     def resumes_everywhere(
         self, rows: Rows, knobs: Knobs, num_epochs: int = 1, *, stops: slice = slice(None)
@@ -123,8 +124,7 @@ class Lab:
             return f"a run whose state is taken is another one: {found}"
 
         for stop in sorted(run.states)[stops]:
-            left = whole.rows[stop:]
-            if left and (found := difference(left, self.resumed(rows, knobs, run.states[stop], len(left)))):
+            if found := self.goes_on(rows, knobs, run.states[stop], whole, stop):
                 return f"resumed after {stop} rows: {found}"
         return None
 
@@ -134,21 +134,19 @@ def saved(loader: Loader) -> str:
     return json.dumps(loader.state_dict())
 
 
-def taken(loader: Loader, num_rows: int) -> list[int]:
-    """The next rows, at least so many; fewer if an epoch comes that has none."""
+def taken(loader: Loader, num_rows: int, num_epochs: int = 1) -> list[int]:
+    """The next rows, at least so many; fewer if so many epochs end before, or one comes that has none."""
     found: list[int] = []
-    was_empty = False
-    while len(found) < num_rows:
+    ends = empty_ends = 0
+    while len(found) < num_rows and ends < num_epochs and empty_ends < 2:
         before = len(found)
         try:
             while len(found) < num_rows:
                 found.extend(seen.row for seen in loader.next_batch())
         except StopIteration:
             # One end may be left of the epoch that was interrupted; a second one is of an epoch without a row.
-            if len(found) == before and was_empty:
-                break
-
-            was_empty = len(found) == before
+            is_empty = len(found) == before
+            ends, empty_ends = ends + (not is_empty), empty_ends + is_empty
     return found
 
 

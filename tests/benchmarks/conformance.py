@@ -83,6 +83,8 @@ def tables(reports: list[dict[str, Any]]) -> str:
     for number, check in enumerate(CHECKS):
         results = [SYMBOLS[report["outcomes"][number]["result"]] for report in reports]
         lines.append(_row([f"`{check}`", *results]))
+    lines += ["", "Versions:", ""]
+    lines += [f"- {report['name']}: {report['version']}" for report in reports]
     lines += ["", "| loader | check | what came |", "|---|---|---|"]
     for report in reports:
         for outcome in report["outcomes"]:
@@ -90,8 +92,7 @@ def tables(reports: list[dict[str, Any]]) -> str:
                 is_asked = outcome["result"] == "failed"
                 words = outcome["detail"] if is_asked else f"not applicable: {outcome['detail']}"
                 lines.append(_row([report["name"], f"`{outcome['check']}`", words]))
-    versions = ", ".join(f"{report['name']}: {report['version']}" for report in reports)
-    return "\n".join([*lines, "", f"Versions: {versions}."])
+    return "\n".join(lines)
 
 
 def _row(cells: list[str]) -> str:
