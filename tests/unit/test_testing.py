@@ -128,7 +128,7 @@ def test_the_exit_status_says_whether_a_check_failed(capsys):
     [
         ([1, 2, 3, 4, 9], None),
         ([1, 2, 4, 3], "row 3 should come after 2 others, and row 4 came (the same rows in another order)"),
-        ([1, 2, 2, 3], "row 3 should come after 2 others, and row 2 came (1 lost, 0 too many)"),
+        ([1, 2, 2, 3], "row 3 should come after 2 others, and row 2 came (1 lost, 1 too many)"),
         ([1, 2], "row 3 should come after 2 others, and nothing came (2 lost, 0 too many)"),
         ([], "row 1 should come first, and nothing came (4 lost, 0 too many)"),
     ],
