@@ -139,6 +139,12 @@ def _add_run(commands: Any) -> None:
     parser.add_argument(
         "--snapshot-every", metavar="N", type=whole(1), default=100, help="batches between snapshots (%(default)s)"
     )
+    parser.add_argument(
+        "--digest",
+        default="positions",
+        choices=("positions", "tokens"),
+        help="what snapshots have a digest of, for asyncdata verify (%(default)s)",
+    )
     parser.add_argument("--resume", action="store_true", help="go on from --snapshot, if it is there")
     parser.add_argument(
         "--allow-changed",
