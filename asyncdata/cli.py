@@ -83,6 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_inspect(commands)
     _add_bench(commands)
     _add_snapshot(commands)
+    _add_verify(commands)
     _add_cache(commands)
     _add_tokenizer(commands)
     return parser
@@ -137,6 +138,12 @@ def _add_run(commands: Any) -> None:
     parser.add_argument("--snapshot", metavar="FILE", help="write snapshots to FILE, and one at the end")
     parser.add_argument(
         "--snapshot-every", metavar="N", type=whole(1), default=100, help="batches between snapshots (%(default)s)"
+    )
+    parser.add_argument(
+        "--digest",
+        default="positions",
+        choices=("positions", "tokens"),
+        help="what snapshots have a digest of, for asyncdata verify (%(default)s)",
     )
     parser.add_argument("--resume", action="store_true", help="go on from --snapshot, if it is there")
     parser.add_argument(
@@ -288,6 +295,19 @@ def _add_snapshot(commands: Any) -> None:
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     show = _command(actions, "show", "snapshot:show", "print what a snapshot holds, after checking that it is whole")
     show.add_argument("file", metavar="FILE", help="the snapshot")
+
+
+def _add_verify(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "verify",
+        "verify:run",
+        "say whether two runs saw the same stream, by the digests in their snapshots",
+        "Exit status: 0 if they did, up to the same position; 3 if not; 4 if the digests do not say, as where one run "
+        "is ahead of the other.",
+    )
+    parser.add_argument("first", metavar="FILE", help="a snapshot of the one")
+    parser.add_argument("second", metavar="FILE", help="a snapshot of the other")
 
 
 def _add_cache(commands: Any) -> None:

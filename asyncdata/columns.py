@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
+from asyncdata.stream_digest import sums_of
 from asyncdata.types import Position, SourceLocation, Tokens
 from asyncdata.wire import Column, RowError
 
@@ -60,6 +61,7 @@ class Chunk:
     :ivar errors: bad rows, in their order.
     :ivar ends_epoch: whether no row of the epoch follows.
     :ivar num_bytes: memory the columns take.
+    :ivar sums: what a digest of the stream is made of.
     """
 
     __slots__ = (
@@ -77,6 +79,7 @@ class Chunk:
         "num_bytes",
         "num_rows",
         "num_samples",
+        "sums",
     )
 
     def __init__(self, reply: Tokenized, first: Position, num_rows: int, origin: Origin, *, ends_epoch: bool) -> None:
@@ -98,6 +101,15 @@ class Chunk:
         }
         self.num_samples = len(self._token_ends)
         self.num_bytes = len(reply.tokens) + sum(len(column.data) for column in reply.columns.values())
+        token_sums = np.frombuffer(reply.token_sums, np.uint32) if reply.token_sums else None
+        self.sums = sums_of(msgspec.structs.astuple(first), self._expected_ends(), self._kept, token_sums)
+
+    def _expected_ends(self) -> np.ndarray[Any, Any]:
+        """Where the tokens of each sample stop, if those that another rank has were here."""
+        if self._expected is None:
+            return np.frombuffer(self._token_ends, np.uint32)
+
+        return np.cumsum(self._expected[0], dtype=np.uint64)
 
     def row_of(self, sample: int) -> int:
         """The row, counted from the chunk's first, that became sample ``sample``."""

@@ -17,8 +17,9 @@ from asyncdata.buffer import choose, first_in_first_out, validate_groups, withou
 from asyncdata.channel import Channel, Failure, Run
 from asyncdata.delivery import BadRowStop, Delivery, advanced, deliver, dropped
 from asyncdata.errors import EndOfData, LoaderClosedError, TooManyBadRowsError
-from asyncdata.ledger import Lease, Ledger, Returned, lease_key
+from asyncdata.ledger import Counters, Lease, Ledger, Returned, lease_key
 from asyncdata.request import DeliveryRules, Request, State
+from asyncdata.stream_digest import StreamDigest
 from asyncdata.types import Lot, Position, Sample
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Coordinator:
         quarantine: Callable[[BadRowError], object] = bool,
     ) -> None:
         self.rules = rules
-        self._state = State(Ledger())
+        self._state = State(Ledger(counters=Counters(digest=StreamDigest(rules.digest))))
         self.on_room: Callable[[], object] = bool
         self.failed: deque[tuple[Request | None, list[Sample] | None]] = deque()
         self.channel = self._new_channel()

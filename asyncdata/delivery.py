@@ -113,6 +113,7 @@ class _Walk:
         self._bad_row_stops, self._max_bad_rows = bad_row_stops, max_bad_rows
         self._num_groups, self._epoch_groups = counters.num_groups, counters.epoch_groups
         self._num_tokens = counters.num_tokens
+        self._digest = counters.digest
         self._drops, self._epoch_drops, self._notes = counters.drops, counters.epoch_drops, counters.notes
 
     def may_pass(self, segment: Segment) -> bool:
@@ -136,6 +137,7 @@ class _Walk:
         elif isinstance(segment, Done):
             self._move_to(segment.chunk, segment.chunk.row_of(segment.sample) + 1)
             self._num_tokens += segment.chunk.num_tokens(segment.sample, segment.sample + 1)
+            self._digest = self._digest.plus(segment.chunk.sums, segment.sample, segment.sample + 1)
             self._num_groups += 1
             self._epoch_groups += 1
             self.head += 1
@@ -151,6 +153,7 @@ class _Walk:
         self.lots.append(Lot(run.chunk, start, stop, index, self._num_groups, size))
         self._move_to(run.chunk, run.chunk.row_of(stop - 1) + 1)
         self._num_tokens += run.chunk.num_tokens(start, stop)
+        self._digest = self._digest.plus(run.chunk.sums, start, stop)
         num_taken = stop - start
         self.need -= num_taken
         self.taken += num_taken
@@ -214,6 +217,7 @@ class _Walk:
             epoch_groups=self._epoch_groups,
             epoch_drops=self._epoch_drops,
             notes=self._notes,
+            digest=self._digest,
         )
         after = Ledger(
             position=self.position,

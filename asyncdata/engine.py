@@ -89,6 +89,12 @@ class Engine:
         rules = _rules(config, is_packed=pack_rules is not None)
         self.coordinator = Coordinator(rules, buffer_filter=filter_of(buffer_filter), quarantine=quarantine)
         share = share_of(config, pack_rules, plan)
+        if config.digest == "tokens" and (plan is not None or share is not None):
+            raise ConfigError(
+                'digest="tokens" needs every rank to tokenize every row, and here each has rows of its own: the digest '
+                'would be another one on each. digest="positions" has how many tokens every sample has'
+            )
+
         self._reading = open_reading(described(source), config, self._function, quarantine, plan, share)
         if config.world_size > 1 and share is None:
             _log.info("loader.every_rank_tokenizes", world_size=config.world_size)
@@ -205,7 +211,7 @@ class Engine:
         changed = set(map(setting_of, snapshots.differences(saved, *present)))
         ledger = Ledger(
             position=Position(*saved.position),
-            counters=msgspec.convert(saved.counters, Counters),
+            counters=Counters.restored(saved.counters, self.config.digest),
             buffer=tuple(self._returned(record) for record in (*saved.leases, *saved.buffer)),
             acked=frozenset(Position(*place) for place in saved.acked),
             journal=frozenset(saved.journal),
@@ -367,4 +373,5 @@ def _rules(config: LoaderConfig, *, is_packed: bool) -> DeliveryRules:
         bad_row_stops=config.on_bad_row == "raise",
         max_bad_rows=config.max_bad_rows,
         commit_on_ack=config.commit == "on_ack",
+        digest=config.digest,
     )

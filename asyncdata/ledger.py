@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncdata.stream_digest import StreamDigest
 from asyncdata.types import Group, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Set
+    from typing import Self
 
 __all__ = ("Counters", "Lease", "Ledger", "Returned", "lease_key")
 
@@ -32,6 +34,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     :ivar epoch_groups: groups of the present epoch.
     :ivar epoch_drops: drops of the present epoch.
     :ivar notes: rows that were kept and noted by the tokenize function, by name.
+    :ivar digest: which samples those were, in which order, of which tokens.
     """
 
     num_groups: int = 0
@@ -42,6 +45,17 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     epoch_groups: int = 0
     epoch_drops: dict[str, int] = {}
     notes: dict[str, int] = {}
+    digest: StreamDigest = StreamDigest()
+
+    @classmethod
+    def restored(cls, saved: dict[str, Any], of: str) -> Self:
+        """Those of a snapshot; where it has no digest yet, one begins here.
+
+        :param of: what the digest is of from now on.
+        """
+        counters = msgspec.convert(saved, cls)
+        digest = counters.digest if "digest" in saved else StreamDigest(of, first=counters.num_groups)
+        return msgspec.structs.replace(counters, digest=digest.resumed(of))
 
 
 class Lease(msgspec.Struct, frozen=True, eq=False):

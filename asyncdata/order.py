@@ -4,8 +4,8 @@ An epoch permutes the blocks of all files, cuts them into equal windows, and per
 permutations are keyed and stateless, so any position is reached at once and no generator's state is ever saved.
 
 The block permutation is a Feistel network with cycle walking (J. Black and P. Rogaway, "Ciphers with Arbitrary Finite
-Domains", 2002); its round function, and the key by which rows are sorted, is the finaliser of splitmix64 (G. Steele,
-D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
+Domains", 2002); its round function, and the key by which rows are sorted, is the finaliser of splitmix64
+(:mod:`asyncdata.mixing`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.errors import ConfigError
+from asyncdata.mixing import GOLDEN, MASK, Words, mix
 
 __all__ = (
     "ROWS_PER_WINDOW",
@@ -35,11 +36,9 @@ ROWS_PER_WINDOW = 1 << 16
 _ROUNDS = 6
 _MAX_OVERREAD_BYTES = 16 * 1024
 _MAX_WINDOW_BYTES = 1 << 30
-_MASK = (1 << 64) - 1
-_GOLDEN, _MIX_1, _MIX_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_GOLDEN = np.uint64(GOLDEN)
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
-Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class Shuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -210,17 +209,11 @@ def _feistel(values: Words, half: int, keys: list[int]) -> Words:
     shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> shift, values & mask
     for key in keys:
-        left, right = right, left ^ (_mix(right + np.uint64(key)) & mask)
+        left, right = right, left ^ (mix(right + np.uint64(key)) & mask)
     return (left << shift) | right
 
 
 def shuffled_rows(num_rows: int, key: int) -> Indices:
     """A keyed permutation of ``range(num_rows)``: row numbers sorted by a 64-bit mix of each."""
-    numbers = np.arange(num_rows, dtype=np.uint64) * _GOLDEN + np.uint64(key & _MASK)
-    return np.argsort(_mix(numbers)).astype(np.int64, copy=False)  # no two are equal: every sort gives the same
-
-
-def _mix(words: Words) -> Words:
-    words = (words ^ (words >> np.uint64(30))) * _MIX_1
-    words = (words ^ (words >> np.uint64(27))) * _MIX_2
-    return words ^ (words >> np.uint64(31))
+    numbers = np.arange(num_rows, dtype=np.uint64) * _GOLDEN + np.uint64(key & MASK)
+    return np.argsort(mix(numbers)).astype(np.int64, copy=False)  # no two are equal: every sort gives the same

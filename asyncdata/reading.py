@@ -183,6 +183,7 @@ def _job(files: Blocks, config: LoaderConfig, function: Function, block_bytes: i
         block_bytes=block_bytes,
         slack_bytes=SLACK_BYTES,
         reader=files.reader,
+        with_token_sums=config.digest == "tokens",
     )
 
 

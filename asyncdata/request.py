@@ -27,6 +27,7 @@ class DeliveryRules(msgspec.Struct, frozen=True, kw_only=True):
     bad_row_stops: bool = True
     max_bad_rows: int | None = None
     commit_on_ack: bool = False
+    digest: str = "positions"
 
 
 class State(msgspec.Struct, frozen=True, gc=False, eq=False):

@@ -97,7 +97,10 @@ class ReaderSpec(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is told once, before its first request. Without a spec, the function is there already."""
+    """What a worker is told once, before its first request. Without a spec, the function is there already.
+
+    ``with_token_sums`` asks for the CRC-32 of each sample's tokens.
+    """
 
     files: list[FileRef]
     tokenize: TokenizeSpec | None
@@ -106,6 +109,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     slack_bytes: int
     reader: ReaderSpec = ReaderSpec()
     cache: CacheJob | None = None
+    with_token_sums: bool = False
 
     @property
     def text_bytes(self) -> int:
@@ -281,7 +285,8 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     each sample, empty when every row was kept. A row is kept, in ``drops`` (reason -> rows, int32), or in ``errors``;
     or, by the request's ``expected``, in none of them. ``notes`` is of kept rows, as ``drops``: what is to be counted.
     ``spill`` is the request's, if what it asks for is written; else ``spill_fault`` says why not.
-    ``busy_s`` is the work in it: seconds of CPU time.
+    ``busy_s`` is the work in it: seconds of CPU time. ``token_sums`` (uint32) has the CRC-32 of each sample's tokens,
+    where the job asks for it; else it is empty.
     """
 
     tokens: Data
@@ -295,6 +300,7 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     notes: dict[str, Data] = {}
     spill: str = ""
     spill_fault: str = ""
+    token_sums: Data = b""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     log_to_stderr(is_verbose=args.verbose)
     began = time.monotonic()
     epochs = args.epochs or (None if args.num_batches else 1)
-    loader = loader_of(args, epochs=epochs, buffer_size=args.buffer_size)
+    loader = loader_of(args, epochs=epochs, buffer_size=args.buffer_size, digest=args.digest)
     _resume(args, loader, output)
     with loader, Deliveries(args.record) as deliveries:
         trial = _Trial(args, loader, deliveries, epochs, began)

@@ -9,6 +9,7 @@ import traceback
 from array import array
 from itertools import cycle
 from typing import TYPE_CHECKING, Protocol
+from zlib import crc32
 
 import msgspec
 
@@ -82,6 +83,8 @@ class Handler:
         with self._at_work:
             began_s, cpu_s = time.perf_counter(), time.thread_time()
             reply = self._reply(request)
+            if self._job.with_token_sums and isinstance(reply, Tokenized):
+                reply = msgspec.structs.replace(reply, token_sums=_token_sums(reply))
             passed_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_s
         if self._is_closed:
             self.close()
@@ -203,6 +206,16 @@ class Handler:
             return
 
         out.extend(one)
+
+
+def _token_sums(reply: Tokenized) -> bytes:
+    """The CRC-32 of each sample's tokens."""
+    tokens = memoryview(reply.tokens).cast("B").cast("i")
+    sums, start = [], 0
+    for stop in memoryview(reply.token_ends).cast("B").cast("I"):
+        sums.append(crc32(tokens[start:stop]))
+        start = stop
+    return array("I", sums).tobytes()
 
 
 @contextlib.contextmanager

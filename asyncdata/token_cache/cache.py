@@ -40,6 +40,8 @@ class TokenCache:
     :param max_bytes: of all caches in the folder's own; None does not limit them.
     :param room_bytes: of a slot, for each block, beside those for its text.
     :ivar num_rows_read: rows that were samples already.
+    :ivar reads_in_place: whether chunks are read where a scan has put them. If not, workers answer for each, as they
+        have to where its tokens are hashed.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class TokenCache:
         room_bytes: int,
     ) -> None:
         self.num_rows_read = 0
+        self.reads_in_place = True
         self._room_bytes = room_bytes
         self._folder = folder
         self._executor = executor

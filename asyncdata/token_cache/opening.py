@@ -59,6 +59,7 @@ class CachedJob:
 
         room = job.cache.room_bytes
         self.cache = TokenCache(files, files.num_blocks, self._folder, executor, self._max_bytes, room)
+        self.cache.reads_in_place = not job.with_token_sums
         return self.cache
 
     def close(self) -> None:

@@ -27,7 +27,12 @@ Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
 
 class Keeper(Protocol):
-    """Whom a window tells what becomes of it."""
+    """Whom a window tells what becomes of it.
+
+    :ivar reads_in_place: whether chunks are read where a scan has put them.
+    """
+
+    reads_in_place: bool
 
     def refused(self, block: Block, item: CachedBlock, refusal: Refused) -> None:
         """A block was read from its file, though it is cached."""
@@ -105,14 +110,14 @@ class WindowTokens:
         """The window's rows are known."""
         starts = arranged.starts[arranged.order]
         self._is_cached, self._records = starts < -1, -2 - starts.astype(np.int64)
-        self.is_placed = len(starts) > 0 and bool(self._is_cached.all())
+        self.is_placed = self._keeper.reads_in_place and len(starts) > 0 and bool(self._is_cached.all())
         if self.room:
             self._arranged = arranged
             self._is_kept = np.zeros(len(arranged.order), np.bool_)
 
     def placed(self, slot: int, first: int, stop: int) -> Placed | None:
         """The rows ``[first, stop)``, where all of them lie in the slot as samples."""
-        if not self._is_cached[first:stop].all():
+        if not (self._keeper.reads_in_place and self._is_cached[first:stop].all()):
             return None
 
         return self._keeper.placed(slot, self._records[first:stop])

@@ -129,6 +129,23 @@ def test_a_window_of_very_many_rows_is_stored_by_requests_that_a_socket_takes_wh
             assert data.statistics().worker_restarts_total == 0
 
 
+@pytest.mark.parametrize("digest", ["positions", "tokens"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_comes_out_of_the_cache_has_the_digest_of_what_was_tokenized(path, cache, num_workers, digest):
+    def run(where: Path | None) -> tuple[dict[str, Any], int]:
+        with loader(path, where, num_workers=num_workers, digest=digest) as data:
+            for _ in data:
+                pass
+            if where is not None:
+                cached.wait_until_stored(data)
+            found: dict[str, Any] = data.state_dict()["counters"]["digest"]
+            return found, data.statistics().cached_rows_total
+
+    expected, _ = run(None)
+
+    assert [run(cache), run(cache)] == [(expected, 0), (expected, NUM_ROWS)]
+
+
 # Where samples lie
 
 

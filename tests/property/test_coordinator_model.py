@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -17,10 +18,13 @@ from asyncdata.ledger import lease_key
 from asyncdata.request import Request
 from asyncdata.types import Position
 from asyncdata.wire import Scan
+from tests.support.digests import Seen, digest_of
 from tests.support.model import BAD, KEPT, POISON, Model, Place, Told, rows_of, windows_of
 from tests.support.still_loader import StillLoader, WorkerKilled, made_by_hand
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from asyncdata.ledger import Lease
     from asyncdata.types import Group, Sample
     from tests.support.model import RawRow
@@ -54,6 +58,7 @@ rules = st.fixed_dictionaries(
         "bad_row_stops": st.sampled_from([False, False, False, False, True]),
         "max_bad_rows": st.sampled_from([None, None, None, 0, 5]),
         "commit_on_ack": st.booleans(),
+        "digest": st.sampled_from(["positions", "tokens"]),
     }
 )
 elastic_knobs = st.fixed_dictionaries(
@@ -199,6 +204,7 @@ class LoaderMachine(RuleBasedStateMachine):
         self.held: list[Group] = []
         self.saved: list[tuple[str, Any]] = []
         self.num_made = 0
+        self.epochs_of_d: dict[int, list[list[Place]]] = {}
 
     def teardown(self) -> None:
         if self.loader is not None:
@@ -231,6 +237,11 @@ class LoaderMachine(RuleBasedStateMachine):
         return StillLoader(self.paths, by_fate, max_row_bytes=MAX_ROW_BYTES, **self.config, **knobs)
 
     def epoch_of_d(self, epoch: int) -> list[list[Place]]:
+        if epoch not in self.epochs_of_d:
+            self.epochs_of_d[epoch] = self.new_epoch_of_d(epoch)
+        return self.epochs_of_d[epoch]
+
+    def new_epoch_of_d(self, epoch: int) -> list[list[Place]]:
         block_bytes = self.config["block_bytes"]
         num_blocks = [-(-path.stat().st_size // block_bytes) for path in self.paths]
 
@@ -440,9 +451,19 @@ class LoaderMachine(RuleBasedStateMachine):
         assert counters.num_tokens == state.num_tokens
         assert counters.drops == {reason: number for reason, number in state.drops.items() if number}
         assert counters.epoch_groups == self.model.num_kept(ledger.position.epoch, at)
+        assert counters.digest == digest_of(self.seen_before(ledger.position), self.config["digest"])
         assert ledger.journal == self.model.journal
         assert [value_of(item.group) for item in ledger.buffer] == self.model.buffer
         assert [names_of(lease) for lease in ledger.leases] == [set(lease.open) for lease in self.model.leases]
+
+    def seen_before(self, position: Position) -> Iterator[Seen]:
+        """The samples of D before a position: whatever happened on the way, those and no others were seen."""
+        for epoch in range(position.epoch + 1):
+            for window, places in enumerate(self.epoch_of_d(epoch)):
+                for row, place in enumerate(places):
+                    here = (epoch, window, row)
+                    if place.fate == KEPT and here < msgspec.structs.astuple(position):
+                        yield Seen(here, place.tokens)
 
     @invariant()
     def the_channel_is_bounded(self) -> None:

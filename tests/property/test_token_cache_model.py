@@ -71,6 +71,8 @@ blocks_of_rows = st.lists(st.lists(rows, max_size=12), min_size=1, max_size=12)
 class Keeper:
     """Remembers what the window tells."""
 
+    reads_in_place = True
+
     def __init__(self) -> None:
         self.completed: list[WindowTokens] = []
         self.num_read = 0

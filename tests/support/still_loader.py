@@ -178,6 +178,7 @@ class StillLoader:
             max_row_bytes=max_row_bytes,
             block_bytes=shuffle.block_bytes,
             slack_bytes=slack_bytes,
+            with_token_sums=rules.get("digest") == "tokens",
         )
         slot_bytes = self.order.max_window_blocks * job.stride
         self.executor = FakeExecutor(

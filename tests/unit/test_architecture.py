@@ -17,10 +17,12 @@ PACKAGE = Path(__file__).parents[2] / "asyncdata"
 # facade, which nothing below the command line may use.
 LEVELS = {
     "errors": 0,
+    "mixing": 0,
     "plain": 0,
     "token_messages": 0,
     "version": 0,
     "import_path": 1,
+    "stream_digest": 1,
     "types": 1,
     "wire": 1,
     "description": 1,
@@ -53,6 +55,7 @@ LEVELS = {
     "row_index": 4,
     "shares": 3,
     "snapshot": 3,
+    "verifying": 4,
     "sources": 3,
     "tokenization": 3,
     "pack_state": 3,
@@ -88,6 +91,7 @@ LEVELS = {
     "asyncdata": 11,
     "integrations": 12,
     "demo": 12,
+    "testing": 12,
     "commands": 13,
     "cli": 14,
     "__main__": 15,

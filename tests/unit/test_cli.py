@@ -97,6 +97,7 @@ def test_these_are_the_commands():
         "asyncdata tokenizer",
         "asyncdata tokenizer prove",
         "asyncdata tokenizer show",
+        "asyncdata verify",
     ]
 
 
@@ -330,6 +331,18 @@ def test_batches_before_a_resume_count(data, tmp_path, run_json):
     assert run_json(*words, 3)["num_samples"] == 30
     assert run_json(*words, 5)["num_samples"] == 20
     assert run_json(*words, 5)["num_samples"] == 0
+
+
+def test_two_runs_of_the_command_are_compared_by_their_snapshots(data, tmp_path, run_json):
+    words = ("run", data, *INLINE, "--digest", "tokens", "--num-batches")
+    run_json(*words, 6, "--batch-size", 20, "--snapshot", tmp_path / "whole")
+    run_json(*words, 3, "--batch-size", 10, "--snapshot", tmp_path / "cut")
+    ahead = run_json("verify", tmp_path / "whole", tmp_path / "cut", status=4)
+    run_json(*words, 6, "--batch-size", 20, "--snapshot", tmp_path / "cut", "--resume")
+
+    assert (ahead["verdict"], ahead["num_ahead"]) == ("undecided", -90)
+    found = run_json("verify", tmp_path / "whole", tmp_path / "cut")
+    assert (found["verdict"], found["compares"], found["num_samples"]) == ("same", "tokens", [120, 120])
 
 
 @pytest.mark.parametrize("option", ["--snapshot", "--record"])

@@ -1,0 +1,34 @@
+"""A conformance kit for resumable loaders: does yours survive the fourteen resume bugs that others had?
+
+::
+
+    from asyncdata.testing import run_checks
+    from asyncdata.testing.ours import AsyncData
+
+    print(run_checks(AsyncData()).table())
+
+It needs nothing but Python, and no test runner. ``python -m asyncdata.testing package.module:Adapter`` does the same.
+"""
+
+from __future__ import annotations
+
+from asyncdata.testing.adapters import FEATURES, Adapter, Knobs, Loader, Rows, Seen
+from asyncdata.testing.checks import CHECKS, Check
+from asyncdata.testing.lab import Lab, NotApplicableError
+from asyncdata.testing.report import Outcome, Report, run_checks
+
+__all__ = (
+    "CHECKS",
+    "FEATURES",
+    "Adapter",
+    "Check",
+    "Knobs",
+    "Lab",
+    "Loader",
+    "NotApplicableError",
+    "Outcome",
+    "Report",
+    "Rows",
+    "Seen",
+    "run_checks",
+)

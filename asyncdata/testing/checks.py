@@ -1,0 +1,258 @@
+"""The checks: fourteen ways in which loaders were found to lose, repeat or reorder rows, each with where it was seen.
+
+A check is given a :class:`~asyncdata.testing.lab.Lab` and returns what is wrong, or None.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncdata.testing.adapters import Knobs
+from asyncdata.testing.killed import resumes_after_a_kill
+from asyncdata.testing.lab import difference, raised, saved, taken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncdata.testing.lab import Lab
+
+    Body = Callable[[Lab], str | None]
+
+__all__ = ("CHECKS", "Check")
+
+_SHUFFLED = Knobs(shuffle=True)
+_MAX_LINKS = 6
+_PATIENCE_S = 20.0  # only a loader that fails takes so long
+
+
+class Check(NamedTuple):
+    """A check.
+
+    :ivar name: a word for it.
+    :ivar seen_in: the reports of loaders that had the bug.
+    :ivar body: what is done; its docstring says what the bug is.
+    """
+
+    name: str
+    seen_in: str
+    body: Body
+
+    @property
+    def about(self) -> str:
+        """What goes wrong, in one line."""
+        return (self.body.__doc__ or "").partition("\n")[0]
+
+
+CHECKS: dict[str, Check] = {}
+"""All checks, by name."""
+
+
+def _check(seen_in: str) -> Callable[[Body], Body]:
+    def add(body: Body) -> Body:
+        name = body.__name__.strip("_")
+        CHECKS[name] = Check(name, seen_in, body)
+        return body
+
+    return add
+
+
+@_check("datasets #8308")
+def second_resume(lab: Lab) -> str | None:
+    """The state of a loader that was resumed itself is not that of its place.
+
+    The state froze at the first resume, so that the second one began anew. Here each batch is taken by another loader.
+    """
+    rows, knobs = lab.data(), Knobs()
+    whole = lab.run(rows, knobs).rows
+    found: list[int] = []
+    state = None
+    for _ in range(_MAX_LINKS):
+        with lab.open(rows, knobs, state) as loader:
+            found += taken(loader, 1)
+            state = saved(loader)
+        if problem := difference(whole[: len(found)], found):
+            return f"resumed at every batch: {problem}"
+
+    return None
+
+
+@_check("torchtitan #3008, datasets")
+def later_epoch(lab: Lab) -> str | None:
+    """A state of a later epoch than the first is not gone on from.
+
+    The state was applied only where the new loader's epoch, which is 0, was the saved one; else it was passed over
+    without a word.
+    """
+    rows, knobs = lab.data(), Knobs()
+    run = lab.run(rows, knobs, 3, with_states=True)
+    for epoch, stop in enumerate((run.epoch_ends[0] + 4, run.epoch_ends[1] + 8), 1):
+        if found := lab.goes_on(rows, knobs, run.states[stop], run, stop):
+            return f"resumed in epoch {epoch}: {found}"
+
+    return None
+
+
+@_check("torchtitan #3008")
+def between_items(lab: Lab) -> str | None:
+    """A row that a suspended generator holds is lost, or comes twice.
+
+    A generator is one row ahead of, or behind, what its consumer has, and the state counts it wrongly. Here the state
+    is taken after every single row.
+    """
+    return lab.resumes_everywhere(lab.data(10), Knobs(batch_size=1))
+
+
+@_check("datasets #8145")
+def inside_a_transform(lab: Lab) -> str | None:
+    """Rows that a function of many rows has been given, and that are not delivered yet, are lost.
+
+    The state pointed behind the function's batch: up to 1000 rows were skipped.
+    """
+    return lab.resumes_everywhere(lab.data(), Knobs(batch_size=2, transform_rows=5))
+
+
+@_check("datasets #8360")
+def behind_a_filter(lab: Lab) -> str | None:
+    """Where a filter leaves rows out, rows delivered are taken for rows read.
+
+    What is gone on from is too early or too late by the rows that were left out.
+    """
+    return lab.resumes_everywhere(lab.data(30), Knobs(batch_size=2, keep_every=3))
+
+
+@_check("datasets #7901, #8408")
+def shuffled(lab: Lab) -> str | None:
+    """What waits to be mixed is lost at a resume, and other rows come twice.
+
+    A shuffle buffer is refilled with rows that follow the place that was read, not the place that was delivered.
+    """
+    return lab.resumes_everywhere(lab.data(), _SHUFFLED)
+
+
+@_check("OpenRLHF #1322, verl #7401")
+def epoch_boundary(lab: Lab) -> str | None:
+    """A state of an epoch's very end skips the next epoch, or repeats the one that is over.
+
+    That nothing is left was kept beside the position, and one of the two was out of date. The state is taken after the
+    last batch, before and after the end is seen. Epochs are told apart by their orders, where rows can be mixed.
+    """
+    rows, knobs = lab.data(), Knobs(batch_size=6, shuffle="shuffle" not in lab.adapter.lacks)
+    run = lab.run(rows, knobs, 3, with_states=True)
+    for epoch in range(2):
+        stop = run.epoch_ends[epoch]
+        for state, when in ((run.states[stop], "before"), (run.end_states[epoch], "after")):
+            if found := lab.goes_on(rows, knobs, state, run, stop):
+                return f"resumed at the end of epoch {epoch}, its state taken {when} the end was seen: {found}"
+
+    return None
+
+
+@_check("NeMo-RL #3599, verl, slime")
+def read_ahead(lab: Lab) -> str | None:
+    """The state counts what was read ahead as delivered.
+
+    Whatever waited between the reader and the trainer is lost: the more, the longer rollouts take.
+    """
+    lab.require("read_ahead")
+    workers = 0 if "workers" in lab.adapter.lacks else 2
+    knobs = Knobs(batch_size=2, num_workers=workers, read_ahead=20)
+    return lab.resumes_everywhere(lab.data(), knobs, stops=slice(0, None, 3))
+
+
+@_check("NeMo-RL #3599 (review)")
+def bad_rows(lab: Lab) -> str | None:
+    """Where rows fail and are passed over, a counter of deliveries is taken for a position.
+
+    Each row that failed moves what is gone on from by one.
+    """
+    lab.require("bad_rows")
+    rows = lab.data(20, bad=(0, 3, 4, 11, 19))
+    return lab.resumes_everywhere(rows, Knobs(batch_size=2, passes_bad_rows=True))
+
+
+@_check("OpenRLHF #1320")
+def short_tail(lab: Lab) -> str | None:
+    """Where more is asked for than is left, what is left is dropped.
+
+    An epoch must have each of its rows once, and be resumed around its short last batch, also where a batch is larger
+    than all the data.
+    """
+    rows = lab.data()
+    for batch_size in (7, rows.num_rows + 16):
+        knobs = Knobs(batch_size=batch_size)
+        run = lab.run(rows, knobs)
+        for epoch in range(2):
+            if found := difference(list(range(rows.num_rows)), sorted(run.epoch(epoch))):
+                return f"in batches of {batch_size}, epoch {epoch}: {found}"
+
+        if found := lab.resumes_everywhere(rows, knobs):
+            return f"in batches of {batch_size}: {found}"
+
+    return None
+
+
+@_check("torchdata's StatefulDataLoader (an assertion), datasets")
+def other_workers(lab: Lab) -> str | None:
+    """A run cannot be gone on with by another number of workers, or goes on elsewhere.
+
+    The state is one of each worker; the machine after a crash has not always as many cores.
+    """
+    rows = lab.data()
+    knobs = Knobs(num_workers=2)
+    run = lab.run(rows, knobs, 1, with_states=True)
+    for num_workers in (2, 1, 3):
+        try:
+            found = lab.goes_on(rows, knobs._replace(num_workers=num_workers), run.states[8], run, 8)
+        except Exception as error:  # whatever it is, what matters is with how many it came
+            found = raised(error)
+        if found:
+            return f"begun with 2 workers, resumed with {num_workers}: {found}"
+
+    return None
+
+
+@_check("datasets #8669")
+def idle_workers(lab: Lab) -> str | None:
+    """Once rows are shuffled, all workers but one are idle, and nothing says so.
+
+    The file was one piece, which only one worker could have.
+    """
+    rows = lab.data(400)
+    found: set[int] = set()  # of an epoch: the next one may have other processes
+    began = time.monotonic()
+    with lab.open(rows, Knobs(batch_size=16, num_workers=2, shuffle=True, read_ahead=64)) as loader:
+        while len(found) < 2 and time.monotonic() - began < _PATIENCE_S:
+            try:
+                found |= {seen.worker for seen in loader.next_batch()}
+            except StopIteration:
+                found.clear()
+
+    return None if len(found) >= 2 else "of 2 workers over one file, 1 did all the work, epoch after epoch"
+
+
+@_check("ms-swift #9902")
+def every_epoch_alike(lab: Lab) -> str | None:
+    """Every epoch has the same order, or after a resume the next one has another than it would have had.
+
+    The number of the epoch did not reach what shuffles; the loss shows it as steps.
+    """
+    rows = lab.data()
+    run = lab.run(rows, _SHUFFLED, 3)
+    orders = [run.epoch(number) for number in range(3)]
+    if orders[0] == orders[1] or orders[1] == orders[2]:
+        return "two epochs after one another have the same order"
+
+    states = lab.run(rows, _SHUFFLED, 1, with_states=True).end_states
+    found = lab.goes_on(rows, _SHUFFLED, states[0], run, run.epoch_ends[0])
+    return f"resumed after epoch 0: {found}" if found else None
+
+
+@_check("streaming #781, #573")
+def after_sigkill(lab: Lab) -> str | None:
+    """What a killed run left behind, such as shared memory, stops the next one.
+
+    A process is killed with SIGKILL in the middle, and a new one goes on from its last state, in the same folder.
+    """
+    workers = 0 if "workers" in lab.adapter.lacks else 2
+    return resumes_after_a_kill(lab, lab.data(), Knobs(num_workers=workers))

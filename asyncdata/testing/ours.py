@@ -1,0 +1,103 @@
+"""The adapter of asyncdata itself, which passes every check."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.testing.adapters import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from asyncdata.loader import DataLoader
+    from asyncdata.testing.adapters import Knobs, Rows
+    from asyncdata.types import Sample
+
+__all__ = ("AsyncData", "numbers_of")
+
+
+def numbers_of(rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
+    """Rows to samples whose one token is the row's number; many rows at once. Raises for a bad one."""
+    if any(row["bad"] for row in rows):
+        raise ValueError("a bad row")
+
+    return [{"input_ids": [row["row"]], "metadata": {"worker": os.getpid()}} for row in rows]
+
+
+numbers_of.batched = True  # type: ignore[attr-defined]
+
+
+def every_second_of(rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
+    """The same, but for rows whose number is odd."""
+    return _only_every(2, rows)
+
+
+def every_third_of(rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
+    """The same, but for rows whose number is no multiple of three."""
+    return _only_every(3, rows)
+
+
+every_second_of.batched = every_third_of.batched = True  # type: ignore[attr-defined]
+
+
+def _only_every(number: int, rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
+    return [None if row["row"] % number else sample for row, sample in zip(rows, numbers_of(rows), strict=True)]
+
+
+_FUNCTIONS = {1: "numbers_of", 2: "every_second_of", 3: "every_third_of"}
+
+
+class AsyncData:
+    """A ``DataLoader`` whose windows are small, so that a few rows fill many."""
+
+    name = "asyncdata"
+    lacks: Mapping[str, str] = {}
+
+    def __init__(self) -> None:
+        from asyncdata.version import __version__
+
+        self.version = __version__
+
+    def open(self, rows: Rows, knobs: Knobs) -> _Loader:
+        """A loader over the files of ``rows``."""
+        from asyncdata import DataLoader, Shuffle
+
+        loader = DataLoader(
+            rows.paths,
+            tokenize_fn=f"asyncdata.testing.ours:{_FUNCTIONS[knobs.keep_every]}",
+            batch_size=knobs.batch_size,
+            num_workers=knobs.num_workers,
+            seed=knobs.seed,
+            shuffle=Shuffle(enabled=knobs.shuffle, block_bytes=128, window_blocks=4),
+            buffer_size=knobs.read_ahead,
+            on_bad_row="skip" if knobs.passes_bad_rows else "raise",
+            timeout_s=60,
+        )
+        return _Loader(loader)
+
+
+class _Loader:
+    """As :class:`~asyncdata.testing.adapters.Loader`."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+        self._epoch: Iterator[list[Sample]] | None = None
+
+    def next_batch(self) -> list[Seen]:
+        if self._epoch is None:
+            self._epoch = iter(self._loader)
+        try:
+            return [Seen(int(sample.tokens[0]), sample.metadata["worker"]) for sample in next(self._epoch)]
+        except StopIteration:
+            self._epoch = None
+            raise
+
+    def state_dict(self) -> Any:
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self._loader.load_state_dict(state)
+
+    def close(self) -> None:
+        self._loader.close()

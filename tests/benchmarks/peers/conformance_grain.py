@@ -1,0 +1,105 @@
+"""Grain's dataset API: rows by number, a global shuffle, workers by ``mp_prefetch``; an iterator for each epoch.
+
+The training loop keeps the number of the epoch beside the state, as trainers do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grain
+
+from asyncdata.testing import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from asyncdata.testing import Knobs, Rows
+
+__all__ = ("Grain",)
+
+
+def seen(row: dict[str, Any]) -> tuple[int, int]:
+    """A row, and the process that made it."""
+    return row["row"], os.getpid()
+
+
+def all_seen(rows: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    return [seen(row) for row in rows]
+
+
+def is_kept(number: int, row: dict[str, Any]) -> bool:
+    return row["row"] % number == 0
+
+
+class Grain:
+    """A ``MapDataset``, and an ``IterDataset`` of it."""
+
+    name = "Grain"
+    version = f"grain {grain.__version__}"
+    lacks: Mapping[str, str] = {"bad_rows": "a row for which a function raises ends the epoch"}
+
+    def open(self, rows: Rows, knobs: Knobs) -> _Loader:
+        return _Loader(rows, knobs)
+
+
+class _Loader:
+    def __init__(self, rows: Rows, knobs: Knobs) -> None:
+        self._values = [json.loads(line) for path in rows.paths for line in Path(path).read_text().splitlines()]
+        self._knobs = knobs
+        self._epoch = 0
+        self._iterator = self._of_epoch()
+
+    def _of_epoch(self) -> Any:
+        knobs = self._knobs
+        found = grain.MapDataset.source(self._values)
+        if knobs.shuffle:
+            found = found.shuffle(seed=knobs.seed + self._epoch)
+        if knobs.keep_every > 1:
+            found = found.filter(partial(is_kept, knobs.keep_every))
+        if knobs.transform_rows > 1:
+            some = found.to_iter_dataset().batch(knobs.transform_rows, drop_remainder=False, batch_fn=list)
+            found = grain.experimental.FlatMapIterDataset(some.map(all_seen), _Flat(knobs.transform_rows))
+        else:
+            found = found.map(seen).to_iter_dataset()
+        found = found.batch(knobs.batch_size, drop_remainder=False, batch_fn=list)
+        if knobs.num_workers:
+            buffer = max(1, knobs.read_ahead // knobs.batch_size // knobs.num_workers)
+            options = grain.MultiprocessingOptions(num_workers=knobs.num_workers, per_worker_buffer_size=buffer)
+            found = found.mp_prefetch(options)
+        return iter(found)
+
+    def next_batch(self) -> list[Seen]:
+        try:
+            return [Seen(row, worker) for row, worker in next(self._iterator)]
+        except StopIteration:
+            self._epoch += 1
+            self._iterator = self._of_epoch()
+            raise
+
+    def state_dict(self) -> Any:
+        return {"epoch": self._epoch, "iterator": self._iterator.get_state()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self._epoch = state["epoch"]
+        self._iterator = self._of_epoch()
+        self._iterator.set_state(state["iterator"])
+
+    def close(self) -> None:
+        close = getattr(self._iterator, "close", None)
+        if close is not None:
+            close()
+
+
+class _Flat(grain.experimental.FlatMapTransform):
+    """Single rows again."""
+
+    def __init__(self, max_fan_out: int) -> None:
+        self.max_fan_out = max_fan_out
+
+    def flat_map(self, element: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        return element

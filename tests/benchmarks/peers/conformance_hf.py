@@ -1,0 +1,87 @@
+"""Hugging Face streaming, as its documentation says: ``state_dict`` of the dataset, ``set_epoch`` by the training loop.
+
+The loop keeps the number of the epoch beside the state, as trainers do.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import datasets
+
+from asyncdata.testing import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from asyncdata.testing import Knobs, Rows
+
+__all__ = ("HfStreaming", "streamed")
+
+
+def with_worker(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Which process made the rows."""
+    return {"worker": [os.getpid()] * len(batch["row"])}
+
+
+def is_kept(number: int, row: int) -> bool:
+    return row % number == 0
+
+
+def streamed(rows: Rows, knobs: Knobs) -> Any:
+    """The streaming dataset."""
+    found = datasets.load_dataset("json", data_files=rows.paths, split="train", streaming=True)
+    if knobs.shuffle:
+        found = found.shuffle(seed=knobs.seed, buffer_size=knobs.read_ahead)
+    if knobs.keep_every > 1:
+        found = found.filter(partial(is_kept, knobs.keep_every), input_columns=["row"])
+    return found.map(with_worker, batched=True, batch_size=knobs.transform_rows)
+
+
+class HfStreaming:
+    """A streaming dataset, iterated as it is."""
+
+    name = "HF datasets, streaming"
+    version = f"datasets {datasets.__version__}"
+    lacks: Mapping[str, str] = {
+        "bad_rows": "a row for which a function raises ends the stream",
+        "read_ahead": "without a DataLoader nothing is read ahead",
+        "workers": "it has none without a DataLoader",
+    }
+
+    def open(self, rows: Rows, knobs: Knobs) -> _Loader:
+        return _Loader(streamed(rows, knobs), knobs.batch_size)
+
+
+class _Loader:
+    def __init__(self, rows: Any, batch_size: int) -> None:
+        self._rows = rows
+        self._batch_size = batch_size
+        self._epoch = 0
+        self._iterator: Iterator[dict[str, Any]] | None = None
+
+    def next_batch(self) -> list[Seen]:
+        if self._iterator is None:
+            self._rows.set_epoch(self._epoch)
+            self._iterator = iter(self._rows)
+        found = [Seen(row["row"], row["worker"]) for row in islice(self._iterator, self._batch_size)]
+        if found:
+            return found
+
+        self._iterator = None
+        self._epoch += 1
+        raise StopIteration
+
+    def state_dict(self) -> Any:
+        return {"epoch": self._epoch, "rows": self._rows.state_dict()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self._epoch = state["epoch"]
+        self._rows.set_epoch(self._epoch)
+        self._rows.load_state_dict(state["rows"])
+
+    def close(self) -> None:
+        pass

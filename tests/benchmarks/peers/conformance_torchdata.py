@@ -1,0 +1,108 @@
+"""torchdata's StatefulDataLoader: over Hugging Face streaming, and over a dataset with an index, shuffled by torch."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import torch
+from conformance_hf import streamed
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from asyncdata.testing import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from asyncdata.testing import Knobs, Rows
+
+__all__ = ("IndexedStateful", "StreamedStateful")
+
+_VERSION = f"torchdata {version('torchdata')}, datasets {datasets.__version__}"
+_NO_BAD_ROWS = {"bad_rows": "a row for which a function raises ends the epoch"}
+
+
+def seen_with(rows: list[dict[str, Any]]) -> list[Seen]:
+    """A batch, made in a worker."""
+    return [Seen(int(row["row"]), os.getpid()) for row in rows]
+
+
+class StreamedStateful:
+    """Over Hugging Face streaming."""
+
+    name = "StatefulDataLoader, streaming"
+    version = _VERSION
+    lacks: Mapping[str, str] = _NO_BAD_ROWS
+
+    def open(self, rows: Rows, knobs: Knobs) -> _Loader:
+        found = streamed(rows, knobs)
+        return _Loader(StatefulDataLoader(found, **_settings(knobs)), found)
+
+
+class IndexedStateful:
+    """Over a dataset whose rows have numbers, which a sampler of torch's mixes."""
+
+    name = "StatefulDataLoader, indexed"
+    version = _VERSION
+    lacks: Mapping[str, str] = {
+        **_NO_BAD_ROWS,
+        "filter": "rows are left out before, when the dataset is made",
+        "transform": "a function is given one row",
+    }
+
+    def open(self, rows: Rows, knobs: Knobs) -> _Loader:
+        folder = os.path.join(os.path.dirname(rows.paths[0]), "cache")
+        found = datasets.load_dataset("json", data_files=rows.paths, split="train", cache_dir=folder)
+        generator = torch.Generator().manual_seed(knobs.seed)
+        loader = StatefulDataLoader(found, shuffle=knobs.shuffle, generator=generator, **_settings(knobs))
+        return _Loader(loader, None)
+
+
+def _settings(knobs: Knobs) -> dict[str, Any]:
+    settings = {"batch_size": knobs.batch_size, "num_workers": knobs.num_workers, "collate_fn": seen_with}
+    if knobs.num_workers:
+        settings["prefetch_factor"] = max(1, knobs.read_ahead // knobs.batch_size // knobs.num_workers)
+    return settings
+
+
+class _Loader:
+    """Where the dataset asks for it, the training loop sets and keeps the number of the epoch, as trainers do."""
+
+    def __init__(self, loader: Any, rows: Any) -> None:
+        self._loader = loader
+        self._rows = rows
+        self._epoch = 0
+        self._iterator: Iterator[list[Seen]] | None = None
+
+    def next_batch(self) -> list[Seen]:
+        if self._iterator is None:
+            self._set_epoch()
+            self._iterator = iter(self._loader)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._iterator = None
+            self._epoch += 1
+            raise
+
+    def _set_epoch(self) -> None:
+        if self._rows is not None:
+            self._rows.set_epoch(self._epoch)
+
+    def state_dict(self) -> Any:
+        file = io.BytesIO()
+        torch.save(self._loader.state_dict(), file)  # it may hold a tensor
+        return {"epoch": self._epoch, "loader": base64.b64encode(file.getvalue()).decode()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self._epoch = state["epoch"]
+        self._set_epoch()
+        file = io.BytesIO(base64.b64decode(state["loader"]))
+        self._loader.load_state_dict(torch.load(file, weights_only=False))  # ours, of a moment ago
+
+    def close(self) -> None:
+        self._iterator = None
