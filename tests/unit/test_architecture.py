@@ -21,6 +21,7 @@ LEVELS = {
     "token_messages": 0,
     "version": 0,
     "import_path": 1,
+    "user_traceback": 1,
     "types": 1,
     "wire": 1,
     "description": 1,

@@ -33,35 +33,83 @@ class Case(NamedTuple):
     line: bytes
     code: str
     text: str
-    settings: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    settings: dict[str, Any] = {}
 
 
 CASES = [
     Case(1, "malformed JSON", b'{"input" "x"}', "AD101", "invalid JSON at column 10: Expecting ':' delimiter, near"),
     Case(1, "cut off in the middle of the file", b'{"input": "Wh', "AD101", "; the row is cut off"),
-    Case(7, "a raw NUL", b'{"input": "a\0b"}', "AD104", "raw control byte 0x00 at column 13; in a string JSON needs \\u0000"),
+    Case(
+        7,
+        "a raw NUL",
+        b'{"input": "a\0b"}',
+        "AD104",
+        "raw control byte 0x00 at column 13; in a string JSON needs \\u0000",
+    ),
     Case(7, "a raw tab", b'{"input": "a\tb"}', "AD104", "raw control byte 0x09 at column 13"),
-    Case(8, "a run of NULs", b"\0" * 4096, "AD105", "4096 NUL bytes from column 1 on: its writer crashed, or the disk was full"),
+    Case(
+        8,
+        "a run of NULs",
+        b"\0" * 4096,
+        "AD105",
+        "4096 NUL bytes from column 1 on: its writer crashed",
+    ),
     Case(8, "NULs behind half a row", GOOD[0][:9] + b"\0" * 512, "AD105", "512 NUL bytes from column 10 on"),
     Case(9, "invalid UTF-8", b'{"input": "a\xffb"}', "AD106", "byte 0xff at column 13 is not UTF-8; convert the file"),
     Case(10, "half of a surrogate pair", b'{"input": "a \\ud800", "label": 1}', "AD107", "unpaired surrogate"),
-    Case(14, "a missing key", b'{"prompt": "x", "label": 1}', "AD110", "no key 'input': the row has 'prompt', 'label': set prompt_key='prompt'?"),
+    Case(
+        14,
+        "a missing key",
+        b'{"prompt": "x", "label": 1}',
+        "AD110",
+        "no key 'input': the row has 'prompt', 'label': set prompt_key='prompt'?",
+    ),
     Case(14, "an empty row", b"{}", "AD110", "no key 'input': the row is empty"),
     Case(15, "a number as prompt", b'{"input": 7, "label": 1}', "AD111", "'input' must be"),
-    Case(15, "messages without a template", b'{"input": [{"role": "user", "content": "x"}], "label": 1}', "AD111", "apply_chat_template"),
+    Case(
+        15,
+        "messages without a template",
+        b'{"input": [{"role": "user", "content": "x"}], "label": 1}',
+        "AD111",
+        "apply_chat_template",
+    ),
     Case(16, "a message without a role", b'{"input": [{"content": "x"}], "label": 1}', "AD112", "no 'role'", CHAT),
     Case(17, "null", b"null", "AD113", "a row must be a JSON object, got null"),
     Case(17, "an array", b"[1, 2]", "AD113", "a row must be a JSON object, got an array"),
     Case(17, "a string", b'"text"', "AD113", "a row must be a JSON object, got a string"),
-    Case(22, "an integer of 5000 digits", b'{"input": ' + b"9" * 5000 + b"}", "AD117", "an integer of more than 4300 digits cannot be read; store it as a string"),
-    Case(23, "600 levels", b'{"input": "x", "deep": ' + b"[" * 600 + b"]" * 600 + b"}", "AD118", "nested deeper than 512 levels"),
-    Case(23, "100,000 levels", b'{"input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "AD118", "nested deeper than 512 levels"),
-    Case(24, "two objects on a line", b'{"input": "x"}{"input": "y"}', "AD119", "extra data at column 15; write one object per line"),
+    Case(
+        22,
+        "an integer of 5000 digits",
+        b'{"input": ' + b"9" * 5000 + b"}",
+        "AD117",
+        "an integer of more than 4300 digits",
+    ),
+    Case(
+        23,
+        "600 levels",
+        b'{"input": "x", "deep": ' + b"[" * 600 + b"]" * 600 + b"}",
+        "AD118",
+        "nested deeper than 512 levels",
+    ),
+    Case(
+        23,
+        "100,000 levels",
+        b'{"input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        "AD118",
+        "nested deeper than 512 levels",
+    ),
+    Case(
+        24,
+        "two objects on a line",
+        b'{"input": "x"}{"input": "y"}',
+        "AD119",
+        "write one object per line",
+    ),
     Case(24, "a comma behind the object", b'{"input": "x"},', "AD119", "extra data at column 15"),
     Case(24, "a comma within it", b'{"input": "x",}', "AD101", "invalid JSON at column"),
     Case(24, "a comment", b'// {"input": "x"}', "AD101", "invalid JSON at column 1"),
     Case(24, "single quotes", b"{'input': 'x'}", "AD101", "invalid JSON at column 2"),
-]  # fmt: skip
+]
 
 
 def write(path: Path, data: bytes) -> str:
@@ -102,18 +150,29 @@ class Accepted(NamedTuple):
     name: str
     line: bytes
     label: Any
-    metadata: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    metadata: dict[str, Any] = {}
 
 
 ACCEPTED = [
-    Accepted(6, "line ends of Unicode in a string", '{"input": "a\u2028b\u0085c", "label": "\u2028"}'.encode(), "\u2028"),
+    Accepted(6, "line ends of Unicode", '{"input": "a\u2028b\u0085c", "label": "\u2028"}'.encode(), "\u2028"),
     Accepted(6, "and escaped ones", b'{"input": "a\\u000bb\\n", "label": 9}', 9),
     Accepted(18, "a key twice: the last one counts", b'{"input": "x", "label": 1, "label": 9}', 9),
-    Accepted(19, "infinity, as json.loads has it", b'{"input": "x", "label": 9, "metadata": {"n": -Infinity}}', 9, {"n": -math.inf}),
+    Accepted(
+        19,
+        "infinity",
+        b'{"input": "x", "label": 9, "metadata": {"n": -Infinity}}',
+        9,
+        {"n": -math.inf},
+    ),
     Accepted(20, "1e999 is infinity", b'{"input": "x", "label": 9, "metadata": {"n": 1e999}}', 9, {"n": math.inf}),
-    Accepted(21, "30 digits stay exact", b'{"input": "x", "label": 123456789012345678901234567890}', 123456789012345678901234567890),
+    Accepted(
+        21,
+        "30 digits stay exact",
+        b'{"input": "x", "label": 123456789012345678901234567890}',
+        123456789012345678901234567890,
+    ),
     Accepted(16, "text where other rows have messages", b'{"input": "only text", "label": 9}', 9),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: f"{case.number} {case.name}")
