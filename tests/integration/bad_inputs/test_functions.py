@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -163,16 +164,8 @@ def test_52_what_the_function_raises_is_a_bad_row_with_the_users_own_frames(path
     assert ids(skipped.samples) == [row for row in range(NUM_ROWS) if row != 13]
 
 
-@pytest.mark.parametrize(
-    ("function", "code", "text"),
-    [
-        (tokenize_fns.hangs_on_13, "AD422", "no result in 0.3 s; its worker was killed"),
-        (tokenize_fns.kills_on_13, "AD423", "its worker died"),
-        (tokenize_fns.kills_on_13_in_batches, "AD423", "its worker died"),
-    ],
-    ids=["53 hangs", "54 dies", "54 dies in a batch"],
-)
-def test_53_54_a_row_that_brings_down_its_worker_is_found_and_its_neighbours_are_not_lost(path, function, code, text):
+def check_that_it_is_found(path: Path, function: Any, code: str, text: str) -> None:
+    """The row with id 13 brings down its worker: it is named at its turn, or passed over alone."""
     found = deliver(str(path), function, num_workers=2, row_timeout_s=0.3, on_bad_row="skip")
     raised = deliver(str(path), function, num_workers=1, row_timeout_s=0.3)
 
@@ -183,6 +176,15 @@ def test_53_54_a_row_that_brings_down_its_worker_is_found_and_its_neighbours_are
     assert text in str(raised.error)
     assert '"id": 13' in raised.error.excerpt
     assert ids(raised.samples) == list(range(13))
+
+
+def test_53_a_row_that_hangs_its_worker_is_found_and_its_neighbours_are_not_lost(path):
+    check_that_it_is_found(path, tokenize_fns.hangs_on_13, "AD422", "no result in 0.3 s; its worker was killed")
+
+
+@pytest.mark.parametrize("function", [tokenize_fns.kills_on_13, tokenize_fns.kills_on_13_in_batches])
+def test_54_so_is_one_that_kills_its_worker(path, function):
+    check_that_it_is_found(path, function, "AD423", "its worker died")
 
 
 def test_55_a_worker_that_the_system_kills_for_its_memory_is_replaced_and_no_row_is_lost(tmp_path):
