@@ -278,3 +278,11 @@ def killed_once(row: Row) -> list[int]:
         Path(mark).touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return [row["id"]]
+
+
+def label_of(row: Row) -> list[int]:
+    """The row's label as its token; raises for 13."""
+    if row["label"] == 13:
+        raise KeyError("thirteen")
+
+    return [row["label"]]
