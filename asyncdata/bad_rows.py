@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ("bad_row_error", "without_text")
 
 _EXCERPT_BYTES = 400
+_TRACEBACK = "Traceback (most recent call last):"
 _REASONS = {
     "AD101": "invalid JSON",
     "AD104": "a raw control byte",
@@ -81,10 +82,13 @@ def without_text(error: BadRowError) -> BadRowError:
 def _bare_traceback(text: str) -> tuple[str, str]:
     """Where the first error of a traceback was raised, and its type. All else may quote the row."""
     head, *lines = text.splitlines() or [""]
+    if head != _TRACEBACK:
+        return "", ""
+
     frames = list(takewhile(lambda line: line.startswith("  "), lines))
-    kind = lines[len(frames)].partition(":")[0] if len(frames) < len(lines) else ""
     places = [line for line in frames if line.startswith('  File "')]
-    return "\n".join([head, *places]) if places else "", kind if kind.replace(".", "").isidentifier() else ""
+    kind = lines[len(frames)].partition(":")[0] if len(frames) < len(lines) else ""
+    return "\n".join([head, *places]), kind if kind.replace(".", "").isidentifier() else ""
 
 
 def _line_number(place: SourceLocation) -> int | None:
