@@ -275,7 +275,8 @@ def _add_bench(commands: Any) -> None:
         choices=("raise", "skip"),
         help="stop at a bad row, or pass it over (%(default)s)",
     )
-    parser.set_defaults(max_bad_rows=None, quarantine_path="")  # data may go round many times, and with it each bad row
+    # Data may go round many times, and with it each bad row.
+    parser.set_defaults(max_bad_rows=None, quarantine_path="", log_excerpts=True)
     parser.add_argument(
         "--buffer-size", metavar="N", type=whole(1), default=1000, help="samples read ahead (%(default)s)"
     )

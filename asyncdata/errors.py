@@ -63,7 +63,7 @@ _SECRETS = re.compile(
     | (?P<header>\bauthorization\b['"]?\s*[:=]\s*['"]?(?:(?:bearer|basic|digest|token|aws4-hmac-sha256)\s+)?)[^\s'",;}]+
     | (?P<scheme>\bbearer\s+)[\w.~+/-]{8,}=*
     | (?P<address>\b[a-z][\w+.-]*://)[^\s/@'"]+(?=@)
-    | \bhf_\w{16,}
+    | \bhf_[A-Za-z0-9]{24,}
     """,
     re.IGNORECASE | re.VERBOSE,
 )

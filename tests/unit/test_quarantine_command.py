@@ -209,3 +209,13 @@ def test_a_quarantine_that_is_not_there_is_named(run_json):
     found = run_json("show", "nothing.jsonl", status=1)
 
     assert found["error"]["message"] == "AD605 cannot read the quarantine nothing.jsonl: No such file or directory"
+
+
+def test_a_run_may_keep_to_itself_what_rows_say(capsys):
+    plain(b'{"input": "PRIVATE", "lab')
+    policy = ("--on-bad-row", "quarantine", "--num-workers", "0", "--no-excerpts")
+
+    assert main(["run", "rows.jsonl", *TOKENS, *policy]) == 0
+    said = capsys.readouterr()
+    assert "PRIVATE" not in said.out + said.err + Path("quarantine.jsonl").read_text()
+    assert json.loads(Path("quarantine.jsonl").read_text())["line"] == 3
