@@ -26,7 +26,6 @@ Each message says what, where and the way out; the facts are attributes as well.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,23 +55,31 @@ __all__ = (
 )
 
 _HIDDEN = "[redacted]"
-_SECRETS = re.compile(
-    r"""
+_SIGNS = tuple("signature= credential= token= sig= key= keyid= password= secret= authorization bearer hf_ ://".split())
+"""A text without one of these, in whatever case, has no secret; most have none."""
+
+_SECRETS = r"""
     (?P<name>(?<![\w-])(?:x-(?:amz|goog)-(?:signature|credential|security-token)|awsaccesskeyid|credential|signature|sig
         |(?:access_|auth_|refresh_)?token|api[_-]?key|password|secret)=)[^\s&;,'"<>)\\]+
-    | (?P<header>\bauthorization\b['"]?\s*[:=]\s*['"]?(?:(?:bearer|basic|digest|token|aws4-hmac-sha256)\s+)?)[^\s'",;}]+
-    | (?P<scheme>\bbearer\s+)[\w.~+/-]{8,}=*
-    | (?P<address>\b[a-z][\w+.-]*://)[^\s/@'"]+(?=@)
-    | \bhf_[A-Za-z0-9]{24,}
-    """,
-    re.IGNORECASE | re.VERBOSE,
-)
+    | (?P<header>\bauthorization\b['"]?\s{0,9}[:=]\s{0,9}['"]?
+        (?:(?:bearer|basic|digest|token|aws4-hmac-sha256)\s{1,9})?)[^\s'",;}]+
+    | (?P<scheme>\bbearer\s{1,9})[\w.~+/-]{8,}=*
+    | (?P<address>://)[^\s/@'"]+(?=@)
+    | \bhf_[a-z0-9]{24,}
+"""
 """What gives access: parts of signed addresses, headers, users and passwords in addresses, tokens of Hugging Face."""
 
 
 def redacted(text: str) -> str:
     """``text`` without what gives access to a store, such as the signature of a signed address."""
-    return _SECRETS.sub(lambda found: next(filter(None, found.groups()), "") + _HIDDEN, text)
+    lower = text.lower()
+    if not any(sign in lower for sign in _SIGNS):
+        return text
+
+    import re  # not at a worker's start
+
+    pattern = re.compile(_SECRETS, re.IGNORECASE | re.VERBOSE)  # kept by re
+    return pattern.sub(lambda found: next(filter(None, found.groups()), "") + _HIDDEN, text)
 
 
 def safe_cause(error: BaseException) -> BaseException | None:
