@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 import asyncdata
-from asyncdata import AsyncDataError, BadRowError, DataLoader, IterableSource, PrefetchTimeoutError, SourceError
+from asyncdata import (
+    AsyncDataError,
+    BadRowError,
+    DataLoader,
+    IterableSource,
+    PrefetchTimeoutError,
+    RowShuffle,
+    SourceError,
+)
 from asyncdata.bad_rows import without_text
 from asyncdata.errors import redacted, safe_cause
 from asyncdata.log import get_logger
@@ -166,7 +174,7 @@ def test_nothing_that_a_row_says_is_shown_where_that_is_not_wanted(tmp_path, row
         assert (record["line"], record["excerpt"]) == (3, "")
 
 
-@pytest.mark.parametrize("order", [True, "full"])
+@pytest.mark.parametrize("order", [True, "full", RowShuffle(only_kept=True)], ids=str)
 def test_of_an_error_of_the_users_function_places_and_type_are_left(tmp_path, order):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": "PRIVATE"}\n')
