@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from asyncdata.errors import BadRowError
@@ -12,24 +13,82 @@ if TYPE_CHECKING:
     from asyncdata.channel import Bad
     from asyncdata.types import SourceLocation
 
-__all__ = ("bad_row_error",)
+__all__ = ("bad_row_error", "without_text")
 
 _EXCERPT_BYTES = 400
+_TRACEBACK = "Traceback (most recent call last):"
+_REASONS = {
+    "AD101": "invalid JSON",
+    "AD104": "a raw control byte",
+    "AD105": "NUL bytes: its writer crashed, or the disk was full",
+    "AD106": "a byte that is not UTF-8",
+    "AD107": "an unpaired surrogate in a text that is to be tokenized",
+    "AD108": "longer than max_row_bytes",
+    "AD110": "a key is missing that a setting asks for",
+    "AD111": "a value has the wrong type",
+    "AD112": "a message has no role",
+    "AD113": "JSON, but no object",
+    "AD114": "a chat has more or fewer placeholders than media",
+    "AD117": "an integer of too many digits",
+    "AD118": "nested too deeply",
+    "AD119": "more than one value on the line",
+    "AD411": "the tokenizer has no chat template for it",
+    "AD412": "the chat template refused it, or failed on it",
+    "AD414": "the chat template does not show what is the assistant's",
+    "AD415": "longer than max_length",
+    "AD421": "the tokenize function raised",
+    "AD422": "it hung its worker, twice",
+    "AD423": "its worker died of it, twice",
+    "AD424": "it has other tokens than when they were counted",
+    "AD425": "the tokenize function returned what is no sample",
+}
+"""What is wrong with a row, without a word of it."""
 
 
-def bad_row_error(bad: Bad) -> BadRowError:
-    """The error for ``bad``. Reads the file up to the row, to count lines."""
+def bad_row_error(bad: Bad, *, shows_row: bool = True) -> BadRowError:
+    """The error for ``bad``. Reads the file up to the row, to count lines.
+
+    :param shows_row: whether it may show what stands in the row; see :func:`without_text`.
+    """
     place, error = bad.chunk.row_location(bad.error.row), bad.error
-    return BadRowError(
+    found = BadRowError(
         error.code,
         error.reason,
         path=place.path,
         line=_line_number(place),
         byte_offset=place.byte_offset,
         row_number=place.row_number,
-        excerpt=error.excerpt or _excerpt(place),
+        excerpt=error.excerpt or (_excerpt(place) if shows_row else ""),
         traceback=error.traceback,
     )
+    return found if shows_row else without_text(found)
+
+
+def without_text(error: BadRowError) -> BadRowError:
+    """The same without what the row says: no excerpt, no value in the reason; of the traceback, places and type."""
+    frames, kind = _bare_traceback(error.traceback)
+    reason = _REASONS.get(error.code, "a bad row") + (f" {kind}" if kind else "")
+    return BadRowError(
+        error.code,
+        f"{reason} (log_excerpts=False shows no more)",
+        path=error.path,
+        line=error.line,
+        byte_offset=error.byte_offset,
+        row_number=error.row_number,
+        traceback=frames,
+    )
+
+
+def _bare_traceback(text: str) -> tuple[str, str]:
+    """Where the first error of a traceback was raised, and its type. All else may quote the row."""
+    head, *lines = text.splitlines() or [""]
+    if head != _TRACEBACK:
+        return "", ""
+
+    frames = list(takewhile(lambda line: line.startswith("  "), lines))
+    places = [line for line in frames if line.startswith('  File "')]
+    kind = lines[len(frames)].partition(":")[0] if len(frames) < len(lines) else ""
+    return "\n".join([head, *places]), kind if kind.replace(".", "").isidentifier() else ""
 
 
 def _line_number(place: SourceLocation) -> int | None:

@@ -12,7 +12,7 @@ from asyncdata.types import Group, Sample
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ("BufferFilter", "choose", "filter_of", "first_in_first_out", "validate_groups", "without")
+__all__ = ("BufferFilter", "Chooser", "choose", "filter_of", "first_in_first_out", "validate_groups", "without")
 
 if TYPE_CHECKING:
     BufferFilter = Callable[[list[Group], int], list[Group]]
@@ -61,6 +61,35 @@ def choose(buffer: Sequence[Returned], num_groups: int, buffer_filter: BufferFil
         ) from error
 
     return _identify(buffer, wanted, buffer_filter)[:num_groups]
+
+
+class Chooser:
+    """Has the filter choose. Meanwhile the filter may not call its own loader: what it changed there would be undone by
+    the delivery that it is asked for, and what it waited for could not come.
+    """
+
+    def __init__(self, buffer_filter: BufferFilter) -> None:
+        self._filter = buffer_filter
+        self._is_choosing = False
+
+    def choose(self, buffer: Sequence[Returned], num_groups: int) -> list[Returned]:
+        """As :func:`choose`."""
+        self._is_choosing = True
+        try:
+            return choose(buffer, num_groups, self._filter)
+        finally:
+            self._is_choosing = False
+
+    def refuse_calls(self) -> None:
+        """Under the loader's lock, so that only the filter itself can find it choosing.
+
+        :raises ConfigError: if it does.
+        """
+        if self._is_choosing:
+            raise ConfigError(
+                f"AD504 the buffer filter {_name(self._filter)} calls the loader that asks it; a filter only chooses "
+                "among the groups it is given"
+            )
 
 
 def _identify(buffer: Sequence[Returned], wanted: Any, buffer_filter: BufferFilter) -> list[Returned]:

@@ -85,6 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_snapshot(commands)
     _add_verify(commands)
     _add_cache(commands)
+    _add_quarantine(commands)
     _add_tokenizer(commands)
     return parser
 
@@ -281,7 +282,8 @@ def _add_bench(commands: Any) -> None:
         choices=("raise", "skip"),
         help="stop at a bad row, or pass it over (%(default)s)",
     )
-    parser.set_defaults(max_bad_rows=None, quarantine_path="")  # data may go round many times, and with it each bad row
+    # Data may go round many times, and with it each bad row.
+    parser.set_defaults(max_bad_rows=None, quarantine_path="", log_excerpts=True)
     parser.add_argument(
         "--buffer-size", metavar="N", type=whole(1), default=1000, help="samples read ahead (%(default)s)"
     )
@@ -330,6 +332,32 @@ def _add_cache(commands: Any) -> None:
     rm.add_argument("--all", action="store_true", help="all of them")
 
 
+def _add_quarantine(commands: Any) -> None:
+    about = "look after the bad rows that a run put aside"
+    parser = commands.add_parser("quarantine", help=about, description=f"{about[0].upper()}{about[1:]}.")
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    show = _command(
+        actions,
+        "show",
+        "quarantine:show",
+        "print which rows are in a quarantine file, and what is wrong with them",
+    )
+    retry = _command(
+        actions,
+        "retry",
+        "quarantine:retry",
+        "read the rows in a quarantine file again, and write those that are good now to a JSONL file",
+        "Each is looked for in its file by its line, or by its number where there are no lines, and tokenized in this "
+        "process; one that brought down its worker is not tried. The quarantine file stays as it is.",
+    )
+    for action in (show, retry):
+        action.add_argument("file", metavar="FILE", help="the quarantine file")
+    retry.add_argument(
+        "--output", metavar="FILE", default="retried.jsonl", help="where good rows are written (%(default)s)"
+    )
+    add_tokenizer(retry)
+
+
 def _add_tokenizer(commands: Any) -> None:
     parser = commands.add_parser(
         "tokenizer", help="prove fast tokenizer backends exact", description="Prove fast tokenizer backends exact."
@@ -359,7 +387,7 @@ def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             if path is not None and os.path.exists(path) and not args.resume:
                 parser.error(f"{path} is there already: add --resume to go on from there, or name another file")
 
-    if args.run in ("run:run", "sample:run", "inspect:run", "bench:run"):
+    if args.run in ("run:run", "sample:run", "inspect:run", "bench:run", "quarantine:retry"):
         is_told = args.tokenizer is not None or args.tokenize_fn is not None
         if not is_told and args.run != "sample:run":
             parser.error("--tokenizer DIR or --tokenize-fn PATH is required")

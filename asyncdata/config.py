@@ -52,6 +52,8 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     :ivar on_bad_row: ``raise``, ``skip`` (counted by code), or ``quarantine`` (and written to ``quarantine_path``).
     :ivar max_bad_rows: how many may be passed over in a run; None does not limit them.
     :ivar quarantine_path: a JSONL file that bad rows are appended to.
+    :ivar log_excerpts: whether errors of bad rows, the log and the quarantine file may show what stands in a row. False
+        leaves excerpts, quoted values and messages of the tokenize function out; place and code stay.
     :ivar commit: ``on_delivery``, or ``on_ack``: what was not acknowledged is delivered again after a restart.
     :ivar cache_dir: where the row index of ``shuffle="full"`` is kept; None takes ``$XDG_CACHE_HOME/asyncdata`` or
         ``~/.cache/asyncdata``, and an empty string keeps nothing.
@@ -87,6 +89,7 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     on_bad_row: Literal["raise", "skip", "quarantine"] = "raise"
     max_bad_rows: Annotated[int, msgspec.Meta(ge=0)] | None = 100
     quarantine_path: str = "quarantine.jsonl"
+    log_excerpts: bool = True
     commit: Literal["on_delivery", "on_ack"] = "on_delivery"
     cache_dir: str | None = None
     token_cache: str | bool | None = None
@@ -199,6 +202,7 @@ class Knobs(TypedDict, total=False):
     on_bad_row: Literal["raise", "skip", "quarantine"]
     max_bad_rows: int | None
     quarantine_path: str
+    log_excerpts: bool
     commit: Literal["on_delivery", "on_ack"]
     cache_dir: str | None
     token_cache: str | bool | None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from asyncdata.bad_rows import bad_row_error
-from asyncdata.buffer import choose, first_in_first_out, validate_groups, without
+from asyncdata.buffer import Chooser, first_in_first_out, validate_groups, without
 from asyncdata.channel import Channel, Failure, Run
 from asyncdata.delivery import BadRowStop, Delivery, advanced, deliver, dropped
 from asyncdata.errors import EndOfData, LoaderClosedError, TooManyBadRowsError
@@ -57,7 +57,7 @@ class Coordinator:
         self.on_room: Callable[[], object] = bool
         self.failed: deque[tuple[Request | None, list[Sample] | None]] = deque()
         self.channel = self._new_channel()
-        self._filter = buffer_filter
+        self._chooser = Chooser(buffer_filter)
         self._quarantine = quarantine
         self._lock = threading.RLock()
         self._requests: deque[Request] = deque()
@@ -124,6 +124,7 @@ class Coordinator:
         :raises AsyncDataError: whatever else stops the stream here.
         """
         with self._lock:
+            self._chooser.refuse_calls()
             self.settle()
             if self._closed:
                 raise LoaderClosedError(self._closed)
@@ -165,7 +166,7 @@ class Coordinator:
     def _serve(self, request: Request) -> list[Sample] | None:
         ledger = self.ledger
         if request.chosen is None:
-            request.chosen = choose(ledger.buffer, request.num_groups, self._filter)
+            request.chosen = self._chooser.choose(ledger.buffer, request.num_groups)
         last_epoch = self._last_epoch(request)
         delivery = self._deliver(ledger, request.num_groups - len(request.chosen), last_epoch)
         if delivery is None:
@@ -215,17 +216,17 @@ class Coordinator:
 
         if delivery is not None:
             for bad in delivery.passed:
-                self._quarantine(bad_row_error(bad))
+                self._quarantine(bad_row_error(bad, shows_row=self.rules.shows_rows))
         return delivery
 
     def _stopped_by(self, stop: BadRowStop) -> BadRowError | TooManyBadRowsError:
-        error = bad_row_error(stop.bad)
+        error = bad_row_error(stop.bad, shows_row=self.rules.shows_rows)
         if self.rules.bad_row_stops:
             return error
 
         # Once, though every call fails from now on.
         for bad in () if self._is_over_budget else (*stop.passed, stop.bad):
-            self._quarantine(bad_row_error(bad))
+            self._quarantine(bad_row_error(bad, shows_row=self.rules.shows_rows))
         self._is_over_budget = True
         return TooManyBadRowsError(f"a bad row, after max_bad_rows={self.rules.max_bad_rows} of them: {error}")
 
@@ -281,6 +282,7 @@ class Coordinator:
         :raises InvalidGroupError: if one of them cannot be kept.
         """
         with self._lock:
+            self._chooser.refuse_calls()
             if self._closed:
                 raise LoaderClosedError(self._closed)
 
@@ -291,6 +293,7 @@ class Coordinator:
     def acknowledge(self, keys: Iterable[int] | None) -> None:
         """Groups (None: all) need not be served again."""
         with self._lock:
+            self._chooser.refuse_calls()
             self._state = State(self.ledger.acknowledged(keys))
 
     # The service's side.
@@ -298,6 +301,7 @@ class Coordinator:
     def restart(self, change: Callable[[Ledger], Ledger]) -> None:
         """Go on from what ``change`` makes of the ledger. What was read ahead is dropped; requests go on waiting."""
         with self._lock:
+            self._chooser.refuse_calls()
             self._state = State(_structs.replace(change(self.ledger), head=0, offset=0, taken=0))
             self.channel, self._wanted_room = self._new_channel(), 0
             for request in self._requests:

@@ -18,6 +18,7 @@ from asyncdata.indexed_windows import IndexedWindows
 from asyncdata.ledger import Counters, Ledger, Returned
 from asyncdata.log import get_logger
 from asyncdata.metering import MeteredExecutor
+from asyncdata.oddities import say_what_is_odd
 from asyncdata.order import ROWS_PER_WINDOW
 from asyncdata.pack_rules import PackRules, plan_of, share_of
 from asyncdata.pack_stage import PackStage
@@ -96,6 +97,7 @@ class Engine:
             )
 
         self._reading = open_reading(described(source), config, self._function, quarantine, plan, share)
+        say_what_is_odd(self._reading.files)
         if config.world_size > 1 and share is None:
             _log.info("loader.every_rank_tokenizes", world_size=config.world_size)
         self._tuner: Tuner | None = None
@@ -374,4 +376,5 @@ def _rules(config: LoaderConfig, *, is_packed: bool) -> DeliveryRules:
         max_bad_rows=config.max_bad_rows,
         commit_on_ack=config.commit == "on_ack",
         digest=config.digest,
+        shows_rows=config.log_excerpts,
     )

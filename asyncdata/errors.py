@@ -50,11 +50,57 @@ __all__ = (
     "SourceError",
     "TooManyBadRowsError",
     "WorkerError",
+    "redacted",
+    "safe_cause",
 )
+
+_HIDDEN = "[redacted]"
+_SIGNS = tuple("signature= credential= token= sig= key= keyid= password= secret= authorization bearer hf_ ://".split())
+"""A text without one of these, in whatever case, has no secret; most have none."""
+
+_SECRETS = r"""
+    (?P<name>(?<![\w-])(?:x-(?:amz|goog)-(?:signature|credential|security-token)|awsaccesskeyid|credential|signature|sig
+        |(?:access_|auth_|refresh_)?token|api[_-]?key|password|secret)=)[^\s&;,'"<>)\\]+
+    | (?P<header>\bauthorization\b['"]?\s{0,9}[:=]\s{0,9}['"]?
+        (?:(?:bearer|basic|digest|token|aws4-hmac-sha256)\s{1,9})?)[^\s'",;}]+
+    | (?P<scheme>\bbearer\s{1,9})[\w.~+/-]{8,}=*
+    | (?P<address>://)[^\s/@'"]+(?=@)
+    | \bhf_[a-z0-9]{24,}
+"""
+"""What gives access: parts of signed addresses, headers, users and passwords in addresses, tokens of Hugging Face."""
+
+
+def redacted(text: str) -> str:
+    """``text`` without what gives access to a store, such as the signature of a signed address."""
+    lower = text.lower()
+    if not any(sign in lower for sign in _SIGNS):
+        return text
+
+    import re  # not at a worker's start
+
+    pattern = re.compile(_SECRETS, re.IGNORECASE | re.VERBOSE)  # kept by re
+    return pattern.sub(lambda found: next(filter(None, found.groups()), "") + _HIDDEN, text)
+
+
+def safe_cause(error: BaseException) -> BaseException | None:
+    """``error``, to be the cause of ours; None if it would show what is redacted, as tracebacks print it as it is."""
+    found: BaseException | None = error
+    while found is not None:
+        if redacted(str(found)) != str(found):
+            return None
+
+        found = found.__cause__ or found.__context__
+    return error
 
 
 class AsyncDataError(Exception):
-    """Root of the tree: ``except AsyncDataError`` catches everything the library raises."""
+    """Root of the tree: ``except AsyncDataError`` catches everything the library raises.
+
+    No message shows what gives access to a store: see :func:`redacted`.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(AsyncDataError, ValueError):
@@ -123,8 +169,8 @@ class BadRowError(AsyncDataError):
     :ivar code: a stable identifier such as ``AD101`` (``docs/reference/errors.md``).
     :ivar path: the file.
     :ivar line: its line, counted from 1; None where the source has no lines.
-    :ivar byte_offset: where the row starts in the file; -1 where its rows are numbered.
-    :ivar row_number: its number in the file, counted from 0; None where the source has lines.
+    :ivar byte_offset: where the row starts in the file, or in its text if it is compressed; -1 where there is no text.
+    :ivar row_number: its number in the file, counted from 0; None in files of lines that are not compressed.
     :ivar reason: what is wrong, in one sentence.
     :ivar excerpt: at most 80 characters of the row, escaped.
     :ivar traceback: the user function's own traceback, or an empty string.
@@ -142,8 +188,10 @@ class BadRowError(AsyncDataError):
         excerpt: str = "",
         traceback: str = "",
     ) -> None:
+        reason, excerpt, traceback = redacted(reason), redacted(excerpt), redacted(traceback)
         where = f"{path}:{line}" if line is not None else path
-        place = f"byte {byte_offset}" if row_number is None else f"row {row_number}"
+        numbered = f"row {row_number}" if row_number is not None and line is None else ""
+        place = ", ".join(filter(None, (numbered, f"byte {byte_offset}" if byte_offset >= 0 else "")))
         message = f"{code} {where} ({place}): {reason}"
         if excerpt:
             message += f"\n  row: {excerpt}"

@@ -225,7 +225,9 @@ class LoaderFace:
     # What a call does, but for the waiting.
 
     def _begin(self, num_groups: int, last_epoch: int | None) -> Request:
-        if not self._engine.service.is_started:
+        service = self._engine.service
+        service.check_caller()
+        if not service.is_started:
             self._engine.start()
         return Request(num_groups, last_epoch)
 

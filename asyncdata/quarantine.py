@@ -1,10 +1,12 @@
-"""Bad rows that were passed over: what is written of them, and where."""
+"""Bad rows that were passed over: what is written of them, where, and how it is read again."""
 
 from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from asyncdata.errors import ConfigError, QuarantineError
 from asyncdata.log import get_logger
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from asyncdata.config import LoaderConfig
     from asyncdata.errors import BadRowError
 
-__all__ = ("Quarantine", "record_of")
+__all__ = ("Entry", "Quarantine", "Quarantined", "read_quarantine", "record_of")
 
 _log = get_logger(__name__)
 
@@ -89,3 +91,64 @@ def record_of(error: BadRowError) -> dict[str, Any]:
         "reason": error.reason,
         "excerpt": error.excerpt,
     }
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A bad row, as :func:`record_of` wrote it down; see :class:`~asyncdata.BadRowError`."""
+
+    code: str
+    path: str
+    line: int | None
+    byte_offset: int
+    row_number: int | None = None
+    reason: str
+    excerpt: str = ""
+
+    @property
+    def place(self) -> str:
+        """``FILE:LINE``, or the row's number where there are no lines; what is known of it."""
+        if self.line is not None:
+            return f"{self.path}:{self.line}"
+
+        return f"{self.path} ({f'byte {self.byte_offset}' if self.row_number is None else f'row {self.row_number}'})"
+
+
+class Quarantined(NamedTuple):
+    """What a quarantine file holds.
+
+    :ivar entries: each row once, as it was written down last, in the order of their first times.
+    :ivar times: how often each was written down: once in every epoch, and again after a resume.
+    :ivar num_unreadable: lines that say nothing of a row, as the last one of a process that was killed.
+    """
+
+    entries: list[Entry]
+    times: list[int]
+    num_unreadable: int
+
+
+def read_quarantine(path: str) -> Quarantined:
+    """Read a quarantine file.
+
+    :raises ConfigError: if it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            lines = file.read().splitlines()
+    except OSError as error:
+        raise ConfigError(f"AD605 cannot read the quarantine {path}: {error.strerror}") from error
+
+    entries: dict[tuple[object, ...], Entry] = {}
+    times: dict[tuple[object, ...], int] = {}
+    num_unreadable = 0
+    decoder = msgspec.json.Decoder(Entry)
+    for line in lines:
+        try:
+            entry = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            num_unreadable += 1
+            continue
+
+        key = (entry.path, entry.byte_offset, entry.row_number)
+        entries[key] = entry
+        times[key] = times.get(key, 0) + 1
+    return Quarantined(list(entries.values()), list(times.values()), num_unreadable)

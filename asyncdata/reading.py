@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from asyncdata.bad_rows import without_text
 from asyncdata.canaries import Canaries
 from asyncdata.errors import ConfigError, TooManyBadRowsError
 from asyncdata.fingerprint import canonical, digest
@@ -284,6 +285,7 @@ class _IndexedReading:
 
     def _pass_over(self, error: BadRowError) -> None:
         config = self._config
+        error = error if config.log_excerpts else without_text(error)
         if config.on_bad_row == "raise":
             raise error
 

@@ -17,7 +17,10 @@ __all__ = ("DeliveryRules", "Request", "State")
 
 
 class DeliveryRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a delivery obeys; each field is a knob of the loader."""
+    """What a delivery obeys; each field is a knob of the loader.
+
+    :ivar shows_rows: whether errors may show what stands in a row.
+    """
 
     capacity: int
     max_ready_bytes: int
@@ -28,6 +31,7 @@ class DeliveryRules(msgspec.Struct, frozen=True, kw_only=True):
     max_bad_rows: int | None = None
     commit_on_ack: bool = False
     digest: str = "positions"
+    shows_rows: bool = True
 
 
 class State(msgspec.Struct, frozen=True, gc=False, eq=False):

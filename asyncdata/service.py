@@ -7,17 +7,19 @@ close cross into the loop.
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import sys
 import threading
 import weakref
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
 from asyncdata.channel import Failure
-from asyncdata.errors import AsyncDataError, LoaderForkedError, WorkerError
+from asyncdata.errors import AsyncDataError, ConfigError, LoaderForkedError, WorkerError
 from asyncdata.log import get_logger
 from asyncdata.loops import call_soon_in_this_loop
 
@@ -38,6 +40,11 @@ __all__ = ("Service",)
 _log = get_logger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
 _FINISH_TIMEOUT_S = 3.0
+_serving: ContextVar[Service | None] = ContextVar("asyncdata_serving", default=None)
+"""The service whose thread this is, or who has this thread work for it."""
+
+_REFUSALS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC}
+"""What the system says when there is no more of something."""
 
 
 class Service:
@@ -119,6 +126,17 @@ class Service:
                 "thread and workers are not there. Make it after the fork."
             )
 
+    def check_caller(self) -> None:
+        """Refuse a call that could only wait for itself: from the source's code, or a function that runs inline.
+
+        :raises ConfigError: if this is one.
+        """
+        if _serving.get() is self:
+            raise ConfigError(
+                "AD504 the loader is called from within its own tokenize function or source, which it would have to "
+                "wait for; make another loader for that"
+            )
+
     def restart(self, change: Callable[[Ledger], Ledger], expected_canaries: list[str] | None = None) -> None:
         """Go on from what ``change`` makes of the ledger.
 
@@ -156,6 +174,7 @@ class Service:
             self._fail_unexpectedly(error)
 
     def _run(self) -> None:
+        _serving.set(self)
         backend, options = ("asyncio", {"use_uvloop": True}) if self._backend == "uvloop" else (self._backend, {})
         try:
             self._executor.prepare(self._slot_bytes)
@@ -190,6 +209,12 @@ class Service:
             self._fail_unexpectedly(error)
 
     def _fail_unexpectedly(self, error: BaseException) -> None:
+        refusal = _refusal(error)
+        if refusal is not None:
+            why = f"{refusal.strerror}; raise the limit (ulimit -a), or free what is used up"
+            self._fail(WorkerError(f"AD426 the loader cannot go on: {why}"), error)
+            return
+
         _log.exception("service.failed")
         self._fail(WorkerError(f"the loader's service failed with {error!r}; please report this"), error)
 
@@ -231,6 +256,15 @@ class Service:
             thread.join(timeout_s)
             if thread.is_alive():
                 _log.warning("service.close_timed_out", timeout_s=timeout_s)
+
+
+def _refusal(error: BaseException) -> OSError | None:
+    """The system's answer that there is no more of something, if that is all that happened."""
+    if isinstance(error, BaseExceptionGroup):
+        found = [_refusal(each) for each in error.exceptions]
+        return found[0] if None not in found else None
+
+    return error if isinstance(error, OSError) and error.errno in _REFUSALS else None
 
 
 _running: weakref.WeakSet[Service] = weakref.WeakSet()

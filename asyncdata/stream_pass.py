@@ -26,6 +26,7 @@ class WindowRows(NamedTuple):
     :ivar numbers: of each row in its file, int64.
     :ivar starts: where it begins in the slot, int32.
     :ivar lengths: its bytes, int32; -1 for a row that is too long.
+    :ivar offsets: where it begins in the text of its file, int64; -1 where there is none.
     :ivar is_last: whether no row of the epoch follows.
     :ivar next_state: from which the next window can be read without this one; None if it is not known.
     """
@@ -34,6 +35,7 @@ class WindowRows(NamedTuple):
     numbers: Int64
     starts: Int32
     lengths: Int32
+    offsets: Int64
     num_blank: int
     is_last: bool
     next_state: StreamState | None
@@ -167,11 +169,13 @@ class StreamPass:
             memory[place : place + end - begin] = memoryview(rows.data)[begin:end]
         self._first = stop
         lengths = rows.lengths[first:stop]
+        offsets = np.full(num_rows, -1, np.int64) if rows.offsets is None else rows.offsets[first:stop]
         return _Part(
             np.full(num_rows, rows.file_id, np.int32),
             rows.numbers[first:stop],
             (self._places[first:stop] - begin + place).astype(np.int32),
             np.where(lengths <= self._max_row_bytes, lengths, -1).astype(np.int32),
+            offsets,
             end - begin,
         )
 
@@ -183,6 +187,7 @@ class StreamPass:
             numbers=np.concatenate([part.numbers for part in parts]),
             starts=np.concatenate([part.starts for part in parts]),
             lengths=np.concatenate([part.lengths for part in parts]),
+            offsets=np.concatenate([part.offsets for part in parts]),
             num_blank=num_blank,
             is_last=self._is_at_end,
             next_state=self._next_state(),
@@ -208,7 +213,15 @@ class _Part(NamedTuple):
     numbers: Int64
     starts: Int32
     lengths: Int32
+    offsets: Int64
     num_bytes: int
 
 
-_NO_ROWS = _Part(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32), 0)
+_NO_ROWS = _Part(
+    np.empty(0, np.int32),
+    np.empty(0, np.int64),
+    np.empty(0, np.int32),
+    np.empty(0, np.int32),
+    np.empty(0, np.int64),
+    0,
+)

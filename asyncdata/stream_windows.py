@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
-from asyncdata.errors import AsyncDataError, SourceChangedError, SourceError
+from asyncdata.errors import AsyncDataError, SourceChangedError, SourceError, safe_cause
 from asyncdata.log import get_logger
 from asyncdata.stream_pass import StreamPass, WindowRows
 from asyncdata.types import Position
@@ -48,10 +48,8 @@ class StreamWindow:
 
     def fill(self, rows: WindowRows, order: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         """The rows are in the slot, and are to be delivered in ``order``."""
-        file_ids, numbers, starts, lengths = (
-            column[order] for column in (rows.file_ids, rows.numbers, rows.starts, rows.lengths)
-        )
-        self._rows = rows._replace(file_ids=file_ids, numbers=numbers, starts=starts, lengths=lengths)
+        columns = ("file_ids", "numbers", "starts", "lengths", "offsets")
+        self._rows = rows._replace(**{name: getattr(rows, name)[order] for name in columns})
         self.num_rows, self.is_last = len(order), rows.is_last
 
     @property
@@ -83,7 +81,7 @@ class StreamWindow:
 
     def location(self, row: int) -> SourceLocation:
         """The row's place."""
-        return self._stream.location(*self.key(row), int(self._known.lengths[row]))
+        return self._stream.location(*self.key(row), int(self._known.lengths[row]), int(self._known.offsets[row]))
 
     def find(self, keys: Set[tuple[int, int]]) -> list[int]:
         """The rows of the window that ``keys`` name, rising."""
@@ -282,5 +280,6 @@ def _as_ours(error: BaseException, fill: _Fill) -> AsyncDataError:
         ours = SourceError(f"AD304 cannot read {error.filename or 'the source'}: {error.strerror or error}")
     else:
         ours = SourceError(f"AD129 the source raised {error!r} in window {fill.number} of epoch {fill.epoch}")
-    ours.__cause__ = error
+    ours.__cause__ = safe_cause(error)
+    ours.__suppress_context__ = True
     return ours

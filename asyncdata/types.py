@@ -47,15 +47,17 @@ class Position(msgspec.Struct, frozen=True, order=True):
 class SourceLocation(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a row lies: ``num_bytes`` bytes of ``path`` from ``byte_offset`` on, or row ``row_number`` of ``path``.
 
-    :ivar byte_offset: -1 in files whose rows are numbered, such as Parquet.
+    :ivar byte_offset: in the text, where the file is compressed; -1 where there is no text, as in Parquet.
     :ivar num_bytes: of the row, as JSON where it is no line; -1 for a row longer than ``max_row_bytes``.
-    :ivar row_number: counted from 0; None in files of lines.
+    :ivar row_number: counted from 0; None in files of lines that can be read from any place.
+    :ivar line: counted from 1, where it is known without looking for it; see :meth:`line_number`.
     """
 
     path: str
     byte_offset: int
     num_bytes: int
     row_number: int | None = None
+    line: int | None = None
 
     def line_number(self) -> int | None:
         """The row's line, counted from 1; None where there are no lines.
@@ -63,7 +65,7 @@ class SourceLocation(msgspec.Struct, frozen=True, omit_defaults=True):
         Nothing is indexed, so this reads the file up to the row (about 5 GB/s).
         """
         if self.row_number is not None:
-            return None
+            return self.line
 
         newlines = 0
         with open(self.path, "rb", buffering=0) as file:

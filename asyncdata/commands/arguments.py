@@ -107,6 +107,12 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--quarantine-path", metavar="FILE", default="quarantine.jsonl", help="where they are written (%(default)s)"
     )
+    group.add_argument(
+        "--no-excerpts",
+        dest="log_excerpts",
+        action="store_false",
+        help="show nothing of what bad rows say, also where they are written",
+    )
 
 
 # What argparse cannot say.

@@ -135,5 +135,6 @@ def loader_of(args: argparse.Namespace, **knobs: Any) -> DataLoader:
         on_bad_row=args.on_bad_row,
         max_bad_rows=args.max_bad_rows,
         quarantine_path=args.quarantine_path,
+        log_excerpts=args.log_excerpts,
         **knobs,
     )

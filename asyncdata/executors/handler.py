@@ -22,6 +22,7 @@ from asyncdata.token_messages import EvictTokens, ListTokens, StoreTokens
 from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.wrong_ids import WrongIdsError
+from asyncdata.user_traceback import user_traceback
 from asyncdata.wire import Failed, Index, Permute, Scan, Scanned, Tokenize, Tokenized
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ class Handler:
         try:
             self._tokenizer([raw], one)
         except BaseException as error:
-            trace = traceback.format_exc()
+            trace = user_traceback(error)
             out.fail_at(row, RowFault("AD421", f"the tokenizer raised {error!r}", raw, trace))
             return
 

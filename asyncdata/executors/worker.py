@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata.executors.handler import Handler
 from asyncdata.tokenization.base import open_spec
+from asyncdata.user_traceback import user_traceback
 from asyncdata.wire import HEADER, Failed, Job, Ready, Request, decode_job, decode_request, frame, pieces
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def open_or_tell(sock: socket.socket, spec: TokenizeSpec | None) -> BatchTokeniz
         return open_spec(spec)
     except BaseException as error:  # also SystemExit: whatever a user's module does at import
         message = f"AD426 the tokenize function cannot be opened: {error!r}"
-        sock.sendall(frame(0, Failed("WorkerError", message, traceback.format_exc())))
+        sock.sendall(frame(0, Failed("WorkerError", message, user_traceback(error))))
         raise EOFError from error
 
 

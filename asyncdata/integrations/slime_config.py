@@ -70,6 +70,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     on_bad_row: Literal["raise", "skip", "quarantine"] = "skip"
     max_bad_rows: Annotated[int, msgspec.Meta(ge=0)] | None = None
     quarantine_path: str | None = None
+    log_excerpts: bool | None = None
     backend: str | None = None
     cache_dir: str | None = None
 

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
     from asyncdata.wire import FileRef
 
-__all__ = ("CodedText", "coding_of", "is_decodable")
+__all__ = ("CODING_OF_SUFFIX", "CodedText", "coding_of", "is_decodable")
 
 _PIECE_BYTES = 256 * 1024
 _MIN_PIECE_BYTES = 256 * 1024
 _INPUT_BYTES = {"gzip": 64 * 1024, "zstd": 8 * 1024}
 """zstd's decoder gives all that its input holds, so it is fed little at a time."""
+
+CODING_OF_SUFFIX = {".gz": "gzip", ".zst": "zstd"}
+"""What a file's name says; its first bytes decide."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes((n, 0x2A, 0x4D, 0x18)) for n in range(0x50, 0x60)))  # or one to be skipped

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from asyncdata.errors import ConfigError, SourceChangedError, SourceError
+from asyncdata.errors import ConfigError, SourceChangedError, SourceError, safe_cause
 from asyncdata.fingerprint import canonical, digest, stamp
 from asyncdata.sources.arrow_file import ArrowFile, Part, write_arrow
 from asyncdata.sources.arrow_reader import ArrowReader
@@ -105,7 +105,7 @@ class HuggingFaceSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
                 streaming=self.streaming,
             )
         except Exception as error:  # whatever a dataset's files make datasets raise
-            raise SourceError(f"AD125 cannot load the dataset {self.dataset}: {error}") from error
+            raise SourceError(f"AD125 cannot load the dataset {self.dataset}: {error}") from safe_cause(error)
 
     def _open_stream(self, dataset: Any) -> DatasetStream:
         found = _only_split(dataset, self.split) if isinstance(dataset, dict) else dataset

@@ -67,7 +67,7 @@ class ExampleStream(RowStream):
         self.files = [FileRef(title, 0)]
         self.max_row_bytes = min(max_row_bytes, MAX_ROW_BYTES)
 
-    def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
+    def location(self, file_id: int, offset: int, num_bytes: int, byte_offset: int = -1) -> SourceLocation:
         """The example's number."""
         return SourceLocation(self.files[file_id].path, -1, num_bytes, row_number=offset)
 

@@ -106,6 +106,7 @@ class _Array:
     def __init__(self, offset: int, number: int, max_row_bytes: int, path: str) -> None:
         self.lengths: list[int] = []
         self._data: list[bytes] = []
+        self._begins: list[int] = []
         self._first = (offset, number)  # where the elements begin that are not taken, and the number of their first
         self._offset = offset  # of the next piece
         self._number = number
@@ -185,6 +186,7 @@ class _Array:
         if length <= self._max_row_bytes:
             self._data += (b"".join(self._held)[:length], b"\n")
         self.lengths.append(length)
+        self._begins.append(self._begin)
         self._number += 1
         self._held, self._begin, self._stop = [], -1, -1
 
@@ -198,8 +200,9 @@ class _Array:
         """The elements found so far."""
         offset, number = self._first
         lengths, data = np.array(self.lengths, np.int64), b"".join(self._data)
-        self.lengths, self._data = [], []
-        return TextRows(offset, number, number + np.arange(len(lengths)), lengths, data, 0)
+        offsets = np.array(self._begins, np.int64)
+        self.lengths, self._data, self._begins = [], [], []
+        return TextRows(offset, number, number + np.arange(len(lengths)), lengths, data, 0, offsets)
 
     def finish(self) -> None:
         """The text is at its end.

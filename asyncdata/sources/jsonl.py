@@ -10,7 +10,7 @@ import msgspec
 from asyncdata.errors import SourceError
 from asyncdata.fingerprint import FileStamp, stamp
 from asyncdata.sources.base import FileBlocks
-from asyncdata.sources.coded_text import CodedText, coding_of, is_decodable
+from asyncdata.sources.coded_text import CODING_OF_SUFFIX, CodedText, coding_of, is_decodable
 from asyncdata.sources.paths import find_files, open_regular, why_unreadable
 from asyncdata.sources.text_stream import TextStream
 from asyncdata.wire import FileRef
@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 __all__ = ("JsonArraySource", "JsonlSource")
 
 _HEAD_BYTES = 4096
-_CODED_SUFFIXES = (".gz", ".zst")
-_MAGIC = (
-    (b"PAR1", "AD123 {path} is Parquet, not JSONL"),
-    (b"\xff\xfe", "AD103 {path} looks like UTF-16 (begins with ff fe); convert it: iconv -f UTF-16 -t UTF-8"),
-    (b"\xfe\xff", "AD103 {path} looks like UTF-16 (begins with fe ff); convert it: iconv -f UTF-16 -t UTF-8"),
+_CODED_SUFFIXES = tuple(CODING_OF_SUFFIX)
+_ENDS = (("UTF-32", "LE"), ("UTF-32", "BE"), ("UTF-16", "LE"), ("UTF-16", "BE"))
+_NOT_UTF8 = "AD103 {path} looks like {coding} (begins with {head}); convert it: iconv -f {coding} -t UTF-8"
+_CODINGS = (
+    ("UTF-32", b"\xff\xfe\0\0"),
+    ("UTF-32", b"\0\0\xfe\xff"),
+    ("UTF-16", b"\xff\xfe"),
+    ("UTF-16", b"\xfe\xff"),
+    *((f"{coding}{end}", bracket.encode(f"{coding}{end}")) for bracket in "{[" for coding, end in _ENDS),
 )
+"""First bytes that no UTF-8 has: the marks, longer ones first, and a row without a mark before it."""
 
 
 class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,10 +129,7 @@ def _inspect(path: str, must_be_array: bool) -> _File:
             f"AD121 {path} is empty, and no compressed file is: it was cut off, or is still being written"
         )
 
-    for magic, text in _MAGIC:
-        if head.startswith(magic):
-            raise SourceError(text.format(path=path))
-
+    _refuse_others(path, head)
     first = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
     is_array = first == b"["
     if must_be_array and not is_array and first:
@@ -139,6 +141,15 @@ def _inspect(path: str, must_be_array: bool) -> _File:
         )
 
     return _File(found, coding, is_array)
+
+
+def _refuse_others(path: str, head: bytes) -> None:
+    if head.startswith(b"PAR1"):
+        raise SourceError(f"AD123 {path} is Parquet, not JSONL")
+
+    for coding, magic in _CODINGS:
+        if head.startswith(magic):
+            raise SourceError(_NOT_UTF8.format(path=path, coding=coding, head=magic.hex(" ")))
 
 
 def _bare(path: str) -> str:

@@ -23,6 +23,7 @@ class TextRows(NamedTuple):
 
     :ivar offset: where in the text they begin.
     :ivar number: the number of what begins there.
+    :ivar offsets: where in the text each row begins, int64 of shape (num_rows,).
     """
 
     offset: int
@@ -31,6 +32,7 @@ class TextRows(NamedTuple):
     lengths: Int64
     data: bytes
     num_blank: int
+    offsets: Int64
 
 
 def split_lines(pieces: Iterable[bytes], offset: int, number: int, max_row_bytes: int) -> Iterator[TextRows]:
@@ -62,12 +64,15 @@ def split_lines(pieces: Iterable[bytes], offset: int, number: int, max_row_bytes
 
 def _rows(text: bytes, offset: int, number: int, num_lost: int, max_row_bytes: int) -> TextRows:
     """The rows of whole lines. ``num_lost`` bytes of the first line are not in ``text``."""
+    begin = offset
     if offset == 0 and text.startswith(_BOM):
-        text = text[len(_BOM) :]
+        text, begin = text[len(_BOM) :], len(_BOM)
     chars = np.frombuffer(text, np.uint8)
     ends = np.flatnonzero(chars == _NEWLINE).astype(np.int64, copy=False)
     lengths = np.diff(ends, prepend=-1) - 1
     starts = ends - lengths
+    offsets = begin + starts
+    offsets[1:] += num_lost
     lengths[0] += num_lost
     is_held = lengths <= max_row_bytes
     is_row = np.ones(len(ends), np.bool_)
@@ -79,4 +84,5 @@ def _rows(text: bytes, offset: int, number: int, num_lost: int, max_row_bytes: i
         spans = zip(starts[lines].tolist(), ends[lines].tolist(), strict=True)
         data = b"".join(text[start : end + 1] for start, end in spans)
     num_blank = len(ends) - int(is_row.sum())
-    return TextRows(offset, number, number + np.flatnonzero(is_row), lengths[is_row], data, num_blank)
+    numbers = number + np.flatnonzero(is_row)
+    return TextRows(offset, number, numbers, lengths[is_row], data, num_blank, offsets[is_row])

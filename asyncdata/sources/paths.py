@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import re
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +37,17 @@ def find_files(paths: str | Sequence[str], *suffixes: str | tuple[str, ...]) -> 
     return found, faults
 
 
+def _refuse_address(path: str) -> None:
+    if re.match(r"[A-Za-z][\w+.-]+://", path):
+        raise SourceError(
+            f"AD310 {path} is an address, and only files of this machine's file systems are read: mount the store or "
+            "copy the file, or stream it by datasets, with HuggingFaceSource"
+        )
+
+
 def _expand(path: str, suffixes: Sequence[str | tuple[str, ...]]) -> list[str]:
+    if not os.path.lexists(path):
+        _refuse_address(path)
     if os.path.isdir(path):
         for suffix in suffixes:
             found = sorted(str(entry) for entry in Path(path).iterdir() if entry.name.endswith(suffix))

@@ -39,6 +39,8 @@ class Rows(NamedTuple):
     :ivar num_blank: blank lines passed over between them.
     :ivar state: what :meth:`RowStream.read` takes to give these rows first, as builtins; None if there is no such
         thing.
+    :ivar offsets: where each row begins in the text of its file, in bytes, int64 of shape (num_rows,); None where there
+        is no text.
     """
 
     file_id: int
@@ -47,6 +49,7 @@ class Rows(NamedTuple):
     data: bytes
     num_blank: int
     state: dict[str, Any] | None
+    offsets: Int64 | None = None
 
 
 class RowStream(ABC):
@@ -85,8 +88,8 @@ class RowStream(ABC):
         ...
 
     @abstractmethod
-    def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
-        """The place of the row numbered ``offset``."""
+    def location(self, file_id: int, offset: int, num_bytes: int, byte_offset: int = -1) -> SourceLocation:
+        """The place of the row numbered ``offset``, which begins at ``byte_offset`` of its text, if there is one."""
         ...
 
     @abstractmethod

@@ -30,15 +30,15 @@ class TextStream(Files, RowStream):
     A state is ``{"file": number, "entry": [offset in the file, offset in its text], "offset": of the row in the text,
     "row": its number}``: decoding begins at the entry, the last place before the row where it can.
 
-    :param codings: of each file: ``plain``, ``gzip`` or ``zstd``.
     :param are_arrays: of each file: whether it is a JSON array; else its rows are lines.
+    :ivar codings: of each file: ``plain``, ``gzip`` or ``zstd``.
     """
 
     def __init__(
         self, stamps: Sequence[FileStamp], max_row_bytes: int, codings: Sequence[str], are_arrays: Sequence[bool]
     ) -> None:
         super().__init__(stamps, min(max_row_bytes, MAX_ROW_BYTES))
-        self._codings = list(codings)
+        self.codings = list(codings)
         self._are_arrays = list(are_arrays)
 
     def read(
@@ -56,15 +56,16 @@ class TextStream(Files, RowStream):
         if file.num_bytes == 0:
             return
 
-        text = CodedText(file, self._codings[file_id], check)
+        text = CodedText(file, self.codings[file_id], check)
         split = partial(split_array, path=file.path) if self._are_arrays[file_id] else split_lines
         offset, number = start["offset"], start["row"]
         found: TextRows
         for found in split(text.pieces(tuple(start["entry"]), offset), offset, number, self.max_row_bytes):
             entry = list(text.entry(found.offset))
             state = {"file": file_id, "entry": entry, "offset": found.offset, "row": found.number}
-            yield Rows(file_id, found.numbers, found.lengths, found.data, found.num_blank, state)
+            yield Rows(file_id, found.numbers, found.lengths, found.data, found.num_blank, state, found.offsets)
 
-    def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
-        """The row's number, with its file's path."""
-        return SourceLocation(self.files[file_id].path, -1, num_bytes, row_number=offset)
+    def location(self, file_id: int, offset: int, num_bytes: int, byte_offset: int = -1) -> SourceLocation:
+        """The row's number, with its file's path; its line, and its place in the text."""
+        line = None if self._are_arrays[file_id] else offset + 1
+        return SourceLocation(self.files[file_id].path, byte_offset, num_bytes, row_number=offset, line=line)

@@ -143,7 +143,7 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
         named = files.special_tokens
         pad = named.get("pad_token", named.get("eos_token")) if self.pad_id is None else self.pad_id
         if pad is None:
-            raise ConfigError("the tokenizer has neither pad_token nor eos_token; pass pad_id=")
+            raise ConfigError("AD410 the tokenizer has neither pad_token nor eos_token; pass pad_id=")
 
         return pad
 

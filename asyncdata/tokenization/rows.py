@@ -39,6 +39,9 @@ MAX_NESTING = 512
 MAX_DIGITS = 4300
 """A longer integer cannot be read: Python's own limit."""
 
+_MANY_NULS = 8
+"""So many in a row are no character that slipped in, and no UTF-16."""
+
 _PROMPT_KEYS = ("prompt", "input", "messages", "conversations", "question", "problem", "instruction", "text")
 _TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 _DEPTH = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
@@ -269,6 +272,11 @@ def _decode_utf8(text: bytes, row: Buffer) -> str:
 
 def _malformed(error: json.JSONDecodeError, row: Buffer) -> RowFault:
     column, found = error.pos + 1, error.doc[error.pos : error.pos + 1]
+    num_nuls = len(error.doc) - error.pos - len(error.doc[error.pos :].lstrip("\0"))
+    if num_nuls >= _MANY_NULS:
+        reason = f"{num_nuls} NUL bytes from column {column} on: its writer crashed, or the disk was full"
+        return RowFault("AD105", f"{reason}; restore the file", row)
+
     if found and found < " " and (found not in "\t\n\r" or "control character" in error.msg):
         reason = f"raw control byte 0x{ord(found):02x} at column {column}; in a string JSON needs \\u{ord(found):04x}"
         return RowFault("AD104", reason, row)

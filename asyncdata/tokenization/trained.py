@@ -141,7 +141,9 @@ def named_token(files: TokenizerFiles, name: str, given: bool | str, setting: st
         return given or None
 
     if name not in files.special_tokens:
-        raise ConfigError(f"{setting}=True, and the tokenizer has no {name}; pass {setting}='the token', or False")
+        raise ConfigError(
+            f"AD410 {setting}=True, and the tokenizer has no {name}; pass {setting}='the token', or False"
+        )
 
     return files.special_tokens[name]
 

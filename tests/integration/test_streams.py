@@ -284,7 +284,7 @@ def test_a_row_that_is_too_long_is_bad_at_its_turn(tmp_path, num_workers):
 
     with make(JsonlSource(str(path), max_row_bytes=1000), shuffle=False, num_workers=num_workers) as loader:
         assert ids(loader.get_next_batch(13)) == list(range(13))
-        with pytest.raises(BadRowError, match=r"^AD108 .*rows\.jsonl\.gz \(row 13\): .*max_row_bytes \(1000\)"):
+        with pytest.raises(BadRowError, match=r"^AD108 .*rows\.jsonl\.gz:14 \(byte \d+\): .*max_row_bytes \(1000\)"):
             loader.get_next_batch(1)
 
 
@@ -305,12 +305,13 @@ def test_a_row_that_kills_its_workers_is_passed_and_stays_so_after_a_restart(pat
     assert state["journal"] == [[0, 13]]
 
 
-def test_a_bad_row_is_named_by_its_number(path):
+def test_a_bad_row_is_named_by_its_line_and_its_place_in_the_text(path):
     with make(path, fails_on_13, shuffle=False) as loader:
         loader.get_next_batch(13)
-        with pytest.raises(BadRowError, match=r"rows\.jsonl\.gz \(row 13\): ") as caught:
+        with pytest.raises(BadRowError, match=r"rows\.jsonl\.gz:14 \(byte \d+\): ") as caught:
             loader.get_next_batch(1)
-    assert (caught.value.row_number, caught.value.line, caught.value.byte_offset) == (13, None, -1)
+    offset = len(jsonl(ROWS[:13]))
+    assert (caught.value.row_number, caught.value.line, caught.value.byte_offset) == (13, 14, offset)
 
 
 @pytest.mark.parametrize("data", [b"", b"\n \n"])

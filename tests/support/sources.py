@@ -163,6 +163,15 @@ def _index(source: str, row: int, num_rows: int) -> Place:
     return Place(source if isinstance(source, str) else "Dataset", None, row)
 
 
+def _numbered_line(source: str, row: int, num_rows: int) -> Place:
+    return Place(source, row + 1, row)
+
+
+def _numbered_line_of_files(source: list[str], row: int, num_rows: int) -> Place:
+    part, number = _part_of(row, num_rows)
+    return Place(source[part], number + 1, number)
+
+
 def _gzip_file(folder: Path, rows: Rows) -> str:
     """Of several members, which end within rows."""
     text = jsonl(rows)
@@ -212,8 +221,8 @@ KINDS: dict[str, Kind] = {
     "a saved dataset": Kind(_saved, _index, ("datasets",)),
     "a dataset in memory": Kind(_in_memory, _index, ("datasets",), is_in_files=False),
     "a dataset with a mapping of indices": Kind(_mapped, _index, ("datasets",)),
-    "a gzip file": Kind(_gzip_file, _number, is_stream=True),
-    "zstd files": Kind(_zstd_files, _number_of_files, ("zstandard",), is_stream=True),
+    "a gzip file": Kind(_gzip_file, _numbered_line, is_stream=True),
+    "zstd files": Kind(_zstd_files, _numbered_line_of_files, ("zstandard",), is_stream=True),
     "a JSON array": Kind(_array, _number, is_stream=True),
     "an iterable": Kind(_iterable, _made, is_in_files=False, is_stream=True),
     "a streaming dataset": Kind(

@@ -77,7 +77,7 @@ class ListStream(RowStream):
             self.num_open -= 1
             self.closed.set()
 
-    def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
+    def location(self, file_id: int, offset: int, num_bytes: int, byte_offset: int = -1) -> SourceLocation:
         return SourceLocation("list", -1, num_bytes, row_number=offset)
 
     def fingerprint(self) -> dict[str, Any]:

@@ -257,3 +257,32 @@ class Shifted(Opening):
         path = Path(self.path)
         shift = int(path.read_text(encoding="ascii")) if path.exists() else 0
         return FunctionTokenizer(lambda row: [row["id"] + shift])
+
+
+def meddles(row: Row) -> dict[str, Any]:
+    """Changes all that belongs to the process: its folder, its environment, what signals do; and has a child."""
+    os.chdir("/")
+    os.environ["MEDDLED"] = "yes"
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return {"input_ids": [row["id"]], "pid": os.getpid()}
+
+
+def killed_once(row: Row) -> list[int]:
+    """Is killed at the row that has a ``mark``, as by the system where memory is short, unless the mark is there."""
+    mark = row.get("mark")
+    if mark is not None and not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [row["id"]]
+
+
+def label_of(row: Row) -> list[int]:
+    """The row's label as its token; raises for 13."""
+    if row["label"] == 13:
+        raise KeyError("thirteen")
+
+    return [row["label"]]

@@ -6,11 +6,13 @@ import json
 import os
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from asyncdata.config import LoaderConfig
-from asyncdata.errors import BadRowError, QuarantineError
-from asyncdata.quarantine import Quarantine, record_of
+from asyncdata.errors import BadRowError, ConfigError, QuarantineError
+from asyncdata.quarantine import Quarantine, read_quarantine, record_of
 
 ERROR = BadRowError("AD101", "cut off \u00fc", path="/rows", line=3, byte_offset=9, excerpt='{"a', traceback="long")
 RECORD = {
@@ -81,3 +83,56 @@ def test_only_quarantine_writes_a_file(tmp_path, on_bad_row, writes):
     Quarantine.of(LoaderConfig(on_bad_row=on_bad_row, quarantine_path=str(path))).add(ERROR)
 
     assert path.exists() == writes
+
+
+def test_it_is_read_again_each_row_once_however_often_it_was_written(tmp_path):
+    path = tmp_path / "quarantine.jsonl"
+    other = BadRowError("AD421", "raised", path="/t.parquet", byte_offset=-1, row_number=7)
+    later = BadRowError("AD110", "now another", path="/rows", line=3, byte_offset=9)
+    for error in (ERROR, other, ERROR, later):
+        Quarantine(str(path)).add(error)
+
+    found = read_quarantine(str(path))
+
+    assert [(entry.code, entry.place) for entry in found.entries] == [
+        ("AD110", "/rows:3"),
+        ("AD421", "/t.parquet (row 7)"),
+    ]
+    assert (found.times, found.num_unreadable) == ([3, 1], 0)
+
+
+def test_lines_that_say_nothing_of_a_row_are_counted(tmp_path):
+    path = tmp_path / "quarantine.jsonl"
+    Quarantine(str(path)).add(ERROR)
+    with path.open("ab") as file:
+        file.write(b'[1]\n\xff\n{"code": "AD1')
+
+    found = read_quarantine(str(path))
+
+    assert (len(found.entries), found.num_unreadable) == (1, 3)
+
+
+def test_one_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {tmp_path}/x: No such file"):
+        read_quarantine(str(tmp_path / "x"))
+
+
+@given(
+    st.builds(
+        BadRowError,
+        st.sampled_from(["AD101", "AD421"]),
+        st.text(),
+        path=st.text(),
+        line=st.none() | st.integers(1, 1 << 40),
+        byte_offset=st.integers(-1, 1 << 60),
+        row_number=st.none() | st.integers(0, 1 << 40),
+        excerpt=st.text(st.characters(codec="ascii")),
+    )
+)
+def test_what_is_written_is_what_is_read(tmp_path_factory, error):
+    path = tmp_path_factory.mktemp("q") / "quarantine.jsonl"
+    Quarantine(str(path)).add(error)
+
+    (entry,) = read_quarantine(str(path)).entries
+    for name in ("code", "path", "line", "byte_offset", "row_number", "reason", "excerpt"):
+        assert getattr(entry, name) == getattr(error, name)

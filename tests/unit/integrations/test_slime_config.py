@@ -148,6 +148,7 @@ def test_every_knob_among_the_keys_reaches_the_loader():
         "on_bad_row": "quarantine",
         "max_bad_rows": 7,
         "quarantine_path": "bad.jsonl",
+        "log_excerpts": False,
         "backend": "asyncio",
         "cache_dir": "somewhere",
     }

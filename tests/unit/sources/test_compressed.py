@@ -9,10 +9,14 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from asyncdata import JsonArraySource, JsonlSource, Shuffle
 from asyncdata.errors import SourceChangedError, SourceError
 from asyncdata.sources.base import FileBlocks
+from asyncdata.sources.json_array import split_array
+from asyncdata.sources.lines import split_lines
 from asyncdata.sources.stream import StreamOrder
 from asyncdata.sources.text_stream import TextStream
 from tests.support.streams import frames, jsonl, members, texts_of, write
@@ -114,7 +118,9 @@ def test_compressed_and_plain_files_and_arrays_may_be_one_list(tmp_path):
     assert ids(stream) == list(range(9))
     assert [number for _, number, _ in read(stream)] == [0, 1, 2, 0, 1, 2, 0, 1, 0]
     assert stream.location(1, 2, 9).path == str(paths[1])
-    assert (stream.location(1, 2, 9).row_number, stream.location(1, 2, 9).line_number()) == (2, None)
+    in_lines, in_array = stream.location(1, 2, 9, 18), stream.location(2, 1, 9, 11)
+    assert (in_lines.row_number, in_lines.line_number(), in_lines.byte_offset) == (2, 3, 18)
+    assert (in_array.row_number, in_array.line_number(), in_array.byte_offset) == (1, None, 11)
 
 
 def test_a_folder_without_plain_files_is_its_compressed_ones(tmp_path):
@@ -344,3 +350,21 @@ def test_a_gzip_file_with_a_name_and_a_time_in_its_header_is_read(tmp_path):
         file.write(rows_from(0, 3))
 
     assert ids(opened(path)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["lines", "array"])
+@given(
+    texts=st.lists(st.sampled_from([b'{"a": 1}', b"[]", b"7", b'"' + b"x" * 30 + b'"']), min_size=1, max_size=9),
+    gap=st.sampled_from([b"\n", b"\n\n", b" \r\n"]),
+    has_mark=st.booleans(),
+    cut=st.integers(1, 12),
+)
+def test_every_row_says_where_it_begins_in_the_text(kind, texts, gap, has_mark, cut):
+    assume(not (has_mark and len(texts[0]) > 20))  # of a line that is too long the beginning is not looked at
+    mark = b"\xef\xbb\xbf" if has_mark else b""
+    whole = mark + (gap.join(texts) if kind == "lines" else b"[" + (b"," + gap).join(texts) + b"]")
+    pieces = [whole[start : start + cut] for start in range(0, len(whole), cut)]
+    parts = list(split_lines(pieces, 0, 0, 20) if kind == "lines" else split_array(pieces, 0, 0, 20, "x"))
+
+    offsets = [int(offset) for part in parts for offset in part.offsets]
+    assert [whole[offset : offset + len(text)] for offset, text in zip(offsets, texts, strict=True)] == texts

@@ -1,0 +1,167 @@
+"""``asyncdata quarantine``: the bad rows that a run passed over, and those of them that are good by now."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncdata.commands.options import tokenize_fn_of
+from asyncdata.commands.output import fields, log_to_stderr, printable, shown_path
+from asyncdata.durable import replace_file, sync_folder
+from asyncdata.errors import AsyncDataError, ConfigError
+from asyncdata.order import Shuffle
+from asyncdata.quarantine import read_quarantine
+from asyncdata.row_looks import RowLooks
+from asyncdata.tokenization.resolved import resolved
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable
+
+    from asyncdata.commands.output import Output
+    from asyncdata.quarantine import Entry, Quarantined
+
+__all__ = ("retry", "show")
+
+_IN_ORDER = Shuffle(enabled=False, window_blocks=32)  # a row is looked for by reading its window
+_NOT_TRIED = {"AD422": "it hung its worker", "AD423": "its worker died of it"}
+
+
+def show(args: argparse.Namespace, output: Output) -> int:
+    """``asyncdata quarantine show``."""
+    found = read_quarantine(args.file)
+    codes = Counter(entry.code for entry in found.entries)
+    if output.as_json:
+        rows = [_record(entry) | {"times": times} for entry, times in zip(found.entries, found.times, strict=True)]
+        output.json({"rows": rows, "codes": dict(codes), "num_unreadable": found.num_unreadable})
+        return 0
+
+    for entry, times in zip(found.entries, found.times, strict=True):
+        again = f"  ({times} times)" if times > 1 else ""
+        output.data(f"{_place(entry)}  {printable(f'{entry.code} {entry.reason}')}{again}")
+        if entry.excerpt:
+            output.data(f"  row: {printable(entry.excerpt)}")
+    output.data(_counts(found, codes))
+    return 0
+
+
+def _counts(found: Quarantined, codes: Counter[str]) -> str:
+    lines = [("rows", f"{len(found.entries):,}")]
+    lines += [(code, f"{number:,}") for code, number in sorted(codes.items())]
+    if found.num_unreadable:
+        lines.append(("unreadable", f"{found.num_unreadable:,} lines of the file"))
+    return fields(lines)
+
+
+def _record(entry: Entry) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in entry.__struct_fields__}
+
+
+def _place(entry: Entry) -> str:
+    return printable(entry.place.replace(entry.path, shown_path(entry.path), 1))
+
+
+class _Outcome(NamedTuple):
+    """What became of a row that was read again.
+
+    :ivar status: ``good``, ``dropped``, ``bad``, or ``not tried``.
+    :ivar raw: the row, where it is good.
+    """
+
+    entry: Entry
+    status: str
+    reason: str
+    raw: bytes = b""
+
+
+def retry(args: argparse.Namespace, output: Output) -> int:
+    """``asyncdata quarantine retry``."""
+    log_to_stderr(is_verbose=args.verbose)
+    path = os.path.abspath(args.output)
+    if os.path.lexists(path):
+        raise ConfigError(f"{args.output} is there already; name another file by --output")
+
+    found = read_quarantine(args.file)
+    outcomes = list(_Rows(resolved(tokenize_fn_of(args))).again(found.entries))
+    good = [_line(outcome.raw) for outcome in outcomes if outcome.status == "good"]
+    if good:
+        replace_file(path, good, keep=1)
+        sync_folder(path)
+    counts = Counter(outcome.status for outcome in outcomes)
+    if output.as_json:
+        rows = [_record(each.entry) | {"status": each.status, "now": each.reason} for each in outcomes]
+        output.json({"rows": rows, "counts": dict(counts), "output": args.output if good else None})
+    else:
+        _say(output, outcomes, counts, args.output)
+    return 0
+
+
+def _line(raw: bytes) -> bytes:
+    """The row on one line: an element of an array may be laid out over many."""
+    return (json.dumps(json.loads(raw)).encode("ascii") if b"\n" in raw else raw.rstrip(b"\r")) + b"\n"
+
+
+def _say(output: Output, outcomes: Iterable[_Outcome], counts: Counter[str], path: str) -> None:
+    for outcome in outcomes:
+        reason = f": {printable(outcome.reason)}" if outcome.reason else ""
+        output.data(f"{_place(outcome.entry)}  {outcome.status}{reason}")
+    lines = [(status, f"{counts[status]:,}") for status in ("good", "dropped", "bad", "not tried")]
+    if counts["good"]:
+        lines.append(("written to", path))
+    output.data(fields(lines))
+
+
+class _Rows:
+    """Reads rows again, each where its entry says that it was."""
+
+    def __init__(self, tokenize_fn: Any) -> None:
+        self._tokenize_fn = tokenize_fn
+        self._looks: dict[str, RowLooks | str] = {}
+
+    def again(self, entries: Iterable[Entry]) -> Iterable[_Outcome]:
+        """What becomes of each row now, in this process."""
+        for entry in entries:
+            if entry.code in _NOT_TRIED:
+                reason = f"{entry.code} {_NOT_TRIED[entry.code]}, and would hurt this process; run it with on_bad_row"
+                yield _Outcome(entry, "not tried", reason)
+            else:
+                yield self._one(entry)
+
+    def _one(self, entry: Entry) -> _Outcome:
+        looks = self._source_of(entry.path)
+        number = entry.line if entry.row_number is None else entry.row_number
+        if isinstance(looks, str) or number is None:
+            return _Outcome(entry, "not tried", looks if isinstance(looks, str) else "its line was not known")
+
+        try:
+            look = looks.in_file(str(number))
+        except AsyncDataError as error:
+            return _Outcome(entry, "not tried", str(error))
+
+        if look.error is not None:
+            return _Outcome(entry, "bad", f"{look.error.code} {look.error.reason}")
+
+        if look.sample is None:
+            return _Outcome(entry, "dropped", look.dropped)
+
+        return _Outcome(entry, "good", "", look.raw)
+
+    def _source_of(self, path: str) -> RowLooks | str:
+        """The rows of a file, or of a saved dataset; or why they cannot be read."""
+        if path not in self._looks:
+            self._looks[path] = self._open(path)
+        return self._looks[path]
+
+    def _open(self, path: str) -> RowLooks | str:
+        names = [path, re.sub(r"\[[^]]*\]$", "", path)]  # a split stands behind a dataset's name
+        place = next((name for name in names if os.path.exists(name)), None)
+        if place is None:
+            return f"{path} is no file, or is not there any more"
+
+        try:
+            return RowLooks(place, self._tokenize_fn, shuffle=_IN_ORDER)
+        except AsyncDataError as error:
+            return str(error)

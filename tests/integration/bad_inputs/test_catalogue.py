@@ -1,0 +1,64 @@
+"""The catalogue of bad inputs is whole, and its page says what its tests hold."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.integration.bad_inputs.test_rows import ACCEPTED, CASES
+
+NUM_INPUTS = 75
+HERE = Path(__file__).parent
+PAGE = HERE.parents[2] / "docs" / "reference" / "bad-inputs.md"
+NOT_RAISED = {13: {"AD202"}}
+"""Codes that the page names to say that they are not what comes."""
+
+
+def numbers_of(name: str) -> set[int]:
+    """``test_53_54_a_row...`` is of the inputs 53 and 54."""
+    found = re.match(r"test((?:_\d\d)+)_", name)
+    return set(map(int, found[1][1:].split("_"))) if found else set()
+
+
+def codes_by_test() -> dict[int, set[str]]:
+    """The codes that the tests of each number name; also where it has none."""
+    found: dict[int, set[str]] = {}
+    for path in HERE.glob("test_*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef):
+                for number in numbers_of(node.name):
+                    found.setdefault(number, set()).update(re.findall(r"\bAD\d{3}\b", _code_of(node)))
+    for case in CASES:
+        found.setdefault(case.number, set()).add(case.code)
+    for accepted in ACCEPTED:
+        found.setdefault(accepted.number, set())
+    return found
+
+
+def _code_of(node: ast.FunctionDef) -> str:
+    """The function with its decorators and without its docstring."""
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return "\n".join(map(ast.unparse, [*node.decorator_list, *body]))
+
+
+def rows_of_page() -> dict[int, list[str]]:
+    rows = re.findall(r"^\| (\d+) \|(.*)\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return {int(number): [cell.strip() for cell in rest.split(" | ")] for number, rest in rows}
+
+
+def test_every_input_of_the_catalogue_has_a_test():
+    assert sorted(codes_by_test()) == list(range(1, NUM_INPUTS + 1))
+
+
+def test_every_input_of_the_catalogue_is_on_its_page_in_its_order():
+    assert list(rows_of_page()) == list(range(1, NUM_INPUTS + 1))
+
+
+@pytest.mark.parametrize("number", range(1, NUM_INPUTS + 1))
+def test_the_page_names_the_codes_that_the_tests_hold(number):
+    named = set(re.findall(r"\bAD\d{3}\b", " ".join(rows_of_page()[number])))
+
+    assert named - NOT_RAISED.get(number, set()) == codes_by_test()[number]

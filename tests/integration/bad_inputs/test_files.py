@@ -1,0 +1,349 @@
+"""The catalogue of bad inputs, rows 25 to 41: what may be wrong with a file, and what may happen to it meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata import (
+    ConfigError,
+    DataLoader,
+    IterableSource,
+    PrefetchTimeoutError,
+    Shuffle,
+    SourceChangedError,
+    SourceError,
+)
+from tests.support.bad_inputs import GOOD, assert_is_ours, deliver
+from tests.support.loading import SHUFFLE, ids, order_of, write_rows
+from tests.support.streams import frames, jsonl
+from tests.support.tokenize_fns import row_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LINES = b"\n".join(GOOD) + b"\n"
+NUM_ROWS = 200
+
+
+def write(path: Path, data: bytes) -> str:
+    path.write_bytes(data)
+    return str(path)
+
+
+def loader_of(path: Any, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
+    return DataLoader(path, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 30} | knobs)
+
+
+def error_of(loader: DataLoader, kind: type[Exception], code: str) -> tuple[list[int], Exception]:
+    """What comes before the error of a loader that is read on and on, and the error."""
+    seen: list[int] = []
+    with pytest.raises(kind) as caught:
+        while True:
+            seen += ids(loader.get_next_batch(1))
+    assert_is_ours(caught.value, code)
+    return seen, caught.value
+
+
+def test_25_an_array_in_place_of_lines_is_refused_by_a_jsonl_and_read_by_a_json(tmp_path):
+    array = b"[" + b",\n".join(GOOD) + b"]"
+
+    refused = deliver(write(tmp_path / "rows.jsonl", array))
+    read = deliver(write(tmp_path / "rows.json", array))
+
+    assert str(refused.error).startswith(f"AD120 {tmp_path / 'rows.jsonl'} is a JSON array, not JSONL; name it *.json")
+    assert (read.labels, read.error) == ([0, 1, 2, 3], None)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (lambda data: data[:-9], "ends early, at byte {size}: it was cut off"),
+        (lambda data: data + b"garbage", "that begins at byte {whole} is damaged"),
+    ],
+    ids=["cut off", "garbage behind"],
+)
+def test_26_a_gzip_file_that_is_cut_off_gives_the_rows_before_and_then_an_error(tmp_path, num_workers, spoil, text):
+    whole = gzip.compress(LINES)
+    path = write(tmp_path / "rows.jsonl.gz", spoil(whole))
+
+    found = deliver(path, num_workers=num_workers)
+
+    assert isinstance(found.error, SourceError)
+    assert str(found.error).startswith(f"AD121 {path}: the gzip member ")
+    assert text.format(size=os.path.getsize(path), whole=len(whole)) in str(found.error)
+    assert "try it with: gzip -t" in str(found.error)
+    assert found.labels == [0, 1, 2, 3]
+
+
+def test_27_a_zstd_file_that_is_cut_off_is_no_end_of_data(tmp_path):
+    pytest.importorskip("zstandard")
+    first, second = frames([LINES]), frames([LINES])
+    path = write(tmp_path / "rows.jsonl.zst", first + second[:-3])
+
+    found = deliver(path)
+
+    assert found.labels[:4] == [0, 1, 2, 3]
+    assert str(found.error).startswith(f"AD122 {path}: the zstd frame that begins at byte {len(first)} ends early")
+
+
+def test_28_first_bytes_go_before_names_and_that_is_said(tmp_path):
+    plain, packed = write(tmp_path / "a.jsonl.gz", LINES), write(tmp_path / "b.jsonl", gzip.compress(LINES))
+    parquet = write(tmp_path / "c.jsonl", b"PAR1" + b"\0" * 100)
+
+    as_it_is, read, refused = deliver(plain), deliver(packed), deliver(parquet)
+
+    assert (as_it_is.labels, read.labels) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert [(event["path"], event["named"], event["coding"]) for event in as_it_is.of("source.misnamed")] == [
+        (plain, "gzip", "plain")
+    ]
+    assert str(refused.error) == f"AD123 {parquet} is Parquet, not JSONL"
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]], **columns: Any) -> str:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema(list(columns.items()))), path)
+    return str(path)
+
+
+def test_29_parquet_files_that_are_broken_or_differ_are_named_before_a_row_is_read(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    good = write_parquet(tmp_path / "a.parquet", [{"input": "x", "label": 1}], input=pa.string(), label=pa.int64())
+    other = write_parquet(tmp_path / "b.parquet", [{"input": 1, "label": 1}], input=pa.int64(), label=pa.int64())
+    lacking = write_parquet(tmp_path / "c.parquet", [{"input": "x"}], input=pa.string())
+    cut = write(tmp_path / "d.parquet", Path(good).read_bytes()[:-6])
+
+    assert str(deliver([good, other]).error).startswith(f"AD124 {other}: column 'input' is int64")
+    assert "has no column 'label'" in str(deliver([good, lacking]).error)
+    assert str(deliver([good, cut]).error).startswith(f"AD124 {cut} is cut off: it has no footer at its end")
+
+
+def test_29_parquet_files_that_change_meanwhile_are_noticed(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    rows = [{"id": number} for number in range(50)]
+    path = write_parquet(tmp_path / "a.parquet", rows, id=pa.int64())
+    with loader_of(path, buffer_size=1) as loader:
+        loader.state_dict()
+        loader.get_next_batch(1)
+        write_parquet(tmp_path / "new.parquet", [{"id": -number} for number in range(60)], id=pa.int64())
+        (tmp_path / "new.parquet").replace(path)
+        _, error = error_of(loader, SourceChangedError, "AD303")
+    assert path in str(error)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_30_a_file_that_grows_is_read_to_where_it_ended_at_the_start(tmp_path, num_workers):
+    """In later epochs too, as D may not change in a run: the new part is for the next run."""
+    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+    expected = order_of(path, 2)
+    with loader_of(path, num_workers=num_workers) as loader:
+        loader.get_next_batch(1)
+        with path.open("a") as file:
+            file.write('{"id": 1000}\n' * 50)
+        assert ids(loader.get_next_batch(2 * NUM_ROWS - 1)) == expected[1:]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_31_a_file_that_shrinks_kills_nobody(tmp_path, num_workers):
+    path = write_rows(tmp_path / "rows.jsonl", 4000)
+    with loader_of(path, num_workers=num_workers, buffer_size=10, shuffle=False) as loader:
+        loader.get_next_batch(1)
+        os.truncate(path, 100)
+        seen, error = error_of(loader, SourceChangedError, "AD302")
+    assert f"{path} shrank" in str(error)
+    assert seen == list(range(1, len(seen) + 1))
+
+
+def replaced(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes().replace(b"x", b"y"))
+    other.replace(path)
+
+
+def edited(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"x", b"y"))
+
+
+@pytest.mark.parametrize("change", [replaced, edited])
+def test_32_a_file_that_is_replaced_or_edited_is_noticed_at_the_next_epoch(tmp_path, change: Callable[[Path], None]):
+    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+    expected = order_of(path, 8)
+    with loader_of(path, buffer_size=1) as loader:
+        loader.state_dict()  # its content is known
+        loader.get_next_batch(1)
+        change(path)
+        seen, error = error_of(loader, SourceChangedError, "AD303")
+    assert str(error).startswith(f"AD303 {path} was replaced or edited while it was read. Start a new run, or put")
+    assert seen == expected[1 : len(seen) + 1]
+    assert (len(seen) + 1) % NUM_ROWS == 0
+
+
+def test_33_a_file_that_is_deleted_is_read_to_its_end_and_missed_at_the_next_epoch(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+    expected = order_of(path, 8)
+    with loader_of(path, buffer_size=1) as loader:
+        loader.get_next_batch(1)
+        path.unlink()
+        seen, error = error_of(loader, SourceChangedError, "AD304")
+    assert str(error).startswith(f"AD304 {path} cannot be read: No such file or directory; check the path")
+    assert str(error).endswith("It was there at the start.")
+    assert (len(seen) + 1) % NUM_ROWS == 0
+    assert seen == expected[1 : len(seen) + 1]
+
+
+def test_34_files_that_may_not_be_read_are_all_named_at_once(tmp_path, monkeypatch):
+    secret = [write(tmp_path / f"{name}.jsonl", LINES) for name in "ab"]
+    good = write(tmp_path / "c.jsonl", LINES)
+    for path in secret:
+        os.chmod(path, 0)
+    if os.geteuid() == 0:  # who may read everything
+        real = os.open
+
+        def refuse(path: Any, *args: Any, **kwargs: Any) -> int:
+            if path in secret:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+            return real(path, *args, **kwargs)
+
+        monkeypatch.setattr(os, "open", refuse)
+
+    found = deliver([secret[0], good, secret[1]])
+
+    assert str(found.error) == "\n".join(
+        f"AD305 cannot read {path} as uid {os.getuid()}: Permission denied" for path in secret
+    )
+
+
+@pytest.mark.timeout(30)
+def test_35_folders_and_pipes_are_no_files(tmp_path):
+    (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "full").mkdir()
+    write(tmp_path / "full" / "a.jsonl", LINES)
+
+    folder, pipe, device = (deliver(str(path)) for path in (tmp_path / "empty", tmp_path / "pipe", "/dev/null"))
+
+    assert str(folder.error) == f"AD306 the folder {tmp_path / 'empty'} holds no *.jsonl; name the files, or a glob"
+    assert str(pipe.error).startswith(f"AD306 {tmp_path / 'pipe'} is no regular file; it could not be read again")
+    assert str(device.error).startswith("AD306 /dev/null is no regular file")
+    assert deliver(str(tmp_path / "full")).labels == [0, 1, 2, 3]
+
+
+def test_36_a_broken_link_says_where_it_leads(tmp_path):
+    (tmp_path / "a.jsonl").symlink_to("/nowhere/b.jsonl")
+
+    assert str(deliver(str(tmp_path / "a.jsonl")).error) == (
+        f"AD307 {tmp_path / 'a.jsonl'} -> /nowhere/b.jsonl (missing): a broken link"
+    )
+
+
+def test_37_a_glob_is_sorted_and_one_without_a_match_says_where_it_looked(tmp_path):
+    for name in ("b", "a", "c"):
+        write(tmp_path / f"{name}.jsonl", json.dumps({"input": name, "label": name}).encode())
+
+    assert str(deliver(str(tmp_path / "x*.jsonl")).error) == (
+        f"AD308 '{tmp_path}/x*.jsonl' matches nothing in {os.getcwd()}"
+    )
+    assert deliver(str(tmp_path / "*.jsonl")).labels == ["a", "b", "c"]
+
+
+def test_38_a_file_may_not_be_listed_twice(tmp_path):
+    path = write(tmp_path / "a.jsonl", LINES)
+    (tmp_path / "link.jsonl").symlink_to(path)
+
+    for other in (path, str(tmp_path / "link.jsonl")):
+        found = deliver([path, other])
+        assert isinstance(found.error, ConfigError)
+        assert str(found.error) == f"AD309 {other} is listed twice; its rows would come twice an epoch"
+
+
+SIGNED = "https://store.example/a.jsonl?X-Amz-Credential=AKIAX%2Fus&X-Amz-Signature=0123abcd"
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/a.jsonl", "gs://bucket/*.jsonl", "hf://datasets/a/b", SIGNED])
+def test_39_an_address_is_no_path_and_says_how_such_data_are_read(address):
+    found = deliver(address)
+
+    assert isinstance(found.error, SourceError)
+    assert str(found.error).startswith("AD310 ")
+    assert "is an address, and only files of this machine's file systems are read: mount the store" in str(found.error)
+    assert "0123abcd" not in str(found.error)
+
+
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        (PermissionError(f"403 Client Error: Forbidden for url: {SIGNED}"), "403 Client Error: Forbidden for url"),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), "Connection reset by peer"),
+        (RuntimeError("429 Too Many Requests; Authorization: Bearer hf_abcdefghijklmnopqrst"), "429 Too Many Requests"),
+    ],
+    ids=["403", "reset", "429"],
+)
+def test_39_what_a_stream_says_of_its_store_is_said_and_costs_no_row(raised, text):
+    """Trying again is up to what streams: `datasets`, fsspec, or your own code."""
+    fails = [True]
+
+    def make(epoch: int) -> Iterator[dict[str, Any]]:
+        yield from ({"id": number} for number in range(10))
+        if fails[0]:
+            raise raised
+
+        yield {"id": 10}
+
+    with loader_of(IterableSource(make, version=1), shuffle=False, epochs=1) as loader:
+        assert ids(loader.get_next_batch(10)) == list(range(10))
+        with pytest.raises(SourceError) as caught:
+            loader.get_next_batch(1)
+        state = loader.state_dict()
+    assert_is_ours(caught.value, "AD304" if isinstance(raised, OSError) else "AD129")
+    assert text in str(caught.value)
+    for secret in ("0123abcd", "AKIAX", "hf_abc"):
+        assert secret not in "".join(map(str, (caught.value, caught.value.__cause__)))
+    fails[0] = False
+    with loader_of(IterableSource(make, version=1), shuffle=False, epochs=1) as loader:
+        loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(1)) == [10]
+
+
+def test_40_a_source_that_hangs_is_named_as_what_is_waited_for():
+    gate = threading.Event()
+
+    def make(epoch: int) -> Iterator[dict[str, Any]]:
+        gate.wait()
+        yield {"id": 1}
+
+    with loader_of(IterableSource(make), timeout_s=0.2) as loader:
+        with pytest.raises(PrefetchTimeoutError, match="stage: read: the source has been giving") as caught:
+            loader.get_next_batch(1)
+        gate.set()
+        assert_is_ours(caught.value, "AD510")
+        assert ids(loader.get_next_batch(1, timeout_s=30)) == [1]
+
+
+def test_41_a_stream_that_has_another_row_at_a_snapshots_place_is_refused():
+    def source(first: int) -> IterableSource:
+        return IterableSource(lambda epoch: ({"id": number} for number in range(first, first + 20)), version=1)
+
+    windows = Shuffle(enabled=False, block_bytes=32, window_blocks=1)  # of a few rows each
+    with loader_of(source(0), shuffle=windows) as loader:
+        loader.get_next_batch(7)
+        state = loader.state_dict()
+    with loader_of(source(100), shuffle=windows, epochs=2) as loader:
+        loader.load_state_dict(state)
+        _, error = error_of(loader, SourceChangedError, "AD303")
+    assert "another row" in str(error)
+
+
+def test_a_list_of_good_lines_is_what_these_tests_take_it_for(tmp_path):
+    assert deliver(write(tmp_path / "rows.jsonl", jsonl(json.loads(line) for line in GOOD))).labels == [0, 1, 2, 3]

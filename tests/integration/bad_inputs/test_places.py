@@ -1,0 +1,335 @@
+"""Where a bad row lies: every code in every kind of file; and that nothing else about a run changes it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from asyncdata import (
+    BadRowError,
+    ChatTokenizeFn,
+    DataLoader,
+    EndOfData,
+    HuggingFaceSource,
+    JsonArraySource,
+    JsonlSource,
+    ParquetSource,
+    PreferenceTokenizeFn,
+    Shuffle,
+    TextTokenizeFn,
+    TooManyBadRowsError,
+)
+from asyncdata.demo import tokenizer_folder
+from asyncdata.integrations.slime_rows import SlimeTokenizeFn
+from tests.support import tokenize_fns, worker_fns
+from tests.support.bad_inputs import PACKAGE, deliver, prompts
+from tests.support.loading import ids
+from tests.support.streams import frames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+NUM_BEFORE = 3
+GENERATION = """\
+{%- for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}
+{%- else %}{{ m.content }}{% endif %}{% endfor %}"""
+MARKS = "".join(map(chr, range(0xFDD0, 0xFDF0)))
+TEMPLATE = "{% for m in messages %}{{ m.content if m.role != 'oracle' else raise_exception('no') }}{% endfor %}"
+CHAT = [{"role": "user", "content": "question"}, {"role": "assistant", "content": " answer"}]
+
+
+class Fault(NamedTuple):
+    """A row that is bad.
+
+    :ivar good: what stands in the rows before it.
+    :ivar row: as JSON text.
+    :ivar is_json: whether it is an element of an array.
+    :ivar needs_workers: whether it takes one down.
+    """
+
+    code: str
+    good: bytes
+    row: bytes
+    tokenize_fn: Any
+    is_json: bool = True
+    needs_workers: bool = False
+
+
+def text(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+GOOD = text({"input": "x", "label": 0})
+ID = text({"id": 0})
+MARKED = text({"messages": [{"role": "user", "content": MARKS}, CHAT[1]]})
+ORACLE = text({"input": [{"role": "oracle", "content": "x"}], "label": 0})
+CHATS = text({"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": CHAT[:1]})
+REFUSES = prompts(apply_chat_template=True, chat_template=TEMPLATE)
+SHORT = TextTokenizeFn(tokenizer_folder(), text_key="input", max_length=20, overlong="error")
+FAULTS = [
+    Fault("AD101", GOOD, b'{"input" "x"}', prompts(), is_json=False),
+    Fault("AD104", GOOD, b'{"input": "a\0b"}', prompts(), is_json=False),
+    Fault("AD105", GOOD, b"\0" * 100, prompts(), is_json=False),
+    Fault("AD106", GOOD, b'{"input": "\xff"}', prompts()),
+    Fault("AD107", GOOD, b'{"input": "\\ud800", "label": 0}', prompts()),
+    Fault("AD108", GOOD, text({"input": "x" * 5000, "label": 0}), prompts()),
+    Fault("AD110", GOOD, text({"prompt": "x", "label": 0}), prompts()),
+    Fault("AD111", GOOD, text({"input": 7, "label": 0}), prompts()),
+    Fault("AD112", GOOD, text({"input": [{"content": "x"}], "label": 0}), prompts(apply_chat_template=True)),
+    Fault("AD113", GOOD, b"7", prompts()),
+    Fault("AD114", GOOD, text({"input": "<image>", "pictures": []}), "slime"),
+    Fault("AD117", GOOD, b'{"input": ' + b"9" * 5000 + b"}", prompts()),
+    Fault("AD118", GOOD, b'{"input": ' + b"[" * 600 + b"]" * 600 + b"}", prompts()),
+    Fault("AD119", GOOD, GOOD + GOOD, prompts(), is_json=False),
+    Fault("AD411", text({"prompt": "a", "chosen": " b", "rejected": " c"}), CHATS, "no template"),
+    Fault("AD412", GOOD, ORACLE, REFUSES),
+    Fault("AD414", text({"messages": CHAT}), MARKED, ChatTokenizeFn(tokenizer_folder(), chat_template=GENERATION)),
+    Fault("AD415", GOOD, text({"input": "many words " * 50}), SHORT),
+    Fault("AD421", ID, text({"id": 13}), tokenize_fns.fails_on_13),
+    Fault("AD422", ID, text({"id": 13}), tokenize_fns.hangs_on_13, needs_workers=True),
+    Fault("AD423", ID, text({"id": 13}), tokenize_fns.kills_on_13, needs_workers=True),
+    Fault("AD425", ID, text({"id": 1, "do": "negative"}), worker_fns.as_told),
+]
+ELSEWHERE = {"AD424": "tests/integration/test_planned_packs.py"}
+
+
+def test_every_code_of_a_bad_row_is_provoked():
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in Path(PACKAGE).rglob("*.py"))
+    raised = set(re.findall(r'(?:RowFault|RowError|_Lost)\((?:\w+, )?\s*"(AD\d{3})"', sources))
+
+    assert {fault.code for fault in FAULTS} | set(ELSEWHERE) == raised
+    for code, name in ELSEWHERE.items():
+        assert code in (Path(PACKAGE).parent / name).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def function_of(tmp_path: Path) -> Callable[[Fault], Any]:
+    def find(fault: Fault) -> Any:
+        if fault.tokenize_fn == "slime":
+            return SlimeTokenizeFn(tokenizer_folder(), multimodal_keys={"image": "pictures"})
+
+        if fault.tokenize_fn == "no template":
+            folder = tmp_path / "bare"
+            folder.mkdir(exist_ok=True)
+            (folder / "tokenizer.json").write_bytes(Path(tokenizer_folder(), "tokenizer.json").read_bytes())
+            return PreferenceTokenizeFn(str(folder), eos=False)
+
+        return fault.tokenize_fn
+
+    return find
+
+
+def plain(folder: Path, lines: Sequence[bytes]) -> Any:
+    return _written(folder / "rows.jsonl", b"\n".join(lines) + b"\n", JsonlSource)
+
+
+def in_gzip(folder: Path, lines: Sequence[bytes]) -> Any:
+    return _written(folder / "rows.jsonl.gz", gzip.compress(b"\n".join(lines)), JsonlSource)
+
+
+def in_zstd(folder: Path, lines: Sequence[bytes]) -> Any:
+    pytest.importorskip("zstandard")
+    return _written(folder / "rows.jsonl.zst", frames([b"\n".join(lines)]), JsonlSource)
+
+
+def in_array(folder: Path, lines: Sequence[bytes]) -> Any:
+    elements = b"\n".join(b"," * bool(number) + line for number, line in enumerate(lines))
+    return _written(folder / "rows.json", b"[" + elements + b"]", JsonArraySource)
+
+
+def _written(path: Path, data: bytes, kind: Any) -> Any:
+    path.write_bytes(data)
+    return kind(str(path))
+
+
+TEXTS = {"plain": plain, "gzip": in_gzip, "zstd": in_zstd, "array": in_array}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.code)
+def test_a_bad_row_of_a_text_has_line_and_byte(fault, kind, tmp_path, function_of):
+    if kind == "array" and not fault.is_json:
+        pytest.skip("an array that has this in it is no array")
+    if fault.needs_workers and kind in {"zstd", "array"}:
+        pytest.skip("as gzip: what the workers are sent is the same")
+    limit = 1000 if fault.code == "AD108" else 1 << 20
+    source = TEXTS[kind](tmp_path, [*[fault.good] * NUM_BEFORE, fault.row, fault.good])
+    source = type(source)(source.paths, max_row_bytes=limit)
+
+    found = deliver(source, function_of(fault), num_workers=1 if fault.needs_workers else 0, row_timeout_s=0.3)
+
+    begin = 1 if kind == "array" else 0
+    offset = begin + NUM_BEFORE * (len(fault.good) + 1 + begin)
+    line = None if kind == "array" else NUM_BEFORE + 1
+    error = found.error
+    assert isinstance(error, BadRowError), found
+    assert (error.code, error.path, error.line, error.byte_offset) == (fault.code, source.paths, line, offset)
+    assert error.row_number == (None if kind == "plain" else NUM_BEFORE)
+    shown = f"{source.paths}:{line} (byte {offset})" if line else f"{source.paths} (row {NUM_BEFORE}, byte {offset})"
+    assert str(error).startswith(f"{fault.code} {shown}: ")
+    assert len(found.samples) == NUM_BEFORE
+
+
+COLUMNS = [
+    ("AD108", {"input": "y" * 5000, "label": 0}, prompts()),
+    ("AD111", {"input": None, "label": 0}, prompts()),
+    ("AD421", {"input": "y", "label": 13}, "tests.support.worker_fns:label_of"),
+    ("AD425", {"input": "y", "label": -1}, "tests.support.worker_fns:label_of"),
+]
+
+
+def in_parquet(folder: Path, rows: list[dict[str, Any]]) -> Any:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    path = str(folder / "rows.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+    return ParquetSource(path, max_row_bytes=1000), path
+
+
+def in_dataset(folder: Path, rows: list[dict[str, Any]]) -> Any:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    path = str(folder / "saved")
+    datasets.Dataset.from_list(rows).save_to_disk(path)
+    return HuggingFaceSource(path, max_row_bytes=1000), path
+
+
+def streamed(folder: Path, rows: list[dict[str, Any]]) -> Any:
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.IterableDataset.from_generator(lambda: iter(rows))
+    return HuggingFaceSource(dataset, max_row_bytes=1000), "generator"
+
+
+@pytest.mark.parametrize("write", [in_parquet, in_dataset, streamed])
+@pytest.mark.parametrize(("code", "row", "tokenize_fn"), COLUMNS, ids=lambda value: value if type(value) is str else "")
+def test_a_bad_row_of_a_table_has_its_number(write, code, row, tokenize_fn, tmp_path):
+    good = {"input": "x", "label": 0}
+    source, name = write(tmp_path, [*[good] * NUM_BEFORE, row, good])
+
+    found = deliver(source, tokenize_fn)
+
+    error = found.error
+    assert isinstance(error, BadRowError), found
+    assert (error.code, error.line, error.row_number, error.byte_offset) == (code, None, NUM_BEFORE, -1)
+    assert str(error).startswith(f"{code} {error.path} (row {NUM_BEFORE}): ")
+    assert error.path.startswith(name)
+    assert len(found.samples) == NUM_BEFORE
+
+
+# The same rows at the same places, whatever else is different.
+
+NUM_ROWS = 400
+SHUFFLE = Shuffle(block_bytes=512, window_blocks=4)
+KINDS_OF_BAD = [b'{"id":    ', b"null      ", b'{"id": 13}', b'{"id": 1}{"id": 2}', b'{"id": "\xff"}']
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[int]]:
+    """400 rows of which 40 are bad, in five ways, and the lines of those."""
+    chance = random.Random(5)
+    bad = set(chance.sample(range(14, NUM_ROWS), 39)) | {13}
+    lines = [
+        KINDS_OF_BAD[number % 5] if number in bad - {13} else text({"id": number, "pad": "x" * (number % 50)})
+        for number in range(NUM_ROWS)
+    ]
+    path = tmp_path_factory.mktemp("mixed") / "rows.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    return path, {number + 1 for number in bad}
+
+
+SETTINGS = [
+    {"num_workers": num_workers, "buffer_size": buffer_size}
+    for num_workers, buffer_size in ((0, 1), (0, 1000), (1, 7), (2, 40), (2, 1000), (4, 1000))
+]
+
+
+def make(path: Path, **knobs: Any) -> DataLoader:
+    settings = {"shuffle": SHUFFLE, "epochs": 1, "timeout_s": 60} | knobs
+    return DataLoader(str(path), tokenize_fn=tokenize_fns.fails_on_13, **settings)
+
+
+def batches_until_the_end(path: Path, **knobs: Any) -> tuple[list[list[int]], str]:
+    """Batches of five, and what ended them."""
+    batches = []
+    with make(path, **knobs) as loader:
+        try:
+            while True:
+                batches.append(ids(loader.get_next_batch(5)))
+        except EndOfData as end:
+            return [*batches, ids(end.samples)], "end"
+        except (BadRowError, TooManyBadRowsError) as error:
+            return batches, str(error)
+
+
+@pytest.fixture(scope="module")
+def whole(mixed: tuple[Path, set[int]]) -> list[int]:
+    """D without a bad row, by a run that has one thread and looks nowhere ahead."""
+    batches, ended = batches_until_the_end(mixed[0], num_workers=0, buffer_size=1, on_bad_row="skip")
+    assert ended == "end"
+    return [number for batch in batches for number in batch]
+
+
+@pytest.mark.parametrize("knobs", SETTINGS, ids=str)
+def test_the_same_error_stops_the_same_batch(mixed, knobs):
+    expected = batches_until_the_end(mixed[0], num_workers=0, buffer_size=1)
+
+    assert batches_until_the_end(mixed[0], **knobs) == expected
+    assert re.match(rf"AD\d+ {mixed[0]}:\d+ \(byte \d+\): ", expected[1])
+
+
+@pytest.mark.parametrize("knobs", SETTINGS, ids=str)
+def test_rows_are_put_aside_in_one_order_and_shift_nothing(mixed, whole, knobs, tmp_path):
+    """The other rows keep their positions: each window is shuffled with its bad rows, which are then left out."""
+    path, bad = mixed
+    file = tmp_path / "quarantine.jsonl"
+    reference = tmp_path / "reference.jsonl"
+    batches, _ = batches_until_the_end(path, on_bad_row="quarantine", quarantine_path=str(file), **knobs)
+    inline = {"num_workers": 0, "buffer_size": 1, "on_bad_row": "quarantine", "quarantine_path": str(reference)}
+    batches_until_the_end(path, **inline)
+
+    records = [json.loads(line) for line in file.read_bytes().splitlines()]
+    assert [number for batch in batches for number in batch] == whole
+    assert sorted(whole) == [number for number in range(NUM_ROWS) if number + 1 not in bad]
+    assert {record["line"] for record in records} == bad
+    assert file.read_bytes() == reference.read_bytes()
+
+
+def test_a_row_has_the_position_that_it_would_have_if_the_bad_ones_were_good(mixed, tmp_path):
+    path, bad = mixed
+    lines = path.read_bytes().split(b"\n")
+    for line in bad:
+        lines[line - 1] = b'{"id":7' + b" " * (len(lines[line - 1]) - 8) + b"}"
+    mended = tmp_path / "rows.jsonl"
+    mended.write_bytes(b"\n".join(lines))
+
+    places = []
+    for each in (path, mended):
+        with make(each, num_workers=0, on_bad_row="skip") as loader:
+            samples = [sample for batch in iter(lambda: taken(loader), []) for sample in batch]
+        places.append({int(sample.tokens[0]): sample.position for sample in samples if sample.tokens[0] != 7})
+    assert places[0] == places[1]
+    assert len(places[0]) == NUM_ROWS - len(bad) - 1
+
+
+def taken(loader: DataLoader) -> list[Any]:
+    try:
+        return loader.get_next_batch(16)
+    except EndOfData as end:
+        return end.samples
+
+
+@pytest.mark.parametrize("knobs", SETTINGS, ids=str)
+@pytest.mark.parametrize("max_bad_rows", [0, 1, 17])
+def test_the_budget_is_used_up_at_the_same_row(mixed, knobs, max_bad_rows, tmp_path):
+    policy = {"on_bad_row": "skip", "max_bad_rows": max_bad_rows}
+    expected = batches_until_the_end(mixed[0], num_workers=0, buffer_size=1, **policy)
+
+    assert batches_until_the_end(mixed[0], **knobs, **policy) == expected
+    assert expected[1].startswith(f"a bad row, after max_bad_rows={max_bad_rows} of them: AD")

@@ -1,0 +1,314 @@
+"""The catalogue of bad inputs, rows 59 to 69: what a trainer may do wrong with a loader."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata import (
+    BadRowError,
+    ConfigError,
+    DataLoader,
+    FilterError,
+    InvalidGroupError,
+    IterableSource,
+    LoaderClosedError,
+    LoaderForkedError,
+    PrefetchTimeoutError,
+)
+from tests.support.bad_inputs import assert_is_ours
+from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
+from tests.support.tokenize_fns import row_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+NUM_ROWS = 60
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+
+
+def make(source: Any, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
+    return DataLoader(
+        source, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 30} | knobs
+    )
+
+
+def groups_of(loader: DataLoader) -> list[Any]:
+    return loader.get_samples(3)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "text"),
+    [
+        (lambda buffer, number: [[]], "returned something that is no group of the buffer"),
+        (lambda buffer, number: [list(buffer[0])], "returned something that is no group of the buffer"),
+        (lambda buffer, number: buffer[0], "returned something that is no group of the buffer"),
+        (lambda buffer, number: None, "returned NoneType; need a list of groups"),
+        (lambda buffer, number: 7, "returned int; need a list of groups"),
+    ],
+    ids=["foreign", "a copy", "wrong nesting", "nothing", "a number"],
+)
+def test_59_a_filter_that_returns_what_it_may_not_takes_nothing(path, chosen, text):
+    with make(path, buffer_filter=chosen) as loader:
+        loader.add_samples(groups_of(loader))
+        with pytest.raises(FilterError) as caught:
+            loader.get_samples(1)
+        assert_is_ours(caught.value, "AD430")
+        assert text in str(caught.value)
+        assert loader.statistics().buffered_groups == 3
+
+
+def test_59_more_than_was_asked_and_the_same_twice_is_capped_and_loses_nothing(path):
+    with make(path, buffer_filter=lambda buffer, number: [*buffer, *buffer]) as loader:
+        groups = groups_of(loader)
+        loader.add_samples(groups)
+        assert loader.get_samples(2) == groups[:2]
+        assert loader.get_samples(1) == groups[2:]
+
+
+def test_60_a_filter_need_not_remove_what_it_returns(path):
+    with make(path, buffer_filter=lambda buffer, number: buffer[:number]) as loader:
+        groups = groups_of(loader)
+        loader.add_samples(groups)
+        assert loader.get_samples(3) == groups
+        assert ids(loader.get_next_batch(3)) == order_of(path)[3:6]
+
+
+def test_61_a_filter_that_raises_takes_nothing_and_its_error_is_the_cause(path):
+    with make(path, buffer_filter=lambda buffer, number: {}["reward"]) as loader:
+        loader.add_samples(groups_of(loader))
+        with pytest.raises(FilterError) as caught:
+            loader.get_samples(1)
+        assert_is_ours(caught.value, "AD431")
+        assert "raised KeyError('reward'); no group was taken" in str(caught.value)
+        assert isinstance(caught.value.__cause__, KeyError)
+        assert loader.statistics().buffered_groups == 3
+
+
+def of_wrong_size(groups: list[Any]) -> Any:
+    return [groups[0], groups[1][:1]]
+
+
+def twice(groups: list[Any]) -> Any:
+    return [groups[0], groups[0]]
+
+
+def not_serialisable(groups: list[Any]) -> Any:
+    groups[1][0].metadata = {"lock": threading.Lock()}
+    return groups
+
+
+def no_list(groups: list[Any]) -> Any:
+    return {"group": groups[0]}
+
+
+def of_no_samples(groups: list[Any]) -> Any:
+    return [groups[0], ["text", "text"]]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (of_wrong_size, "group 1 has 1 samples, and n_samples_per_prompt is 2"),
+        (twice, "group 1 is in the buffer already, or has a sample twice"),
+        (not_serialisable, "group 1: "),
+        (no_list, "add_samples takes a list of groups, got dict"),
+        (of_no_samples, "group 1 must be a list of Sample, got a list of str"),
+    ],
+)
+def test_62_groups_that_cannot_be_kept_are_refused_before_any_is(path, spoil, text):
+    with make(path, n_samples_per_prompt=2) as loader:
+        groups = groups_of(loader)
+        with pytest.raises(InvalidGroupError) as caught:
+            loader.add_samples(spoil(groups))
+        assert_is_ours(caught.value, "AD432")
+        assert text in str(caught.value)
+        assert loader.statistics().buffered_groups == 0
+
+
+def test_62_a_group_that_is_buffered_already_is_refused(path):
+    with make(path) as loader:
+        groups = groups_of(loader)
+        loader.add_samples(groups)
+        with pytest.raises(InvalidGroupError, match="^AD432 group 0 is in the buffer already"):
+            loader.add_samples(groups[1:])
+        assert loader.statistics().buffered_groups == 3
+
+
+@pytest.mark.parametrize("number", [0, -1, "3", 2.0, None, 3])
+def test_63_a_number_that_cannot_be_asked_for_is_refused(path, number):
+    with make(path, n_samples_per_prompt=2) as loader, pytest.raises(ConfigError) as caught:
+        loader.get_next_batch(number)
+    assert_is_ours(caught.value, "AD440")
+    assert repr(number) in str(caught.value)
+
+
+def test_63_a_number_beyond_all_reason_is_a_wait_that_ends_with_the_timeout_or_the_data(path):
+    """Nothing is capped: it would be another batch than the one that was asked for."""
+    with make(path, timeout_s=0.3) as loader:
+        with pytest.raises(PrefetchTimeoutError, match="^AD510 "):
+            loader.get_next_batch(10**9)
+        assert ids(loader.get_next_batch(5, timeout_s=30)) == order_of(path)[:5]
+
+
+def test_64_threads_that_ask_at_the_same_time_get_disjoint_slices(path):
+    found: list[list[int]] = []
+    with make(path) as loader:
+
+        def take() -> None:
+            found.extend(ids(loader.get_next_batch(3)) for _ in range(5))
+
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(NEVER_S)
+    expected = order_of(path)
+    assert sorted(found) == sorted(expected[first : first + 3] for first in range(0, NUM_ROWS, 3))
+
+
+def test_65_closing_ends_a_wait_and_the_trainers_error_is_its_own(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+    gate = threading.Event()
+    began = threading.Event()
+    errors: list[BaseException] = []
+
+    def waits(row: dict[str, Any]) -> list[int]:
+        began.set()
+        gate.wait(NEVER_S)
+        return [row["id"]]
+
+    loader = make(path, waits)
+
+    def take() -> None:
+        try:
+            loader.get_next_batch(1)
+        except LoaderClosedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    began.wait(NEVER_S)
+    loader.close()
+    thread.join(NEVER_S)
+    gate.set()
+
+    assert str(errors[0]) == "AD502 the loader was closed by close()"
+    with pytest.raises(KeyError, match="^'mine'$"), make(path) as loader:
+        raise KeyError("mine")
+
+
+def test_66_closing_twice_is_closing_and_every_use_afterwards_says_by_what(path):
+    never_used = make(path)
+    never_used.close()
+    with make(path) as loader:
+        loader.get_next_batch(1)
+    loader.close()
+    loader.close()
+    with pytest.raises(LoaderClosedError) as caught:
+        loader.get_next_batch(1)
+    assert_is_ours(caught.value, "AD502")
+    assert "at the end of its `with`" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_67_a_forked_child_is_refused_and_a_loader_cannot_be_copied(path):
+    with make(path) as loader:
+        loader.get_next_batch(1)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            status = 1
+            try:
+                loader.get_next_batch(1)
+            except LoaderForkedError as error:
+                status = 0 if str(error).startswith("AD503 the loader was made in process") else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert ids(loader.get_next_batch(1)) == order_of(path)[1:2]
+        for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match="cannot be copied or pickled: it owns a thread and processes"):
+                copied(loader)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("backend", ["asyncio", "uvloop", "trio"])
+def test_68_a_function_that_asks_its_own_loader_is_refused_and_does_not_wait_for_itself(path, backend):
+    if backend != "asyncio":
+        pytest.importorskip(backend)
+    with make(path, lambda row: [loader.get_next_batch(1)[0].tokens[0]], timeout_s=None, backend=backend) as loader:
+        with pytest.raises(BadRowError, match=r"^AD421 .*ConfigError\('AD504 the loader is called from within"):
+            loader.get_next_batch(1)
+
+
+@pytest.mark.timeout(60)
+def test_68_so_is_a_source(path):
+    def rows(epoch: int) -> Iterator[dict[str, Any]]:
+        yield {"id": loader.get_next_batch(1)[0].tokens[0]}
+
+    with (
+        make(IterableSource(rows), timeout_s=None) as loader,
+        pytest.raises(ConfigError, match="^AD504 the loader is called"),
+    ):
+        loader.get_next_batch(1)
+
+
+CALLS: dict[str, Callable[[DataLoader, Any], Any]] = {
+    "get_next_batch": lambda loader, buffer: loader.get_next_batch(1),
+    "get_samples": lambda loader, buffer: loader.get_samples(1),
+    "add_samples": lambda loader, buffer: loader.add_samples([[copy.copy(buffer[0][0])]]),
+    "ack": lambda loader, buffer: loader.ack(),
+    "set_epoch": lambda loader, buffer: loader.set_epoch(7),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", CALLS)
+def test_68_so_is_a_filter_and_nothing_is_changed(path, name):
+    calls = [CALLS[name]]
+
+    def asks(buffer: list[Any], number: int) -> list[Any]:
+        if calls:
+            calls[0](loader, buffer)
+        return buffer[:number]
+
+    with make(path, buffer_filter=asks, timeout_s=None) as loader:
+        groups = groups_of(loader)
+        loader.add_samples(groups)
+        for number in (1, 5):  # the second one has to wait for the stream as well
+            with pytest.raises(
+                FilterError, match=r"^AD431 .*ConfigError\(.AD504 the buffer filter .* calls the loader"
+            ):
+                loader.get_samples(number)
+        calls.clear()
+        assert loader.get_samples(3) == groups
+        assert ids(loader.get_next_batch(3)) == order_of(path)[3:6]
+
+
+@pytest.mark.timeout(60)
+def test_68_another_loader_may_be_asked(path):
+    with make(path) as other, make(path, lambda row: [int(other.get_next_batch(1)[0].tokens[0])]) as loader:
+        assert ids(loader.get_next_batch(10)) == order_of(path)[:10]
+
+
+def test_69_ranks_that_are_fed_only_say_how_far_to_read_ahead(path):
+    found = []
+    for knobs in ({}, {"dp_size": 1}, {"dp_size": 8, "buffer_size": 2}):
+        with make(path, **knobs) as loader:
+            found.append(ids(loader.get_next_batch(NUM_ROWS)))
+
+    assert found == [order_of(path)] * 3
+    with pytest.raises(ConfigError, match="dp_size"):
+        make(path, dp_size=0)
