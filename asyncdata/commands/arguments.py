@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,6 +15,7 @@ __all__ = (
     "add_order_options",
     "add_tokenizer",
     "add_workers",
+    "command",
     "position",
     "seconds",
     "setting",
@@ -23,6 +24,20 @@ __all__ = (
 
 KINDS = ("prompt", "chat", "text", "preference", "babilong")
 """What rows may be: each has its tokenize function."""
+
+
+def command(commands: Any, name: str, run: str, about: str, more: str = "") -> argparse.ArgumentParser:
+    """A command with the options that all of them have.
+
+    :param run: where in ``asyncdata.commands`` it lies; imported when it is to run.
+    """
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=about, description=f"{about[0].upper()}{about[1:]}. {more}".rstrip(), allow_abbrev=False
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON to stdout")
+    parser.add_argument("--verbose", action="store_true", help="log every event to stderr, not only warnings")
+    parser.set_defaults(run=run)
+    return parser
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
