@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from tests.support.faults import Program, num_rounds, say, until
+from tests.support.figures import record
 from tests.support.loading import write_rows
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ def test_killed_at_random_instants_nothing_is_lost_repeated_or_reordered(tmp_pat
         assert found == expected
         assert [sorted(item[4] for item in found if item[1] == epoch) for epoch in range(EPOCHS)] == [source] * EPOCHS
 
+    record("R2", "files", kills=num_kills, lost=lost, repeated=repeated, out_of_order=reordered)
     say(
         f"SIGKILL and resume: {num_kills} kills of {num_processes} processes in {num_chains} runs of "
         f"{len(source) * EPOCHS} samples; {num_served} served, of which the last snapshots kept "
