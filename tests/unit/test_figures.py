@@ -1,4 +1,4 @@
-"""The figures of the fault tests: added up, or the worst of them; and whether the target is reached is never guessed."""
+"""The figures of the fault tests: added up, or the worst of them; whether a target is reached is never guessed."""
 
 from __future__ import annotations
 
