@@ -205,7 +205,7 @@ class Engine:
         changed = set(map(setting_of, snapshots.differences(saved, *present)))
         ledger = Ledger(
             position=Position(*saved.position),
-            counters=msgspec.convert(saved.counters, Counters),
+            counters=_counters(saved),
             buffer=tuple(self._returned(record) for record in (*saved.leases, *saved.buffer)),
             acked=frozenset(Position(*place) for place in saved.acked),
             journal=frozenset(saved.journal),
@@ -250,7 +250,7 @@ class Engine:
 
         try:
             return Returned([Sample.from_dict(values) for values in record], record)
-        except (TypeError, ValueError, KeyError) as error:
+        except Exception as error:  # a crafted value may make the decoder of arrays raise anything
             raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
 
     def set_epoch(self, epoch: int) -> None:
@@ -355,6 +355,13 @@ class Engine:
         message, diagnosis = explain_timeout(waited_s, num_missing, now, oldest, self.service.is_started)
         _log.warning("loader.timeout", waited_s=waited_s, stage=diagnosis["stage"])
         return PrefetchTimeoutError(message, diagnosis)
+
+
+def _counters(saved: Snapshot) -> Counters:
+    try:
+        return msgspec.convert(saved.counters, Counters)
+    except msgspec.ValidationError as error:
+        raise SnapshotError(f"AD602 the snapshot's counters cannot be read: {error}") from error
 
 
 def _rules(config: LoaderConfig, *, is_packed: bool) -> DeliveryRules:
