@@ -68,7 +68,9 @@ TARGETS = {
     ),
     "R11": Target("the interpreter ends without close()", {"exits": 100}, {"hangs": 0, "left": 0, "exit_s": 1}),
     "R12": Target("restore at position 10 M; a snapshot's pause", {"position": 1e7}, {"restore_s": 1, "pause_ms": 5}),
-    "R13": Target("a hang is an error that names it; a row is tried twice", {"hangs": 3}, {"beyond_timeout_s": 1, "unnamed": 0}),
+    "R13": Target(
+        "a hang is an error that names it; a row is tried twice", {"hangs": 3}, {"beyond_timeout_s": 1, "unnamed": 0}
+    ),
     "SIM": Target("seeded schedules of the core, on a mock clock", {"schedules": 2000}, _IN_ORDER),
     "IO": Target(
         "reads that fail, come short, late or changed", {"faults": 500}, {"lost": 0, "repeated": 0, "unnamed": 0}
