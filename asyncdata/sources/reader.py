@@ -10,11 +10,16 @@ if TYPE_CHECKING:
 
     from asyncdata.wire import Block, Overflow
 
-__all__ = ("BlockReader", "BlockRows", "FileChangedError")
+__all__ = ("BlockReader", "BlockRows", "FileChangedError", "unreadable")
 
 
 class FileChangedError(Exception):
     """A file is no longer what it was at the start."""
+
+
+def unreadable(error: OSError, path: str, offset: int) -> OSError:
+    """The same error with its place: one that comes of a descriptor does not know it."""
+    return OSError(error.errno, f"{error.strerror or error}, at byte {offset}", path)
 
 
 class BlockRows(NamedTuple):

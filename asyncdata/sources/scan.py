@@ -6,7 +6,7 @@ import os
 from array import array
 from typing import TYPE_CHECKING
 
-from asyncdata.sources.reader import BlockRows, FileChangedError
+from asyncdata.sources.reader import BlockRows, FileChangedError, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,9 +118,9 @@ def read_row(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
 
 
 def _read(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
-    data = os.pread(fd, num_bytes, offset)
+    data = _read_some(fd, file, offset, num_bytes)
     while len(data) < num_bytes:
-        more = os.pread(fd, num_bytes - len(data), offset + len(data))
+        more = _read_some(fd, file, offset + len(data), num_bytes - len(data))
         if not more:
             raise FileChangedError(
                 f"AD302 {file.path} shrank: it had {file.num_bytes} bytes at the start, and ends at byte "
@@ -129,3 +129,10 @@ def _read(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
 
         data += more
     return data
+
+
+def _read_some(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
+    try:
+        return os.pread(fd, num_bytes, offset)
+    except OSError as error:
+        raise unreadable(error, file.path, offset) from error
