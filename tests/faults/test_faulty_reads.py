@@ -121,11 +121,17 @@ def test_a_read_that_fails_is_named_and_a_resume_goes_on_with_the_next_sample(wa
     say(f"{len(places)} reads failed with {errno.errorcode[code]}; {num_failed} were told; all resumed")
 
 
-def remote(paths: list[Path], prefix: str) -> HuggingFaceSource:
+def remote(paths: list[Path], faults: Faults | None = None) -> HuggingFaceSource:
+    """The files as a streaming dataset; faults begin when it is there."""
     import datasets
 
+    prefix = "" if faults is None else faulty_file_system(faults)
+    quiet = faults or Faults()
+    quiet.is_on = False
     files = [f"{prefix}{path}" for path in paths]
-    return HuggingFaceSource(datasets.load_dataset("json", data_files=files, split="train", streaming=True))
+    source = HuggingFaceSource(datasets.load_dataset("json", data_files=files, split="train", streaming=True))
+    quiet.is_on = True
+    return source
 
 
 def test_a_remote_file_system_that_fails_short_or_slow(tmp_path):
@@ -133,25 +139,25 @@ def test_a_remote_file_system_that_fails_short_or_slow(tmp_path):
     paths = [
         write_rows(tmp_path / f"{part}.jsonl", 150, {i: {"id": 1000 * part + i} for i in range(150)}) for part in (0, 1)
     ]
-    expected = all_of(remote(paths, ""))
+    expected = all_of(remote(paths))
     assert len(expected) == 300 * EPOCHS
     quiet = Faults()
-    assert all_of(remote(paths, faulty_file_system(quiet))) == expected
+    assert all_of(remote(paths, quiet)) == expected
     for faults in (Faults(short=True), Faults(slow=True)):
-        assert all_of(remote(paths, faulty_file_system(faults))) == expected
+        assert all_of(remote(paths, faults)) == expected
         record("IO", "remote, short or slow", faults=faults.num_faults, lost=0, repeated=0)
         assert faults.num_faults > 0
     errors = [OSError(code, os.strerror(code)) for code in (errno.EIO, errno.ECONNRESET)]
     for place in sorted({1 + place * quiet.num_reads // ROUNDS for place in range(ROUNDS)}):
         for error in errors:
             found: list[tuple[Any, ...]] = []
-            with make(remote(paths, faulty_file_system(Faults(fail_at=place, error=error)))) as loader:
+            with make(remote(paths, Faults(fail_at=place, error=error))) as loader:
                 with pytest.raises(SourceError) as caught:
                     rest_of(loader, found)
                 state = json.dumps(loader.state_dict())
             assert str(error.strerror) in str(caught.value)
             assert found == expected[: len(found)]
-            with make(remote(paths, faulty_file_system(Faults()))) as loader:
+            with make(remote(paths)) as loader:
                 loader.load_state_dict(json.loads(state))
                 rest_of(loader, found)
             assert found == expected
