@@ -70,10 +70,15 @@ MAX_FRAME_BYTES = 1 << 30
 
 
 class FileRef(msgspec.Struct, frozen=True, array_like=True):
-    """A file as it was at the start: rows beyond ``num_bytes`` belong to a later run."""
+    """A file as it was at the start: rows beyond ``num_bytes`` belong to a later run.
+
+    :ivar inode: with ``mtime_ns``, tells it from another file that has taken its name; 0 where nobody has looked.
+    """
 
     path: str
     num_bytes: int
+    inode: int = 0
+    mtime_ns: int = 0
 
 
 class TokenizeSpec(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import os
 from array import array
 from typing import TYPE_CHECKING
 
-from asyncdata.sources.reader import BlockRows, FileChangedError, unreadable
+from asyncdata.sources.reader import BlockRows, FileChangedError, open_same, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ class LineReader:
         if fd is None:
             if len(self._fds) >= _MAX_OPEN_FILES:
                 os.close(self._fds.pop(next(iter(self._fds))))
-            fd = self._fds[file_id] = os.open(self._files[file_id].path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._fds[file_id] = open_same(self._files[file_id])
         return fd
 
     def close(self) -> None:
