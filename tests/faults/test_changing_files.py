@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
 
-ROUNDS = num_rounds(quick=2, full=10)
+ROUNDS = num_rounds(quick=1, full=10)
 NUM_ROWS = 250
 EPOCHS = 3
 SHUFFLE = Shuffle(block_bytes=1024, window_blocks=8)

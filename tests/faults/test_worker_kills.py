@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import random
 import signal
@@ -149,6 +150,22 @@ def test_kill_9_at_random_instants(path, num_workers):
         f"kill -9 of workers: {killer.num_sent} kills, {restarts} replaced by the end, {num_workers} workers: "
         f"{result}; {time.monotonic() - began:.0f} s"
     )
+
+
+def test_kill_9_while_a_stream_is_read(path):
+    zipped = path.with_suffix(".jsonl.gz")
+    zipped.write_bytes(gzip.compress(path.read_bytes()))
+    with make(zipped, num_workers=2, buffer_size=200) as loader:
+        killer = Killer(loader, ROUNDS, signal.SIGKILL, seed=13, victims=family)
+        found = stream_under(killer, loader, random.Random(13))
+    with make(zipped, num_workers=0) as loader:
+        expected = [entry(sample) for sample in loader.get_next_batch(len(found))]
+
+    assert killer.num_sent == ROUNDS
+    assert found == expected
+    assert sorted(item[4] for item in found[:NUM_ROWS]) == list(range(NUM_ROWS))
+    record("R1", "kill -9, a stream", kills=ROUNDS, lost=0, repeated=0, out_of_order=0)
+    say(f"kill -9 while a stream is read: {killer.num_sent} kills: {len(found)} samples as without workers")
 
 
 @pytest.mark.parametrize("victims", [templates, family])
