@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from unittest.mock import patch
 
 import pytest
 
 from asyncdata import DataLoader, PrefetchTimeoutError
-from tests.support.faults import Program
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import row_id
 
@@ -45,33 +43,3 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path, num_workers):
         assert loader.statistics().worker_restarts_total == 0
 
     assert found == order_of(path, 3)[: len(found)]
-
-
-JUMPING = """
-import sys, time
-from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of
-from tests.support.tokenize_fns import row_id
-from asyncdata import DataLoader
-from pathlib import Path
-
-path, now = Path(sys.argv[1]), time.clock_gettime(time.CLOCK_REALTIME)
-with DataLoader(path, tokenize_fn=row_id, shuffle=SHUFFLE, num_workers=2, timeout_s=NEVER_S, row_timeout_s=5) as loader:
-    found = []
-    for number in range(30):
-        found += ids(loader.get_next_batch(20))
-        time.clock_settime(time.CLOCK_REALTIME, now + (number % 3 - 1) * 1e7)
-    assert found == order_of(path, 2)[: len(found)]
-    assert loader.statistics().worker_restarts_total == 0
-"""
-
-
-@pytest.mark.skipif("ASYNCDATA_MAY_SET_CLOCK" not in os.environ, reason="it sets the clock of the whole machine")
-def test_the_machines_own_clock_may_be_set(tmp_path):
-    path, before = write_rows(tmp_path / "rows.jsonl", 400), time.clock_gettime(time.CLOCK_REALTIME)
-    began = time.monotonic()
-    try:
-        with Program("-c", JUMPING, str(path)) as program:
-            status, said = program.end()
-    finally:
-        time.clock_settime(time.CLOCK_REALTIME, before + time.monotonic() - began)
-    assert status == 0, said
