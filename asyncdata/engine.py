@@ -213,7 +213,7 @@ class Engine:
         changed = set(map(setting_of, snapshots.differences(saved, *present)))
         ledger = Ledger(
             position=Position(*saved.position),
-            counters=Counters.restored(saved.counters, self.config.digest),
+            counters=_counters(saved, self.config.digest),
             buffer=tuple(self._returned(record) for record in (*saved.leases, *saved.buffer)),
             acked=frozenset(Position(*place) for place in saved.acked),
             journal=frozenset(saved.journal),
@@ -258,7 +258,7 @@ class Engine:
 
         try:
             return Returned([Sample.from_dict(values) for values in record], record)
-        except (TypeError, ValueError, KeyError) as error:
+        except Exception as error:  # a crafted value may make the decoder of arrays raise anything
             raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
 
     def set_epoch(self, epoch: int) -> None:
@@ -363,6 +363,13 @@ class Engine:
         message, diagnosis = explain_timeout(waited_s, num_missing, now, oldest, self.service.is_started)
         _log.warning("loader.timeout", waited_s=waited_s, stage=diagnosis["stage"])
         return PrefetchTimeoutError(message, diagnosis)
+
+
+def _counters(saved: Snapshot, digest: str) -> Counters:
+    try:
+        return Counters.restored(saved.counters, digest)
+    except msgspec.ValidationError as error:
+        raise SnapshotError(f"AD602 the snapshot's counters cannot be read: {error}") from error
 
 
 def _rules(config: LoaderConfig, *, is_packed: bool) -> DeliveryRules:

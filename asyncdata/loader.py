@@ -214,8 +214,13 @@ class AsyncDataLoader(LoaderFace):
 
     async def aclose(self) -> None:
         """Stop the workers and the thread, within five seconds. May be called again."""
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._close, "the loader was closed by aclose()")
+        reason = "the loader was closed by aclose()"
+        try:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._close, reason)
+        except BaseException:
+            self._close(reason)  # asyncio's task.cancel() knows no shield, and may come before the thread has begun
+            raise
 
     async def __aenter__(self) -> Self:
         self.start()

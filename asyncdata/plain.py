@@ -5,6 +5,7 @@ back.
 from __future__ import annotations
 
 import base64
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy as np
 __all__ = ("from_builtins", "to_builtins")
 
 _ARRAY, _BYTES, _TUPLE, _DICT = "__ndarray__", "__bytes__", "__tuple__", "__dict__"
+_DTYPE = re.compile(r"[<>=|][a-zA-Z][0-9]{1,9}(\[[0-9a-zA-Z]{1,9}\])?", re.ASCII)
+"""Of one number. NumPy compiles other texts as Python, and this one may come from anybody."""
 
 
 def to_builtins(value: Any, path: str = "$") -> Any:
@@ -70,7 +73,10 @@ def _dict_to_builtins(value: dict[Any, Any], path: str) -> dict[str, Any]:
 
 
 def from_builtins(value: Any) -> Any:
-    """The value that :func:`to_builtins` was given. Arrays come back writable."""
+    """The value that :func:`to_builtins` was given. Arrays come back writable.
+
+    :raises Exception: of any kind, where ``value`` is something else.
+    """
     if isinstance(value, list):
         return [from_builtins(item) for item in value]
 
@@ -79,6 +85,9 @@ def from_builtins(value: Any) -> Any:
 
     if _ARRAY in value:
         dtype, shape, data = value[_ARRAY]
+        if not (isinstance(dtype, str) and _DTYPE.fullmatch(dtype)):
+            raise ValueError(f"{dtype!r:.80} is no type of an array's numbers")
+
         return np.frombuffer(base64.b64decode(data), dtype=dtype).reshape(shape).copy()
 
     if _BYTES in value:

@@ -67,12 +67,23 @@ class Quarantine:
 
 
 def _append(path: str, line: bytes) -> None:
-    fd = _open(path)
+    fd, left = _open(path), line
     try:
-        os.write(fd, line)
+        while left:
+            left = left[os.write(fd, left) :]
         os.fsync(fd)
+    except OSError:
+        _take_back(fd, len(line) - len(left))
+        raise
     finally:
         os.close(fd)
+
+
+def _take_back(fd: int, num_bytes: int) -> None:
+    """Half a line would spoil the next one; where others have appended behind it, it stays."""
+    end = os.lseek(fd, 0, os.SEEK_CUR)
+    if num_bytes and end == os.fstat(fd).st_size:
+        os.ftruncate(fd, end - num_bytes)
 
 
 def _open(path: str) -> int:

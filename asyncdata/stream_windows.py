@@ -219,7 +219,7 @@ class StreamWindows:
         except _GivenUp:
             pass
         except BaseException as error:  # also SystemExit: whatever a user's generator does
-            outcome = _as_ours(error, fill)
+            outcome = _as_ours(error, fill, self._stream.files[0].path)
         if fill.is_given_up or not isinstance(outcome, WindowRows):
             self._close_pass()
         return outcome
@@ -272,12 +272,12 @@ class StreamWindows:
         return self._pass
 
 
-def _as_ours(error: BaseException, fill: _Fill) -> AsyncDataError:
+def _as_ours(error: BaseException, fill: _Fill, title: str) -> AsyncDataError:
     if isinstance(error, AsyncDataError):
         return error
 
     if isinstance(error, OSError):
-        ours = SourceError(f"AD304 cannot read {error.filename or 'the source'}: {error.strerror or error}")
+        ours = SourceError(f"AD304 cannot read {error.filename or title}: {error.strerror or error}")
     else:
         ours = SourceError(f"AD129 the source raised {error!r} in window {fill.number} of epoch {fill.epoch}")
     ours.__cause__ = safe_cause(error)

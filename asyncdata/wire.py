@@ -6,7 +6,6 @@ without it. Packed integers are in native byte order: both ends are on one machi
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,14 +23,13 @@ from asyncdata.token_messages import (
 )
 
 __all__ = (
-    "HEADER",
-    "MAX_FRAME_BYTES",
     "NO_SLOT",
     "Block",
     "Column",
     "Data",
     "Failed",
     "FileRef",
+    "MAX_FRAME_BYTES",
     "Index",
     "Indexed",
     "Job",
@@ -56,27 +54,28 @@ __all__ = (
     "decode_request",
     "decode_spec",
     "encode",
-    "frame",
-    "pieces",
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     Data = bytes | memoryview
 else:
     Data = memoryview  # what is decoded is a view of the frame: no byte of a sample is copied
 
-HEADER = struct.Struct("<IQ")  # body length in bytes, request id
+
 MAX_FRAME_BYTES = 1 << 30
 """A longer frame is a broken peer; it is refused before memory is taken for it."""
 
 
 class FileRef(msgspec.Struct, frozen=True, array_like=True):
-    """A file as it was at the start: rows beyond ``num_bytes`` belong to a later run."""
+    """A file as it was at the start: rows beyond ``num_bytes`` belong to a later run.
+
+    :ivar inode: with ``mtime_ns``, tells it from another file that has taken its name; 0 where nobody has looked.
+    """
 
     path: str
     num_bytes: int
+    inode: int = 0
+    mtime_ns: int = 0
 
 
 class TokenizeSpec(msgspec.Struct, frozen=True):
@@ -354,44 +353,8 @@ class Packed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Packed | TokensListed | Stored | Evicted | Failed
 
-_encoder = msgspec.msgpack.Encoder()
-encode = _encoder.encode
+encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 decode_job = msgspec.msgpack.Decoder(Job).decode
 decode_spec = msgspec.msgpack.Decoder(TokenizeSpec | None).decode
-
-
-def frame(request_id: int, message: Job | TokenizeSpec | Request | Reply | None) -> bytearray:
-    """``message`` with its header, ready to be sent."""
-    data = bytearray(HEADER.size)
-    _encoder.encode_into(message, data, HEADER.size)
-    HEADER.pack_into(data, 0, len(data) - HEADER.size, request_id)
-    return data
-
-
-def pieces(request_id: int, reply: Reply) -> Sequence[Data | bytearray]:
-    """The frame of ``reply``, in pieces: the samples of a request are sent from where they lie."""
-    if not isinstance(reply, Tokenized):
-        return [frame(request_id, reply)]
-
-    fields = msgspec.structs.asdict(reply)
-    body: list[Data] = [bytes([_FIXARRAY | 1 + len(fields)]), encode(Tokenized.__name__)]
-    for name, value in fields.items():
-        body += _columns_of(value) if name == "columns" else _binary(value) if name in _PACKED else [encode(value)]
-    return [HEADER.pack(sum(map(len, body)), request_id), *body]
-
-
-_FIXARRAY, _BIN32, _MAP32 = 0x90, b"\xc6", b"\xdf"
-_PACKED = frozenset({"tokens", "token_ends"})
-
-
-def _binary(data: Data) -> list[Data]:
-    return [_BIN32 + len(data).to_bytes(4), data]
-
-
-def _columns_of(columns: dict[str, Column]) -> list[Data]:
-    found: list[Data] = [_MAP32 + len(columns).to_bytes(4)]
-    for name, column in columns.items():
-        found += [encode(name), bytes([_FIXARRAY | 2]), *_binary(column.data), *_binary(column.ends)]
-    return found

@@ -13,8 +13,9 @@ from asyncdata.executors.control import COMMAND, FORK, REAP, SHARE, Born, Loaded
 from asyncdata.executors.early import Newborn
 from asyncdata.executors.execute import new_ends, no_room
 from asyncdata.executors.offspring import Executed, Forked, Offspring
+from asyncdata.frames import frame
 from asyncdata.log import get_logger
-from asyncdata.wire import Failed, frame
+from asyncdata.wire import Failed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

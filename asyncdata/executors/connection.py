@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from asyncdata.errors import WorkerError
-from asyncdata.wire import HEADER, MAX_FRAME_BYTES
+from asyncdata.frames import HEADER
+from asyncdata.wire import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,8 @@ import struct
 
 import msgspec
 
-from asyncdata.wire import HEADER, Failed
+from asyncdata.frames import HEADER
+from asyncdata.wire import Failed
 
 __all__ = (
     "COMMAND",

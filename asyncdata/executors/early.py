@@ -76,9 +76,9 @@ class EarlyTemplate:
 
     def tell(self, tokenize_fn: TokenizeFn | Callable[..., Any] | str) -> None:
         """Have it load ``tokenize_fn``. What is wrong with that is for others to say, in their order."""
+        from asyncdata.frames import frame
         from asyncdata.tokenization.base import describe  # while it boots
         from asyncdata.tokenization.resolved import resolved
-        from asyncdata.wire import frame
 
         with contextlib.suppress(AsyncDataError):
             self.function = resolved(tokenize_fn)

@@ -21,8 +21,9 @@ from asyncdata.executors.births import Births
 from asyncdata.executors.first_scans import FirstScans
 from asyncdata.executors.roster import Call, Worker, state_of
 from asyncdata.executors.spawn import Spawner
+from asyncdata.frames import frame
 from asyncdata.log import get_logger
-from asyncdata.wire import Failed, Ready, Scan, decode_reply, frame
+from asyncdata.wire import Failed, Ready, Scan, decode_reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +37,8 @@ __all__ = ("ProcessExecutor",)
 _log = get_logger(__name__)
 _WINDOW = 2
 """Requests a worker has at a time: one to work on, and one so that it need not wait for the next."""
+_LOOKS = 4
+"""In the time that a row may take: looked at once, a worker that hangs behind its first row would have it twice."""
 _MAX_STARTS = 3
 _MAX_WORKERS = 64
 
@@ -207,19 +210,31 @@ class ProcessExecutor:
         self._dispatch()
 
     async def _answer_until_late(self, worker: Worker) -> bool:
-        """Receive replies until none comes in time; whether the worker has at least done a row meanwhile."""
+        """Receive replies until none comes for a while; whether the worker has done a row in the last
+        ``row_timeout_s``.
+        """
         with anyio.CancelScope() as worker.patience:
-            self._be_patient(worker)
+            self._look_later(worker)
             while True:
                 request_id, body = await worker.process.connection.receive()
                 self._answer(worker, request_id, body)
-        return worker.process.progress() != worker.seen_progress
+        progress = worker.process.progress()
+        if progress != worker.seen_progress:
+            self._be_patient(worker)
+        else:
+            worker.num_looks += 1
+        return worker.num_looks < _LOOKS
 
     def _be_patient(self, worker: Worker) -> None:
         """Wait for the first of the worker's calls from now on, or for ever if it has none."""
         worker.busy_since = time.monotonic()
         worker.seen_progress = worker.process.progress() if worker.calls else (0, 0)
-        worker.patience.deadline = anyio.current_time() + self._row_timeout_s if worker.calls else math.inf
+        worker.num_looks = 0
+        self._look_later(worker)
+
+    def _look_later(self, worker: Worker) -> None:
+        look_s = self._row_timeout_s / _LOOKS
+        worker.patience.deadline = anyio.current_time() + look_s if worker.calls else math.inf
 
     def _answer(self, worker: Worker, request_id: int, body: memoryview) -> None:
         call = worker.calls.popleft() if worker.calls else None

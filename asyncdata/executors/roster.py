@@ -44,6 +44,7 @@ class Worker:
         self.is_dismissed = False
         self.busy_since = 0.0
         self.seen_progress = (0, 0)
+        self.num_looks = 0  # in a row that saw no progress
         self.patience = anyio.CancelScope()
         self.conversation = anyio.CancelScope()
 

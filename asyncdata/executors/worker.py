@@ -21,9 +21,10 @@ import traceback
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata.executors.handler import Handler
+from asyncdata.frames import HEADER, frame, pieces
 from asyncdata.tokenization.base import open_spec
 from asyncdata.user_traceback import user_traceback
-from asyncdata.wire import HEADER, Failed, Job, Ready, Request, decode_job, decode_request, frame, pieces
+from asyncdata.wire import Failed, Job, Ready, Request, decode_job, decode_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -113,7 +113,7 @@ class Files:
     reads_single_rows = True
 
     def __init__(self, stamps: Sequence[FileStamp], max_row_bytes: int) -> None:
-        self.files = [FileRef(stamp.path, stamp.num_bytes) for stamp in stamps]
+        self.files = [FileRef(stamp.path, stamp.num_bytes, stamp.inode, stamp.mtime_ns) for stamp in stamps]
         self.max_row_bytes = max_row_bytes
         self._stamps = list(stamps)
         self._fingerprint: dict[str, Any] | None = None
@@ -145,19 +145,27 @@ class Files:
 
         :raises SourceChangedError: naming the file, and how it differs.
         """
-        for number, before in enumerate(self._stamps):
-            try:
-                now = stamp(before.path)
-            except SourceError as error:
-                raise SourceChangedError(f"{error}. It was there at the start.") from error
+        for number in range(len(self._stamps)):
+            self.check_file(number)
 
-            if now.num_bytes < before.num_bytes:
-                raise SourceChangedError(
-                    f"AD302 {before.path} shrank from {before.num_bytes} to {now.num_bytes} bytes while it was read"
-                )
+    def check_file(self, number: int) -> None:
+        """The same of one file.
 
-            if (now.inode, now.mtime_ns) != (before.inode, before.mtime_ns):
-                self._check_content(number, before, now)
+        :raises SourceChangedError: as above.
+        """
+        before = self._stamps[number]
+        try:
+            now = stamp(before.path)
+        except SourceError as error:
+            raise SourceChangedError(f"{error}. It was there at the start.") from error
+
+        if now.num_bytes < before.num_bytes:
+            raise SourceChangedError(
+                f"AD302 {before.path} shrank from {before.num_bytes} to {now.num_bytes} bytes while it was read"
+            )
+
+        if (now.inode, now.mtime_ns) != (before.inode, before.mtime_ns):
+            self._check_content(number, before, now)
 
     def _check_content(self, number: int, before: FileStamp, now: FileStamp) -> None:
         """Touched, appended to, or replaced: only the content says whether the rows are the same.

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from asyncdata.errors import SourceChangedError, SourceError
+from asyncdata.sources.reader import unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -178,7 +179,11 @@ class CodedText:
         """The next bytes; none at the end that the file had at the start."""
         place = file.tell()
         num_wanted = min(_INPUT_BYTES.get(self._coding, _PIECE_BYTES), self._file.num_bytes - place)
-        data = file.read(num_wanted) if num_wanted > 0 else b""
+        try:
+            data = file.read(num_wanted) if num_wanted > 0 else b""
+        except OSError as error:
+            raise unreadable(error, self._file.path, place) from error
+
         if data or num_wanted <= 0:
             return data
 

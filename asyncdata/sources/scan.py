@@ -7,7 +7,7 @@ from array import array
 from operator import sub
 from typing import TYPE_CHECKING
 
-from asyncdata.sources.reader import BlockRows, FileChangedError
+from asyncdata.sources.reader import BlockRows, FileChangedError, open_same, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ class LineReader:
         if fd is None:
             if len(self._fds) >= _MAX_OPEN_FILES:
                 os.close(self._fds.pop(next(iter(self._fds))))
-            fd = self._fds[file_id] = os.open(self._files[file_id].path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._fds[file_id] = open_same(self._files[file_id])
         return fd
 
     def close(self) -> None:
@@ -139,9 +139,9 @@ def read_row(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
 
 
 def _read(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
-    data = os.pread(fd, num_bytes, offset)
+    data = _read_some(fd, file, offset, num_bytes)
     while len(data) < num_bytes:
-        more = os.pread(fd, num_bytes - len(data), offset + len(data))
+        more = _read_some(fd, file, offset + len(data), num_bytes - len(data))
         if not more:
             raise FileChangedError(
                 f"AD302 {file.path} shrank: it had {file.num_bytes} bytes at the start, and ends at byte "
@@ -150,3 +150,10 @@ def _read(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
 
         data += more
     return data
+
+
+def _read_some(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
+    try:
+        return os.pread(fd, num_bytes, offset)
+    except OSError as error:
+        raise unreadable(error, file.path, offset) from error

@@ -10,7 +10,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.import_path import resolve_path
-from asyncdata.sources.reader import FileChangedError
+from asyncdata.sources.reader import FileChangedError, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,9 +85,13 @@ class SpoolReader:
             return self._inner.read_rows([place], lengths)[0]
 
         number, num_bytes = -1 - place.file_id, lengths[place.row]
-        row = os.pread(self._fd(number), num_bytes, place.offset)
+        path = part_path(self._folder, number)
+        try:
+            row = os.pread(self._fd(number), num_bytes, place.offset)
+        except OSError as error:
+            raise unreadable(error, path, place.offset) from error
+
         if len(row) < num_bytes:
-            path = part_path(self._folder, number)
             raise FileChangedError(
                 f"AD302 {path} shrank while it was read; delete its folder, and the rows are copied anew"
             )

@@ -56,6 +56,7 @@ class TextStream(Files, RowStream):
         if file.num_bytes == 0:
             return
 
+        self.check_file(file_id)  # the files before it took their time
         text = CodedText(file, self.codings[file_id], check)
         split = partial(split_array, path=file.path) if self._are_arrays[file_id] else split_lines
         offset, number = start["offset"], start["row"]

@@ -15,6 +15,7 @@ import pytest
 
 from asyncdata import AsyncDataLoader, DataLoader, PrefetchTimeoutError
 from tests.support.faults import Program, num_rounds, say
+from tests.support.figures import record
 from tests.support.loading import NEVER_S, order_of, write_rows
 from tests.support.streaming import SHUFFLE, entry
 from tests.support.tokenize_fns import id_and_text
@@ -33,13 +34,14 @@ def path(tmp_path) -> Path:
     return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
-def check(path: Path, found: list[list[int]]) -> str:
+def check(path: Path, found: list[list[int]], of: str, interrupts: int) -> str:
     num_epochs = 1 + len(found) // NUM_ROWS
     wanted = order_of(path, num_epochs, shuffle=SHUFFLE)[: len(found)]
     got, places = [item[4] for item in found], {tuple(item[1:4]) for item in found}
     first = next((place for place, pair in enumerate(zip(got, wanted, strict=True)) if pair[0] != pair[1]), None)
     assert first is None, f"sample {first} of {len(got)} is {got[first : first + 5]}, not {wanted[first : first + 5]}"
     assert [item[0] for item in found] == list(range(len(found)))
+    record("R9", of, interrupts=interrupts, lost=0, repeated=len(found) - len(places), out_of_order=0)
     return f"{len(found)} samples of {num_epochs} epochs; 0 lost, {len(found) - len(places)} repeated, 0 out of order"
 
 
@@ -68,9 +70,10 @@ def test_a_storm_of_keyboard_interrupts(tmp_path, path, knobs, most):
 
     assert seen["raised"] >= ROUNDS
     assert seen["restarts"] == 0
+    said = check(path, seen["found"], f"KeyboardInterrupt, up to {most} at once", seen["raised"])
     say(
-        f"KeyboardInterrupt: {seen['raised']} in {seen['calls']} calls, up to {most} in one, {knobs}: "
-        f"{check(path, seen['found'])}; {time.monotonic() - began:.0f} s"
+        f"KeyboardInterrupt: {seen['raised']} in {seen['calls']} calls, up to {most} in one, {knobs}: {said}; "
+        f"{time.monotonic() - began:.0f} s"
     )
 
 
@@ -91,7 +94,7 @@ def test_ctrl_c_to_the_whole_group_does_not_disturb_the_workers(tmp_path, path):
     seen = json.loads(log.read_text())
 
     assert seen["restarts"] == 0, said
-    result = check(path, seen["found"])
+    result = check(path, seen["found"], "SIGINT to the group", num_sent)
     say(f"SIGINT to the group, from the workers' birth on: {num_sent} sent, 0 workers lost: {result}")
 
 
@@ -110,7 +113,7 @@ def test_timeouts(path):
                 found += map(entry, batch)
         found += map(entry, loader.get_next_batch(200, timeout_s=NEVER_S))
 
-    say(f"timeouts: {num_timeouts}: {check(path, found)}")
+    say(f"timeouts: {num_timeouts}: {check(path, found, 'timeouts', num_timeouts)}")
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -133,7 +136,8 @@ def test_cancelled_and_timed_out_awaits(path, backend):
         return found, num_cancelled
 
     found, num_cancelled = anyio.run(main, backend=backend)
-    say(f"cancelled by a scope, {backend}: {num_cancelled}: {check(path, found)}")
+    said = check(path, found, f"cancelled by a scope, {backend}", num_cancelled)
+    say(f"cancelled by a scope, {backend}: {num_cancelled}: {said}")
 
 
 def test_tasks_cancelled_by_asyncio_itself(path):
@@ -159,4 +163,4 @@ def test_tasks_cancelled_by_asyncio_itself(path):
         return found
 
     found = asyncio.run(main())
-    say(f"tasks cancelled: {ROUNDS}: {check(path, found)}")
+    say(f"tasks cancelled: {ROUNDS}: {check(path, found, 'tasks cancelled', ROUNDS)}")

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.support.faults import GONE_S, Program, num_rounds, say, until
+from tests.support.figures import record
 from tests.support.loading import write_rows
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
-ROUNDS = num_rounds(quick=1, full=4)
-"""For each of the things that workers may be doing; in full 4 each."""
+ROUNDS = num_rounds(quick=1, full=12)
+"""For each of the things that workers may be doing; in full 12 each."""
 BUSY = {
     "idle": "tests.support.tokenize_fns:row_id",
     "starting": "tests.support.tokenize_fns:row_id",
@@ -66,8 +67,10 @@ def test_no_worker_outlives_the_trainer(tmp_path, doing):
     seen = [kill_trainer(tmp_path / str(number), doing, chance) for number in range(ROUNDS)]
 
     num_workers = sum(number for number, _ in seen)
+    slowest = max(seconds for _, seconds in seen)
+    record("R7", doing, kills=ROUNDS, processes=num_workers, left=0, gone_s=slowest)
     assert num_workers >= ROUNDS
     say(
         f"trainer SIGKILLed, workers {doing}: {ROUNDS} kills, {num_workers} processes, 0 left after {GONE_S:g} s; "
-        f"the last was gone after {max(seconds for _, seconds in seen):.3f} s"
+        f"the last was gone after {slowest:.3f} s"
     )

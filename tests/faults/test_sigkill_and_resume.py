@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import time
@@ -10,14 +11,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from tests.support.faults import Program, num_rounds, say, until
+from tests.support.figures import record
 from tests.support.loading import write_rows
+from tests.support.streams import frames, write
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
-ROUNDS = num_rounds(quick=4, full=100)
+ROUNDS = num_rounds(quick=4, full=110)
+STREAM_ROUNDS = num_rounds(quick=1, full=6)
+STREAMS = ("gzip", "zstd", "array", "iterable", "hf stream")
 NUM_ROWS = (700, 30, 450)
 EPOCHS = 2
 
@@ -48,16 +53,38 @@ def spin(seconds: float) -> None:
         pass
 
 
+def coded(path: Path, kind: str) -> Path:
+    """The file as it is read: compressed, an array, or as it is."""
+    data = path.read_bytes()
+    if kind == "gzip":
+        return write(path.with_suffix(".jsonl.gz"), gzip.compress(data))
+
+    if kind == "zstd":
+        return write(path.with_suffix(".jsonl.zst"), frames([data[: len(data) // 2], data[len(data) // 2 :]]))
+
+    return write(path.with_suffix(".json"), b"[" + b",".join(data.splitlines()) + b"]") if kind == "array" else path
+
+
+def special_ids(part: int, num: int) -> dict[int, dict[str, int]]:
+    """No two rows of all files are alike."""
+    return {i: {"id": part * 10_000 + i} for i in range(num)}
+
+
 class Chain:
     """Processes that go on, one after another, where the one before had last saved."""
 
-    def __init__(self, folder: Path, chance: random.Random) -> None:
+    def __init__(self, folder: Path, chance: random.Random, kind: str = "files") -> None:
         folder.mkdir()
         self.folder = folder
+        self.kind = kind
         self.logs: list[Log] = []
         self._chance = chance
         self._paths = [
-            str(write_rows(folder / f"{part}.jsonl", num, {i: {"id": part * 10_000 + i} for i in range(num)}))
+            str(
+                coded(
+                    write_rows(folder / f"{part}.jsonl", num, {i: {"id": part * 10_000 + i} for i in range(num)}), kind
+                )
+            )
             for part, num in enumerate(NUM_ROWS)
         ]
 
@@ -65,9 +92,10 @@ class Chain:
         chance = self._chance
         return {
             "paths": self._paths,
+            "kind": self.kind,
             "log": str(log),
             "snapshot": str(self.folder / "snapshot"),
-            "batch_size": chance.choice([1, 3, 8, 17]),
+            "batch_size": chance.choice([1, 3, 8, 17] if self.kind == "files" else [8, 17]),  # each save takes its time
             "save_every": chance.randint(1, 5),
             "step_s": chance.choice([0, 0.0005, 0.002]),
             "knobs": {
@@ -121,20 +149,21 @@ def uninterrupted(chain: Chain) -> list[list[int]]:
     return found.entries
 
 
-def test_killed_at_random_instants_nothing_is_lost_repeated_or_reordered(tmp_path):
+def kill_and_resume(folder: Path, kind: str, rounds: int) -> str:
+    """Chains of processes until so many were killed; what became of them."""
     began = time.monotonic()
-    chance = random.Random(2024)
+    chance = random.Random(f"2024 {kind}")
     source = sorted(part * 10_000 + i for part, num in enumerate(NUM_ROWS) for i in range(num))
     num_kills = num_processes = num_chains = num_served = 0
     lost = repeated = reordered = 0
-    while num_kills < ROUNDS:
-        chain = Chain(tmp_path / f"chain {num_chains}", chance)
+    while num_kills < rounds:
+        chain = Chain(folder / f"chain {num_chains}", chance, kind)
         expected = uninterrupted(chain)
         for epoch in range(EPOCHS):
             assert sorted(item[4] for item in expected if item[1] == epoch) == source
         is_running = True
         while is_running:
-            is_running = chain.run(num_processes, may_kill=num_kills < ROUNDS)
+            is_running = chain.run(num_processes, may_kill=num_kills < rounds)
             num_kills += is_running
             num_processes += 1
         num_chains += 1
@@ -147,9 +176,21 @@ def test_killed_at_random_instants_nothing_is_lost_repeated_or_reordered(tmp_pat
         assert found == expected
         assert [sorted(item[4] for item in found if item[1] == epoch) for epoch in range(EPOCHS)] == [source] * EPOCHS
 
-    say(
-        f"SIGKILL and resume: {num_kills} kills of {num_processes} processes in {num_chains} runs of "
+    record("R2", kind, kills=num_kills, lost=lost, repeated=repeated, out_of_order=reordered)
+    return (
+        f"SIGKILL and resume, {kind}: {num_kills} kills of {num_processes} processes in {num_chains} runs of "
         f"{len(source) * EPOCHS} samples; {num_served} served, of which the last snapshots kept "
         f"{num_chains * len(source) * EPOCHS}; {lost} lost, {repeated} repeated, {reordered} runs reordered; "
         f"0 processes left; {time.monotonic() - began:.0f} s"
     )
+
+
+def test_killed_at_random_instants_nothing_is_lost_repeated_or_reordered(tmp_path):
+    say(kill_and_resume(tmp_path, "files", ROUNDS))
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_that_is_killed_goes_on_where_it_was(tmp_path, kind):
+    for module in {"zstd": ["zstandard"], "hf stream": ["datasets"]}.get(kind, []):
+        pytest.importorskip(module)
+    say(kill_and_resume(tmp_path, kind, STREAM_ROUNDS))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from tests.support.faults import Program, num_rounds, say, until
+from tests.support.figures import record
 from tests.support.slime_source import write_prompts
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ def test_every_rollout_is_trained_on_the_very_groups_of_a_run_that_nobody_kills(
                     num_compared += 1
         assert run.trained() == expected
 
+    record("R2", "slime's driver", kills=num_kills, lost=0, repeated=0, out_of_order=0)
     say(
         f"SIGKILL of slime's driver: {num_kills} kills in {num_runs} runs of {NUM_ROLLOUTS} rollouts, sync and async; "
         f"{num_compared} rollouts trained, all on the groups of a run that nobody kills, byte for byte; 0 processes "
@@ -179,6 +181,7 @@ def test_what_comes_back_after_the_next_rollout_has_begun_is_trained_once(tmp_pa
         num_groups += len(groups)
 
     assert num_late > 0
+    record("R2", "slime's driver, late groups", kills=num_kills, lost=0, repeated=0, out_of_order=0)
     say(
         f"SIGKILL of slime's driver with groups that come back late: {num_kills} kills in {num_runs} runs; "
         f"{num_groups} groups trained, 0 lost, 0 twice; {time.monotonic() - began:.0f} s"

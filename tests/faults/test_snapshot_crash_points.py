@@ -18,6 +18,7 @@ import pytest
 
 from asyncdata.errors import SnapshotError
 from asyncdata.snapshot import Snapshot, load, save
+from tests.support.figures import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,13 +169,16 @@ def in_a_process_of_its_own(folder: Path, *what: str) -> dict[str, int]:
 def test_killed_at_any_call_the_old_or_the_new_one_is_there(tmp_path):
     found = in_a_process_of_its_own(tmp_path / "work", "everywhere")
 
+    record("R4", "each call", deaths=found["deaths"], unreadable=0, too_old=0)
     assert found["deaths"] >= 1000
     assert found["gaps"] > 0, "without hard links there is a moment of path.1 alone: this test must have met it"
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_killed_again_and_again_nothing_is_lost(tmp_path, seed):
-    assert in_a_process_of_its_own(tmp_path / "work", "again", str(seed))["deaths"] > 150
+    found = in_a_process_of_its_own(tmp_path / "work", "again", str(seed))
+    record("R4", "again and again", deaths=found["deaths"], unreadable=0, too_old=0)
+    assert found["deaths"] > 150
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EMFILE])

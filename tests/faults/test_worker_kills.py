@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 from asyncdata import BadRowError, DataLoader, EndOfData
 from tests.support.faults import num_rounds, say
+from tests.support.figures import record
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.streaming import entry
 from tests.support.tokenize_fns import id_and_text, kills_on_13
@@ -112,7 +114,7 @@ def stream_under(killer: Killer, loader: DataLoader, chance: random.Random) -> l
     return found + [entry(sample) for sample in loader.get_next_batch(500)]
 
 
-def check(path: Path, found: list[list[int]]) -> str:
+def check(path: Path, found: list[list[int]], of: str, kills: int) -> str:
     """Compare with D, both worked out without the engine and read without workers."""
     num_epochs = 1 + len(found) // NUM_ROWS
     wanted = order_of(path, num_epochs)[: len(found)]
@@ -122,6 +124,7 @@ def check(path: Path, found: list[list[int]]) -> str:
     lost = len({tuple(item[1:4]) for item in expected} - set(places))
     repeated = len(places) - len(set(places))
     reordered = sum(got[4] != want for got, want in zip(found, wanted, strict=True))
+    record("R1", of, kills=kills, lost=lost, repeated=repeated, out_of_order=reordered)
     assert found == expected
     assert [item[4] for item in found] == wanted
     return f"{len(found)} samples of {num_epochs} epochs; {lost} lost, {repeated} repeated, {reordered} out of order"
@@ -140,13 +143,29 @@ def test_kill_9_at_random_instants(path, num_workers):
         found = stream_under(killer, loader, random.Random(7))
         restarts = loader.statistics().worker_restarts_total
 
-    result = check(path, found)
+    result = check(path, found, "kill -9", killer.num_sent)
     assert killer.num_sent == ROUNDS
     assert restarts <= ROUNDS
     say(
         f"kill -9 of workers: {killer.num_sent} kills, {restarts} replaced by the end, {num_workers} workers: "
         f"{result}; {time.monotonic() - began:.0f} s"
     )
+
+
+def test_kill_9_while_a_stream_is_read(path):
+    zipped = path.with_suffix(".jsonl.gz")
+    zipped.write_bytes(gzip.compress(path.read_bytes()))
+    with make(zipped, num_workers=2, buffer_size=200) as loader:
+        killer = Killer(loader, ROUNDS, signal.SIGKILL, seed=13, victims=family)
+        found = stream_under(killer, loader, random.Random(13))
+    with make(zipped, num_workers=0) as loader:
+        expected = [entry(sample) for sample in loader.get_next_batch(len(found))]
+
+    assert killer.num_sent == ROUNDS
+    assert found == expected
+    assert sorted(item[4] for item in found[:NUM_ROWS]) == list(range(NUM_ROWS))
+    record("R1", "kill -9, a stream", kills=ROUNDS, lost=0, repeated=0, out_of_order=0)
+    say(f"kill -9 while a stream is read: {killer.num_sent} kills: {len(found)} samples as without workers")
 
 
 @pytest.mark.parametrize("victims", [templates, family])
@@ -156,7 +175,7 @@ def test_kill_9_of_the_template_and_of_whoever_there_is(path, victims):
         killer = Killer(loader, ROUNDS, signal.SIGKILL, seed=5, victims=victims)
         found = stream_under(killer, loader, random.Random(5))
 
-    result = check(path, found)
+    result = check(path, found, f"kill -9 of {victims.__name__}", killer.num_sent)
     assert killer.num_sent == ROUNDS
     say(
         f"kill -9 of {victims.__name__}: {killer.num_sent} kills, 2 workers: {result}; {time.monotonic() - began:.0f} s"
@@ -173,7 +192,8 @@ def test_a_stopped_worker_is_replaced(path):
         restarts = loader.statistics().worker_restarts_total
 
     say(
-        f"SIGSTOP of workers: {killer.num_sent} stopped, {restarts} replaced: {check(path, found)}; "
+        f"SIGSTOP of workers: {killer.num_sent} stopped, {restarts} replaced: "
+        f"{check(path, found, 'SIGSTOP', killer.num_sent)}; "
         f"{time.monotonic() - began:.0f} s"
     )
 

@@ -488,6 +488,22 @@ async def test_a_cancelled_block_is_closed_all_the_same(path):
         await loader.get_next_batch(1)
 
 
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
+async def test_a_task_that_is_cancelled_while_it_closes_has_closed(path, num_steps):
+    loader = make(path)
+    await loader.get_next_batch(1)
+    task = asyncio.create_task(loader.aclose())
+    for _ in range(num_steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task})
+
+    if num_steps:  # before its first step it was never called
+        with pytest.raises(LoaderClosedError, match="AD502"):
+            loader.start()
+    await loader.aclose()
+
+
 async def test_an_exception_in_the_block_is_the_users(path):
     with pytest.raises(ZeroDivisionError):
         async with make(path, num_workers=1) as loader:

@@ -254,7 +254,7 @@ def test_an_error_that_passes_costs_no_row(tmp_path):
     fault = ConnectionError("reset by peer")
     with make(Watched(ListStream(LINES, fault=fault, fault_at=250))) as loader:
         found: list[int] = []
-        with pytest.raises(SourceError, match="^AD304 cannot read the source: reset by peer"):
+        with pytest.raises(SourceError, match="^AD304 cannot read list: reset by peer"):
             while True:
                 found += ids(loader.get_next_batch(1))
         state = loader.state_dict()

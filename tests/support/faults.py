@@ -27,10 +27,14 @@ MARK = "ASYNCDATA_FAULT_MARK"
 """An environment variable that a program hands down to all it starts, so that none is overlooked."""
 
 
-def num_rounds(quick: int, full: int) -> int:
-    """Rounds of a test: ``quick``, or what ASYNCDATA_FAULT_ROUNDS says: a number, or ``full``."""
+def num_rounds(quick: int, full: int, long: int | None = None) -> int:
+    """Rounds of a test: ``quick``, or what ASYNCDATA_FAULT_ROUNDS says: a number, ``full`` or ``long``.
+
+    :param long: None: ten times ``full``.
+    """
     wanted = os.environ.get("ASYNCDATA_FAULT_ROUNDS", "")
-    return full if wanted == "full" else int(wanted or quick)
+    named = {"": quick, "quick": quick, "full": full, "long": 10 * full if long is None else long}
+    return named[wanted] if wanted in named else int(wanted)
 
 
 def say(text: str) -> None:

@@ -11,12 +11,15 @@ import os
 import sys
 import time
 import zlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asyncdata import DataLoader, EndOfData, Shuffle
+from asyncdata import DataLoader, EndOfData, IterableSource, Shuffle
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from asyncdata.types import Sample
 
 SHUFFLE = Shuffle(block_bytes=1024, window_blocks=8)
@@ -36,12 +39,42 @@ def entry(sample: Sample) -> list[int]:
     ]
 
 
+def examples(paths: list[str], _epoch: int) -> Iterator[dict[str, Any]]:
+    """The rows of the files, as Python objects."""
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            yield from map(json.loads, file)
+
+
+def source_of(kind: str, paths: list[str]) -> Any:
+    """The files, as they are, or as what makes examples of them."""
+    if kind == "iterable":
+        return IterableSource(partial(examples, paths), version=1)
+
+    if kind == "hf stream":
+        import datasets
+
+        from asyncdata import HuggingFaceSource
+
+        return HuggingFaceSource(datasets.load_dataset("json", data_files=paths, split="train", streaming=True))
+
+    return paths
+
+
 def stream(
-    paths: list[str], log: str, snapshot: str, batch_size: int, save_every: int, step_s: float, knobs: dict[str, Any]
+    paths: list[str],
+    log: str,
+    snapshot: str,
+    batch_size: int,
+    save_every: int,
+    step_s: float,
+    knobs: dict[str, Any],
+    kind: str = "files",
 ) -> None:
     """To the end of the data, or until somebody ends us."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    with DataLoader(paths, tokenize_fn=id_and_text, shuffle=SHUFFLE, timeout_s=60, **knobs) as loader:
+    source = source_of(kind, paths)
+    with DataLoader(source, tokenize_fn=id_and_text, shuffle=SHUFFLE, timeout_s=60, **knobs) as loader:
         if os.path.exists(snapshot):
             loader.restore(snapshot)
         _write(out, loader.statistics().samples_total)

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -50,9 +51,10 @@ def fork(loader: DataLoader, child_file: str) -> None:
     signal.pause()
 
 
-def main(end: str, path: str, tokenize_fn: str, child_file: str) -> None:
-    """Read, and end so."""
+def main(end: str, path: str, tokenize_fn: str, child_file: str, over_file: str) -> None:
+    """Read, and end so; ``over_file`` tells when."""
     loader = reading(path, tokenize_fn)
+    Path(over_file).write_text(str(time.monotonic()))
     if end == "exception":
         raise ValueError("the trainer's own fault")
     if end == "sys.exit":

@@ -26,6 +26,7 @@ LEVELS = {
     "user_traceback": 1,
     "types": 1,
     "wire": 1,
+    "frames": 2,
     "description": 1,
     "torch_random": 1,
     "columns": 2,

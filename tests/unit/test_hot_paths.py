@@ -16,10 +16,11 @@ import pytest
 from asyncdata import DataLoader
 from asyncdata.columns import Chunk
 from asyncdata.coordinator import Coordinator
+from asyncdata.frames import HEADER, frame
 from asyncdata.request import DeliveryRules
 from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.types import Position, Sample
-from asyncdata.wire import HEADER, Tokenized, decode_reply, frame
+from asyncdata.wire import Tokenized, decode_reply
 from tests.support.chunks import Lines
 from tests.support.faults import until
 from tests.support.still_loader import StillLoader

@@ -146,3 +146,16 @@ def test_an_array_becomes_text_and_not_a_list_of_numbers() -> None:
     assert list(plain) == ["__ndarray__"]
     assert plain["__ndarray__"][:2] == ["<i4", [1000]]
     assert isinstance(plain["__ndarray__"][2], str)
+
+
+@pytest.mark.parametrize("dtype", ["9" * 5000 + ",i4", "i4,i4", "(3,)i4", "O", "|O", ["<i4"], 3, None, "<i4\n", ""])
+def test_a_type_that_is_not_of_one_number_is_refused_before_numpy_sees_it(dtype: Any) -> None:
+    with pytest.raises(ValueError, match="no type of an array.s numbers"):
+        from_builtins({"__ndarray__": [dtype, [1], "AAAAAA=="]})
+
+
+@pytest.mark.parametrize("dtype", ["<i4", ">f8", "|b1", "|u1", "<U3", "|S7", "<M8[ns]", "<c16", "|V3"])
+def test_every_type_of_one_number_comes_back(dtype: str) -> None:
+    array = np.zeros(2, dtype)
+
+    assert from_builtins(to_builtins(array)).dtype.str == dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 
@@ -136,3 +137,36 @@ def test_what_is_written_is_what_is_read(tmp_path_factory, error):
     (entry,) = read_quarantine(str(path)).entries
     for name in ("code", "path", "line", "byte_offset", "row_number", "reason", "excerpt"):
         assert getattr(entry, name) == getattr(error, name)
+
+
+def test_a_disk_that_fills_up_within_a_line_leaves_no_half_of_it(tmp_path, monkeypatch):
+    path, write = tmp_path / "quarantine.jsonl", os.write
+    quarantine = Quarantine(str(path))
+    quarantine.add(ERROR)
+    room = 20
+
+    def fills_up(fd: int, data: bytes) -> int:
+        nonlocal room
+        if room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        written = write(fd, data[:room])
+        room -= written
+        return written
+
+    monkeypatch.setattr(os, "write", fills_up)
+    with pytest.raises(QuarantineError, match="^AD605 .*No space left on device"):
+        quarantine.add(ERROR)
+    assert [json.loads(line) for line in path.read_bytes().splitlines()] == [RECORD]
+
+    room = 10_000
+    quarantine.add(ERROR)
+    assert [json.loads(line) for line in path.read_bytes().splitlines()] == [RECORD, RECORD]
+
+
+def test_a_short_write_is_gone_on_with(tmp_path, monkeypatch):
+    path, write = tmp_path / "quarantine.jsonl", os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
+    Quarantine(str(path)).add(ERROR)
+
+    assert [json.loads(line) for line in path.read_bytes().splitlines()] == [RECORD]

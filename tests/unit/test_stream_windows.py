@@ -391,7 +391,7 @@ def test_unshuffled_the_rows_before_such_an_error_come_first():
         (KeyError("x"), "AD129 the source raised KeyError('x') in window 3 of epoch 0"),
         (SystemExit(3), "AD129 the source raised SystemExit(3) in window 3 of epoch 0"),
         (FileNotFoundError(2, "No such file", "a.gz"), "AD304 cannot read a.gz: No such file"),
-        (ConnectionError("reset by peer"), "AD304 cannot read the source: reset by peer"),
+        (ConnectionError("reset by peer"), "AD304 cannot read list: reset by peer"),
     ],
     ids=repr,
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from asyncdata.frames import HEADER, frame, pieces
 from asyncdata.wire import (
-    HEADER,
     Block,
     Column,
     Failed,
@@ -24,8 +24,6 @@ from asyncdata.wire import (
     decode_reply,
     decode_request,
     encode,
-    frame,
-    pieces,
 )
 
 JOB = Job(

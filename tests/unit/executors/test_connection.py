@@ -13,7 +13,8 @@ import pytest
 
 from asyncdata.errors import WorkerError
 from asyncdata.executors.connection import Connection
-from asyncdata.wire import HEADER, MAX_FRAME_BYTES
+from asyncdata.frames import HEADER
+from asyncdata.wire import MAX_FRAME_BYTES
 from tests.support.executors import NEVER_S
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from asyncdata.tokenization.base import FunctionTokenizer
 from asyncdata.wire import (
     Block,
     Failed,
-    FileRef,
     Job,
     Overflow,
     Packed,
@@ -447,6 +446,6 @@ def test_files_are_opened_when_they_are_needed(bench, jsonl_file, tmp_path):
     handler = bench.open([jsonl_file([{"id": 1}])])
 
     assert open_files(tmp_path) == []
-    assert bench.files.files == [FileRef(str(tmp_path / "rows.jsonl"), 10)]
+    assert [(file.path, file.num_bytes) for file in bench.files.files] == [(str(tmp_path / "rows.jsonl"), 10)]
     handler(Tokenize(0, b"", b""))
     assert open_files(tmp_path) == []

@@ -15,7 +15,8 @@ import structlog
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.executors.spawn import Spawner
 from asyncdata.executors.worker import send_pieces
-from asyncdata.wire import Ready, decode_reply, frame
+from asyncdata.frames import frame
+from asyncdata.wire import Ready, decode_reply
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
 from tests.support.tokenize_fns import row_id

@@ -1,0 +1,27 @@
+"""Prints the table of a run of the fault tests again: ``python -m tests.faults.table FILE [FILE ...]``.
+
+Several files, as of several Pythons or machines, are added up.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from tests.support.figures import Figure, table
+
+
+def figures_of(path: Path) -> list[Figure]:
+    """What a run has found."""
+    return msgspec.convert(msgspec.json.decode(path.read_bytes())["figures"], list[Figure])
+
+
+def main(paths: list[str]) -> None:
+    """The table of all files together."""
+    sys.stdout.write(table([figure for path in paths for figure in figures_of(Path(path))]) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,69 @@
+"""The whole loader in one thread, under thousands of schedules: each follows from its seed and can be run again."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("trio")
+
+from asyncdata.executors.base import Slots
+from tests.support.faults import num_rounds, say
+from tests.support.figures import record
+from tests.support.simulated_trainers import Outcome, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
+
+ROUNDS = num_rounds(quick=200, full=3000, long=200_000)
+
+
+def explore(seeds: Iterable[int]) -> list[Outcome]:
+    """The outcome of each; the first one that fails says how to run it again, and its last events."""
+    outcomes = []
+    for seed in seeds:
+        outcome = Outcome()
+        try:
+            outcomes.append(simulate(seed, outcome))
+        except BaseException as error:
+            again = f"python -m tests.support.simulated_trainers {seed}"
+            raise AssertionError("\n".join([f"run again with: {again}", *outcome[-40:]])) from error
+
+    return outcomes
+
+
+def test_under_every_schedule_what_is_delivered_is_d():
+    began = time.monotonic()
+    outcomes = explore(range(ROUNDS))
+
+    num_samples, num_given_up = sum(item.num_samples for item in outcomes), sum(item.num_given_up for item in outcomes)
+    num_restores, seconds = sum(item.num_restores for item in outcomes), time.monotonic() - began
+    assert num_samples > 20 * ROUNDS
+    assert num_given_up > ROUNDS
+    assert num_restores > ROUNDS // 4
+    record("SIM", "trio, mock clock", schedules=ROUNDS, lost=0, repeated=0, out_of_order=0)
+    say(
+        f"simulation: {ROUNDS} schedules, {ROUNDS / seconds * 60:.0f} a minute: {num_samples} samples, "
+        f"{num_given_up} calls given up, {num_restores} restores; all is D"
+    )
+
+
+def test_a_seed_takes_the_same_course_every_time_and_others_take_others():
+    courses = [list(simulate(seed)) for seed in (1, 2, 3, 1, 2, 3)]
+
+    assert courses[:3] == courses[3:]
+    assert len({tuple(course) for course in courses}) == 3
+
+
+def test_a_fault_is_found_and_the_seed_is_told(monkeypatch):
+    def hold(self: Slots) -> int:
+        return 0  # whoever reads or writes there now
+
+    monkeypatch.setattr(Slots, "hold", hold)
+
+    with pytest.raises(AssertionError, match=r"run again with: python -m tests\.support\.simulated_trainers \d+\n"):
+        explore(range(50))

@@ -1,0 +1,238 @@
+"""The whole loader in one thread, on trio, in a time of its own; what happens when follows from a seed alone.
+
+Source, order, windows, producer, coordinator, service, face and engine are the real ones, and so is what workers do.
+Not real are their processes, the thread of the service, and the clock: each request takes a random time of a mock
+clock, workers die in the middle of it, and trio takes the tasks that are ready in a random order.
+
+What the trainers in it do is in ``tests.support.simulated_trainers``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
+
+import anyio
+import msgspec
+import trio.testing
+
+from asyncdata import AsyncDataLoader
+from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState
+from asyncdata.executors.handler import Handler
+from asyncdata.service import Service
+from asyncdata.tokenization.base import open_tokenize_fn
+from asyncdata.wire import Tokenized
+from tests.support.still_loader import WorkerKilled
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from asyncdata.executors.base import OnReply
+    from asyncdata.wire import Job, Reply, Request
+
+__all__ = ("POISON", "REQUEST_S", "SimulatedLoader", "Trace", "World", "brings_down", "run_seeded")
+
+POISON = 13
+REQUEST_S = 0.01
+"""Of the mock clock: what a request takes in the mean."""
+
+
+def brings_down(row: dict[str, Any]) -> list[int]:
+    """The row's id, one to five times; one row brings down its worker."""
+    if row["id"] == POISON:
+        raise WorkerKilled
+
+    return [row["id"]] * (1 + row["id"] % 5)
+
+
+class Asked(NamedTuple):
+    """A request, and who wants to know."""
+
+    request: Request
+    on_reply: OnReply
+    generation: int
+
+
+class SimulatedExecutor:
+    """Workers that take random times and die at random, in one thread; as the Executor protocol says.
+
+    :ivar trace: gets a line for each thing that happens.
+    """
+
+    def __init__(self, chance: random.Random, num_workers: int, trace: list[str]) -> None:
+        self.num_workers = num_workers
+        self.slots = Slots(NUM_SLOTS)
+        self._chance = chance
+        self._trace = trace
+        self._queue: deque[Asked] = deque()
+        self._num_busy = 0
+        self._generation = 0
+        self._memory: list[memoryview] = []
+        self._wake = anyio.Event()
+
+    def prepare(self, slot_bytes: int) -> None:
+        """As the protocol says."""
+        self._memory = [memoryview(bytearray(slot_bytes)) for _ in range(NUM_SLOTS)]
+
+    def memory(self, slot: int) -> memoryview:
+        """As the protocol says."""
+        return self._memory[slot]
+
+    async def run(self, job: Job) -> None:
+        """As the protocol says."""
+        handler = Handler(job, self._memory, open_tokenize_fn(brings_down))
+        try:
+            async with anyio.create_task_group() as group:
+                while True:
+                    while self._queue and self._num_busy < self.num_workers:
+                        self._num_busy += 1
+                        group.start_soon(self._work, handler, self._queue.popleft())
+                    await self._wake.wait()
+                    self._wake = anyio.Event()
+        finally:
+            handler.close()
+
+    async def _work(self, handler: Handler, asked: Asked) -> None:
+        reads_first = self._chance.random() < 0.5
+        reply = self._answer(handler, asked) if reads_first else None
+        await anyio.sleep(self._chance.expovariate(1 / REQUEST_S))
+        while self._chance.random() < 0.1:  # it died, and another one does it again
+            self._trace.append("a worker dies")
+            reply = None
+            await anyio.sleep(self._chance.expovariate(1 / REQUEST_S))
+        self._num_busy -= 1
+        self._wake.set()
+        self._reply(asked, self._answer(handler, asked) if reply is None else reply)
+
+    def _answer(self, handler: Handler, asked: Asked) -> Reply | Crashed:
+        reply = handler(asked.request)
+        if not isinstance(reply, Tokenized):
+            return reply
+
+        killers = [error.row for error in reply.errors if WorkerKilled.__name__ in error.reason]
+        if killers:
+            is_known = self._chance.random() < 0.5
+            return Crashed("AD423", "its worker died", killers[0] if is_known else None)
+
+        return msgspec.structs.replace(reply, busy_s=self._chance.expovariate(1 / REQUEST_S))
+
+    def _reply(self, asked: Asked, reply: Reply | Crashed) -> None:
+        is_wanted = asked.generation == self._generation
+        self._trace.append(f"{type(reply).__name__}{'' if is_wanted else ', which nobody wants'}")
+        if not isinstance(reply, Crashed):
+            self.slots.done(asked.request.slot)
+        if is_wanted:
+            asked.on_reply(reply)
+        if isinstance(reply, Crashed):
+            self.slots.done(asked.request.slot)
+
+    def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
+        """As the protocol says."""
+        self.slots.use(request.slot)
+        self._queue.append(Asked(request, on_reply, self._generation))
+        self._wake.set()
+
+    def forget(self) -> None:
+        """As the protocol says: those who work write into their slots all the same."""
+        self._generation += 1
+        while self._queue:
+            self.slots.done(self._queue.popleft().request.slot)
+
+    def set_num_workers(self, num_workers: int) -> None:
+        """As the protocol says."""
+        self.num_workers = num_workers
+        self._wake.set()
+
+    @property
+    def num_wanted(self) -> int:
+        """As the protocol says."""
+        return 2 * self.num_workers - len(self._queue) - self._num_busy
+
+    def statistics(self) -> ExecutorStatistics:
+        """As the protocol says."""
+        states = ["busy"] * self._num_busy + ["idle"] * (self.num_workers - self._num_busy)
+        return ExecutorStatistics(workers=[WorkerState(state=state) for state in states], num_queued=len(self._queue))
+
+
+class NoThread:
+    """In place of the service's thread: its tasks are the simulation's."""
+
+    def join(self, _timeout_s: float) -> None:
+        """It does not wait: the simulation does."""
+
+    def is_alive(self) -> bool:
+        """Never."""
+        return False
+
+
+class SimulatedService(Service):
+    """Runs in a task of the simulation."""
+
+    def __init__(self, group: trio.Nursery, *parts: Any, **settings: Any) -> None:
+        super().__init__(*parts, **settings)
+        self._group = group
+
+    def _running_thread(self) -> Any:
+        self._executor.prepare(self._slot_bytes)
+        self._group.start_soon(self._main)
+        return NoThread()
+
+
+class SimulatedLoader(AsyncDataLoader):
+    """Closed at once: the way over a thread takes a time that no seed knows."""
+
+    def close(self) -> None:
+        """Stop."""
+        self._close("the simulation has closed it")
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+class Trace(list[str]):
+    """Lines with the time of the mock clock at which they were written."""
+
+    def append(self, line: str) -> None:
+        super().append(f"{trio.current_time() % 1e6:10.4f} {line}")
+
+
+class World(NamedTuple):
+    """All that a schedule is made of.
+
+    :ivar chance: everything that is random follows from it.
+    """
+
+    chance: random.Random
+    executor: SimulatedExecutor
+    group: trio.Nursery
+    trace: Trace
+
+    def loader(self, path: str, **knobs: Any) -> SimulatedLoader:
+        """A loader in this world."""
+        with (
+            patch("asyncdata.engine.Service", partial(SimulatedService, self.group)),
+            patch("asyncdata.engine.executor_of", lambda *_: self.executor),
+            patch("asyncdata.face.EarlyTemplate.for_workers", lambda _: None),
+        ):
+            return SimulatedLoader(path, tokenize_fn=brings_down, num_workers=1, on_bad_row="skip", **knobs)
+
+
+async def _run(act: Callable[[World], Awaitable[None]], chance: random.Random, trace: Trace) -> None:
+    executor = SimulatedExecutor(chance, chance.choice([1, 2, 4]), trace)
+    async with trio.open_nursery() as group:
+        await act(World(chance, executor, group, trace))
+
+
+def run_seeded(act: Callable[[World], Awaitable[None]], seed: int, trace: Trace) -> None:
+    """Run ``act`` in the world of ``seed``: the same every time. When it ends, its loaders must be closed."""
+    scheduler = importlib.import_module("trio._core._run")
+    with (
+        patch.object(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", new=True),
+        patch.object(scheduler, "_r", random.Random(seed)),
+    ):
+        clock = trio.testing.MockClock(autojump_threshold=0)
+        trio.run(_run, act, random.Random(seed), trace, clock=clock)
