@@ -34,6 +34,8 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     :ivar max_workers: how many None may make of it; None for the CPUs this process may use.
     :ivar max_memory_bytes: memory that worker processes and what is read ahead may take together, where their number is
         not given; None for half of what is free when the loader is made.
+    :ivar max_bytes_per_worker: resident memory of a worker process, from which on it is replaced by another between two
+        requests: a tokenize function that leaks does not end a run. None does not look.
     :ivar buffer_size: samples of the stream read ahead per data-parallel rank; each becomes a group of
         ``n_samples_per_prompt``. None begins with 1000, and reads further ahead where that spares the trainer waits.
     :ivar dp_size: data-parallel ranks that are fed; ``buffer_size * dp_size`` samples of the stream are read ahead.
@@ -76,6 +78,7 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
     max_workers: Positive | None = None
     max_memory_bytes: Positive | None = None
+    max_bytes_per_worker: Positive | None = None
     buffer_size: Positive | None = None
     dp_size: Positive = 1
     world_size: Positive = 1
@@ -189,6 +192,7 @@ class Knobs(TypedDict, total=False):
     num_workers: int | None
     max_workers: int | None
     max_memory_bytes: int | None
+    max_bytes_per_worker: int | None
     buffer_size: int | None
     dp_size: int
     world_size: int

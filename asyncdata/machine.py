@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ("available_memory", "num_usable_cpus", "process_memory")
+__all__ = ("available_memory", "num_usable_cpus", "process_memory", "resident_memory")
 
 _ROOT = Path("/")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _NO_LIMIT = 1 << 60
 """Version 1 says "no limit" by a number of bytes that no machine has."""
 
@@ -43,6 +44,15 @@ def available_memory(root: Path = _ROOT) -> int:
 def process_memory(pid: int, root: Path = _ROOT) -> int:
     """Bytes that a process takes, where what it shares with others counts by its share; 0 if that cannot be told."""
     return _named_numbers(root / f"proc/{pid}/smaps_rollup").get("Pss:", 0)
+
+
+def resident_memory(pid: int, root: Path = _ROOT) -> int:
+    """Bytes of a process that are in memory, as ``ps`` shows them: also what it shares; 0 if that cannot be told.
+
+    A thousand times as cheap to find out as :func:`process_memory`.
+    """
+    pages = _text(root / f"proc/{pid}/statm").split()[1:2]
+    return int(pages[0]) * _PAGE_BYTES if pages else 0
 
 
 def _control_groups(root: Path, controller: str) -> Iterator[Path]:

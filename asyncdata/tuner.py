@@ -60,7 +60,9 @@ def executor_of(
     """
     executor: Executor = InlineExecutor(function)
     if config.num_workers != 0:
-        executor = ProcessExecutor(limits.min_workers, config.row_timeout_s, limits.max_workers, early)
+        executor = ProcessExecutor(
+            limits.min_workers, config.row_timeout_s, limits.max_workers, early, config.max_bytes_per_worker
+        )
     is_all_given = config.num_workers is not None and config.buffer_size is not None
     return executor if is_all_given else MeteredExecutor(executor)
 

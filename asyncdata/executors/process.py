@@ -58,6 +58,7 @@ class ProcessExecutor:
         where the tokenize function runs row by row, a row.
     :param max_workers: how many there can ever be; None for 64, or for ``num_workers`` where that is more.
     :param early: a template that was born before; its thread must be that of :meth:`prepare`.
+    :param max_bytes_per_worker: one that takes more is replaced by another when it has answered what it was asked.
     """
 
     def __init__(
@@ -66,11 +67,13 @@ class ProcessExecutor:
         row_timeout_s: float = 60.0,
         max_workers: int | None = None,
         early: EarlyTemplate | None = None,
+        max_bytes_per_worker: int | None = None,
     ) -> None:
         self._max_workers = max(num_workers, max_workers or _MAX_WORKERS)
         self.num_workers = num_workers
         self.slots = Slots(NUM_SLOTS)
         self._row_timeout_s = row_timeout_s
+        self._max_bytes = max_bytes_per_worker
         self._spawner: Spawner | None = None
         self._early = early
         self._births: Births | None = None
@@ -149,7 +152,7 @@ class ProcessExecutor:
         return worker.process.number < self.num_workers
 
     def _dismiss_if_done(self, worker: Worker) -> None:
-        if not self._is_wanted(worker) and not worker.calls:
+        if not worker.calls and (worker.has_outgrown or not self._is_wanted(worker)):
             worker.is_dismissed = True  # should it be wanted again this moment, it is too late
             worker.conversation.cancel()
 
@@ -157,11 +160,12 @@ class ProcessExecutor:
         """Worker ``number``, again and again, for as long as it is wanted."""
         num_starts = 0
         while number < self.num_workers:
-            worker = self._workers[number] = Worker(await births.bear(number))
+            worker = self._workers[number] = Worker(await births.bear(number), self._max_bytes)
             try:
                 lost = await self._converse(worker)
                 num_starts = 0 if worker.is_ready or lost is None else num_starts + 1
                 worker.is_ready = False  # or what is submitted from here on could go to the dead
+                self._num_restarts += worker.has_outgrown
                 await self._reap(worker)
                 if lost is not None:
                     self._check_health(worker, lost, num_starts)
@@ -204,6 +208,13 @@ class ProcessExecutor:
         if not isinstance(reply, Ready):
             raise WorkerError(f"a worker began with {type(reply).__name__}; it is out of step")
 
+        worker.look_at_memory()
+        if worker.has_outgrown:
+            raise WorkerError(
+                f"AD426 a worker takes {worker.num_bytes} bytes before it has tokenized a row, and "
+                f"max_bytes_per_worker is {self._max_bytes}: give it more"
+            )
+
         worker.is_ready = True
         if self._first_scans is not None:
             self._first_scans.end()
@@ -243,6 +254,7 @@ class ProcessExecutor:
 
         self._num_lost_in_a_row = 0
         self.slots.done(call.request.slot)
+        worker.look_at_memory()
         self._dispatch()
         self._be_patient(worker)
         self._dismiss_if_done(worker)
@@ -346,8 +358,8 @@ class ProcessExecutor:
             self._send(worker, self._queue.popleft())
 
     def _has_room(self, worker: Worker) -> bool:
-        is_here = worker.is_ready and not worker.is_dismissed and self._is_wanted(worker)
-        return is_here and len(worker.calls) < _WINDOW
+        is_here = worker.is_ready and not worker.is_dismissed and not worker.has_outgrown
+        return is_here and self._is_wanted(worker) and len(worker.calls) < _WINDOW
 
     def _send(self, worker: Worker, call: Call) -> None:
         worker.calls.append(call)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from asyncdata.executors.base import WorkerState
+from asyncdata.log import get_logger
+from asyncdata.machine import resident_memory
 
 if TYPE_CHECKING:
     from asyncdata.executors.base import OnReply
@@ -34,11 +36,24 @@ class Call:
         self.suspect: int | None = None
 
 
-class Worker:
-    """A process, and what it has been asked."""
+_LOOK_EVERY_S = 0.5
+_log = get_logger(__name__)
 
-    def __init__(self, process: WorkerProcess) -> None:
+
+class Worker:
+    """A process, and what it has been asked.
+
+    :param max_bytes: memory that it may take.
+    :ivar num_bytes: memory that it took when it was looked at.
+    :ivar has_outgrown: whether that was more than it may take.
+    """
+
+    def __init__(self, process: WorkerProcess, max_bytes: int | None = None) -> None:
         self.process = process
+        self.num_bytes = 0
+        self.has_outgrown = False
+        self._max_bytes = max_bytes
+        self._next_look = 0.0
         self.calls: deque[Call] = deque()
         self.is_ready = False
         self.is_dismissed = False
@@ -47,6 +62,19 @@ class Worker:
         self.num_looks = 0  # in a row that saw no progress
         self.patience = anyio.CancelScope()
         self.conversation = anyio.CancelScope()
+
+    def look_at_memory(self) -> None:
+        """How much does it take? Not more often than the answer changes: the kernel has to be asked."""
+        now = time.monotonic()
+        if self._max_bytes is None or self.has_outgrown or now < self._next_look:
+            return
+
+        self._next_look = now + _LOOK_EVERY_S
+        self.num_bytes = resident_memory(self.process.pid)
+        self.has_outgrown = self.num_bytes > self._max_bytes
+        if self.has_outgrown:
+            number, pid = self.process.number, self.process.pid
+            _log.warning("worker.outgrown", worker=number, pid=pid, num_bytes=self.num_bytes, max_bytes=self._max_bytes)
 
 
 def state_of(worker: Worker | None) -> WorkerState:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncdata.machine import available_memory, num_usable_cpus, process_memory
+from asyncdata.machine import available_memory, num_usable_cpus, process_memory, resident_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,6 +133,14 @@ def test_a_process_takes_its_share_of_what_it_shares(machine: Callable[[Files], 
 
     assert process_memory(42, root) == 4000 * 1024
     assert process_memory(43, root) == 0
+
+
+def test_what_is_in_memory_counts_whole(machine: Callable[[Files], Path]) -> None:
+    root = machine({"proc/42/statm": "9000 300 20 1 0 50 0\n"})
+
+    assert resident_memory(42, root) == 300 * os.sysconf("SC_PAGE_SIZE")
+    assert resident_memory(43, root) == 0
+    assert resident_memory(os.getpid()) > 1_000_000
 
 
 def test_this_machine_and_this_process_can_be_looked_at() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -25,6 +26,7 @@ from asyncdata import (
     WorkerError,
 )
 from asyncdata.demo import tokenizer_folder
+from asyncdata.executors import roster
 from tests.support import tokenize_fns, worker_fns
 from tests.support.bad_inputs import GOOD, assert_is_ours, deliver, prompts
 from tests.support.loading import ids, line_of, write_rows
@@ -187,8 +189,29 @@ def test_54_so_is_one_that_kills_its_worker(path, function):
     check_that_it_is_found(path, function, "AD423", "its worker died")
 
 
+def test_55_a_worker_that_has_grown_too_large_is_replaced_and_no_row_is_lost(path, monkeypatch):
+    monkeypatch.setattr(roster, "_LOOK_EVERY_S", 0)
+    most = 96 << 20
+
+    found = deliver(str(path), worker_fns.leaks, num_workers=1, buffer_size=4, max_bytes_per_worker=most)
+
+    events = found.of("worker.outgrown")
+    assert (ids(found.samples), found.error) == (list(range(NUM_ROWS)), None)
+    assert found.statistics.worker_restarts_total in (len(events), len(events) - 1)  # the last one may just be going
+    assert len(events) > 1
+    assert all(event["num_bytes"] > event["max_bytes"] == most for event in events)
+    assert len({event["pid"] for event in events}) == len(events)
+    assert found.of("worker.lost") == []
+
+
+def test_55_a_limit_that_no_worker_can_keep_is_said_at_once(path):
+    found = deliver(str(path), worker_fns.leaks, num_workers=1, max_bytes_per_worker=1 << 20)
+
+    assert found.samples == []
+    assert re.match(r"AD426 a worker takes \d+ bytes before it has tokenized a row, and max_by", str(found.error))
+
+
 def test_55_a_worker_that_the_system_kills_for_its_memory_is_replaced_and_no_row_is_lost(tmp_path):
-    """There is no limit of ours on what a function may leak; memory budgets only say how many workers there are."""
     path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS, {13: {"mark": str(tmp_path / "mark")}})
 
     found = deliver(str(path), worker_fns.killed_once, num_workers=1)
