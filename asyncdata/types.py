@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import msgspec
 import numpy as np
 
+from asyncdata.line_numbers import line_number
 from asyncdata.plain import from_builtins, to_builtins
 
 if TYPE_CHECKING:
@@ -62,18 +63,11 @@ class SourceLocation(msgspec.Struct, frozen=True, omit_defaults=True):
     def line_number(self) -> int | None:
         """The row's line, counted from 1; None where there are no lines.
 
-        Nothing is indexed, so this reads the file up to the row (about 5 GB/s).
-        """
-        if self.row_number is not None:
-            return self.line
+        Nothing is indexed, so this reads the file up to the row (about 5 GB/s), but no part of it twice.
 
-        newlines = 0
-        with open(self.path, "rb", buffering=0) as file:
-            left = self.byte_offset
-            while left > 0 and (piece := file.read(min(left, 1 << 20))):
-                newlines += piece.count(b"\n")
-                left -= len(piece)
-        return newlines + 1
+        :raises OSError: if the file cannot be read.
+        """
+        return line_number(self.path, self.byte_offset) if self.row_number is None else self.line
 
 
 class Status(StrEnum):

