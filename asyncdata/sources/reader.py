@@ -32,7 +32,7 @@ def open_same(file: FileRef) -> int:
     if file.inode and now.st_ino != file.inode and now.st_mtime_ns != file.mtime_ns:
         os.close(fd)
         raise FileChangedError(
-            f"AD303 {file.path} was replaced while it was read. Start a new run, or put the file back."
+            f"AD303 {file.path} was replaced or edited while it was read. Start a new run, or put the file back."
         )
 
     return fd

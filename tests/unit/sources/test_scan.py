@@ -178,7 +178,7 @@ def test_a_file_that_took_the_name_of_another_is_not_read_in_its_place(tmp_path)
     other.write_bytes(b'{"id": 3}\n')
     os.utime(other, ns=(0, found.st_mtime_ns + 1))
     other.replace(path)
-    with pytest.raises(FileChangedError, match="AD303 .*rows.jsonl was replaced while it was read"):
+    with pytest.raises(FileChangedError, match="AD303 .*rows.jsonl was replaced or edited while it was read"):
         open_same(file)
     os.utime(path, ns=(0, found.st_mtime_ns))
     os.close(open_same(file))  # some file systems make up inodes
