@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.executors.base import WorkerState  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.line_numbers import line_number_within
 
 if TYPE_CHECKING:
     from asyncdata.types import SourceLocation
 
 __all__ = ("Statistics", "explain_timeout")
+
+_COUNT_LINES_S = 0.25
+"""How much later a timeout may be told because its row's line is looked up."""
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,12 +136,9 @@ def _place(row: SourceLocation) -> str:
     if row.row_number is not None:
         return f"{row.path} (row {row.row_number})"
 
-    try:
-        line = f":{row.line_number()}"
-    except OSError:
-        line = ""  # the file is gone, and that must not hide the timeout
-
-    return f"{row.path}{line} (byte {row.byte_offset})"
+    # A file that is gone, or a disk that hangs, must not hide the timeout.
+    line = line_number_within(row.path, row.byte_offset, _COUNT_LINES_S)
+    return f"{row.path}{'' if line is None else f':{line}'} (byte {row.byte_offset})"
 
 
 def _starving_stage(now: Statistics, is_started: bool) -> tuple[str, str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
-__all__ = ("line_number",)
+__all__ = ("line_number", "line_number_within")
 
 _STEP_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 20
@@ -31,6 +32,26 @@ def line_number(path: str, byte_offset: int) -> int:
             counts.append(counts[-1] + _newlines(file, (len(counts) - 1) * _STEP_BYTES, _STEP_BYTES))
         start = num_steps * _STEP_BYTES
         return 1 + counts[num_steps] + _newlines(file, start, byte_offset - start)
+
+
+def line_number_within(path: str, byte_offset: int, timeout_s: float) -> int | None:
+    """The number of the line; None where the file cannot be read up to there, or not in time.
+
+    For messages that must come even when the disk hangs: a thread that may be left behind is what reads.
+    """
+    found: SimpleQueue[int | None] = SimpleQueue()
+
+    def look() -> None:
+        try:
+            found.put(line_number(path, byte_offset))
+        except OSError:
+            found.put(None)
+
+    threading.Thread(target=look, name="asyncdata-line-number", daemon=True).start()
+    try:
+        return found.get(timeout=timeout_s)
+    except Empty:
+        return None
 
 
 def _counts_of(file: BinaryIO) -> list[int]:

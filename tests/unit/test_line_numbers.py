@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import line_numbers
-from asyncdata.line_numbers import line_number
+from asyncdata.line_numbers import line_number, line_number_within
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,3 +68,17 @@ def test_only_so_many_files_are_remembered(tmp_path: Path, monkeypatch: pytest.M
 def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         line_number(str(tmp_path / "gone"), 3)
+
+
+def test_a_file_that_hangs_or_is_gone_has_no_line_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read, goes_on = tmp_path / "rows.jsonl", os.pread, threading.Event()
+    path.write_bytes(b"a\n" * 500)
+    assert line_number_within(str(path), 10, 60) == 6
+    assert line_number_within(str(path.with_name("gone")), 10, 60) is None
+
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: goes_on.wait(60) and read(fd, size, offset))
+    assert line_number_within(str(path), 10, 0.01) is None
+    goes_on.set()
+    assert line_number_within(str(path), 10, 60) == 6
