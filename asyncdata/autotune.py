@@ -3,11 +3,11 @@ thread, no machine in here.
 
 The rule is short. While the trainer waits for data:
 
-- chunks that the channel's capacity keeps too small are work for nothing: read further ahead;
 - if workers were idle before, as the channel was full, the trainer comes in bursts: read further ahead;
 - if the workers have no pause, they are too few: take more, and look whether that has helped.
 
-While it does not wait, nothing is done; after long enough, workers that are not needed are let go. All of it stays
+While it does not wait, nothing of that is done; after long enough, workers that are not needed are let go. Chunks that
+the channel's capacity keeps too small are work for nothing, whoever waits: read further ahead. All of it stays
 below the limits, and none of it can be seen in D. What tf.data's autotuner taught: an explicit budget for CPUs and for
 memory, and no model of the pipeline that has to be right.
 """
@@ -88,7 +88,6 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     :ivar full_s: for how long workers had nothing to do, as there was no room in the channel.
     :ivar busy_s: for how long workers had something to do, each for itself.
     :ivar work_s: for how long they say that they tokenized.
-    :ivar chunk_rows: rows of the largest chunk since the last observation.
     :ivar num_workers: how many there are to be.
     :ivar num_ready_workers: how many have loaded the tokenize function.
     :ivar capacity: samples that the channel holds.
@@ -104,7 +103,6 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     full_s: float
     busy_s: float
     work_s: float
-    chunk_rows: int
     num_workers: int
     num_ready_workers: int
     capacity: int
@@ -238,8 +236,7 @@ class Autotuner:
             return []
 
         if not self._is_warm or not self._has_begun:
-            self._begin(start, now)
-            return []
+            return self._begin(start, now)
 
         self._start = now
         interval = _Interval.between(start, now)
@@ -247,16 +244,23 @@ class Autotuner:
         self._num_intervals += 1
         return self._decide(now, interval)
 
-    def _begin(self, start: Observation, now: Observation) -> None:
+    def _begin(self, start: Observation, now: Observation) -> list[Change | Settled]:
         """The first interval is from now on, if the first batch is over, which nobody is to be judged by."""
         self._has_begun = self._has_begun or now.has_delivered or now.now_s - start.now_s >= _FIRST_WAIT_S
-        if self._has_begun:
-            self._start, self._is_warm = now, True
+        if not self._has_begun:
+            return []
+
+        self._start, self._is_warm = now, True
+        interval = _Interval.between(start, now)
+        return self._deepen(now, interval) if interval.starved_s > _STARVED_BADLY * interval.seconds else []
 
     def _decide(self, now: Observation, interval: _Interval) -> list[Change | Settled]:
         if now.num_workers > self._affordable(now):
             self._most_workers = self._affordable(now)  # for good: what workers take does not become less
             return self._change_workers(now, self._most_workers, "max_memory_bytes")
+
+        if deeper := self._deepen(now, interval):
+            return deeper
 
         trial, self._trial = self._trial, None
         if trial is not None and not self._has_paid(trial, interval):
@@ -275,13 +279,19 @@ class Autotuner:
         is_certain = interval.starved > _STARVED_BADLY or self._num_starved > 1
         return self._help(now, interval) if is_certain else []
 
+    def _deepen(self, now: Observation, interval: _Interval) -> list[Change | Settled]:
+        """What lets every worker have chunks of enough work."""
+        row_s = interval.row_s
+        if row_s <= 0 or chunk_limit(now.capacity, now.num_workers) * row_s >= _CHUNK_S:
+            return []
+
+        rows = min(MAX_CHUNK_ROWS, math.ceil(_CHUNK_S / row_s))
+        wanted = self._capacity_below(now, _CHUNKS_AHEAD * now.num_workers * rows)
+        return self._change_capacity(now, wanted, "small_chunks") if wanted > now.capacity else []
+
     # The trainer waits.
 
     def _help(self, now: Observation, interval: _Interval) -> list[Change | Settled]:
-        wanted = self._capacity_for_chunks(now, interval.row_s)
-        if wanted > now.capacity:
-            return self._change_capacity(now, wanted, "small_chunks")
-
         recent = _Interval.sum(self._kept)
         comes_in_bursts = recent.full_s > 0 and recent.busy < _NO_PAUSE
         wanted = self._capacity_below(now, 2 * now.capacity) if comes_in_bursts else now.capacity
@@ -328,15 +338,6 @@ class Autotuner:
 
         expected = interval.num_workers / trial.num_workers - 1
         return interval.rate / trial.rate - 1 >= _MIN_GAIN * expected
-
-    def _capacity_for_chunks(self, now: Observation, row_s: float) -> int:
-        """What lets every worker have chunks of enough work."""
-        is_bounded = now.chunk_rows >= chunk_limit(now.capacity, now.num_workers)
-        if not is_bounded or row_s <= 0 or now.chunk_rows * row_s >= _CHUNK_S:
-            return now.capacity
-
-        rows = min(MAX_CHUNK_ROWS, math.ceil(_CHUNK_S / row_s))
-        return self._capacity_below(now, _CHUNKS_AHEAD * now.num_workers * rows)
 
     def _capacity_below(self, now: Observation, wanted: int) -> int:
         """The present capacity, doubled until it is as much as ``wanted``, or all that is allowed."""

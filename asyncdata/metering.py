@@ -44,7 +44,6 @@ class MeteredExecutor:
         self._counted_until = clock()
         self._was_full = False
         self._num_under_way = 0
-        self._largest_chunk = 0
 
     def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
         """As the protocol says."""
@@ -63,7 +62,6 @@ class MeteredExecutor:
             self.num_samples += len(reply.token_ends) // 4
             self.num_bytes += len(reply.tokens) + sum(len(column.data) for column in reply.columns.values())
             self.work_s += reply.busy_s
-            self._largest_chunk = max(self._largest_chunk, num_rows)
         on_reply(reply)
         self._was_full = self.lacks_room()
         self.on_reply()
@@ -75,11 +73,6 @@ class MeteredExecutor:
         self.busy_s += passed_s * min(self.num_workers, self._num_under_way)
         if is_full:
             self.full_s += passed_s
-
-    def take_largest_chunk(self) -> int:
-        """Rows of the largest chunk since this was asked last."""
-        largest, self._largest_chunk = self._largest_chunk, 0
-        return largest
 
     def forget(self) -> None:
         """As the protocol says."""

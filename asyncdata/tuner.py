@@ -117,7 +117,6 @@ class Tuner:
             full_s=executor.full_s,
             busy_s=executor.busy_s,
             work_s=executor.work_s,
-            chunk_rows=executor.take_largest_chunk(),
             num_workers=executor.num_workers,
             num_ready_workers=sum(worker.state != "starting" for worker in workers),
             capacity=coordinator.rules.capacity,

@@ -54,7 +54,6 @@ def test_limits_are_kept_and_decisions_are_of_what_is_there(allowed: Limits, see
             totals[f"{name}_s"] += item[name] * seconds
         now = Observation(
             **totals,
-            chunk_rows=item["rows"],
             num_workers=num_workers,
             num_ready_workers=num_workers - bool(item["starting"]),
             capacity=capacity,

@@ -105,7 +105,7 @@ class Simulation:
         self._waits_since = self._counted_until = 0.0
         self._waited_s = self._full_s = self._busy_s = self._work_s = 0.0
         self._is_full = False
-        self._num_replies = self._num_rows = self._largest = 0
+        self._num_replies = self._num_rows = 0
         self._after(0.0, self._ask)
 
     @property
@@ -185,7 +185,6 @@ class Simulation:
         self._num_replies += 1
         self._num_rows += chunk.num_rows
         self._work_s += work_s
-        self._largest = max(self._largest, chunk.num_rows)
         self._pacer.learn(chunk.num_rows, work_s)
         while self._in_order and self._in_order[0].is_done:
             num_rows = self._in_order.popleft().num_rows
@@ -206,7 +205,6 @@ class Simulation:
                 self.settled.append(decision.reason)
 
     def _observation(self) -> Observation:
-        largest, self._largest = self._largest, 0
         return Observation(
             now_s=self.now,
             num_replies=self._num_replies,
@@ -215,7 +213,6 @@ class Simulation:
             full_s=self._full_s,
             busy_s=self._busy_s,
             work_s=self._work_s,
-            chunk_rows=largest,
             num_workers=self.num_workers,
             num_ready_workers=sum(worker.ready_at <= self.now for worker in self._workers),
             capacity=self.capacity,

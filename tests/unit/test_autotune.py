@@ -30,12 +30,12 @@ def test_a_trainer_that_one_worker_can_feed_gets_no_more_and_is_left_alone(seed:
     assert (loader.changes, loader.settled) == ([], ["fed"])
 
 
-def test_a_cheap_function_with_a_trainer_that_is_not_so_fast_gets_no_more_either() -> None:
+def test_a_cheap_function_with_a_trainer_that_is_not_so_fast_gets_no_more_workers_either() -> None:
     loader = Simulation(steps(32, 32 * 20e-6), row_s=5e-6)
 
     loader.run(60)
 
-    assert loader.changes == []
+    assert {change.what for change in loader.changes} == {"capacity"}
 
 
 # The workers are the slow part
@@ -210,6 +210,24 @@ def test_a_read_ahead_that_makes_chunks_of_a_cheap_function_too_small_grows() ->
     assert (loader.num_delivered - before) / 2 > 0.9 * 2 / 5e-6
 
 
+def test_it_grows_for_a_trainer_that_does_not_wait_too_as_small_chunks_cost_it_cpu_time() -> None:
+    loader = Simulation(steps(32, 0.001), row_s=5e-6, allowed=limits(max_workers=1))
+
+    loader.run(30)
+
+    assert [(change.what, change.after, change.reason) for change in loader.changes] == [
+        ("capacity", 8000, "small_chunks")
+    ]
+
+
+def test_a_function_that_gives_chunks_enough_work_is_read_ahead_no_further_for_a_trainer_that_does_not_wait() -> None:
+    loader = Simulation(steps(32, 0.01), row_s=1e-4, allowed=limits(max_workers=1))
+
+    loader.run(30)
+
+    assert loader.changes == []
+
+
 # The trainer changes
 
 
@@ -266,9 +284,7 @@ def test_what_settled_is_said_once_for_what_it_settled_at() -> None:
 def observation(**values: float) -> Observation:
     """One worker and nothing done, except for what is given."""
     none = dict.fromkeys(("now_s", "num_replies", "num_rows", "starved_s", "full_s", "busy_s", "work_s"), 0)
-    return Observation(
-        **{**none, "chunk_rows": 100, "num_workers": 1, "num_ready_workers": 1, "capacity": 1000, **values}
-    )
+    return Observation(**{**none, "num_workers": 1, "num_ready_workers": 1, "capacity": 1000, **values})
 
 
 def after(

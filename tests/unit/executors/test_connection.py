@@ -119,16 +119,14 @@ async def test_half_a_frame_does_not_stop_the_loop(pair):
     """A worker may be stopped in the middle of a reply."""
     connection, worker = pair
     data = framed(1, bytes(1_000_000))
-    turns = 0
 
     with anyio.fail_after(NEVER_S):
         async with anyio.create_task_group() as group:
-            group.start_soon(anyio.to_thread.run_sync, worker.sendall, data[:500_000])
             group.start_soon(connection.receive)
-            while turns < 100:
+            await anyio.to_thread.run_sync(worker.sendall, data[:500_000])
+            for _ in range(100):
                 await anyio.lowlevel.checkpoint()
-                turns += 1
-            group.start_soon(anyio.to_thread.run_sync, worker.sendall, data[500_000:])
+            await anyio.to_thread.run_sync(worker.sendall, data[500_000:])
 
 
 @pytest.mark.parametrize("left", [b"", HEADER.pack(4, 7)[:5], HEADER.pack(4, 7), HEADER.pack(4, 7) + b"bo"])
