@@ -13,6 +13,7 @@ import fcntl
 import io
 import mmap
 import os
+import select
 import signal
 import socket
 import struct
@@ -20,6 +21,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, NamedTuple
 
+from asyncdata import pauses
 from asyncdata.executors.handler import Handler
 from asyncdata.frames import HEADER, frame, pieces
 from asyncdata.tokenization.base import open_spec
@@ -49,6 +51,7 @@ __all__ = (
 
 PROGRESS = struct.Struct("<Qi")  # the id of the request that is being worked on (0: none), and its row (-1: all)
 PROGRESS_BYTES = 64  # one cache line each, so that workers do not disturb one another
+_PAUSE_MS = 50
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -175,12 +178,21 @@ def serve(number: int, sock: socket.socket, opened: Opened) -> None:
     sock.sendall(frame(0, Ready(os.getpid())))
     handler = Handler(opened.job, opened.memory.slots, opened.tokenizer, progress)
     while True:
+        if pauses.is_awaited() and _is_quiet(sock):
+            pauses.pause()
         request_id, body = receive(sock)
         progress.begin(request_id)
         request: Request = decode_request(body)
         reply = handler(request)
         progress.begin(0)
         send_pieces(sock, pieces(request_id, reply))
+
+
+def _is_quiet(sock: socket.socket) -> bool:
+    """Whether nothing is asked for a while: who waits for what comes next has enough of it, most likely."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return not poll.poll(_PAUSE_MS)
 
 
 def send_pieces(sock: socket.socket, data: Sequence[Data | bytearray]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import time
 from array import array
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from asyncdata import pauses
 from asyncdata.index_file import cache_folder
 from asyncdata.tokenization.backends import (
     FAST_BACKENDS,
@@ -38,7 +41,11 @@ AUDIT_EVERY = 10_000
 hundred times as fast."""
 
 FIRST_AUDIT_TOKENS = 200_000
-"""After how many tokens that begins: loading ``tokenizers`` must not hold up the first batch."""
+"""After how many tokens that begins, in the next pause."""
+
+WORK_BEFORE_AUDIT_S = 40.0
+"""CPU time after which it begins without a pause: loading ``tokenizers`` is 1 % of that, and holds up what is waited
+for."""
 
 
 class Encoded(NamedTuple):
@@ -64,6 +71,7 @@ class TextEncoder:
         self._adds_special = adds_special
         self._fast = fast
         self._hf: HfEncoder | None = None
+        self._audit_after_s = time.process_time() + WORK_BEFORE_AUDIT_S
         if fast is None:
             self._trusted()
 
@@ -98,9 +106,23 @@ class TextEncoder:
 
         if fast.around != ([], []):
             found = _with_ids_around(found, *fast.around)
-        if fast.audit.is_due(len(found.ids) // 4) and texts:
+        if fast.audit.is_due(len(found.ids) // 4) and texts and self._may_audit():
             self._audit(fast, texts, found)
         return Encoded(found, {})
+
+    def _may_audit(self) -> bool:
+        """Whether what it costs now is little."""
+        if self._hf is not None or time.process_time() >= self._audit_after_s:
+            return True
+
+        pauses.wait_for_pause(self)
+        return False
+
+    def on_pause(self) -> None:
+        """Load what the audit needs."""
+        self._audit_after_s = 0.0
+        with contextlib.suppress(Exception):  # whatever it is: the next batch meets it too, and tells
+            self._trusted()
 
     def _routed(self, fast: _Fast, texts: list[str], not_proven: Sequence[int]) -> Encoded:
         """``tokenizers`` gets the texts that hold a character which is not proven."""

@@ -12,9 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from asyncdata import pauses
+
 Row = dict[str, Any]
 
 _kept_open: list[Any] = []
+_at_rest: list[AtRest] = []
 
 _PR_SET_PDEATHSIG = 1
 
@@ -120,6 +123,24 @@ def waits(row: Row) -> list[int]:
         _announce(row["began"])
     while "gate" in row and not Path(row["gate"]).exists():
         time.sleep(0.005)
+    return [row["id"]]
+
+
+class AtRest:
+    """Writes its process id into a file when there is a pause."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_pause(self) -> None:
+        _announce(self.path)
+
+
+def leaves_work(row: Row) -> list[int]:
+    """Leaves work for the next pause, once, that writes into the file ``mark``."""
+    if not _at_rest:
+        _at_rest.append(AtRest(row["mark"]))
+        pauses.wait_for_pause(_at_rest[0])
     return [row["id"]]
 
 

@@ -25,6 +25,7 @@ LEVELS = {
     "stream_digest": 1,
     "user_traceback": 1,
     "line_numbers": 0,
+    "pauses": 0,
     "types": 1,
     "wire": 1,
     "frames": 2,

@@ -54,6 +54,19 @@ async def test_a_reply_is_sent_to_its_end_wherever_the_system_stops(num_bytes):
     assert sock.sent == b"onetwo"
 
 
+async def test_what_waits_for_a_pause_is_done_when_a_worker_has_nothing_else_to_do(jsonl_file, tmp_path):
+    mark = tmp_path / "mark"
+    executor = ProcessExecutor(1)
+    path = jsonl_file([{"id": row, "mark": str(mark)} for row in range(20)])
+    client = Client(executor, path, worker_fns.leaves_work)
+    async with client.running():
+        window = await client.window()
+        assert ids_of(await client.tokenized(window)) == list(range(20))
+        await until(mark.exists)
+        assert ids_of(await client.tokenized(window)) == list(range(20))
+        assert mark.read_text() == str(executor.statistics().workers[0].pid)
+
+
 async def seen_from_inside(path: Path) -> dict[str, Any]:
     """What :func:`worker_fns.surroundings` says in a worker."""
     client = Client(ProcessExecutor(1), path, worker_fns.surroundings)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from array import array
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from asyncdata import DataLoader, PromptTokenizeFn
+from asyncdata import DataLoader, PromptTokenizeFn, pauses
 from asyncdata.errors import ConfigError
 from asyncdata.tokenization import text_encoder
 from asyncdata.tokenization.backends import BoundedEncoder, FlatIds
@@ -24,7 +25,6 @@ from tests.unit.tokenization import faults, run, token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +153,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second text is audited, from the first on."""
     monkeypatch.setattr(text_encoder, "FIRST_AUDIT_TOKENS", 1)
     monkeypatch.setattr(text_encoder, "AUDIT_EVERY", 2)
+    monkeypatch.setattr(text_encoder, "WORK_BEFORE_AUDIT_S", 0.0)
 
 
 @pytest.fixture
@@ -203,6 +204,49 @@ def test_what_an_audit_finds_ends_the_run_whatever_is_done_about_bad_rows(
         pytest.raises(ConfigError, match="AD436"),
     ):
         loader.get_next_batch(50)
+
+
+def is_found_out(encoder: text_encoder.TextEncoder) -> bool:
+    try:
+        for _ in range(20):
+            encoder(["a rare text"] * 2)
+    except WrongIdsError:
+        return True
+    return False
+
+
+def test_it_begins_in_a_pause_or_when_much_has_been_done(
+    found_out: Callable[[str], None], files: TokenizerFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then nobody waits for ``tokenizers`` to be loaded."""
+    found_out("a rare text")
+    has_worked = open_encoder(files)
+    monkeypatch.setattr(text_encoder, "WORK_BEFORE_AUDIT_S", 1e9)
+    busy, paused = open_encoder(files), open_encoder(files)
+    assert not is_found_out(busy)
+    assert not is_found_out(paused)
+    assert pauses.is_awaited()
+
+    del busy
+    pauses.pause()
+    assert not pauses.is_awaited()
+    assert is_found_out(paused)
+    assert is_found_out(has_worked)
+
+
+def test_what_is_wrong_in_a_pause_is_told_by_the_next_batch(
+    found_out: Callable[[str], None], files: TokenizerFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_encoder, "WORK_BEFORE_AUDIT_S", 1e9)
+    found_out("a rare text")
+    encoder = open_encoder(files)
+    assert not is_found_out(encoder)
+    monkeypatch.setattr(encoder, "_load", lambda: Path("/nowhere").read_text())
+
+    pauses.pause()
+
+    with pytest.raises(FileNotFoundError):
+        is_found_out(encoder)
 
 
 def test_one_text_in_so_many_is_audited_by_its_length() -> None:
