@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from asyncdata.bad_rows import located
 from asyncdata.channel import Channel, Entry, Failure
 from asyncdata.columns import Chunk
 from asyncdata.errors import AsyncDataError
@@ -20,7 +21,7 @@ from asyncdata.executors.base import Crashed, error_of
 from asyncdata.pacing import MAX_CHUNK_ROWS, ChunkPacer
 from asyncdata.types import Position
 from asyncdata.window import ChunkOrigin
-from asyncdata.wire import RowError, Tokenized
+from asyncdata.wire import Failed, RowError, Tokenized
 
 if TYPE_CHECKING:
     from asyncdata.canaries import Canaries
@@ -247,8 +248,16 @@ class Producer:
         elif isinstance(reply, Crashed):
             self._on_crashed(part, reply)
         else:
-            self._coordinator.fill(part.channel, part.entry, Failure(error_of(reply)))
+            self._coordinator.fill(part.channel, part.entry, Failure(error_of(self._located(part, reply))))
         self.pump()
+
+    def _located(self, part: _Part, reply: Reply) -> Reply:
+        """The reply, with the place of the row that made the request fail, where one did."""
+        if not isinstance(reply, Failed) or reply.row < 0:
+            return reply
+
+        place = part.window.location(part.position.row + reply.row)
+        return located(reply, place, shows_row=self._coordinator.rules.shows_rows)
 
     def _on_crashed(self, part: _Part, crash: Crashed) -> None:
         if part.entry.num_rows == 1:
