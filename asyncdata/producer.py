@@ -20,7 +20,7 @@ from asyncdata.errors import AsyncDataError
 from asyncdata.executors.base import Crashed, error_of
 from asyncdata.pacing import MAX_CHUNK_ROWS, ChunkPacer
 from asyncdata.types import Position
-from asyncdata.window import ChunkOrigin
+from asyncdata.window import ChunkOrigin, no_such_place
 from asyncdata.wire import Failed, RowError, Tokenized
 
 if TYPE_CHECKING:
@@ -169,6 +169,9 @@ class Producer:
 
         window = self._windows[0]
         num_left = window.num_rows - self._row
+        if num_left < 0:
+            raise no_such_place(Position(*self._current, self._row), f"the window has {window.num_rows} rows")
+
         if num_left <= 0 and not window.is_last:
             self._next_window()
             return True
