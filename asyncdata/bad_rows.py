@@ -6,14 +6,17 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from asyncdata.errors import BadRowError
 from asyncdata.tokenization.rows import excerpt
 
 if TYPE_CHECKING:
     from asyncdata.channel import Bad
     from asyncdata.types import SourceLocation
+    from asyncdata.wire import Failed
 
-__all__ = ("bad_row_error", "without_text")
+__all__ = ("bad_row_error", "located", "without_text")
 
 _EXCERPT_BYTES = 400
 _TRACEBACK = "Traceback (most recent call last):"
@@ -62,6 +65,21 @@ def bad_row_error(bad: Bad, *, shows_row: bool = True) -> BadRowError:
         traceback=error.traceback,
     )
     return found if shows_row else without_text(found)
+
+
+def located(failed: Failed, place: SourceLocation, *, shows_row: bool = True) -> Failed:
+    """``failed``, which the row at ``place`` brought to light, with that place in its message."""
+    code, _, reason = failed.message.partition(" ")
+    told = BadRowError(
+        code,
+        reason,
+        path=place.path,
+        line=_line_number(place),
+        byte_offset=place.byte_offset,
+        row_number=place.row_number,
+    )
+    shown = f"it begins {failed.excerpt!r}" if shows_row else "log_excerpts=False shows no more"
+    return msgspec.structs.replace(failed, message=f"{told} ({shown})", row=-1, excerpt="")
 
 
 def without_text(error: BadRowError) -> BadRowError:

@@ -38,6 +38,9 @@ T = TypeVar("T")
 
 __all__ = ("LoaderFace", "same")
 
+_CLOSE_TIMEOUT_S = 5.0
+"""As long as the service takes at most."""
+
 
 class LoaderFace:
     """A loader, but for the calls that wait.
@@ -76,6 +79,8 @@ class LoaderFace:
         self._loops_only = self._engine.packs or config.world_size > 1
         self._loop_lock = threading.RLock()
         self._is_epoch_named = False
+        self._closing = threading.RLock()
+        self._is_closed = False
         self._closed_because = ""
 
     # Giving back, acknowledging.
@@ -189,12 +194,17 @@ class LoaderFace:
         self._engine.start()
 
     def _close(self, reason: str) -> None:
-        if self._closed_because:
+        self._closed_because = self._closed_because or reason
+        # Who comes second waits for the first; not for ever, as an interrupt may have left the lock locked.
+        if self._is_closed or not self._engine.service.is_here or not self._closing.acquire(timeout=_CLOSE_TIMEOUT_S):
             return
 
-        self._closed_because = reason
-        if self._engine.service.is_here:
-            self._engine.close(f"AD502 {reason}")
+        try:
+            if not self._is_closed:
+                self._engine.close(f"AD502 {self._closed_because}")
+                self._is_closed = True
+        finally:
+            self._closing.release()
 
     def _check(self) -> None:
         if self._closed_because:

@@ -13,6 +13,7 @@ from asyncdata.plan import PlannedOrder
 from asyncdata.planned_rows import PlannedRows
 from asyncdata.shares import row_of_epoch
 from asyncdata.types import Position
+from asyncdata.window import no_such_place
 from asyncdata.windows import AnywhereWindows
 from asyncdata.wire import NO_SLOT, Overflow, Permute, Permuted, Tokenize
 
@@ -210,6 +211,10 @@ class IndexedWindows(AnywhereWindows):
 
         if found is None:
             return False
+
+        if number and len(found.numbers) == 0:
+            window.fault = no_such_place(Position(epoch, number), "all rows of the epoch are before it")
+            return True
 
         places = self._index.places(found.numbers)
         window.fill(places, self._expected(found), is_last=found.is_last)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from asyncdata.bad_rows import located
 from asyncdata.errors import AsyncDataError, BadRowError
 from asyncdata.executors.base import Crashed, error_of
 from asyncdata.log import get_logger
 from asyncdata.sources.spool import is_whole, part_path
-from asyncdata.wire import Index, Indexed, RowError
+from asyncdata.wire import Failed, Index, Indexed, RowError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +38,7 @@ class Indexer:
     :param check: as in :class:`~asyncdata.wire.Index`.
     :param file: what earlier runs found, and where what is found goes.
     :param on_bad: called with each bad row; it raises if the row may not be passed over.
+    :param shows_rows: whether errors may show what stands in a row.
     :ivar on_growth: called when more rows are known, or none ever will be.
     """
 
@@ -48,6 +50,8 @@ class Indexer:
         check: str,
         file: IndexFile | None,
         on_bad: Callable[[BadRowError], object],
+        *,
+        shows_rows: bool = True,
     ) -> None:
         self.on_growth: Callable[[], object] = bool
         self._source = source
@@ -56,6 +60,7 @@ class Indexer:
         self._check = check
         self._file = file
         self._on_bad = on_bad
+        self._shows_rows = shows_rows
         self._is_read = False
         self._next_block = 0
         self._num_asked = 0
@@ -128,7 +133,15 @@ class Indexer:
             self._num_asked -= 1
             self._append_found()
         else:
-            self._give_up(error_of(reply))
+            self._give_up(error_of(self._located(reply)))
+
+    def _located(self, reply: Reply | Crashed) -> Reply | Crashed:
+        """The reply, with the place of the row that made the request fail, where one did."""
+        if not isinstance(reply, Failed) or reply.place is None:
+            return reply
+
+        place = self._source.location(reply.place.file_id, reply.place.offset, -1)
+        return located(reply, place, shows_row=self._shows_rows)
 
     def _append_found(self) -> None:
         try:

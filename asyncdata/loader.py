@@ -124,7 +124,7 @@ class DataLoader(LoaderFace):
         return Epoch(self._batches(), self._take) if packs is None else LockedEpoch(packs, self._take, self._loop_lock)
 
     def close(self) -> None:
-        """Stop the workers and the thread, within five seconds. May be called again, and from any thread."""
+        """Stop the workers and the thread, within five seconds. Called again, from any thread, it waits too."""
         self._close("the loader was closed by close()")
 
     def __enter__(self) -> Self:
@@ -213,13 +213,13 @@ class AsyncDataLoader(LoaderFace):
         return LockedAsyncEpoch(packs, self._take, self._async_loop_lock)
 
     async def aclose(self) -> None:
-        """Stop the workers and the thread, within five seconds. May be called again."""
+        """Stop the workers and the thread, within five seconds; cancelled too. Called again, it waits as well."""
         reason = "the loader was closed by aclose()"
         try:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._close, reason)
         except BaseException:
-            self._close(reason)  # asyncio's task.cancel() knows no shield, and may come before the thread has begun
+            self._close(reason)  # asyncio's task.cancel() knows no shield, and may come before the thread has ended
             raise
 
     async def __aenter__(self) -> Self:

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from asyncdata.bad_rows import located
 from asyncdata.channel import Channel, Entry, Failure
 from asyncdata.columns import Chunk
 from asyncdata.errors import AsyncDataError
 from asyncdata.executors.base import Crashed, error_of
 from asyncdata.pacing import MAX_CHUNK_ROWS, ChunkPacer
 from asyncdata.types import Position
-from asyncdata.window import ChunkOrigin
-from asyncdata.wire import RowError, Tokenized
+from asyncdata.window import ChunkOrigin, no_such_place
+from asyncdata.wire import Failed, RowError, Tokenized
 
 if TYPE_CHECKING:
     from asyncdata.canaries import Canaries
@@ -168,6 +169,9 @@ class Producer:
 
         window = self._windows[0]
         num_left = window.num_rows - self._row
+        if num_left < 0:
+            raise no_such_place(Position(*self._current, self._row), f"the window has {window.num_rows} rows")
+
         if num_left <= 0 and not window.is_last:
             self._next_window()
             return True
@@ -247,8 +251,16 @@ class Producer:
         elif isinstance(reply, Crashed):
             self._on_crashed(part, reply)
         else:
-            self._coordinator.fill(part.channel, part.entry, Failure(error_of(reply)))
+            self._coordinator.fill(part.channel, part.entry, Failure(error_of(self._located(part, reply))))
         self.pump()
+
+    def _located(self, part: _Part, reply: Reply) -> Reply:
+        """The reply, with the place of the row that made the request fail, where one did."""
+        if not isinstance(reply, Failed) or reply.row < 0:
+            return reply
+
+        place = part.window.location(part.position.row + reply.row)
+        return located(reply, place, shows_row=self._coordinator.rules.shows_rows)
 
     def _on_crashed(self, part: _Part, crash: Crashed) -> None:
         if part.entry.num_rows == 1:

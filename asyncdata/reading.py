@@ -273,7 +273,8 @@ class _IndexedReading:
 
     def windows(self, executor: Executor) -> IndexedWindows:
         check = self.order.shuffle.check
-        indexer = Indexer(self.files, executor, self.index, check, self._file(), self._pass_over)
+        shows_rows = self._config.log_excerpts
+        indexer = Indexer(self.files, executor, self.index, check, self._file(), self._pass_over, shows_rows=shows_rows)
         return IndexedWindows(self.files, self.order, executor, self.index, indexer, self._share)
 
     def canaries(self, executor: Executor) -> Canaries:

@@ -37,6 +37,8 @@ __all__ = (
 SCHEMA = 1
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 46)]
+"""Of an epoch, a window or a row. None is greater, and what is worked out from it has 64 bits."""
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +50,7 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     :ivar row: digest of the first row, by which another row in its place is noticed.
     """
 
-    window: Count
+    window: Number
     at: dict[str, Any] | None = None
     skip: Count = 0
     row: str
@@ -77,13 +79,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = SCHEMA
     library: str = "unknown"
-    position: tuple[Count, Count, Count]
+    position: tuple[Number, Number, Number]
     counters: dict[str, Any] = {}
     order: dict[str, Any] = {}
     fingerprints: dict[str, Any] = {}
     buffer: list[list[dict[str, Any]]] = []
     leases: list[list[dict[str, Any]]] = []
-    acked: list[tuple[Count, Count, Count]] = []
+    acked: list[tuple[Number, Number, Number]] = []
     journal: list[tuple[Count, Count]] = []
     canaries: list[str] = []
     stream: StreamState | msgspec.UnsetType = msgspec.UNSET  # not written where it is not needed

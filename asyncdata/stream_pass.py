@@ -48,6 +48,7 @@ class StreamPass:
 
     :param check: called often; it raises when nobody wants the rows any more.
     :ivar number: of the window that comes next.
+    :ivar is_at_end: whether no row comes any more.
     :ivar num_replayed: rows that were read again from the epoch's start, only to come where they end.
     """
 
@@ -68,7 +69,7 @@ class StreamPass:
         self._is_from_start = state is None or state.at is None
         self._check = check
         self._fault: Exception | None = None
-        self._is_at_end = False
+        self.is_at_end = False
         self._num_read = 0  # rows before those in `_rows`
         self._first = 0  # the row of `_rows` that comes next
         self._rows = Rows(0, np.empty(0, np.int64), np.empty(0, np.int64), b"", 0, None)
@@ -97,11 +98,11 @@ class StreamPass:
 
     def _look(self) -> bool:
         """Whether there is a row to come; it is in ``_rows``."""
-        while self._first == len(self._rows.lengths) and not self._is_at_end:
+        while self._first == len(self._rows.lengths) and not self.is_at_end:
             self._check()
             rows = next(self._source, None)
             if rows is None:
-                self._is_at_end = True
+                self.is_at_end = True
                 break
 
             self._num_read += self._first
@@ -109,7 +110,7 @@ class StreamPass:
             self._rows, self._first = rows, 0
             sizes = np.where(rows.lengths <= self._max_row_bytes, rows.lengths + 1, 0)
             self._places = np.concatenate(([0], np.cumsum(sizes)))
-        return not self._is_at_end
+        return not self.is_at_end
 
     def _digest(self) -> str:
         """Tells the row that comes next from others."""
@@ -189,12 +190,12 @@ class StreamPass:
             lengths=np.concatenate([part.lengths for part in parts]),
             offsets=np.concatenate([part.offsets for part in parts]),
             num_blank=num_blank,
-            is_last=self._is_at_end,
+            is_last=self.is_at_end,
             next_state=self._next_state(),
         )
 
     def _next_state(self) -> StreamState | None:
-        if self._is_at_end or self._fault is not None:
+        if self.is_at_end or self._fault is not None:
             return None
 
         at, skip = self._rows.state, self._first

@@ -18,6 +18,7 @@ from asyncdata.errors import AsyncDataError, SourceChangedError, SourceError, sa
 from asyncdata.log import get_logger
 from asyncdata.stream_pass import StreamPass, WindowRows
 from asyncdata.types import Position
+from asyncdata.window import no_such_place
 from asyncdata.wire import Tokenize
 
 if TYPE_CHECKING:
@@ -201,7 +202,10 @@ class StreamWindows:
         outcome = await anyio.to_thread.run_sync(self._read, fill, abandon_on_cancel=True)
         self._running = None
         if not fill.is_given_up:
-            if isinstance(outcome, WindowRows):
+            if isinstance(outcome, WindowRows) and fill.number and len(outcome.lengths) == 0:
+                place = Position(fill.epoch, fill.number)
+                fill.window.fault = no_such_place(place, "all rows of the epoch are before it")
+            elif isinstance(outcome, WindowRows):
                 self.num_blank += outcome.num_blank
                 fill.window.fill(outcome, self._order.rows(fill.epoch, fill.number, len(outcome.lengths)))
                 self._keep_state(fill.epoch, outcome.next_state)
@@ -247,7 +251,7 @@ class StreamWindows:
         if epoch or number:  # at the very start it has just been looked at
             self._stream.check_unchanged()
         current = self._begin(epoch, self.state_at(Position(epoch, number)))
-        while current.number < number:
+        while current.number < number and not current.is_at_end:
             current.pass_window()
         if current.num_replayed:
             _log.warning("stream.replayed", epoch=epoch, window=number, num_rows=current.num_replayed)
@@ -261,7 +265,7 @@ class StreamWindows:
 
         self._close_pass()
         self._pass = StreamPass(self._stream, self._order, epoch, None, self._check)
-        while self._pass.number < state.window:
+        while self._pass.number < state.window and not self._pass.is_at_end:
             self._pass.pass_window()
         if not self._pass.is_at(state):
             raise SourceChangedError(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from asyncdata.errors import SnapshotError
 from asyncdata.wire import Overflow, Scan, Tokenize
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from asyncdata.types import Position, SourceLocation
     from asyncdata.wire import Block, Scanned, Tokenized
 
-__all__ = ("SLACK_BYTES", "Arranged", "ChunkOrigin", "OpenWindow", "Placed", "Tokens", "Window")
+__all__ = ("SLACK_BYTES", "Arranged", "ChunkOrigin", "OpenWindow", "Placed", "Tokens", "Window", "no_such_place")
 
 SLACK_BYTES = 8 * 1024
 """Read beyond a block, so that most rows that cross its end need no second read."""
@@ -255,6 +256,18 @@ class Window:
         return sorted(
             {int(row) for key in wanted for row in np.flatnonzero((file_ids == key[0]) & (offsets == key[1]))}
         )
+
+
+def no_such_place(position: Position, found: str) -> SnapshotError:
+    """The error of a restart at a position that does not exist.
+
+    :param found: what there is in its place.
+    """
+    return SnapshotError(
+        f"AD602 the snapshot's position does not exist: it is row {position.row} of window {position.window} of epoch "
+        f"{position.epoch}, and {found}. It is damaged, or the data is not that of then: restore an older one, or go "
+        "on with the next epoch by set_epoch()"
+    )
 
 
 def _joined(parts: list[bytes]) -> Int32:

@@ -6,7 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from asyncdata.executors.base import Crashed, error_of
-from asyncdata.window import Window
+from asyncdata.types import Position
+from asyncdata.window import Window, no_such_place
 from asyncdata.wire import Scanned
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from asyncdata.order import Order
     from asyncdata.snapshot import StreamState
     from asyncdata.sources.base import Blocks
-    from asyncdata.types import Position
     from asyncdata.window import OpenWindow, Tokens
     from asyncdata.wire import Block, Reply, Scan
 
@@ -141,6 +141,9 @@ class BlockWindows(AnywhereWindows):
         """As the protocol says."""
         if number == 0 and epoch > 0:
             self._source.check_unchanged()
+        if number >= self._order.num_windows:
+            raise no_such_place(Position(epoch, number), f"an epoch has {self._order.num_windows} windows")
+
         if self._cache is not None and not self._cache.is_ready(epoch, number, on_ready):
             return None
 

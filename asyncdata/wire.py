@@ -303,11 +303,18 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The whole request failed, and would fail again: not a row's fault."""
+    """The whole request failed, and would fail again: not a row's fault.
+
+    ``row`` is the row of the request that brought it to light, if one did; ``place`` where it lies, if the request was
+    an :class:`Index`; and ``excerpt`` what stands in it.
+    """
 
     kind: str
     message: str
     traceback: str = ""
+    row: int = -1
+    excerpt: str = ""
+    place: Overflow | None = None
 
 
 class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):

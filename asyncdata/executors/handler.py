@@ -26,7 +26,7 @@ from asyncdata.user_traceback import user_traceback
 from asyncdata.wire import Failed, Index, Permute, Scan, Scanned, Tokenize, Tokenized
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from asyncdata.sources.reader import BlockReader
     from asyncdata.tokenization.base import BatchTokenizer
@@ -99,6 +99,8 @@ class Handler:
             return self._answer(request)
         except FileChangedError as error:
             return Failed("SourceChangedError", str(error))
+        except WrongIdsError as error:
+            return Failed("ConfigError", str(error), row=error.row, excerpt=error.excerpt, place=error.place)
         except ConfigError as error:
             return Failed("ConfigError", str(error))
         except OSError as error:
@@ -184,8 +186,9 @@ class Handler:
         try:
             out = ColumnWriter(self._progress, good if bad else None)
             self._tokenizer([rows[row] for row in good] if bad else rows, out)
-        except WrongIdsError:
-            raise  # no row's fault: nothing of this request can be believed
+        except WrongIdsError as error:  # no row's fault: nothing of this request can be believed
+            error.row = self._row_with_wrong_ids(rows, good)
+            raise
         except BaseException:  # a panic in Rust is no Exception
             # One row upset the whole batch. Row by row, only that one is bad.
             out = ColumnWriter(self._progress)
@@ -195,6 +198,19 @@ class Handler:
         for row in too_long:
             out.fail_at(row, RowFault("AD108", f"the row is longer than max_row_bytes ({limit})"))
         return out
+
+    def _row_with_wrong_ids(self, rows: list[bytes | memoryview], good: Iterable[int]) -> int:
+        """The row for which the backend was found out: it is refused again; -1 if that cannot be told any more."""
+        for row in good:
+            self._progress(row)
+            try:
+                self._tokenizer([rows[row]], ColumnWriter())
+            except WrongIdsError as error:
+                if error.is_here:
+                    return row
+            except BaseException:  # another row, whatever is wrong with it: nobody will ask for it
+                continue
+        return -1
 
     def _write_one(self, row: int, raw: bytes | memoryview, out: ColumnWriter) -> None:
         one = ColumnWriter(numbers=[row])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from array import array
+from bisect import bisect_right
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata.sources.spool import write_part
 from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.tokenization.rows import RowDecoder, RowFault
+from asyncdata.tokenization.wrong_ids import WrongIdsError
 from asyncdata.wire import Indexed, Overflow, Permuted
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ def index_blocks(
     elif request.check == "json":
         found = _decode(rows)
     else:
-        found = write(rows.raw, rows.lengths, frozenset(request.lost))
+        found = _write(request, rows, write)
     reply = found.finish(0, 0.0)
     num_tokens = _num_tokens(reply, len(rows.lengths)) if request.check == "samples" else b""
     marks = bytearray(len(rows.lengths)) if reply.drops or reply.errors or request.lost else bytearray()
@@ -72,6 +75,23 @@ def index_blocks(
         errors=reply.errors,
         num_tokens=num_tokens,
     )
+
+
+def _write(
+    request: Index, rows: _Rows, write: Callable[[list[Buffer], array[int], frozenset[int]], ColumnWriter]
+) -> ColumnWriter:
+    try:
+        return write(rows.raw, rows.lengths, frozenset(request.lost))
+    except WrongIdsError as error:
+        if error.row >= 0:
+            error.place = _place(error.row, request.blocks, rows)
+        raise
+
+
+def _place(row: int, blocks: list[Block], rows: _Rows) -> Overflow:
+    """Where a row of the request lies."""
+    number = bisect_right(list(accumulate(rows.counts)), row)
+    return Overflow(row, blocks[number].file_id, blocks[number].start + rows.offsets[row])
 
 
 def _num_tokens(reply: Tokenized, num_rows: int) -> bytes:

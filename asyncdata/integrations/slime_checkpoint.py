@@ -109,7 +109,7 @@ def write(
         beside=None if content is None else digest(content),
     )
     stem = _stem(folder, rollout_id)
-    os.makedirs(os.path.dirname(stem), exist_ok=True)
+    os.makedirs(os.path.dirname(stem), mode=0o700, exist_ok=True)
     if os.path.exists(f"{stem}.asyncdata"):
         # Killed between the two files, one may be missing, but they never contradict each other.
         with suppress(FileNotFoundError):

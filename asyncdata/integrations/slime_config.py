@@ -17,6 +17,7 @@ from asyncdata.errors import ConfigError
 from asyncdata.import_path import resolve_path
 from asyncdata.integrations.slime_rows import SlimeTokenizeFn
 from asyncdata.order import RowShuffle, Shuffle
+from asyncdata.tokenization.prompt_parts import BackendName  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from asyncdata.config import Knobs
@@ -51,6 +52,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     :ivar dataset: import path of a function of (args) that makes the dataset: an
         :class:`~asyncdata.integrations.hf_adapter.HFDatasetAdapterBase`, or what has ``samples``, a length and
         ``shuffle(epoch_id)``, as slime's own has. ``--prompt-data`` is its business then.
+    :ivar tokenizer_backend: see :class:`~asyncdata.tokenization.prompt_parts.OfTokenizer`.
     :ivar max_bad_rows: no limit unless one is set: a bad row counts again in every epoch, and rollouts see many.
     """
 
@@ -62,7 +64,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     allow_changed: list[str] = []
     processor: str | None = None
     dataset: str | None = None
+    tokenizer_backend: BackendName = "auto"
     num_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    max_workers: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_memory_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_bytes_per_worker: Annotated[int, msgspec.Meta(ge=1)] | None = None
     buffer_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_ready_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = 600.0
@@ -210,6 +216,7 @@ def _tokenize_fn(args: Any, options: Options) -> SlimeTokenizeFn:
         pretokenize=options.pretokenize,
         today=options.today,
         revision=options.revision,
+        tokenizer_backend=options.tokenizer_backend,
     )
 
 

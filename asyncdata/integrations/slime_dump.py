@@ -30,10 +30,16 @@ def dump_tokenizer(settings: SlimeSettings) -> None:
 
     target = os.path.join(folder, "tokenizer")
     try:
-        os.makedirs(target, exist_ok=True)
+        os.makedirs(target, mode=0o700, exist_ok=True)
         with os.scandir(resolve(fn.tokenizer, fn.revision).folder) as entries:
             for entry in entries:
                 if entry.name.endswith(_SUFFIXES) and entry.is_file() and entry.stat().st_size <= _MAX_BYTES:
-                    shutil.copyfile(entry.path, os.path.join(target, entry.name))
+                    _copy(entry.path, os.path.join(target, entry.name))
     except OSError as error:
         raise ConfigError(f"the tokenizer cannot be copied to --dump-details {folder}: {error}") from error
+
+
+def _copy(path: str, target: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(path, "rb") as source, open(os.open(target, flags, 0o600), "wb") as file:
+        shutil.copyfileobj(source, file)

@@ -44,6 +44,7 @@ def split_lines(pieces: Iterable[bytes], offset: int, number: int, max_row_bytes
     :param pieces: the text from ``offset`` on.
     """
     held: list[bytes] = []  # the beginning of a line whose end has not come
+    mark: list[bytes] = []
     num_bytes = num_lost = 0  # of it; a line that is too long is not held
     for piece in pieces:
         end = piece.rfind(b"\n") + 1
@@ -57,7 +58,10 @@ def split_lines(pieces: Iterable[bytes], offset: int, number: int, max_row_bytes
             held.append(piece[end:])
             num_bytes += len(piece) - end
         if num_bytes > max_row_bytes + len(_BOM):
-            held, num_lost = [], num_bytes
+            if not num_lost:
+                mark = [_BOM] if offset == 0 and b"".join(held).startswith(_BOM) else []
+            held = list(mark)  # the row begins behind it
+            num_lost = num_bytes - len(_BOM) * len(mark)
     if num_bytes:
         yield _rows(b"".join(held) + b"\n", offset, number, num_lost, max_row_bytes)
 

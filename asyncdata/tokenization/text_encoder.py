@@ -72,6 +72,7 @@ class TextEncoder:
         self._fast = fast
         self._hf: HfEncoder | None = None
         self._audit_after_s = time.process_time() + WORK_BEFORE_AUDIT_S
+        self._wrong_text: str | None = None
         if fast is None:
             self._trusted()
 
@@ -87,10 +88,13 @@ class TextEncoder:
     def __call__(self, texts: list[str]) -> Encoded:
         """The ids of each text.
 
-        :raises WrongIdsError: if an audit finds the backend out.
+        :raises WrongIdsError: if an audit finds the backend out, and from then on.
         """
         if self._fast is None:
             return Encoded(*self._trusted().each(texts))
+
+        if self._wrong_text is not None:
+            raise _found_out(self._fast.proof, self._wrong_text, is_here=self._wrong_text in texts)
 
         not_proven = self._fast.finder(texts)
         if not_proven:
@@ -144,16 +148,27 @@ class TextEncoder:
         if found.ids[4 * start : 4 * found.ends[number]] == expected:
             return
 
-        from asyncdata.tokenization.proofs import proof_path, revoke
+        from asyncdata.tokenization.proofs import revoke
 
-        shown, backend = excerpt(texts[number].encode("utf-8", "surrogatepass")), fast.proof.subject.backend
-        revoke(fast.proof.subject, f"an audit found other ids than those of tokenizers for the text {shown!r}")
-        raise WrongIdsError(
-            f"AD436 tokenizer_backend {backend!r} {fast.proof.subject.backend_version} gives other ids than tokenizers "
-            f"for a text that begins {shown!r}: samples that were delivered before may be wrong as well. Its proof "
-            f"{proof_path(fast.proof.subject)} is revoked, so that 'auto' no longer chooses it. Set "
-            "tokenizer_backend='hf', go on from a snapshot you trust, and report the text to the backend's authors"
+        self._wrong_text = texts[number]
+        length = len(self._wrong_text)  # the text is the row's, and must not be shown by whoever reads the proof
+        revoke(
+            fast.proof.subject, f"an audit found other ids than those of tokenizers for a text of {length} characters"
         )
+        raise _found_out(fast.proof, self._wrong_text)
+
+
+def _found_out(proof: Proof, text: str, *, is_here: bool = True) -> WrongIdsError:
+    from asyncdata.tokenization.proofs import proof_path
+
+    return WrongIdsError(
+        f"AD436 tokenizer_backend {proof.subject.backend!r} {proof.subject.backend_version} gives other ids than "
+        "tokenizers for a text: samples that were delivered before may be wrong as well. Its proof "
+        f"{proof_path(proof.subject)} is revoked, so that 'auto' no longer chooses it. Set tokenizer_backend='hf', go "
+        "on from a snapshot you trust, and report the text to the backend's authors",
+        excerpt(text.encode("utf-8", "surrogatepass")),
+        is_here=is_here,
+    )
 
 
 def _with_ids_around(found: FlatIds, before: list[int], after: list[int]) -> FlatIds:

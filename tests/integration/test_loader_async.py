@@ -23,6 +23,7 @@ from asyncdata import (
     PrefetchTimeoutError,
     Sample,
 )
+from tests.support.closing import is_alive, num_closing, slow_to_close
 from tests.support.loading import NEVER_S, SHUFFLE, ids, line_of, order_of, write_rows
 from tests.support.tokenize_fns import all_dropped, fails_on_13, kills_on_13, row_id, waits_for_a_file
 
@@ -477,6 +478,26 @@ async def test_closing_twice_is_closing_and_every_use_afterwards_says_so(path):
         loader.add_samples([batch])
 
 
+async def test_a_second_aclose_waits_for_the_first(path, monkeypatch):
+    loader = make(path)
+    await loader.get_next_batch(1)
+    should, may = slow_to_close(loader, monkeypatch)
+    was_alive: list[bool] = []
+
+    async def close() -> None:
+        await loader.aclose()
+        was_alive.append(is_alive(loader))
+
+    first = asyncio.create_task(close())
+    await until(should.is_set)
+    second = asyncio.create_task(close())
+    await until(lambda: second.done() or num_closing() == 2)
+    may.set()
+    await asyncio.gather(first, second)
+
+    assert was_alive == [False, False]
+
+
 async def test_a_cancelled_block_is_closed_all_the_same(path):
     with anyio.CancelScope() as scope:
         async with make(path, num_workers=1) as loader:
@@ -499,6 +520,7 @@ async def test_a_task_that_is_cancelled_while_it_closes_has_closed(path, num_ste
     await asyncio.wait({task})
 
     if num_steps:  # before its first step it was never called
+        assert not is_alive(loader)
         with pytest.raises(LoaderClosedError, match="AD502"):
             loader.start()
     await loader.aclose()

@@ -45,6 +45,7 @@ from asyncdata import (
 from asyncdata.order import Order
 from asyncdata.producer import Producer
 from tests.support import worker_fns
+from tests.support.closing import is_alive, num_closing, service_of, slow_to_close
 from tests.support.loading import NEVER_S, SHUFFLE, ids, line_of, order_of, write_rows
 from tests.support.tokenize_fns import (
     all_dropped,
@@ -982,6 +983,46 @@ def test_closing_ends_a_wait(tmp_path):
     gate.touch()
 
     assert [str(error) for error in caught] == ["AD502 the loader was closed by close()"] * 3
+
+
+def test_a_second_close_waits_for_the_first(path, monkeypatch):
+    loader = make(path)
+    loader.get_next_batch(1)
+    should, may = slow_to_close(loader, monkeypatch)
+    was_alive: list[bool] = []
+
+    def close() -> None:
+        loader.close()
+        was_alive.append(is_alive(loader))
+
+    first, second = threading.Thread(target=close), threading.Thread(target=close)
+    first.start()
+    assert should.wait(NEVER_S)
+    second.start()
+    until(lambda: not second.is_alive() or num_closing() == 2)
+    may.set()
+    first.join(NEVER_S)
+    second.join(NEVER_S)
+
+    assert was_alive == [False, False]
+
+
+def test_a_close_that_was_interrupted_is_finished_by_the_next(path, monkeypatch):
+    loader = make(path)
+    loader.get_next_batch(1)
+    service = service_of(loader)
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loader.close()
+
+    loader.close()
+
+    assert not is_alive(loader)
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
 
 
 def test_after_closing_every_use_says_so(path):

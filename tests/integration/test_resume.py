@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import pickle
 import threading
@@ -19,6 +20,8 @@ from asyncdata import (
     ConfigError,
     DataLoader,
     EndOfData,
+    HardPacking,
+    RowShuffle,
     Sample,
     Shuffle,
     SnapshotError,
@@ -420,6 +423,47 @@ def test_what_is_no_state_is_refused_and_changes_nothing(path, state):
 
 
 # What a state is
+
+
+BEYOND = {"row": (0, 0, 10_000), "window": (0, 10_000, 0), "far": (0, 1 << 46, 1 << 46)}
+
+
+@pytest.mark.parametrize("place", BEYOND.values(), ids=BEYOND)
+@pytest.mark.parametrize("kind", ["blocks", "full", "growing", "kept", "stream", "planned"])
+def test_a_place_that_does_not_exist_is_refused_and_nothing_is_passed_over(path, tmp_path, kind, place):
+    knobs: dict[str, Any] = {"blocks": {}, "full": {"shuffle": "full"}, "stream": {}}.get(kind) or {}
+    if kind in ("growing", "kept"):
+        knobs = {"shuffle": RowShuffle(method="none", only_kept=kind == "kept")}
+    if kind == "planned":
+        knobs = {
+            "shuffle": "full",
+            "packing": HardPacking(max_length=4, across_epochs=False),
+            "plan_packs": True,
+            "batch_size": 2,
+        }
+    if kind == "stream":
+        packed = tmp_path / "rows.jsonl.gz"
+        packed.write_bytes(gzip.compress(path.read_bytes()))
+        path = packed
+    with make(path, **knobs) as loader:
+        take_one(loader, kind)
+        state = loader.state_dict()
+    state["position"] = list(place)
+
+    with make(path, **knobs) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(SnapshotError, match=r"AD602 .*position"):
+            take_one(loader, kind)
+        loader.set_epoch(1)
+        take_one(loader, kind)
+        assert loader.statistics().epoch == 1
+
+
+def take_one(loader: DataLoader, kind: str) -> None:
+    if kind == "planned":
+        next(iter(loader))
+    else:
+        loader.get_next_batch(1)
 
 
 @pytest.mark.parametrize("passage", PASSAGES)

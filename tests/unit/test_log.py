@@ -1,4 +1,4 @@
-"""Loggers are structlog's, from their first event on, and structlog stays the caller's to configure."""
+"""Events go to structlog if the application has configured that, and else to logging; which stay the application's."""
 
 from __future__ import annotations
 
@@ -48,13 +48,56 @@ def test_a_logger_made_before_structlog_is_configured_obeys():
     assert seen == ["info loader.started"]
 
 
-def test_a_logger_imports_structlog_at_its_first_event_and_never_configures_it():
+def said_by(code: str) -> tuple[str, str]:
+    """What a program that logs events, with ``code`` before them, prints to stdout and stderr."""
+    events = (
+        "\nfrom asyncdata.log import get_logger"
+        "\nget_logger('asyncdata.x').info('loader.started', n=1)"
+        "\nget_logger('asyncdata.x').warning('row.bad', path='/a', line=3)"
+        "\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    get_logger('asyncdata.x').exception('service.failed')"
+    )
+    result = subprocess.run([sys.executable, "-c", code + events], capture_output=True, text=True, check=True)
+    return result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("code", ["", "import structlog"])
+def test_where_nobody_has_configured_anything_warnings_go_to_stderr_and_nothing_to_stdout(code):
+    out, err = said_by(code)
+
+    assert out == ""
+    assert err.startswith("asyncdata: row.bad path='/a' line=3\nasyncdata: service.failed\nTraceback")
+    assert "ZeroDivisionError" in err
+    assert "loader.started" not in err
+
+
+def test_what_the_application_has_told_logging_holds():
+    settings = "format='%(levelname)s %(name)s %(filename)s %(message)s|%(event)s|%(fields)s'"
+    out, err = said_by(f"import logging, sys; logging.basicConfig(level='INFO', stream=sys.stdout, {settings})")
+
+    assert out.splitlines()[:2] == [
+        "INFO asyncdata.x <string> loader.started n=1|loader.started|{'n': 1}",
+        "WARNING asyncdata.x <string> row.bad path='/a' line=3|row.bad|{'path': '/a', 'line': 3}",
+    ]
+    assert err == ""
+    silent = said_by("import logging; logging.getLogger('asyncdata').setLevel(logging.CRITICAL)")
+    assert silent == ("", "")
+
+
+def test_where_structlog_is_configured_it_gets_every_event():
+    out, err = said_by("import structlog; structlog.configure(processors=[structlog.processors.KeyValueRenderer()])")
+
+    assert out.splitlines()[:2] == ["n=1 event='loader.started'", "path='/a' line=3 event='row.bad'"]
+    assert err == ""
+
+
+def test_a_logger_neither_imports_structlog_nor_configures_anything():
     code = (
-        "import sys; from asyncdata.log import get_logger; log = get_logger('x'); "
-        "assert 'structlog' not in sys.modules; log.info('a'); import structlog; assert not structlog.is_configured()"
+        "import sys, logging; from asyncdata.log import get_logger; get_logger('asyncdata.x').warning('a'); "
+        "assert 'structlog' not in sys.modules; assert not logging.getLogger().handlers; "
+        "assert not logging.getLogger('asyncdata').handlers; "
+        "import structlog; get_logger('asyncdata.x').warning('a'); assert not structlog.is_configured()"
     )
 
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "a" in result.stdout
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "asyncdata: a\nasyncdata: a\n")

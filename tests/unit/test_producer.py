@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata import errors
-from asyncdata.errors import BadRowError, SourceChangedError, SourceError, WorkerError
+from asyncdata.errors import BadRowError, SnapshotError, SourceChangedError, SourceError, WorkerError
 from asyncdata.request import Request
 from asyncdata.types import Position
 from asyncdata.wire import Failed, Ready, Scan, Tokenize
@@ -177,15 +177,27 @@ def test_it_begins_where_the_ledger_stands(loader_of: Any) -> None:
 def test_a_position_behind_the_last_row_of_a_window_goes_on_with_the_next(loader_of: Any) -> None:
     loader = loader_of(40, window_blocks=4, epochs=2)
     state = loader.snapshot()
-    num_rows = sum(sample.position.window == 0 for sample in loader.take(40))
+    samples = loader.take(40)
+    num_rows = sum(sample.position.window == 0 for sample in samples)
     state["counters"]["epoch_groups"] = num_rows
 
     loader.restore({**state, "position": (0, 0, num_rows)})
     assert loader.ids(2) == [num_rows, num_rows + 1]
 
     last = loader.order.num_windows - 1
-    loader.restore({**state, "position": (0, last, 10**6)})
+    num_last = sum(sample.position.window == last for sample in samples)
+    loader.restore({**state, "position": (0, last, num_last)})
     assert loader.ids(2) == [0, 1], "of the next epoch"
+
+
+def test_a_position_that_no_row_can_have_left_is_refused(loader_of: Any) -> None:
+    loader = loader_of(40, window_blocks=4, epochs=2)
+    state = loader.snapshot()
+    num_rows = sum(sample.position.window == 0 for sample in loader.take(40))
+
+    loader.restore({**state, "position": (0, 0, num_rows + 1)})
+    with pytest.raises(SnapshotError, match=f"AD602 .* row {num_rows + 1} of window 0 of epoch 0, .* {num_rows} rows"):
+        loader.ids(1)
 
 
 def test_requests_of_before_are_forgotten_and_their_slots_are_not_used_before_they_end(loader_of: Any) -> None:

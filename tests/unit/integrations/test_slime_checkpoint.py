@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +216,21 @@ def test_the_last_files_of_a_rollout_are_kept(prompts, given, folder):
 
     names = sorted(path.name for path in own(folder, 0).parent.iterdir())
     assert names == [f"global_dataset_state_dict_0.{end}" for end in ("asyncdata", "asyncdata.1", "asyncdata.2", "pt")]
+
+
+def test_a_checkpoint_is_its_owners_alone(prompts, given, folder):
+    before = os.umask(0)
+    try:
+        with source_of(prompts, **given) as source:
+            source.get_samples(2)
+            source.save(0)
+    finally:
+        os.umask(before)
+
+    assert stat.S_IMODE(Path(folder, "rollout").stat().st_mode) == 0o700
+    files = list(Path(folder, "rollout").iterdir())
+    assert own(folder, 0) in files
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
 
 def test_nothing_to_save_to_is_an_error_and_nothing_to_load_from_is_none(prompts, given):

@@ -121,7 +121,14 @@ def test_a_key_may_be_an_attribute_of_the_class():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("order", "random"), ("num_workers", -1), ("timeout_s", 0), ("strict_load", "yes"), ("allow_changed", [1])],
+    [
+        ("order", "random"),
+        ("num_workers", -1),
+        ("tokenizer_backend", "rust"),
+        ("timeout_s", 0),
+        ("strict_load", "yes"),
+        ("allow_changed", [1]),
+    ],
 )
 def test_a_value_that_cannot_work_is_an_error_that_names_the_key(key, value):
     with pytest.raises(ConfigError, match=f"asyncdata_{key}"):
@@ -141,6 +148,9 @@ def test_what_may_change_is_a_list_or_names_with_commas():
 def test_every_knob_among_the_keys_reaches_the_loader():
     given = {
         "num_workers": 3,
+        "max_workers": 5,
+        "max_memory_bytes": 1 << 33,
+        "max_bytes_per_worker": 1 << 30,
         "buffer_size": 50,
         "max_ready_bytes": 1000,
         "timeout_s": 5.0,
@@ -157,7 +167,17 @@ def test_every_knob_among_the_keys_reaches_the_loader():
     assert {name: knobs[name] for name in given} == given
     assert set(knobs) == {*given, "seed", "shuffle"}
     others = {"order", "pretokenize", "today", "revision", "strict_load", "allow_changed", "processor", "dataset"}
+    others |= {"tokenizer_backend"}
     assert set(Options.__struct_fields__) == {*given, *others}
+
+
+@pytest.mark.parametrize(("given", "found"), [({}, "auto"), ({"asyncdata_tokenizer_backend": "hf"}, "hf")])
+def test_the_tokenizers_backend_can_be_named_and_is_no_part_of_what_a_checkpoint_depends_on(given, found):
+    fn = settings(prompt_data="p.jsonl", hf_checkpoint="folder", **given).tokenize_fn
+
+    assert fn is not None
+    assert fn.tokenizer_backend == found
+    assert fn.settings_digest() == settings(prompt_data="p.jsonl", hf_checkpoint="folder").tokenize_fn.settings_digest()
 
 
 def test_bad_rows_are_skipped_without_limit_as_slime_skips_them():

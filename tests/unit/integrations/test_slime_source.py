@@ -7,7 +7,9 @@ import copy
 import gc
 import inspect
 import json
+import os
 import random
+import stat
 import sys
 import threading
 import types
@@ -104,10 +106,17 @@ def test_the_tokenizer_is_beside_the_dumped_details(prompts, small_tokenizer, tm
         (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
     (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
 
-    with source_of(prompts, hf_checkpoint=str(tmp_path / "model"), dump_details=str(folder)):
-        copied = {file.name: file.read_bytes() for file in (folder / "tokenizer").iterdir()}
+    before = os.umask(0)
+    try:
+        for _ in range(2):  # into a folder that has it already, too
+            with source_of(prompts, hf_checkpoint=str(tmp_path / "model"), dump_details=str(folder)):
+                copied = {file.name: file.read_bytes() for file in (folder / "tokenizer").iterdir()}
+    finally:
+        os.umask(before)
 
     assert copied == {file.name: file.read_bytes() for file in small_tokenizer.iterdir()}
+    assert stat.S_IMODE((folder / "tokenizer").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (folder / "tokenizer").iterdir()} == {0o600}
 
 
 def test_details_that_cannot_be_dumped_are_said_at_the_start(prompts, small_tokenizer, tmp_path):

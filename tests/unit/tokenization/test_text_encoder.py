@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from array import array
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from asyncdata import DataLoader, PromptTokenizeFn, pauses
+from asyncdata import DataLoader, PromptTokenizeFn, RowShuffle, pauses
 from asyncdata.errors import ConfigError
 from asyncdata.tokenization import text_encoder
 from asyncdata.tokenization.backends import BoundedEncoder, FlatIds
@@ -180,13 +181,19 @@ def test_the_audit_finds_a_text_that_the_sweep_did_not_and_revokes_the_proof(
     for _ in range(20):
         encoder(["common", "text"])
 
-    with pytest.raises(WrongIdsError, match=r"AD436 .*'gigatoken' 1\.0 gives other ids .* begins 'a rare text'.*'hf'"):
+    with pytest.raises(WrongIdsError, match=r"AD436 .*'gigatoken' 1\.0 gives other ids than .*'hf'") as caught:
         for _ in range(20):
             encoder(["a rare text", "a rare text"])
+    assert (caught.value.excerpt, caught.value.is_here) == ("a rare text", True)
+    with pytest.raises(WrongIdsError, match="AD436") as again:
+        encoder(["another"])
+    assert not again.value.is_here
 
     subject = subject_of(files, "gigatoken")
     assert subject is not None
-    assert "a rare text" in (find(subject) or pytest.fail("revoked, not removed")).refusal
+    refusal = (find(subject) or pytest.fail("revoked, not removed")).refusal
+    assert "a text of 11 characters" in refusal
+    assert "a rare text" not in refusal
     assert choose(files, "auto") is None
 
 
@@ -247,6 +254,46 @@ def test_what_is_wrong_in_a_pause_is_told_by_the_next_batch(
 
     with pytest.raises(FileNotFoundError):
         is_found_out(encoder)
+
+
+@pytest.mark.parametrize("order", [False, RowShuffle(method="none", only_kept=True)], ids=str)
+@pytest.mark.parametrize("log_excerpts", [True, False])
+@pytest.mark.parametrize("bad", [0, 2])
+def test_what_an_audit_finds_has_a_place_and_is_shown_only_where_rows_may_be(
+    found_out: Callable[[str], None],
+    small_tokenizer: Path,
+    jsonl_file: Callable[..., Path],
+    order: Any,
+    log_excerpts: bool,
+    bad: int,
+) -> None:
+    found_out("a rare text")
+    common = [{"input": f"common {number}"} for number in range(5)]
+    broken = [{"put": "no prompt"}] * bad
+    path = jsonl_file([*common[:2], *broken, *common[2:], *[{"input": "a rare text"}] * 40])
+    lines = path.read_bytes().splitlines(keepends=True)
+
+    with (
+        DataLoader(
+            path,
+            tokenize_fn=PromptTokenizeFn(str(small_tokenizer)),
+            shuffle=order,
+            num_workers=0,
+            on_bad_row="skip",
+            log_excerpts=log_excerpts,
+        ) as loader,
+        pytest.raises(ConfigError, match="AD436") as caught,
+    ):
+        while True:
+            loader.get_next_batch(5)
+
+    message = str(caught.value)
+    found = re.match(rf"AD436 {re.escape(str(path))}:(\d+) \(byte (\d+)\): tokenizer_backend", message)
+    assert found is not None
+    line, start = map(int, found.groups())
+    assert b"a rare text" in lines[line - 1]
+    assert start == sum(map(len, lines[: line - 1]))
+    assert ("a rare text" in message) == log_excerpts
 
 
 def test_one_text_in_so_many_is_audited_by_its_length() -> None:

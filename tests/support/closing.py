@@ -1,0 +1,55 @@
+"""A loader that takes its time to close, and who waits for it meanwhile."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+
+from tests.support.loading import NEVER_S
+
+if TYPE_CHECKING:
+    import pytest
+
+    from asyncdata import AsyncDataLoader, DataLoader
+    from asyncdata.service import Service
+
+__all__ = ("is_alive", "num_closing", "service_of", "slow_to_close")
+
+
+def service_of(loader: DataLoader | AsyncDataLoader) -> Service:
+    """What has the loader's thread."""
+    return loader._engine.service  # noqa: SLF001 - nothing public says whether it is alive
+
+
+def is_alive(loader: DataLoader | AsyncDataLoader) -> bool:
+    """Whether that thread runs."""
+    thread = service_of(loader)._thread  # noqa: SLF001 - as above
+    return thread is not None and thread.is_alive()
+
+
+def slow_to_close(
+    loader: DataLoader | AsyncDataLoader, monkeypatch: pytest.MonkeyPatch
+) -> tuple[threading.Event, threading.Event]:
+    """Its thread ends only when the second event is set; the first says that it should."""
+    should, may = threading.Event(), threading.Event()
+    windows = service_of(loader)._windows  # noqa: SLF001 - the last thing that closing waits for
+    finish = windows.finish
+
+    async def finish_late() -> None:
+        should.set()
+        await anyio.to_thread.run_sync(may.wait)
+        await finish()
+
+    monkeypatch.setattr(windows, "finish", finish_late)
+    monkeypatch.setattr("asyncdata.service._FINISH_TIMEOUT_S", NEVER_S)
+    return should, may
+
+
+def num_closing() -> int:
+    """How many threads stand in a lock of closing, or wait for another thread to end."""
+    waiting = {"_close", "join", "_wait_for_tstate_lock"}
+    frames = sys._current_frames().values()  # noqa: SLF001 - nothing else tells where a thread stands
+    return sum(frame.f_code.co_name in waiting for frame in frames)
