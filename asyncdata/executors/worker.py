@@ -100,8 +100,7 @@ def die_with(parent: int, alive_fd: int) -> int:
     own_fd = os.open(f"/proc/self/fd/{alive_fd}", os.O_RDONLY | os.O_NONBLOCK)
     fcntl.fcntl(own_fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(own_fd, fcntl.F_SETFL, fcntl.fcntl(own_fd, fcntl.F_GETFL) | os.O_ASYNC)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent or _has_ended(own_fd):  # it died before we listened
         os._exit(0)
     return own_fd

@@ -16,6 +16,8 @@ from asyncdata.executors.births import Births
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.executors.spawn import Spawner
 from asyncdata.executors.template import descriptors, why_not_shared
+from asyncdata.frames import frame
+from asyncdata.wire import Permute, Permuted, Ready, decode_reply
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
 from tests.support.tokenize_fns import kills_on_13, row_id
@@ -23,6 +25,8 @@ from tests.support.tokenize_fns import kills_on_13, row_id
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from asyncdata.executors.offspring import WorkerProcess
 
 
 @pytest.fixture
@@ -201,8 +205,8 @@ async def test_template_and_workers_may_be_killed_together(rows):
         window = await client.window()
         asked = [client.ask(window.request(first, first + 4)) for first in range(0, 400, 4)]
         for number in range(4):
-            # Three deaths of one that is starting are an error.
-            await until(lambda: [one.state == "starting" for one in executor.statistics().workers] == [False] * 2)
+            # One that dies three times while it starts is given up, as it should be.
+            await until(lambda: [worker.state for worker in executor.statistics().workers].count("starting") == 0)
             victims = [template().pid, *pids(executor)]
             for pid in victims if number % 2 else reversed(victims):
                 os.kill(pid, signal.SIGKILL)
@@ -295,6 +299,40 @@ async def test_it_ends_its_workers_when_its_socket_ends(rows):
         worker.wait()
 
     assert psutil.Process().children(recursive=True) == []
+
+
+async def exit_after_an_answer(worker: WorkerProcess) -> str:
+    """How a worker ends that is asked once, and whose socket is then closed."""
+    await worker.connection.send_first(worker.greeting)
+    _, said = await worker.connection.receive()
+    assert decode_reply(said) == Ready(worker.pid)
+    worker.connection.send(frame(7, Permute(5, 3)))
+    number, reply = await worker.connection.receive()
+    assert (number, type(decode_reply(reply))) == (7, Permuted)
+    worker.connection.close()
+    await worker.life.ended()
+    await worker.life.ask_status()
+    worker.kill()
+    worker.wait()
+    return worker.how_it_ended()
+
+
+@pytest.mark.parametrize(
+    "function", [worker_fns.Opening(), worker_fns.RollsDice(), worker_fns.Opening("lingers")], ids=lambda fn: fn.what
+)
+@pytest.mark.asyncio
+async def test_a_worker_whose_socket_ends_goes_by_itself_however_it_was_born(rows, function):
+    """Forked, or what the template became, or one of its own; with threads of the user's, or without."""
+    client = Client(ProcessExecutor(1), rows(1), function)
+    with Spawner(3, 0, 1) as spawner, anyio.fail_after(NEVER_S):
+        maker = Births(spawner)
+        async with anyio.create_task_group() as group:
+            maker.begin(group, client.job)
+            ends = [await exit_after_an_answer(await maker.bear(number)) for number in range(3)]
+            group.cancel_scope.cancel()
+        maker.close()
+
+    assert ends == ["exit status 0"] * 3
 
 
 @pytest.mark.asyncio

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from array import array
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -24,6 +26,8 @@ from asyncdata.tokenization.base import FunctionTokenizer
 from asyncdata.wire import (
     Block,
     Failed,
+    Index,
+    Indexed,
     Job,
     Overflow,
     Packed,
@@ -57,7 +61,7 @@ class Bench:
         self.progress: list[int] = []
         self.slots = [bytearray(b"?" * 64 * STRIDE) for _ in range(NUM_SLOTS)]
 
-    def open(self, paths: Sequence[Path], tokenizer: BatchTokenizer | None = None) -> Handler:
+    def open(self, paths: Sequence[Path], tokenizer: BatchTokenizer | None = None, **more: Any) -> Handler:
         self.files = JsonlSource([str(path) for path in paths]).open(BLOCK_BYTES)
         job = Job(
             files=self.files.files,
@@ -65,6 +69,7 @@ class Bench:
             max_row_bytes=MAX_ROW_BYTES,
             block_bytes=BLOCK_BYTES,
             slack_bytes=SLACK_BYTES,
+            **more,
         )
         slots = [memoryview(slot) for slot in self.slots]
         self.handlers.append(Handler(job, slots, tokenizer or FunctionTokenizer(row_id), self.progress.append))
@@ -88,6 +93,12 @@ class Bench:
             if start < 0 <= length
         ]
         return Tokenize(slot, array("i", starts).tobytes(), array("i", lengths).tobytes(), overflow)
+
+    def index(self, handler: Handler, check: str, **more: Any) -> Indexed:
+        """What is found when the rows of every block are looked at."""
+        reply = handler(Index(self.files.blocks(range(self.files.num_blocks)), check, **more))
+        assert isinstance(reply, Indexed), reply
+        return reply
 
 
 @pytest.fixture
@@ -275,6 +286,104 @@ def test_rows_that_another_rank_tokenizes_are_not_looked_at(bench, jsonl_file, f
     assert [(error.row, error.code) for error in reply.errors] == [(3, "AD421")] * fails + [(4, "AD108")]
     assert reply.expected == expected
     assert bench.progress == ([0, 3, 5] if fails else [])
+
+
+# Sums.
+
+
+def test_the_sum_of_a_samples_tokens_is_that_of_their_bytes_where_it_is_asked_for(bench, jsonl_file):
+    path = jsonl_file([{"prompt": text} for text in ("one", "", "three")])
+    tokenizer = FunctionTokenizer(characters)
+    plain, summing = bench.open([path], tokenizer), bench.open([path], tokenizer, with_token_sums=True)
+    _, starts, lengths = bench.scan(plain)
+    without, reply = (handler(bench.rows(starts, lengths)) for handler in (plain, summing))
+
+    assert without.token_sums == b""
+    assert tokens_of(reply) == tokens_of(without)
+    assert ints(reply.token_sums, "I") == [crc32(np.array(tokens, "<i4").tobytes()) for tokens in tokens_of(reply)]
+
+
+# The row index.
+
+MIXED = [
+    b'{"id": 0}',
+    b"no object",
+    b"",
+    b'{"id": 1, "pad": "' + b"x" * MAX_ROW_BYTES + b'"}',
+    b'{"id": 2, "pad": "' + b"y" * 150 + b'"}',  # longer than a block and what is read beyond it
+    b"[3]",
+    b'{"id": 3}',
+]
+
+
+def offsets_of(lines: list[bytes]) -> list[int]:
+    """Where each line that is not blank begins in the file."""
+    begins = np.cumsum([0, *(len(line) + 1 for line in lines)]).tolist()
+    return [begin for begin, line in zip(begins, lines, strict=False) if line]
+
+
+def begins_in_file(bench: Bench, found: Indexed) -> list[int]:
+    blocks = bench.files.blocks(range(bench.files.num_blocks))
+    starts = [block.start for block, count in zip(blocks, ints(found.counts), strict=True) for _ in range(count)]
+    return [start + offset for start, offset in zip(starts, ints(found.offsets), strict=True)]
+
+
+def test_an_index_that_checks_nothing_only_says_where_the_rows_are(bench, jsonl_file):
+    handler = bench.open([jsonl_file(MIXED)])
+    found = bench.index(handler, "none")
+
+    assert begins_in_file(bench, found) == offsets_of(MIXED)
+    assert ints(found.lengths) == [len(line) if len(line) <= MAX_ROW_BYTES else -1 for line in MIXED if line]
+    assert (found.marks, found.num_tokens, found.errors, found.num_blank) == (b"", b"", [], 1)
+    assert bench.progress == [], "nobody's code ran"
+
+
+def test_an_index_of_json_objects_tells_those_that_are_none_without_the_users_function(bench, jsonl_file):
+    handler = bench.open([jsonl_file(MIXED)])
+    found = bench.index(handler, "json")
+
+    assert list(found.marks) == [0, 2, 2, 0, 2, 0]
+    assert [(error.row, error.code) for error in found.errors] == [(1, "AD101"), (2, "AD108"), (4, "AD113")]
+    assert found.num_tokens == b""
+    assert bench.progress == []
+
+
+def test_rows_that_are_all_good_need_no_marks(bench, jsonl_file):
+    handler = bench.open([jsonl_file([{"id": 1}, {"id": 2}])])
+
+    assert bench.index(handler, "json").marks == b""
+    assert ints(bench.index(handler, "samples").num_tokens) == [1, 1]
+
+
+def test_an_index_of_samples_counts_their_tokens_and_says_why_a_row_is_none(bench, jsonl_file):
+    texts = [b"one", b"drop", b"bad", b"x" * (MAX_ROW_BYTES + 1), b"y" * 150, b"drop", b"two!", b"lost"]
+    handler = bench.open([jsonl_file(texts)], Reluctant(b"bad", ValueError("oh")))
+    found = bench.index(handler, "samples", lost=[7])
+
+    assert ints(found.num_tokens) == [3, 0, 0, 0, 150, 0, 4, 0]
+    assert list(found.marks) == [0, 1, 1, 2, 0, 1, 0, 1]
+    assert found.drops == {"as told": 2}
+    assert [(error.row, error.code) for error in found.errors] == [(2, "AD421"), (3, "AD108")]
+    assert 7 not in bench.progress, "it brought down a worker before"
+
+
+@pytest.mark.parametrize("check", ["none", "json", "samples"])
+def test_rows_that_are_copied_are_found_where_the_copy_has_them(bench, jsonl_file, tmp_path, check):
+    handler = bench.open([jsonl_file(MIXED)])
+    copy = tmp_path / "copy.jsonl"
+    found = bench.index(handler, check, spool=str(copy))
+    kept = [b"" if len(line) > MAX_ROW_BYTES else line for line in MIXED if line]
+
+    assert copy.read_bytes() == b"".join(line + b"\n" for line in kept)
+    assert ints(found.offsets) == np.cumsum([0, *(len(line) + 1 for line in kept[:-1])]).tolist()
+    assert ints(found.lengths) == [len(line) or -1 for line in kept]
+
+
+def test_a_shuffle_is_that_of_pythons_generator(bench, jsonl_file):
+    rows = list(range(50))
+    random.Random(7).shuffle(rows)
+
+    assert ints(bench.open([jsonl_file([{"id": 1}])])(Permute(50, 7)).rows, "I") == rows
 
 
 # Plans.

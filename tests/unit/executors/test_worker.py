@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,10 @@ import structlog
 
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.executors.spawn import Spawner
-from asyncdata.executors.worker import send_pieces
+from asyncdata.executors.worker import open_or_tell, receive, send_pieces
 from asyncdata.frames import frame
-from asyncdata.wire import Ready, decode_reply
+from asyncdata.tokenization.base import describe
+from asyncdata.wire import Failed, Ready, decode_reply
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
 from tests.support.tokenize_fns import row_id
@@ -65,6 +67,28 @@ async def test_what_waits_for_a_pause_is_done_when_a_worker_has_nothing_else_to_
         await until(mark.exists)
         assert ids_of(await client.tokenized(window)) == list(range(20))
         assert mark.read_text() == str(executor.statistics().workers[0].pid)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (None, "a worker needs a tokenize function that can be imported"),
+        (describe(worker_fns.Opening("raises")), "no tokenizer.json to be seen"),
+        (describe(worker_fns.Opening("exits")), "not today"),
+    ],
+    ids=["none", "raises", "exits"],
+)
+async def test_a_function_that_cannot_be_opened_is_told_before_the_worker_goes(spec, reason):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with pytest.raises(EOFError):
+            open_or_tell(theirs, spec)
+        _, body = receive(ours)
+
+    told = decode_reply(body)
+    assert isinstance(told, Failed)
+    assert (told.kind, told.message[:5]) == ("WorkerError", "AD426")
+    assert reason in told.message
 
 
 async def seen_from_inside(path: Path) -> dict[str, Any]:

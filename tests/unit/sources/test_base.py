@@ -129,6 +129,19 @@ def test_a_block_alone_is_the_block_among_all(sizes, data):
     assert first_blocks[block.file_id] + block.start // 10 == number
 
 
+@given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=6), block_bytes=st.integers(1, 60))
+def test_a_block_is_known_by_its_first_byte_and_by_no_other(sizes, block_bytes):
+    """The token cache finds by it what it holds: another block's samples would be delivered."""
+    files = imagined(*sizes, block_bytes=block_bytes)
+    blocks = files.blocks(range(files.num_blocks))
+    known = {(block.file_id, block.start): number for number, block in enumerate(blocks)}
+    places = [(file_id, start) for file_id in range(len(sizes)) for start in range(120)]
+
+    found = files.numbers(*np.array(places).T)
+
+    assert found.tolist() == [known.get(place, -1) for place in places]
+
+
 # Fingerprint.
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -295,6 +296,16 @@ def test_blocks_cover_every_index_once_and_come_as_they_lie(num_rows, block_byte
 
     assert [row for block in found for row in range(block.start, block.stop)] == list(range(num_rows))
     assert {block.file_id for block in found} == {0}
+
+
+def test_a_block_is_known_by_its_first_index_and_by_no_other():
+    blocks = opened(in_memory(50), 500)
+    known = {block.start: number for number, block in enumerate(blocks.blocks(range(blocks.num_blocks)))}
+    starts = np.arange(120)
+
+    assert len(known) > 2
+    assert blocks.numbers(np.zeros(120, np.int64), starts).tolist() == [known.get(start, -1) for start in range(120)]
+    assert blocks.numbers(np.ones(120, np.int64), starts).tolist() == [-1] * 120
 
 
 def test_a_block_is_about_as_large_as_asked_for(tmp_path):

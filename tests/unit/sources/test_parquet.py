@@ -296,6 +296,23 @@ def test_some_blocks_are_those_among_all_and_come_as_they_lie(numbers):
     assert blocks.blocks(np.array(numbers, np.int64)) == [everything[number] for number in sorted(numbers)]
 
 
+@given(
+    files=st.lists(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2000)), max_size=4), min_size=1, max_size=4),
+    block_bytes=st.integers(1, 500),
+)
+def test_a_block_is_known_by_its_first_row_and_by_no_other(files, block_bytes):
+    """The token cache finds by it what it holds: another block's samples would be delivered."""
+    if not any(rows for groups in files for rows, _ in groups):
+        return
+    blocks = imagined(*files, block_bytes=block_bytes)
+    known = {(b.file_id, b.start): number for number, b in enumerate(blocks.blocks(range(blocks.num_blocks)))}
+    places = [(file_id, start) for file_id in range(len(files)) for start in range(90)]
+
+    found = blocks.numbers(*np.array(places).T)
+
+    assert found.tolist() == [known.get(place, -1) for place in places]
+
+
 def test_where_blocks_must_be_larger_a_window_keeps_its_size_and_has_fewer(tmp_path):
     path = write(tmp_path / "a", 4000, group_rows=2000)
     shuffle = Shuffle(block_bytes=1024, window_blocks=32)
