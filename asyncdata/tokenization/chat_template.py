@@ -53,6 +53,10 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise ConfigError(f"AD411 the chat template's line {error.lineno} is no Jinja: {error.message}") from error
+        except Exception as error:  # too deep or too long for Jinja's parser, or for Python's
+            raise ConfigError(
+                f"AD411 the chat template cannot be compiled: {type(error).__name__}: {error}; take another one"
+            ) from error
 
         generation: Any = environment.extensions[Generation.identifier]
         self.has_generation: bool = generation.is_used

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateError, Undefined, nodes
+from jinja2.compiler import CodeGenerator
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -14,6 +15,7 @@ from jinja2.utils import Namespace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from jinja2.compiler import Frame
     from jinja2.parser import Parser
 
 __all__ = ("Generation", "make_environment", "normalized")
@@ -47,6 +49,26 @@ class Generation(Extension):
 
     def _render(self, marks: tuple[str, str] | Undefined, caller: Callable[[], str]) -> str:
         return caller() if isinstance(marks, Undefined) else marks[0] + caller() + marks[1]
+
+
+class _Unfolded(CodeGenerator):
+    """Compiles a template without running any of it.
+
+    Jinja works out constant expressions as it compiles. A template is compiled in the trainer's process, which has no
+    deadline for it: ``{{ 9 ** (9 ** 9) }}`` would hang it. A worker that renders it is killed instead.
+    """
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData | nodes.Const):
+            raise nodes.Impossible
+
+        return super()._output_child_to_const(node, frame, finalize)
+
+    def visit_EvalContextModifier(self, node: nodes.EvalContextModifier, frame: Frame) -> None:  # noqa: N802 - Jinja's
+        """``{% autoescape %}``, which is worked out as well."""
+        if not all(isinstance(option.value, nodes.Const) for option in node.options):
+            self.fail("autoescape must be true or false", node.lineno)
+        super().visit_EvalContextModifier(node, frame)
 
 
 class _GuardedNamespace(Namespace):
@@ -107,7 +129,8 @@ def normalized(message: Message) -> Message:
 def make_environment(kind: type[AnyEnvironment]) -> AnyEnvironment:
     """An environment for chat templates. They come with tokenizers from anywhere, hence the sandbox."""
     extensions = [Generation, "jinja2.ext.loopcontrols"]
-    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False)
+    environment.code_generator_class = _Unfolded
     environment.filters["tojson"] = _tojson
     environment.globals.update(
         dict=_Dict(), namespace=_GuardedNamespace, raise_exception=_raise_exception, strftime_now=_strftime_now

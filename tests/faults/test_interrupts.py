@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
-ROUNDS = num_rounds(quick=100, full=1000)
+ROUNDS = num_rounds(quick=100, full=300)
 NUM_ROWS = 2000
 
 

@@ -25,7 +25,7 @@ pytest.importorskip("uvloop")
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
 
-NUM_ROWS = 300
+NUM_ROWS = 160
 EPOCHS = 2
 WAYS = {
     "num_workers": (0, 1, 2, 4),

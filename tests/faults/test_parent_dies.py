@@ -1,7 +1,9 @@
-"""The trainer is killed with SIGKILL: no worker outlives it, whatever it is doing."""
+"""The trainer is killed with SIGKILL: no worker outlives it, whatever it is doing, and wherever it lives."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import random
 import signal
 import time
@@ -12,7 +14,8 @@ import pytest
 
 from tests.support.faults import GONE_S, Program, num_rounds, say, until
 from tests.support.figures import record
-from tests.support.loading import write_rows
+from tests.support.loading import NEVER_S, order_of, write_rows
+from tests.support.streaming import SHUFFLE, delivered, read_log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +24,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 ROUNDS = num_rounds(quick=1, full=12)
 """For each of the things that workers may be doing; in full 12 each."""
+RAY_ROUNDS = num_rounds(quick=2, full=10)
 BUSY = {
     "idle": "tests.support.tokenize_fns:row_id",
     "starting": "tests.support.tokenize_fns:row_id",
@@ -74,3 +78,32 @@ def test_no_worker_outlives_the_trainer(tmp_path, doing):
         f"trainer SIGKILLed, workers {doing}: {ROUNDS} kills, {num_workers} processes, 0 left after {GONE_S:g} s; "
         f"the last was gone after {slowest:.3f} s"
     )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_no_worker_outlives_a_ray_actor_and_the_next_one_goes_on_from_its_snapshot(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    path = write_rows(tmp_path / "rows.jsonl", 1500)
+    stream = {
+        "paths": [str(path)],
+        "snapshot": str(tmp_path / "snapshot"),
+        "batch_size": 5,
+        "save_every": 2,
+        "step_s": 0.002,
+        "knobs": {"epochs": 2, "num_workers": 2},
+    }
+    settings = {"folder": str(tmp_path), "kills": RAY_ROUNDS, "settings": stream}
+    with Program.of("ray_kills", settings) as program:
+        status, said = program.end(2 * NEVER_S + 20 * RAY_ROUNDS)
+        assert status == 0, said[-3000:]
+    kills = json.loads(said.splitlines()[-1])
+
+    logs = [read_log(tmp_path / f"log.{number}") for number in range(RAY_ROUNDS + 1)]
+    assert all(log is not None and log.entries for log in logs)
+    assert [log.resumed_at > 0 for log in logs if log is not None] == [False] + [True] * RAY_ROUNDS
+    found = [entry[4] for entry in delivered([log for log in logs if log is not None])]
+    assert found == order_of(path, 2, shuffle=SHUFFLE)
+    num_workers, slowest = sum(item["num_processes"] - 1 for item in kills), max(item["gone_s"] for item in kills)
+    assert num_workers >= 2 * RAY_ROUNDS, "a worker and the template at least"
+    record("R7", "a Ray actor", kills=RAY_ROUNDS, processes=num_workers, left=0, gone_s=slowest)
+    say(f"Ray actor killed: {RAY_ROUNDS} kills, {num_workers} processes, the last was gone after {slowest:.3f} s")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import json
 import random
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.faults import Program, num_rounds, say, until
 from tests.support.figures import record
 from tests.support.loading import write_rows
+from tests.support.streaming import Log, delivered, num_lines, read_log
 from tests.support.streams import frames, write
 
 if TYPE_CHECKING:
@@ -20,31 +20,11 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
-ROUNDS = num_rounds(quick=4, full=110)
-STREAM_ROUNDS = num_rounds(quick=1, full=6)
+ROUNDS = num_rounds(quick=3, full=90)
+STREAM_ROUNDS = num_rounds(quick=1, full=4)
 STREAMS = ("gzip", "zstd", "array", "iterable", "hf stream")
 NUM_ROWS = (700, 30, 450)
 EPOCHS = 2
-
-
-class Log(NamedTuple):
-    """What one process was given."""
-
-    resumed_at: int
-    entries: list[list[int]]
-
-
-def read_log(path: Path) -> Log | None:
-    """None if it was killed before it began. A line that the kill has cut in two does not count."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    if not lines:
-        return None
-
-    return Log(json.loads(lines[0]), [item for line in lines[1:] for item in json.loads(line)])
-
-
-def num_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def spin(seconds: float) -> None:
@@ -128,15 +108,6 @@ class Chain:
             self.logs.append(found)
         return was_killed
 
-    def delivered(self) -> list[list[int]]:
-        """Each log as far as the next process resumed, end to end."""
-        entries: list[list[int]] = []
-        for log in self.logs:
-            assert log.resumed_at <= len(entries), "the snapshot names samples that nobody was given"
-            del entries[log.resumed_at :]
-            entries += log.entries
-        return entries
-
 
 def uninterrupted(chain: Chain) -> list[list[int]]:
     log = chain.folder / "log.all"
@@ -167,7 +138,7 @@ def kill_and_resume(folder: Path, kind: str, rounds: int) -> str:
             num_kills += is_running
             num_processes += 1
         num_chains += 1
-        found = chain.delivered()
+        found = delivered(chain.logs)
         num_served += sum(len(log.entries) for log in chain.logs)
         places, wanted = [tuple(item) for item in found], [tuple(item) for item in expected]
         lost += len(set(wanted) - set(places))

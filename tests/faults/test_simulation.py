@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
 
-ROUNDS = num_rounds(quick=200, full=3000, long=200_000)
+ROUNDS = num_rounds(quick=100, full=2000, long=200_000)
 
 
 def explore(seeds: Iterable[int]) -> list[Outcome]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
-ROUNDS = num_rounds(quick=4, full=60)
+ROUNDS = num_rounds(quick=4, full=50)
 NUM_ROWS = 37
 NUM_ROLLOUTS = 20
 SAMPLES_PER_GROUP = 2

@@ -12,7 +12,7 @@ from tests.support.figures import record
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
 
-ROUNDS = num_rounds(quick=1400, full=14_000, long=1_400_000)
+ROUNDS = num_rounds(quick=700, full=10_500, long=1_400_000)
 
 
 @pytest.mark.parametrize("seed", [1])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
-ROUNDS = num_rounds(quick=5, full=100)
+ROUNDS = num_rounds(quick=5, full=60)
 STOP_ROUNDS = min(ROUNDS, 10)
 NUM_ROWS = 2000
 SMALL = 90

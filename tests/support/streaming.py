@@ -12,13 +12,14 @@ import sys
 import time
 import zlib
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata import DataLoader, EndOfData, IterableSource, Shuffle
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from asyncdata.types import Sample
 
@@ -91,6 +92,37 @@ def stream(
             if number % save_every == 0:
                 loader.save(snapshot)
             time.sleep(step_s)
+
+
+class Log(NamedTuple):
+    """What one process was given."""
+
+    resumed_at: int
+    entries: list[list[int]]
+
+
+def read_log(path: Path) -> Log | None:
+    """None if it was killed before it began. A line that the kill has cut in two does not count."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    if not lines:
+        return None
+
+    return Log(json.loads(lines[0]), [item for line in lines[1:] for item in json.loads(line)])
+
+
+def num_lines(path: Path) -> int:
+    """How far a log is; 0 if there is none yet."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def delivered(logs: list[Log]) -> list[list[int]]:
+    """Each log as far as the next process resumed, end to end."""
+    entries: list[list[int]] = []
+    for log in logs:
+        assert log.resumed_at <= len(entries), "the snapshot names samples that nobody was given"
+        del entries[log.resumed_at :]
+        entries += log.entries
+    return entries
 
 
 def _write(out: int, value: Any) -> None:

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from asyncdata.errors import ConfigError
 from asyncdata.tokenization.chat_template import ChatTemplate, choose_templates
 from asyncdata.tokenization.rows import RowFault
+from asyncdata.tokenization.template_environment import make_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,6 +127,33 @@ def test_any_chat_is_rendered_as_by_transformers(their_tokenizer: Any, chat: Any
     for template in (ANYTHING, their_tokenizer.chat_template):
         theirs, ours = both(their_tokenizer, template, chat, tools)
         assert ours == theirs
+
+
+CONSTANTS = ["'z' * 4", "'zz' + 'zz'", "'zz' ~ 'zz'", "'%s%s' % ('zz', 'zz')", "'ZZZZ' | lower", "['ZZZZ' | lower][0]"]
+
+
+@pytest.mark.parametrize("constant", CONSTANTS)
+@pytest.mark.parametrize(
+    "template", ["{{ $ }}", "{% set x = $ %}{{ x }}", "{% if $ %}{{ ($) if $ else 1 }}{% endif %}"]
+)
+def test_a_template_is_compiled_without_running_any_of_it(template: str, constant: str) -> None:
+    source = template.replace("$", constant)
+
+    assert "zzzz" not in str(make_environment(ImmutableSandboxedEnvironment).compile(source, raw=True))
+    assert ChatTemplate(source, {}).render([]) == "zzzz"
+
+
+def test_autoescape_is_no_way_to_run_something_as_a_template_is_compiled() -> None:
+    with pytest.raises(ConfigError, match="AD411 .* line 1 is no Jinja: autoescape must be true or false"):
+        ChatTemplate("{% autoescape 9 ** (9 ** 9) %}{% endautoescape %}", {})
+
+    assert ChatTemplate("{% autoescape true %}{{ '<' }}{% endautoescape %}", {}).render([]) == "&lt;"
+
+
+@pytest.mark.parametrize("source", ["{{ " + "(" * 5000 + " }}", "{% for a in [] %}" * 120 + "{% endfor %}" * 120])
+def test_a_template_that_cannot_be_compiled_is_refused(source: str) -> None:
+    with pytest.raises(ConfigError, match="AD411 the chat template"):
+        ChatTemplate(source, {})
 
 
 def test_messages_and_tools_are_left_as_they_were() -> None:

@@ -1,0 +1,256 @@
+"""Whatever lies in data, in a tokenizer's folder, in a cache or in a snapshot: no code of theirs ever runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from asyncdata import (
+    AsyncDataError,
+    BadRowError,
+    ConfigError,
+    DataLoader,
+    EndOfData,
+    HuggingFaceSource,
+    NoSamplesError,
+    PromptTokenizeFn,
+    SnapshotError,
+)
+from asyncdata.envelope import pack
+from asyncdata.snapshot import SCHEMA
+from tests.support.faults import num_rounds, say
+from tests.support.hostile import ESCAPES, MODULE, Hostile
+from tests.support.loading import NEVER_S, write_rows
+from tests.support.tokenize_fns import id_and_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from asyncdata import Sample
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+
+ROUNDS = num_rounds(quick=300, full=5000)
+CHAT = b'{"input": [{"role": "user", "content": "why?"}]}\n'
+ROW_TIMEOUT_S = 1.0
+
+
+@pytest.fixture
+def hostile(tmp_path, monkeypatch) -> Iterator[Hostile]:
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(folder)
+    made = Hostile(folder, seed=1)
+    yield made
+    made.assert_nothing_ran()
+
+
+def deliver(source: Any, tokenize_fn: Any, **knobs: Any) -> tuple[list[Sample], Any]:
+    """The samples of an epoch, and the statistics."""
+    found: list[Sample] = []
+    settings = {"shuffle": False, "num_workers": 0, "epochs": 1, "timeout_s": NEVER_S, **knobs}
+    with DataLoader(source, tokenize_fn=tokenize_fn, **settings) as loader:
+        try:
+            while True:
+                found += loader.get_next_batch(1)
+        except EndOfData as end:
+            return found + end.samples, loader.statistics()
+
+
+def tokens_of(samples: list[Sample]) -> list[list[int]]:
+    return [sample.tokens.tolist() for sample in samples]
+
+
+def test_the_mark_is_left_by_what_runs(tmp_path):
+    made = Hostile(tmp_path, seed=1)
+    exec(compile(made.code, "hostile", "exec"), {})  # noqa: S102 - to show that the others would be seen
+
+    assert made.mark.exists()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_no_row_runs_anything_and_each_is_a_sample_or_counted(hostile, small_tokenizer, tmp_path, num_workers):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"".join(hostile.rows(ROUNDS)))
+    chat = PromptTokenizeFn(str(small_tokenizer), label_key="label", apply_chat_template=True)
+    found, now = deliver(path, chat, num_workers=num_workers, on_bad_row="quarantine", quarantine_path=f"{path}.bad")
+
+    assert len(found) + sum(now.dropped_total.values()) == ROUNDS
+    assert len(found) > ROUNDS / 3
+    assert now.bad_rows_total > ROUNDS / 30
+    say(f"hostile rows, {num_workers} workers: {len(found)} samples, {now.bad_rows_total} bad rows, no code has run")
+
+
+def test_no_table_runs_anything(hostile, tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    kinds = {"arrow.py_extension_type", "pandas", "arrow.json", MODULE}
+    for number, kind in enumerate(sorted(kinds)):
+        of_field = {"ARROW:extension:name": kind, "ARROW:extension:metadata": hostile.pickle()}
+        field = pa.field("input", pa.string(), metadata=of_field)
+        names = [pa.field(name, pa.binary()) for name in ("__class__", "__reduce__", "_type")]
+        about = {"pandas": hostile.text().encode("utf-8", "replace"), "huggingface": hostile.pickle()}
+        schema = pa.schema([field, *names], metadata={**about, "ARROW:schema": hostile.pickle()})
+        values = [["why?"] * 3, *([hostile.pickle()] * 3 for _ in names)]
+        path = tmp_path / f"{number}.parquet"
+        storage = [pa.array(value, kind.type) for value, kind in zip(values, schema, strict=True)]
+        parquet.write_table(pa.Table.from_arrays(storage, schema=schema), path)
+        try:
+            found, _ = deliver(path, id_of_text)
+        except AsyncDataError as error:
+            assert "AD" in str(error)
+        else:
+            assert tokens_of(found) == [[4]] * 3
+
+
+def id_of_text(row: dict[str, Any]) -> list[int]:
+    return [len(row["input"])]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_no_tokenizers_folder_runs_anything_whatever_it_asks_for(hostile, small_tokenizer, tmp_path, num_workers):
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(small_tokenizer, folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    auto_map = {"AutoTokenizer": [f"{MODULE}.Tokenizer", f"{MODULE}.Tokenizer"], "AutoConfig": f"{MODULE}.Config"}
+    config |= {"auto_map": auto_map, "tokenizer_class": "Tokenizer", "trust_remote_code": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({"auto_map": auto_map, "model_type": MODULE}))
+    for name in (MODULE, "tokenization_hostile", "__init__", "sitecustomize", "tokenizers", "conftest"):
+        hostile.module(folder / f"{name}.py")
+    (folder / "vocab.pkl").write_bytes(hostile.pickle())
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(CHAT * 3)
+
+    def tokens(of: Path) -> list[list[int]]:
+        fn = PromptTokenizeFn(str(of), apply_chat_template=True)
+        return tokens_of(deliver(path, fn, num_workers=num_workers)[0])
+
+    assert tokens(folder) == tokens(small_tokenizer)
+
+
+@pytest.mark.parametrize("where", ["default", "a file", "with tools"])
+def test_no_chat_template_leaves_its_sandbox(hostile, small_tokenizer, tmp_path, where):
+    folder, path = tmp_path / "tokenizer", tmp_path / "rows.jsonl"
+    shutil.copytree(small_tokenizer, folder)
+    path.write_bytes(CHAT if where != "with tools" else CHAT.replace(b"]}\n", b'], "tools": [{"type": "function"}]}\n'))
+    outcomes = {}
+    for name, escape in ESCAPES.items():
+        template = escape.replace("MARK", repr(str(hostile.mark)))
+        config = json.loads((small_tokenizer / "tokenizer_config.json").read_text())
+        if where == "a file":
+            (folder / "chat_template.jinja").write_text(template)
+        else:
+            named = [{"name": "default", "template": "x"}, {"name": "tool_use", "template": template}]
+            config["chat_template"] = template if where == "default" else named
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        outcomes[name] = outcome(path, PromptTokenizeFn(str(folder), apply_chat_template=True))
+        hostile.assert_nothing_ran()
+
+    assert set(outcomes.values()) <= {"AD411", "AD412", "", "[Undefined]"}, outcomes
+    assert sum(found.startswith("AD4") for found in outcomes.values()) > 20
+
+
+def outcome(path: Path, tokenize_fn: Any) -> str:
+    """What a template has rendered, or the code of our error; any other error is the test's."""
+    try:
+        found, _ = deliver(path, tokenize_fn, on_bad_row="raise")
+    except NoSamplesError:
+        return ""
+    except (BadRowError, ConfigError) as error:
+        assert str(error)[:5] in ("AD411", "AD412"), error
+        return str(error)[:5]
+
+    (sample,) = found
+    return str(sample.prompt)
+
+
+BOMBS = {
+    "a power, as it is compiled": "{{ 9 ** (9 ** 9) }}",
+    "a power, as it is rendered": "{{ (messages | length + 8) ** (9 ** 9) }}",
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a huge range": "{% for a in range(10 ** 12) %}{% endfor %}",
+    "autoescape": "{% autoescape 9 ** (9 ** 9) %}{% endautoescape %}",
+    "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_chat_template_that_never_ends_costs_a_worker_and_never_the_trainer(hostile, small_tokenizer, tmp_path, bomb):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(CHAT)
+    fn = PromptTokenizeFn(str(small_tokenizer), apply_chat_template=True, chat_template=BOMBS[bomb])
+
+    with pytest.raises((BadRowError, ConfigError), match=r"^AD(411|412|422|423) "):
+        deliver(path, fn, num_workers=1, row_timeout_s=ROW_TIMEOUT_S)
+
+
+def test_no_dataset_runs_its_loading_script(hostile, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    script, saved = tmp_path / "hostile_dataset", tmp_path / "saved"
+    script.mkdir()
+    hostile.module(script / "hostile_dataset.py")
+    (script / "rows.jsonl").write_bytes(CHAT)
+    for source in (str(script), str(script / "hostile_dataset.py")):
+        with pytest.raises((AsyncDataError, EndOfData)) as caught:
+            deliver(HuggingFaceSource(source), id_of_text)
+        assert "AD125" in str(caught.value) or isinstance(caught.value, EndOfData)
+        hostile.assert_nothing_ran()
+
+    datasets.Dataset.from_dict({"input": ["why?"]}).save_to_disk(str(saved))
+    about = json.loads((saved / "dataset_info.json").read_text())
+    about["features"]["input"] = {"_type": f"{MODULE}.fn", "dtype": "string"}
+    (saved / "dataset_info.json").write_text(json.dumps(about))
+    with pytest.raises(AsyncDataError, match="AD125"):
+        deliver(HuggingFaceSource(str(saved)), id_of_text)
+
+
+def test_no_snapshot_names_a_function_that_is_then_run(hostile, tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", 40)
+    with DataLoader(path, tokenize_fn=id_and_text, num_workers=0, timeout_s=NEVER_S) as loader:
+        loader.get_next_batch(5)
+        whole = loader.state_dict()
+        expected = tokens_of(loader.get_next_batch(5))
+        for places in (["tokenize_fn"], [*whole["fingerprints"]]):
+            state = msgspec.json.decode(msgspec.json.encode(whole))
+            state["fingerprints"] |= dict.fromkeys(places, f"{MODULE}:fn version 1")
+            state["counters"][f"{MODULE}:fn"] = f"{MODULE}:fn"
+            payload = msgspec.msgpack.encode(state)
+            (tmp_path / "snapshot").write_bytes(pack(payload, "msgpack", schema=SCHEMA, library=MODULE) + payload)
+            with pytest.raises(SnapshotError):
+                loader.restore(tmp_path / "snapshot")
+            with pytest.raises(SnapshotError):
+                loader.load_state_dict(state)
+            loader.load_state_dict(state, allow_changed=["tokenize_fn", "data"])
+            loader.get_next_batch(1)
+            hostile.assert_nothing_ran()
+        loader.load_state_dict(whole)
+        assert tokens_of(loader.get_next_batch(5)) == expected
+
+
+def test_no_token_cache_runs_anything_and_what_is_not_its_own_is_tokenized_again(hostile, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    pytest.importorskip("xxhash")
+    cached = pytest.importorskip("tests.support.cached")
+    path, cache = write_rows(tmp_path / "rows.jsonl", 90), tmp_path / "cache"
+    expected = cached.Delivered(cached.loader(path, cache), settle=True).samples
+    kept = cached.segments(cache)
+    assert kept
+    of_field = {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": hostile.pickle()}
+    for number, segment in enumerate(kept):
+        schema = pa.schema([pa.field("tokens", pa.int32(), metadata=of_field)], metadata={"about": hostile.pickle()})
+        segment.unlink()
+        if number % 2:
+            segment.write_bytes(hostile.pickle())
+            continue
+        with pa.OSFile(str(segment), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+            writer.write_table(pa.Table.from_arrays([pa.array([1], pa.int32())], schema=schema))
+    for about in cache.glob("*/about.json"):
+        about.write_text(json.dumps(hostile.value()))
+
+    assert cached.Delivered(cached.loader(path, cache)).samples == expected
