@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import psutil
 import pytest
+from hypothesis import Phase
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ os.environ["ASYNCDATA_PROVE"] = "off"  # a minute of both cores beside every loa
 # HYPOTHESIS_PROFILE=long looks harder; it needs --timeout=0 as well. A CI run tries the same examples every time.
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=100, derandomize="CI" in os.environ)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=20_000, derandomize=False)
+# A mutant is killed by any counterexample, not by the least one; and by the same one in every run.
+hypothesis.settings.register_profile(
+    "mutation", deadline=None, derandomize=True, database=None, phases=(Phase.explicit, Phase.generate)
+)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 GRACE_S = 2.0

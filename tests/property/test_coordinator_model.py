@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pytest
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -19,11 +20,13 @@ from asyncdata.request import Request
 from asyncdata.types import Position
 from asyncdata.wire import Scan
 from tests.support.digests import Seen, digest_of
+from tests.support.figures import record
 from tests.support.model import BAD, KEPT, POISON, Model, Place, Told, rows_of, windows_of
 from tests.support.still_loader import StillLoader, WorkerKilled, made_by_hand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import ClassVar
 
     from asyncdata.ledger import Lease
     from asyncdata.types import Group, Sample
@@ -194,7 +197,10 @@ class LoaderMachine(RuleBasedStateMachine):
 
     :ivar held: groups that the trainer has, and has not given back.
     :ivar saved: snapshots: the loader's, and the model's.
+    :ivar num_steps: of all examples.
     """
+
+    num_steps: ClassVar[int] = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,6 +260,7 @@ class LoaderMachine(RuleBasedStateMachine):
     @rule(event=events)
     def step(self, event: tuple[str, dict[str, Any]]) -> None:
         """One rule for all events: with a rule each, hypothesis would leave out half of them in every example."""
+        LoaderMachine.num_steps += 1
         name, arguments = event
         getattr(self, name)(**arguments)
 
@@ -479,7 +486,17 @@ class LoaderMachine(RuleBasedStateMachine):
         assert all(place >= position for place in acked)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def steps_are_counted(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Figure R14."""
+    num_failed = request.session.testsfailed
+    yield
+    num_failed = request.session.testsfailed - num_failed
+    record("R14", "the coordinator", steps=LoaderMachine.num_steps, counterexamples=num_failed)
+
+
+# With the profile "long" that is more than a million steps.
 TestLoader = LoaderMachine.TestCase
 TestLoader.settings = settings(
-    max_examples=max(150, settings().max_examples), stateful_step_count=40, report_multiple_bugs=False
+    max_examples=max(150, settings().max_examples * 3 // 2), stateful_step_count=40, report_multiple_bugs=False
 )

@@ -197,6 +197,10 @@ def test_rows_and_packs_of_an_epoch_find_each_other(lengths, packing, grouping) 
     assert [planned.pack_at(row) for row in range(len(rows))] == [number for number, _ in rows]
     assert planned.packs_at(0, len(rows)).tolist() == [number for number, _ in rows]
     assert planned.pack_at(len(rows)) == planned.num_packs
+    begins = [row for row, (number, _) in enumerate(rows) if row == 0 or rows[row - 1][0] != number]
+    assert [planned.first_pack_from(row) for row in range(len(rows) + 1)] == [
+        sum(begin < row for begin in begins) for row in range(len(rows) + 1)
+    ]
     half = len(rows) // 2
     parts = [planned.pieces(0, half), planned.pieces(half, len(rows))]
     found = [piece for part in parts for piece in zip(*(column.tolist() for column in part), strict=True)]

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata.buffer import choose, first_in_first_out, validate_groups, without
-from asyncdata.errors import FilterError, InvalidGroupError
+from asyncdata.buffer import choose, filter_of, first_in_first_out, validate_groups, without
+from asyncdata.errors import ConfigError, FilterError, InvalidGroupError
+from asyncdata.filters import ByStaleness
 from asyncdata.ledger import Returned
 from asyncdata.types import Group, Lot, Sample
 from tests.support.chunks import chunk_of
@@ -30,6 +31,28 @@ def names(items: Any) -> list[int]:
 def test_the_oldest_come_first_by_default() -> None:
     assert names(choose(buffer_of(5), 3, first_in_first_out)) == [0, 1, 2]
     assert names(choose(buffer_of(2), 3, first_in_first_out)) == [0, 1]
+
+
+def test_a_filter_is_a_function_or_its_import_path_and_the_oldest_come_first_without_one() -> None:
+    assert filter_of(None) is first_in_first_out
+    assert filter_of(without) is without
+    assert filter_of("asyncdata.buffer:without") is without
+    assert filter_of(ByStaleness()) == ByStaleness(), "an object that can be called"
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (7, "a function of \\(buffer, num_groups\\), got int"),
+        (ByStaleness, "got the class ByStaleness; make one of it"),
+        ("asyncdata.buffer:__all__", "got tuple"),
+        ("asyncdata.filters:ByStaleness", "got the class ByStaleness"),
+        ("asyncdata.buffer:nothing", "AD420 cannot import"),
+    ],
+)
+def test_what_is_no_filter_is_refused_when_the_loader_is_made(what: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        filter_of(what)
 
 
 def test_a_filter_chooses_among_all_groups_and_in_its_own_order() -> None:

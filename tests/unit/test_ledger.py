@@ -118,6 +118,42 @@ def test_giving_back_nothing_changes_nothing() -> None:
     assert ledger.with_returned([]).leases == ledger.leases
 
 
+def test_another_epoch_begins_at_its_first_row_with_counts_of_its_own_and_all_counts_of_the_run() -> None:
+    counters = Counters(
+        num_groups=5, num_samples=10, num_tokens=70, drops={"short": 2}, epoch_groups=4, epoch_drops={"short": 1}
+    )
+    ledger = Ledger(position=Position(3, 2, 1), counters=counters, acked=frozenset({Position(3, 2, 4)}))
+
+    position, after, acked = ledger.at_epoch(5).restart_point()
+
+    assert position == Position(5)
+    assert after == Counters(num_groups=5, num_samples=10, num_tokens=70, drops={"short": 2})
+    assert acked == frozenset(), "of rows of the epoch that was left"
+
+
+def test_another_epoch_keeps_the_buffer_and_what_is_known_of_rows_and_of_the_channel() -> None:
+    ledger = Ledger(buffer=(given_back(1),), journal=frozenset({(0, 64)}), head=4, offset=3, taken=9)
+
+    after = ledger.at_epoch(1)
+
+    assert (after.buffer, after.journal) == (ledger.buffer, ledger.journal)
+    assert (after.head, after.offset, after.taken) == (4, 3, 9)
+
+
+def test_another_epoch_owes_the_groups_that_came_from_the_buffer_and_no_others() -> None:
+    first, second = given_back(1), given_back(2)
+    ledger = Ledger(position=place(9), leases=(lease(0, 5, first=first), lease(6, 7, second=second)))
+
+    ledger = ledger.at_epoch(1)
+
+    assert ledger.leased_groups() == [first, second]
+    assert ledger.acknowledged([5, 7]).leased_groups() == [first, second], "D makes those again"
+    assert ledger.restart_point() == (Position(1), Counters(), frozenset())
+    assert ledger.acknowledged([1]).leased_groups() == [second]
+    assert ledger.acknowledged([1, 2]).leases == ()
+    assert Ledger(leases=(lease(0, 5),)).at_epoch(1).leases == ()
+
+
 def test_a_ledger_is_a_value() -> None:
     """Whatever is made of it, it stays as it was: putting it back is the rollback."""
     ledger = Ledger(position=place(2), leases=(lease(0, 0, 1),))
