@@ -40,9 +40,12 @@ def first_batch(path: str, tokenizer: str, **knobs: Any) -> dict[str, float]:
 
 
 def steady(
-    path: str, tokenizer: str, num_rows: int = 20_000, num_warm_rows: int = BATCH, **knobs: Any
+    path: str, tokenizer: str, num_rows: int = 20_000, num_warm_rows: int = BATCH, rest_s: float = 0.0, **knobs: Any
 ) -> dict[str, float]:
-    """Rows per second after the first rows, and CPU of this process per row."""
+    """Rows per second after the first rows, and CPU of this process per row.
+
+    :param rest_s: so long nothing is asked for at the end, and workers do what waits for a pause.
+    """
     with loader(path, tokenizer, **knobs) as made:
         for _ in range(num_warm_rows // BATCH):
             made.get_next_batch(BATCH)
@@ -50,6 +53,7 @@ def steady(
         for _ in range(num_rows // BATCH):
             made.get_next_batch(BATCH)
         wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+        time.sleep(rest_s)
     num_taken = num_rows // BATCH * BATCH
     return {"rows_per_s": num_taken / wall, "parent_cpu_us_per_row": cpu / num_taken * 1e6}
 
