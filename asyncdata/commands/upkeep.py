@@ -73,8 +73,9 @@ def _add_quarantine(commands: Any) -> None:
         "retry",
         "quarantine:retry",
         "read the rows in a quarantine file again, and write those that are good now to a JSONL file",
-        "Each is looked for in its file by its line, or by its number where there are no lines, and tokenized in this "
-        "process; one that brought down its worker is not tried. The quarantine file stays as it is.",
+        "Each is looked for in its file where it began, or, if rows before it were changed, by its line; by its number "
+        "where there are no lines. It is tokenized in this process; one that brought down its worker is not tried. The "
+        "quarantine file stays as it is.",
     )
     for action in (show, retry):
         action.add_argument("file", metavar="FILE", help="the quarantine file")
