@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ("KeptIndex", "hold_rows", "kept_indexes", "make_room")
+__all__ = ("KeptIndex", "hold_rows", "kept_indexes", "make_room", "remove_index")
 
 _INDEX = re.compile(r"([0-9a-f]+)\.(index|rows)")
 
@@ -90,14 +90,18 @@ def make_room(folder: str, max_bytes: int, keep: str) -> list[KeptIndex]:
         if too_many <= 0:
             break
 
-        if index.identity != keep and _remove(os.path.join(folder, index.identity)):
+        if index.identity != keep and remove_index(folder, index.identity):
             too_many -= index.num_bytes
             removed.append(index)
     return removed
 
 
-def _remove(path: str) -> bool:
-    """Whether nobody needs it, and it is gone."""
+def remove_index(folder: str, identity: str) -> bool:
+    """Remove an index, if nobody needs it; whether it is gone.
+
+    :raises OSError: if it cannot be removed.
+    """
+    path = os.path.join(folder, identity)
     with suppress(FileNotFoundError), _Locked(f"{path}.index") as is_free:
         if not is_free:
             return False

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncdata.cli import main
 from asyncdata.index_eviction import hold_rows, kept_indexes, make_room
 from asyncdata.index_file import IndexFile
 from asyncdata.sources.spool import part_path, write_part
@@ -92,6 +95,34 @@ def test_one_that_is_in_use_stays(tmp_path, in_use):
     end()
     make_room(str(tmp_path), 1, keep="")
     assert names(tmp_path) == set()
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> Any:
+    capsys.readouterr()
+    assert main(["cache", *map(str, words), "--row-index", "--json"]) == status
+    structlog.reset_defaults()
+    return json.loads(capsys.readouterr().out)
+
+
+def test_they_are_listed_and_removed_by_their_keys(tmp_path, capsys):
+    sizes = [make(str(tmp_path), number, rows=10 * number, used_s=number) for number in (2, 1)]
+    listed = run(capsys, "ls", "--dir", tmp_path)
+    assert listed == [
+        {"key": identity(1), "num_bytes": sizes[1], "used_s": 1.0},
+        {"key": identity(2), "num_bytes": sizes[0], "used_s": 2.0},
+    ]
+    assert main(["cache", "ls", "--row-index", "--dir", str(tmp_path)]) == 0
+    assert identity(1)[:12] in capsys.readouterr().out
+
+    assert "begin with '0'" in run(capsys, "rm", "0", "--dir", tmp_path, status=1)["error"]["message"]
+    run(capsys, "rm", "--dir", tmp_path, status=1)
+    writer = IndexFile(str(tmp_path), identity(2))
+    assert "AD614" in run(capsys, "rm", identity(2), "--dir", tmp_path, status=1)["error"]["message"]
+    writer.close()
+    assert run(capsys, "rm", identity(2), "--dir", tmp_path) == {"removed": [identity(2)], "num_bytes": sizes[0]}
+    assert names(tmp_path) == {identity(1)}
+    run(capsys, "rm", "--all", "--dir", tmp_path)
+    assert run(capsys, "ls", "--dir", tmp_path) == []
 
 
 def test_what_is_no_index_is_left_alone_and_no_folder_is_no_index(tmp_path):
