@@ -59,6 +59,8 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     :ivar commit: ``on_delivery``, or ``on_ack``: what was not acknowledged is delivered again after a restart.
     :ivar cache_dir: where the row index of ``shuffle="full"`` is kept; None takes ``$XDG_CACHE_HOME/asyncdata`` or
         ``~/.cache/asyncdata``, and an empty string keeps nothing.
+    :ivar row_index_max_bytes: of all row indexes there, with the rows that were copied for them: when a loader is made,
+        those that were not used for longest are removed. None does not limit them.
     :ivar token_cache: keep what the tokenize function makes of rows, and read it in later epochs and runs: in this
         folder, or, if True, in ``tokens`` beside the row index. Changes nothing but the time. None: do not.
     :ivar token_cache_max_bytes: of all token caches in that folder: what was not used for longest is removed, and
@@ -95,6 +97,7 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_excerpts: bool = True
     commit: Literal["on_delivery", "on_ack"] = "on_delivery"
     cache_dir: str | None = None
+    row_index_max_bytes: Positive | None = None
     token_cache: str | bool | None = None
     token_cache_max_bytes: Positive | None = None
     digest: Literal["positions", "tokens"] = "positions"
@@ -209,6 +212,7 @@ class Knobs(TypedDict, total=False):
     log_excerpts: bool
     commit: Literal["on_delivery", "on_ack"]
     cache_dir: str | None
+    row_index_max_bytes: int | None
     token_cache: str | bool | None
     token_cache_max_bytes: int | None
     digest: Literal["positions", "tokens"]

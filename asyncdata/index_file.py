@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import time
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +47,7 @@ class IndexFile:
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         self._start = self._end = 0  # of the last part that was read
         self._is_writer = _lock(self._fd)
+        os.utime(self._fd, ns=(time.time_ns(), os.fstat(self._fd).st_mtime_ns))  # used now: see ``index_eviction``
 
     def parts(self) -> Iterator[Indexed]:
         """What was written, in order, as far as it is whole."""

@@ -14,6 +14,7 @@ from asyncdata.bad_rows import without_text
 from asyncdata.canaries import Canaries
 from asyncdata.errors import ConfigError, TooManyBadRowsError
 from asyncdata.fingerprint import canonical, digest
+from asyncdata.index_eviction import hold_rows, make_room
 from asyncdata.index_file import IndexFile, cache_folder
 from asyncdata.indexed_windows import IndexedWindows
 from asyncdata.indexing import Indexer
@@ -260,6 +261,7 @@ class _IndexedReading:
         self._identity = _identity(files, self.job, shuffle.check, function)
         self._folder = _index_folder(config)
         self._remove: Callable[[], object] = bool
+        self._make_room(config.row_index_max_bytes)
         self.index = RowIndex(files, shuffle, "" if files.reads_single_rows else self._spool_folder())
         if self.index.spool:
             spooled = {"inner": files.reader.path, "settings": files.reader.settings, "folder": self.index.spool}
@@ -295,12 +297,27 @@ class _IndexedReading:
         if config.max_bad_rows is not None and self._num_bad_rows > config.max_bad_rows:
             raise TooManyBadRowsError(f"a bad row, after max_bad_rows={config.max_bad_rows} of them: {error}")
 
+    def _make_room(self, max_bytes: int | None) -> None:
+        if max_bytes is None or not self._folder:
+            return
+
+        try:
+            removed = make_room(self._folder, max_bytes, self._identity)
+        except OSError as error:
+            _log.warning("index.not_evicted", path=self._folder, reason=str(error))
+            return
+
+        if removed:
+            num_bytes = sum(index.num_bytes for index in removed)
+            _log.info("index.evicted", path=self._folder, num_indexes=len(removed), num_bytes=num_bytes)
+
     def _spool_folder(self) -> str:
         """Where rows are copied to; for this run only, where nothing is to be kept."""
         if self._identity and self._folder:
             folder = f"{self._folder}/{self._identity}.rows"
             try:
                 os.makedirs(folder, mode=0o700, exist_ok=True)
+                self._remove = weakref.finalize(self, os.close, hold_rows(folder))
             except OSError as error:
                 _log.warning("index.not_written", path=folder, reason=str(error))
             else:

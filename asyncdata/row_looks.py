@@ -95,6 +95,10 @@ class RowLooks:
 
         return found
 
+    def at_byte(self, byte_offset: int) -> Look | None:
+        """The row that begins at a byte of the only file; None if none does, or if rows have numbers there."""
+        return self._views.find_byte(self._only_file(f"byte {byte_offset}"), byte_offset)
+
     def _file_id(self, path: str) -> int:
         wanted = os.path.abspath(path)
         named = [number for number, each in enumerate(self._paths) if os.path.abspath(each) == wanted]
@@ -135,6 +139,17 @@ class _BlockViews:
         if self._files.location(file_id, 0, 0).row_number is None:
             start = _line_start(self._files.files[file_id].path, number)
             offsets = [] if start is None else [start] if start else [0, _BOM_BYTES]
+        return self._find_at(file_id, offsets)
+
+    def find_byte(self, file_id: int, offset: int) -> Look | None:
+        """The row that begins at this byte; None if there is none, or rows have numbers."""
+        if self._files.location(file_id, 0, 0).row_number is not None:
+            return None
+
+        return self._find_at(file_id, [offset])
+
+    def _find_at(self, file_id: int, offsets: list[int]) -> Look | None:
+        """The row at one of these places of a file."""
         block = self._block_of(file_id, offsets[0]) if offsets else None
         for window in range(self._order.num_windows if block is not None else 0):
             if block in self._order.blocks(0, window):
@@ -223,3 +238,6 @@ class _StreamViews:
                     return view.look(rows[0])
 
         return None
+
+    def find_byte(self, file_id: int, offset: int) -> Look | None:
+        """None: rows of a stream have numbers."""

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.commands.mask_text import lines_of, plain_text, styled_text
 from asyncdata.commands.options import kind_of, shuffle_of, tokenize_fn_of
 from asyncdata.commands.output import fields, is_terminal, log_to_stderr, printable, shown_path
+from asyncdata.commands.tokenizer_facts import backend_line, encoding_of, template_lines, template_of
 from asyncdata.errors import ConfigError
 from asyncdata.loss_mask import LossMask
 from asyncdata.row_looks import RowLooks
 from asyncdata.tokenization.rows import RowFault, decode_object
+from asyncdata.tokenization.template_shapes import seen_shapes
 from asyncdata.types import Position
 
 if TYPE_CHECKING:
@@ -40,17 +42,20 @@ def run(args: argparse.Namespace, output: Output) -> int:
     looks = RowLooks(args.data, tokenize_fn, seed=args.seed, shuffle=shuffle_of(args))
     mask = LossMask(tokenize_fn, args.tokenizer)
     total = _Total()
-    for look in _looks(args, looks):
-        texts = mask(look)
-        total.add(look, texts)
-        if output.as_json:
-            output.json(_record(look, texts))
-        else:
-            _show(args, output, look, texts)
+    with seen_shapes() as seen:
+        for look in _looks(args, looks):
+            texts = mask(look)
+            total.add(look, texts)
+            if output.as_json:
+                output.json(_record(look, texts))
+            else:
+                _show(args, output, look, texts)
+    template, encoding = template_of(seen), encoding_of(tokenize_fn)
     if output.as_json:
-        output.json({"total": total.counts()})
+        output.json({"total": total.counts(), "template": template, "encoding": encoding})
     else:
-        output.data(total.text(is_masked=args.loss_mask))
+        lines = total.lines(is_masked=args.loss_mask) + template_lines(template)
+        output.data(fields(lines + ([("encoder", backend_line(encoding))] if encoding else [])))
     return 0
 
 
@@ -106,17 +111,16 @@ class _Total:
             "num_trained": self._num_trained,
         }
 
-    def text(self, *, is_masked: bool) -> str:
+    def lines(self, *, is_masked: bool) -> list[tuple[str, str]]:
         """For people."""
         dropped = ", ".join(f"{number:,} {reason}" for reason, number in self._dropped.items())
         tokens = _counted(self._num_tokens, self._num_trained) if is_masked else f"{self._num_tokens:,} tokens"
-        lines = [
+        return [
             ("rows", f"{self._num_rows:,}, of which {self._num_samples:,} became samples"),
             ("dropped", printable(dropped) or "nothing"),
             ("bad rows", f"{self._num_bad_rows:,}"),
             ("tokens", tokens),
         ]
-        return fields(lines)
 
 
 def _counted(num_tokens: int, num_trained: int) -> str:

@@ -12,6 +12,7 @@ from asyncdata.commands.options import tokenize_fn_of
 from asyncdata.commands.output import fields, log_to_stderr, printable, shown_path
 from asyncdata.durable import replace_file, sync_folder
 from asyncdata.errors import AsyncDataError, ConfigError
+from asyncdata.line_numbers import line_number
 from asyncdata.order import Shuffle
 from asyncdata.quarantine import read_quarantine
 from asyncdata.row_looks import RowLooks
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from asyncdata.commands.output import Output
+    from asyncdata.inspection import Look
     from asyncdata.quarantine import Entry, Quarantined
 
 __all__ = ("retry", "show")
@@ -132,14 +134,16 @@ class _Rows:
 
     def _one(self, entry: Entry) -> _Outcome:
         looks = self._source_of(entry.path)
-        number = entry.line if entry.row_number is None else entry.row_number
-        if isinstance(looks, str) or number is None:
-            return _Outcome(entry, "not tried", looks if isinstance(looks, str) else "its line was not known")
+        if isinstance(looks, str):
+            return _Outcome(entry, "not tried", looks)
 
         try:
-            look = looks.in_file(str(number))
+            look = _look(looks, entry)
         except AsyncDataError as error:
             return _Outcome(entry, "not tried", str(error))
+
+        if look is None:
+            return _Outcome(entry, "not tried", "its line was not known, and no row begins at its byte any more")
 
         if look.error is not None:
             return _Outcome(entry, "bad", f"{look.error.code} {look.error.reason}")
@@ -165,3 +169,23 @@ class _Rows:
             return RowLooks(place, self._tokenize_fn, shuffle=_IN_ORDER)
         except AsyncDataError as error:
             return str(error)
+
+
+def _look(looks: RowLooks, entry: Entry) -> Look | None:
+    """The row of an entry; None if it cannot be found.
+
+    It is where it was, unless a row before it was mended and has become longer or shorter: then its line tells.
+    """
+    if entry.row_number is not None:
+        return looks.in_file(str(entry.row_number))
+
+    found = looks.at_byte(entry.byte_offset) if _has_not_moved(entry) else None
+    return looks.in_file(str(entry.line)) if found is None and entry.line is not None else found
+
+
+def _has_not_moved(entry: Entry) -> bool:
+    """Whether the entry's byte is on the entry's line, as far as that is known."""
+    if not 0 <= entry.byte_offset < os.path.getsize(entry.path):
+        return False
+
+    return entry.line is None or line_number(entry.path, entry.byte_offset) == entry.line

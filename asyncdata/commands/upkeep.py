@@ -39,10 +39,10 @@ def _add_verify(commands: Any) -> None:
 
 
 def _add_cache(commands: Any) -> None:
-    about = "look after token caches"
+    about = "look after token caches and row indexes"
     parser = commands.add_parser("cache", help=about, description=f"{about[0].upper()}{about[1:]}.")
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    ls = command(actions, "ls", "cache:ls", "list token caches, those used last at the end")
+    ls = command(actions, "ls", "cache:ls", "list token caches, or row indexes, those used last at the end")
     verify = command(
         actions,
         "verify",
@@ -50,9 +50,17 @@ def _add_cache(commands: Any) -> None:
         "read token caches, and hold them against their checksums",
         "Exit status 1 if a segment is damaged. A run that meets one tokenizes its rows.",
     )
-    rm = command(actions, "rm", "cache:rm", "remove token caches", "One that a run is writing to stays.")
+    rm = command(
+        actions, "rm", "cache:rm", "remove token caches, or row indexes", "One that a run is writing to stays."
+    )
     for action in (ls, verify, rm):
         action.add_argument("--dir", metavar="DIR", help="the folder of the caches, where token_cache named one")
+    for action in (ls, rm):
+        action.add_argument(
+            "--row-index",
+            action="store_true",
+            help="row indexes in place of token caches; DIR is index in cache_dir then",
+        )
     for action in (verify, rm):
         action.add_argument("key", metavar="KEY", nargs="*", help="the first letters of its key, as ls prints it")
     rm.add_argument("--all", action="store_true", help="all of them")
@@ -73,8 +81,9 @@ def _add_quarantine(commands: Any) -> None:
         "retry",
         "quarantine:retry",
         "read the rows in a quarantine file again, and write those that are good now to a JSONL file",
-        "Each is looked for in its file by its line, or by its number where there are no lines, and tokenized in this "
-        "process; one that brought down its worker is not tried. The quarantine file stays as it is.",
+        "Each is looked for in its file where it began, or, if rows before it were changed, by its line; by its number "
+        "where there are no lines. It is tokenized in this process; one that brought down its worker is not tried. The "
+        "quarantine file stays as it is.",
     )
     for action in (show, retry):
         action.add_argument("file", metavar="FILE", help="the quarantine file")

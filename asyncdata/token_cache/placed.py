@@ -132,19 +132,25 @@ def _names(pieces: list[Piece]) -> set[str]:
 class PlacedChunk(Chunk):
     """A chunk whose samples lie in a slot, until :meth:`own`."""
 
-    __slots__ = ("__weakref__", "_placed")
+    __slots__ = ("__weakref__", "_last", "_placed")
 
     def __init__(self, placed: PlacedRows, first: Position, num_rows: int, origin: Origin, *, ends_epoch: bool) -> None:
         super().__init__(placed.reply, first, num_rows, origin, ends_epoch=ends_epoch)
         self.num_bytes = placed.num_bytes
         self._placed: PlacedRows | None = placed
+        self._last: tuple[int, Tokens | None] = (-1, None)
 
     def tokens_of(self, sample: int) -> Tokens:
-        """Read-only int32 array of shape (num_tokens,): a copy, while they lie in a slot."""
+        """Read-only int32 array of shape (num_tokens,): a copy, while they lie in a slot, which a group shares."""
+        last, tokens = self._last
+        if last == sample and tokens is not None:
+            return tokens
+
         placed = self._placed
         if placed is not None:
             tokens = np.frombuffer(placed.value(_TOKENS, sample), _INT32)
             if self._placed is placed:
+                self._last = sample, tokens
                 return tokens
 
         return super().tokens_of(sample)

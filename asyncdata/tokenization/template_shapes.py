@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.tokenization.template_program import NOTHING_PROVEN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterator
 
     from asyncdata.tokenization.template_program import Program
 
-__all__ = ("Shapes",)
+__all__ = ("SeenShape", "Shapes", "seen_shapes")
 
 Message = dict[str, Any]
 Key = tuple[Any, ...]
@@ -22,6 +23,31 @@ _MOST_MESSAGES = 128
 _MOST_PROGRAMS = 8
 _MOST_MISSES = 64
 _MOST_FUTILE_PROOFS = 32
+
+
+class SeenShape(NamedTuple):
+    """A shape that was looked into.
+
+    :ivar messages: each one's role, with its keys beside the role and the content.
+    """
+
+    messages: tuple[str, ...]
+    has_tools: bool
+    is_proven: bool
+
+
+_seen: list[SeenShape] | None = None
+
+
+@contextmanager
+def seen_shapes() -> Iterator[list[SeenShape]]:
+    """Have every shape looked into when it first comes, and tell what was found: for who looks at a few rows only."""
+    global _seen
+    before, _seen = _seen, []
+    try:
+        yield _seen
+    finally:
+        _seen = before
 
 
 class Shapes:
@@ -59,8 +85,10 @@ class Shapes:
             return None
 
         if known is None:
-            return None
+            if _seen is None:
+                return None
 
+            known = self._young[key]
         for program in known.programs:
             values = program.values(messages, tools)
             if values is not None:
@@ -90,6 +118,8 @@ class Shapes:
 
         is_clear = all(type(message.get("role")) is str for message in messages)
         program = self._prove(messages, tools, more) if is_clear else NOTHING_PROVEN
+        if _seen is not None:
+            _seen.append(SeenShape(tuple(map(_named, messages)), tools is not None, program.segments is not None))
         with self._lock:
             known.programs = (*known.programs, program)
             self._num_proofs += 1
@@ -109,6 +139,11 @@ class _Known:
     def __init__(self) -> None:
         self.programs: tuple[Program, ...] = ()
         self.num_misses = 0
+
+
+def _named(message: Message) -> str:
+    keys = ", ".join(sorted(map(str, message.keys() - {"role", "content"})))
+    return f"{message.get('role')}" + (f" ({keys})" if keys else "")
 
 
 def _shape(messages: list[Message], tools: list[Message] | None, more: Hashable) -> Key:

@@ -7,6 +7,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from asyncdata import AsyncDataLoader, DataLoader
 from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError, SourceChangedError
@@ -205,6 +206,32 @@ def test_the_index_is_made_once_for_the_same_data(path, tmp_path):
 
     assert file.stat().st_mtime_ns == before
     assert list((tmp_path / "kept" / "index").iterdir()) == [file], "a function without a version has no fingerprint"
+
+
+def test_indexes_are_kept_within_a_size_and_the_runs_own_and_those_in_use_stay(path, parquet, tmp_path):
+    cache_dir = str(tmp_path / "kept")
+    folder = tmp_path / "kept" / "index"
+
+    def kept() -> set[str]:
+        return {entry.stem for entry in folder.iterdir()}
+
+    with loader(parquet, "full", cache_dir=cache_dir) as copying:
+        expected = ids(copying.get_next_batch(5))
+        (first,) = kept()
+        with loader(path, cache_dir=cache_dir, row_index_max_bytes=1) as data:
+            data.num_rows()
+        assert len(kept()) == 2
+        expected += ids(copying.get_next_batch(NUM_ROWS - 5))
+    assert sorted(expected) == list(range(NUM_ROWS))
+
+    with loader(path, cache_dir=cache_dir, row_index_max_bytes=1) as data:
+        data.num_rows()
+    assert len(kept()) == 1
+    assert first not in kept()
+    with capture_logs() as events, loader(parquet, "full", cache_dir=cache_dir, row_index_max_bytes=1) as data:
+        data.num_rows()
+    assert kept() == {first}
+    assert [event["num_indexes"] for event in events if event["event"] == "index.evicted"] == [1]
 
 
 def test_where_the_index_cannot_be_kept_it_is_made_anew(path, tmp_path):

@@ -38,6 +38,7 @@ LEVELS = {
     "fingerprint": 2,
     "ledger": 2,
     "order": 2,
+    "index_eviction": 2,
     "index_file": 2,
     "pacing": 2,
     "autotune": 3,

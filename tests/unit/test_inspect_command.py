@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,54 @@ def test_what_is_trained_stands_in_brackets_with_turns_and_counts(chats, printed
     )
     assert "0:0:3  chats.jsonl:4  bad row: AD101 invalid JSON" in rest
     assert "rows      4, of which 1 became samples\ndropped   1 no_trained_tokens\nbad rows  2\ntokens    " in rest
+
+
+@pytest.fixture
+def half_proven(tmp_path: Path) -> str:
+    """A tokenizer whose template asks for the length of what a tool said, which is proven of no text."""
+    folder = tmp_path / "half"
+    shutil.copytree(tokenizer_folder(), folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = (
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n"
+        "{% if m.role == 'tool' %}{{ m.content | wordcount }}{% endif %}{% endfor %}"
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_it_says_which_shapes_of_chats_are_proven_and_which_library_encodes(
+    chats, half_proven, jsonl_file, printed, records
+):
+    used_tool = [user("x"), {"role": "tool", "content": "1", "name": "f"}, assistant("y")]
+    two_turns = [user("x"), assistant("y"), user("z"), assistant("v")]
+    path = jsonl_file([{"messages": chat} for chat in (CHATS[0], used_tool, two_turns, two_turns)], "more.jsonl")
+
+    *_, last = records("inspect", path, "--tokenizer", half_proven, "--no-shuffle", "--num", 0)
+    assert [(len(shape["messages"]), shape["is_proven"]) for shape in last["template"]] == [
+        (2, True),
+        (3, False),
+        (4, True),
+    ]
+    assert last["template"][1]["messages"] == ["user", "tool (name)", "assistant"]
+    assert last["encoding"]["backend"] == "tokenizers"
+    out = printed("inspect", path, "--tokenizer", half_proven, "--no-shuffle", "--num", 0)
+    assert (
+        "template  proven for 2 of 3 shapes of chats\n"
+        "          rendered: user / tool (name) / assistant\n"
+        "encoder   tokenizers: " in out
+    )
+    assert "where each token lies" in out
+
+
+def test_rows_without_chats_have_no_shapes_and_a_backend_is_chosen(jsonl_file, records, monkeypatch):
+    path = jsonl_file([{"text": "a"}], "texts.jsonl")
+
+    *_, last = records("inspect", path, *TOKENIZER, "--kind", "text", "--num", 1)
+    assert last["template"] == []
+    assert last["encoding"]["reason"]
+    *_, last = records("inspect", path, *TOKENIZER, "--kind", "text", "--set", "tokenizer_backend=hf", "--num", 1)
+    assert last["encoding"]["reason"] == "as asked for"
 
 
 def test_the_counts_are_those_of_all_samples(chats, records):

@@ -9,7 +9,7 @@ import pytest
 
 from asyncdata.columns import Chunk
 from asyncdata.tokenization.base import ColumnWriter
-from asyncdata.types import Position
+from asyncdata.types import Lot, Position
 
 pytest.importorskip("xxhash")
 
@@ -107,6 +107,22 @@ def test_tokens_that_were_given_away_are_nobody_elses(slot):
     assert tokens.tolist() == before == [0, 1]
     with pytest.raises(ValueError, match="read-only"):
         tokens[0] = 7
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_the_samples_of_a_group_share_their_tokens(slot, moves):
+    chunk = placed_in(slot)
+    lot = Lot(chunk, 0, 3, 0, 0, 4)
+    samples = lot.samples()
+    first = samples[4].tokens
+    if moves:
+        chunk.own()
+        scribble(slot)
+
+    assert all(np.shares_memory(sample.tokens, first) for sample in samples[5:8])
+    assert [sample.tokens.tolist() for sample in samples[:5:4]] == [[0], [0, 1]]
+    assert not np.shares_memory(samples[8].tokens, first)
+    assert [sample.tokens.tolist() for sample in samples[8:]] == [[0, 1, 2, 3]] * 4
 
 
 def test_who_reads_while_the_slot_changes_hands_reads_again(slot, expected):

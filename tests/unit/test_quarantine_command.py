@@ -119,6 +119,51 @@ def test_rows_that_were_mended_are_written_where_a_loader_can_read_them(run_json
         assert [sample.label for sample in loader.get_next_batch(1)] == [9]
 
 
+def test_a_row_whose_line_was_not_known_is_found_by_its_byte_offset(run_json):
+    Path("rows.jsonl").write_bytes(b"\n".join([*GOOD, MENDED, GOOD[0], b""]))
+    path = str(Path("rows.jsonl").absolute())
+    start = len(b"\n".join(GOOD)) + 1
+    for offset in (start, start + 1, 10**18):
+        add(path, "AD101", byte_offset=offset)
+
+    found = run_json("retry", "quarantine.jsonl", *TOKENS, "--output", "good.jsonl")
+
+    assert [row["status"] for row in found["rows"]] == ["good", "not tried", "not tried"]
+    assert Path("good.jsonl").read_bytes() == MENDED + b"\n"
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("change", [0, -20, 1])
+def test_a_row_is_looked_for_where_it_begins_and_if_rows_before_it_were_mended_by_its_line(run_json, mark, change):
+    """Row 0 is the first bad one, and row 3 the second; the first is mended, and becomes shorter or longer."""
+    rows = [b'{"input": "", "no": "' + b"x" * 30 + b'"', *GOOD[:2], b"{", *GOOD[:2]]
+    Path("rows.jsonl").write_bytes(mark + b"\n".join([*rows, b""]))
+    quarantine = put_aside("rows.jsonl")
+    first = b'{"input": "first", "label": 0}'
+    rows[0] = first + b" " * (len(rows[0]) - len(first) + change)
+    rows[3] = MENDED
+    Path("rows.jsonl").write_bytes(mark + b"\n".join([*rows, b""]))
+
+    found = run_json("retry", quarantine, *TOKENS, "--output", "good.jsonl")
+
+    assert [(row["status"], row["line"]) for row in found["rows"]] == [("good", 1), ("good", 4)]
+    assert [json.loads(line)["label"] for line in Path("good.jsonl").read_bytes().splitlines()] == [0, 9]
+
+
+def test_a_row_that_did_not_move_costs_no_search_for_its_line(run_json, monkeypatch):
+    quarantine = put_aside(_written([GOOD[0], b"{", *GOOD]))
+    monkeypatch.setattr("asyncdata.row_looks._line_start", lambda *_: pytest.fail("the file was searched"))
+
+    found = run_json("retry", quarantine, *TOKENS)
+
+    assert [row["status"] for row in found["rows"]] == ["bad"]
+
+
+def _written(rows: list[bytes]) -> str:
+    Path("rows.jsonl").write_bytes(b"\n".join([*rows, b""]))
+    return "rows.jsonl"
+
+
 def test_another_setting_may_be_what_they_lacked(run_json):
     quarantine = put_aside(plain(b'{"text": "x", "label": 9}'))
 

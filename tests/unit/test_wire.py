@@ -52,6 +52,7 @@ REPLIES = [
         busy_s=0.25,
     ),
     Failed("SourceError", "message", "traceback"),
+    Failed("ConfigError", "message", row=3, excerpt="text", place=Overflow(3, 1, 2**50)),
 ]
 
 
