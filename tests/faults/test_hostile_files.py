@@ -12,6 +12,7 @@ import pytest
 from asyncdata import (
     AsyncDataError,
     BadRowError,
+    ChatTokenizeFn,
     ConfigError,
     DataLoader,
     EndOfData,
@@ -37,7 +38,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 ROUNDS = num_rounds(quick=300, full=5000)
 CHAT = b'{"input": [{"role": "user", "content": "why?"}]}\n'
-ROW_TIMEOUT_S = 1.0
+ROW_TIMEOUT_S = 0.5
 
 
 @pytest.fixture
@@ -180,11 +181,16 @@ BOMBS = {
 }
 
 
+@pytest.mark.parametrize("chat", [False, True], ids=["a prompt", "a chat"])
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_chat_template_that_never_ends_costs_a_worker_and_never_the_trainer(hostile, small_tokenizer, tmp_path, bomb):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(CHAT)
-    fn = PromptTokenizeFn(str(small_tokenizer), apply_chat_template=True, chat_template=BOMBS[bomb])
+def test_a_chat_template_that_never_ends_costs_a_worker_and_never_the_trainer(
+    hostile, small_tokenizer, tmp_path, bomb, chat
+):
+    path, tokenizer, template = tmp_path / "rows.jsonl", str(small_tokenizer), BOMBS[bomb]
+    path.write_bytes(CHAT.replace(b'"user"', b'"assistant"') if chat else CHAT)
+    fn: Any = PromptTokenizeFn(tokenizer, apply_chat_template=True, chat_template=template)
+    if chat:
+        fn = ChatTokenizeFn(tokenizer, messages_key="input", chat_template=template)
 
     with pytest.raises((BadRowError, ConfigError), match=r"^AD(411|412|422|423) "):
         deliver(path, fn, num_workers=1, row_timeout_s=ROW_TIMEOUT_S)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from tests.support.figures import TARGETS, Figure, table, total
 
 
@@ -31,3 +34,14 @@ def test_a_bad_count_is_said_whatever_else_was_reached():
 def test_fewer_rounds_than_wanted_are_not_the_target():
     assert "so far, with 5 kills" in block([Figure("R1", "quick", {"kills": 5, "lost": 0})], "R1")
     assert "not measured" in block([], "R1")
+
+
+def test_the_page_has_a_row_for_each_figure_and_names_tests_that_exist():
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "explanation" / "reliability.md").read_text(encoding="utf-8")
+    rows = {cells[1].strip(): cells for cells in (line.split("|") for line in page.splitlines()) if len(cells) == 7}
+
+    assert set(TARGETS) | {"R6", "R14"} == set(rows) - {"", "---"}
+    named = [path for cells in rows.values() for path in re.findall(r"tests/[\w/.]+", cells[5])]
+    assert len(named) > len(TARGETS)
+    assert all((root / path).exists() for path in named)
