@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import ctypes
 import json
 import os
@@ -120,6 +122,17 @@ def waits(row: Row) -> list[int]:
         _announce(row["began"])
     while "gate" in row and not Path(row["gate"]).exists():
         time.sleep(0.005)
+    return [row["id"]]
+
+
+def writes_everywhere(row: Row) -> list[int]:
+    """Writes what the row says in ``bytes`` to every socket of the process, as code does that closes what it does not
+    own: the number of its descriptor is another's then."""
+    if "bytes" in row:
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                    os.write(int(fd), base64.b64decode(row["bytes"]))
     return [row["id"]]
 
 
