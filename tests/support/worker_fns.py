@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -204,6 +205,8 @@ class Opening:
         if self.what == "prints without a newline":
             sys.stdout.write("half a line of Python's ")
             ctypes.CDLL(None).printf(b"half a line of C's ")
+        if self.what == "leaves no room":
+            os.fork = _no_fork
         if self.what == "lingers":
             threading.Thread(target=time.sleep, args=(3600,)).start()
         return FunctionTokenizer(as_told)
@@ -212,6 +215,10 @@ class Opening:
         path = Path(self.folder, f"start {os.getpid()}")
         path.touch()
         return len(list(Path(self.folder).glob("start *")))
+
+
+def _no_fork() -> int:
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
 class RollsDice(Opening):
@@ -228,6 +235,8 @@ class RollsDice(Opening):
         import numpy as np
 
         from asyncdata.tokenization.base import FunctionTokenizer
+
+        np.random.random()  # or its generator is not made before the fork, but by each worker
 
         def rolls(row: Row) -> dict[str, Any]:
             time.sleep(row.get("sleep_s", 0))

@@ -11,6 +11,7 @@ import psutil
 import pytest
 import structlog
 
+from asyncdata.errors import WorkerError
 from asyncdata.executors import births
 from asyncdata.executors.births import Births
 from asyncdata.executors.process import ProcessExecutor
@@ -336,11 +337,21 @@ async def test_a_worker_whose_socket_ends_goes_by_itself_however_it_was_born(row
 
 
 @pytest.mark.asyncio
+async def test_without_room_for_one_more_process_it_says_so(rows):
+    client = Client(ProcessExecutor(1), rows(1), worker_fns.Opening("leaves no room"))
+    with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:
+        async with client.running():
+            await anyio.sleep_forever()
+
+    (error,) = caught.value.exceptions
+    assert isinstance(error, WorkerError)
+    assert str(error).startswith("AD426 workers cannot be started: Resource temporarily unavailable; raise the limit")
+
+
+@pytest.mark.asyncio
 async def test_without_room_for_a_fork_it_says_so(rows):
     """The template has room for so many descriptors that a worker's own do not fit."""
     import resource
-
-    from asyncdata.errors import WorkerError
 
     executor = ProcessExecutor(1)
     client = Client(executor, rows(1), row_id)
