@@ -205,8 +205,6 @@ class Opening:
         if self.what == "prints without a newline":
             sys.stdout.write("half a line of Python's ")
             ctypes.CDLL(None).printf(b"half a line of C's ")
-        if self.what == "leaves no room":
-            os.fork = _no_fork
         if self.what == "lingers":
             threading.Thread(target=time.sleep, args=(3600,)).start()
         return FunctionTokenizer(as_told)
@@ -219,6 +217,21 @@ class Opening:
 
 def _no_fork() -> int:
     raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+class LeavesNoRoom(Opening):
+    """From here on the system has no room for one more process."""
+
+    def settings(self) -> dict[str, Any]:
+        """As the protocol says."""
+        return {}
+
+    def open(self) -> Any:
+        """As the protocol says."""
+        from asyncdata.tokenization.base import FunctionTokenizer
+
+        os.fork = _no_fork
+        return FunctionTokenizer(as_told)
 
 
 class RollsDice(Opening):

@@ -338,7 +338,7 @@ async def test_a_worker_whose_socket_ends_goes_by_itself_however_it_was_born(row
 
 @pytest.mark.asyncio
 async def test_without_room_for_one_more_process_it_says_so(rows):
-    client = Client(ProcessExecutor(1), rows(1), worker_fns.Opening("leaves no room"))
+    client = Client(ProcessExecutor(1), rows(1), worker_fns.LeavesNoRoom())
     with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:
         async with client.running():
             await anyio.sleep_forever()
