@@ -130,11 +130,15 @@ def writes_everywhere(row: Row) -> list[int]:
     """Writes what the row says in ``bytes`` to every socket of the process, as code does that closes what it does not
     own: the number of its descriptor is another's then."""
     if "bytes" in row:
-        for fd in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
-                    os.write(int(fd), base64.b64decode(row["bytes"]))
+        _write_to_every_socket(base64.b64decode(row["bytes"]))
     return [row["id"]]
+
+
+def _write_to_every_socket(data: bytes) -> None:
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                os.write(int(fd), data)
 
 
 def takes_its_time(row: Row) -> list[int]:
@@ -231,6 +235,22 @@ class LeavesNoRoom(Opening):
         from asyncdata.tokenization.base import FunctionTokenizer
 
         os.fork = _no_fork
+        return FunctionTokenizer(as_told)
+
+
+class OpensLoudly(Opening):
+    """Writes an answer to every socket of the process that opens it, so that the true ones come too late."""
+
+    def settings(self) -> dict[str, Any]:
+        """As the protocol says."""
+        return {}
+
+    def open(self) -> Any:
+        """As the protocol says."""
+        from asyncdata.executors.control import Loaded, framed
+        from asyncdata.tokenization.base import FunctionTokenizer
+
+        _write_to_every_socket(bytes(framed(Loaded(""))))
         return FunctionTokenizer(as_told)
 
 
