@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -338,3 +340,25 @@ def test_a_copy_that_is_not_kept_is_gone_with_its_loader(parquet, tmp_path, monk
         assert list(tmp_path.glob("asyncdata-rows-*/*.jsonl"))
 
     assert not list(tmp_path.glob("asyncdata-rows-*"))
+
+
+@pytest.mark.parametrize("call", ["pread", "pwrite", "fsync"])
+def test_an_index_that_cannot_be_kept_costs_the_next_run_time_and_this_one_nothing(path, tmp_path, monkeypatch, call):
+    with loader(path, cache_dir=str(tmp_path / "kept")) as data:
+        expected = ids(data.get_next_batch(NUM_ROWS))
+    really = getattr(os, call)
+
+    def fails(fd: int, *rest: Any) -> Any:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".index"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        return really(fd, *rest)
+
+    monkeypatch.setattr(os, call, fails)
+    with capture_logs() as logs, loader(path, cache_dir=str(tmp_path / "full")) as data:
+        found = ids(data.get_next_batch(NUM_ROWS))
+
+    assert found == expected
+    (event,) = [log for log in logs if log["event"] == "index.not_written"]
+    assert event["path"].startswith(str(tmp_path / "full"))
+    assert "No space left on device" in event["reason"]

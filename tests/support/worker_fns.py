@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -144,6 +147,21 @@ def leaves_work(row: Row) -> list[int]:
     return [row["id"]]
 
 
+def writes_everywhere(row: Row) -> list[int]:
+    """Writes what the row says in ``bytes`` to every socket of the process, as code does that closes what it does not
+    own: the number of its descriptor is another's then."""
+    if "bytes" in row:
+        _write_to_every_socket(base64.b64decode(row["bytes"]))
+    return [row["id"]]
+
+
+def _write_to_every_socket(data: bytes) -> None:
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                os.write(int(fd), data)
+
+
 def takes_its_time(row: Row) -> list[int]:
     """Sleeps for ``sleep_s``."""
     time.sleep(row.get("sleep_s", 0))
@@ -222,6 +240,41 @@ class Opening:
         return len(list(Path(self.folder).glob("start *")))
 
 
+def _no_fork() -> int:
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+class LeavesNoRoom(Opening):
+    """From here on the system has no room for one more process."""
+
+    def settings(self) -> dict[str, Any]:
+        """As the protocol says."""
+        return {}
+
+    def open(self) -> Any:
+        """As the protocol says."""
+        from asyncdata.tokenization.base import FunctionTokenizer
+
+        os.fork = _no_fork
+        return FunctionTokenizer(as_told)
+
+
+class OpensLoudly(Opening):
+    """Writes an answer to every socket of the process that opens it, so that the true ones come too late."""
+
+    def settings(self) -> dict[str, Any]:
+        """As the protocol says."""
+        return {}
+
+    def open(self) -> Any:
+        """As the protocol says."""
+        from asyncdata.executors.control import Loaded, framed
+        from asyncdata.tokenization.base import FunctionTokenizer
+
+        _write_to_every_socket(bytes(framed(Loaded(""))))
+        return FunctionTokenizer(as_told)
+
+
 class RollsDice(Opening):
     """Says what the generators give that everybody uses."""
 
@@ -236,6 +289,8 @@ class RollsDice(Opening):
         import numpy as np
 
         from asyncdata.tokenization.base import FunctionTokenizer
+
+        np.random.random()  # or its generator is not made before the fork, but by each worker
 
         def rolls(row: Row) -> dict[str, Any]:
             time.sleep(row.get("sleep_s", 0))

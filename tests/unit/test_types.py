@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import json
 import pickle
 import weakref
@@ -360,3 +361,10 @@ def test_the_statuses_are_slimes():
 def test_a_sample_shows_what_it_is_and_not_all_it_holds(sample):
     assert repr(sample) == "Sample(index=10, num_tokens=3, status='pending', position=1:2:3)"
     assert repr(Sample()) == "Sample(index=None, num_tokens=0, status='pending')"
+
+
+def test_help_shows_what_is_decoded_late_and_no_address_of_an_object():
+    parameters = inspect.signature(Sample).parameters
+
+    assert str(parameters["tokens"]).endswith("= <not decoded yet>")
+    assert not [text for text in map(str, parameters.values()) if " at 0x" in text]

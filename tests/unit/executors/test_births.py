@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import psutil
 import pytest
 import structlog
 
+from asyncdata.errors import WorkerError
 from asyncdata.executors import births
 from asyncdata.executors.births import Births
 from asyncdata.executors.process import ProcessExecutor
@@ -335,12 +337,90 @@ async def test_a_worker_whose_socket_ends_goes_by_itself_however_it_was_born(row
     assert ends == ["exit status 0"] * 3
 
 
+async def failure_to_run(client: Client) -> str:
+    with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:
+        async with client.running():
+            await anyio.sleep_forever()
+    (error,) = caught.value.exceptions
+    assert isinstance(error, WorkerError)
+    return str(error)
+
+
+@pytest.mark.asyncio
+async def test_without_room_for_one_more_process_it_says_so(rows):
+    message = await failure_to_run(Client(ProcessExecutor(1), rows(1), worker_fns.LeavesNoRoom()))
+
+    assert message.startswith("AD426 workers cannot be started: Resource temporarily unavailable; raise the limit")
+
+
+@pytest.mark.asyncio
+async def test_a_template_whose_answers_come_too_late_makes_no_worker(rows):
+    message = await failure_to_run(Client(ProcessExecutor(1), rows(1), worker_fns.OpensLoudly()))
+
+    assert message == "a template answered a fork with Loaded; it is out of step"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "AD426 workers cannot be started: Too many open files; raise"),
+        (ProcessLookupError(errno.ESRCH, "No such process"), "AD426 a worker died 3 times while starting (SIGKILL)"),
+    ],
+    ids=["no room", "dead before it was named"],
+)
+@pytest.mark.asyncio
+async def test_a_worker_that_cannot_be_named_is_none(rows, monkeypatch, error, message):
+    """What is not held by a descriptor could be another process by the time that it is to be ended."""
+
+    def refuse(pid: int) -> int:
+        raise error
+
+    client = Client(ProcessExecutor(1), rows(1), row_id)
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+
+    assert (await failure_to_run(client)).startswith(message)
+
+
+@pytest.mark.asyncio
+async def test_a_worker_whose_template_has_died_meanwhile_is_not_trusted(rows, monkeypatch):
+    """Its pid may have been given to another process before it was looked at."""
+    named, name = [], os.pidfd_open
+
+    def kill_the_template_first(pid: int) -> int:
+        named.append(pid)
+        if len(named) == 1:
+            os.kill(mother := template().pid, signal.SIGKILL)
+            os.waitid(os.P_PID, mother, os.WEXITED | os.WNOWAIT)
+        return name(pid)
+
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(5), row_id)
+    monkeypatch.setattr(os, "pidfd_open", kill_the_template_first)
+    async with client.running():
+        assert ids_of(await client.tokenized(await client.window())) == [0, 1, 2, 3, 4]
+        assert pids(executor) == [named[1]]
+    assert executor.statistics().num_restarts == 1, "the template"
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_born_before_its_time(rows):
+    client = Client(ProcessExecutor(1), rows(1), row_id)
+
+    with pytest.raises(WorkerError, match=r"prepare\(\) has not been called"):
+        await client.executor.run(client.job)
+    with pytest.raises(WorkerError, match=r"prepare\(\) has not been called"):
+        client.executor.memory(0)
+    with Spawner(1, 0, 1) as spawner:
+        maker = Births(spawner)
+        with pytest.raises(WorkerError, match=r"begin\(\) has not been called"):
+            await maker.bear(0)
+        maker.close()
+
+
 @pytest.mark.asyncio
 async def test_without_room_for_a_fork_it_says_so(rows):
     """The template has room for so many descriptors that a worker's own do not fit."""
     import resource
-
-    from asyncdata.errors import WorkerError
 
     executor = ProcessExecutor(1)
     client = Client(executor, rows(1), row_id)

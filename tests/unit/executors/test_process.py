@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import os
 import random
@@ -19,8 +20,9 @@ import pytest
 from asyncdata.errors import WorkerError
 from asyncdata.executors.base import NUM_SLOTS, Crashed
 from asyncdata.executors.process import ProcessExecutor
+from asyncdata.frames import frame
 from asyncdata.window import Window
-from asyncdata.wire import OrderPacks, Permuted
+from asyncdata.wire import Failed, OrderPacks, Permuted, Ready
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until, value_of
 from tests.support.tokenize_fns import kills_on_13, kills_on_13_in_batches, row_id
@@ -398,6 +400,30 @@ async def test_workers_that_never_finish_anything_are_given_up(rows):
     assert "farewell" in str(error)
     assert all(isinstance(reply, Crashed) for reply in again_and_again[:-1])
     assert failure_of(again_and_again[-1]).message == str(error), "the last is told what everybody is told"
+
+
+@pytest.mark.parametrize(
+    ("request_id", "said", "reason"),
+    [
+        (99, Permuted(b""), "a worker answered request 99 out of turn"),
+        (2, Ready(1), "a worker announced itself twice; it is out of step"),
+    ],
+)
+async def test_what_is_no_answer_to_the_request_is_nobodys_samples(rows, request_id, said, reason):
+    """A function that writes to a descriptor that is not its own ends the run: what is right is not known any more."""
+    noise = base64.b64encode(frame(request_id, said)).decode()
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(2, {1: {"bytes": noise}}), worker_fns.writes_everywhere)
+    with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:
+        async with client.running():
+            asked = client.ask((await client.window()).request(1, 2))
+            assert asked == 1, "the second, so that its id is 2"
+            await anyio.sleep_forever()
+
+    (error,) = caught.value.exceptions
+    assert isinstance(error, WorkerError)
+    assert str(error) == reason
+    assert not [reply for reply in client.replies[asked] if not isinstance(reply, Failed)]
 
 
 async def test_what_is_under_way_hears_that_there_will_be_no_worker(rows, tmp_path):

@@ -184,6 +184,21 @@ def test_a_reward_is_looked_up_by_its_key() -> None:
     assert sample.get_reward_value(SimpleNamespace(reward_key=None)) == {"score": 2.0, "length": 3}
 
 
+def test_what_is_learned_from_is_the_response_or_what_the_mask_leaves_of_it() -> None:
+    assert SlimeSample(response_length=3).effective_response_length == 3
+    assert SlimeSample(response_length=3, loss_mask=[0, 1, 1]).effective_response_length == 2
+
+
+@pytest.mark.parametrize("inputs", [{"sizes": [[(2, 3)]]}, ([[1]],)], ids=str)
+def test_what_is_no_json_value_is_copied_for_each_sample_as_it_is(kind: Any, inputs: Any) -> None:
+    ((first, second),) = SampleFactory(kind, 2).groups([make(extra={"multimodal_inputs": inputs})], 0, 0)
+
+    assert repr(first.multimodal_inputs) == repr(second.multimodal_inputs) == repr(inputs)
+    for left, right in ((first, second), (first, make(extra={"multimodal_inputs": inputs}))):
+        other = right.extra["multimodal_inputs"] if isinstance(right, Sample) else right.multimodal_inputs
+        assert left.multimodal_inputs is not other
+
+
 def test_dicts_do_not_touch_what_they_came_from() -> None:
     values = SlimeSample(metadata={"a": 1}).to_dict()
     kept = copy.deepcopy(values)

@@ -193,6 +193,24 @@ def test_text_that_is_not_utf_8_reaches_whoever_reads_the_row_and_is_named_there
     assert caught.value.code == "AD106"
 
 
+def test_what_lies_beside_text_that_is_not_utf_8_is_what_it_is_without_it():
+    """The row is read another way then, down to the last field."""
+    kind = pa.map_(pa.string(), pa.list_(pa.int8()))
+    rest = {
+        "st": pa.array(
+            [{"n": 1, "t": None, "b": b"\x00"}], pa.struct({"n": pa.int8(), "t": pa.string(), "b": pa.binary()})
+        ),
+        "m": pa.array([[("k", [1, None])]], kind),
+        "none": pa.nulls(1, pa.string()),
+        "nothing": pa.nulls(1, kind),
+    }
+    bad, good = (pa.record_batch({"s": text, **rest}) for text in (bad_text(b"\xff"), pa.array(["?"])))
+
+    (found,), (plain,) = (RowWriter(batch.schema, batch.schema.names)(batch) for batch in (bad, good))
+
+    assert found == plain.replace(b"?", b"\xff")
+
+
 def test_keys_come_in_the_order_asked_for():
     batch = pa.record_batch({"a": [1], "b": [2], "c": [3]})
 
