@@ -119,14 +119,16 @@ def test_a_filter_may_return_a_tuple() -> None:
 )
 def test_only_the_very_groups_of_the_buffer_may_be_returned(foreign: Any) -> None:
     with pytest.raises(
-        FilterError, match="AD430 the buffer filter .* returned something that is no group of the buffer"
+        FilterError, match="AD430 the buffer filter '.*<lambda>' returned something that is no group of the buffer"
     ):
         choose(buffer_of(2), 2, lambda buffer, _: foreign(buffer))
 
 
 @pytest.mark.parametrize("nothing", [None, 5, iter([])])
 def test_a_filter_has_to_return_a_list(nothing: Any) -> None:
-    with pytest.raises(FilterError, match=f"AD430 .* returned {type(nothing).__name__}; need a list of groups"):
+    with pytest.raises(
+        FilterError, match=f"AD430 .*<lambda>' returned {type(nothing).__name__}; need a list of groups"
+    ):
         choose(buffer_of(2), 2, lambda buffer, _: nothing)
 
 
