@@ -292,6 +292,15 @@ def test_bad_rows_are_passed_over_and_counted_by_code() -> None:
     assert found.ledger.counters.drops == {"bad row AD101": 2, "bad row AD421": 1}
 
 
+def test_rows_dropped_and_noted_beside_a_bad_row_are_counted_once_each() -> None:
+    chunks = [chunk_of(0, "before", BadRow("AD101"), "behind", Noted(1), BadRow("AD421"), Noted(2))]
+
+    found = deliver_from(chunks, 3, bad_row_stops=False)
+
+    assert found.ledger.counters.drops == {"before": 1, "bad row AD101": 1, "behind": 1, "bad row AD421": 1}
+    assert found.ledger.counters.notes == {"seen": 2}
+
+
 @pytest.mark.parametrize(
     ("before", "max_bad_rows", "is_too_many"),
     [(0, 1, True), (0, 2, False), (3, 4, True), (9, None, False), (9, 0, True)],
