@@ -33,7 +33,7 @@ hypothesis.settings.register_profile("long", deadline=None, max_examples=20_000,
 hypothesis.settings.register_profile(
     "mutation",
     deadline=None,
-    max_examples=50,
+    max_examples=30,
     derandomize=True,
     database=None,
     phases=(Phase.explicit, Phase.generate),
