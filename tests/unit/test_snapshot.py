@@ -520,6 +520,13 @@ class TestWhatSaveCannotDo:
 
         assert names(tmp_path) == sorted([*kept, "s"])
 
+    def test_what_cannot_be_tidied_up_fails_no_save(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(os, "scandir", fail(errno.EACCES))
+
+        save(tmp_path / "s", FULL)
+
+        assert load(tmp_path / "s") == FULL
+
 
 def fail(code: int):
     def call(*_: object, **__: object) -> Any:
