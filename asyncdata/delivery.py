@@ -170,7 +170,7 @@ class _Walk:
             if self._epoch_groups == 0:
                 raise NoSamplesError(_no_samples(chunk.first.epoch, self._epoch_drops))
 
-            self.position = Position(chunk.first.epoch + 1, 0, 0)
+            self.position = Position(chunk.first.epoch + 1)
             self._epoch_groups, self._epoch_drops = 0, {}
         self.head += 1
 

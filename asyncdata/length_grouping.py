@@ -143,11 +143,7 @@ def _karmarkar_karp(costs: Costs, groups: Indices) -> Indices:
         merged += [(place, row[::-1][order]) for place, row in other_rows]
         heapq.heappush(heap, (-float(np.ptp(sums)), number, sums[order], merged))
         number += 1
-    return np.stack([row for _, row in sorted(heap[0][3], key=_place)])
-
-
-def _place(row: tuple[int, Indices]) -> int:
-    return row[0]
+    return np.stack([row for _, row in sorted(heap[0][3])])
 
 
 def _snake(costs: Costs, groups: Indices) -> Indices:

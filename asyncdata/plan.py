@@ -167,8 +167,7 @@ class Plan(Description, frozen=True, kw_only=True):
 
     def description(self) -> dict[str, Any]:
         """What a snapshot must agree with, as builtins: not the number of ranks, nor the sizes of batches."""
-        grouping = None if self.grouping is None else msgspec.to_builtins(self.grouping)
-        return {"packing": _described(self.packing), "grouping": grouping}
+        return {"packing": _described(self.packing), "grouping": msgspec.to_builtins(self.grouping)}
 
 
 class PlannedOrder:
@@ -203,7 +202,7 @@ class PlannedOrder:
     def request_order(self, packs: Packs, dealt: Dealt, epoch: int) -> OrderPacks:
         """What a worker needs to order the packs."""
         plan = self.plan
-        grouping = None if plan.grouping is None else msgspec.to_builtins(plan.grouping)
+        grouping = msgspec.to_builtins(plan.grouping)
         return OrderPacks(packs.costs.tobytes(), grouping, plan.is_shuffled, *dealt, self.seed, epoch)
 
 

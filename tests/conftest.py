@@ -31,7 +31,12 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=100, dera
 hypothesis.settings.register_profile("long", deadline=None, max_examples=20_000, derandomize=False)
 # A mutant is killed by any counterexample, not by the least one; and by the same one in every run.
 hypothesis.settings.register_profile(
-    "mutation", deadline=None, derandomize=True, database=None, phases=(Phase.explicit, Phase.generate)
+    "mutation",
+    deadline=None,
+    max_examples=30,
+    derandomize=True,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

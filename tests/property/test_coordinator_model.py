@@ -498,5 +498,5 @@ def steps_are_counted(request: pytest.FixtureRequest) -> Iterator[None]:
 # With the profile "long" that is more than a million steps.
 TestLoader = LoaderMachine.TestCase
 TestLoader.settings = settings(
-    max_examples=max(150, settings().max_examples * 3 // 2), stateful_step_count=40, report_multiple_bugs=False
+    max_examples=settings().max_examples * 3 // 2, stateful_step_count=40, report_multiple_bugs=False
 )

@@ -56,6 +56,18 @@ def pieces(data: st.DataObject, number: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
+@pytest.mark.parametrize("number", [4096, 4097, 20_000])
+def test_a_chunk_of_any_length_has_the_digest_of_its_parts(number):
+    ends = np.arange(3, 3 * number + 3, 3, dtype=np.uint32)
+
+    parts = StreamDigest()
+    for start in range(0, number, 1000):
+        size = min(1000, number - start)
+        parts = parts.plus(sums_of((0, 3, start), ends[:size]), 0, size)
+
+    assert StreamDigest().plus(sums_of((0, 3, 0), ends), 0, number) == parts
+
+
 @given(rows=rows, of=OF, data=st.data())
 def test_any_cut_into_chunks_batches_and_runs_gives_one_digest(rows, of, data):
     seen = [Seen((0, 3, row), ids) for row, ids in enumerate(rows) if ids != "short"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata.buffer import choose, filter_of, first_in_first_out, validate_groups, without
+from asyncdata.buffer import Chooser, choose, filter_of, first_in_first_out, validate_groups, without
 from asyncdata.errors import ConfigError, FilterError, InvalidGroupError
 from asyncdata.filters import ByStaleness
 from asyncdata.ledger import Returned
@@ -119,14 +119,16 @@ def test_a_filter_may_return_a_tuple() -> None:
 )
 def test_only_the_very_groups_of_the_buffer_may_be_returned(foreign: Any) -> None:
     with pytest.raises(
-        FilterError, match="AD430 the buffer filter .* returned something that is no group of the buffer"
+        FilterError, match="AD430 the buffer filter '.*<lambda>' returned something that is no group of the buffer"
     ):
         choose(buffer_of(2), 2, lambda buffer, _: foreign(buffer))
 
 
 @pytest.mark.parametrize("nothing", [None, 5, iter([])])
 def test_a_filter_has_to_return_a_list(nothing: Any) -> None:
-    with pytest.raises(FilterError, match=f"AD430 .* returned {type(nothing).__name__}; need a list of groups"):
+    with pytest.raises(
+        FilterError, match=f"AD430 .*<lambda>' returned {type(nothing).__name__}; need a list of groups"
+    ):
         choose(buffer_of(2), 2, lambda buffer, _: nothing)
 
 
@@ -138,6 +140,21 @@ def test_an_error_of_a_filter_is_named_with_the_filter() -> None:
         choose(buffer_of(2), 2, picky)
 
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_filter_may_not_call_the_loader_that_asks_it_and_anyone_may_before_and_behind() -> None:
+    def meddles(buffer: list[Group], num_groups: int) -> list[Group]:
+        chooser.refuse_calls()
+        return buffer
+
+    chooser = Chooser(meddles)
+    chooser.refuse_calls()
+
+    with pytest.raises(FilterError, match="AD504 the buffer filter '.*meddles' calls the loader that asks it"):
+        chooser.choose(buffer_of(2), 2)
+
+    chooser.refuse_calls()
+    assert names(Chooser(first_in_first_out).choose(buffer_of(3), 2)) == [0, 1]
 
 
 def test_a_filter_that_is_no_function_has_a_name_too() -> None:
@@ -223,6 +240,8 @@ def test_a_sample_cannot_enter_twice_at_once() -> None:
 
     with pytest.raises(InvalidGroupError, match="AD432 group 1 is in the buffer already, or has a sample twice"):
         validate_groups([[sample], [sample]], 1, [])
+    with pytest.raises(InvalidGroupError, match="AD432 group 2 is in the buffer already, or has a sample twice"):
+        validate_groups([[sample], [other], [sample]], 1, [])
     with pytest.raises(InvalidGroupError, match="AD432 group 0 .*would be served twice"):
         validate_groups([[other, other]], 2, [])
 

@@ -9,8 +9,8 @@ import pytest
 from asyncdata.channel import Channel, Failure, Run
 from asyncdata.delivery import BadRowStop, Delivery, advanced, deliver, dropped
 from asyncdata.errors import NoSamplesError, SourceChangedError
-from asyncdata.ledger import Counters, Ledger
-from asyncdata.types import Position
+from asyncdata.ledger import Counters, Lease, Ledger, Returned
+from asyncdata.types import Position, Sample
 from tests.support.chunks import BadRow, Noted, chunk_of
 
 if TYPE_CHECKING:
@@ -80,6 +80,17 @@ def test_nothing_is_changed() -> None:
     assert ledger.counters == Counters(drops={"short": 1})
 
 
+def test_what_the_trainer_has_and_gave_back_stays_as_it_was() -> None:
+    back = Returned([Sample(group_index=1)], [{}])
+    lease = Lease(Position(), Counters(), ((1, back),))
+    ledger = Ledger(buffer=(back,), leases=(lease,), acked=frozenset({Position(0, 0, 9)}), journal=frozenset({(3, 3)}))
+
+    after = deliver_from([chunk_of(0, 1)], 1, ledger).ledger
+
+    assert (after.buffer, after.leases) == ((back,), (lease,))
+    assert (after.acked, after.journal) == (ledger.acked, ledger.journal)
+
+
 def test_to_ask_for_nothing_passes_what_nobody_gets() -> None:
     found = deliver_from([chunk_of("short", "short"), chunk_of(2, first=Position(0, 0, 2))], 0)
 
@@ -123,6 +134,14 @@ def test_drops_are_counted_once_over_many_deliveries() -> None:
         counts.append(ledger.counters.drops["a"])
 
     assert counts == [1, 3, 4]
+
+
+def test_drops_are_counted_once_in_the_first_rows_of_a_window_too() -> None:
+    chunks = [chunk_of(0, 1, 2), chunk_of("short", "short", 3, "short", first=Position(0, 1), ends_epoch=True)]
+
+    found = deliver_from(chunks, 4)
+
+    assert found.ledger.counters.drops == {"short": 3}
 
 
 def test_a_restored_ledger_counts_only_what_comes_after_it() -> None:
@@ -290,6 +309,15 @@ def test_bad_rows_are_passed_over_and_counted_by_code() -> None:
     assert [bad.error.code for bad in found.passed] == ["AD101", "AD421", "AD101"]
     assert found.ledger.counters.num_bad_rows == 3
     assert found.ledger.counters.drops == {"bad row AD101": 2, "bad row AD421": 1}
+
+
+def test_rows_dropped_and_noted_beside_a_bad_row_are_counted_once_each() -> None:
+    chunks = [chunk_of(0, "before", BadRow("AD101"), "behind", Noted(1), BadRow("AD421"), Noted(2))]
+
+    found = deliver_from(chunks, 3, bad_row_stops=False)
+
+    assert found.ledger.counters.drops == {"before": 1, "bad row AD101": 1, "behind": 1, "bad row AD421": 1}
+    assert found.ledger.counters.notes == {"seen": 2}
 
 
 @pytest.mark.parametrize(

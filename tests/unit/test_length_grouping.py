@@ -21,6 +21,11 @@ ORDERS = {
     "snake": "6ebbc42046a15755",
     "xtuner": "24bc0ca5394afbff",
 }
+ORDERS_OF_EQUALS = {
+    "karmarkar_karp": "98e0eed2d733cffe",
+    "snake": "de194ed3fae98b2b",
+    "xtuner": "8e0211eec2595a46",
+}
 METHODS = list(ORDERS)
 OURS = ["karmarkar_karp", "snake"]
 
@@ -45,6 +50,24 @@ def test_the_order_is_the_same_for_ever(method: Any) -> None:
     )
 
     assert blake2b(order.astype("<i8").tobytes(), digest_size=8).hexdigest() == ORDERS[method]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_packs_that_cost_the_same_come_in_the_same_order_for_ever(method: Any) -> None:
+    """Whatever sort a numpy or a processor has for numbers that may change places."""
+    values = [float(number % 3) for number in range(700)]
+
+    order = LengthGrouping(method=method).order(values, world_size=4, accumulation=40, seed=42, epoch=1)
+
+    assert blake2b(order.astype("<i8").tobytes(), digest_size=8).hexdigest() == ORDERS_OF_EQUALS[method]
+
+
+def test_without_accumulation_and_number_an_order_is_that_of_an_epochs_first_window() -> None:
+    grouping, values = LengthGrouping(), costs(64)
+
+    order = grouping.order(values, world_size=4, seed=3)
+
+    assert order.tolist() == grouping.order(values, world_size=4, accumulation=1, seed=3, epoch=0, window=0).tolist()
 
 
 @given(costs_of_packs, st.integers(1, 9), st.integers(1, 4), st.sampled_from(METHODS), st.integers(-5, 5))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asyncdata.errors import ConfigError
-from asyncdata.order import Order, RowOrder, RowShuffle, Shuffle, feistel_permutation, shuffled_rows
+from asyncdata.order import ROWS_PER_WINDOW, Order, RowOrder, RowShuffle, Shuffle, feistel_permutation, shuffled_rows
 
 # These are promises to every snapshot there is. A change that moves one of them makes every run start anew: make a
 # second order beside this one instead.
@@ -44,13 +44,22 @@ ROW_DIGESTS = [
     (2**80, 3, 2, 37_700, "652b6eba4d0481f8"),
     (7, 2**40, 2**30, 4096, "bf3b57b556a9d611"),
 ]
+TWELVE_OF_ALL_ROWS = [7, 4, 2, 10, 9, 6, 11, 5, 3, 8, 0, 1]
+ALL_ROWS_DIGESTS = [
+    (42, 0, 0, 1000, "36a57e340c19c090"),
+    (42, 1, 0, 1000, "733e1698701ee762"),
+    (0, 1, 0, 1000, "e0cdcc8afff93469"),
+    (42, 0, 0, 150_000, "e3bed6505b95e9ae"),
+    (42, 0, 2, 150_000, "0e0127fed69e92b1"),
+    (-1, 7, 15258, 10**9, "648f5af4fc405c1f"),
+]
 
 
 def digest(order: Order, epoch: int, window: int = 0) -> str:
     return blake2b(order.blocks(epoch, window).astype("<i8").tobytes(), digest_size=8).hexdigest()
 
 
-def digest_of_rows(order: Order, epoch: int, window: int, num_rows: int) -> str:
+def digest_of_rows(order: Order | RowOrder, epoch: int, window: int, num_rows: int) -> str:
     return blake2b(order.rows(epoch, window, num_rows).astype("<i8").tobytes(), digest_size=8).hexdigest()
 
 
@@ -77,6 +86,17 @@ def test_the_rows_of_a_window_are_the_same_for_ever(
     seed: int, epoch: int, window: int, num_rows: int, expected: str
 ) -> None:
     assert digest_of_rows(Order(Shuffle(), seed, 1), epoch, window, num_rows) == expected
+
+
+def test_twelve_of_all_rows_come_in_this_order_for_ever() -> None:
+    assert RowOrder(RowShuffle(), 42).rows(0, 0, 12).tolist() == TWELVE_OF_ALL_ROWS
+
+
+@pytest.mark.parametrize(("seed", "epoch", "window", "num_rows", "expected"), ALL_ROWS_DIGESTS)
+def test_an_order_of_all_rows_is_the_same_for_ever(
+    seed: int, epoch: int, window: int, num_rows: int, expected: str
+) -> None:
+    assert digest_of_rows(RowOrder(RowShuffle(), seed), epoch, window, num_rows) == expected
 
 
 @pytest.mark.parametrize("size", [1, 2, 10, 257])
@@ -216,6 +236,23 @@ def test_a_description_of_rows_names_a_split_only_where_there_is_one() -> None:
 def test_a_split_that_cannot_be_is_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RowShuffle(**settings)
+
+
+@pytest.mark.parametrize("ratio", [0, 1])
+def test_a_part_may_have_no_row_or_all_of_them(ratio: float) -> None:
+    assert RowShuffle(part="train", train_ratio=ratio).train_ratio == ratio
+
+
+@pytest.mark.parametrize("method", ["keyed", "none"])
+def test_the_windows_of_all_rows_hold_every_row_once_and_all_but_the_last_are_full(method: Any) -> None:
+    order, num_rows = RowOrder(RowShuffle(method=method), 0), 2 * ROWS_PER_WINDOW + 5
+
+    windows = [order.rows(3, window, num_rows) for window in range(3)]
+
+    assert [len(window) for window in windows] == [ROWS_PER_WINDOW, ROWS_PER_WINDOW, 5]
+    rows = np.concatenate(windows)
+    assert sorted(rows.tolist()) == list(range(num_rows))
+    assert (rows.tolist() == list(range(num_rows))) == (method == "none")
 
 
 def test_rows_of_a_part_are_known_only_when_all_rows_are() -> None:

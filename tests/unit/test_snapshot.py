@@ -155,6 +155,11 @@ class TestStateDict:
         assert to_state_dict(odd)["order"] == {"weights": [1, [2, 3]], "status": "pending"}
         assert to_state_dict(FULL)["format"] == "asyncdata.snapshot"
 
+    def test_its_keys_are_text_as_in_json(self):
+        state = to_state_dict(Snapshot(position=(0, 0, 0), counters={"by": {1: 2}}))
+
+        assert state["counters"] == {"by": {"1": 2}} == json.loads(json.dumps(state))["counters"]
+
     def test_it_shares_nothing_with_the_snapshot(self):
         state = to_state_dict(FULL)
         state["buffer"][0][0]["metadata"]["level"] = 99
@@ -514,6 +519,13 @@ class TestWhatSaveCannotDo:
         save(tmp_path / "s", FULL)
 
         assert names(tmp_path) == sorted([*kept, "s"])
+
+    def test_what_cannot_be_tidied_up_fails_no_save(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(os, "scandir", fail(errno.EACCES))
+
+        save(tmp_path / "s", FULL)
+
+        assert load(tmp_path / "s") == FULL
 
 
 def fail(code: int):

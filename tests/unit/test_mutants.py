@@ -1,0 +1,37 @@
+"""The table that ends a mutation run: what was not noticed has survived, whatever else it is called."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.support.mutants import percent, read, table
+
+PRINTED = """\
+    asyncdata.ledger.x_lease_key__mutmut_1: killed
+    asyncdata.ledger.x_lease_key__mutmut_2: survived
+    asyncdata.ledger.x_lease_key__mutmut_3: timeout
+    asyncdata.ledger.x_lease_key__mutmut_4: no tests
+    asyncdata.buffer.x_choose__mutmut_1: segfault
+    asyncdata.order.x__feistel__mutmut_1: not checked
+""".splitlines()
+
+
+def test_a_mutant_is_noticed_by_a_failure_a_hang_or_a_crash_and_by_nothing_else() -> None:
+    rows = [line.split() for line in table(read(PRINTED)).splitlines()[1:]]
+
+    assert rows == [
+        ["buffer", "1", "1", "0", "0", "100.0", "%"],
+        ["ledger", "4", "1", "2", "1", "50.0", "%"],
+        ["all", "5", "2", "2", "1", "60.0", "%"],
+    ]
+
+
+def test_a_module_that_nobody_asked_for_is_left_out_and_what_was_not_come_to_in_another_counts() -> None:
+    begun = ["asyncdata.order.x__feistel__mutmut_2: killed", *PRINTED]
+
+    assert "order" not in read(PRINTED)
+    assert percent(Counter(read(begun)["order"].values())) == 50
+
+
+def test_no_mutants_are_no_success() -> None:
+    assert percent(Counter()) == 0
