@@ -42,7 +42,7 @@ def _add_cache(commands: Any) -> None:
     about = "look after token caches and row indexes"
     parser = commands.add_parser("cache", help=about, description=f"{about[0].upper()}{about[1:]}.")
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    ls = command(actions, "ls", "cache:ls", "list token caches, or row indexes, those used last at the end")
+    ls = command(actions, "ls", "kept:ls", "list token caches, or row indexes, those used last at the end")
     verify = command(
         actions,
         "verify",
@@ -50,9 +50,7 @@ def _add_cache(commands: Any) -> None:
         "read token caches, and hold them against their checksums",
         "Exit status 1 if a segment is damaged. A run that meets one tokenizes its rows.",
     )
-    rm = command(
-        actions, "rm", "cache:rm", "remove token caches, or row indexes", "One that a run is writing to stays."
-    )
+    rm = command(actions, "rm", "kept:rm", "remove token caches, or row indexes", "One that a run is writing to stays.")
     for action in (ls, verify, rm):
         action.add_argument("--dir", metavar="DIR", help="the folder of the caches, where token_cache named one")
     for action in (ls, rm):
