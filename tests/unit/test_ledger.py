@@ -118,17 +118,18 @@ def test_giving_back_nothing_changes_nothing() -> None:
     assert ledger.with_returned([]).leases == ledger.leases
 
 
-def test_another_epoch_begins_at_its_first_row_with_counts_of_its_own_and_all_counts_of_the_run() -> None:
+@pytest.mark.parametrize("epoch", [2, 5])
+def test_another_epoch_begins_at_its_first_row_with_counts_of_its_own_and_all_counts_of_the_run(epoch: int) -> None:
     counters = Counters(
         num_groups=5, num_samples=10, num_tokens=70, drops={"short": 2}, epoch_groups=4, epoch_drops={"short": 1}
     )
     ledger = Ledger(position=Position(3, 2, 1), counters=counters, acked=frozenset({Position(3, 2, 4)}))
 
-    position, after, acked = ledger.at_epoch(5).restart_point()
+    position, after, acked = ledger.at_epoch(epoch).restart_point()
 
-    assert position == Position(5)
+    assert position == Position(epoch)
     assert after == Counters(num_groups=5, num_samples=10, num_tokens=70, drops={"short": 2})
-    assert acked == frozenset(), "of rows of the epoch that was left"
+    assert acked == frozenset(), "rows of the epoch that was left are served again when it comes again"
 
 
 def test_another_epoch_keeps_the_buffer_and_what_is_known_of_rows_and_of_the_channel() -> None:

@@ -291,6 +291,12 @@ class TestFile:
         assert load(tmp_path / "s") == load(f"{tmp_path}/s") == snapshot
         assert num_bytes == os.path.getsize(tmp_path / "s")
 
+    def test_what_looks_like_the_place_of_the_checksum_is_left_as_it_is(self, tmp_path):
+        zeros = msgspec.structs.replace(FULL, library="0" * 64, canaries=["0" * 64])
+        save(tmp_path / "s", zeros)
+
+        assert load(tmp_path / "s") == zeros
+
     def test_only_its_owner_may_read_it(self, tmp_path):
         save(tmp_path / "s", FULL)
 
