@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
 
-NUM_SAMPLES = num_rounds(quick=20_000, full=300_000, long=10_000_000)
+NUM_SAMPLES = num_rounds(quick=20_000, full=1_000_000, long=10_000_000)
 """For each way."""
 NUM_ROWS = 50_000
 MAX_SLOPE_MB = 8.0
