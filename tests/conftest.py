@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import psutil
 import pytest
+import structlog
 from hypothesis import Phase
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -119,6 +120,13 @@ def jsonl_file(tmp_path: Path) -> Callable[..., Path]:
 def caches_are_the_tests_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the library keeps between runs goes where the test's files are."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def structlog_is_as_it_was() -> Iterator[None]:
+    """A test that looked at events, or ran a command, leaves structlog configured: all events would go to stdout."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(autouse=True)
