@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Any
 
 from asyncdata.commands.bench_report import as_text
 from asyncdata.commands.options import loader_of
@@ -137,13 +138,14 @@ def _tree_pss(pid: int) -> int | None:
 # In processes of their own
 
 
-def _child(args: argparse.Namespace, **told: Any) -> subprocess.Popen[str]:
+def _child(args: argparse.Namespace, said: IO[str], **told: Any) -> subprocess.Popen[str]:
+    """A process of the bench. Into a file it can say as much as it likes, and a pipe that nobody reads is soon full."""
     options = {name: value for name, value in vars(args).items() if name != "run"}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "asyncdata.commands.bench_child", json.dumps({"args": options, **told})],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=said,
         text=True,
         # Whatever this process could import, and in the same order; a tokenizer has one thread, as in a worker.
         env=os.environ
@@ -155,14 +157,15 @@ def _child(args: argparse.Namespace, **told: Any) -> subprocess.Popen[str]:
     )
 
 
-def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
+def _answer(process: subprocess.Popen[str], said: IO[str]) -> dict[str, Any]:
     """What it printed, once it has ended.
 
     :raises WorkerError: if it failed.
     """
-    printed, said = process.communicate("go\n")
+    printed, _ = process.communicate("go\n")
     if process.returncode:
-        raise WorkerError(f"a process of the bench ended with exit status {process.returncode}: {said.strip()}")
+        said.seek(0)
+        raise WorkerError(f"a process of the bench ended with exit status {process.returncode}: {said.read().strip()}")
 
     found: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return found
@@ -170,31 +173,34 @@ def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def _first_batch_s(args: argparse.Namespace) -> float:
     """Seconds from a process's birth to its first batch."""
-    began = time.perf_counter()
-    with _child(args) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        seconds = time.perf_counter() - began
-        if not line:
-            _answer(process)
-        process.communicate()
+    with TemporaryFile("w+", errors="replace") as said:
+        began = time.perf_counter()
+        with _child(args, said) as process:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            seconds = time.perf_counter() - began
+            if not line:
+                _answer(process, said)
+            process.communicate()
     return seconds
 
 
 def _alone(args: argparse.Namespace, num_processes: int, seconds: float) -> dict[str, Any]:
     """Rows by second of so many processes together, which begin together."""
-    running = [
-        _child(args, number=number, num_processes=num_processes, seconds=seconds) for number in range(num_processes)
-    ]
-    try:
-        for process in running:
-            assert process.stdout is not None
-            process.stdout.readline()
-        found = [_answer(process) for process in running]
-    finally:
-        for process in running:
-            with process:
-                process.kill()
+    with TemporaryFile("w+", errors="replace") as said:
+        running = [
+            _child(args, said, number=number, num_processes=num_processes, seconds=seconds)
+            for number in range(num_processes)
+        ]
+        try:
+            for process in running:
+                assert process.stdout is not None
+                process.stdout.readline()
+            found = [_answer(process, said) for process in running]
+        finally:
+            for process in running:
+                with process:
+                    process.kill()
     rates = [one["tokenizer_rows_per_s"] for one in found]
     return {
         "tokenize_fn_rows_per_s": sum(one["tokenize_fn_rows_per_s"] for one in found),
