@@ -51,7 +51,8 @@ __all__ = (
 
 PROGRESS = struct.Struct("<Qi")  # the id of the request that is being worked on (0: none), and its row (-1: all)
 PROGRESS_BYTES = 64  # one cache line each, so that workers do not disturb one another
-_PAUSE_MS = 50
+_PAUSE_MS = 250
+"""What is done in it may take longer. But who asks so seldom has enough read ahead: four chunks for each worker."""
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
