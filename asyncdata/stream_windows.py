@@ -159,7 +159,7 @@ class StreamWindows:
 
     def state_at(self, position: Position) -> StreamState | None:
         """As the protocol says: the state of the window, or of the last one before it that is known."""
-        known = {**self._resumed, **self._states}
+        known = {**self._states, **self._resumed}  # what a snapshot says comes before what was read since
         numbers = [number for epoch, number in known if epoch == position.epoch and number <= position.window]
         return known[position.epoch, max(numbers)] if numbers else None
 
@@ -243,9 +243,11 @@ class StreamWindows:
 
     def _pass_at(self, epoch: int, number: int) -> StreamPass:
         """The pass that gives window ``number`` of ``epoch`` next."""
-        current = self._pass
+        current, resumed = self._pass, self._resumed.get((epoch, number))
         if current is not None and (current.epoch, current.number) == (epoch, number):
-            return current
+            # It may have been read before the snapshot was loaded.
+            if resumed is None or current.is_at(resumed):
+                return current
 
         self._close_pass()
         if epoch or number:  # at the very start it has just been looked at

@@ -333,7 +333,10 @@ def test_40_a_source_that_hangs_is_named_as_what_is_waited_for():
         assert ids(loader.get_next_batch(1, timeout_s=30)) == [1]
 
 
-def test_41_a_stream_that_has_another_row_at_a_snapshots_place_is_refused():
+@pytest.mark.parametrize("num_before", [0, 3, 7, 10])
+def test_41_a_stream_that_has_another_row_at_a_snapshots_place_is_refused(num_before):
+    """Also by a loader that has read that place before the snapshot was loaded."""
+
     def source(first: int) -> IterableSource:
         return IterableSource(lambda epoch: ({"id": number} for number in range(first, first + 20)), version=1)
 
@@ -342,6 +345,8 @@ def test_41_a_stream_that_has_another_row_at_a_snapshots_place_is_refused():
         loader.get_next_batch(7)
         state = loader.state_dict()
     with loader_of(source(100), shuffle=windows, epochs=2) as loader:
+        if num_before:
+            loader.get_next_batch(num_before)
         loader.load_state_dict(state)
         _, error = error_of(loader, SourceChangedError, "AD303")
     assert "another row" in str(error)
