@@ -17,10 +17,10 @@ from asyncdata.buffer import Chooser, first_in_first_out, validate_groups, witho
 from asyncdata.channel import Channel, Failure, Run
 from asyncdata.delivery import BadRowStop, Delivery, advanced, deliver, dropped
 from asyncdata.errors import EndOfData, LoaderClosedError, TooManyBadRowsError
-from asyncdata.ledger import Counters, Lease, Ledger, Returned, lease_key
+from asyncdata.ledger import Counters, Ledger
 from asyncdata.request import DeliveryRules, Request, State
 from asyncdata.stream_digest import StreamDigest
-from asyncdata.types import Lot, Position, Sample
+from asyncdata.types import Lot, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from asyncdata.channel import Entry
     from asyncdata.columns import Chunk
     from asyncdata.errors import BadRowError
+
+    Moment = tuple[State, Channel]
 
 __all__ = ("Coordinator",)
 
@@ -158,10 +160,26 @@ class Coordinator:
     def withdraw(self, request: Request) -> None:
         """The caller is gone, whatever the reason. A delivery that it cannot have received is taken back."""
         with self._lock:
-            before, after = request.commit or (None, None)
-            if before is not None and after is self._state and self.channel.remembers(before.ledger.head):
-                self._state = before
+            if request.commit is not None:
+                self._go_back(*request.commit)
             self._leave(request)
+
+    def _go_back(self, before: State, after: State) -> None:
+        if self._state is after and self.channel.remembers(before.ledger.head):
+            self._state = before
+
+    def moment(self) -> Moment:
+        """What is delivered now, for :meth:`go_back`."""
+        with self._lock:
+            self.settle()
+            return self._state, self.channel
+
+    def go_back(self, before: Moment, after: Moment) -> None:
+        """Undo what was delivered between two moments; nothing, if something came behind them."""
+        with self._lock:
+            self.settle()
+            if before[1] is after[1] is self.channel:
+                self._go_back(before[0], after[0])
 
     def _serve(self, request: Request) -> list[Sample] | None:
         ledger = self.ledger
@@ -178,8 +196,10 @@ class Coordinator:
         for lot in delivery.lots:
             samples += lot.samples()
         after = delivery.ledger
-        if request.chosen or self.rules.commit_on_ack:
-            after = self._settled(ledger, after, request.chosen, samples)
+        if request.chosen:
+            after = _structs.replace(after, buffer=without(after.buffer, request.chosen))
+        if self.rules.commit_on_ack and samples:
+            after = after.with_lease(ledger, request.chosen, samples, self.rules.samples_per_group)
         self._commit(request, after)
         if delivery.is_last and last_epoch != request.last_epoch:
             request.commit = None  # the groups are in the error: delivered
@@ -229,19 +249,6 @@ class Coordinator:
             self._quarantine(bad_row_error(bad, shows_row=self.rules.shows_rows))
         self._is_over_budget = True
         return TooManyBadRowsError(f"a bad row, after max_bad_rows={self.rules.max_bad_rows} of them: {error}")
-
-    def _settled(self, before: Ledger, after: Ledger, chosen: list[Returned], samples: list[Sample]) -> Ledger:
-        """The ledger without the groups served from the buffer, and with a lease on all that was served."""
-        buffer = without(after.buffer, chosen)
-        if not (self.rules.commit_on_ack and samples):
-            return _structs.replace(after, buffer=buffer)
-
-        size = self.rules.samples_per_group
-        leased: list[tuple[int, Position | Returned]] = [(lease_key(item.group), item) for item in chosen]
-        firsts = samples[len(chosen) * size :: size]
-        leased += [(lease_key([sample]), sample.position) for sample in firsts if sample.position is not None]
-        lease = Lease(before.position, before.counters, tuple(leased))
-        return _structs.replace(after, buffer=buffer, leases=(*after.leases, lease))
 
     def _commit(self, request: Request, ledger: Ledger) -> None:
         segment = self.channel.segment(ledger.head)

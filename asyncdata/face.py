@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from asyncdata.buffer import BufferFilter
     from asyncdata.collators.base import Document
     from asyncdata.config import Knobs
+    from asyncdata.coordinator import Moment
     from asyncdata.diagnostics import Statistics
     from asyncdata.iteration import Batches
     from asyncdata.length_grouping import LengthGrouping
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from asyncdata.pack_state import PackedSample, RestartPoint
     from asyncdata.packing.base import Packing
     from asyncdata.plan import PlannedEpoch
+    from asyncdata.planned_batches import PlannedBatches
     from asyncdata.sources.base import Source
     from asyncdata.sources.described import Paths
     from asyncdata.tokenization.base import TokenizeFn
@@ -274,23 +276,23 @@ class LoaderFace:
 
     def _batches(self) -> Batches:
         self._check()
-        engine = self._engine
-        if engine.tally is None:
-            return SampleBatches(self, runs_on=self._runs_on())
-
-        from asyncdata.planned_batches import PlannedBatches
-
-        return PlannedBatches(self, engine.tally, drop_last=engine.config.drop_last, runs_on=self._runs_on())
+        return SampleBatches(self, runs_on=self._runs_on())
 
     def _runs_on(self) -> bool:
         """Whether the next loop may be over a later epoch than the present one; not, if the caller named it."""
         is_named, self._is_epoch_named = self._is_epoch_named, False
         return not is_named
 
-    def _pack_batches(self) -> PackBatches | None:
-        """Where packs are made as samples come."""
+    def _pack_batches(self) -> PackBatches | PlannedBatches | None:
+        """Where there are packs. Their batches are made one after the other: samples that are no batch can be put
+        back only while nobody else has taken any."""
         self._check()
-        stage, config = self._engine.stage, self._engine.config
+        stage, tally, config = self._engine.stage, self._engine.tally, self._engine.config
+        if tally is not None:
+            from asyncdata.planned_batches import PlannedBatches
+
+            return PlannedBatches(self, tally, drop_last=config.drop_last, runs_on=self._runs_on())
+
         if stage is None:
             return None
 
@@ -323,6 +325,14 @@ class LoaderFace:
     def plan(self, epoch: int) -> PlannedEpoch | None:
         """The planned packs of an epoch; known once a sample of it is ready."""
         return self._engine.plan(epoch)
+
+    def moment(self) -> Moment:
+        """What is delivered now, for :meth:`go_back`."""
+        return self._engine.coordinator.moment()
+
+    def go_back(self, before: Moment, after: Moment) -> None:
+        """Undo what a loop was given between two moments; nothing, if something came behind them."""
+        self._engine.coordinator.go_back(before, after)
 
     def tip(self) -> RestartPoint:
         """Where D goes on."""

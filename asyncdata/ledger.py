@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Set
     from typing import Self
 
+    from asyncdata.types import Sample
+
 __all__ = ("Counters", "Lease", "Ledger", "Returned", "lease_key")
 
 
@@ -111,6 +113,19 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         returned = tuple(returned)
         ledger = self.acknowledged(lease_key(item.group) for item in returned) if self.leases else self
         return msgspec.structs.replace(ledger, buffer=self.buffer + returned)
+
+    def with_lease(self, before: Ledger, chosen: list[Returned], samples: list[Sample], group_size: int) -> Ledger:
+        """The ledger with a lease on all that a request was served.
+
+        :param before: the ledger before the request.
+        :param chosen: groups from the buffer.
+        :param samples: those of ``chosen``, and then those of the stream.
+        """
+        leased: list[tuple[int, Position | Returned]] = [(lease_key(item.group), item) for item in chosen]
+        firsts = samples[len(chosen) * group_size :: group_size]
+        leased += [(lease_key([sample]), sample.position) for sample in firsts if sample.position is not None]
+        lease = Lease(before.position, before.counters, tuple(leased))
+        return msgspec.structs.replace(self, leases=(*self.leases, lease))
 
     def acknowledged(self, keys: Iterable[int] | None) -> Ledger:
         """The ledger after the groups of ``keys`` (None: all) are done with."""

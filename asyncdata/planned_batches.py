@@ -66,6 +66,11 @@ class PlannedTally:
         """A token of this moment, for :meth:`state`."""
         return self._now
 
+    def go_back(self, now: object) -> None:
+        """Count as at an earlier moment."""
+        assert isinstance(now, _Tally), "a token of a tally"
+        self._now = now
+
     def deliver(self, num_packs: int, num_tokens: int) -> None:
         """So many packs are delivered, to all ranks together."""
         before = self._now
@@ -127,6 +132,15 @@ class PlannedTally:
         return (state.world_size, state.accumulation) if state.world_size else None
 
 
+class _Before(NamedTuple):
+    """What :meth:`PlannedBatches.take_back` goes back to."""
+
+    moment: Any
+    position: Position
+    tally: object
+    has_batches: bool
+
+
 class PlanSource(Protocol):
     """Where planned packs come from: a loader, as far as that is concerned."""
 
@@ -141,6 +155,14 @@ class PlanSource(Protocol):
 
     def plan(self, epoch: int) -> PlannedEpoch | None:
         """The packs of an epoch, once a sample of it is ready."""
+        ...
+
+    def moment(self) -> Any:
+        """What is delivered now."""
+        ...
+
+    def go_back(self, before: Any, after: Any) -> None:
+        """Undo what was delivered between two moments, if nothing came behind them."""
         ...
 
     def collate_packs(self, packs: list[list[PackedSample]]) -> Any:
@@ -163,6 +185,22 @@ class PlannedBatches:
         self._epoch: int | None = None
         self._runs_on = runs_on
         self._has_batches = self._is_over = False
+        self._after: Any = None
+
+    def begin(self) -> None:
+        """Nothing is delivered that the caller does not have."""
+        self._before = _Before(self._loader.moment(), self._loader.position(), self._tally.now, self._has_batches)
+        self._after = None
+
+    def take_back(self) -> None:
+        """The last batch is the next one again. Its samples may be put back already, by whoever took them; what was
+        counted follows them."""
+        before = self._before
+        if self._after is not None:
+            self._loader.go_back(before.moment, self._after)
+        if self._loader.position() == before.position:
+            self._tally.go_back(before.tally)
+            self._has_batches = before.has_batches
 
     def next_request(self) -> tuple[int, int] | None:
         """The rows of the next batch's packs; one row, as long as nobody knows which they are."""
@@ -204,6 +242,7 @@ class PlannedBatches:
         if len(samples) != int(plan.offsets[packs.stop]) - row:
             raise NotTaken
 
+        self._after = self._loader.moment()
         return self._batch(plan, packs, row, samples)
 
     def _end_epoch(self) -> None:

@@ -86,10 +86,17 @@ def test_what_is_watched_has_its_memory():
     assert set(found) == {"rows", "peak_pss_mb"}
 
 
-def test_the_page_of_measurements_names_every_figure():
+def test_the_page_of_measurements_explains_every_figure_once_and_has_results_of_each():
     page = (ROOT / "docs" / "explanation" / "measurements.md").read_text(encoding="utf-8")
+    explained, results = (figures_under(heading, page) for heading in ("## What is measured", "## Time and memory"))
 
-    assert re.findall(r"^\| (S\d+) \|", page, re.MULTILINE) == list(FIGURES)
+    assert explained == list(FIGURES)
+    assert list(dict.fromkeys(results)) == list(FIGURES)
+
+
+def figures_under(heading: str, page: str) -> list[str]:
+    section = page.split(f"{heading}\n", 1)[1].split("\n## ", 1)[0]
+    return re.findall(r"^\| (S\d+) \|", section, re.MULTILINE)
 
 
 def test_every_peer_is_pinned():
