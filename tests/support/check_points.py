@@ -6,6 +6,7 @@ has returned. A tracing function sees each of these instants pass, and raises th
 
 from __future__ import annotations
 
+import _weakrefset
 import dis
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +22,8 @@ T = TypeVar("T")
 __all__ = ("interrupted_at",)
 
 _FOLDER = asyncdata.__path__[0]
+_WEAK_SETS = _weakrefset.__file__
+"""Their callbacks run whenever an item dies, and Python lets no exception out of a callback."""
 
 
 class _Tracer:
@@ -38,7 +41,7 @@ class _Tracer:
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
             return self._in_frame
 
-        if caller is not None and _is_ours(caller):
+        if caller is not None and _is_ours(caller) and frame.f_code.co_filename != _WEAK_SETS:
             self._pass()
         return None
 
