@@ -22,6 +22,7 @@ from asyncdata.tokenization.text_encoder import open_encoder
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from asyncdata.tokenization.wrong_ids import WrongIdsError
 from tests.support.backends import Fake, install
+from tests.support.found_out import RARE, FoundOut, audit_often
 from tests.unit.tokenization import faults, run, token_ids
 
 if TYPE_CHECKING:
@@ -151,10 +152,7 @@ def test_the_backend_is_no_part_of_what_tokens_depend_on(small_tokenizer: Path) 
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second text is audited, from the first on."""
-    monkeypatch.setattr(text_encoder, "FIRST_AUDIT_TOKENS", 1)
-    monkeypatch.setattr(text_encoder, "AUDIT_EVERY", 2)
-    monkeypatch.setattr(text_encoder, "WORK_BEFORE_AUDIT_S", 0.0)
+    audit_often(monkeypatch)
 
 
 @pytest.fixture
@@ -294,6 +292,21 @@ def test_what_an_audit_finds_has_a_place_and_is_shown_only_where_rows_may_be(
     assert b"a rare text" in lines[line - 1]
     assert start == sum(map(len, lines[: line - 1]))
     assert ("a rare text" in message) == log_excerpts
+
+
+@pytest.mark.parametrize("order", [False, RowShuffle(method="none", only_kept=True)], ids=str)
+def test_what_an_audit_finds_in_a_worker_ends_the_run_and_names_the_row(
+    found_out: Callable[[str], None], small_tokenizer: Path, jsonl_file: Callable[..., Path], order: Any
+) -> None:
+    found_out("nothing: here all is well")
+    path = jsonl_file([*[{"input": f"common {number}"} for number in range(30)], *[{"input": RARE}] * 40])
+
+    with (
+        DataLoader(path, tokenize_fn=FoundOut(str(small_tokenizer)), shuffle=order, num_workers=2) as loader,
+        pytest.raises(ConfigError, match=rf"AD436 {re.escape(str(path))}:(3[1-9]|[4-7]\d) \(byte \d+\): .*{RARE}"),
+    ):
+        while True:
+            loader.get_next_batch(5)
 
 
 def test_one_text_in_so_many_is_audited_by_its_length() -> None:
