@@ -704,6 +704,40 @@ def test_samples_taken_the_short_way_are_not_put_back_once_others_followed(loade
     assert loader.ids(2) == [100, 8]
 
 
+@pytest.mark.parametrize("takes", [["ready"], ["poll"], ["ready", "poll"], ["poll", "ready", "ready"]])
+def test_what_was_delivered_between_two_moments_is_undone(loader_of: Any, takes: list[str]) -> None:
+    loader = loader_of(20)
+    loader.work_off()
+    loader.take(2)
+    before, state = loader.coordinator.moment(), loader.snapshot()
+
+    for how in takes:
+        found = loader.coordinator.take_ready(2) if how == "ready" else loader.coordinator.poll(Request(2))
+        assert found is not None
+    loader.coordinator.go_back(before, loader.coordinator.moment())
+
+    assert loader.snapshot() == state
+    assert loader.ids(3) == [2, 3, 4]
+
+
+def test_what_was_delivered_between_two_moments_stays_once_anything_followed(loader_of: Any) -> None:
+    loader = loader_of(20)
+    loader.work_off()
+    before = loader.coordinator.moment()
+    loader.take(2)
+    after = loader.coordinator.moment()
+
+    loader.take(1)
+    loader.coordinator.go_back(before, after)
+    assert loader.ids(1) == [3]
+
+    loader.restore(loader.snapshot())
+    loader.coordinator.go_back(before, loader.coordinator.moment())
+    loader.coordinator.go_back(after, loader.coordinator.moment())
+    loader.work_off()
+    assert loader.ids(1) == [4]
+
+
 def test_an_interrupt_within_the_commit_leaves_nothing_delivered(loader_of: Any) -> None:
     """Ctrl-C may come at any line; here it comes as late as it can."""
     loader = loader_of(50, capacity=16, window_blocks=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import msgspec
 import pytest
 
 from asyncdata.ledger import Counters, Lease, Ledger, Returned, lease_key
@@ -116,6 +117,26 @@ def test_giving_back_nothing_changes_nothing() -> None:
     ledger = Ledger(leases=(lease(0, 1),))
 
     assert ledger.with_returned([]).leases == ledger.leases
+
+
+def test_a_request_leases_each_of_its_groups_once_and_remembers_where_it_began() -> None:
+    first = lease(0, 0)
+    before = Ledger(position=place(4), counters=Counters(num_groups=3), leases=(first,))
+    after = Ledger(position=place(8), counters=Counters(num_groups=7), leases=(first,))
+    chosen = given_back(100)
+    of_stream = [Sample(group_index=row, position=place(row)) for row in (4, 4, 7, 7)]
+    made_by_caller = [Sample(group_index=50)] * 2
+
+    ledger = after.with_lease(before, [chosen], [*chosen.group * 2, *of_stream, *made_by_caller], 2)
+
+    assert msgspec.structs.astuple(ledger.leases[0]) == msgspec.structs.astuple(first)
+    assert msgspec.structs.astuple(ledger.leases[1]) == (
+        place(4),
+        Counters(num_groups=3),
+        ((100, chosen), (4, place(4)), (7, place(7))),
+        frozenset(),
+    )
+    assert (len(ledger.leases), ledger.position, ledger.counters) == (2, place(8), Counters(num_groups=7))
 
 
 @pytest.mark.parametrize("epoch", [2, 5])
