@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from asyncdata.buffer import BufferFilter
     from asyncdata.collators.base import Document
     from asyncdata.config import Knobs
-    from asyncdata.coordinator import Moment
     from asyncdata.diagnostics import Statistics
     from asyncdata.iteration import Batches
     from asyncdata.length_grouping import LengthGrouping
@@ -287,11 +286,13 @@ class LoaderFace:
         """Where there are packs. Their batches are made one after the other: samples that are no batch can be put
         back only while nobody else has taken any."""
         self._check()
-        stage, tally, config = self._engine.stage, self._engine.tally, self._engine.config
-        if tally is not None:
+        engine, stage, config = self._engine, self._engine.stage, self._engine.config
+        if engine.tally is not None:
             from asyncdata.planned_batches import PlannedBatches
 
-            return PlannedBatches(self, tally, drop_last=config.drop_last, runs_on=self._runs_on())
+            return PlannedBatches(
+                self, engine.coordinator, engine.tally, drop_last=config.drop_last, runs_on=self._runs_on()
+            )
 
         if stage is None:
             return None
@@ -325,14 +326,6 @@ class LoaderFace:
     def plan(self, epoch: int) -> PlannedEpoch | None:
         """The planned packs of an epoch; known once a sample of it is ready."""
         return self._engine.plan(epoch)
-
-    def moment(self) -> Moment:
-        """What is delivered now, for :meth:`go_back`."""
-        return self._engine.coordinator.moment()
-
-    def go_back(self, before: Moment, after: Moment) -> None:
-        """Undo what a loop was given between two moments; nothing, if something came behind them."""
-        self._engine.coordinator.go_back(before, after)
 
     def tip(self) -> RestartPoint:
         """Where D goes on."""

@@ -157,16 +157,20 @@ class PlanSource(Protocol):
         """The packs of an epoch, once a sample of it is ready."""
         ...
 
+    def collate_packs(self, packs: list[list[PackedSample]]) -> Any:
+        """What the loop is given."""
+        ...
+
+
+class Undoable(Protocol):
+    """What is delivered: a coordinator's ledger, as far as that is concerned."""
+
     def moment(self) -> Any:
         """What is delivered now."""
         ...
 
     def go_back(self, before: Any, after: Any) -> None:
         """Undo what was delivered between two moments, if nothing came behind them."""
-        ...
-
-    def collate_packs(self, packs: list[list[PackedSample]]) -> Any:
-        """What the loop is given."""
         ...
 
 
@@ -177,8 +181,11 @@ class PlannedBatches:
     :param runs_on: False: the loop is over the epoch in which it begins, even if nothing is left of it.
     """
 
-    def __init__(self, loader: PlanSource, tally: PlannedTally, *, drop_last: bool, runs_on: bool = True) -> None:
+    def __init__(
+        self, loader: PlanSource, delivered: Undoable, tally: PlannedTally, *, drop_last: bool, runs_on: bool = True
+    ) -> None:
         self._loader = loader
+        self._delivered = delivered
         self._tally = tally
         self._share = loader.share
         self._drop_last = drop_last
@@ -189,7 +196,7 @@ class PlannedBatches:
 
     def begin(self) -> None:
         """Nothing is delivered that the caller does not have."""
-        self._before = _Before(self._loader.moment(), self._loader.position(), self._tally.now, self._has_batches)
+        self._before = _Before(self._delivered.moment(), self._loader.position(), self._tally.now, self._has_batches)
         self._after = None
 
     def take_back(self) -> None:
@@ -197,7 +204,7 @@ class PlannedBatches:
         counted follows them."""
         before = self._before
         if self._after is not None:
-            self._loader.go_back(before.moment, self._after)
+            self._delivered.go_back(before.moment, self._after)
         if self._loader.position() == before.position:
             self._tally.go_back(before.tally)
             self._has_batches = before.has_batches
@@ -242,7 +249,7 @@ class PlannedBatches:
         if len(samples) != int(plan.offsets[packs.stop]) - row:
             raise NotTaken
 
-        self._after = self._loader.moment()
+        self._after = self._delivered.moment()
         return self._batch(plan, packs, row, samples)
 
     def _end_epoch(self) -> None:
