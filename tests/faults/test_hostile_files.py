@@ -80,7 +80,8 @@ def test_no_row_runs_anything_and_each_is_a_sample_or_counted(hostile, small_tok
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"".join(hostile.rows(ROUNDS)))
     chat = PromptTokenizeFn(str(small_tokenizer), label_key="label", apply_chat_template=True)
-    found, now = deliver(path, chat, num_workers=num_workers, on_bad_row="quarantine", quarantine_path=f"{path}.bad")
+    policy = {"on_bad_row": "quarantine", "max_bad_rows": ROUNDS, "quarantine_path": f"{path}.bad"}
+    found, now = deliver(path, chat, num_workers=num_workers, **policy)
 
     assert len(found) + sum(now.dropped_total.values()) == ROUNDS
     assert len(found) > ROUNDS / 3
