@@ -141,9 +141,7 @@ class CacheWorker:
     def _spill(self, name: str, reply: Tokenized) -> tuple[str, str]:
         """Write the reply to a file of this run; its name, or why it cannot be."""
         try:
-            path = os.path.join(self._cache.folder, name)
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with open(fd, "wb", buffering=0) as file:
+            with open(_new_file(os.path.join(self._cache.folder, name)), "wb", buffering=0) as file:
                 left = memoryview(encode(reply))
                 while left:
                     left = left[file.write(left) :]
@@ -228,6 +226,15 @@ class CacheWorker:
     def close(self) -> None:
         """Close the segments."""
         self._segments.close()
+
+
+def _new_file(path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except FileExistsError:  # of a worker that was killed before its reply was read
+        os.unlink(path)
+        return os.open(path, flags, 0o600)
 
 
 def _sum_of(text: BlockRows) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import json
@@ -202,7 +203,8 @@ def test_workers_that_are_killed_lose_nothing_and_leave_no_damage(tmp_path, seed
                 found += map(facts, batch)
                 pids = [worker.pid for worker in data.statistics().workers if worker.pid and worker.state != "starting"]
                 if number % 8 == 3 and pids:
-                    os.kill(rng.choice(pids), signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):  # it is dead, and that is not known yet
+                        os.kill(rng.choice(pids), signal.SIGKILL)
         wait_until_stored(data)
 
     assert found == expected
@@ -241,7 +243,10 @@ def test_refused_by_the_disk_at_any_call_the_run_goes_on_without_writing(tmp_pat
         refusals = [event["reason"] for event in events if event["event"] == "token_cache.not_written"]
         assert len(refusals) <= 1
         assert all(os.strerror(code) in reason for reason in refusals)
-        assert bool(refusals) == (verify(path, cache, expected) < NUM_ROWS), "all is stored, or it is said"
+        is_stored = verify(path, cache, expected) == NUM_ROWS
+        assert is_stored or refusals, "what is not stored is said"
+        # Whether the segment's name outlives a power cut is not known where its folder cannot be synced.
+        assert not (is_stored and refusals) or "rename" in seen[place - 3 : place - 1]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")

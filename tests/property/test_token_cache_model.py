@@ -148,6 +148,7 @@ def store(folder: str, blocks: list[list[Row]], order: np.ndarray, size: int, pi
         stop = min(first + size, len(every))
         request = window.request(Tokenize(0, bytes(4 * (stop - first)), bytes(4 * (stop - first))), first)
         chosen = [(row, every[order[first + row]]) for row in range(stop - first)]
+        worker.complete(request, reply_of(chosen[:1], stop - first), 0.0)  # by one that dies before it has answered
         reply = worker.complete(request, reply_of(chosen, stop - first), 0.0)
         window.answered(first, stop - first, reply)
     if not every:
