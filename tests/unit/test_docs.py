@@ -305,6 +305,24 @@ def test_the_tests_that_a_page_names_exist(page):
             assert is_there, f"{name_of(page)}: {path}::{name}"
 
 
+FIGURE = re.compile(r'^\| ([A-Z]+\d*) \| .* \| ([^|]+) \| `(?:pytest -m "" )?(tests/[^`]+)` \|$', re.MULTILINE)
+
+
+def figures_of(page: Path) -> dict[tuple[str, str], str]:
+    """What was reached, by the figure's name and the tests that it comes from."""
+    return {(name, tests): reached for name, reached, tests in FIGURE.findall(page.read_text(encoding="utf-8"))}
+
+
+def test_a_promise_tells_the_figures_that_the_page_of_reliability_tells():
+    told = figures_of(DOCS / "explanation" / "reliability.md")
+    repeated = [
+        item for page in (DOCS / "promises").glob("*.md") for item in figures_of(page).items() if item[0] in told
+    ]
+
+    assert len(repeated) > 10
+    assert [(figure, reached) for figure, reached in repeated if told[figure] != reached] == []
+
+
 @pytest.mark.parametrize("page", sorted((DOCS / "promises").glob("*.md")), ids=name_of)
 def test_a_promise_names_the_tests_that_prove_it(page):
     assert re.search(r"`tests/[\w/]+\.py::[\w:]+`", section_of(page, "The proof"))
