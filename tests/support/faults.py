@@ -54,15 +54,19 @@ class Program:
     """A Python program of ours, and everything that it has started.
 
     :param arguments: what stands behind ``python`` on the command line.
+    :param is_measured: whether a run under ``coverage`` measures it too.
     """
 
-    def __init__(self, *arguments: str, own_group: bool = False, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *arguments: str, own_group: bool = False, is_measured: bool = True, options: tuple[str, ...] = ()
+    ) -> None:
         self._mark = f"{MARK}={uuid.uuid4().hex}".encode()
         name, value = self._mark.decode().split("=")
         self._said = tempfile.TemporaryFile()
+        inherited = {key: text for key, text in os.environ.items() if is_measured or key != "COVERAGE_PROCESS_CONFIG"}
         self.process = subprocess.Popen(
             [sys.executable, *options, *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT), name: value},
+            env={**inherited, "PYTHONPATH": str(ROOT), name: value},
             stdin=subprocess.DEVNULL,
             stdout=self._said,  # no pipe: nobody reads while it runs
             stderr=subprocess.STDOUT,
@@ -71,9 +75,10 @@ class Program:
         )
 
     @classmethod
-    def of(cls, module: str, settings: dict[str, Any], *, own_group: bool = False) -> Self:
+    def of(cls, module: str, settings: dict[str, Any], *, own_group: bool = False, is_measured: bool = True) -> Self:
         """``tests.support.<module>``, run with settings."""
-        return cls("-m", f"tests.support.{module}", json.dumps(settings), own_group=own_group)
+        arguments = ("-m", f"tests.support.{module}", json.dumps(settings))
+        return cls(*arguments, own_group=own_group, is_measured=is_measured)
 
     def __enter__(self) -> Self:
         return self
