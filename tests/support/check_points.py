@@ -9,6 +9,7 @@ from __future__ import annotations
 import _weakrefset
 import dis
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncdata
@@ -22,8 +23,7 @@ T = TypeVar("T")
 __all__ = ("interrupted_at",)
 
 _FOLDER = asyncdata.__path__[0]
-_WEAK_SETS = _weakrefset.__file__
-"""Their callbacks run whenever an item dies, and Python lets no exception out of a callback."""
+_WEAK = frozenset({_weakrefset.__file__, weakref.__file__})
 
 
 class _Tracer:
@@ -41,7 +41,7 @@ class _Tracer:
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
             return self._in_frame
 
-        if caller is not None and _is_ours(caller) and frame.f_code.co_filename != _WEAK_SETS:
+        if caller is not None and _is_ours(caller) and not _is_finalizer(frame):
             self._pass()
         return None
 
@@ -63,6 +63,12 @@ class _Tracer:
 
 def _is_ours(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_FOLDER)
+
+
+def _is_finalizer(frame: FrameType) -> bool:
+    """Whether it runs because something has died, whoever is at work; Python lets no exception out of it."""
+    code = frame.f_code
+    return code.co_name == "__del__" or code.co_filename in _WEAK
 
 
 def interrupted_at(point: int, call: Callable[[], T]) -> T:
