@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _weakrefset
 import dis
+import gc
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -77,8 +78,10 @@ def interrupted_at(point: int, call: Callable[[], T]) -> T:
     :raises KeyboardInterrupt: if it has.
     """
     before = sys.gettrace()
+    gc.disable()  # finalizers of what other tests left behind are not in question
     sys.settrace(_Tracer(point))
     try:
         return call()
     finally:
         sys.settrace(before)
+        gc.enable()
