@@ -311,10 +311,13 @@ def test_a_token_that_straddles_the_border_of_a_message_is_not_trained(name: str
         "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ '<|im_end|>' }}{% endif %}{% endfor %}"
     )
     fn = ChatTokenizeFn(name, chat_template=template)
-    tokens = tokenizer_of(fn).encode("return value", add_special_tokens=False).tokens
-    assert tokens == ["re", "turn", "Ġvalue"]
+    text = "return value"
+    *before, cut, last = tokenizer_of(fn).encode(text, add_special_tokens=False).tokens
+    assert len(cut) > 1, "which tokens there are depends on the docstrings of this Python"
+    assert last == "Ġvalue"
 
-    assert trained(fn, {"messages": [user("ret"), assistant("urn value")]}) == [f" value{END}"]
+    border = len("".join(before)) + 1
+    assert trained(fn, {"messages": [user(text[:border]), assistant(text[border:])]}) == [f" value{END}"]
 
 
 def test_characters_of_many_tokens_are_trained_whole(name: str) -> None:
