@@ -244,7 +244,7 @@ def test_refused_by_the_disk_at_any_call_the_run_goes_on_without_writing(tmp_pat
         refusals = [event["reason"] for event in events if event["event"] == "token_cache.not_written"]
         assert len(refusals) <= 1
         assert all(os.strerror(code) in reason for reason in refusals)
-        # With its name a segment is stored. That it outlives a power cut is known two calls later: its folder is synced.
+        # With its name a segment is stored; that it outlives a power cut is known once its folder is synced.
         assert (verify(path, cache, expected) == NUM_ROWS) == (place > named)
         assert bool(refusals) == (place <= named + len(("open", "fsync")))
 
