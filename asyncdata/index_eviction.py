@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ("KeptIndex", "hold_rows", "kept_indexes", "make_room", "remove_index")
 
 _INDEX = re.compile(r"([0-9a-f]+)\.(index|rows)")
+_COPY = re.compile(r"\d{12}\.rows")
 
 
 class KeptIndex(NamedTuple):
@@ -70,8 +71,15 @@ def _sizes(folder: str) -> Iterator[int]:
 def hold_rows(folder: str) -> int:
     """A descriptor that keeps copied rows from being removed, until it is closed.
 
+    What is no copy, such as one that a killed worker left half written, is removed, if nobody else has the folder.
+
     :raises OSError: if the folder is not there.
     """
+    if others := [name for name in os.listdir(folder) if not _COPY.fullmatch(name)]:
+        with _Locked(folder) as is_free:
+            for name in others if is_free else ():
+                with suppress(OSError):
+                    os.unlink(os.path.join(folder, name))
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with suppress(OSError):  # a file system without locks: whoever wants to remove it gets none either
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

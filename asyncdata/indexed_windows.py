@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncdata.executors.base import Crashed, error_of
+from asyncdata.log import get_logger
 from asyncdata.order import ROWS_PER_WINDOW
 from asyncdata.plan import PlannedOrder
 from asyncdata.planned_rows import PlannedRows
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ("IndexedWindow", "IndexedWindows")
 
+_log = get_logger(__name__)
 _MAX_TRIES = 5
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
@@ -92,14 +94,16 @@ class IndexedWindow:
 
     def request(self, first: int, stop: int) -> Tokenize:
         """What a worker needs to tokenize the rows ``[first, stop)``."""
-        file_ids, offsets, lengths, _ = (column[first:stop] for column in self._known)
+        known = self._known
+        lengths = known.lengths[first:stop]
         starts = np.full(stop - first, -1, np.int32)
         is_read, expected = lengths >= 0, b""
         if self._expected is not None:
             numbers = self._expected[first:stop]
             is_read, expected = is_read & (numbers >= 0), numbers.tobytes()
         rows = np.flatnonzero(is_read)
-        places = map(Overflow, rows.tolist(), file_ids[rows].tolist(), offsets[rows].tolist())
+        columns = (known.file_ids, known.offsets, *(known.copies or ()))
+        places = map(Overflow, rows.tolist(), *(column[first:stop][rows].tolist() for column in columns))
         return Tokenize(NO_SLOT, starts.tobytes(), lengths.tobytes(), list(places), expected)
 
     def placed(self, first: int, stop: int) -> None:
@@ -111,7 +115,14 @@ class IndexedWindow:
         return int(file_ids[0]), int(offsets[0])
 
     def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
-        """Nothing follows from it."""
+        """Copies that were damaged are spoken of: the first time, and whenever they are about twice as many."""
+        if not reply.num_mended:
+            return
+
+        index, before = self._index, self._index.num_mended
+        index.num_mended += reply.num_mended
+        if index.num_mended.bit_length() > before.bit_length():
+            _log.warning("index.copy_damaged", path=index.spool, num_rows=index.num_mended)
 
     def location(self, row: int) -> SourceLocation:
         """The row's place."""

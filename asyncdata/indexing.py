@@ -112,7 +112,8 @@ class Indexer:
             self._next_block = stop
             self._num_asked += 1
             spool = part_path(index.spool, first) if index.spool else ""
-            request = Index(self._source.blocks(range(first, stop)), self._check, spool=spool)
+            blocks = self._source.blocks(range(first, stop))
+            request = Index(blocks, self._check, spool=spool, is_kept=self._file is not None)
             self._submit(first, request, [], _MAX_TRIES)
 
     def _submit(self, first: int, request: Index, lost: list[RowError], num_tries: int) -> None:

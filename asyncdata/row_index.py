@@ -25,20 +25,24 @@ __all__ = ("Places", "RowIndex")
 _NO_OBJECT = 2
 _GOOD = 0
 
+Int64 = np.ndarray[Any, np.dtype[np.int64]]
+
 
 class Places(NamedTuple):
     """Rows by where they lie; each array has shape (num_rows,).
 
-    :ivar file_ids: int64; where the rows were copied, -1 less the number of the copy.
-    :ivar offsets: int64; where the rows were copied, that in the copy.
+    :ivar file_ids: int64.
+    :ivar offsets: int64, in the file.
     :ivar lengths: int32, bytes.
     :ivar rows: int64, which rows of all they are.
+    :ivar copies: where the rows were copied: the number of each one's copy, and its offset there, in bytes; int64.
     """
 
-    file_ids: np.ndarray[Any, np.dtype[np.int64]]
-    offsets: np.ndarray[Any, np.dtype[np.int64]]
+    file_ids: Int64
+    offsets: Int64
     lengths: np.ndarray[Any, np.dtype[np.int32]]
-    rows: np.ndarray[Any, np.dtype[np.int64]]
+    rows: Int64
+    copies: tuple[Int64, Int64] | None = None
 
 
 class RowIndex:
@@ -49,6 +53,7 @@ class RowIndex:
     :ivar excluded: rows found so far that have no number, by reason.
     :ivar is_complete: whether all rows are found.
     :ivar fault: why it will never be.
+    :ivar num_mended: rows that were read anew, as their copy was damaged.
     """
 
     def __init__(self, source: Blocks, shuffle: RowShuffle, spool: str = "") -> None:
@@ -69,6 +74,7 @@ class RowIndex:
         self.excluded: dict[str, int] = {}
         self.is_complete = False
         self.fault: AsyncDataError | None = None
+        self.num_mended = 0
 
     @property
     def num_blocks(self) -> int:
@@ -175,22 +181,21 @@ class RowIndex:
         """Where the rows of these numbers lie."""
         numbered = self._numbered()
         rows = numbers if isinstance(numbered, range) else numbered[numbers]
-        offsets, lengths = self._offsets.array[rows], self._lengths.array[rows]
-        blocks = self._blocks_of(rows)
+        lengths, copies = self._lengths.array[rows], None
         if self.spool:
-            return Places(-1 - self._block_parts[blocks], offsets.astype(np.int64), lengths, rows)
-
-        return Places(self._block_files[blocks], self._block_starts[blocks] + offsets, lengths, rows)
+            copies = self._block_parts[self._blocks_of(rows)], self._offsets.array[rows].astype(np.int64)
+        return Places(*self.origins(rows), lengths, rows, copies)
 
     def _blocks_of(self, rows: Any) -> Any:
         return np.searchsorted(self._block_ends[: self._num_blocks], rows, side="right")
 
-    def origins(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Any, Any]:
+    def origins(self, rows: Int64) -> tuple[Any, Any]:
         """The number of each row's own file, and its offset there; int64, of shape (num_rows,)."""
         blocks = self._blocks_of(rows)
-        # Only rows that are numbered in their file are ever copied.
-        firsts = np.concatenate(([0], self._block_ends))[blocks]
-        offsets = rows - firsts if self.spool else self._offsets.array[rows]
+        if self.spool:  # only rows that are numbered in their file are ever copied
+            offsets = rows - np.where(blocks > 0, self._block_ends[blocks - 1], 0)
+        else:
+            offsets = self._offsets.array[rows]
         return self._block_files[blocks], self._block_starts[blocks] + offsets
 
 

@@ -133,11 +133,16 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Overflow(msgspec.Struct, frozen=True, array_like=True):
-    """A row that is not wholly in its slot: ``row`` of the request lies at ``offset`` of the file."""
+    """A row that is not wholly in its slot: ``row`` of the request lies at ``offset`` of the file.
+
+    Where rows were copied, it is also at ``copy_offset``, in bytes, of the copy numbered ``copy_id``; else that is -1.
+    """
 
     row: int
     file_id: int
     offset: int
+    copy_id: int = -1
+    copy_offset: int = 0
 
 
 class Scan(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -180,7 +185,7 @@ class Index(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     ``check``: ``none``, ``json`` (is it a JSON object?), or ``samples`` (does the tokenize function keep it?). The rows
     numbered in ``lost``, which brought down workers, are not looked at. ``spool`` is a file the rows are copied to;
-    their offsets are then those in it.
+    their offsets are then those in it. Where it ``is_kept`` for later runs, it is on the disk before the reply comes.
     """
 
     blocks: list[Block]
@@ -188,6 +193,7 @@ class Index(msgspec.Struct, frozen=True, tag=True, array_like=True):
     lost: list[int] = []
     spool: str = ""
     slot: int = NO_SLOT
+    is_kept: bool = False
 
 
 class Permute(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -285,7 +291,7 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     or, by the request's ``expected``, in none of them. ``notes`` is of kept rows, as ``drops``: what is to be counted.
     ``spill`` is the request's, if what it asks for is written; else ``spill_fault`` says why not.
     ``busy_s`` is the work in it: seconds of CPU time. ``token_sums`` (uint32) has the CRC-32 of each sample's tokens,
-    where the job asks for it; else it is empty.
+    where the job asks for it; else it is empty. ``num_mended`` of the rows were not what they were in their copy.
     """
 
     tokens: Data
@@ -300,6 +306,7 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     spill: str = ""
     spill_fault: str = ""
     token_sums: Data = b""
+    num_mended: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):

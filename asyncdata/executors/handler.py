@@ -165,6 +165,7 @@ class Handler:
         """The reply for the rows that are no samples yet."""
         starts, lengths = array("i", request.starts), array("i", request.lengths)
         slot = self._slots[request.slot]
+        num_mended = self._num_mended
         rows: list[bytes | memoryview] = [slot[s : s + n] for s, n in zip(starts, lengths, strict=True)]
         if request.overflow:
             found = self._reader.read_rows(request.overflow, lengths)
@@ -175,7 +176,14 @@ class Handler:
             elsewhere |= {row for row, start in enumerate(starts) if start < -1}
         out = self._write(rows, lengths, elsewhere)
         reply = out.finish(len(rows), time.perf_counter() - began)
+        if self._num_mended > num_mended:
+            reply = msgspec.structs.replace(reply, num_mended=self._num_mended - num_mended)
         return msgspec.structs.replace(reply, expected=request.expected) if request.expected else reply
+
+    @property
+    def _num_mended(self) -> int:
+        """Rows whose copy was damaged, of a reader that reads copies."""
+        return getattr(self._reader, "num_mended", 0)
 
     def _write(self, rows: list[bytes | memoryview], lengths: array[int], lost: frozenset[int] = _NONE) -> ColumnWriter:
         too_long: list[int] = []

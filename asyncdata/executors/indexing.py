@@ -48,7 +48,7 @@ def index_blocks(
     :param write: runs the tokenize function over rows, but for those numbered in a set.
     """
     rows = _read(request.blocks, reader, with_bytes=request.check != "none" or bool(request.spool))
-    offsets = write_part(request.spool, rows.raw) if request.spool else rows.offsets
+    offsets = write_part(request.spool, rows.raw, is_kept=request.is_kept) if request.spool else rows.offsets
     if request.check == "none":
         found = ColumnWriter()
     elif request.check == "json":

@@ -1,16 +1,19 @@
 """Rows copied to where they can be read one by one: for sources that can only be read in pieces. Runs without numpy.
 
-While the row index is made, workers write the rows of each piece to a file of their own, one JSON text a line.
+While the row index is made, workers write the rows of each piece to a file of their own: the JSON text of each, and a
+checksum behind it. A row whose checksum does not fit is read from its source again, and written anew.
 """
 
 from __future__ import annotations
 
 import os
 from array import array
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
+from asyncdata.durable import sync_folder
 from asyncdata.import_path import resolve_path
-from asyncdata.sources.reader import FileChangedError, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,19 +24,21 @@ if TYPE_CHECKING:
 __all__ = ("SpoolReader", "is_whole", "part_path", "write_part")
 
 _MAX_OPEN_FILES = 64
+_SUM_BYTES = 4
 
 
 def part_path(folder: str, number: int) -> str:
     """The file of the rows whose blocks begin with block ``number``."""
-    return os.path.join(folder, f"{number:012d}.jsonl")
+    return os.path.join(folder, f"{number:012d}.rows")
 
 
-def write_part(path: str, rows: Sequence[bytes | memoryview]) -> array[int]:
+def write_part(path: str, rows: Sequence[bytes | memoryview], *, is_kept: bool = False) -> array[int]:
     """Write the rows, whole or not at all; where each begins is returned, in bytes.
 
+    :param is_kept: whether a later run may use them: they are on the disk then before this returns.
     :raises OSError: if they cannot be written.
     """
-    offsets, end = array("i"), 0
+    offsets, end, salt = array("i"), 0, _salt(path)
     unfinished = f"{path}.{os.getpid()}"
     fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -41,36 +46,61 @@ def write_part(path: str, rows: Sequence[bytes | memoryview]) -> array[int]:
             for row in rows:
                 offsets.append(end)
                 file.write(row)
-                file.write(b"\n")
-                end += len(row) + 1
+                file.write(_sum(row, salt, end))
+                end += len(row) + _SUM_BYTES
+            if is_kept:
+                file.flush()
+                os.fsync(fd)
         os.replace(unfinished, path)
     except BaseException:
         os.unlink(unfinished)
         raise
 
+    if is_kept:
+        sync_folder(path)
     return offsets
 
 
 def is_whole(path: str, lengths: Sequence[int]) -> bool:
-    """Whether the file can hold rows of these lengths."""
+    """Whether the file can hold rows of these lengths. What is in it is looked at when it is read."""
     try:
-        return os.stat(path).st_size == sum(max(0, length) + 1 for length in lengths)
+        return os.stat(path).st_size == sum(max(0, length) + _SUM_BYTES for length in lengths)
     except OSError:
         return False
+
+
+def _salt(path: str) -> int:
+    return crc32(os.path.basename(path).encode())
+
+
+def _sum(row: bytes | memoryview, salt: int, offset: int) -> bytes:
+    """The checksum of a row, which is another one in another place: an intact row of elsewhere does not fit."""
+    return crc32(row, salt ^ offset).to_bytes(_SUM_BYTES, "little")
+
+
+class _Piece(NamedTuple):
+    """An open file of rows."""
+
+    fd: int
+    salt: int
 
 
 class SpoolReader:
     """Reads blocks as another reader does, and single rows from the files that :func:`write_part` wrote.
 
+    A row that cannot be had from its copy, or not as it was written, is the other reader's as well. The copy is mended
+    then, where that is possible.
+
     :param inner: the other reader.
-    :param folder: where the files are. A place in file number n of it has the ``file_id`` -1 - n; others are the other
-        reader's.
+    :param folder: where the files are.
+    :ivar num_mended: rows whose copy was damaged, so far.
     """
 
     def __init__(self, job: Job, inner: str, settings: dict[str, Any], folder: str) -> None:
+        self.num_mended = 0
         self._inner: BlockReader = resolve_path(inner)(job, **settings)
         self._folder = folder
-        self._fds: dict[int, int] = {}
+        self._pieces: dict[int, _Piece] = {}
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
         """As the protocol says."""
@@ -78,36 +108,54 @@ class SpoolReader:
 
     def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
         """As the protocol says."""
-        return [self._read(place, lengths) for place in places]
+        copied = [self._copy(place, lengths[place.row]) for place in places]
+        missing = [place for place, row in zip(places, copied, strict=True) if row is None]
+        if not missing:
+            return [row for row in copied if row is not None]
 
-    def _read(self, place: Overflow, lengths: Sequence[int]) -> bytes:
-        if place.file_id >= 0:
-            return self._inner.read_rows([place], lengths)[0]
+        originals = self._inner.read_rows(missing, lengths)
+        for place, row in zip(missing, originals, strict=True):
+            if place.copy_id >= 0:
+                self.num_mended += 1
+                self._mend(place, row)
+        found = iter(originals)
+        return [next(found) if row is None else row for row in copied]
 
-        number, num_bytes = -1 - place.file_id, lengths[place.row]
-        path = part_path(self._folder, number)
+    def _copy(self, place: Overflow, num_bytes: int) -> bytes | None:
+        """The row as it was copied; None if it was not, or its copy is not what it was."""
+        if place.copy_id < 0:
+            return None
+
         try:
-            row = os.pread(self._fd(number), num_bytes, place.offset)
-        except OSError as error:
-            raise unreadable(error, path, place.offset) from error
+            piece = self._piece(place.copy_id)
+            found = os.pread(piece.fd, num_bytes + _SUM_BYTES, place.copy_offset)
+        except OSError:
+            return None
 
-        if len(row) < num_bytes:
-            raise FileChangedError(
-                f"AD302 {path} shrank while it was read; delete its folder, and the rows are copied anew"
-            )
+        row = found[:num_bytes]
+        return row if found[num_bytes:] == _sum(row, piece.salt, place.copy_offset) else None
 
-        return row
+    def _mend(self, place: Overflow, row: bytes) -> None:
+        """Who reads it meanwhile sees that it does not fit, or that it does."""
+        path = part_path(self._folder, place.copy_id)
+        with suppress(OSError):  # a copy that is gone, or may not be written, is made anew by the next run, or never
+            fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.pwrite(fd, row + _sum(row, _salt(path), place.copy_offset), place.copy_offset)
+            finally:
+                os.close(fd)
 
-    def _fd(self, number: int) -> int:
-        fd = self._fds.get(number)
-        if fd is None:
-            if len(self._fds) >= _MAX_OPEN_FILES:
-                os.close(self._fds.pop(next(iter(self._fds))))
-            fd = self._fds[number] = os.open(part_path(self._folder, number), os.O_RDONLY | os.O_CLOEXEC)
-        return fd
+    def _piece(self, number: int) -> _Piece:
+        piece = self._pieces.get(number)
+        if piece is None:
+            if len(self._pieces) >= _MAX_OPEN_FILES:
+                os.close(self._pieces.pop(next(iter(self._pieces))).fd)
+            path = part_path(self._folder, number)
+            piece = self._pieces[number] = _Piece(os.open(path, os.O_RDONLY | os.O_CLOEXEC), _salt(path))
+        return piece
 
     def close(self) -> None:
         """As the protocol says."""
         self._inner.close()
-        while self._fds:
-            os.close(self._fds.popitem()[1])
+        while self._pieces:
+            os.close(self._pieces.popitem()[1].fd)

@@ -388,7 +388,7 @@ def test_a_copy_that_was_gone_is_found_again_by_the_run_after_the_next(tmp_path)
             data.epoch(0)
             assert data.reading.index is not None
             assert data.reading.index.num_found == NUM_ROWS
-        for copy in list((tmp_path / "cache" / "index").glob("*.rows/*.jsonl"))[:1]:
+        for copy in list((tmp_path / "cache" / "index").glob("*.rows/*.rows"))[:1]:
             copy.unlink()
 
 

@@ -325,7 +325,7 @@ def test_rows_of_parquet_come_in_slimes_order_too(parquet, tmp_path, num_workers
 def test_a_copy_that_is_gone_is_made_anew(parquet, tmp_path):
     with loader(parquet, "full", cache_dir=str(tmp_path / "kept")) as data:
         expected = ids(data.get_next_batch(50))
-    (copy,) = (tmp_path / "kept" / "index").glob("*.rows/*.jsonl")
+    (copy,) = (tmp_path / "kept" / "index").glob("*.rows/*.rows")
     copy.unlink()
 
     with loader(parquet, "full", cache_dir=str(tmp_path / "kept")) as data:
@@ -337,7 +337,7 @@ def test_a_copy_that_is_not_kept_is_gone_with_its_loader(parquet, tmp_path, monk
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with loader(parquet, "full", cache_dir="") as data:
         data.num_rows()
-        assert list(tmp_path.glob("asyncdata-rows-*/*.jsonl"))
+        assert list(tmp_path.glob("asyncdata-rows-*/*.rows"))
 
     assert not list(tmp_path.glob("asyncdata-rows-*"))
 

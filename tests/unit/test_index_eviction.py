@@ -28,16 +28,17 @@ def identity(number: int) -> str:
 
 
 def make(folder: str, number: int, *, rows: int = 0, used_s: int | None = None) -> int:
-    """An index that was last used at a time; its size, with so many bytes of copied rows."""
+    """An index that was last used at a time; its size, with a copied row of so many bytes."""
     file = IndexFile(folder, identity(number))
     file.append(PART)
     file.close()
+    copy = part_path(f"{folder}/{identity(number)}.rows", 0)
     if rows:
-        os.makedirs(f"{folder}/{identity(number)}.rows", exist_ok=True)
-        write_part(part_path(f"{folder}/{identity(number)}.rows", 0), [b"x" * (rows - 1)])
+        os.makedirs(os.path.dirname(copy), exist_ok=True)
+        write_part(copy, [b"x" * rows])
     if used_s is not None:
         os.utime(file.path, (used_s, used_s))
-    return os.path.getsize(file.path) + rows
+    return os.path.getsize(file.path) + (os.path.getsize(copy) if rows else 0)
 
 
 def names(folder: Path) -> set[str]:

@@ -144,10 +144,11 @@ def test_rows_that_were_copied_are_read_from_the_copy_and_named_by_their_origin(
     places = index.places(np.arange(6))
     origins = index.origins(places.rows)
 
-    assert places.file_ids.tolist() == [-1, -1, -1, -1, -3, -3]
-    assert places.offsets.tolist() == [0, 10, 20, 0, 0, 10], "as the worker said"
-    assert origins[0].tolist() == [0, 0, 0, 0, 1, 1]
-    assert origins[1].tolist() == [0, 1, 2, 100, 0, 1], "counted in their file"
+    assert places.copies is not None
+    assert places.copies[0].tolist() == [0, 0, 0, 0, 2, 2]
+    assert places.copies[1].tolist() == [0, 10, 20, 0, 0, 10], "as the worker said"
+    assert origins[0].tolist() == places.file_ids.tolist() == [0, 0, 0, 0, 1, 1]
+    assert origins[1].tolist() == places.offsets.tolist() == [0, 1, 2, 100, 0, 1], "counted in their file"
 
 
 @given(marks, st.integers(0, 25), st.integers(0, 25))

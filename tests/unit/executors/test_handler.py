@@ -370,12 +370,13 @@ def test_an_index_of_samples_counts_their_tokens_and_says_why_a_row_is_none(benc
 @pytest.mark.parametrize("check", ["none", "json", "samples"])
 def test_rows_that_are_copied_are_found_where_the_copy_has_them(bench, jsonl_file, tmp_path, check):
     handler = bench.open([jsonl_file(MIXED)])
-    copy = tmp_path / "copy.jsonl"
+    copy = tmp_path / "copy.rows"
     found = bench.index(handler, check, spool=str(copy))
     kept = [b"" if len(line) > MAX_ROW_BYTES else line for line in MIXED if line]
 
-    assert copy.read_bytes() == b"".join(line + b"\n" for line in kept)
-    assert ints(found.offsets) == np.cumsum([0, *(len(line) + 1 for line in kept[:-1])]).tolist()
+    data, offsets = copy.read_bytes(), ints(found.offsets)
+    assert [data[offset : offset + len(line)] for offset, line in zip(offsets, kept, strict=True)] == kept
+    assert offsets == np.cumsum([0, *(len(line) + 4 for line in kept[:-1])]).tolist(), "a checksum behind each"
     assert ints(found.lengths) == [len(line) or -1 for line in kept]
 
 
