@@ -139,7 +139,9 @@ class _File:
             self._stamp = _stamp(self._fd)
             _refuse_another(self._fd, ref, footer)
             self._file = pa.OSFile(f"/proc/self/fd/{self._fd}")  # not by its name, which may be another file's by now
-            self._parquet: Any = pq.ParquetFile(self._file, buffer_size=_READ_BYTES, pre_buffer=False)
+            self._parquet: Any = pq.ParquetFile(
+                self._file, buffer_size=_READ_BYTES, pre_buffer=False, page_checksum_verification=True
+            )
             self.write = RowWriter(self._parquet.schema_arrow, columns)
         except BaseException:
             os.close(self._fd)

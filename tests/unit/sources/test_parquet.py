@@ -538,6 +538,37 @@ def test_pages_that_cannot_be_decoded_are_an_error_that_names_file_and_row_group
             loader.get_next_batch(1)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("shuffle", [True, "full"])
+@pytest.mark.parametrize("page", ["data", "dictionary"])
+def test_a_page_that_is_not_what_its_checksum_says_is_never_delivered(tmp_path, page, shuffle, num_workers):
+    path, words = tmp_path / "a.parquet", [f"word {row % 7} of many" for row in range(1000)]
+    table = pa.table({"id": range(1000), "pad": words})
+    layout = {"compression": "none", "use_dictionary": page == "dictionary", "write_page_checksum": True}
+    pq.write_table(table, path, row_group_size=500, **layout)
+    data = bytearray(path.read_bytes())
+    column = pq.ParquetFile(path).metadata.row_group(1).column(1)
+    start = column.dictionary_page_offset or column.data_page_offset
+    find = data.index if page == "dictionary" else data.rindex  # a data page's header has its least and greatest value
+    place = find(b"of many", start, start + column.total_compressed_size)
+    data[place : place + 7] = b"or none"
+    path.write_bytes(data)
+    assert pq.read_table(path) != table, "it can be decoded, and is something else"
+
+    knobs = {"shuffle": shuffle, "num_workers": num_workers, "timeout_s": 60, "cache_dir": str(tmp_path / "cache")}
+    with DataLoader(path, tokenize_fn=row_id, on_bad_row="skip", **knobs) as loader:
+        with pytest.raises(SourceError, match=rf"AD304 cannot read {path}: row group 1 cannot be decoded: .*checksum"):
+            loader.get_next_batch(1000)
+
+
+def test_pages_with_checksums_that_fit_are_rows(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": range(1000)}), path, row_group_size=500, write_page_checksum=True)
+
+    with DataLoader(path, tokenize_fn=row_id, num_workers=0, shuffle=False) as loader:
+        assert ids(loader.get_next_batch(1000)) == list(range(1000))
+
+
 def test_a_file_that_is_cut_while_workers_read_it_stops_the_stream(tmp_path):
     path = write(tmp_path / "a.parquet", 4000, group_rows=200)
     knobs = {"shuffle": Shuffle(block_bytes=1024, window_blocks=4), "buffer_size": 1, "timeout_s": 60}
