@@ -98,8 +98,13 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
 
     @classmethod
     def babilong(cls, tokenizer: str, max_length: int, **settings: Any) -> FixedLengthTokenizeFn:
-        """For rows of BABILong: ``{"input": context, "question": ..., "target": ...}``."""
-        text = {"prompt": "{input}\nQuestion: {question}\nAnswer:", "answer": " {target}", "context_key": "input"}
+        """For rows of BABILong: ``{"input": context, "question": ..., "target": ...}``.
+
+        Under ``seed_compat`` a blank line parts context and question, as it did in the recipe; else a line end does.
+        """
+        between = "\n\n" if settings.get("seed_compat") else "\n"
+        prompt = f"{{input}}{between}Question: {{question}}\nAnswer:"
+        text = {"prompt": prompt, "answer": " {target}", "context_key": "input"}
         return cls(tokenizer, max_length=max_length, **{**text, **settings})
 
     def __post_init__(self) -> None:

@@ -235,7 +235,7 @@ def test_a_part_may_be_everything_or_nothing(name: str) -> None:
 
 def seed_steps(tokenizer: Any, row: dict[str, str], max_length: int, reserve: int) -> dict[str, list[int]]:
     """The recipe's own steps, by a tokenizer of transformers."""
-    prompt = f"{row['input']}\nQuestion: {row['question']}\nAnswer:"
+    prompt = f"{row['input']}\n\nQuestion: {row['question']}\nAnswer:"  # a blank line behind the context
     prompt_ids = tokenizer(prompt, add_special_tokens=True, truncation=True, max_length=max_length - reserve)[
         "input_ids"
     ]
@@ -276,6 +276,12 @@ def test_seed_compat_is_the_recipe_also_where_special_tokens_are_put_around(
     assert as_arrays(chunk, 0) == seed_steps(tokenizer, ROW, max_length, 10)
 
 
+def test_only_the_recipes_prompt_has_a_blank_line_behind_the_context(name: str) -> None:
+    assert babilong(name, seed_compat=True).prompt == "{input}\n\nQuestion: {question}\nAnswer:"
+    assert babilong(name).prompt == "{input}\nQuestion: {question}\nAnswer:", "runs of ours go on"
+    assert babilong(name, seed_compat=True, prompt="{input}: {question}").prompt == "{input}: {question}"
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
 @pytest.mark.parametrize(
@@ -302,7 +308,10 @@ def test_seed_compat_says_whether_the_cut_took_the_question_or_only_words_behind
     facts = set()
     for reserve in range(1, 40):
         fn = babilong(
-            name, len(tokenizer_of(babilong(name)).encode(CONTEXT + SUFFIX).ids), seed_compat=True, reserve=reserve
+            name,
+            len(tokenizer_of(babilong(name)).encode(f"{CONTEXT}\n{SUFFIX}").ids),
+            seed_compat=True,
+            reserve=reserve,
         )
         chunk = run(fn.open(), [ROW])
         (extra,), (text,) = values(chunk, "extra"), texts(fn, chunk)
