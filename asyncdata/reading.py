@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +23,7 @@ from asyncdata.row_index import RowIndex
 from asyncdata.sources.base import room_of
 from asyncdata.sources.stream import RowStream, StreamOrder
 from asyncdata.stream_windows import StreamWindows
+from asyncdata.temporary import TemporaryFolder
 from asyncdata.token_cache.opening import CachedJob, cache_of, check_streamed, say_that_rows_are_not_cached
 from asyncdata.tokenization.base import TokenizeFn, describe, fingerprints_of
 from asyncdata.window import SLACK_BYTES
@@ -323,9 +322,9 @@ class _IndexedReading:
             else:
                 return folder
 
-        folder = tempfile.mkdtemp(prefix="asyncdata-rows-")
-        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        return folder
+        temporary = TemporaryFolder("rows")
+        self._remove = temporary.close
+        return temporary.path
 
     def _file(self) -> IndexFile | None:
         """Where the index is kept; None where it must be made anew every time."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-import weakref
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +17,7 @@ from asyncdata.sources.arrow_rows import RowWriter
 from asyncdata.sources.base import Files
 from asyncdata.sources.huggingface_stream import DatasetStream
 from asyncdata.sources.reader import FileChangedError
+from asyncdata.temporary import TemporaryFolder
 from asyncdata.token_messages import CachedFile
 from asyncdata.types import SourceLocation
 from asyncdata.wire import Block, FileRef, Job, ReaderSpec
@@ -46,7 +44,8 @@ class HuggingFaceSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     Workers read the Arrow files behind the dataset themselves. A dataset that is in memory, or that Arrow files alone
     do not give (as after ``add_column`` or ``cast``), is written to a temporary Arrow file once, which goes with the
-    loader. ``select``, ``shuffle``, ``filter``, ``sort``, and renamed or removed columns need no copy.
+    loader; that of a process that was killed goes when the next one is written. ``select``, ``shuffle``, ``filter``,
+    ``sort``, and renamed or removed columns need no copy.
 
     :param dataset: a ``datasets.Dataset`` or ``DatasetDict``, a folder that ``save_to_disk`` wrote, or what
         ``load_dataset`` takes: a name on the hub, a local folder, or a format such as ``"parquet"`` with
@@ -131,11 +130,10 @@ class DatasetBlocks(Files):
     def __init__(
         self, dataset: datasets.Dataset, title: str, columns: list[str], block_bytes: int, max_row_bytes: int
     ) -> None:
-        folder = tempfile.mkdtemp(prefix="asyncdata-")
-        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._folder = _temporary_folder()
         data = _data_parts(dataset, columns)
-        indices = _index_parts(dataset, folder) if data else []
-        data = data or [_copied(dataset, columns, folder)]
+        indices = _index_parts(dataset, self._folder.path) if data else []
+        data = data or [_copied(dataset, columns, self._folder.path)]
         paths = dict.fromkeys(part.path for part in (*data, *indices))
         stamps = {path: stamp(path) for path in paths}
         super().__init__(list(stamps.values()), max_row_bytes)
@@ -154,7 +152,7 @@ class DatasetBlocks(Files):
 
     def close(self) -> None:
         """As the protocol says: a copy of what was in memory, and indices."""
-        self._remove()
+        self._folder.close()
 
     @property
     def num_blocks(self) -> int:
@@ -323,6 +321,13 @@ def _mapped_part(table: Any, columns: Sequence[str]) -> Part | None:
         return None
 
     return Part(os.path.abspath(table.path), start, stop, num_stored, [numbers[name] for name in columns])
+
+
+def _temporary_folder() -> TemporaryFolder:
+    try:
+        return TemporaryFolder("copy")
+    except OSError as error:
+        raise SourceError(f"AD126 no folder can be made for a copy of the dataset: {error}; set TMPDIR") from error
 
 
 def _copied(dataset: datasets.Dataset, columns: list[str], folder: str) -> Part:

@@ -41,6 +41,7 @@ LEVELS = {
     "index_eviction": 2,
     "index_file": 2,
     "pacing": 2,
+    "temporary": 2,
     "autotune": 3,
     "machine": 3,
     "metering": 5,

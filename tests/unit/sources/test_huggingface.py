@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -360,10 +361,42 @@ print(loader.get_next_batch)
     assert list(tmp_path.glob("asyncdata-*")) == []
 
 
-def test_where_no_copy_can_be_written_it_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("asyncdata.sources.huggingface.tempfile.mkdtemp", lambda **_: str(tmp_path / "gone"))
+def test_what_a_killed_trainer_had_copied_goes_when_the_next_one_starts(tmp_path, monkeypatch):
+    code = """
+import sys
+import datasets
+from asyncdata import DataLoader
+loader = DataLoader(datasets.Dataset.from_dict({"id": [1, 2, 3]}), tokenize_fn=len, num_workers=0)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == b"ready\n"
+        trainer.kill()
+    (left,) = tmp_path.glob("asyncdata-*/rows.arrow")
 
-    with pytest.raises(SourceError, match="^AD126 no copy of the dataset can be written to .*; set TMPDIR"):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    blocks = opened(in_memory())
+
+    assert not left.exists()
+    assert len(list(tmp_path.glob("asyncdata-*"))) == 1
+    blocks.close()
+    assert not list(tmp_path.glob("asyncdata-*"))
+
+
+def test_where_no_copy_can_be_written_it_says_so(tmp_path, monkeypatch):
+    def fails(path: str, batches: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("asyncdata.sources.huggingface.write_arrow", fails)
+    with pytest.raises(SourceError, match="^AD126 no copy of the dataset can be written to .*No space left.*TMPDIR"):
+        opened(in_memory())
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(SourceError, match="^AD126 no folder can be made for a copy of the dataset: .*; set TMPDIR"):
         opened(in_memory())
 
 
