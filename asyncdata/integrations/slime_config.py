@@ -17,10 +17,13 @@ from asyncdata.errors import ConfigError
 from asyncdata.import_path import resolve_path
 from asyncdata.integrations.slime_rows import SlimeTokenizeFn
 from asyncdata.order import RowShuffle, Shuffle
+from asyncdata.sources.described import described
+from asyncdata.sources.jsonl import JsonlSource
 from asyncdata.tokenization.prompt_parts import BackendName  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from asyncdata.config import Knobs
+    from asyncdata.sources.base import Source
 
 __all__ = ("Options", "SlimeSettings", "import_by_path", "settings_of")
 
@@ -84,13 +87,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class SlimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All that the data source reads from ``args``.
 
-    :ivar source: file, folder, glob or a list of these; None: there is no dataset, and prompts are empty.
+    :ivar source: what is read; None: there is no dataset, and prompts are empty.
     :ivar is_global: ``rollout_global_dataset``; False makes saving and loading do nothing, as with slime.
     :ivar knobs: keyword arguments of the loader.
     """
 
     is_global: bool
-    source: str | list[str] | None
+    source: Source | None
     tokenize_fn: SlimeTokenizeFn | None
     knobs: Knobs
     order: Literal["legacy", "stream"]
@@ -125,7 +128,7 @@ def settings_of(
     LoaderConfig.of(dict(knobs))  # so that what cannot work is said at the start
     return SlimeSettings(
         is_global=is_global,
-        source=source,
+        source=None if source is None else _described(source),
         tokenize_fn=tokenize_fn,
         knobs=knobs,
         order=order,
@@ -170,6 +173,12 @@ def _rows(prompt_data: Any) -> tuple[str | list[str] | None, int | None, int | N
 
     first, stop = (int(found[name]) if found[name] else None for name in ("first", "stop"))
     return found["path"], first, stop
+
+
+def _described(paths: str | list[str]) -> Source:
+    """The files, their lines read as slime reads them."""
+    source = described(paths)
+    return msgspec.structs.replace(source, python_lines=True) if isinstance(source, JsonlSource) else source
 
 
 def _shuffle(

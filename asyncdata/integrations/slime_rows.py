@@ -190,7 +190,7 @@ class _SlimeReader:
         self._row = RowReader(keys | self._media)
 
     def __call__(self, raw: Buffer) -> tuple[str | None, dict[str, Buffer]]:
-        columns = self._fields(raw)
+        columns = self._row(raw)
         media = {kind: columns.pop(kind) for kind in self._media if kind in columns}
         tools = self._row.tools(columns.pop("tools"), raw) if "tools" in columns else None
         if metadata := self._row.metadata(columns.pop("metadata", None), tools, raw):
@@ -206,18 +206,6 @@ class _SlimeReader:
             return None, columns
 
         return self._row.encodable("prompt", prompt, raw), columns
-
-    def _fields(self, raw: Buffer) -> dict[str, Buffer]:
-        """Slime strips a line of all that Unicode takes for blank, of which JSON knows but four characters."""
-        try:
-            return self._row(raw)
-        except RowFault:
-            text = bytes(raw)
-            stripped = text.decode("utf-8", "surrogateescape").strip().encode("utf-8", "surrogateescape")
-            if stripped == text:
-                raise
-
-        return self._row(stripped)
 
     def _chat(
         self, prompt: Any, media: dict[str, Buffer], tools: Tools | None, raw: Buffer

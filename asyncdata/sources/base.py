@@ -187,10 +187,15 @@ class FileBlocks(Files):
     """Files cut into byte ranges, numbered across all of them.
 
     Nothing is scanned: a row belongs to the block that holds its first byte.
+
+    :param reader: how lines are told apart; None: at newlines alone.
     """
 
-    def __init__(self, stamps: Sequence[FileStamp], block_bytes: int, max_row_bytes: int) -> None:
+    def __init__(
+        self, stamps: Sequence[FileStamp], block_bytes: int, max_row_bytes: int, reader: ReaderSpec | None = None
+    ) -> None:
         super().__init__(stamps, max_row_bytes)
+        self.reader = reader or ReaderSpec()
         self.block_bytes = self.room_bytes = block_bytes
         counts = [-(-file.num_bytes // block_bytes) for file in self.files]
         self._first_blocks = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))

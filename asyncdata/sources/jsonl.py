@@ -13,7 +13,7 @@ from asyncdata.sources.base import FileBlocks
 from asyncdata.sources.coded_text import CODING_OF_SUFFIX, CodedText, coding_of, is_decodable
 from asyncdata.sources.paths import find_files, open_regular, why_unreadable
 from asyncdata.sources.text_stream import TextStream
-from asyncdata.wire import FileRef
+from asyncdata.wire import FileRef, ReaderSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,10 +47,14 @@ class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         or a list of these. A glob's and a folder's files are sorted by name; a list keeps its order. The order of
         files is part of the order of samples.
     :param max_row_bytes: a longer row is a bad row.
+    :param python_lines: lines are what Python's text files and ``str.strip`` make of them: a lone ``\\r`` ends one too,
+        and all that Unicode takes for white space is no part of a row where it stands around it. Not for compressed
+        files and arrays.
     """
 
     paths: str | list[str]
     max_row_bytes: int = 64 * 1024 * 1024
+    python_lines: bool = False
 
     def open(self, block_bytes: int) -> FileBlocks | TextStream:
         """Find the files and look at each one's first bytes.
@@ -61,7 +65,8 @@ class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if any(file.coding != "plain" or file.is_array for file in files):
             return _stream(files, self.max_row_bytes)
 
-        return FileBlocks([file.stamp for file in files], block_bytes, self.max_row_bytes)
+        reader = ReaderSpec("asyncdata.sources.python_lines:PythonLineReader") if self.python_lines else None
+        return FileBlocks([file.stamp for file in files], block_bytes, self.max_row_bytes, reader)
 
 
 class JsonArraySource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from asyncdata.sources.reader import BlockRows, FileChangedError, open_same, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from asyncdata.wire import Block, FileRef, Job, Overflow
+
+    Read = Callable[[int, FileRef, int, int], bytes]
 
 __all__ = ("LineReader", "read_block", "read_row")
 
@@ -34,7 +36,10 @@ class LineReader:
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
         """As the protocol says; a block with its over-read always finds room."""
         file = self._files[block.file_id]
-        return read_block(self._fd(block.file_id), file, block, self._slack_bytes, self._max_row_bytes)
+        return self._find(self._fd(block.file_id), file, block)
+
+    def _find(self, fd: int, file: FileRef, block: Block) -> BlockRows:
+        return read_block(fd, file, block, self._slack_bytes, self._max_row_bytes)
 
     def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
         """As the protocol says."""
@@ -57,16 +62,21 @@ class LineReader:
             os.close(self._fds.popitem()[1])
 
 
-def read_block(fd: int, file: FileRef, block: Block, slack_bytes: int, max_row_bytes: int) -> BlockRows:
+def read_block(
+    fd: int, file: FileRef, block: Block, slack_bytes: int, max_row_bytes: int, read: Read | None = None
+) -> BlockRows:
     """Read ``block`` with the byte before it and ``slack_bytes`` after it, and find the rows that begin in it.
 
     ``data[0]`` is the byte before the block, or a newline where the block begins its file.
 
+    :param read: gives (fd, file, offset, number of bytes) the file's text with ``\\n`` wherever a line ends; None: the
+        text as it is.
     :raises FileChangedError: if the file has become shorter.
     """
+    read = read or read_row
     first = block.start == 0
     offset = 0 if first else block.start - 1
-    data = _read(fd, file, offset, min(block.stop + slack_bytes, file.num_bytes) - offset)
+    data = read(fd, file, offset, min(block.stop + slack_bytes, file.num_bytes) - offset)
     if first:
         data = b"\n" + data
     tail = file.num_bytes - (block.start - 1 + len(data))  # bytes of the file behind what was read
@@ -82,7 +92,7 @@ def read_block(fd: int, file: FileRef, block: Block, slack_bytes: int, max_row_b
         cut = end < 0 and tail > 0
         if end < 0:
             end = len(data)
-        length = end - start + (_length_behind(fd, file, file.num_bytes - tail, max_row_bytes) if cut else 0)
+        length = end - start + (_length_behind(fd, file, file.num_bytes - tail, max_row_bytes, read) if cut else 0)
         if length > max_row_bytes:
             length = -1
         elif length and data[start] in _BLANKS:
@@ -117,11 +127,11 @@ def _ordinary_rows(data: bytes, start: int, limit: int, max_row_bytes: int) -> t
     return array("i", begins), array("i", lengths), begin
 
 
-def _length_behind(fd: int, file: FileRef, offset: int, max_row_bytes: int) -> int:
+def _length_behind(fd: int, file: FileRef, offset: int, max_row_bytes: int, read: Read) -> int:
     """Bytes from ``offset`` to the row's end, found without keeping them; more than ``max_row_bytes`` if too many."""
     length = 0
     while length <= max_row_bytes and offset + length < file.num_bytes:
-        piece = _read(fd, file, offset + length, min(_PIECE_BYTES, file.num_bytes - offset - length))
+        piece = read(fd, file, offset + length, min(_PIECE_BYTES, file.num_bytes - offset - length))
         end = piece.find(b"\n")
         if end >= 0:
             return length + end
@@ -131,14 +141,10 @@ def _length_behind(fd: int, file: FileRef, offset: int, max_row_bytes: int) -> i
 
 
 def read_row(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
-    """A row that is not wholly in its slot.
+    """So many bytes of a file: a row that is not wholly in its slot.
 
     :raises FileChangedError: if the file has become shorter.
     """
-    return _read(fd, file, offset, num_bytes)
-
-
-def _read(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
     data = _read_some(fd, file, offset, num_bytes)
     while len(data) < num_bytes:
         more = _read_some(fd, file, offset + len(data), num_bytes - len(data))

@@ -10,6 +10,7 @@ import pytest
 from asyncdata.errors import ConfigError
 from asyncdata.integrations.slime_config import Options, import_by_path, settings_of
 from asyncdata.order import RowShuffle
+from asyncdata.sources.jsonl import JsonlSource
 from tests.support.slime_source import SLIMES_DEFAULTS, slimes_args
 
 
@@ -51,7 +52,11 @@ def test_every_argument_of_slimes_own_data_source_has_its_part():
     assert (fn.tokenizer, fn.max_length, fn.prompt_key, fn.label_key) == ("model", 77, "question", "answer")
     assert (fn.metadata_key, fn.tool_key, fn.multimodal_keys) == ("about", "functions", {"image": "pictures"})
     assert (fn.apply_chat_template, fn.apply_chat_template_kwargs) == (True, {"enable_thinking": False})
-    assert (found.source, found.samples_per_group, found.knobs["seed"]) == ("p.jsonl", 8, 7)
+    assert (found.source, found.samples_per_group, found.knobs["seed"]) == (
+        JsonlSource("p.jsonl", python_lines=True),
+        8,
+        7,
+    )
     assert (found.buffer_filter_path, found.save_folder, found.load_folder) == ("a.b", "out", "in")
 
 
@@ -92,7 +97,7 @@ def test_one_token_of_the_context_is_left_for_the_answer():
 def test_rows_are_chosen_by_slimes_brackets(data, source, first, stop):
     found = settings(prompt_data=data)
 
-    assert found.source == source
+    assert found.source == JsonlSource(source, python_lines=True)
     assert found.knobs["shuffle"] == RowShuffle(method="none", first=first, stop=stop)
 
 

@@ -172,17 +172,6 @@ def test_half_a_surrogate_pair_is_bad_only_where_tokens_are_made(name: str) -> N
         assert faults(run(SlimeTokenizeFn(name, **settings).open(), [row])) == [(0, "AD107")]
 
 
-def test_a_line_is_stripped_of_all_that_is_blank() -> None:
-    row = '\u3000\x0c {"input": "\u3000why\u3000"} \u00a0\x1f\u2028'.encode()
-
-    assert read(row)["prompt"] == "\u3000why\u3000"
-    assert faults(run(SlimeTokenizeFn(NOWHERE).open(), [b"\xc2\xa0", b"\xc2\xa0{", b"\xa0"])) == [
-        (0, "AD101"),
-        (1, "AD101"),
-        (2, "AD106"),
-    ]
-
-
 def test_a_prompt_of_exactly_max_length_is_kept_and_an_empty_one_too(name: str, tokenizer: Tokenizer) -> None:
     texts = ["a", "a b", "a b c", "", "a b"]
     length = len(tokenizer.encode("a b").ids)
