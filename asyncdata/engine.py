@@ -55,6 +55,10 @@ if TYPE_CHECKING:
 __all__ = ("Engine",)
 
 _log = get_logger(__name__)
+_SHARED_WORK = (
+    "with packing: plan_packs=True; without: shuffle=RowShuffle(only_kept=True); or one token_cache for all ranks, "
+    "filled by one of them before"
+)
 
 
 class Engine:
@@ -98,8 +102,8 @@ class Engine:
 
         self._reading = open_reading(described(source), config, self._function, quarantine, plan, share)
         say_what_is_odd(self._reading.files)
-        if config.world_size > 1 and share is None:
-            _log.info("loader.every_rank_tokenizes", world_size=config.world_size)
+        if config.world_size > 1 and share is None and not config.token_cache:
+            _log.warning("loader.every_rank_tokenizes", world_size=config.world_size, remedy=_SHARED_WORK)
         self._tuner: Tuner | None = None
         self._limits = limits_of(config)
         self._executor = executor_of(config, self._limits, self._function, early)

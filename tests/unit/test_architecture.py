@@ -21,6 +21,7 @@ LEVELS = {
     "plain": 0,
     "token_messages": 0,
     "version": 0,
+    "extras": 1,
     "import_path": 1,
     "stream_digest": 1,
     "user_traceback": 1,
