@@ -14,6 +14,7 @@ from asyncdata.loader import DataLoader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from types import FrameType
 
 __all__ = ("LoaderDataset",)
 
@@ -96,7 +97,7 @@ def _refuse_second_sharing(dataset: LoaderDataset) -> None:
 
     :raises ConfigError: if it is there.
     """
-    frame = sys._getframe(1)  # noqa: SLF001
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - accelerate tells the dataset nothing
     while frame is not None:
         asking = frame.f_locals.get("self")
         is_shard = getattr(asking, "dataset", None) is dataset and getattr(asking, "num_processes", 1) > 1
