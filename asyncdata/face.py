@@ -163,6 +163,8 @@ class LoaderFace:
 
         The next loop is over this epoch and no other, even if nothing is left of it. Without this call, a loop that
         finds nothing left is over the next epoch.
+
+        :raises ConfigError: directly after a restore, for an epoch that was over by then: it would be delivered again.
         """
         self._check()
         if epoch < 0:

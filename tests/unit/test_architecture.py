@@ -61,6 +61,7 @@ LEVELS = {
     "row_index": 4,
     "shares": 3,
     "snapshot": 3,
+    "restoring": 4,
     "verifying": 4,
     "sources": 3,
     "tokenization": 3,
