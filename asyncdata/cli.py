@@ -19,6 +19,7 @@ from asyncdata.commands.arguments import (
 )
 from asyncdata.commands.output import Output
 from asyncdata.commands.upkeep import add_upkeep
+from asyncdata.commands.wording import as_options
 from asyncdata.errors import AsyncDataError
 from asyncdata.import_path import resolve_path
 from asyncdata.version import __version__
@@ -48,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     :raises SystemExit: with status 2 for a wrong command line, with 0 after ``--help``.
     """
     parser = make_parser()
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.exit(2, parser.format_help())
+
     args = parser.parse_args(argv)
     _check(args, parser)
     output = Output(as_json=args.json)
@@ -60,15 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (AsyncDataError, OSError) as error:
-        _report(error, output)
+        _report(error, args, output)
         return 1
 
 
-def _report(error: Exception, output: Output) -> None:
-    name = type(error).__name__
+def _report(error: Exception, args: argparse.Namespace, output: Output) -> None:
+    name, message = type(error).__name__, as_options(str(error), vars(args))
     if output.as_json:
-        output.json({"error": {"type": name, "message": str(error)}})
-    output.say(f"asyncdata: {name}: {error}", "red")
+        output.json({"error": {"type": name, "message": message}})
+    output.say(f"asyncdata: {name}: {message}", "red")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -241,7 +245,7 @@ def _add_inspect(commands: Any) -> None:
     parser.add_argument(
         "--color", default="auto", choices=("always", "never", "auto"), help="auto: on a terminal (%(default)s)"
     )
-    add_tokenizer(parser, kind="by the keys of the first row")
+    add_tokenizer(parser)
     add_order_options(parser)
 
 

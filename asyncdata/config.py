@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
-from typing import Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import msgspec
 
 from asyncdata.errors import ConfigError
 from asyncdata.order import RowShuffle, Shuffle
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 __all__ = ("Knobs", "LoaderConfig")
 
 FIRST_BUFFER_SIZE = 1000
+
+_CALLED_ELSEWHERE = {
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "workers": "num_workers",
+    "num_proc": "num_workers",
+    "prefetch": "buffer_size",
+    "prefetch_factor": "buffer_size",
+    "timeout": "timeout_s",
+    "per_device_train_batch_size": "batch_size",
+    "num_replicas": "world_size",
+}
+"""Knobs by the names that other loaders give them."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -112,7 +129,7 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         known = cls.__struct_fields__
         for name in knobs:
             if name not in known:
-                raise ConfigError(f"there is no knob {name!r}; there are {', '.join(sorted(known))}")
+                raise ConfigError(_no_such_knob(name, known))
 
         values = {name: int(value) if _is_integer(value) else value for name, value in knobs.items()}
         try:
@@ -156,6 +173,12 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def capacity(self) -> int:
         """Samples that are read ahead; at first, where ``buffer_size`` is None."""
         return (self.buffer_size or FIRST_BUFFER_SIZE) * max(self.dp_size, self.world_size)
+
+
+def _no_such_knob(name: str, known: Sequence[str]) -> str:
+    meant = _CALLED_ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
+    hint = f"did you mean {meant!r}? There" if meant else "there"
+    return f"there is no knob {name!r}; {hint} are {', '.join(sorted(known))}"
 
 
 def _shuffle_of(value: Any) -> bool | str | Shuffle | RowShuffle:

@@ -12,10 +12,9 @@ from asyncdata import snapshot as snapshots
 from asyncdata.buffer import filter_of
 from asyncdata.coordinator import Coordinator
 from asyncdata.diagnostics import Statistics, explain_timeout
-from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotError, SnapshotMismatchError
+from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
 from asyncdata.fingerprint import setting_of
 from asyncdata.indexed_windows import IndexedWindows
-from asyncdata.ledger import Counters, Ledger, Returned
 from asyncdata.log import get_logger
 from asyncdata.metering import MeteredExecutor
 from asyncdata.oddities import say_what_is_odd
@@ -29,13 +28,14 @@ from asyncdata.proving import Prover
 from asyncdata.quarantine import Quarantine
 from asyncdata.reading import open_reading
 from asyncdata.request import DeliveryRules
+from asyncdata.restoring import ledger_of
 from asyncdata.service import Service
 from asyncdata.snapshot import Snapshot
 from asyncdata.sources.described import described
 from asyncdata.tokenization.base import fingerprints_of
 from asyncdata.tokenization.resolved import resolved
 from asyncdata.tuner import Tuner, executor_of, limits_of
-from asyncdata.types import Position, Sample
+from asyncdata.types import Position
 from asyncdata.version import __version__
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from asyncdata.buffer import BufferFilter
     from asyncdata.config import LoaderConfig
     from asyncdata.executors.early import EarlyTemplate
+    from asyncdata.ledger import Ledger
     from asyncdata.length_grouping import LengthGrouping
     from asyncdata.packing.base import Packing, PackState
     from asyncdata.plan import PlannedEpoch
@@ -55,6 +56,10 @@ if TYPE_CHECKING:
 __all__ = ("Engine",)
 
 _log = get_logger(__name__)
+_SHARED_WORK = (
+    "with packing: plan_packs=True; without: shuffle=RowShuffle(only_kept=True); or one token_cache for all ranks, "
+    "filled by one of them before"
+)
 
 
 class Engine:
@@ -98,14 +103,15 @@ class Engine:
 
         self._reading = open_reading(described(source), config, self._function, quarantine, plan, share)
         say_what_is_odd(self._reading.files)
-        if config.world_size > 1 and share is None:
-            _log.info("loader.every_rank_tokenizes", world_size=config.world_size)
+        if config.world_size > 1 and share is None and not config.token_cache:
+            _log.warning("loader.every_rank_tokenizes", world_size=config.world_size, remedy=_SHARED_WORK)
         self._tuner: Tuner | None = None
         self._limits = limits_of(config)
         self._executor = executor_of(config, self._limits, self._function, early)
         self._windows = self._reading.windows(self._executor)
         self._windows.restart_point = lambda: self._restart_point().position
         self.service = self._make_service()
+        self._restored_epoch, self._restored = 0, (0, 0)
         self._waits = (0, 0.0)
         self._waits_lock = threading.Lock()
 
@@ -211,13 +217,7 @@ class Engine:
             raise
 
         changed = set(map(setting_of, snapshots.differences(saved, *present)))
-        ledger = Ledger(
-            position=Position(*saved.position),
-            counters=_counters(saved, self.config.digest),
-            buffer=tuple(self._returned(record) for record in (*saved.leases, *saved.buffer)),
-            acked=frozenset(Position(*place) for place in saved.acked),
-            journal=frozenset(saved.journal),
-        )
+        ledger = ledger_of(saved, digest=self.config.digest, group_size=self.config.n_samples_per_prompt)
         # Windows are cut otherwise then; and packs hold other numbers of tokens, whatever the change.
         if changed & {"data", "seed", "order"} or (changed and saved.packing):
             epoch = ledger.position.epoch if not saved.packing else saved.packing.epoch
@@ -228,7 +228,13 @@ class Engine:
         is_other_text = bool(changed - {"seed"})
         is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(allow_changed))
         self.service.restart(lambda _: ledger, [] if is_other_text or is_allowed else saved.canaries)
+        self._restored_epoch, self._restored = self.epoch, self._delivered()
         _log.info("snapshot.restored", position=str(ledger.position), num_buffered_groups=len(ledger.buffer))
+
+    def _delivered(self) -> tuple[int, int]:
+        """Samples and packs so far."""
+        packs = self.stage or self.tally
+        return self.coordinator.ledger.counters.num_samples, packs.num_packs if packs is not None else 0
 
     def _restore_packing(self, saved: Snapshot, ledger: Ledger) -> None:
         if not saved.packing:
@@ -248,23 +254,20 @@ class Engine:
             self._windows.resume_dealt(Position(epoch), None)
         return ledger.at_epoch(epoch)
 
-    def _returned(self, record: list[dict[str, Any]]) -> Returned:
-        size = self.config.n_samples_per_prompt
-        if len(record) != size:
-            raise ConfigError(
-                f"the snapshot's buffer has groups of {len(record)} samples, and n_samples_per_prompt is {size}; serve "
-                "them with the old setting first"
-            )
-
-        try:
-            return Returned([Sample.from_dict(values) for values in record], record)
-        except Exception as error:  # a crafted value may make the decoder of arrays raise anything
-            raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
-
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of ``epoch``, unless that is the present one: a run resumed in its middle stays there."""
+        """Go to the start of ``epoch``, unless that is the present one: a run resumed in its middle stays there.
+
+        :raises ConfigError: directly after a restore, for an epoch that was over by then.
+        """
         if epoch == self.epoch:
             return
+
+        if epoch < self._restored_epoch and self._delivered() == self._restored:
+            raise ConfigError(
+                f"AD441 set_epoch({epoch}) directly after a restore into epoch {self._restored_epoch} would deliver "
+                "rows a second time. A trainer that counts epochs of its own, as transformers' Trainer does with "
+                "max_steps, needs StatefulDataLoader(..., follows_set_epoch=False); to begin anew, restore no state"
+            )
 
         self.service.restart(lambda ledger: self._at_epoch(ledger, epoch))
 
@@ -363,13 +366,6 @@ class Engine:
         message, diagnosis = explain_timeout(waited_s, num_missing, now, oldest, self.service.is_started)
         _log.warning("loader.timeout", waited_s=waited_s, stage=diagnosis["stage"])
         return PrefetchTimeoutError(message, diagnosis)
-
-
-def _counters(saved: Snapshot, digest: str) -> Counters:
-    try:
-        return Counters.restored(saved.counters, digest)
-    except msgspec.ValidationError as error:
-        raise SnapshotError(f"AD602 the snapshot's counters cannot be read: {error}") from error
 
 
 def _rules(config: LoaderConfig, *, is_packed: bool) -> DeliveryRules:

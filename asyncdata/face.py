@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,6 +50,8 @@ class LoaderFace:
     :ivar group_size: samples of a group.
     """
 
+    _closed_because = "the loader's constructor failed"  # until it has not, also where Python refuses its arguments
+
     def __init__(
         self,
         source: Source | Paths,
@@ -60,7 +63,7 @@ class LoaderFace:
         length_grouping: LengthGrouping | None = None,
         **knobs: Unpack[Knobs],
     ) -> None:
-        self._closed_because = "the loader's constructor failed"  # until it has not: see __del__
+        _check_platform()
         early = EarlyTemplate.for_workers(knobs.get("num_workers"))
         try:
             if early is not None:
@@ -160,6 +163,8 @@ class LoaderFace:
 
         The next loop is over this epoch and no other, even if nothing is left of it. Without this call, a loop that
         finds nothing left is over the next epoch.
+
+        :raises ConfigError: directly after a restore, for an epoch that was over by then: it would be delivered again.
         """
         self._check()
         if epoch < 0:
@@ -352,6 +357,14 @@ def _document(piece: PackedSample) -> Document:
     sample, start, stop = piece
     labels = sample.labels
     return Document(sample.tokens[start:stop], None if labels is None else labels[start:stop], None, sample)
+
+
+def _check_platform() -> None:
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"asyncdata needs Linux, and this is {sys.platform}: its workers share memory by memfd, and die with the "
+            "trainer by a signal of Linux. On macOS or Windows, run it in a container or in WSL 2"
+        )
 
 
 def same(samples: list[T]) -> list[T]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asyncdata.errors import ConfigError, NoSamplesError
+from asyncdata.errors import ConfigError
 from asyncdata.executors.base import Crashed, error_of
 from asyncdata.plan import Dealt, Packs, PlannedEpoch
 from asyncdata.shares import row_of_epoch
@@ -95,8 +95,7 @@ class PlannedRows:
         if index.num_rows:
             self._ask("packs", epoch, self._order.request_packs(index.num_tokens, index.rows_of_files, epoch))
         else:
-            reasons = ", ".join(f"{number} by {reason}" for reason, number in sorted(index.excluded.items()))
-            index.fail(NoSamplesError(f"AD401 {index.num_found} rows read, 0 kept: {reasons or 'there was no row'}"))
+            index.fail(index.no_samples())
 
     def _ask(self, what: str, epoch: int, request: PackRows | OrderPacks) -> None:
         if (what, epoch) not in self._asked:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ("Entry", "Quarantine", "Quarantined", "read_quarantine", "record_of")
 
 _log = get_logger(__name__)
+_MAX_LOGGED = 10
+"""Bad rows of a code that are logged one by one."""
 
 
 class Quarantine:
@@ -28,6 +30,7 @@ class Quarantine:
 
     def __init__(self, path: str | None) -> None:
         self._path = path
+        self._num_logged: dict[str, int] = {}
 
     @classmethod
     def of(cls, config: LoaderConfig) -> Quarantine:
@@ -52,7 +55,7 @@ class Quarantine:
 
         :raises QuarantineError: if that fails; the row is not passed over then.
         """
-        _log.warning("row.bad", code=error.code, path=error.path, line=error.line, reason=error.reason)
+        self._log(error)
         if self._path is None:
             return
 
@@ -64,6 +67,15 @@ class Quarantine:
                 f"AD605 cannot write to {self._path}: {error.strerror}. The bad row was not passed over; make room, "
                 "and ask again"
             ) from error
+
+    def _log(self, error: BadRowError) -> None:
+        """The first rows of a code one by one; then one row whenever there are twice as many."""
+        number = self._num_logged[error.code] = self._num_logged.get(error.code, 0) + 1
+        code, path, line, reason = error.code, error.path, error.line, error.reason
+        if number <= _MAX_LOGGED:
+            _log.warning("row.bad", code=code, path=path, line=line, reason=reason)
+        elif number % _MAX_LOGGED == 0 and (number // _MAX_LOGGED).bit_count() == 1:
+            _log.warning("row.bad_again", num_rows=number, code=code, path=path, line=line, reason=reason)
 
 
 def _append(path: str, line: bytes) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from asyncdata.errors import NoSamplesError
 from asyncdata.torch_random import TorchGenerator
 
 if TYPE_CHECKING:
@@ -124,6 +125,11 @@ class RowIndex:
         with self._changed:
             self.fault = error
             self._changed.notify_all()
+
+    def no_samples(self) -> NoSamplesError:
+        """The error for an index that is complete, and in which no row has a number."""
+        reasons = ", ".join(f"{number} by {reason}" for reason, number in sorted(self.excluded.items()))
+        return NoSamplesError(f"AD401 {self.num_found} rows read, 0 kept: {reasons or 'there was no row'}")
 
     def wait(self, timeout_s: float | None) -> bool:
         """Until it is complete or has a fault; whether that came in time. From any thread."""

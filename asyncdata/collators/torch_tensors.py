@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncdata.errors import ConfigError
+from asyncdata.extras import missing_package
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,9 +23,12 @@ def to_torch(batch: Any, *, pin_memory: bool = False) -> Any:
         unless an array is read-only.
     :param pin_memory: copy into page-locked memory, from which ``tensor.to(device, non_blocking=True)`` need not wait.
         Tensors are copied as well.
-    :raises ConfigError: if memory is to be pinned where there is no CUDA device.
+    :raises ConfigError: if memory is to be pinned where there is no CUDA device; if there is no torch.
     """
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        raise missing_package("a batch as tensors", "torch", error) from error
 
     if pin_memory and not torch.cuda.is_available():
         raise ConfigError("pin_memory=True needs a CUDA device, and torch finds none")

@@ -63,7 +63,7 @@ def add_order_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_tokenizer(parser: argparse.ArgumentParser, *, kind: str = "prompt") -> None:
+def add_tokenizer(parser: argparse.ArgumentParser, *, kind: str = "by the keys of the first row") -> None:
     """What the tokens depend on. An option that is not given leaves the class's own default.
 
     :param kind: what ``--kind`` is by default, for people.

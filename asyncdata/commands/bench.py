@@ -13,6 +13,7 @@ from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any
 
 from asyncdata.commands.bench_report import as_text
+from asyncdata.commands.kinds import settle_kind
 from asyncdata.commands.options import loader_of
 from asyncdata.commands.output import log_to_stderr
 from asyncdata.errors import WorkerError
@@ -39,6 +40,7 @@ _WARM_SHARE = 0.25
 def run(args: argparse.Namespace, output: Output) -> int:
     """The command."""
     log_to_stderr(is_verbose=args.verbose)
+    settle_kind(args, output)
     if args.num_workers is None:
         args.num_workers = min(_MAX_WORKERS, num_usable_cpus())
     part_s, ends = _SHARE * args.seconds, time.perf_counter() + args.seconds

@@ -8,14 +8,13 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.commands.kinds import settle_kind
 from asyncdata.commands.mask_text import lines_of, plain_text, styled_text
-from asyncdata.commands.options import kind_of, shuffle_of, tokenize_fn_of
+from asyncdata.commands.options import shuffle_of, tokenize_fn_of
 from asyncdata.commands.output import fields, is_terminal, log_to_stderr, printable, shown_path
 from asyncdata.commands.tokenizer_facts import backend_line, encoding_of, template_lines, template_of
-from asyncdata.errors import ConfigError
 from asyncdata.loss_mask import LossMask
 from asyncdata.row_looks import RowLooks
-from asyncdata.tokenization.rows import RowFault, decode_object
 from asyncdata.tokenization.template_shapes import seen_shapes
 from asyncdata.types import Position
 
@@ -30,15 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ("run",)
 
-_ROWS_LOOKED_AT = 20
 _SHORT = 40
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """The command."""
     log_to_stderr(is_verbose=args.verbose)
-    kind = _kind(args, output) if args.kind is None and args.tokenize_fn is None else "prompt"
-    tokenize_fn = tokenize_fn_of(args, kind)
+    settle_kind(args, output, says_prompt=True)
+    tokenize_fn = tokenize_fn_of(args)
     looks = RowLooks(args.data, tokenize_fn, seed=args.seed, shuffle=shuffle_of(args))
     mask = LossMask(tokenize_fn, args.tokenizer)
     total = _Total()
@@ -57,20 +55,6 @@ def run(args: argparse.Namespace, output: Output) -> int:
         lines = total.lines(is_masked=args.loss_mask) + template_lines(template)
         output.data(fields(lines + ([("encoder", backend_line(encoding))] if encoding else [])))
     return 0
-
-
-def _kind(args: argparse.Namespace, output: Output) -> str:
-    """What the rows are, by the first one that can be read."""
-    for look in RowLooks(args.data, shuffle=False).first(_ROWS_LOOKED_AT):
-        try:
-            kind = kind_of(decode_object(look.raw))
-        except RowFault:
-            continue
-
-        output.say(f"rows are taken to be of the kind {kind!r}; --kind says otherwise", "dim")
-        return kind
-
-    raise ConfigError(f"none of the first {_ROWS_LOOKED_AT} rows is a JSON object; say what rows are by --kind")
 
 
 def _looks(args: argparse.Namespace, looks: RowLooks) -> Iterator[Look]:

@@ -23,7 +23,7 @@ from asyncdata.tokenization.xtuner_fn import XTunerTokenizeFn, is_of_xtuner
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ("has_tokenize_fn", "kind_of", "loader_of", "shuffle_of", "tokenize_fn_of")
+__all__ = ("has_tokenize_fn", "loader_of", "shuffle_of", "tokenize_fn_of")
 
 _CLASSES: dict[str, Any] = {
     "prompt": PromptTokenizeFn,
@@ -31,12 +31,6 @@ _CLASSES: dict[str, Any] = {
     "text": TextTokenizeFn,
     "preference": PreferenceTokenizeFn,
     "babilong": FixedLengthTokenizeFn,
-}
-_KEYS = {
-    "chat": {"messages"},
-    "preference": {"chosen", "rejected"},
-    "babilong": {"input", "question", "target"},
-    "text": {"text"},
 }
 _SETTINGS = ("prompt_key", "label_key", "metadata_key", "tool_key", "apply_chat_template", "max_length", "train_on")
 
@@ -51,22 +45,16 @@ def has_tokenize_fn(args: argparse.Namespace) -> bool:
     return args.tokenizer is not None or args.tokenize_fn is not None
 
 
-def kind_of(row: dict[str, Any]) -> str:
-    """What rows are, by the keys of one."""
-    return next((kind for kind, keys in _KEYS.items() if keys <= set(row)), "prompt")
+def tokenize_fn_of(args: argparse.Namespace) -> Any:
+    """The tokenize function, with every name in it made a local file. Rows are prompts unless ``args.kind`` says more.
 
-
-def tokenize_fn_of(args: argparse.Namespace, kind: str = "prompt") -> Any:
-    """The tokenize function, with every name in it made a local file.
-
-    :param kind: what the rows are if the command was not told.
     :raises ConfigError: for a setting that cannot work.
     """
     settings = _settings(args)
     if args.tokenize_fn is not None:
         return resolved(_named(args.tokenize_fn, args.tokenizer, settings))
 
-    kind = args.kind or kind
+    kind = args.kind or "prompt"
     fields = set(_CLASSES[kind].__struct_fields__)
     if unknown := sorted(set(settings) - fields):
         raise ConfigError(

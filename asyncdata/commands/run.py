@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.commands.deliveries import Deliveries
+from asyncdata.commands.kinds import settle_kind
 from asyncdata.commands.meter import Reading, meter
 from asyncdata.commands.options import loader_of, shuffle_of
 from asyncdata.commands.output import fields, log_to_stderr, shown_path
@@ -28,6 +29,7 @@ __all__ = ("run",)
 def run(args: argparse.Namespace, output: Output) -> int:
     """The command."""
     log_to_stderr(is_verbose=args.verbose)
+    settle_kind(args, output)
     began = time.monotonic()
     epochs = args.epochs or (None if args.num_batches else 1)
     loader = loader_of(args, epochs=epochs, buffer_size=args.buffer_size, digest=args.digest)

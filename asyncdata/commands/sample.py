@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.commands.kinds import settle_kind
 from asyncdata.commands.options import has_tokenize_fn, loader_of, shuffle_of, tokenize_fn_of
 from asyncdata.commands.output import fields, log_to_stderr, printable, shown_path
 from asyncdata.errors import ConfigError
@@ -24,6 +25,7 @@ _BATCH = 4096
 def run(args: argparse.Namespace, output: Output) -> int:
     """The command."""
     log_to_stderr(is_verbose=args.verbose)
+    settle_kind(args, output)
     files, order = open_order(args.data, seed=args.seed, shuffle=shuffle_of(args))
     if args.position is not None:
         position = Position.parse(args.position)

@@ -41,7 +41,7 @@ def prove(args: argparse.Namespace, output: Output) -> int:
     names = [args.backend] if args.backend else [name for name in FAST_BACKENDS if version_of(name)]
     if not names or version_of(names[0]) is None:
         wanted = args.backend or "gigatoken"
-        raise ConfigError(f'AD435 no fast tokenizer backend is installed; pip install "asyncdata[{wanted}]"')
+        raise ConfigError(f"AD435 no fast tokenizer backend is installed; pip install {wanted}")
 
     found, is_exact = {}, False
     for name in names:

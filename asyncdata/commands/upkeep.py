@@ -88,7 +88,7 @@ def _add_quarantine(commands: Any) -> None:
     retry.add_argument(
         "--output", metavar="FILE", default="retried.jsonl", help="where good rows are written (%(default)s)"
     )
-    add_tokenizer(retry)
+    add_tokenizer(retry, kind="prompt")
 
 
 def _add_tokenizer(commands: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.extras import missing_package
 from asyncdata.integrations.torch_dataset import LoaderDataset
 from asyncdata.integrations.torch_loader import StatefulDataLoader
 from asyncdata.integrations.torch_ranks import ranks
@@ -26,7 +27,10 @@ def __getattr__(name: str) -> Any:
     if name != "AsyncDataset":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    from torch.utils.data import IterableDataset
+    try:
+        from torch.utils.data import IterableDataset
+    except ImportError as error:
+        raise missing_package("AsyncDataset", "torch", error) from error
 
     names = {"__doc__": LoaderDataset.__doc__, "__module__": __name__}
     kind = type(name, (LoaderDataset, IterableDataset), names)

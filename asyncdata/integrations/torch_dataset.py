@@ -14,6 +14,7 @@ from asyncdata.loader import DataLoader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from types import FrameType
 
 __all__ = ("LoaderDataset",)
 
@@ -36,9 +37,13 @@ class LoaderDataset:
         self._settings = settings
         self._state: Mapping[str, Any] | None = None  # to go on from, when the loader is made
         self._loader: DataLoader | None = None
+        self._world_size = 1
 
     def __iter__(self) -> Iterator[Any]:
-        return map(to_torch, self._open())
+        loader = self._open()
+        if self._world_size > 1:
+            _refuse_second_sharing(self)
+        return map(to_torch, loader)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this moment: one text. See :meth:`asyncdata.DataLoader.state_dict`."""
@@ -66,6 +71,7 @@ class LoaderDataset:
             settings = self._settings
             if not settings.keys() & {"rank", "world_size"}:
                 settings = {**settings, **ranks()}
+            self._world_size = settings.get("world_size", 1)
             loader = DataLoader(self._source, **settings)
             if self._state is not None:
                 loader.load_state_dict(self._state)
@@ -75,7 +81,34 @@ class LoaderDataset:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self._state if self._loader is None else self._loader.state_dict()
-        return {"_source": self._source, "_settings": self._settings, "_state": state, "_loader": None}
+        return {
+            "_source": self._source,
+            "_settings": self._settings,
+            "_state": state,
+            "_loader": None,
+            "_world_size": 1,
+        }
+
+
+def _refuse_second_sharing(dataset: LoaderDataset) -> None:
+    """accelerate shares out an iterable dataset between the ranks itself: each then has a part of its own part.
+
+    It wraps the dataset, and tells it nothing. So it is looked for among those who are asking for batches now.
+
+    :raises ConfigError: if it is there.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - accelerate tells the dataset nothing
+    while frame is not None:
+        asking = frame.f_locals.get("self")
+        is_shard = getattr(asking, "dataset", None) is dataset and getattr(asking, "num_processes", 1) > 1
+        if is_shard or type(asking).__name__ == "DataLoaderDispatcher":
+            raise ConfigError(
+                f"AD442 {type(asking).__name__} of accelerate shares out these batches between the ranks, and the "
+                "dataset does so too: most rows would never be trained. Pass rank=0, world_size=1 to AsyncDataset, so "
+                "that accelerate alone does it; or use StatefulDataLoader, which accelerate leaves as it is"
+            )
+
+        frame = frame.f_back
 
 
 def _refuse_in_worker() -> None:

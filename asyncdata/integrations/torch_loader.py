@@ -42,16 +42,25 @@ class StatefulDataLoader:
         with ``non_blocking=True``.
     :param trainer_lookahead: batches that the trainer fetches before it trains on them, such as 1 of Lightning's
         ``Trainer``. They are not delivered yet: a state does not have them, and a new ``for`` yields them again.
+    :param follows_set_epoch: False: :meth:`set_epoch` does nothing. For a trainer that counts epochs of its own, as
+        transformers' ``Trainer`` with ``max_steps``, which begins at 0 again after each resume.
     :raises ConfigError: if there is no such device, or it cannot have pinned memory.
     """
 
     def __init__(
-        self, loader: DataLoader, *, device: Any = None, pin_memory: bool | None = None, trainer_lookahead: int = 0
+        self,
+        loader: DataLoader,
+        *,
+        device: Any = None,
+        pin_memory: bool | None = None,
+        trainer_lookahead: int = 0,
+        follows_set_epoch: bool = True,
     ) -> None:
         if trainer_lookahead < 0:
             raise ConfigError(f"trainer_lookahead must be 0 or more, got {trainer_lookahead}")
 
         self._loader = loader
+        self._follows_set_epoch = follows_set_epoch
         self._ahead = Lookahead(loader, transfer_to(device, pin_memory), trainer_lookahead)
 
     def __iter__(self) -> Iterator[Any]:
@@ -60,6 +69,14 @@ class StatefulDataLoader:
     def __len__(self) -> int:
         raise TypeError(
             "a StatefulDataLoader has no len(): how many batches an epoch has is known when it is over; count steps"
+        )
+
+    @property
+    def dataset(self) -> Any:
+        """None, which trainers are told by an AttributeError: transformers' ``Trainer`` skips batches in it."""
+        raise AttributeError(
+            "a StatefulDataLoader has no dataset in which batches could be skipped after a resume: its own state does "
+            "that. Pass ignore_data_skip=True to transformers' TrainingArguments, and load the state"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -89,8 +106,11 @@ class StatefulDataLoader:
         self._ahead.drop()
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of ``epoch``, unless that is the present one: a run resumed in its middle stays there."""
-        if epoch == self.epoch:
+        """Go to the start of ``epoch``, unless that is the present one: a run resumed in its middle stays there.
+
+        :raises ConfigError: directly after a restore, for an epoch that was over by then; see ``follows_set_epoch``.
+        """
+        if epoch == self.epoch or not self._follows_set_epoch:
             return
 
         if self._ahead.has_fetched:  # the loader may be in that epoch already

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from asyncdata.collators.torch_tensors import map_leaves, to_torch
 from asyncdata.errors import ConfigError
+from asyncdata.extras import missing_package
 
 __all__ = ("HostTransfer", "StreamTransfer", "Transfer", "transfer_to")
 
@@ -27,9 +28,12 @@ def transfer_to(device: Any, pin_memory: bool | None) -> Transfer:
 
     :param device: a ``torch.device``, its name, or None: the batch stays where it is.
     :param pin_memory: None: for a CUDA device.
-    :raises ConfigError: if there is no such device.
+    :raises ConfigError: if there is no such device, or no torch.
     """
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        raise missing_package("a batch as tensors", "torch", error) from error
 
     place = None if device is None else torch.device(device)
     is_cuda = place is not None and place.type == "cuda"

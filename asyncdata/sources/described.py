@@ -40,6 +40,12 @@ def described(source: Source | Paths | Any) -> Source:
     if type(source).__module__.partition(".")[0] == "datasets":
         return HuggingFaceSource(source)
 
+    if isinstance(source, dict):
+        raise ConfigError(
+            "a dict of sources and weights is no source: mix data sets by datasets.interleave_datasets(..., "
+            "probabilities=...), and pass what it returns"
+        )
+
     raise ConfigError(
         "a source is a path, a list of paths, a JsonlSource, a ParquetSource, a HuggingFaceSource, or a dataset of "
         f"Hugging Face; got {type(source).__name__}"

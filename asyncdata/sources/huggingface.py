@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.errors import ConfigError, SourceChangedError, SourceError, safe_cause
+from asyncdata.extras import missing_package
 from asyncdata.fingerprint import canonical, digest, stamp
 from asyncdata.sources.arrow_file import ArrowFile, Part, write_arrow
 from asyncdata.sources.arrow_reader import ArrowReader
@@ -229,7 +230,7 @@ def _import_datasets() -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise ConfigError(f'this source needs datasets ({error}): pip install "asyncdata[hf]"') from error
+        raise missing_package("HuggingFaceSource", "datasets", error) from error
 
     return datasets
 

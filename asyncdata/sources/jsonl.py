@@ -167,7 +167,7 @@ def _bare(path: str) -> str:
 def _decoded_head(file: FileStamp, coding: str) -> bytes:
     if not is_decodable(coding):
         raise SourceError(
-            f'AD123 {file.path} is zstd (magic 28 b5 2f fd): pip install "asyncdata[zstd]", or decompress it first: '
+            f"AD123 {file.path} is zstd (magic 28 b5 2f fd): pip install zstandard, or decompress it first: "
             f"zstd -d {file.path}"
         )
 

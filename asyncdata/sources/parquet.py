@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.errors import ConfigError, SourceError
+from asyncdata.extras import missing_package
 from asyncdata.fingerprint import FileStamp
 from asyncdata.sources.arrow_rows import RowWriter
 from asyncdata.sources.arrow_types import is_same_form, shown_type
@@ -176,7 +177,7 @@ def _import_pyarrow() -> None:
     try:
         import pyarrow.parquet  # noqa: F401 - what workers need too
     except ImportError as error:
-        raise ConfigError(f'Parquet needs pyarrow ({error}): pip install "asyncdata[parquet]"') from error
+        raise missing_package("Parquet", "pyarrow", error) from error
 
 
 def _footer_or_fault(path: str) -> _Footer | str:

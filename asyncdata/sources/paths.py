@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ("find_files", "open_regular", "why_unreadable")
 
+_HUB_NAME = re.compile(r"[\w-]+/[\w.-]*[\w-]")
+
 
 def find_files(paths: str | Sequence[str], *suffixes: str | tuple[str, ...]) -> tuple[list[str], list[str]]:
     """The files that ``paths`` mean, in their order, and what is wrong with those that mean none.
@@ -102,4 +104,9 @@ def why_unreadable(path: str, error: OSError) -> str:
     if error.errno in {errno.EACCES, errno.EPERM}:
         return f"AD305 cannot read {path} as uid {os.getuid()}: {error.strerror}"
 
-    return f"AD304 cannot read {path}: {error.strerror or error}"
+    hint = f". {_from_the_hub(path)}" if error.errno == errno.ENOENT and _HUB_NAME.fullmatch(path) else ""
+    return f"AD304 cannot read {path}: {error.strerror or error}{hint}"
+
+
+def _from_the_hub(name: str) -> str:
+    return f"If it is a data set on the Hugging Face hub, pass HuggingFaceSource({name!r}, split='train')"

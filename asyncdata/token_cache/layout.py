@@ -20,7 +20,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import xxhash
+
+from asyncdata.extras import missing_package
+
+try:
+    import xxhash
+except ImportError as error:  # said here, as every way into the token cache comes by
+    raise missing_package("the token cache", "xxhash", error) from error
 
 __all__ = (
     "ENTRY",

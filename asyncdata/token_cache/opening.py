@@ -73,6 +73,8 @@ def cache_of(files: Blocks, job: Job, max_window_blocks: int, config: LoaderConf
 
     :raises ConfigError: if there cannot be one.
     """
+    if config.token_cache:
+        _check_installed()
     root = root_of(config)
     reason = _why_not(files, function) if root else ""
     if reason:
@@ -80,7 +82,6 @@ def cache_of(files: Blocks, job: Job, max_window_blocks: int, config: LoaderConf
     if not root or reason or not isinstance(files, NumberedBlocks):
         return CachedJob(job, files, None, None)
 
-    _check_installed()
     from asyncdata.token_cache.folder import CacheFolder, about_of
 
     limits = {"block_bytes": job.block_bytes, "slack_bytes": job.slack_bytes, "max_row_bytes": job.max_row_bytes}
@@ -127,7 +128,7 @@ def _why_not(files: Blocks, function: Any) -> str:
 def _check_installed() -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f'token_cache needs {" and ".join(missing)}: pip install "asyncdata[cache]"')
+        raise ConfigError(f"token_cache needs {' and '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def _fingerprints(function: Any) -> dict[str, str]:

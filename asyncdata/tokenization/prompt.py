@@ -21,7 +21,7 @@ from asyncdata.tokenization.prompt_parts import (
     tokenizer_fault,
 )
 from asyncdata.tokenization.row_reader import RowReader
-from asyncdata.tokenization.rows import decode_value
+from asyncdata.tokenization.rows import TRAINED_CHATS, decode_value
 from asyncdata.tokenization.text_encoder import open_encoder
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
@@ -194,7 +194,9 @@ class _PromptReader:
         if isinstance(prompt, str):
             return self._row.encodable("prompt", prompt, raw)
 
-        way_out = "; set apply_chat_template=True to render messages" if isinstance(prompt, list) else ""
+        way_out = (
+            f"; set apply_chat_template=True to render messages. {TRAINED_CHATS}" if isinstance(prompt, list) else ""
+        )
         raise self._row.wrong_type("prompt", "a string", prompt, raw, way_out)
 
     def _rendered(self, templates: Templates, prompt: Any, tools: Tools | None, raw: Buffer) -> str:

@@ -76,6 +76,12 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
         """
         if isinstance(self.tokenizer, os.PathLike):
             msgspec.structs.force_setattr(self, "tokenizer", os.fspath(self.tokenizer))
+        if way_out := _way_out(self.tokenizer):
+            raise ConfigError(
+                f"{type(self).__name__}: tokenizer must be a folder with tokenizer.json or a Hugging Face name, got a "
+                f"{type(self.tokenizer).__name__}: {way_out}"
+            )
+
         for field in msgspec.structs.fields(type(self)):
             try:
                 msgspec.convert(getattr(self, field.name), field.type)
@@ -107,6 +113,20 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments, as builtins."""
         return msgspec.structs.asdict(self)
+
+
+def _way_out(tokenizer: Any) -> str:
+    """What to pass in place of a tokenizer: workers load its files, and an object of this process is no use to them."""
+    name = getattr(tokenizer, "name_or_path", None)
+    if isinstance(name, str) and name:
+        return f"pass tokenizer.name_or_path, which is {name!r}; if it was changed, write it to a folder and pass that"
+
+    if hasattr(tokenizer, "save_pretrained"):
+        return "write it by tokenizer.save_pretrained(folder), and pass the folder"
+
+    return (
+        "write it by tokenizer.save('folder/tokenizer.json'), and pass the folder" if hasattr(tokenizer, "save") else ""
+    )
 
 
 def _json_copy(value: Any) -> Any:

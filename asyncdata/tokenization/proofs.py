@@ -181,8 +181,7 @@ def require(files: TokenizerFiles, backend: str) -> Proof:
     subject = subject_of(files, backend)
     if subject is None:
         raise ConfigError(
-            f'AD435 tokenizer_backend={backend!r} is not installed; pip install "asyncdata[{backend}]", '
-            "or tokenizer_backend='auto'"
+            f"AD435 tokenizer_backend={backend!r} is not installed; pip install {backend}, or tokenizer_backend='auto'"
         )
 
     proof = find(subject) or make(files, subject)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "MAX_NESTING",
+    "TRAINED_CHATS",
     "RowDecoder",
     "RowFault",
     "decode_object",
@@ -42,6 +43,8 @@ MAX_DIGITS = 4300
 _MANY_NULS = 8
 """So many in a row are no character that slipped in, and no UTF-16."""
 
+TRAINED_CHATS = "To train on chats, ChatTokenizeFn reads them (--kind chat)"
+_CHAT_KEYS = ("messages", "conversations")
 _PROMPT_KEYS = ("prompt", "input", "messages", "conversations", "question", "problem", "instruction", "text")
 _TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 _DEPTH = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
@@ -315,6 +318,8 @@ def missing_key(raw: Buffer, key: str, setting: str) -> RowFault:
     has = f"the row has {shown}" if keys else "the row is empty"
     meant = _likely_meant(key, keys, setting)
     way_out = f": set {setting}={ascii(meant)}?" if meant else f"; set {setting} to the right one" if keys else ""
+    if setting == "prompt_key" and meant in _CHAT_KEYS:
+        way_out = f": set prompt_key={ascii(meant)} and apply_chat_template=True? {TRAINED_CHATS}"
     return RowFault("AD110", f"no key {ascii(key)}: {has}{way_out}", raw)
 
 

@@ -159,7 +159,7 @@ def test_the_version_is_the_package_s(capsys):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("", "required: COMMAND"),
+        ("", "stream data as a trainer would"),
         ("fly", "invalid choice"),
         ("run", "required: DATA"),
         ("run d", "--tokenizer DIR or --tokenize-fn PATH is required"),

@@ -49,9 +49,7 @@ def test_a_shuffle_may_be_written_as_a_dict():
 
 
 def test_an_unknown_knob_is_named_with_all_there_are():
-    assert refusal(worker=3) == "there is no knob 'worker'; there are " + ", ".join(
-        sorted(LoaderConfig.__struct_fields__)
-    )
+    assert refusal(wrk=3) == "there is no knob 'wrk'; there are " + ", ".join(sorted(LoaderConfig.__struct_fields__))
 
 
 @pytest.mark.parametrize(
