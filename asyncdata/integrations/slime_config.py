@@ -7,6 +7,7 @@ an attribute of ``args`` before the data source is made; that is how the keys of
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,6 +30,7 @@ __all__ = ("Options", "SlimeSettings", "import_by_path", "settings_of")
 
 PREFIX = "asyncdata_"
 NO_TOKENIZER = "none"
+_OF_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 # slime's own: a path, and rows [first:stop) of those that it can read. Anything else in brackets is part of a name.
 _SLICED = re.compile(r"(?P<path>.*)@\[(?P<first>(-?\d+)?):(?P<stop>(-?\d+)?)\]", re.DOTALL)
@@ -50,6 +52,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     :ivar strict_load: a checkpoint that is not there is an error, not a warning.
     :ivar allow_changed: what may differ from a checkpoint: names as ``DataLoader.load_state_dict`` knows them, and
         ``n_samples_per_prompt``, with which groups of another size are dropped. A list, or names with commas.
+    :ivar trust_remote_code: render and encode by transformers' ``AutoTokenizer`` in the workers, with the code that
+        comes with the tokenizer: for those that have no ``tokenizer.json``.
     :ivar processor: import path of a function of (args, media) that makes ``multimodal_inputs`` of a row's media,
         ``{"images": [...], "videos": [...], "audios": [...]}``. Without it they are made as slime makes them.
     :ivar dataset: import path of a function of (args) that makes the dataset: an
@@ -68,6 +72,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     processor: str | None = None
     dataset: str | None = None
     tokenizer_backend: BackendName = "auto"
+    trust_remote_code: bool = False
     num_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
     max_workers: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_memory_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -226,7 +231,15 @@ def _tokenize_fn(args: Any, options: Options) -> SlimeTokenizeFn:
         today=options.today,
         revision=options.revision,
         tokenizer_backend=options.tokenizer_backend,
+        trust_remote_code=options.trust_remote_code,
+        shows_media=tokenizer != NO_TOKENIZER and has_processor(tokenizer),
     )
+
+
+def has_processor(checkpoint: str) -> bool:
+    """Whether a model takes images, videos or audios: for these it has a processor, and says how it is set."""
+    folder = os.path.expanduser(checkpoint)
+    return any(os.path.isfile(os.path.join(folder, name)) for name in _OF_PROCESSORS)
 
 
 def _max_length(args: Any) -> int | None:

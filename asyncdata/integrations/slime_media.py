@@ -24,7 +24,8 @@ def media_process(args: Any, settings: SlimeSettings) -> Callable[[dict[str, Any
 
     :raises ConfigError: if ``asyncdata_processor`` names nothing.
     """
-    if settings.tokenize_fn is None or settings.tokenize_fn.multimodal_keys is None:
+    fn = settings.tokenize_fn
+    if fn is None or not (fn.shows_media or fn.multimodal_keys is not None):
         return None
 
     return functools.partial(import_by_path(settings.options.processor or AS_SLIME_DOES), args)

@@ -25,6 +25,7 @@ from asyncdata.tokenization.row_reader import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_value
 from asyncdata.tokenization.text_encoder import open_encoder
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
+from asyncdata.tokenization.transformers_tokenizer import CodedTokenizer, coded_digest, coded_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
     from asyncdata.tokenization.row_reader import Tools
     from asyncdata.tokenization.text_encoder import TextEncoder
+    from asyncdata.tokenization.tokenizer_files import TokenizerFolder
 
 __all__ = ("SlimeTokenizeFn",)
 
@@ -80,6 +82,9 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
     :param max_length: the longest prompt that is kept, in tokens (slime: ``--rollout-max-prompt-len``).
     :param pretokenize: keep the tokens of a prompt that is text and shows no media: slime's rollout takes them over.
     :param revision: the hub's branch, tag or commit.
+    :param trust_remote_code: render and encode by transformers' ``AutoTokenizer``, with the code that comes with the
+        tokenizer, for tokenizers that have no ``tokenizer.json``. Each worker imports transformers then.
+    :param shows_media: take note of media that stand in messages, also where no template is applied.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -94,11 +99,15 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
     max_length: Annotated[int, msgspec.Meta(ge=0)] | None = None
     pretokenize: bool = False
     revision: str | None = None
+    trust_remote_code: bool = False
+    shows_media: bool = False
 
     def __post_init__(self) -> None:
         self.check_fields("multimodal_keys", "apply_chat_template_kwargs")
         if self.today is not None:
             parse_date(self.today)
+            if self.trust_remote_code:
+                raise ConfigError("today cannot be told to a template that transformers renders (trust_remote_code)")
 
         if unknown := sorted(set(self.multimodal_keys or ()) - set(_PLACEHOLDERS)):
             raise ConfigError(f"multimodal_keys has {', '.join(unknown)}; slime's kinds are {', '.join(_PLACEHOLDERS)}")
@@ -128,14 +137,19 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
         if not (self._makes_tokens or self.apply_chat_template):
             return self
 
-        folder, commit = resolve(self.tokenizer, self.revision)
-        if self.apply_chat_template:
+        folder, commit = self._folder()
+        if self.apply_chat_template and not self.trust_remote_code:
             self._templates(TokenizerFiles(folder))
         return msgspec.structs.replace(self, tokenizer=folder, revision=commit or self.revision)
 
     def fingerprints(self) -> dict[str, str]:
         """What the samples depend on, by part; ``"none"`` for what they do not depend on."""
         prints = {"tokenizer": "none", "template": "none", "tokenize_fn": self.settings_digest()}
+        if self.trust_remote_code:
+            of_files = coded_digest(self._folder().folder)
+            is_used = {"tokenizer": self._makes_tokens, "template": self.apply_chat_template}
+            return prints | {name: of_files for name, used in is_used.items() if used}
+
         if self._makes_tokens:
             prints["tokenizer"] = self._files().digest()
         if self.apply_chat_template:
@@ -144,8 +158,17 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template, where they are needed."""
+        if self.trust_remote_code and (self._makes_tokens or self.apply_chat_template):
+            coded = CodedTokenizer(self._folder().folder, self.apply_chat_template_kwargs)
+            return _SlimeTokenizer(
+                self, coded if self._makes_tokens else None, coded if self.apply_chat_template else None
+            )
+
         encoder = open_encoder(self._files(), self.tokenizer_backend) if self._makes_tokens else None
         return _SlimeTokenizer(self, encoder, self._templates(self._files()) if self.apply_chat_template else None)
+
+    def _folder(self) -> TokenizerFolder:
+        return (coded_folder if self.trust_remote_code else resolve)(self.tokenizer, self.revision)
 
     def _files(self) -> TokenizerFiles:
         return TokenizerFiles(resolve(self.tokenizer, self.revision).folder)
@@ -158,7 +181,12 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
 class _SlimeTokenizer:
     """A :class:`SlimeTokenizeFn`, opened."""
 
-    def __init__(self, fn: SlimeTokenizeFn, encoder: TextEncoder | None, templates: Templates | None) -> None:
+    def __init__(
+        self,
+        fn: SlimeTokenizeFn,
+        encoder: TextEncoder | CodedTokenizer | None,
+        templates: Templates | CodedTokenizer | None,
+    ) -> None:
         self._read = _SlimeReader(fn, templates, encoder is not None)
         self._encoder = encoder
         self._max_length = fn.max_length
@@ -181,10 +209,11 @@ class _SlimeTokenizer:
 class _SlimeReader:
     """A raw row to the sample's columns, and to the text that is to be tokenized."""
 
-    def __init__(self, fn: SlimeTokenizeFn, templates: Templates | None, makes_tokens: bool) -> None:
+    def __init__(self, fn: SlimeTokenizeFn, templates: Templates | CodedTokenizer | None, makes_tokens: bool) -> None:
         self._templates = templates
         self._makes_tokens = makes_tokens
         self._is_chat = fn.apply_chat_template or fn.multimodal_keys is not None
+        self._shows_media = fn.shows_media
         self._media = fn.multimodal_keys or {}
         keys = {"prompt": fn.prompt_key, "label": fn.label_key, "metadata": fn.metadata_key, "tools": fn.tool_key}
         self._row = RowReader(keys | self._media)
@@ -201,7 +230,9 @@ class _SlimeReader:
             if shown:
                 columns["extra"] = _to_json({"multimodal": shown})
         else:
-            prompt = decode_value(columns["prompt"], raw) if self._makes_tokens else None
+            prompt = decode_value(columns["prompt"], raw) if self._makes_tokens or self._shows_media else None
+            if self._shows_media and isinstance(prompt, list) and (shown := _shown_in(prompt)):
+                columns["extra"] = _to_json({"multimodal": shown})
         if not (self._makes_tokens and isinstance(prompt, str)):
             return None, columns
 
@@ -257,6 +288,12 @@ class _SlimeReader:
         for kind, num_wanted, num_given in shown.mismatches():
             reason = f"{self._row.name('prompt')} has {num_wanted} {_PLACEHOLDERS[kind]}, and {self._row.name(kind)}"
             raise RowFault("AD114", f"{reason} has {num_given}; there must be one item for each placeholder", raw)
+
+
+def _shown_in(messages: list[Any]) -> dict[str, list[Any]]:
+    shown = _Shown({})
+    shown.look(messages)
+    return shown.by_kind()
 
 
 class _Shown:

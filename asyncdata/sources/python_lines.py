@@ -51,8 +51,10 @@ class PythonLineReader(LineReader):
         )
 
     @staticmethod
-    def _raw(fd: int, file: FileRef, block: Block, data: bytes, start: int, length: int, offset: int) -> bytes:
-        return data[start : start + length] if start >= 0 else read_row(fd, file, block.start + offset, length)
+    def _raw(
+        fd: int, file: FileRef, block: Block, data: bytes | bytearray, start: int, length: int, offset: int
+    ) -> bytes:
+        return bytes(data[start : start + length]) if start >= 0 else read_row(fd, file, block.start + offset, length)
 
 
 def _read_lines(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.base import ColumnWriter
     from asyncdata.tokenization.chat_template import ChatTemplate
-    from asyncdata.tokenization.text_encoder import Encoded, TextEncoder
+    from asyncdata.tokenization.text_encoder import Encoded
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = (
@@ -206,7 +206,9 @@ def read_each(
     return prompts
 
 
-def encode_each(encoder: TextEncoder | None, prompts: Sequence[Prompt]) -> list[array[int] | Exception]:
+def encode_each(
+    encoder: Callable[[list[str]], Encoded] | None, prompts: Sequence[Prompt]
+) -> list[array[int] | Exception]:
     """The ids of each prompt's text, or what the library raised for it; none for one that has no text.
 
     :param encoder: None where no prompt has text.

@@ -16,9 +16,11 @@ from asyncdata.errors import ConfigError
 from asyncdata.fingerprint import canonical, digest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tokenizers import Tokenizer
 
-__all__ = ("TokenizerFiles", "TokenizerFolder", "resolve")
+__all__ = ("TokenizerFiles", "TokenizerFolder", "download", "resolve")
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 LEGACY_SPECIAL, LEGACY_ADDED = "special_tokens_map.json", "added_tokens.json"
@@ -52,18 +54,23 @@ def resolve(name: str, revision: str | None = None) -> TokenizerFolder:
         raise ConfigError(f"AD413 tokenizer {name!r} is a file; pass the folder that it lies in")
 
     if not os.path.isdir(folder):
-        folder = _download(name, revision)
+        folder = download(name, revision)
         commit = os.path.basename(folder)
     if not os.path.isfile(os.path.join(folder, TOKENIZER)):
         raise ConfigError(
             f"AD413 tokenizer {name!r} has no {TOKENIZER} in {folder}; write one with "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(folder), and pass that folder"
+            "AutoTokenizer.from_pretrained(...).save_pretrained(folder), and pass that folder. For a tokenizer that is "
+            "code and can write none, slime's data source has asyncdata_trust_remote_code"
         )
 
     return TokenizerFolder(folder, commit)
 
 
-def _download(name: str, revision: str | None) -> str:
+def download(name: str, revision: str | None, patterns: Sequence[str] = PATTERNS) -> str:
+    """The folder in the hub's cache with the files of a repository that ``patterns`` name.
+
+    :raises ConfigError: if they cannot be had.
+    """
     if not _HUB_NAME.fullmatch(name):
         raise ConfigError(
             f"AD413 tokenizer {name!r}: there is no such folder, and it is no name on the Hugging Face hub"
@@ -72,7 +79,7 @@ def _download(name: str, revision: str | None) -> str:
     try:
         from huggingface_hub import snapshot_download  # costs 0.3 s, and only hub names need it
 
-        return str(snapshot_download(name, revision=revision, allow_patterns=list(PATTERNS)))
+        return str(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
     except Exception as error:  # network, authentication, a wrong name: many types, one cause
         at = f" at revision {revision!r}" if revision else ""
         raise ConfigError(
