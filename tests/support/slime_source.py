@@ -210,6 +210,7 @@ class GatedRows:
     """A tokenize function that waits until it is opened."""
 
     multimodal_keys = max_length = None
+    shows_media = False
 
     def __init__(self) -> None:
         self.opened = threading.Event()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MOVE = DOCS / "how-to" / "move-a-slime-run.md"
 MIGRATE = DOCS / "how-to" / "migrate-to-the-dataset-adapter.md"
-INTEGRATIONS = sorted((PACKAGE / "integrations").glob("*.py"))
+INTEGRATIONS = sorted(path for path in (PACKAGE / "integrations").glob("*.py") if not path.name.startswith("torch"))
 
 
 def table(heading: str, title: str) -> dict[str, list[str]]:
