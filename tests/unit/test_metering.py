@@ -40,8 +40,12 @@ class Inner:
     def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
         self.asked.append((request, on_reply, strikes))
 
+    def watch(self, on_change: Callable[[], object]) -> None:
+        self.on_change = on_change
+
     def reply(self, reply: Any) -> None:
         self.asked.pop(0)[1](reply)
+        self.on_change()
 
     def forget(self) -> None:
         self.asked.clear()
