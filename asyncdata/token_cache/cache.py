@@ -64,6 +64,7 @@ class TokenCache:
         self._refused: set[str] = set()
         self._names_to_ask: list[str] = []
         self._is_looked_at = False
+        self._epoch = 0
 
     @property
     def num_bytes(self) -> int:
@@ -80,6 +81,7 @@ class TokenCache:
     def restart(self) -> None:
         """What was asked for is not answered any more."""
         self._names_to_ask = []
+        self._epoch = 0
         self._recorder.restart()
         if not self._is_looked_at:
             self._look(num=_NAMES_PER_REQUEST)
@@ -93,7 +95,8 @@ class TokenCache:
         if not self._is_looked_at:
             return False
 
-        if number == 0 and epoch > 0:
+        if number == 0 and epoch > 0 and epoch != self._epoch:  # once, however often there is no slot for it
+            self._epoch = epoch
             self._recorder.begin()
             self._look(num=0)
         return True

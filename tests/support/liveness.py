@@ -75,14 +75,16 @@ class Watcher(trio.abc.Instrument):
     """Looks at each of its services whenever all tasks wait.
 
     :param is_busy: tells whether a worker or a thread has something to do, and so will be heard of.
-    :ivar faults: what was found, each once.
+    :param num_asked: tells how many requests there were.
+    :ivar faults: what was found when it last looked.
     :ivar num_looks: how often it has looked.
     """
 
-    def __init__(self, is_busy: Callable[[], bool]) -> None:
+    def __init__(self, is_busy: Callable[[], bool], num_asked: Callable[[], int]) -> None:
         self.faults: list[str] = []
         self.num_looks = 0
         self._is_busy = is_busy
+        self._num_asked = num_asked
         self._services: deque[Any] = deque()
 
     def watch(self, service: Any) -> None:
@@ -92,8 +94,8 @@ class Watcher(trio.abc.Instrument):
     def before_io_wait(self, timeout: float) -> None:
         """As trio says: nobody runs."""
         statistics = trio.lowlevel.current_statistics()
-        if statistics.tasks_runnable or statistics.run_sync_soon_queue_size:
-            return
+        if self.faults or statistics.tasks_runnable or statistics.run_sync_soon_queue_size:
+            return  # looking on after a fault would mend it
 
         for service in self._services:
             if service._call_soon is not None and not service._is_closed:
@@ -105,15 +107,14 @@ class Watcher(trio.abc.Instrument):
             self._found("somebody waits, and nothing is under way")
         if coordinator._requests and _is_deliverable(coordinator):
             self._found("somebody waits for what is there")
-        before = sent_by(producer)
+        before = sent_by(producer), self._num_asked()
         producer.pump()
-        after = sent_by(producer)
+        after = sent_by(producer), self._num_asked()
         if before != after:
             self._found(f"something could be sent, and nobody has looked: {before} is {after} now")
 
     def _found(self, fault: str) -> None:
-        if not self.faults:  # what comes after may follow from it
-            self.faults.append(f"{trio.current_time() % 1e6:10.4f} {fault}")
+        self.faults.append(f"{trio.current_time() % 1e6:10.4f} {fault}")
 
 
 def _is_deliverable(coordinator: Any) -> bool:

@@ -65,10 +65,12 @@ class SimulatedExecutor:
 
     :param trace: gets a line for each thing that happens.
     :ivar function: what they run.
+    :ivar num_asked: requests so far.
     """
 
     def __init__(self, chance: random.Random, num_workers: int, trace: list[str]) -> None:
         self.function: Callable[[dict[str, Any]], Any] = brings_down
+        self.num_asked = 0
         self.num_workers = num_workers
         self.slots = Slots(NUM_SLOTS)
         self._chance = chance
@@ -143,6 +145,7 @@ class SimulatedExecutor:
 
     def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
         """As the protocol says."""
+        self.num_asked += 1
         self.slots.use(request.slot)
         self._queue.append(Asked(request, on_reply, self._generation))
         self._wake.set()
@@ -245,7 +248,7 @@ class World(NamedTuple):
 async def _run(act: Callable[[World], Awaitable[None]], chance: random.Random, trace: Trace) -> None:
     executor = SimulatedExecutor(chance, chance.choice([1, 2, 4]), trace)
     threads = SimulatedThreads(chance)
-    watcher = Watcher(lambda: executor.is_busy or threads.num_busy > 0)
+    watcher = Watcher(lambda: executor.is_busy or threads.num_busy > 0, lambda: executor.num_asked)
     trio.lowlevel.add_instrument(watcher)
     try:
         with patch.object(anyio.to_thread, "run_sync", threads.run_sync):
