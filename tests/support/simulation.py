@@ -233,7 +233,9 @@ class World(NamedTuple):
     trace: Trace
     watcher: Watcher
 
-    def loader(self, source: Any, function: Callable[[dict[str, Any]], Any] = brings_down, **knobs: Any) -> SimulatedLoader:
+    def loader(
+        self, source: Any, function: Callable[[dict[str, Any]], Any] = brings_down, **knobs: Any
+    ) -> SimulatedLoader:
         """A loader in this world; its workers die of rows that raise :class:`WorkerKilled`."""
         self.executor.function = function
         knobs = {"on_bad_row": "skip", **knobs}
