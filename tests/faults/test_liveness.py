@@ -10,12 +10,9 @@ import pytest
 
 pytest.importorskip("trio")
 
-from asyncdata.executors.base import Slots
-from asyncdata.indexed_windows import IndexedWindows
 from tests.support.faults import num_rounds, say
 from tests.support.simulated_sources import WAYS, simulate_way
 from tests.support.simulated_trainers import Outcome
-from tests.support.simulation import SimulatedExecutor
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
 

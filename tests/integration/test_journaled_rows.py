@@ -1,4 +1,4 @@
-"""Rows that brought down workers are in the snapshot's journal: no window, however it became ready, sends them again."""
+"""Rows that brought down workers are in the snapshot's journal: no kind of window sends them again."""
 
 from __future__ import annotations
 

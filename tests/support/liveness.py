@@ -3,6 +3,7 @@
 A hang is such a state that lasts; most are ended by a later event, and so are never seen from outside. Here each moment
 is looked at in which all tasks wait, before the clock moves on.
 """
+# ruff: noqa: SLF001 - it looks at what nobody else may see
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 with work to do in which nothing is pending.
 
 What rows come in is small, and so is everything that is cut by a number of rows or bytes: a few hundred rows are many
-windows, and the row index takes dozens of requests. ``python -m tests.support.simulated_sources WAY SEED`` runs a schedule again, and prints
-what happened.
+windows, and the row index takes dozens of requests. ``python -m tests.support.simulated_sources WAY SEED`` runs a
+schedule again, and prints what happened.
 """
 
 from __future__ import annotations
@@ -239,10 +239,10 @@ class _Samples:
 
     async def resize(self) -> None:
         """As the tuner does it."""
-        service = self.loader._engine.service
-        if service._call_soon is not None:
+        service = self.loader._engine.service  # noqa: SLF001
+        if service._call_soon is not None:  # noqa: SLF001
             self.world.executor.set_num_workers(self.chance.choice([1, 2, 5]))
-            service._producer.resize()
+            service._producer.resize()  # noqa: SLF001
 
 
 class _Packs(_Samples):

@@ -2,8 +2,8 @@
 
 Source, order, windows, producer, coordinator, service, face and engine are the real ones, and so is what workers do.
 Not real are their processes, all threads, and the clock: each request takes a random time of a mock clock, workers die
-in the middle of it, and trio takes the tasks that are ready in a random order. Whenever all of them wait, somebody looks
-whether there is anything that should have been done (:mod:`tests.support.liveness`).
+in the middle of it, and trio takes the tasks that are ready in a random order. Whenever all of them wait, the state is
+searched for work that should have been done (:mod:`tests.support.liveness`).
 
 What the trainers in it do is in ``tests.support.simulated_trainers``.
 """

@@ -11,6 +11,8 @@ from asyncdata.metering import MeteredExecutor
 from asyncdata.wire import Column, Permute, Permuted, Tokenize, Tokenized
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncdata.executors.base import OnReply
     from asyncdata.wire import Request
 

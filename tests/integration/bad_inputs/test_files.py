@@ -173,7 +173,7 @@ def test_31_rows_that_were_read_before_the_file_shrank_are_delivered(tmp_path, n
     path = write_rows(tmp_path / "rows.jsonl", 4000)
     with loader_of(path, num_workers=num_workers, buffer_size=10, shuffle=False) as loader:
         loader.get_next_batch(1)
-        windows = loader._engine.service._producer._windows
+        windows = loader._engine.service._producer._windows  # noqa: SLF001
         until(lambda: len(windows) == 2 and windows[1].is_ready)
         os.truncate(path, 100)
         seen, error = error_of(loader, SourceChangedError, "AD302")
