@@ -45,20 +45,14 @@ class Canaries:
         self._slot: int | None = None
         self._num_tries = 0
         self._expected: list[str] = []
-        self._on_same: Callable[[], object] = bool
         self._on_other: Callable[[AsyncDataError], object] = bool
 
-    def restart(
-        self,
-        expected: list[str] | None,
-        on_same: Callable[[], object],
-        on_other: Callable[[AsyncDataError], object],
-    ) -> None:
+    def restart(self, expected: list[str] | None, on_other: Callable[[AsyncDataError], object]) -> None:
         """Forget what was asked. With ``expected``, nothing is delivered until :meth:`make` has found the same."""
         self._release()
         self._num_tries = 0
         self._expected = expected or []
-        self._on_same, self._on_other = on_same, on_other
+        self._on_other = on_other
         self.is_blocking = self._num_blocks > 0 and bool(self._expected) and self._expected != self.digests
 
     def make(self) -> None:
@@ -114,10 +108,8 @@ class Canaries:
         self.digests, self._num_tries = digests, _MAX_TRIES
         if self.is_blocking and digests != self._expected:
             self._on_other(_mismatch(self._expected, digests))
-        was_blocking, self.is_blocking = self.is_blocking, False
+        self.is_blocking = False
         self._release()
-        if was_blocking:
-            self._on_same()
 
     def _release(self) -> None:
         slot, self._slot = self._slot, None

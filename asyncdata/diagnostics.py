@@ -112,10 +112,19 @@ def _identifier(reason: str) -> str:
 
 
 def explain_timeout(
-    waited_s: float, num_missing: int, now: Statistics, oldest: SourceLocation | None, is_started: bool
+    waited_s: float,
+    num_missing: int,
+    now: Statistics,
+    oldest: SourceLocation | None,
+    is_started: bool,
+    *,
+    is_indexing: bool = False,
 ) -> tuple[str, dict[str, Any]]:
-    """The message of a PrefetchTimeoutError, and the facts behind it: the stage that starves, and what to turn."""
-    stage, advice = _starving_stage(now, is_started)
+    """The message of a PrefetchTimeoutError, and the facts behind it: the stage that starves, and what to turn.
+
+    :param is_indexing: whether the row index is not complete yet.
+    """
+    stage, advice = _starving_stage(now, is_started, is_indexing=is_indexing)
     workers = ", ".join(f"{state.state} {state.busy_s:.1f} s" if state.busy_s else state.state for state in now.workers)
     lines = [
         f"AD510 no data for {waited_s:.1f} s: {now.ready_samples} samples are ready, {num_missing} more are needed.",
@@ -141,7 +150,7 @@ def _place(row: SourceLocation) -> str:
     return f"{row.path}{'' if line is None else f':{line}'} (byte {row.byte_offset})"
 
 
-def _starving_stage(now: Statistics, is_started: bool) -> tuple[str, str]:
+def _starving_stage(now: Statistics, is_started: bool, *, is_indexing: bool) -> tuple[str, str]:
     states = [worker.state for worker in now.workers]
     if not is_started or not states:
         return "start: the workers are not there yet", "a longer timeout_s for the first batch"
@@ -162,10 +171,19 @@ def _starving_stage(now: Statistics, is_started: bool) -> tuple[str, str]:
             "a faster source, a smaller Shuffle(window_blocks=...), or a longer timeout_s",
         )
 
+    if "busy" in states and is_indexing:
+        return (
+            f"index: the row index is being made, {now.indexed_rows} rows are found so far",
+            "a longer timeout_s for the first batch; with a cache_dir the next start finds the index there",
+        )
+
     if "busy" in states:
         return "read: a window is being read", "faster storage, or a smaller Shuffle(window_blocks=...)"
 
     if sum(now.dropped_total.values()) > now.groups_total:
         return "filter: most rows are dropped", "max_length, or what the tokenize function drops"
 
-    return "read: nothing is under way", "look at the log for what stopped"
+    return (
+        "read: nothing is under way",
+        "look at the log for what stopped; if it says nothing, this is a fault of asyncdata: please report it",
+    )

@@ -363,7 +363,11 @@ class Engine:
         entry = self.coordinator.channel.oldest_in_flight
         oldest = entry.location() if entry is not None and entry.location is not None else None
         num_missing = max(0, num_groups - now.buffered_groups - now.ready_samples)
-        message, diagnosis = explain_timeout(waited_s, num_missing, now, oldest, self.service.is_started)
+        index = self._reading.index
+        is_indexing = index is not None and not index.is_complete
+        message, diagnosis = explain_timeout(
+            waited_s, num_missing, now, oldest, self.service.is_started, is_indexing=is_indexing
+        )
         _log.warning("loader.timeout", waited_s=waited_s, stage=diagnosis["stage"])
         return PrefetchTimeoutError(message, diagnosis)
 

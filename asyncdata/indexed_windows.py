@@ -164,7 +164,7 @@ class IndexedWindows(AnywhereWindows):
         self._index = index
         self._indexer = indexer
         self._share = share
-        self._waiting: dict[tuple[int, int], tuple[IndexedWindow, Callable[[], object]]] = {}
+        self._waiting: dict[tuple[int, int], IndexedWindow] = {}
         self._permutations: dict[int, Any] = {}
         self._plans: PlannedRows | None = None
         if isinstance(order, PlannedOrder):
@@ -198,20 +198,19 @@ class IndexedWindows(AnywhereWindows):
         if self._plans is not None:
             self._plans.resume_dealt(position, dealt)
 
-    def open(self, epoch: int, number: int, on_ready: Callable[[], object]) -> IndexedWindow:
+    def open(self, epoch: int, number: int) -> IndexedWindow:
         """As the protocol says; there is always room."""
         if number == 0 and epoch > 0:
             self._source.check_unchanged()
         window = IndexedWindow(self._source, self._index)
         if not self._fill(window, epoch, number):
-            self._waiting[epoch, number] = window, on_ready
+            self._waiting[epoch, number] = window
         return window
 
     def _fill_waiting(self) -> None:
-        for place, (window, on_ready) in list(self._waiting.items()):
+        for place, window in list(self._waiting.items()):
             if self._fill(window, *place):
                 self._waiting.pop(place, None)
-                on_ready()
 
     def _fill(self, window: IndexedWindow, epoch: int, number: int) -> bool:
         """Whether the window is ready now, or will never be."""
@@ -229,6 +228,7 @@ class IndexedWindows(AnywhereWindows):
             window.fault = no_such_place(Position(epoch, number), "all rows of the epoch are before it")
             return True
 
+        self._indexer.leave_room()
         places = self._index.places(found.numbers)
         window.fill(places, self._expected(found), is_last=found.is_last)
         return True

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 __all__ = ("Indexer",)
 
 _log = get_logger(__name__)
-_BLOCKS_PER_REQUEST = 8
+_MAX_BLOCKS_PER_REQUEST = 8
+_PER_WORKER = 2
+"""Requests: one to work on, and one so that it need not wait for the next. That is all the room that a worker has."""
 _MAX_TRIES = 5
 
 
@@ -64,6 +66,7 @@ class Indexer:
         self._is_read = False
         self._next_block = 0
         self._num_asked = 0
+        self._leaves_room = False
         self._found: dict[int, Indexed] = {}
 
     def restart(self) -> None:
@@ -74,6 +77,10 @@ class Indexer:
         self._next_block, self._num_asked = self._index.num_blocks, 0
         self._found.clear()
         self._ask()
+
+    def leave_room(self) -> None:
+        """Rows can be delivered already: from now on, half of what each worker can be asked is for them."""
+        self._leaves_room = True
 
     def _read_file(self) -> None:
         try:
@@ -102,19 +109,28 @@ class Indexer:
         return not index.spool or is_whole(part_path(index.spool, index.num_blocks), array("i", part.lengths))
 
     def _ask(self) -> None:
-        """Keep every worker busy with two requests, but leave room for what is delivered meanwhile."""
+        """Keep every worker busy."""
         index, num_blocks = self._index, self._source.num_blocks
         if index.is_complete or index.fault is not None:
             return
 
-        while self._next_block < num_blocks and self._num_asked < 2 * self._executor.num_workers:
-            first, stop = self._next_block, min(self._next_block + _BLOCKS_PER_REQUEST, num_blocks)
+        most = (1 if self._leaves_room else _PER_WORKER) * self._executor.num_workers
+        while self._next_block < num_blocks and self._num_asked < most:
+            first, stop = self._next_block, min(self._next_block + self._num_blocks_to_ask, num_blocks)
             self._next_block = stop
             self._num_asked += 1
             spool = part_path(index.spool, first) if index.spool else ""
             blocks = self._source.blocks(range(first, stop))
             request = Index(blocks, self._check, spool=spool, is_kept=self._file is not None)
             self._submit(first, request, [], _MAX_TRIES)
+
+    @property
+    def _num_blocks_to_ask(self) -> int:
+        """Few where rows are soon to be delivered: what a worker needs for one request, they have to wait."""
+        if self._index.spool:  # each request makes a file
+            return _MAX_BLOCKS_PER_REQUEST
+
+        return 1 if self._leaves_room else max(1, min(_MAX_BLOCKS_PER_REQUEST, self._next_block))
 
     def _submit(self, first: int, request: Index, lost: list[RowError], num_tries: int) -> None:
         self._executor.submit(request, partial(self._on_reply, first, request, lost, num_tries))
@@ -152,8 +168,8 @@ class Indexer:
                 self._finish_if_complete()
         except AsyncDataError as error:
             self._give_up(error)
-        self._ask()
         self.on_growth()
+        self._ask()  # not before: from here on there may be rows to leave room for
 
     def _take(self, part: Indexed) -> None:
         for error in part.errors:

@@ -22,7 +22,7 @@ class MeteredExecutor:
 
     :param clock: seconds.
     :ivar lacks_room: tells whether a worker could have more to do if there were room in the channel.
-    :ivar on_reply: called after each reply, when whoever asked has had it.
+    :ivar on_reply: called after each reply, when it has had its effect, also on what is sent.
     :ivar num_replies: requests that were answered.
     :ivar num_rows: rows that were tokenized.
     :ivar num_samples: samples that came of them.
@@ -44,6 +44,20 @@ class MeteredExecutor:
         self._counted_until = clock()
         self._was_full = False
         self._num_under_way = 0
+        self._is_answered = False
+        self._on_change: Callable[[], object] = bool
+        executor.watch(self._change)
+
+    def watch(self, on_change: Callable[[], object]) -> None:
+        """As the protocol says."""
+        self._on_change = on_change
+
+    def _change(self) -> None:
+        self._on_change()
+        if self._is_answered:
+            self._is_answered = False
+            self._was_full = self.lacks_room()
+            self.on_reply()
 
     def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
         """As the protocol says."""
@@ -63,8 +77,7 @@ class MeteredExecutor:
             self.num_bytes += len(reply.tokens) + sum(len(column.data) for column in reply.columns.values())
             self.work_s += reply.busy_s
         on_reply(reply)
-        self._was_full = self.lacks_room()
-        self.on_reply()
+        self._is_answered = True
 
     def _count(self, *, is_full: bool) -> None:
         """Count the time since it was counted last, for which there was no room if ``is_full``."""

@@ -1,7 +1,14 @@
 """Keeps the workers busy with the rows that come next: order -> window -> chunks -> executor -> channel.
 
-A machine of events, all in the service's thread, none of which waits: a reply came, a slot is free, there is room in
-the channel. Each ends in :meth:`Producer.pump`, which sends what can be sent. Chunks are invisible in D.
+A machine of events, all in the service's thread, none of which waits. There is one rule: whatever changes something
+that :meth:`Producer.pump` looks at ends in it, whether it looks as if more could be sent now or not.
+
+- A request is done with, whoever made it and whether anybody wants the reply; a slot is free; there are other workers:
+  the executor calls it (:meth:`~asyncdata.executors.base.Executor.watch`).
+- A window is ready by other means than a reply: the windows call it (``on_ready``).
+- There is room in the channel: the coordinator has it called (``on_room``).
+
+So nobody else needs to, and what waits for one event cannot miss another. Chunks are invisible in D.
 """
 
 from __future__ import annotations
@@ -82,13 +89,14 @@ class Producer:
         self._windows: deque[OpenWindow] = deque()
         self._channel = coordinator.channel
         self._journal: frozenset[tuple[int, int]] = frozenset()
-        self._skips: list[int] = []
+        self._skips: list[int] | None = None  # of the present window; None until that is looked at
         self._row = 0
         self._current = (0, 0)
         self._is_finished = True
-        self._is_pumping = False
+        self._is_pumping = self._is_pump_due = False
         self.lacks_room = False
-        executor.slots.on_free = self.pump
+        executor.watch(self.pump)
+        windows.on_ready = self.pump
 
     def start(self, ledger: Ledger, expected_canaries: list[str] | None = None) -> None:
         """Read ahead from the ledger's position; whatever was on its way before is forgotten.
@@ -105,31 +113,38 @@ class Producer:
         self._journal = ledger.journal
         self._current = (position.epoch, position.window)
         self._row = position.row
-        self.canaries.restart(expected_canaries, self.pump, self._fail)
+        self._skips = None
+        self.canaries.restart(expected_canaries, self._fail)
         self._is_finished = False
         self.pump()
 
     def pump(self) -> None:
-        """Send what can be sent."""
-        if self._is_finished or self._is_pumping:
+        """Send what can be sent. Where nothing can be, nothing happens."""
+        self._is_pump_due = True
+        if self._is_pumping:  # what is sent may free a slot, which pumps
             return
 
-        if self.canaries.is_blocking:
-            self.canaries.make()
-            return
-
-        self._is_pumping = True  # what is sent may free a slot, which pumps
+        self._is_pumping = True
         try:
-            if not self._windows:
-                self._open_window()
-            while self._send_chunk():
-                if self._windows and self._windows[0].is_placed:
-                    self._open_next()  # now: workers are idle, and the channel may take all of this one without a stop
-            self._open_next()
+            while self._is_pump_due and not self._is_finished:
+                self._is_pump_due = False
+                self._send_all()
         except AsyncDataError as error:
             self._fail(error)
         finally:
             self._is_pumping = False
+
+    def _send_all(self) -> None:
+        if self.canaries.is_blocking:
+            self.canaries.make()
+            return
+
+        if not self._windows:
+            self._open_window()
+        while self._send_chunk():
+            if self._windows and self._windows[0].is_placed:
+                self._open_next()  # now: workers are idle, and the channel may take all of this one without a stop
+        self._open_next()
 
     def resize(self) -> None:
         """There are other workers now, or the channel holds another number of samples."""
@@ -150,14 +165,9 @@ class Producer:
         if self._epochs is not None and epoch >= self._epochs:
             return
 
-        window = self._reading.open(epoch, number, self._on_ready)
+        window = self._reading.open(epoch, number)
         if window is not None:
             self._windows.append(window)
-
-    def _on_ready(self) -> None:
-        if self._windows and self._windows[0].is_ready:
-            self._skips = self._windows[0].find(self._journal)
-        self.pump()
 
     def _send_chunk(self) -> bool:
         """Send the next rows; whether there is more to try."""
@@ -192,6 +202,8 @@ class Producer:
         return max(1, min(_MAX_PLACED_ROWS, self._coordinator.rules.capacity))
 
     def _send(self, window: OpenWindow, entry: Entry) -> None:
+        if self._skips is None:
+            self._skips = window.find(self._journal)
         skip = next((row for row in self._skips if row >= self._row), None)
         if skip is not None and skip < self._row + entry.num_rows:
             self._trim(entry, max(1, skip - self._row))
@@ -219,7 +231,7 @@ class Producer:
         window = self._windows.popleft()
         self._current = _after(self._current, window)
         self._row = 0
-        self._skips = self._windows[0].find(self._journal) if self._windows and self._windows[0].is_ready else []
+        self._skips = None
         self._executor.slots.release(window.slot)
         if not self._windows:
             self._open_window()
@@ -252,7 +264,6 @@ class Producer:
             self._on_crashed(part, reply)
         else:
             self._coordinator.fill(part.channel, part.entry, Failure(error_of(self._located(part, reply))))
-        self.pump()
 
     def _located(self, part: _Part, reply: Reply) -> Reply:
         """The reply, with the place of the row that made the request fail, where one did."""

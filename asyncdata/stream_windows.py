@@ -100,11 +100,10 @@ class _Fill:
     :ivar is_given_up: whether nobody wants it any more.
     """
 
-    def __init__(self, window: StreamWindow, epoch: int, number: int, on_ready: Callable[[], object]) -> None:
+    def __init__(self, window: StreamWindow, epoch: int, number: int) -> None:
         self.window = window
         self.epoch = epoch
         self.number = number
-        self.on_ready = on_ready
         self.is_given_up = False
 
 
@@ -123,6 +122,7 @@ class StreamWindows:
         self._order = order
         self._executor = executor
         self.restart_point: Callable[[], Position] = Position
+        self.on_ready: Callable[[], object] = bool
         self._queue: deque[_Fill] = deque()
         self._running: _Fill | None = None
         self._began = 0.0
@@ -138,7 +138,7 @@ class StreamWindows:
         while self._queue:
             self._executor.slots.done(self._queue.popleft().window.slot)
 
-    def open(self, epoch: int, number: int, on_ready: Callable[[], object]) -> StreamWindow | None:
+    def open(self, epoch: int, number: int) -> StreamWindow | None:
         """As the protocol says."""
         slot = self._executor.slots.hold()
         if slot is None:
@@ -146,7 +146,7 @@ class StreamWindows:
 
         self._executor.slots.use(slot)
         window = StreamWindow(self._stream, slot)
-        self._queue.append(_Fill(window, epoch, number, on_ready))
+        self._queue.append(_Fill(window, epoch, number))
         self._wake.set()
         return window
 
@@ -211,7 +211,7 @@ class StreamWindows:
                 self._keep_state(fill.epoch, outcome.next_state)
             else:
                 fill.window.fault = outcome
-            fill.on_ready()
+            self.on_ready()
         self._executor.slots.done(fill.window.slot)
 
     def _read(self, fill: _Fill) -> WindowRows | AsyncDataError | None:

@@ -31,11 +31,14 @@ class Windows(Protocol):
 
     :ivar num_blank: blank lines passed over so far.
     :ivar restart_point: tells the first position that a restart would need now; set by who knows it.
+    :ivar on_ready: called, in the service's thread, when a window became ready, or has a fault, other than by the reply
+        to a request; after a reply, everybody looks again anyway (:meth:`~asyncdata.executors.base.Executor.watch`).
     :ivar read_s: seconds for which a window is being read here already, in the trainer's process; 0 for none.
     """
 
     num_blank: int
     restart_point: Callable[[], Position]
+    on_ready: Callable[[], object]
 
     @property
     def read_s(self) -> float: ...
@@ -52,10 +55,9 @@ class Windows(Protocol):
         """What was opened before is given up, and its slots are free."""
         ...
 
-    def open(self, epoch: int, number: int, on_ready: Callable[[], object]) -> OpenWindow | None:
+    def open(self, epoch: int, number: int) -> OpenWindow | None:
         """Begin to read window ``number`` of ``epoch``; None where there is no room yet.
 
-        :param on_ready: called when it is ready, or has a fault.
         :raises SourceChangedError: if the data is not what it was.
         """
         ...
@@ -76,6 +78,7 @@ class AnywhereWindows:
     """Windows that workers can read from anywhere: a position is all that a restart needs."""
 
     restart_point: Callable[[], Position]
+    on_ready: Callable[[], object]
     read_s = 0.0
 
     async def run(self) -> None:
@@ -96,7 +99,7 @@ class CachedTokens(Protocol):
 
     def restart(self) -> None: ...
 
-    def is_ready(self, epoch: int, number: int, on_ready: Callable[[], object]) -> bool: ...
+    def is_ready(self, epoch: int, number: int) -> bool: ...
 
     def window(self, blocks: Sequence[Block]) -> Tokens: ...
 
@@ -137,14 +140,14 @@ class BlockWindows(AnywhereWindows):
         if self._cache is not None:
             self._cache.restart()
 
-    def open(self, epoch: int, number: int, on_ready: Callable[[], object]) -> Window | None:
+    def open(self, epoch: int, number: int) -> Window | None:
         """As the protocol says."""
         if number == 0 and epoch > 0:
             self._source.check_unchanged()
         if number >= self._order.num_windows:
             raise no_such_place(Position(epoch, number), f"an epoch has {self._order.num_windows} windows")
 
-        if self._cache is not None and not self._cache.is_ready(epoch, number, on_ready):
+        if self._cache is not None and not self._cache.is_ready(epoch, number):
             return None
 
         slot = self._executor.slots.hold()
@@ -156,7 +159,7 @@ class BlockWindows(AnywhereWindows):
         window = Window(self._source, blocks, slot, self._stride, partial(self._order.rows, epoch, number), tokens)
         window.is_last = number + 1 == self._order.num_windows
         for part, scan in enumerate(window.scans()):
-            self._submit(scan, partial(self._on_scanned, window, part, on_ready), _MAX_TRIES)
+            self._submit(scan, partial(self._on_scanned, window, part), _MAX_TRIES)
         return window
 
     def _submit(self, scan: Scan, on_scanned: Callable[[Any], object], num_tries: int) -> None:
@@ -168,10 +171,8 @@ class BlockWindows(AnywhereWindows):
 
         self._executor.submit(scan, on_reply)
 
-    def _on_scanned(self, window: Window, part: int, on_ready: Callable[[], object], reply: Reply | Crashed) -> None:
+    def _on_scanned(self, window: Window, part: int, reply: Reply | Crashed) -> None:
         if not isinstance(reply, Scanned):
             window.fault = error_of(reply)
-            on_ready()
         elif window.add(part, reply):
             self.num_blank += window.num_blank
-            on_ready()

@@ -75,7 +75,7 @@ class ExecutorStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class Slots:
     """Which window buffers are free. A slot is reused once every request that refers to it is answered.
 
-    :ivar on_free: called when a slot becomes free.
+    :ivar on_free: called when a slot becomes free; set by the executor whose slots they are.
     :ivar borrowers: those who look into slots, also into free ones.
     """
 
@@ -163,6 +163,14 @@ class Executor(Protocol):
         """
         ...
 
+    def watch(self, on_change: Callable[[], object]) -> None:
+        """Have ``on_change`` called after each change that may let more be sent.
+
+        That is: a request is done with, and its ``on_reply`` has returned, or nobody wanted the reply; a slot became
+        free; there are other workers. One call too many does no harm, a missing one makes a loader hang.
+        """
+        ...
+
     def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
         """Queue a request; ``on_reply`` is called once, unless :meth:`forget` comes first.
 
@@ -205,6 +213,7 @@ class InlineExecutor:
         self._tokenize_fn = tokenize_fn
         self._queue: deque[tuple[Request, OnReply]] = deque()
         self._memory: list[memoryview] = []
+        self._on_change: Callable[[], object] = bool
         self._wake: anyio.Event | None = None  # of the loop that runs it, which need not be the one that makes it
         self._began = 0.0
         self._generation = 0
@@ -238,6 +247,11 @@ class InlineExecutor:
         self.slots.done(request.slot)
         if generation == self._generation:
             on_reply(reply)
+        self._on_change()
+
+    def watch(self, on_change: Callable[[], object]) -> None:
+        """As the protocol says."""
+        self._on_change = self.slots.on_free = on_change
 
     def memory(self, slot: int) -> memoryview:
         """As the protocol says."""

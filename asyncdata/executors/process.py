@@ -83,6 +83,7 @@ class ProcessExecutor:
         self._workers: dict[int, Worker] = {}
         self._kept: set[int] = set()
         self._keep_one_more: Callable[[int], object] | None = None
+        self._on_change: Callable[[], object] = bool
         self._next_id = 1
         self._num_restarts = 0
         self._num_lost_in_a_row = 0
@@ -135,6 +136,7 @@ class ProcessExecutor:
         """As the protocol says."""
         self.num_workers = max(1, min(num_workers, self._max_workers))
         self._grow_and_shrink()
+        self._on_change()
 
     def _grow_and_shrink(self) -> None:
         """The workers with the highest numbers go."""
@@ -264,6 +266,7 @@ class ProcessExecutor:
                 raise WorkerError("a worker announced itself twice; it is out of step")
 
             call.on_reply(reply)
+        self._on_change()
 
     async def _reap(self, worker: Worker) -> None:
         """Make sure that it is gone: until then it could write into a slot that others use again."""
@@ -313,6 +316,7 @@ class ProcessExecutor:
                 call.on_reply(outcome)
             self.slots.done(call.request.slot)  # not before: its rows may just have been asked for again
         self._dispatch()
+        self._on_change()
 
     def memory(self, slot: int) -> memoryview:
         """As the protocol says."""
@@ -320,6 +324,10 @@ class ProcessExecutor:
             raise WorkerError("prepare() has not been called")
 
         return self._spawner.memory(slot)
+
+    def watch(self, on_change: Callable[[], object]) -> None:
+        """As the protocol says."""
+        self._on_change = self.slots.on_free = on_change
 
     def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
         """As the protocol says."""
@@ -347,6 +355,7 @@ class ProcessExecutor:
         self.slots.done(call.request.slot)
         if call.on_reply is not None:
             call.on_reply(reply)
+        self._on_change()
 
     def _dispatch(self) -> None:
         while self._queue:

@@ -19,7 +19,7 @@ from asyncdata.token_cache.window_tokens import WindowTokens
 from asyncdata.token_messages import ListTokens, TokensListed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from asyncdata.executors.base import Executor
     from asyncdata.sources.base import NumberedBlocks
@@ -64,7 +64,7 @@ class TokenCache:
         self._refused: set[str] = set()
         self._names_to_ask: list[str] = []
         self._is_looked_at = False
-        self._on_ready: Callable[[], object] = bool
+        self._epoch = 0
 
     @property
     def num_bytes(self) -> int:
@@ -81,21 +81,22 @@ class TokenCache:
     def restart(self) -> None:
         """What was asked for is not answered any more."""
         self._names_to_ask = []
+        self._epoch = 0
         self._recorder.restart()
         if not self._is_looked_at:
             self._look(num=_NAMES_PER_REQUEST)
 
-    def is_ready(self, epoch: int, number: int, on_ready: Callable[[], object]) -> bool:
-        """Whether window ``number`` of ``epoch`` may be opened. If not, ``on_ready`` is called when it may.
+    def is_ready(self, epoch: int, number: int) -> bool:
+        """Whether window ``number`` of ``epoch`` may be opened. If not, a reply to a request makes it so.
 
         The first one waits until the first segments are looked at, and none ever waits for more: until the others are,
         their rows are tokenized.
         """
         if not self._is_looked_at:
-            self._on_ready = on_ready
             return False
 
-        if number == 0 and epoch > 0:
+        if number == 0 and epoch > 0 and epoch != self._epoch:  # once, however often there is no slot for it
+            self._epoch = epoch
             self._recorder.begin()
             self._look(num=0)
         return True
@@ -160,8 +161,6 @@ class TokenCache:
         else:
             self._cannot_look(reply)
         self._is_looked_at = True
-        on_ready, self._on_ready = self._on_ready, bool
-        on_ready()
 
     def _ask(self) -> None:
         if self._names_to_ask:

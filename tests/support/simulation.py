@@ -1,8 +1,9 @@
 """The whole loader in one thread, on trio, in a time of its own; what happens when follows from a seed alone.
 
 Source, order, windows, producer, coordinator, service, face and engine are the real ones, and so is what workers do.
-Not real are their processes, the thread of the service, and the clock: each request takes a random time of a mock
-clock, workers die in the middle of it, and trio takes the tasks that are ready in a random order.
+Not real are their processes, all threads, and the clock: each request takes a random time of a mock clock, workers die
+in the middle of it, and trio takes the tasks that are ready in a random order. Whenever all of them wait, the state is
+searched for work that should have been done (:mod:`tests.support.liveness`).
 
 What the trainers in it do is in ``tests.support.simulated_trainers``.
 """
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 import anyio
+import anyio.to_thread
 import msgspec
 import trio.testing
 
@@ -26,6 +28,7 @@ from asyncdata.executors.handler import Handler
 from asyncdata.service import Service
 from asyncdata.tokenization.base import open_tokenize_fn
 from asyncdata.wire import Tokenized
+from tests.support.liveness import SimulatedThreads, Watcher
 from tests.support.still_loader import WorkerKilled
 
 if TYPE_CHECKING:
@@ -60,10 +63,14 @@ class Asked(NamedTuple):
 class SimulatedExecutor:
     """Workers that take random times and die at random, in one thread; as the Executor protocol says.
 
-    :ivar trace: gets a line for each thing that happens.
+    :param trace: gets a line for each thing that happens.
+    :ivar function: what they run.
+    :ivar num_asked: requests so far.
     """
 
     def __init__(self, chance: random.Random, num_workers: int, trace: list[str]) -> None:
+        self.function: Callable[[dict[str, Any]], Any] = brings_down
+        self.num_asked = 0
         self.num_workers = num_workers
         self.slots = Slots(NUM_SLOTS)
         self._chance = chance
@@ -73,6 +80,7 @@ class SimulatedExecutor:
         self._generation = 0
         self._memory: list[memoryview] = []
         self._wake = anyio.Event()
+        self._on_change: Callable[[], object] = bool
 
     def prepare(self, slot_bytes: int) -> None:
         """As the protocol says."""
@@ -84,7 +92,7 @@ class SimulatedExecutor:
 
     async def run(self, job: Job) -> None:
         """As the protocol says."""
-        handler = Handler(job, self._memory, open_tokenize_fn(brings_down))
+        handler = Handler(job, self._memory, open_tokenize_fn(self.function))
         try:
             async with anyio.create_task_group() as group:
                 while True:
@@ -129,9 +137,15 @@ class SimulatedExecutor:
             asked.on_reply(reply)
         if isinstance(reply, Crashed):
             self.slots.done(asked.request.slot)
+        self._on_change()
+
+    def watch(self, on_change: Callable[[], object]) -> None:
+        """As the protocol says."""
+        self._on_change = self.slots.on_free = on_change
 
     def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
         """As the protocol says."""
+        self.num_asked += 1
         self.slots.use(request.slot)
         self._queue.append(Asked(request, on_reply, self._generation))
         self._wake.set()
@@ -146,6 +160,12 @@ class SimulatedExecutor:
         """As the protocol says."""
         self.num_workers = num_workers
         self._wake.set()
+        self._on_change()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything that was asked is not answered."""
+        return bool(self._queue) or self._num_busy > 0
 
     @property
     def num_wanted(self) -> int:
@@ -172,9 +192,10 @@ class NoThread:
 class SimulatedService(Service):
     """Runs in a task of the simulation."""
 
-    def __init__(self, group: trio.Nursery, *parts: Any, **settings: Any) -> None:
+    def __init__(self, group: trio.Nursery, watcher: Watcher, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
         self._group = group
+        watcher.watch(self)
 
     def _running_thread(self) -> Any:
         self._executor.prepare(self._slot_bytes)
@@ -210,21 +231,35 @@ class World(NamedTuple):
     executor: SimulatedExecutor
     group: trio.Nursery
     trace: Trace
+    watcher: Watcher
 
-    def loader(self, path: str, **knobs: Any) -> SimulatedLoader:
-        """A loader in this world."""
+    def loader(
+        self, source: Any, function: Callable[[dict[str, Any]], Any] = brings_down, **knobs: Any
+    ) -> SimulatedLoader:
+        """A loader in this world; its workers die of rows that raise :class:`WorkerKilled`."""
+        self.executor.function = function
+        knobs = {"on_bad_row": "skip", **knobs}
         with (
-            patch("asyncdata.engine.Service", partial(SimulatedService, self.group)),
+            patch("asyncdata.engine.Service", partial(SimulatedService, self.group, self.watcher)),
             patch("asyncdata.engine.executor_of", lambda *_: self.executor),
             patch("asyncdata.face.EarlyTemplate.for_workers", lambda _: None),
         ):
-            return SimulatedLoader(path, tokenize_fn=brings_down, num_workers=1, on_bad_row="skip", **knobs)
+            return SimulatedLoader(source, tokenize_fn=function, num_workers=1, **knobs)
 
 
 async def _run(act: Callable[[World], Awaitable[None]], chance: random.Random, trace: Trace) -> None:
     executor = SimulatedExecutor(chance, chance.choice([1, 2, 4]), trace)
-    async with trio.open_nursery() as group:
-        await act(World(chance, executor, group, trace))
+    threads = SimulatedThreads(chance)
+    watcher = Watcher(lambda: executor.is_busy or threads.num_busy > 0, lambda: executor.num_asked)
+    trio.lowlevel.add_instrument(watcher)
+    try:
+        with patch.object(anyio.to_thread, "run_sync", threads.run_sync):
+            async with trio.open_nursery() as group:
+                await act(World(chance, executor, group, trace, watcher))
+    finally:
+        trio.lowlevel.remove_instrument(watcher)
+        assert not watcher.faults, watcher.faults
+    assert watcher.num_looks, "nobody has looked for lost wake-ups"
 
 
 def run_seeded(act: Callable[[World], Awaitable[None]], seed: int, trace: Trace) -> None:

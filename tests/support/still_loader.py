@@ -76,11 +76,15 @@ class FakeExecutor:
         self.row_s = row_s
         self.names_the_row = names_the_row
         self.slots = Slots(NUM_SLOTS)
+        self._on_change: Callable[[], object] = bool
         self.asked: list[Asked] = []
         self.num_rows_asked: list[int] = []
         self._handler = Handler(
             job, [memoryview(bytearray(slot_bytes)) for _ in range(NUM_SLOTS)], open_tokenize_fn(function)
         )
+
+    def watch(self, on_change: Callable[[], object]) -> None:
+        self._on_change = self.slots.on_free = on_change
 
     def submit(self, request: WorkerRequest, on_reply: OnReply, strikes: int = 0) -> None:
         self.slots.use(request.slot)
@@ -94,6 +98,7 @@ class FakeExecutor:
 
     def set_num_workers(self, num_workers: int) -> None:
         self.num_workers = num_workers
+        self._on_change()
 
     @property
     def num_wanted(self) -> int:
@@ -134,6 +139,7 @@ class FakeExecutor:
             asked.on_reply(reply)
         if isinstance(reply, Crashed):
             self.slots.done(asked.request.slot)
+        self._on_change()
 
     def close(self) -> None:
         self._handler.close()

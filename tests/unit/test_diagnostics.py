@@ -104,3 +104,18 @@ def test_the_facts_behind_it_are_plain_builtins():
     assert (facts["num_missing"], facts["waited_s"]) == (5, 2.0)
     assert facts["oldest_row"] == {"path": "/nowhere/rows.jsonl", "byte_offset": 30, "num_bytes": 10}
     assert facts["statistics"]["workers"][0]["pid"] == 7
+
+
+def test_a_row_index_that_is_being_made_is_the_stage_and_says_how_far_it_is() -> None:
+    now = statistics(workers=[BUSY], indexed_rows=70_000)
+
+    message, facts = explain_timeout(2.0, 5, now, None, True, is_indexing=True)
+
+    assert facts["stage"] == "index: the row index is being made, 70000 rows are found so far"
+    assert "try: a longer timeout_s" in message
+
+
+def test_where_nothing_is_under_way_the_message_says_what_to_do_if_the_log_is_silent() -> None:
+    message, _ = explain_timeout(2.0, 5, statistics(), None, True)
+
+    assert message.endswith("if it says nothing, this is a fault of asyncdata: please report it")

@@ -11,6 +11,8 @@ from asyncdata.metering import MeteredExecutor
 from asyncdata.wire import Column, Permute, Permuted, Tokenize, Tokenized
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncdata.executors.base import OnReply
     from asyncdata.wire import Request
 
@@ -40,8 +42,12 @@ class Inner:
     def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
         self.asked.append((request, on_reply, strikes))
 
+    def watch(self, on_change: Callable[[], object]) -> None:
+        self.on_change = on_change
+
     def reply(self, reply: Any) -> None:
         self.asked.pop(0)[1](reply)
+        self.on_change()
 
     def forget(self) -> None:
         self.asked.clear()

@@ -55,6 +55,7 @@ class Reader:
         self.memory = Memory()
         self.order = StreamOrder(Shuffle(enabled=shuffle, block_bytes=WINDOW_BYTES, window_blocks=1), 7, 1)
         self.windows = StreamWindows(stream, self.order, self.memory)  # type: ignore[arg-type] # all that it needs
+        self.windows.on_ready = self._on_ready
         self._arrived = anyio.Event()
 
     def _on_ready(self) -> None:
@@ -62,7 +63,7 @@ class Reader:
         self._arrived = anyio.Event()
 
     def open(self, epoch: int, number: int) -> StreamWindow | None:
-        return self.windows.open(epoch, number, self._on_ready)
+        return self.windows.open(epoch, number)
 
     async def window(self, epoch: int, number: int) -> StreamWindow:
         """A window that is ready, or has a fault."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from asyncdata.errors import WorkerError
 from asyncdata.executors.base import NUM_SLOTS, InlineExecutor
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.window import Window
-from asyncdata.wire import Tokenized
+from asyncdata.wire import NO_SLOT, Overflow, Permute, Tokenize, Tokenized
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until, value_of
 from tests.support.tokenize_fns import fails_on_13, in_batches, row_id
@@ -469,3 +470,69 @@ async def test_requests_without_a_worker_are_queued(make, rows, tmp_path):
         await client.answers(asked)
 
     assert executor.statistics().num_queued == 0
+
+
+# Who watches
+
+
+class Watch:
+    """What an executor says of its changes.
+
+    :ivar seen: what ``look`` gave at each of them.
+    """
+
+    def __init__(self, executor: Executor, look: Callable[[], Any]) -> None:
+        self.seen: list[Any] = []
+        executor.watch(lambda: self.seen.append(look()))
+
+
+async def test_who_watches_is_called_when_a_reply_has_had_its_effect(make, rows):
+    client = Client(make(row_id), rows(10), row_id)
+    async with client.running():
+        number = len(client.replies)
+        watch = Watch(client.executor, lambda: [len(replies) for replies in client.replies[number:]])
+        await client.answer(client.ask(Permute(5, 1)))
+        await until(lambda: watch.seen)
+
+    assert watch.seen[-1] == [1]
+
+
+async def test_who_watches_is_called_for_a_reply_that_nobody_wants(make, rows, tmp_path):
+    """It has no slot that could tell of it; and by then there is room for more."""
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    path = rows(1, {0: {"began": str(began), "gate": str(gate)}})
+    client = Client(make(worker_fns.waits), path, worker_fns.waits)
+    async with client.running():
+        executor = client.executor
+        length = len(path.read_bytes()) - 1
+        place = Overflow(0, 0, 0)
+        read = Tokenize(NO_SLOT, array("i", [-1]).tobytes(), array("i", [length]).tobytes(), [place])
+        client.ask(read)
+        await until(began.exists)
+        executor.forget()
+        before = executor.num_wanted
+        watch = Watch(executor, lambda: executor.num_wanted)
+        gate.touch()
+        await until(lambda: watch.seen)
+
+    assert client.replies == [[]]
+    assert watch.seen[-1] == before + 1
+
+
+async def test_who_watches_is_called_when_a_slot_becomes_free(make, rows):
+    client = Client(make(row_id), rows(10), row_id)
+    async with client.running():
+        window = await client.window()
+        watch = Watch(client.executor, lambda: free_slots_seen(client.executor))
+        client.executor.slots.release(window.slot)
+
+    assert watch.seen[-1] == NUM_SLOTS
+
+
+def free_slots_seen(executor: Executor) -> int:
+    """As :func:`free_slots`, where giving one back is a change itself."""
+    executor.slots.on_free, on_free = bool, executor.slots.on_free
+    try:
+        return free_slots(executor)
+    finally:
+        executor.slots.on_free = on_free

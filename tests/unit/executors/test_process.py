@@ -9,6 +9,7 @@ import random
 import resource
 import signal
 import time
+from array import array
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from asyncdata.executors.base import NUM_SLOTS, Crashed
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.frames import frame
 from asyncdata.window import Window
-from asyncdata.wire import Failed, OrderPacks, Permuted, Ready
+from asyncdata.wire import NO_SLOT, Failed, OrderPacks, Overflow, Permuted, Ready, Tokenize
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until, value_of
 from tests.support.tokenize_fns import kills_on_13, kills_on_13_in_batches, row_id
@@ -180,6 +181,34 @@ async def test_a_forgotten_request_is_not_sent_again_when_its_worker_dies(rows, 
     assert ids_of(reply) == [1]
     assert not began.exists()
     assert [executor.slots.hold() for _ in range(NUM_SLOTS)] == list(range(NUM_SLOTS))
+
+
+async def test_who_watches_is_called_when_a_worker_dies_of_what_nobody_wants(rows, tmp_path):
+    began = tmp_path / "began"
+    path = rows(1, {0: {"began": str(began), "gate": str(tmp_path / "gate")}})
+    client = Client(ProcessExecutor(1), path, worker_fns.waits)
+    async with client.running():
+        executor = client.executor
+        place, length = Overflow(0, 0, 0), len(path.read_bytes()) - 1
+        client.ask(Tokenize(NO_SLOT, array("i", [-1]).tobytes(), array("i", [length]).tobytes(), [place]))
+        await until(began.exists)
+        executor.forget()
+        before, seen = executor.num_wanted, []
+        executor.watch(lambda: seen.append(executor.num_wanted))
+        os.kill(int(began.read_text()), signal.SIGKILL)
+        await until(lambda: before + 1 in seen)
+
+    assert client.replies == [[]]
+
+
+async def test_who_watches_is_called_when_there_are_other_workers(rows):
+    client = Client(ProcessExecutor(1), rows(3), row_id)
+    async with client.running():
+        seen: list[int] = []
+        client.executor.watch(lambda: seen.append(client.executor.num_wanted))
+        client.executor.set_num_workers(3)
+
+    assert seen == [6]
 
 
 # Who is to blame

@@ -1,0 +1,45 @@
+"""No wake-up is lost: in no state is there work to do and nothing pending that would have it done.
+
+All kinds of windows are read under many schedules, from a cold start, and each moment is looked at in which all tasks
+wait: :mod:`tests.support.liveness` says for what.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("trio")
+
+from tests.support.faults import num_rounds, say
+from tests.support.simulated_sources import WAYS, simulate_way
+from tests.support.simulated_trainers import Outcome
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
+
+ROUNDS = num_rounds(quick=15, full=300, long=20_000)
+
+
+def explore(name: str, num_rounds: int = ROUNDS) -> int:
+    """The number of samples of all schedules; the first one that fails says how to run it again."""
+    num_samples = 0
+    for seed in range(num_rounds):
+        outcome = Outcome()
+        try:
+            simulate_way(name, seed, outcome)
+        except BaseException as error:
+            again = f"python -m tests.support.simulated_sources {name!r} {seed}"
+            raise AssertionError("\n".join([f"{error!r}", f"run again with: {again}", *outcome[-20:]])) from error
+
+        num_samples += outcome.num_samples
+    return num_samples
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_can_be_done_is_always_being_done(name):
+    for module in WAYS[name].needs:
+        pytest.importorskip(module)
+
+    num_samples = explore(name)
+
+    assert num_samples > 3 * ROUNDS
+    say(f"liveness, {name}: {ROUNDS} schedules, {num_samples} samples, no wake-up lost")

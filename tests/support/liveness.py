@@ -1,0 +1,137 @@
+"""Watches a simulated world for lost wake-ups: a state with work to do, and nothing pending that would have it done.
+
+A hang is such a state that lasts; most are ended by a later event, and so are never seen from outside. Here each moment
+is looked at in which all tasks wait, before the clock moves on.
+"""
+# ruff: noqa: SLF001 - it looks at what nobody else may see
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import trio
+
+from asyncdata.delivery import BadRowStop, deliver
+from asyncdata.errors import AsyncDataError
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from asyncdata.coordinator import Coordinator
+    from asyncdata.producer import Producer
+
+__all__ = ("SimulatedThreads", "Watcher", "sent_by")
+
+REQUEST_S = 0.01
+
+
+class SimulatedThreads:
+    """In place of ``anyio.to_thread``: a job takes a random time of the mock clock.
+
+    :ivar num_busy: jobs that have begun and not ended.
+    """
+
+    def __init__(self, chance: random.Random) -> None:
+        self.num_busy = 0
+        self._chance = chance
+
+    async def run_sync(self, function: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        """The job is done when its time is over; if it is abandoned before, all the same, but nobody hears of it."""
+        self.num_busy += 1
+        try:
+            await anyio.sleep(self._chance.expovariate(1 / REQUEST_S))
+        except trio.Cancelled:
+            trio.lowlevel.current_trio_token().run_sync_soon(_unheard, function, args)
+            raise
+        finally:
+            self.num_busy -= 1
+        return function(*args)
+
+
+def _unheard(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        function(*args)
+    except OSError:  # what it works on may be gone by now
+        pass
+
+
+def sent_by(producer: Any) -> tuple[Any, ...]:
+    """All that a :meth:`Producer.pump` which sends something changes."""
+    channel = producer._channel
+    return (
+        *producer._current,
+        producer._row,
+        [id(window) for window in producer._windows],
+        [id(entry) for entry in channel._entries],
+        channel.num_produced,
+        producer._is_finished,
+        producer.canaries._slot,
+    )
+
+
+class Watcher(trio.abc.Instrument):
+    """Looks at each of its services whenever all tasks wait.
+
+    :param is_busy: tells whether a worker or a thread has something to do, and so will be heard of.
+    :param num_asked: tells how many requests there were.
+    :ivar faults: what was found when it last looked.
+    :ivar num_looks: how often it has looked.
+    """
+
+    def __init__(self, is_busy: Callable[[], bool], num_asked: Callable[[], int]) -> None:
+        self.faults: list[str] = []
+        self.num_looks = 0
+        self._is_busy = is_busy
+        self._num_asked = num_asked
+        self._services: deque[Any] = deque()
+
+    def watch(self, service: Any) -> None:
+        """Look at this one too."""
+        self._services.append(service)
+
+    def before_io_wait(self, timeout: float) -> None:
+        """As trio says: nobody runs."""
+        statistics = trio.lowlevel.current_statistics()
+        if self.faults or statistics.tasks_runnable or statistics.run_sync_soon_queue_size:
+            return  # looking on after a fault would mend it
+
+        for service in self._services:
+            if service._call_soon is not None and not service._is_closed:
+                self._look(service._producer, service._coordinator)
+
+    def _look(self, producer: Producer, coordinator: Coordinator) -> None:
+        self.num_looks += 1
+        if not self._is_busy() and coordinator._requests and not _is_deliverable(coordinator):
+            self._found("somebody waits, and nothing is under way")
+        if coordinator._requests and _is_deliverable(coordinator):
+            self._found("somebody waits for what is there")
+        before = sent_by(producer), self._num_asked()
+        producer.pump()
+        after = sent_by(producer), self._num_asked()
+        if before != after:
+            self._found(f"something could be sent, and nobody has looked: {before} is {after} now")
+
+    def _found(self, fault: str) -> None:
+        self.faults.append(f"{trio.current_time() % 1e6:10.4f} {fault}")
+
+
+def _is_deliverable(coordinator: Any) -> bool:
+    """Whether the first request would be served if it were polled."""
+    request, ledger, rules = coordinator._requests[0], coordinator.ledger, coordinator.rules
+    try:
+        found = deliver(
+            coordinator.channel.segments(ledger.head),
+            ledger,
+            request.num_groups - len(request.chosen or ()),
+            samples_per_group=rules.samples_per_group,
+            last_epoch=coordinator._last_epoch(request),
+            bad_row_stops=rules.bad_row_stops,
+            max_bad_rows=rules.max_bad_rows,
+        )
+    except (BadRowStop, AsyncDataError):
+        return True
+
+    return found is not None
