@@ -38,6 +38,8 @@ PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every knob of a loader. Those marked *order* make another sequence D; all others may change at a restart.
 
+    With a length grouping, ``world_size`` and ``batch_size * gradient_accumulation`` decide the order of packs as well.
+
     :ivar seed: *order.* Any integer.
     :ivar shuffle: *order.* True mixes windows of blocks, False keeps the order of the files, ``"full"`` is an exact
         permutation of all rows, which needs a pass over the data. A :class:`~asyncdata.Shuffle` says how large blocks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from asyncdata.errors import NoSamplesError
+from asyncdata.errors import ConfigError, NoSamplesError
 
 if TYPE_CHECKING:
     from asyncdata.errors import EndOfData
@@ -38,9 +38,9 @@ class PackSource(Protocol):
 class PackBatches:
     """Batches of packs; as :class:`~asyncdata.iteration.StatefulBatches`.
 
-    An epoch is over when all its samples are pushed and fill no further batch. What waits goes on in the next epoch,
-    but at the end of the data, or where an epoch is packed by itself, it becomes packs now. So does what waits in an
-    epoch that filled no batch at all: it has less data than the packer waits for.
+    An epoch is over when all its samples are pushed and fill no further batch. Where an epoch is packed by itself, and
+    at the end of the data, what waits becomes packs now; else it goes on in the next epoch, but in an epoch that filled
+    no batch at all: it has less data than the packer waits for.
 
     Where nothing was left of an epoch, the loop is over the next one: a run that is resumed behind the last batch of an
     epoch goes on as the first run did.
@@ -120,6 +120,7 @@ class PackBatches:
     def _end_epoch(self, stage: PackStage) -> Batch:
         is_alone = self._is_alone(stage)
         if is_alone:
+            self._check_filled()
             stage.flush()
             if stage.num_ready >= self._share.size:
                 return self._deliver(self._share.size)
@@ -133,6 +134,20 @@ class PackBatches:
         if batch:
             self._before, self._after = before, after
         return batch
+
+    def _check_filled(self) -> None:
+        """Data of fewer tokens than one pack would be an epoch without a batch, and so would be all that follow."""
+        stage, across = self._stage, self._stage.rules.across_epochs
+        num_packs = stage.num_ready + (stage.num_packs if across else stage.epoch_packs)
+        num_tokens = stage.waiting_tokens
+        if num_packs or not num_tokens or stage.has_rest:
+            return
+
+        whose = f"all samples of {stage.epoch + 1} epochs" if across and stage.epoch else "all its samples"
+        raise ConfigError(
+            f"AD453 epoch {stage.epoch}: {whose} together have {num_tokens} tokens and fill no pack of "
+            f"max_length={stage.rules.packing.max_length}; lower it, or set keep_tail=True"
+        )
 
     def _is_alone(self, stage: PackStage) -> bool:
         """Whether nothing of the epoch waits for the next one."""

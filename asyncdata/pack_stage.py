@@ -201,6 +201,11 @@ class PackStage:
         """Whether :meth:`flush` would make a pack."""
         return bool(self._now.packs or self._now.packer.copy().flush())
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that are in no pack yet."""
+        return sum(stop - start for _, start, stop in self._now.packer.waiting())
+
     def _flushed(self, now: Now) -> Now:
         _require_all(now.missing)
         packer = now.packer.copy()

@@ -36,7 +36,7 @@ def open_loader(options: argparse.Namespace) -> StatefulDataLoader:
         tokenize_fn=ChatTokenizeFn(options.tokenizer, max_length=length),
         packing=SoftPacking(max_length=length),
         length_grouping=LengthGrouping(window=16),
-        collate_fn=PackedCollator(max_length=length),
+        collate_fn=PackedCollator(max_length=length, shift="document"),
         batch_size=2,
         num_workers=2,
         **ranks(),
@@ -59,7 +59,7 @@ def train(options: argparse.Namespace, checkpoint: Path, killed_at: int | None =
         while len(losses) < options.steps:
             for batch in loader:  # one epoch, or what is left of it
                 mask = packed_mask(batch["cu_seqlens"], num_rows=2)
-                loss = loss_of(model(batch["input_ids"], batch["position_ids"], mask), batch["labels"])
+                loss = loss_of(model(batch["input_ids"], batch["position_ids"], mask), batch["shifted_labels"])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

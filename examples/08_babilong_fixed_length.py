@@ -56,7 +56,7 @@ def mean_over_ranks(value: torch.Tensor) -> float:
 
 def loss_on(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
     mask = causal_mask(*batch["input_ids"].shape)
-    return loss_of(model(batch["input_ids"], batch["position_ids"], mask), batch["labels"])
+    return loss_of(model(batch["input_ids"], batch["position_ids"], mask), batch["shifted_labels"])
 
 
 def train(options: argparse.Namespace) -> None:

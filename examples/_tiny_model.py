@@ -77,7 +77,8 @@ def causal_mask(num_rows: int, width: int) -> torch.Tensor:
     return torch.ones(width, width, dtype=torch.bool).tril().expand(num_rows, 1, width, width)
 
 
-def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of the tokens that are trained on; labels are shifted already."""
-    num_trained = (labels != IGNORE).sum().clamp(min=1)
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum") / num_trained
+def loss_of(logits: torch.Tensor, shifted_labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy of the tokens that are trained on."""
+    num_trained = (shifted_labels != IGNORE).sum().clamp(min=1)
+    total = F.cross_entropy(logits.flatten(0, 1), shifted_labels.flatten(), ignore_index=IGNORE, reduction="sum")
+    return total / num_trained

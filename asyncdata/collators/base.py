@@ -91,6 +91,8 @@ def padded(documents: Sequence[Document], width: int, pad_id: int, *, left: bool
     ends = starts + (lengths - _brought_along(documents))[:, None]
     is_attended = is_token & (columns < ends)
     labels[~is_attended] = IGNORE
+    if left:  # or the padding before it would be trained to predict a document's first token
+        labels[(columns == starts) & (starts > 0)] = IGNORE
     return {
         "input_ids": input_ids,
         "labels": labels,

@@ -41,11 +41,12 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     Calling it with the packs of a batch gives a dict:
 
     - ``input_ids``, int64 of shape (num_packs, width): the documents end to end, then padding.
-    - ``labels``, likewise: by default ``labels[i]`` is what ``input_ids[i]`` is to predict, and -100 at each document's
-      last token, so that no document predicts the next one. They are shifted already: a model that shifts by itself, as
-      those of transformers do, needs ``shift="none"``.
-    - ``position_ids``, likewise: from 0 in each segment.
-    - ``seq_idx``, int32 likewise: the document's number in its row; -1 for padding.
+    - ``labels``, of the same shape and dtype: each trained token at its own place, -100 elsewhere and at the first of
+      each document, so that no document predicts the next one. Models of transformers, and their ``Trainer``, take
+      them as they are: they shift by themselves. With ``shift`` it is ``shifted_labels`` instead, and there are no
+      ``labels``: ``shifted_labels[i]`` is what ``input_ids[i]`` is to predict.
+    - ``position_ids``, of the same shape and dtype: from 0 in each segment.
+    - ``seq_idx``, int32 of the same shape: the document's number in its row; -1 for padding.
     - ``cu_seqlens``, int32 of shape (num_segments + 1,): where segments begin in the rows laid end to end; the first is
       0, the last ``num_packs * width``, and no segment is empty. Padding is segments too, after the documents.
     - ``max_seqlen``: tokens of the longest segment.
@@ -54,14 +55,20 @@ class PackedCollator(Description, frozen=True, kw_only=True):
       documents have without their padding, as TransformerEngine asks for.
     - ``num_dropped_tokens``, with ``overlong="truncate"``.
 
+    With ``keys="transformers"`` the dict is what a call of a model of transformers takes, and nothing else:
+    ``input_ids``, ``labels``, ``position_ids`` and ``seq_idx`` as above, ``cu_seq_lens_q`` and ``cu_seq_lens_k``, int32
+    of shape (num_segments + 1,), and ``max_length_q`` and ``max_length_k``, integers. A segment is a document with its
+    own padding there.
+
     :ivar max_length: no pack may be longer, and every row is that wide; None: no limit.
     :ivar pad_to_max_length: False, or without ``max_length``: rows are only as wide as the longest pack.
     :ivar pad_id: the token of the padding.
     :ivar pad_chunk: padding segments have at most so many tokens: one long segment would cost as much as a document.
     :ivar pad_to_multiple_of: rows that are not padded to ``max_length`` are that wide, or a multiple of it.
     :ivar segment_multiple_of: each document is filled up to a multiple of this, for context parallelism.
-    :ivar shift: ``document``; ``none``: labels stay at their own tokens, -100 at each document's first; ``pack``: as
+    :ivar shift: ``none``; ``document``: labels are shifted within each document, -100 at its last token; ``pack``: as
         XTuner, shifted over the boundaries, and the pack's last token is left out.
+    :ivar keys: ``flash_attn``, the names above; or ``transformers``.
     :ivar overlong: what becomes of a pack with more than ``max_length`` tokens: ``error``, or ``truncate`` as XTuner:
         documents are dropped from the end, or the only one is cut.
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a pack that is too long, AD451 and AD452
@@ -74,11 +81,19 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     pad_chunk: Positive = 256
     pad_to_multiple_of: Positive = 1
     segment_multiple_of: Positive = 1
-    shift: Literal["document", "none", "pack"] = "document"
+    shift: Literal["none", "document", "pack"] = "none"
     overlong: Literal["error", "truncate"] = "error"
+    keys: Literal["flash_attn", "transformers"] = "flash_attn"
 
     def check(self) -> None:
-        """Whether rows and padding are whole multiples of a segment."""
+        """Whether rows and padding are whole multiples of a segment, and the keys can say all that there is to say."""
+        if self.keys == "transformers" and (self.shift != "none" or self.overlong != "error"):
+            raise ConfigError(
+                f'PackedCollator: with keys="transformers" a batch is a call of a model, which shifts labels by itself '
+                f"and takes no count of dropped tokens; leave out shift={self.shift!r} and overlong={self.overlong!r} "
+                "(a packing drops and truncates, and counts it)"
+            )
+
         multiple = self.segment_multiple_of
         if multiple > 1 and self.shift == "pack":
             raise ConfigError('PackedCollator: shift="pack" is what XTuner does, which knows no segment_multiple_of')
@@ -98,12 +113,15 @@ class PackedCollator(Description, frozen=True, kw_only=True):
         shape = len(packs), self._width([pack for pack, _ in fitting])
         batch: Batch = {
             "input_ids": np.full(shape, self.pad_id, np.int64),
-            "labels": np.full(shape, IGNORE, np.int64),
+            "labels" if self.shift == "none" else "shifted_labels": np.full(shape, IGNORE, np.int64),
             "position_ids": np.empty(shape, np.int64),
             "seq_idx": np.empty(shape, np.int32),
         }
         rows = [self._fill(pack, *(array[row] for array in batch.values())) for row, (pack, _) in enumerate(fitting)]
         segments = np.concatenate([row.segments for row in rows])
+        if self.keys == "transformers":
+            return batch | _flash_attention_kwargs(segments)
+
         batch["cu_seqlens"] = _boundaries(np.concatenate([row.lengths for row in rows]))
         batch["max_seqlen"] = int(segments.max())
         batch["num_padding"] = sum(row.num_padding for row in rows)
@@ -176,6 +194,12 @@ class PackedCollator(Description, frozen=True, kw_only=True):
             raise ConfigError('AD451 shift="pack" leaves nothing of a pack of one token; drop it, or pad to max_length')
 
         return _Layout(np.concatenate([documents, pads]), np.concatenate([lengths, pads]), len(documents), num_padding)
+
+
+def _flash_attention_kwargs(segments: Integers) -> Batch:
+    """As transformers names them. It takes the same boundaries for queries and keys, and knows none without padding."""
+    ends, longest = _boundaries(segments), int(segments.max())
+    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
 
 
 def _boundaries(segments: Integers) -> Integers:

@@ -25,16 +25,17 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
     """Rows as long as the longest document.
 
     Calling it with documents gives, each int64 of shape (num_documents, width): ``input_ids``; ``labels``, -100 in the
-    padding; ``attention_mask``, 1 for tokens and 0 for padding; ``position_ids``, from 0 in each document, and 0 in the
-    padding. What ``extra["num_padding"]`` of a sample says is padding, at the end of those of
-    :class:`~asyncdata.FixedLengthTokenizeFn`, keeps its tokens, and is padding in all else.
+    padding, and at a document's first token behind padding, which nothing predicts; ``attention_mask``, 1 for tokens
+    and 0 for padding; ``position_ids``, from 0 in each document, and 0 in the padding. What ``extra["num_padding"]`` of
+    a sample says is padding, at the end of those of :class:`~asyncdata.FixedLengthTokenizeFn`, keeps its tokens, and is
+    padding in all else.
 
     :ivar pad_id: the token of the padding.
     :ivar side: where the padding is.
     :ivar pad_to_multiple_of: rows are that long, or a multiple of it.
     :ivar max_length: no document may be longer; None: no limit.
-    :ivar shift_labels: ``labels[i]`` is what ``input_ids[i]`` is to predict. Models of transformers shift by
-        themselves, so it is off.
+    :ivar shift_labels: give ``shifted_labels`` in place of ``labels``: ``shifted_labels[i]`` is what ``input_ids[i]``
+        is to predict. Models of transformers shift ``labels`` by themselves.
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a document that is too long, AD451 and
         AD452 for one that is none.
     """
@@ -96,9 +97,9 @@ def _too_long(length: int, limit: int) -> ConfigError:
 
 
 def _shifted(batch: Batch) -> Batch:
-    """``labels`` moved to the token before, within each row."""
-    labels = batch["labels"]
+    """``shifted_labels`` in place of ``labels``: each at the token before, within its row."""
+    labels = batch.pop("labels")
     # The first token of a row is nobody's to predict; on the left of it is padding, or the row's end.
     shifted = np.full_like(labels, IGNORE)
     shifted[:, :-1] = np.where(batch["attention_mask"][:, :-1] == 1, labels[:, 1:], IGNORE)
-    return {**batch, "labels": shifted}
+    return {**batch, "shifted_labels": shifted}

@@ -70,7 +70,7 @@ class XTunerCollator(Description, frozen=True, kw_only=True):
             "num_padding": batch["num_padding"],
             "position_ids": batch["position_ids"],
         }
-        item: dict[str, Any] = {"seq_ctx": fields, "shifted_labels": batch["labels"]}
+        item: dict[str, Any] = {"seq_ctx": fields, "shifted_labels": batch["shifted_labels"]}
         if self.overlong == "truncate":
             item["num_dropped_tokens"] = batch["num_dropped_tokens"]
         if self.output == "arrays":

@@ -23,9 +23,9 @@ class HardPacking(Description, frozen=True, kw_only=True):
     With samples of m tokens on average, about m in ``max_length`` of them are cut. The order is that of arrival.
 
     :ivar max_length: tokens of every pack.
-    :ivar keep_tail: what fills no pack at the very end becomes a short one; otherwise it is dropped, and counted.
-    :ivar across_epochs: the pack that is open at an epoch's end is filled from the next one. False: the end of every
-        epoch is an end.
+    :ivar keep_tail: what fills no pack at an end becomes a short one; otherwise it is dropped, and counted.
+    :ivar across_epochs: False: every epoch has an end, so a loop is an epoch. True: the pack that is open at an epoch's
+        end is filled from the next one; the end is that of the data.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -33,7 +33,7 @@ class HardPacking(Description, frozen=True, kw_only=True):
 
     max_length: Positive
     keep_tail: bool = False
-    across_epochs: bool = True
+    across_epochs: bool = False
 
     def keeps(self, length: int) -> bool:
         """Whether a sample of so many tokens is packed, or else counted; but the tail may be dropped."""

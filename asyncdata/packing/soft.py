@@ -37,7 +37,7 @@ class SoftPacking(Description, frozen=True, kw_only=True):
     The window is the shortest run of arrivals, from the oldest waiting sample on, that has ``window_samples`` samples
     and ``window_tokens`` tokens. A sample overtakes another one only within it, so with samples of usual length none is
     moved by ``window_samples`` places. Nothing is packed until the window is full. A window near the size of an epoch
-    drains badly: let it run on into the next epoch, or keep it below a twentieth of one.
+    drains badly: keep it below a twentieth of one, or let it run on into the next epoch.
 
     :ivar max_length: tokens of a full pack.
     :ivar window_samples: samples of the window, at least.
@@ -46,8 +46,9 @@ class SoftPacking(Description, frozen=True, kw_only=True):
         to its first ``max_length`` tokens (counted).
     :ivar segment_multiple_of: each sample takes room up to the next multiple of this, as the collator's
         ``segment_multiple_of`` asks for.
-    :ivar across_epochs: what waits at an epoch's end is packed with the next one's samples. False: it is packed by
-        itself, so that an epoch's packs hold its samples and no others.
+    :ivar across_epochs: False: an epoch's packs hold all of its samples and no others, so a loop is an epoch. True:
+        what waits at an epoch's end is packed with the next one's samples, so a loop leaves a window of samples to the
+        next loop, and with a length grouping a window of packs as well.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -58,7 +59,7 @@ class SoftPacking(Description, frozen=True, kw_only=True):
     window_tokens: Positive | None = None
     overlong: Overlong = "error"
     segment_multiple_of: Positive = 1
-    across_epochs: bool = True
+    across_epochs: bool = False
 
     def check(self) -> None:
         """Whether a full pack has no gap at its end."""

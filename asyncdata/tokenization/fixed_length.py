@@ -64,7 +64,8 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
     :param min_context_tokens: a row of which less context would be left is dropped as ``context_too_short``.
     :param keep_answer: drop as ``answer_lost`` a row whose cut context no longer has the answer's words.
     :param add_special_tokens: what the tokenizer puts in front of plain text, such as its BOS.
-    :param add_eos: train the tokenizer's ``eos_token`` behind the answer. None: unless ``seed_compat``.
+    :param add_eos: train a token behind the answer: the tokenizer's ``eos_token`` for True, or the one that is named.
+        None: True, unless ``seed_compat``.
     :param pad_id: None: the tokenizer's ``pad_token``, or else its ``eos_token``.
     :param split: keep only the rows of one part; the others are dropped as ``split``. A row's part follows from its
         own text, so that the parts are disjoint in whatever order and from whatever file it comes, and rows that are
@@ -88,7 +89,7 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
     min_context_tokens: NotNegative = 1
     keep_answer: bool = False
     add_special_tokens: bool = True
-    add_eos: bool | None = None
+    add_eos: bool | str | None = None
     pad_id: NotNegative | None = None
     split: Literal["train", "eval"] | None = None
     train_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.9
@@ -134,7 +135,7 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
         tokenizer = files.load()
         around = special_ids(tokenizer) if self.add_special_tokens else (array("i"), array("i"))
         encoder = SpanEncoder(tokenizer)
-        eos, pad = encoder.ids_of(self._eos(files), "eos_token"), self._pad(files)
+        eos, pad = encoder.ids_of(self._eos(files), "add_eos"), self._pad(files)
         padding = encoder.ids_of(pad, "pad_token")[0] if isinstance(pad, str) else pad
         writer = _SeedWriter if self.seed_compat else _FixedWriter
         return DraftTokenizer(encoder, _FixedReader(self), writer(self, encoder, around, eos, padding))

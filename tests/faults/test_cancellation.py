@@ -44,7 +44,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "async for, packed": {
         "batch_size": 3,
         "collate_fn": ids,
-        "packing": SoftPacking(max_length=256, window_samples=16),
+        "packing": SoftPacking(max_length=256, window_samples=16, across_epochs=True),
     },
     "async for, planned": {
         "batch_size": 3,

@@ -53,7 +53,7 @@ def written(path: Path, lengths: list[int]) -> Path:
 
 
 def settings(**given: Any) -> dict[str, Any]:
-    packing = SoftPacking(max_length=64, window_samples=16, window_tokens=128)
+    packing = SoftPacking(max_length=64, window_samples=16, window_tokens=128, across_epochs=True)
     usual = {"tokenize_fn": repeated, "packing": packing, "batch_size": 2, "shuffle": SHUFFLE, "num_workers": 0}
     return {**usual, "timeout_s": 30, **given}
 
@@ -160,7 +160,7 @@ def test_a_loop_that_says_its_epoch_has_every_sample_of_few(tmp_path: Path) -> N
 
 def test_a_loop_runs_on_until_a_hard_pack_is_full(tmp_path: Path) -> None:
     path = written(tmp_path / "few.jsonl", [5, 6, 7])
-    with make(path, packing=HardPacking(max_length=64), batch_size=1) as loader:
+    with make(path, packing=HardPacking(max_length=64, across_epochs=True), batch_size=1) as loader:
         epochs = epochs_of(loader, 2)
         epoch = loader.epoch
 
@@ -171,7 +171,7 @@ def test_a_loop_runs_on_until_a_hard_pack_is_full(tmp_path: Path) -> None:
 
 def test_a_loop_whose_epoch_was_named_is_over_that_epoch_alone(tmp_path: Path) -> None:
     path = written(tmp_path / "few.jsonl", [5, 6, 7])
-    with make(path, packing=HardPacking(max_length=64), batch_size=1) as loader:
+    with make(path, packing=HardPacking(max_length=64, across_epochs=True), batch_size=1) as loader:
         found = []
         for epoch in range(8):
             loader.set_epoch(epoch)
@@ -349,7 +349,7 @@ def test_another_packing_is_refused_by_name(path: Path) -> None:
     with make(path) as loader:
         next(iter(loader))
         state = loader.state_dict()
-    with make(path, packing=HardPacking(max_length=64)) as loader:
+    with make(path, packing=HardPacking(max_length=64, across_epochs=True)) as loader:
         with pytest.raises(SnapshotMismatchError, match=r"order\.packing"):
             loader.load_state_dict(state)
 

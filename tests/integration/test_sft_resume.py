@@ -27,9 +27,9 @@ MAX_LENGTH = 64
 NUM_CUTS = 40
 STEPS_PER_EPOCH = 16
 
-SOFT = SoftPacking(max_length=MAX_LENGTH, window_samples=8, window_tokens=2 * MAX_LENGTH)
+SOFT = SoftPacking(max_length=MAX_LENGTH, window_samples=8, window_tokens=2 * MAX_LENGTH, across_epochs=True)
 SOFT_BY_EPOCH = SoftPacking(max_length=MAX_LENGTH, window_samples=8, window_tokens=2 * MAX_LENGTH, across_epochs=False)
-HARD = HardPacking(max_length=MAX_LENGTH)
+HARD = HardPacking(max_length=MAX_LENGTH, across_epochs=True)
 HARD_BY_EPOCH = HardPacking(max_length=MAX_LENGTH, across_epochs=False, keep_tail=True)
 GROUPED: Knobs = {"length_grouping": LengthGrouping(window=8)}
 XTUNERS_GROUPING: Knobs = {"length_grouping": LengthGrouping(method="xtuner")}

@@ -334,8 +334,8 @@ def test_a_snapshot_must_agree_with_packing_and_grouping_and_not_with_ranks_and_
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"packing": SoftPacking(max_length=8)}, "AD453 .*SoftPacking\\(across_epochs=False"),
-        ({"packing": HardPacking(max_length=8)}, "AD453 .*HardPacking\\(across_epochs=False"),
+        ({"packing": SoftPacking(max_length=8, across_epochs=True)}, "AD453 .*SoftPacking\\(across_epochs=False"),
+        ({"packing": HardPacking(max_length=8, across_epochs=True)}, "AD453 .*HardPacking\\(across_epochs=False"),
         ({"packing": "soft"}, "AD453 packs of str cannot be planned, only those of XTunerPacking, SoftPacking, "),
         ({"packing": SinglePacking(), "world_size": 0}, "world_size=0"),
     ],

@@ -57,8 +57,8 @@ SHUFFLE = Shuffle(block_bytes=512, window_blocks=4)
 CONTENTS = PackedCollator()
 
 MAX_LENGTH = 64
-SOFT = SoftPacking(max_length=MAX_LENGTH, window_samples=8, window_tokens=2 * MAX_LENGTH)
-HARD = HardPacking(max_length=MAX_LENGTH)
+SOFT = SoftPacking(max_length=MAX_LENGTH, window_samples=8, window_tokens=2 * MAX_LENGTH, across_epochs=True)
+HARD = HardPacking(max_length=MAX_LENGTH, across_epochs=True)
 GROUPING = LengthGrouping(window=8)
 WAYS: dict[str, dict[str, Any]] = {
     "soft": {"packing": SOFT},

@@ -31,7 +31,7 @@ STALLED_S = 1e6
 """Of the mock clock: who waits so long waits for ever."""
 MANY = 8
 """Epochs: more than any trainer here comes to."""
-PACKING = SoftPacking(max_length=16, window_samples=8)
+PACKING = SoftPacking(max_length=16, window_samples=8, across_epochs=True)
 
 _kept: list[Any] = []
 

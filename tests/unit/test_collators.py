@@ -29,7 +29,7 @@ def test_a_pack_becomes_a_row_with_the_boundaries_of_its_documents() -> None:
 
     assert lists(batch) == {
         "input_ids": [[1, 2, 3, 11, 12, 13, 99, 99, 99, 99, 99, 99]],
-        "labels": [[2, 3, -100, 12, 13, -100, -100, -100, -100, -100, -100, -100]],
+        "labels": [[-100, 2, 3, -100, 12, 13, -100, -100, -100, -100, -100, -100]],
         "position_ids": [[0, 1, 2, 0, 1, 2, 0, 1, 2, 3, 0, 1]],
         "seq_idx": [[0, 0, 0, 1, 1, 1, -1, -1, -1, -1, -1, -1]],
         "cu_seqlens": [0, 3, 6, 10, 12],
@@ -46,15 +46,20 @@ def test_a_pack_becomes_a_row_with_the_boundaries_of_its_documents() -> None:
     }
 
 
-def test_labels_can_stay_at_their_own_tokens_for_models_that_shift() -> None:
-    assert PackedCollator(shift="none")([PACK])["labels"].tolist() == [[-100, 2, 3, -100, 12, 13]]
+def test_labels_can_be_shifted_within_documents_and_have_a_name_of_their_own_then() -> None:
+    batch, unshifted = PackedCollator(shift="document")([PACK]), PackedCollator()([PACK])
+
+    assert batch["shifted_labels"].tolist() == [[2, 3, -100, 12, 13, -100]]
+    assert "labels" not in batch
+    assert list(batch) == [name.replace("labels", "shifted_labels") for name in unshifted]
 
 
 def test_xtuners_shift_goes_over_the_boundary_and_leaves_the_last_token_out() -> None:
     batch = PackedCollator(max_length=10, pad_chunk=4, shift="pack")([PACK])
 
     assert batch["input_ids"].tolist() == [[1, 2, 3, 11, 12, 0, 0, 0, 0, 0]]
-    assert batch["labels"].tolist() == [[2, 3, 11, 12, 13, -100, -100, -100, -100, -100]]
+    assert batch["shifted_labels"].tolist() == [[2, 3, 11, 12, 13, -100, -100, -100, -100, -100]]
+    assert "labels" not in batch
     assert batch["cu_seqlens"].tolist() == [0, 3, 5, 9, 10]
     assert (batch["max_seqlen"], batch["num_padding"]) == (4, 5)
 
@@ -81,7 +86,7 @@ def test_segments_are_filled_up_to_a_multiple() -> None:
     batch = PackedCollator(max_length=16, segment_multiple_of=4, pad_chunk=4)([PACK])
 
     assert batch["input_ids"].tolist() == [[1, 2, 3, 0, 11, 12, 13, 0, 0, 0, 0, 0, 0, 0, 0, 0]]
-    assert batch["labels"].tolist() == [[2, 3, -100, -100, 12, 13, *[-100] * 10]]
+    assert batch["labels"].tolist() == [[-100, 2, 3, -100, -100, 12, 13, *[-100] * 9]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3] * 4]
     assert batch["seq_idx"].tolist() == [[0, 0, 0, -1, 1, 1, 1, -1, *[-1] * 8]]
     assert batch["cu_seqlens_padded"].tolist() == [0, 4, 8, 12, 16]
@@ -108,7 +113,7 @@ def test_labels_or_a_mask_say_what_is_trained_on() -> None:
 
     labels = PackedCollator()([documents])["labels"]
 
-    assert labels.tolist() == [[-100, 30, 40, -100, -100, 3, -100, -100, 2, 3, 4, -100]]
+    assert labels.tolist() == [[-100, -100, 30, 40, -100, -100, 3, -100, -100, 2, 3, 4]]
 
 
 def test_a_pack_that_is_too_long_is_an_error() -> None:
@@ -181,7 +186,8 @@ def test_documents_are_found_again_by_any_of_the_boundaries(
     assert batch["max_seqlen"] == sizes.max()
     assert (np.diff(batch["cu_seqlens"]) > 0).all()
 
-    flat = {name: batch[name].ravel() for name in ("input_ids", "labels", "position_ids", "seq_idx")}
+    labels = "labels" if shift == "none" else "shifted_labels"
+    flat = {name: batch[name].ravel() for name in ("input_ids", labels, "position_ids", "seq_idx")}
     segments = [slice(start, stop) for start, stop in zip(ends[:-1], ends[1:], strict=True)]
     assert all(
         flat["position_ids"][segment].tolist() == list(range(segment.stop - segment.start)) for segment in segments
@@ -201,8 +207,8 @@ def test_documents_are_found_again_by_any_of_the_boundaries(
         targets = [t if m else -100 for t, m in zip(document.tokens, document.loss_mask, strict=True)]  # type: ignore[arg-type]
         targets[0] = -100  # nothing predicts a first token
         shifted = [*targets[1:], -100] if shift == "document" else targets
-        assert flat["labels"][segment].tolist() == shifted + [-100] * (len(is_token) - size)
-    assert (flat["labels"][flat["seq_idx"] == -1] == -100).all()
+        assert flat[labels][segment].tolist() == shifted + [-100] * (len(is_token) - size)
+    assert (flat[labels][flat["seq_idx"] == -1] == -100).all()
 
 
 def test_collating_does_not_write_into_the_documents() -> None:
@@ -231,14 +237,18 @@ def test_documents_are_padded_on_the_right() -> None:
 def test_documents_are_padded_on_the_left() -> None:
     assert lists(PaddedCollator(side="left", shift_labels=True)(ROWS)) == {
         "input_ids": [[1, 2, 3], [0, 0, 4], [0, 5, 6]],
-        "labels": [[2, 3, -100], [-100, -100, -100], [-100, 6, -100]],
+        "shifted_labels": [[2, 3, -100], [-100, -100, -100], [-100, 6, -100]],
         "attention_mask": [[1, 1, 1], [0, 0, 1], [0, 1, 1]],
         "position_ids": [[0, 1, 2], [0, 0, 0], [0, 0, 1]],
     }
 
 
+def test_nothing_predicts_a_first_token_not_the_padding_before_it_either() -> None:
+    assert PaddedCollator(side="left")(ROWS)["labels"].tolist() == [[1, 2, 3], [-100, -100, -100], [-100, -100, 6]]
+
+
 def test_labels_of_padded_rows_can_be_shifted() -> None:
-    assert PaddedCollator(shift_labels=True)(ROWS)["labels"].tolist() == [
+    assert PaddedCollator(shift_labels=True)(ROWS)["shifted_labels"].tolist() == [
         [2, 3, -100],
         [-100, -100, -100],
         [6, -100, -100],
@@ -251,7 +261,7 @@ def test_fixed_rows_are_of_one_length_whatever_is_in_them() -> None:
     assert batch["input_ids"].tolist() == [[4, 9, 9, 9], [5, 6, 9, 9]]
     assert batch["labels"].tolist() == [[4, -100, -100, -100], [5, 6, -100, -100]]
     assert batch["attention_mask"].tolist() == [[1, 0, 0, 0], [1, 1, 0, 0]]
-    assert FixedCollator(length=4, shift_labels=True)(ROWS)["labels"][0].tolist() == [2, 3, -100, -100]
+    assert FixedCollator(length=4, shift_labels=True)(ROWS)["shifted_labels"][0].tolist() == [2, 3, -100, -100]
 
 
 def padded_sample(tokens: list[int], num_padding: object) -> Sample:
@@ -274,11 +284,11 @@ def test_padding_that_samples_bring_along_is_padding_in_all_but_its_tokens(as_gi
     }
     assert lists(PaddedCollator(side="left", pad_to_multiple_of=5)(documents)) == {
         "input_ids": [[0, 1, 2, 7, 7], [0, 0, 3, 4, 5]],
-        "labels": [[-100, 1, 2, -100, -100], [-100, -100, 3, 4, 5]],
+        "labels": [[-100, -100, 2, -100, -100], [-100, -100, -100, 4, 5]],
         "attention_mask": [[0, 1, 1, 0, 0], [0, 0, 1, 1, 1]],
         "position_ids": [[0, 0, 1, 0, 0], [0, 0, 0, 1, 2]],
     }
-    assert PaddedCollator(shift_labels=True)(documents)["labels"].tolist() == [
+    assert PaddedCollator(shift_labels=True)(documents)["shifted_labels"].tolist() == [
         [2, -100, -100, -100],
         [4, 5, -100, -100],
     ]

@@ -86,6 +86,17 @@ def test_a_tokenizer_without_padding_is_padded_with_its_end(small_tokenizer: Pat
         babilong(folder, add_eos=False).resolve()
 
 
+def test_the_way_out_that_a_missing_end_token_names_works(small_tokenizer: Path, tmp_path: Path) -> None:
+    folder = variant(small_tokenizer, tmp_path / "no_end", config={"eos_token": None})
+    with pytest.raises(ConfigError, match="^AD410 add_eos=True, .* has no eos_token; pass add_eos='the token', or"):
+        babilong(folder).resolve()
+
+    fn = babilong(folder, add_eos="<|im_end|>")
+    fn.resolve()
+
+    assert trained_texts(run(fn.open(), [ROW]), tokenizer_of(fn)) == [[" garden<|im_end|>"]]
+
+
 def test_special_tokens_in_front_are_kept_and_none_come_between_prompt_and_answer(
     small_tokenizer: Path, tmp_path: Path
 ) -> None:
