@@ -22,6 +22,7 @@ from asyncdata.channel import Failure
 from asyncdata.errors import AsyncDataError, ConfigError, LoaderForkedError, WorkerError
 from asyncdata.log import get_logger
 from asyncdata.loops import call_soon_in_this_loop
+from asyncdata.threads import started
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -101,9 +102,7 @@ class Service:
             self._early.run(self._run)
             return self._early.thread
 
-        thread = threading.Thread(target=self._run, name="asyncdata-service", daemon=True)
-        thread.start()
-        return thread
+        return started(self._run, "asyncdata-service")
 
     @property
     def is_started(self) -> bool:

@@ -6,6 +6,7 @@ A loader's constructor starts its template with this, before it imports anything
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ("ENVIRONMENT", "AlivePipe", "Ends", "command_of", "execute", "new_ends", "no_room")
 
+_SET_IT = "set it to the path of a Python interpreter that has asyncdata, or num_workers=0"
 _BOOT = """\
 import json, sys
 arguments = json.loads(sys.argv[1])
@@ -38,8 +40,14 @@ ENVIRONMENT = {
 }
 
 
+_NOT_RUNNABLE = {errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR}
+
+
 def no_room(error: OSError) -> WorkerError:
     """Why a worker cannot be born."""
+    if error.errno in _NOT_RUNNABLE:
+        return WorkerError(f"AD426 workers cannot be started: {error}; sys.executable is {sys.executable!r}: {_SET_IT}")
+
     return WorkerError(
         f"AD426 workers cannot be started: {error.strerror}; raise the limit (ulimit -a), or lower num_workers"
     )
@@ -122,9 +130,25 @@ def new_ends() -> Iterator[Ends]:
 
 
 def command_of(module: str, arguments: dict[str, Any]) -> list[str]:
-    """The command of a new interpreter that runs ``main`` of a module of this package, and finds what we find."""
-    arguments = {"path": [os.path.abspath(entry) for entry in sys.path], **arguments}
+    """The command of a new interpreter that runs ``main`` of a module of this package, and finds what we find.
+
+    :raises WorkerError: if ``sys.executable`` names no interpreter, as where Python is embedded.
+    """
+    if not sys.executable:
+        raise WorkerError(f"AD426 workers cannot be started: sys.executable is {sys.executable!r}; {_SET_IT}")
+
+    arguments = {"path": list(_places()), **arguments}
     return [sys.executable, "-I", "-c", _BOOT.format(module), json.dumps(arguments)]
+
+
+def _places() -> Iterator[str]:
+    """Where Python finds modules. It passes over entries that are no text, and relative ones if there is no folder that
+    they could be relative to; so do we.
+    """
+    for entry in sys.path:
+        if isinstance(entry, str):
+            with contextlib.suppress(FileNotFoundError):
+                yield os.path.abspath(entry)
 
 
 def execute(module: str, ends: Ends, alive: AlivePipe, fds: Sequence[int] = (), **more: Any) -> subprocess.Popen[bytes]:
