@@ -40,6 +40,7 @@ ENVIRONMENT = {
 }
 
 
+_LAST_STANDARD_FD = 2
 _NOT_RUNNABLE = {errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR}
 
 
@@ -53,10 +54,26 @@ def no_room(error: OSError) -> WorkerError:
     )
 
 
+def hold_standard_fds() -> None:
+    """See to it that descriptors 0 to 2 are taken, by ``/dev/null`` where a program was started without them.
+
+    A pipe would get such a number otherwise, and a process of the pool has its own stdin, stdout and stderr there.
+
+    :raises OSError: if the system has no room for them.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD_FD:
+        continue  # it stays open, as long as this process lives
+    os.close(fd)
+
+
 class AlivePipe:
-    """A pipe of which this process is the only writer, and its end the end of all that were born with it."""
+    """A pipe of which this process is the only writer, and its end the end of all that were born with it.
+
+    It is made before all else that processes of a pool get.
+    """
 
     def __init__(self) -> None:
+        hold_standard_fds()
         self.read_fd, self._write_fd = os.pipe()
         _pipes.add(self)
 
@@ -116,6 +133,7 @@ def new_ends() -> Iterator[Ends]:
     """
     try:
         with _no_fork, contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            hold_standard_fds()
             sock, their_sock = socket.socketpair()
             ours.callback(sock.close)
             theirs.callback(their_sock.close)

@@ -249,3 +249,25 @@ def test_without_room_for_a_thread_the_constructor_says_so(path, monkeypatch):
     monkeypatch.undo()
     with loader:
         assert len(loader.get_next_batch(1)) == 1
+
+
+WRITES_DOWN = """
+import os, signal
+from asyncdata import DataLoader
+with DataLoader({path!r}, tokenize_fn="tests.support.tokenize_fns:row_id", num_workers=2, shuffle=False) as loader:
+    found = [sample.tokens.tolist() for sample in loader.get_next_batch(20)]
+    for worker in loader.statistics().workers:  # there are some that are forked later, as well
+        if worker.pid is not None:
+            os.kill(worker.pid, signal.SIGKILL)
+    found += [sample.tokens.tolist() for sample in loader.get_next_batch(40)]
+open({out!r}, "w").write(str(found))
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", "<&- >&- 2>&-"])
+def test_a_program_that_was_started_without_its_standard_descriptors_has_workers(path, tmp_path, closed):
+    out = tmp_path / "out"
+    code = WRITES_DOWN.format(path=str(path), out=str(out))
+    subprocess.run(["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code], timeout=NEVER_S, check=True)
+
+    assert out.read_text() == str([[number % 50] for number in range(60)])
