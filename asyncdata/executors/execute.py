@@ -22,7 +22,16 @@ from asyncdata.errors import WorkerError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ("ENVIRONMENT", "AlivePipe", "Ends", "command_of", "execute", "new_ends", "no_room")
+__all__ = (
+    "ENVIRONMENT",
+    "AlivePipe",
+    "Ends",
+    "command_of",
+    "execute",
+    "hold_standard_fds",
+    "new_ends",
+    "no_room",
+)
 
 _SET_IT = "set it to the path of a Python interpreter that has asyncdata, or num_workers=0"
 _BOOT = """\
@@ -45,7 +54,7 @@ _NOT_RUNNABLE = {errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR}
 
 
 def no_room(error: OSError) -> WorkerError:
-    """Why a worker cannot be born."""
+    """Why a worker cannot be born. To be raised from ``error``, by which it is known whether that may pass."""
     if error.errno in _NOT_RUNNABLE:
         return WorkerError(f"AD426 workers cannot be started: {error}; sys.executable is {sys.executable!r}: {_SET_IT}")
 

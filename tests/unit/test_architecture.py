@@ -22,6 +22,7 @@ LEVELS = {
     "token_messages": 0,
     "version": 0,
     "import_path": 1,
+    "shortage": 1,
     "threads": 1,
     "stream_digest": 1,
     "user_traceback": 1,
