@@ -78,8 +78,11 @@ def located(failed: Failed, place: SourceLocation, *, shows_row: bool = True) ->
         byte_offset=place.byte_offset,
         row_number=place.row_number,
     )
-    shown = f"it begins {failed.excerpt!r}" if shows_row else "log_excerpts=False shows no more"
-    return msgspec.structs.replace(failed, message=f"{told} ({shown})", row=-1, excerpt="")
+    shown = " (log_excerpts=False shows no more)"
+    if shows_row:
+        shown = f" (it begins {failed.excerpt!r})" if failed.excerpt else ""
+    trace = failed.traceback if shows_row else _bare_traceback(failed.traceback)[0]
+    return msgspec.structs.replace(failed, message=f"{told}{shown}", traceback=trace, row=-1, excerpt="")
 
 
 def without_text(error: BadRowError) -> BadRowError:

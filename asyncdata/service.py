@@ -7,7 +7,6 @@ close cross into the loop.
 from __future__ import annotations
 
 import atexit
-import errno
 import os
 import sys
 import threading
@@ -22,6 +21,8 @@ from asyncdata.channel import Failure
 from asyncdata.errors import AsyncDataError, ConfigError, LoaderForkedError, WorkerError
 from asyncdata.log import get_logger
 from asyncdata.loops import call_soon_in_this_loop
+from asyncdata.shortage import short_of
+from asyncdata.threads import started
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -42,9 +43,6 @@ _CLOSE_TIMEOUT_S = 5.0
 _FINISH_TIMEOUT_S = 3.0
 _serving: ContextVar[Service | None] = ContextVar("asyncdata_serving", default=None)
 """The service whose thread this is, or who has this thread work for it."""
-
-_REFUSALS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC}
-"""What the system says when there is no more of something."""
 
 
 class Service:
@@ -101,9 +99,7 @@ class Service:
             self._early.run(self._run)
             return self._early.thread
 
-        thread = threading.Thread(target=self._run, name="asyncdata-service", daemon=True)
-        thread.start()
-        return thread
+        return started(self._run, "asyncdata-service")
 
     @property
     def is_started(self) -> bool:
@@ -209,9 +205,8 @@ class Service:
             self._fail_unexpectedly(error)
 
     def _fail_unexpectedly(self, error: BaseException) -> None:
-        refusal = _refusal(error)
-        if refusal is not None:
-            why = f"{refusal.strerror}; raise the limit (ulimit -a), or free what is used up"
+        if reason := short_of(error):
+            why = f"{reason}; raise the limit (ulimit -a), or free what is used up"
             self._fail(WorkerError(f"AD426 the loader cannot go on: {why}"), error)
             return
 
@@ -256,15 +251,6 @@ class Service:
             thread.join(timeout_s)
             if thread.is_alive():
                 _log.warning("service.close_timed_out", timeout_s=timeout_s)
-
-
-def _refusal(error: BaseException) -> OSError | None:
-    """The system's answer that there is no more of something, if that is all that happened."""
-    if isinstance(error, BaseExceptionGroup):
-        found = [_refusal(each) for each in error.exceptions]
-        return found[0] if None not in found else None
-
-    return error if isinstance(error, OSError) and error.errno in _REFUSALS else None
 
 
 _running: weakref.WeakSet[Service] = weakref.WeakSet()

@@ -46,6 +46,7 @@ __all__ = (
     "RowError",
     "Scan",
     "Scanned",
+    "Short",
     "Tokenize",
     "TokenizeSpec",
     "Tokenized",
@@ -324,6 +325,20 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     place: Overflow | None = None
 
 
+class Short(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The request failed as the system has no more of something: no row's fault, and another worker may do better.
+
+    ``reason`` is what the system said; ``row``, ``excerpt`` and ``place`` are those of :class:`Failed`. The producer
+    sees none of these: the pool asks again, and answers with a :class:`Failed` if that never helps.
+    """
+
+    reason: str
+    traceback: str = ""
+    row: int = -1
+    excerpt: str = ""
+    place: Overflow | None = None
+
+
 class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The rows found, block by block in the request's order.
 
@@ -365,7 +380,7 @@ class Packed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     tokens: dict[str, int]
 
 
-Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Packed | TokensListed | Stored | Evicted | Failed
+Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Packed | TokensListed | Stored | Evicted | Failed | Short
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode

@@ -15,8 +15,10 @@ from asyncdata import errors
 from asyncdata.errors import AsyncDataError, WorkerError
 from asyncdata.executors.borrowers import Borrowers
 from asyncdata.executors.handler import Handler
+from asyncdata.executors.patience import given_up, patience_of_a_request, pause
+from asyncdata.shortage import is_shortage, short_of
 from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.wire import NO_SLOT, Failed
+from asyncdata.wire import NO_SLOT, Failed, Short
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +26,17 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn
     from asyncdata.wire import Job, Reply, Request
 
-__all__ = ("Crashed", "Executor", "ExecutorStatistics", "InlineExecutor", "OnReply", "Slots", "WorkerState", "error_of")
+__all__ = (
+    "Crashed",
+    "Executor",
+    "ExecutorStatistics",
+    "InlineExecutor",
+    "OnReply",
+    "Slots",
+    "WorkerState",
+    "error_of",
+    "in_a_thread",
+)
 
 
 class Crashed(NamedTuple):
@@ -241,8 +253,7 @@ class InlineExecutor:
 
     async def _answer(self, handler: Handler, request: Request, on_reply: OnReply) -> None:
         generation, self._began, self._num_rows_done = self._generation, time.monotonic(), 0
-        # Abandoned on cancellation: a user's function may never return, and close() has a deadline.
-        reply = await anyio.to_thread.run_sync(handler, request, abandon_on_cancel=True)
+        reply = await self._reply(handler, request)
         self._began = 0.0
         self.slots.done(request.slot)
         if generation == self._generation:
@@ -252,6 +263,17 @@ class InlineExecutor:
     def watch(self, on_change: Callable[[], object]) -> None:
         """As the protocol says."""
         self._on_change = self.slots.on_free = on_change
+
+    async def _reply(self, handler: Handler, request: Request) -> Reply:
+        """The handler's; tried again for a while where the system is short of something."""
+        patience, generation = patience_of_a_request(), self._generation
+        while isinstance(reply := await in_a_thread(handler, request), Short):
+            wait_s = patience.failed(may_pass=True)
+            if wait_s is None or generation != self._generation:
+                return given_up(reply, patience.num_failures)
+
+            await pause(wait_s)
+        return reply
 
     def memory(self, slot: int) -> memoryview:
         """As the protocol says."""
@@ -284,6 +306,20 @@ class InlineExecutor:
         num_rows_done = max(0, self._num_rows_done)  # -1: rows are worked on together
         state = WorkerState(state="busy" if self._began else "idle", busy_s=busy_s, num_rows_done=num_rows_done)
         return ExecutorStatistics(workers=[state], num_queued=len(self._queue))
+
+
+async def in_a_thread(handler: Handler, request: Request) -> Reply:
+    """The handler's reply. Abandoned on cancellation: a user's function may never return, and close() has a deadline.
+
+    A :class:`Short` if there is no room for a thread.
+    """
+    try:
+        return await anyio.to_thread.run_sync(handler, request, abandon_on_cancel=True)
+    except RuntimeError as error:
+        if not is_shortage(error):
+            raise
+
+        return Short(short_of(error))
 
 
 def _memory(num_bytes: int) -> memoryview:

@@ -12,10 +12,12 @@ from asyncdata.executors.connection import Connection
 from asyncdata.executors.control import COMMAND, FORK, REAP, SHARE, Born, Loaded, NotBorn, Reaped, decode_answer
 from asyncdata.executors.early import Newborn
 from asyncdata.executors.execute import new_ends, no_room
+from asyncdata.executors.losses import died_starting, may_pass, new_patience
 from asyncdata.executors.offspring import Executed, Forked, Offspring
+from asyncdata.executors.patience import pause
 from asyncdata.frames import frame
 from asyncdata.log import get_logger
-from asyncdata.wire import Failed
+from asyncdata.wire import Failed, Short
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ("Births",)
 
 _log = get_logger(__name__)
-_MAX_LOST = 3
 _PATIENCE_S = 10.0
 """An answer of the template takes milliseconds. One that has not come by then never will."""
 _FAREWELL_S = 1.0
@@ -57,9 +58,10 @@ class _Template:
         self._lost_because = ""
         self._turn = anyio.Lock()
 
-    async def open(self, job: Job) -> None:
+    async def open(self, job: Job, *, is_first: bool) -> None:
         """Have it load what ``job`` asks for, however long that takes.
 
+        :param is_first: whether no other has loaded it: then what the system is short of is an error, too.
         :raises WorkerError: if that cannot be loaded.
         """
         if self._is_open:
@@ -67,6 +69,12 @@ class _Template:
 
         await self._tell(frame(0, job.tokenize))
         loaded = await self._answer()
+        if isinstance(loaded, Short) and not is_first:
+            raise self._lost(loaded.reason)
+
+        if isinstance(loaded, Short):
+            raise WorkerError(f"{loaded.reason}\n{loaded.traceback}".rstrip())
+
         if isinstance(loaded, Failed):
             raise WorkerError(f"{loaded.message}\n{loaded.traceback}".rstrip())
 
@@ -111,7 +119,8 @@ class _Template:
     async def _forked(self) -> Forked:
         born = await self._answer_in_time()
         if isinstance(born, NotBorn):
-            raise no_room(OSError(born.errno, os.strerror(born.errno)))
+            error = OSError(born.errno, os.strerror(born.errno))
+            raise no_room(error) from error
 
         if not isinstance(born, Born):
             raise WorkerError(f"a template answered a fork with {type(born).__name__}; it is out of step")
@@ -198,7 +207,8 @@ class Births:
 
     def __init__(self, spawner: Spawner, newborn: Newborn | None = None) -> None:
         self.num_lost = 0
-        self._num_lost_in_a_row = 0
+        self._losses = new_patience()
+        self._has_borne = False
         self._spawner = spawner
         self._shares = True
         self._template: _Template | None = _Template(spawner, newborn or Newborn(spawner.alive))
@@ -225,13 +235,14 @@ class Births:
             while self._shares:
                 template = self._present_template()
                 try:
-                    await template.open(job)
+                    await template.open(job, is_first=not self._has_borne)
                     worker = await template.bear(number)
                 except _LostError as lost:
                     await self._replace(template, str(lost))
                     continue
 
-                self._num_lost_in_a_row = 0
+                self._losses.succeeded()
+                self._has_borne = True
                 if template.reason:
                     self._share_no_more(template)
                 return worker
@@ -255,13 +266,13 @@ class Births:
         await template.end()
         self._template = None
         self.num_lost += 1
-        self._num_lost_in_a_row += 1
         how = template.process.how_it_ended()
         _log.warning("template.lost", pid=template.process.pid, reason=reason, how=how)
-        if self._num_lost_in_a_row >= _MAX_LOST:
-            raise WorkerError(
-                f"AD426 a worker died {_MAX_LOST} times while starting ({how})\n{template.process.output}"
-            )
+        wait_s = self._losses.failed(may_pass=may_pass(template.process))
+        if wait_s is None:
+            raise died_starting(template.process, self._losses.num_failures)
+
+        await pause(wait_s)
 
     def close(self) -> None:
         """End the template. The workers must have ended."""

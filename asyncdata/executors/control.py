@@ -7,7 +7,7 @@ import struct
 import msgspec
 
 from asyncdata.frames import HEADER
-from asyncdata.wire import Failed
+from asyncdata.wire import Failed, Short
 
 __all__ = (
     "COMMAND",
@@ -63,7 +63,7 @@ class Reaped(msgspec.Struct, frozen=True, tag=True, array_like=True):
     status: int | None
 
 
-Answer = Loaded | Born | NotBorn | Reaped | Failed
+Answer = Loaded | Born | NotBorn | Reaped | Failed | Short
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.errors import AsyncDataError
 from asyncdata.executors.execute import AlivePipe, execute, new_ends
+from asyncdata.threads import started
 
 if TYPE_CHECKING:
     import subprocess
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import TokenizeFn
 
 __all__ = ("EarlyTemplate", "Newborn")
+
+_PATIENCE_S = 10.0
+"""Its start takes milliseconds, and it reads what it is told as soon as it runs. A constructor waits no longer."""
 
 
 class Newborn:
@@ -37,6 +41,28 @@ class Newborn:
             self.process: subprocess.Popen[bytes] = execute("template", ends, alive)
             self.ends: Ends = ends
 
+    @classmethod
+    def with_pipe(cls) -> Newborn:
+        """One with an alive pipe of its own."""
+        with contextlib.ExitStack() as failing:
+            alive = AlivePipe()
+            failing.callback(alive.close)
+            newborn = cls(alive)
+            failing.pop_all()
+        return newborn
+
+    def tell(self, told: bytes | bytearray) -> None:
+        """Send it the description that it is to load.
+
+        :raises TimeoutError: if it does not read that; it has a part of it then, and is of no use.
+        :raises OSError: if it has died.
+        """
+        sock = self.ends.sock
+        sock.settimeout(_PATIENCE_S)
+        sock.sendall(told)
+        sock.settimeout(None)
+        self.told = told
+
     def end(self) -> None:
         """Nobody needs it."""
         self.process.kill()
@@ -46,19 +72,20 @@ class Newborn:
 
 
 class EarlyTemplate:
-    """Born at once, unless there is no room: then whoever needs a worker will say so.
+    """Born at once, unless that fails, for whatever reason: then it is tried again when a worker is needed, and the
+    reason is told.
 
     :ivar thread: its mother; ends with :meth:`run`'s function, or with :meth:`close`.
     :ivar function: the tokenize function, resolved; None where that cannot be done.
+    :raises WorkerError: if there is no room for a thread.
     """
 
     def __init__(self) -> None:
         self.function: TokenizeFn | Callable[..., Any] | None = None
         self._newborn: Newborn | None = None
-        self._is_born = threading.Event()
+        self._is_tried = threading.Event()
         self._errand: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self.thread = threading.Thread(target=self._live, name="asyncdata-service", daemon=True)
-        self.thread.start()
+        self.thread = started(self._live, "asyncdata-service")
 
     @classmethod
     def for_workers(cls, num_workers: object) -> EarlyTemplate | None:
@@ -66,12 +93,9 @@ class EarlyTemplate:
         return cls() if num_workers is None or (isinstance(num_workers, int) and num_workers > 0) else None
 
     def _live(self) -> None:
-        with contextlib.suppress(AsyncDataError, OSError), contextlib.ExitStack() as failing:
-            alive = AlivePipe()
-            failing.callback(alive.close)
-            self._newborn = Newborn(alive)
-            failing.pop_all()
-        self._is_born.set()
+        with contextlib.suppress(BaseException):  # whatever it is, the constructor must not wait for ever
+            self._newborn = Newborn.with_pipe()
+        self._is_tried.set()
         self._errand.get()()
 
     def tell(self, tokenize_fn: TokenizeFn | Callable[..., Any] | str) -> None:
@@ -83,14 +107,19 @@ class EarlyTemplate:
         with contextlib.suppress(AsyncDataError):
             self.function = resolved(tokenize_fn)
             told = frame(0, describe(self.function))
-            self._is_born.wait()
-            if self._newborn is not None:
-                self._tell(self._newborn, told)
+            self._is_tried.wait(_PATIENCE_S)
+            self._tell(told)
 
-    def _tell(self, newborn: Newborn, told: bytes | bytearray) -> None:
-        with contextlib.suppress(OSError):  # it has died: that is noticed when it is needed
-            newborn.ends.sock.sendall(told)
-            newborn.told = told
+    def _tell(self, told: bytes | bytearray) -> None:
+        if self._newborn is None:
+            return
+
+        try:
+            self._newborn.tell(told)
+        except TimeoutError:
+            self._end()
+        except OSError:  # it has died: that is noticed when it is needed
+            return
 
     def run(self, function: Callable[[], object]) -> None:
         """Have the thread run ``function``, and then end."""
@@ -101,10 +130,13 @@ class EarlyTemplate:
         newborn, self._newborn = self._newborn, None
         return newborn
 
-    def close(self) -> None:
-        """Nothing was run, and nothing will be; calling this again does nothing."""
-        self._is_born.wait()
+    def _end(self) -> None:
         newborn = self.take()
         if newborn is not None:
             newborn.end()
-        self._errand.put(bool)
+
+    def close(self) -> None:
+        """Nothing was run, and nothing will be; calling this again does nothing."""
+        self._is_tried.wait(_PATIENCE_S)
+        self._end()
+        self._errand.put(self._end)  # one that is born later, by its mother

@@ -6,6 +6,7 @@ A loader's constructor starts its template with this, before it imports anything
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -21,8 +22,18 @@ from asyncdata.errors import WorkerError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ("ENVIRONMENT", "AlivePipe", "Ends", "command_of", "execute", "new_ends", "no_room")
+__all__ = (
+    "ENVIRONMENT",
+    "AlivePipe",
+    "Ends",
+    "command_of",
+    "execute",
+    "hold_standard_fds",
+    "new_ends",
+    "no_room",
+)
 
+_SET_IT = "set it to the path of a Python interpreter that has asyncdata, or num_workers=0"
 _BOOT = """\
 import json, sys
 arguments = json.loads(sys.argv[1])
@@ -38,17 +49,40 @@ ENVIRONMENT = {
 }
 
 
+_LAST_STANDARD_FD = 2
+_NOT_RUNNABLE = {errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR}
+
+
 def no_room(error: OSError) -> WorkerError:
-    """Why a worker cannot be born."""
+    """Why a worker cannot be born. To be raised from ``error``, by which it is known whether that may pass."""
+    if error.errno in _NOT_RUNNABLE:
+        return WorkerError(f"AD426 workers cannot be started: {error}; sys.executable is {sys.executable!r}: {_SET_IT}")
+
     return WorkerError(
         f"AD426 workers cannot be started: {error.strerror}; raise the limit (ulimit -a), or lower num_workers"
     )
 
 
+def hold_standard_fds() -> None:
+    """See to it that descriptors 0 to 2 are taken, by ``/dev/null`` where a program was started without them.
+
+    A pipe would get such a number otherwise, and a process of the pool has its own stdin, stdout and stderr there.
+
+    :raises OSError: if the system has no room for them.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD_FD:
+        continue  # it stays open, as long as this process lives
+    os.close(fd)
+
+
 class AlivePipe:
-    """A pipe of which this process is the only writer, and its end the end of all that were born with it."""
+    """A pipe of which this process is the only writer, and its end the end of all that were born with it.
+
+    It is made before all else that processes of a pool get.
+    """
 
     def __init__(self) -> None:
+        hold_standard_fds()
         self.read_fd, self._write_fd = os.pipe()
         _pipes.add(self)
 
@@ -108,6 +142,7 @@ def new_ends() -> Iterator[Ends]:
     """
     try:
         with _no_fork, contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            hold_standard_fds()
             sock, their_sock = socket.socketpair()
             ours.callback(sock.close)
             theirs.callback(their_sock.close)
@@ -122,9 +157,25 @@ def new_ends() -> Iterator[Ends]:
 
 
 def command_of(module: str, arguments: dict[str, Any]) -> list[str]:
-    """The command of a new interpreter that runs ``main`` of a module of this package, and finds what we find."""
-    arguments = {"path": [os.path.abspath(entry) for entry in sys.path], **arguments}
+    """The command of a new interpreter that runs ``main`` of a module of this package, and finds what we find.
+
+    :raises WorkerError: if ``sys.executable`` names no interpreter, as where Python is embedded.
+    """
+    if not sys.executable:
+        raise WorkerError(f"AD426 workers cannot be started: sys.executable is {sys.executable!r}; {_SET_IT}")
+
+    arguments = {"path": list(_places()), **arguments}
     return [sys.executable, "-I", "-c", _BOOT.format(module), json.dumps(arguments)]
+
+
+def _places() -> Iterator[str]:
+    """Where Python finds modules. It passes over entries that are no text, and relative ones if there is no folder that
+    they could be relative to; so do we.
+    """
+    for entry in sys.path:
+        if isinstance(entry, str):
+            with contextlib.suppress(FileNotFoundError):
+                yield os.path.abspath(entry)
 
 
 def execute(module: str, ends: Ends, alive: AlivePipe, fds: Sequence[int] = (), **more: Any) -> subprocess.Popen[bytes]:

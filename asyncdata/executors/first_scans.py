@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.to_thread
 
-from asyncdata.executors.base import NUM_SLOTS
+from asyncdata.executors.base import NUM_SLOTS, in_a_thread
 from asyncdata.executors.handler import Handler
-from asyncdata.wire import ReaderSpec
+from asyncdata.wire import ReaderSpec, Scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from asyncdata.executors.backlog import Backlog
+    from asyncdata.executors.roster import Call
     from asyncdata.tokenization.base import ColumnWriter
-    from asyncdata.wire import Job, Reply, Scan
+    from asyncdata.wire import Job, Reply
 
 __all__ = ("FirstScans",)
 
@@ -25,12 +26,13 @@ class FirstScans:
 
     Only lines are read here: other readers may import much, and this process is the trainer's.
 
-    :param next_scan: gives one to do, or None.
-    :param on_reply: takes the reply to it.
+    :param on_reply: takes the reply to a call, which is none of the backlog's any more.
+    :ivar here: the call that is being worked on.
     """
 
-    def __init__(self, next_scan: Callable[[], Scan | None], on_reply: Callable[[Reply], None]) -> None:
-        self._next_scan = next_scan
+    def __init__(self, backlog: Backlog, on_reply: Callable[[Call, Reply], None]) -> None:
+        self.here: Call | None = None
+        self._backlog = backlog
         self._on_reply = on_reply
         self._wake = anyio.Event()
         self._is_over = False
@@ -56,12 +58,14 @@ class FirstScans:
         handler = Handler(job, slots, _tokenize_nothing)
         try:
             while not self._is_over:
-                scan = self._next_scan()
-                if scan is None:
+                scan = self._backlog.next_request
+                if isinstance(scan, Scan):
+                    self.here = self._backlog.take()
+                    self._on_reply(self.here, await in_a_thread(handler, scan))
+                    self.here = None
+                else:
                     self._wake = anyio.Event()
                     await self._wake.wait()
-                else:
-                    self._on_reply(await anyio.to_thread.run_sync(handler, scan, abandon_on_cancel=True))
         finally:
             handler.close()
             slots.clear()  # or whatever keeps this frame would keep the memory

@@ -17,13 +17,14 @@ from asyncdata.errors import ConfigError
 from asyncdata.executors.indexing import index_blocks, permute
 from asyncdata.executors.scanning import ScannedRows
 from asyncdata.import_path import resolve_path
+from asyncdata.shortage import ShortageError, is_shortage, short_of
 from asyncdata.sources.reader import FileChangedError
 from asyncdata.token_messages import EvictTokens, ListTokens, StoreTokens
 from asyncdata.tokenization.base import ColumnWriter
-from asyncdata.tokenization.rows import RowFault
+from asyncdata.tokenization.rows import RowFault, excerpt
 from asyncdata.tokenization.wrong_ids import WrongIdsError
 from asyncdata.user_traceback import user_traceback
-from asyncdata.wire import Failed, Index, Permute, Scan, Scanned, Tokenize, Tokenized
+from asyncdata.wire import Failed, Index, Permute, Scan, Scanned, Short, Tokenize, Tokenized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -80,7 +81,7 @@ class Handler:
         self._is_closed = False
 
     def __call__(self, request: Request) -> Reply:
-        """The reply; an error that is no row's fault is a :class:`Failed`."""
+        """The reply; an error that is no row's fault is a :class:`Failed`, or a :class:`Short`."""
         with self._at_work:
             began_s, cpu_s = time.perf_counter(), time.thread_time()
             reply = self._reply(request)
@@ -103,10 +104,8 @@ class Handler:
             return Failed("ConfigError", str(error), row=error.row, excerpt=error.excerpt, place=error.place)
         except ConfigError as error:
             return Failed("ConfigError", str(error))
-        except OSError as error:
-            return Failed("SourceError", f"AD304 cannot read {error.filename or 'a file'}: {error.strerror or error}")
         except Exception as error:  # whatever it is, the trainer must hear of it, and in order
-            return Failed("WorkerError", f"a request failed with {error!r}", traceback.format_exc())
+            return _failure(error)
 
     def _answer(self, request: Request) -> Reply:
         if isinstance(request, Scan):
@@ -226,11 +225,33 @@ class Handler:
         try:
             self._tokenizer([raw], one)
         except BaseException as error:
+            if is_shortage(error):  # the row may be good
+                raise ShortageError(error, row, excerpt(raw)) from error
+
             trace = user_traceback(error)
             out.fail_at(row, RowFault("AD421", f"the tokenizer raised {error!r}", raw, trace))
             return
 
         out.extend(one)
+
+
+def _failure(error: Exception) -> Failed | Short:
+    if isinstance(error, ShortageError):
+        return Short(str(error), user_traceback(error.cause), error.row, error.excerpt, error.place)
+
+    if is_shortage(error):
+        return Short(_with_name(error), user_traceback(error))
+
+    if isinstance(error, OSError):
+        return Failed("SourceError", f"AD304 cannot read {error.filename or 'a file'}: {error.strerror or error}")
+
+    return Failed("WorkerError", f"a request failed with {error!r}", traceback.format_exc())
+
+
+def _with_name(error: Exception) -> str:
+    """What there is no more of, and the file that was wanted."""
+    name = error.filename if isinstance(error, OSError) else None
+    return f"{short_of(error)}: {name}" if name else short_of(error)
 
 
 def _token_sums(reply: Tokenized) -> bytes:

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from asyncdata.shortage import ShortageError
 from asyncdata.sources.spool import write_part
 from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.tokenization.rows import RowDecoder, RowFault
@@ -82,7 +83,7 @@ def _write(
 ) -> ColumnWriter:
     try:
         return write(rows.raw, rows.lengths, frozenset(request.lost))
-    except WrongIdsError as error:
+    except (WrongIdsError, ShortageError) as error:
         if error.row >= 0:
             error.place = _place(error.row, request.blocks, rows)
         raise

@@ -76,7 +76,20 @@ class Executed:
 
     async def ended(self) -> None:
         """As the protocol says."""
-        await anyio.to_thread.run_sync(self._process.wait)
+        if self._process.poll() is not None:
+            return
+
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):  # an old kernel, a container that forbids it, or no descriptor left
+            await anyio.to_thread.run_sync(self._process.wait)
+            return
+
+        try:
+            await anyio.wait_readable(pidfd)  # no thread: there may be no room for one
+        finally:
+            os.close(pidfd)
+        self._process.wait()
 
     async def ask_status(self) -> None:
         """As the protocol says; it is known already."""

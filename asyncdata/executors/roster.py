@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from asyncdata.executors.base import WorkerState
+from asyncdata.executors.patience import patience_of_a_request
 from asyncdata.log import get_logger
 from asyncdata.machine import resident_memory
 
@@ -24,9 +26,10 @@ class Call:
     """A request under way.
 
     :ivar suspect: the row that was being worked on when it lost its last worker.
+    :ivar shortages: how often the system was short of something for it.
     """
 
-    __slots__ = ("on_reply", "request", "request_id", "strikes", "suspect")
+    __slots__ = ("on_reply", "request", "request_id", "shortages", "strikes", "suspect")
 
     def __init__(self, request_id: int, request: Request, on_reply: OnReply | None, strikes: int) -> None:
         self.request_id = request_id
@@ -34,34 +37,67 @@ class Call:
         self.on_reply = on_reply
         self.strikes = strikes
         self.suspect: int | None = None
+        self.shortages = patience_of_a_request()
 
 
 _LOOK_EVERY_S = 0.5
+_LOOKS = 4
+"""In the time that a row may take: looked at once, a worker that hangs behind its first row would have it twice."""
 _log = get_logger(__name__)
 
 
 class Worker:
     """A process, and what it has been asked.
 
-    :param max_bytes: memory that it may take.
+    :param max_bytes: memory that it may take; None does not limit it.
+    :param row_timeout_s: what a row may take.
     :ivar num_bytes: memory that it took when it was looked at.
+    :ivar patience: the scope in which it is listened to.
     :ivar has_outgrown: whether that was more than it may take.
+    :ivar is_short: whether the system had no more of something for it: another may do better.
     """
 
-    def __init__(self, process: WorkerProcess, max_bytes: int | None = None) -> None:
+    def __init__(self, process: WorkerProcess, max_bytes: int | None, row_timeout_s: float) -> None:
         self.process = process
         self.num_bytes = 0
         self.has_outgrown = False
+        self.is_short = False
         self._max_bytes = max_bytes
+        self._row_timeout_s = row_timeout_s
         self._next_look = 0.0
         self.calls: deque[Call] = deque()
         self.is_ready = False
         self.is_dismissed = False
         self.busy_since = 0.0
-        self.seen_progress = (0, 0)
-        self.num_looks = 0  # in a row that saw no progress
+        self._seen_progress = (0, 0)
+        self._num_looks = 0  # in a row that saw no progress
         self.patience = anyio.CancelScope()
         self.conversation = anyio.CancelScope()
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it is to be replaced when it has answered what it was asked."""
+        return self.has_outgrown or self.is_short
+
+    def be_patient(self) -> None:
+        """Wait for the first of its calls from now on, or for ever if it has none."""
+        self.busy_since = time.monotonic()
+        self._seen_progress = self.process.progress() if self.calls else (0, 0)
+        self._num_looks = 0
+        self.look_later()
+
+    def look_later(self) -> None:
+        """Have :attr:`patience` end when it is time to look at its progress."""
+        look_s = self._row_timeout_s / _LOOKS
+        self.patience.deadline = anyio.current_time() + look_s if self.calls else math.inf
+
+    def is_at_work(self) -> bool:
+        """Whether it has done a row in the time that one may take; looked at whenever :attr:`patience` ends."""
+        if self.process.progress() != self._seen_progress:
+            self.be_patient()
+        else:
+            self._num_looks += 1
+        return self._num_looks < _LOOKS
 
     def look_at_memory(self) -> None:
         """How much does it take? Not more often than the answer changes: the kernel has to be asked."""
@@ -75,6 +111,12 @@ class Worker:
         if self.has_outgrown:
             number, pid = self.process.number, self.process.pid
             _log.warning("worker.outgrown", worker=number, pid=pid, num_bytes=self.num_bytes, max_bytes=self._max_bytes)
+
+    def run_short(self, reason: str) -> None:
+        """The system had no more of something for it."""
+        if not self.is_short:
+            self.is_short = True
+            _log.warning("worker.short", worker=self.process.number, pid=self.process.pid, reason=reason)
 
 
 def state_of(worker: Worker | None) -> WorkerState:

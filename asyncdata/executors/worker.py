@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from asyncdata import pauses
 from asyncdata.executors.handler import Handler
 from asyncdata.frames import HEADER, frame, pieces
+from asyncdata.shortage import is_shortage
 from asyncdata.tokenization.base import open_spec
 from asyncdata.user_traceback import user_traceback
-from asyncdata.wire import Failed, Job, Ready, Request, decode_job, decode_request
+from asyncdata.wire import Failed, Job, Ready, Request, Short, decode_job, decode_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = (
     "PROGRESS",
     "PROGRESS_BYTES",
+    "STATUS_SHORT",
     "Opened",
     "SharedMemory",
     "die_with",
@@ -51,6 +53,8 @@ __all__ = (
 
 PROGRESS = struct.Struct("<Qi")  # the id of the request that is being worked on (0: none), and its row (-1: all)
 PROGRESS_BYTES = 64  # one cache line each, so that workers do not disturb one another
+STATUS_SHORT = os.EX_TEMPFAIL
+"""How a process of the pool ends by itself when the system has no more of something: no row is to blame."""
 _PAUSE_MS = 250
 """What is done in it may take longer. But who asks so seldom has enough read ahead: four chunks for each worker."""
 _PR_SET_PDEATHSIG = 1
@@ -77,9 +81,9 @@ def to_the_end() -> Iterator[None]:
         yield
     except (EOFError, ConnectionError):  # the other end closed it, or is gone
         pass
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
-        os._exit(1)
+        os._exit(STATUS_SHORT if is_shortage(error) else 1)
     os._exit(0)
 
 
@@ -128,7 +132,8 @@ class SharedMemory(NamedTuple):
 
 
 def open_or_tell(sock: socket.socket, spec: TokenizeSpec | None) -> BatchTokenizer:
-    """The tokenize function, loaded. Where that cannot be done, the other end is told.
+    """The tokenize function, loaded. Where that cannot be done, the other end is told; where the system is short of
+    something, as a :class:`Short`.
 
     :raises EOFError: then.
     """
@@ -138,8 +143,8 @@ def open_or_tell(sock: socket.socket, spec: TokenizeSpec | None) -> BatchTokeniz
 
         return open_spec(spec)
     except BaseException as error:  # also SystemExit: whatever a user's module does at import
-        message = f"AD426 the tokenize function cannot be opened: {error!r}"
-        sock.sendall(frame(0, Failed("WorkerError", message, user_traceback(error))))
+        message, trace = f"AD426 the tokenize function cannot be opened: {error!r}", user_traceback(error)
+        sock.sendall(frame(0, Short(message, trace) if is_shortage(error) else Failed("WorkerError", message, trace)))
         raise EOFError from error
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from asyncdata.errors import ConfigError
 from asyncdata.import_path import resolve_path
+from asyncdata.shortage import raise_if_shortage
 from asyncdata.tokenization.results import read_result
 from asyncdata.tokenization.rows import RowFault, decode_object
 from asyncdata.wire import Column, Data, RowError, Tokenized, TokenizeSpec
@@ -302,6 +303,7 @@ class FunctionTokenizer:
             if self._batched:
                 (result,) = result
         except BaseException as error:  # as above
+            raise_if_shortage(error)
             out.fail(row, RowFault("AD421", f"the tokenize function raised {error!r}", raw, _user_traceback(error)))
             return
 

@@ -11,6 +11,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from asyncdata.errors import ConfigError
+from asyncdata.shortage import raise_if_shortage
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.template_environment import Generation, make_environment, normalized
 from asyncdata.tokenization.template_program import NOTHING_PROVEN
@@ -89,6 +90,7 @@ class ChatTemplate:
         try:
             return "".join(template.root_render_func(template.new_context(seen)))
         except Exception as error:  # a template is a program: it may raise anything
+            raise_if_shortage(error)
             raise self._fault() from error
 
     def _fault(self) -> RowFault:

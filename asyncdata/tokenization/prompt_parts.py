@@ -11,6 +11,7 @@ import msgspec
 
 from asyncdata.errors import ConfigError
 from asyncdata.fingerprint import canonical, digest
+from asyncdata.shortage import raise_if_shortage
 from asyncdata.tokenization.rows import RowFault
 
 if TYPE_CHECKING:
@@ -224,5 +225,9 @@ def _ids_of_each(encoded: Encoded) -> Iterator[array[int] | Exception]:
 
 
 def tokenizer_fault(error: Exception, raw: Buffer) -> RowFault:
-    """The fault of a row whose text the tokenizer refused."""
+    """The fault of a row whose text the tokenizer refused.
+
+    :raises Exception: ``error``, if the system was short of something.
+    """
+    raise_if_shortage(error)
     return RowFault("AD421", f"the tokenizer raised {type(error).__name__}: {error}", raw)

@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
 ROUNDS = num_rounds(quick=5, full=60)
 STOP_ROUNDS = min(ROUNDS, 10)
+DENSE_KILLS = min(16, num_rounds(quick=12, full=16))  # with the waits between them, less than the patience there is
 NUM_ROWS = 2000
 SMALL = 90
 
@@ -181,6 +182,51 @@ def test_kill_9_of_the_template_and_of_whoever_there_is(path, victims):
     assert killer.num_sent == ROUNDS
     say(
         f"kill -9 of {victims.__name__}: {killer.num_sent} kills, 2 workers: {result}; {time.monotonic() - began:.0f} s"
+    )
+
+
+class DenseKiller:
+    """Kills every process of the pool the moment that it sees it, until that was done ``number`` times."""
+
+    def __init__(self, number: int) -> None:
+        self.num_sent = 0
+        self._number = number
+        self._thread = threading.Thread(target=self._run)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._number = 0
+            self._thread.join()
+
+    def _run(self) -> None:
+        seen: set[psutil.Process] = set()
+        while self.num_sent < self._number:
+            new = set(psutil.Process().children(recursive=True)) - seen
+            seen |= new
+            for process in new:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+                    self.num_sent += 1
+
+
+def test_kill_9_of_all_that_start_ends_when_the_kills_do(path):
+    """Nothing that starts comes up, for far longer than what ends by itself while it starts is tried again."""
+    began = time.monotonic()
+    killer = DenseKiller(DENSE_KILLS)
+    with make(path, num_workers=2, buffer_size=200) as loader, killer.running():
+        found = [entry(sample) for sample in loader.get_next_batch(NUM_ROWS)]
+        restarts = loader.statistics().worker_restarts_total
+
+    result = check(path, found, "kill -9 of all that start", killer.num_sent)
+    assert killer.num_sent == DENSE_KILLS
+    assert restarts > 3
+    say(
+        f"kill -9 of all that start: {killer.num_sent} kills, {restarts} replaced: {result}; "
+        f"{time.monotonic() - began:.0f} s"
     )
 
 

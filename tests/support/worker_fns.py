@@ -8,6 +8,7 @@ import ctypes
 import errno
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -368,3 +369,87 @@ def label_of(row: Row) -> list[int]:
         raise KeyError("thirteen")
 
     return [row["label"]]
+
+
+class RunsShort(Opening):
+    """At row 13, the first ``times`` times, the system has no more of ``what``. ``folder`` has a file for each time."""
+
+    def open(self) -> Any:
+        """As the protocol says."""
+        from asyncdata.tokenization.base import FunctionTokenizer
+
+        return FunctionTokenizer(self._run)
+
+    def _run(self, row: Row) -> list[int]:
+        if row["id"] == 13 and self._number_of_this_try() <= self.times:
+            _SHORTAGES[self.what]()
+        return [row["id"]]
+
+    def _number_of_this_try(self) -> int:
+        number = len(os.listdir(self.folder)) + 1
+        Path(self.folder, f"try {number}").touch()
+        return number
+
+
+@contextlib.contextmanager
+def _limited(what: int, limit: int) -> Any:
+    before = resource.getrlimit(what)
+    resource.setrlimit(what, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, before)
+
+
+def _no_memory() -> None:
+    with _limited(resource.RLIMIT_AS, 1 << 20):
+        bytearray(1 << 30)
+
+
+def _no_memory_for_a_thread() -> None:
+    with _limited(resource.RLIMIT_AS, 1 << 20):
+        threading.Thread(target=int).start()
+
+
+def _no_files() -> None:
+    with _limited(resource.RLIMIT_NOFILE, 3):
+        os.open(__file__, os.O_RDONLY)
+
+
+def _no_disk() -> None:
+    with open("/dev/full", "wb", buffering=0) as full:
+        full.write(b"x")
+
+
+def _no_disk_and_another_error() -> None:
+    try:
+        _no_disk()
+    except OSError as error:
+        raise ValueError("the helper file is not to be had") from error
+
+
+def _no_process() -> None:
+    raise ExceptionGroup("two helpers", [BlockingIOError(errno.EAGAIN, "no"), OSError(errno.ENOMEM, "no")])
+
+
+def _panic() -> None:
+    kind = type("PanicException", (BaseException,), {})
+    raise kind('called unwrap(): Os { code: 11, kind: WouldBlock, message: "Resource temporarily unavailable" }')
+
+
+def _abort() -> None:
+    sys.stderr.write("memory allocation of 8589934592 bytes failed\n")
+    sys.stderr.flush()
+    os.abort()
+
+
+_SHORTAGES = {
+    "memory": _no_memory,
+    "threads": _no_memory_for_a_thread,
+    "files": _no_files,
+    "disk": _no_disk,
+    "disk, and another error": _no_disk_and_another_error,
+    "processes": _no_process,
+    "a panic": _panic,
+    "an abort": _abort,
+}

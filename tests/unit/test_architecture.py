@@ -23,6 +23,8 @@ LEVELS = {
     "version": 0,
     "extras": 1,
     "import_path": 1,
+    "shortage": 1,
+    "threads": 1,
     "stream_digest": 1,
     "user_traceback": 1,
     "line_numbers": 0,

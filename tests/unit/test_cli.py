@@ -23,6 +23,8 @@ from asyncdata.commands.deliveries import combined_digest, read_record
 from asyncdata.commands.meter import Reading, meter
 from asyncdata.commands.output import fields, printable, shown_path, si, table
 from asyncdata.demo import tokenizer_folder
+from asyncdata.snapshot import load
+from tests.support.signals import hear_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,7 +60,7 @@ def run_json(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
 def asyncdata_process(*words: object, **options: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "asyncdata", *map(str, words)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=ROOT, **{**pipes, **options})
+    return subprocess.Popen(command, cwd=ROOT, preexec_fn=hear_ctrl_c, **{**pipes, **options})
 
 
 # The surface
@@ -227,7 +229,7 @@ def test_a_bad_row_is_named_and_what_came_before_it_is_saved(jsonl_file, tmp_pat
     err = capsys.readouterr().err
     assert f"asyncdata: BadRowError: AD101 {path}:51 (byte 900)" in err
     assert "Traceback" not in err
-    assert asyncdata.snapshot.load(snapshot).position == (0, 0, 48)
+    assert load(snapshot).position == (0, 0, 48)
 
 
 def test_whoever_reads_only_the_first_lines_gets_no_error(data):
@@ -418,7 +420,7 @@ def test_ctrl_c_saves_and_is_status_130(data, tmp_path):
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
     assert err.endswith("\ninterrupted\n")
-    position = asyncdata.snapshot.load(snapshot).position
+    position = load(snapshot).position
     assert 0 < len(read_record(record)) < NUM_ROWS
     assert position == (0, 0, len(read_record(record)))
 

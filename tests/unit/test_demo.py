@@ -23,6 +23,7 @@ from asyncdata.commands.demo import compare
 from asyncdata.demo import docstring_prompts, tokenizer_folder, write_docstring_prompts
 from asyncdata.errors import ConfigError, SourceError
 from asyncdata.tokenization.base import ColumnWriter
+from tests.support.signals import hear_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -260,7 +261,7 @@ def test_ctrl_c_ends_the_demo_and_everything_it_started():
     options: dict[str, Any] = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     words = [sys.executable, "-m", "asyncdata", "demo", "--rows", str(NUM_ROWS)]
     root = Path(asyncdata.__file__).parents[1]
-    with subprocess.Popen(words, cwd=root, start_new_session=True, **options) as process:
+    with subprocess.Popen(words, cwd=root, start_new_session=True, preexec_fn=hear_ctrl_c, **options) as process:
         while "killed with SIGKILL" not in process.stderr.readline():
             pass
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the run is told as well

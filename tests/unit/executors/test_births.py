@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import pytest
 import structlog
 
 from asyncdata.errors import WorkerError
-from asyncdata.executors import births
+from asyncdata.executors import births, losses
 from asyncdata.executors.births import Births
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.executors.spawn import Spawner
@@ -377,6 +378,7 @@ async def test_a_worker_that_cannot_be_named_is_none(rows, monkeypatch, error, m
 
     client = Client(ProcessExecutor(1), rows(1), row_id)
     monkeypatch.setattr(os, "pidfd_open", refuse)
+    monkeypatch.setattr(losses, "_PATIENCE_S", 0)  # with kills from outside it takes as long as they may last
 
     assert (await failure_to_run(client)).startswith(message)
 
@@ -418,17 +420,36 @@ async def test_nothing_is_born_before_its_time(rows):
 
 
 @pytest.mark.asyncio
-async def test_without_room_for_a_fork_it_says_so(rows):
-    """The template has room for so many descriptors that a worker's own do not fit."""
-    import resource
+async def test_while_others_work_a_worker_for_which_there_is_no_room_is_tried_again(rows):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(60), row_id)
+    with structlog.testing.capture_logs() as logs:
+        async with client.running():
+            await all_ready(executor)
+            mother = template().pid
+            limits = resource.prlimit(mother, resource.RLIMIT_NOFILE, (3, 4096))
+            executor.set_num_workers(2)
+            await until(lambda: any(log["event"] == "worker.not_started" for log in logs))
+            assert ids_of(await client.tokenized(await client.window())) == list(range(60))
 
+            resource.prlimit(mother, resource.RLIMIT_NOFILE, (4096, 4096))
+            await all_ready(executor)
+
+    assert limits[0] > 3
+    assert executor.statistics().num_restarts == 0
+
+
+@pytest.mark.asyncio
+async def test_without_room_for_a_fork_and_without_a_worker_it_says_so(rows, monkeypatch):
+    """The template has room for so many descriptors that a worker's own do not fit."""
+    monkeypatch.setattr(losses, "_PATIENCE_S", 0.1)
     executor = ProcessExecutor(1)
     client = Client(executor, rows(1), row_id)
     with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:
         async with client.running():
             await all_ready(executor)
             resource.prlimit(template().pid, resource.RLIMIT_NOFILE, (3, 3))
-            executor.set_num_workers(2)
+            os.kill(executor.statistics().workers[0].pid, signal.SIGKILL)
             await anyio.sleep_forever()
 
     error: BaseException = caught.value

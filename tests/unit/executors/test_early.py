@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 from asyncdata import ConfigError, DataLoader, SourceError, WorkerError
+from asyncdata.executors import early
 from asyncdata.executors.early import EarlyTemplate
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S
@@ -141,3 +142,132 @@ def test_a_function_that_fails_after_rows_were_read_is_an_error_at_every_call(pa
         for _ in range(2):
             with pytest.raises(WorkerError, match="^AD426 the tokenize function cannot be opened: FileNotFoundError"):
                 loader.get_next_batch(1)
+
+
+MAKES_ONE = """
+import sys
+{meddle}
+from asyncdata import DataLoader, WorkerError
+with DataLoader({path!r}, tokenize_fn="tests.support.tokenize_fns:row_id", num_workers=1, shuffle=False) as loader:
+    try:
+        print([sample.tokens.tolist() for sample in loader.get_next_batch(2)])
+    except WorkerError as error:
+        print(error)
+"""
+
+
+def printed_by_one_made_after(meddle: str, path: Path) -> str:
+    """What a program prints that makes a loader after ``meddle``, and asks it for two samples."""
+    code = MAKES_ONE.format(meddle=meddle, path=str(path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=NEVER_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_an_interpreter_to_run_the_first_call_says_so(path, value):
+    told = printed_by_one_made_after(f"sys.executable = {value!r}", path)
+
+    assert told.startswith(f"AD426 workers cannot be started: sys.executable is {value!r}; set it to the path of a ")
+
+
+def test_an_interpreter_that_is_not_there_is_named(path):
+    told = printed_by_one_made_after("sys.executable = '/nowhere/python'", path)
+
+    assert told.startswith("AD426 workers cannot be started: [Errno 2] No such file or directory: '/nowhere/python'; ")
+    assert "ulimit" not in told
+
+
+@pytest.mark.parametrize(
+    "meddle", ["sys.path.append(b'/bytes')", "import pathlib; sys.path.append(pathlib.Path('/path'))"]
+)
+def test_what_python_passes_over_in_its_path_disturbs_no_worker(path, meddle):
+    assert printed_by_one_made_after(meddle, path) == "[[0], [1]]\n"
+
+
+def test_a_folder_that_is_gone_disturbs_no_worker(path):
+    gone = "import os, tempfile; os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd()); sys.path.insert(0, '')"
+
+    assert printed_by_one_made_after(f"from asyncdata import DataLoader; {gone}", path) == "[[0], [1]]\n"
+
+
+def test_a_birth_that_fails_in_whatever_way_is_not_waited_for(monkeypatch):
+    def never(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(early, "execute", never)
+    template = EarlyTemplate()
+    template.tell("tests.support.tokenize_fns:row_id")
+
+    assert template.take() is None
+    template.close()
+    until(lambda: own_threads() == [])
+
+
+def test_a_birth_that_hangs_is_not_waited_for_and_leaves_nothing(monkeypatch):
+    go_on, execute = threading.Event(), early.execute
+
+    def slow(*arguments: Any) -> Any:
+        assert go_on.wait(NEVER_S)
+        return execute(*arguments)
+
+    monkeypatch.setattr(early, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(early, "execute", slow)
+    template = EarlyTemplate()
+    template.tell("tests.support.tokenize_fns:row_id")
+    template.close()
+    go_on.set()
+    until(lambda: own_threads() == [])
+    assert psutil.Process().children() == []
+
+
+def test_a_newborn_that_does_not_listen_is_ended(monkeypatch):
+    monkeypatch.setattr(early, "_PATIENCE_S", 0.05)
+    template = EarlyTemplate()
+    until(psutil.Process().children)
+    (child,) = psutil.Process().children()
+    child.suspend()
+    template.tell(worker_fns.Opening("x" * 4_000_000))
+
+    assert template.take() is None
+    assert not child.is_running()
+    template.close()
+    until(lambda: own_threads() == [])
+
+
+def test_without_room_for_a_thread_the_constructor_says_so(path, monkeypatch):
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(WorkerError, match=r"^AD426 the loader cannot start a thread \(can't start new thread\): "):
+        DataLoader(path, tokenize_fn=row_id, num_workers=1)
+    loader = DataLoader(path, tokenize_fn=row_id, num_workers=0)
+    for _ in range(2):
+        with pytest.raises(WorkerError, match=r"^AD426 the loader cannot start a thread \(can't start new thread\): "):
+            loader.get_next_batch(1)
+    monkeypatch.undo()
+    with loader:
+        assert len(loader.get_next_batch(1)) == 1
+
+
+WRITES_DOWN = """
+import os, signal
+from asyncdata import DataLoader
+with DataLoader({path!r}, tokenize_fn="tests.support.tokenize_fns:row_id", num_workers=2, shuffle=False) as loader:
+    found = [sample.tokens.tolist() for sample in loader.get_next_batch(20)]
+    for worker in loader.statistics().workers:  # there are some that are forked later, as well
+        if worker.pid is not None:
+            os.kill(worker.pid, signal.SIGKILL)
+    found += [sample.tokens.tolist() for sample in loader.get_next_batch(40)]
+open({out!r}, "w").write(str(found))
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", "<&- >&- 2>&-"])
+def test_a_program_that_was_started_without_its_standard_descriptors_has_workers(path, tmp_path, closed):
+    out = tmp_path / "out"
+    code = WRITES_DOWN.format(path=str(path), out=str(out))
+    subprocess.run(["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code], timeout=NEVER_S, check=True)
+
+    assert out.read_text() == str([[number % 50] for number in range(60)])
