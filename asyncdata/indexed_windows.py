@@ -126,7 +126,9 @@ class IndexedWindow:
 
     def location(self, row: int) -> SourceLocation:
         """The row's place."""
-        return self._source.location(*self.key(row), int(self._known.lengths[row]))
+        file_id, offset = self.key(row)
+        place = self._source.location(file_id, offset, int(self._known.lengths[row]))
+        return self._index.numbered(place, file_id, int(self._known.rows[row]))
 
     def find(self, keys: Set[tuple[int, int]]) -> list[int]:
         """The rows of the window that ``keys`` name, rising."""

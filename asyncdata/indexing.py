@@ -172,19 +172,21 @@ class Indexer:
         self._ask()  # not before: from here on there may be rows to leave room for
 
     def _take(self, part: Indexed) -> None:
-        for error in part.errors:
-            self._on_bad(self._bad_row(part, error))
+        first_block, first_row = self._index.num_blocks, self._index.num_found
         self._index.append(part)
+        for error in part.errors:
+            self._on_bad(self._bad_row(part, error, first_block, first_row))
 
-    def _bad_row(self, part: Indexed, error: RowError) -> BadRowError:
+    def _bad_row(self, part: Indexed, error: RowError, first_block: int, first_row: int) -> BadRowError:
+        """The error for a bad row of a part that begins with that block, and that row of all."""
         ends = np.cumsum(np.frombuffer(part.counts, np.int32))
-        number = self._index.num_blocks + int(np.searchsorted(ends, error.row, side="right"))
-        (block,) = self._source.blocks([number])
-        first = int(ends[number - self._index.num_blocks - 1]) if number > self._index.num_blocks else 0
+        number = int(np.searchsorted(ends, error.row, side="right"))
+        (block,) = self._source.blocks([first_block + number])
+        first = int(ends[number - 1]) if number else 0
         inside = error.row - first if self._index.spool else int(np.frombuffer(part.offsets, np.int32)[error.row])
-        offset = block.start + inside
         length = int(np.frombuffer(part.lengths, np.int32)[error.row])
-        place = self._source.location(block.file_id, offset, length)
+        place = self._source.location(block.file_id, block.start + inside, length)
+        place = self._index.numbered(place, block.file_id, first_row + error.row)
         return BadRowError(
             error.code,
             error.reason,

@@ -109,10 +109,7 @@ def open_reading(
     shuffle = config.order if plan is None else _shuffle_of_plan(plan, config)
     _check_share(share, shuffle)
     if isinstance(shuffle, RowShuffle):
-        files = source.open(_INDEX_BLOCK_BYTES)
-        if isinstance(files, RowStream):
-            raise ConfigError(_needs_rows(files, plan))
-
+        files = _open_rows(source, plan)
         say_that_rows_are_not_cached(config)
         rows = RowOrder(shuffle, config.seed) if plan is None else PlannedOrder(plan, shuffle, config.seed)
         return _IndexedReading(files, rows, config, function, quarantine, share)
@@ -126,6 +123,19 @@ def open_reading(
     order = Order(shuffle, config.seed, files.num_blocks, files.block_bytes)
     job = _job(files, config, function, room_of(files, order.max_window_blocks))
     return _BlockReading(files, order, cache_of(files, job, order.max_window_blocks, config, function))
+
+
+def _open_rows(source: Source, plan: Plan | None) -> Blocks:
+    """The source in pieces whose rows can be read one by one."""
+    files = source.open(_INDEX_BLOCK_BYTES)
+    if not isinstance(files, RowStream):
+        return files
+
+    blocks = files.as_blocks(_INDEX_BLOCK_BYTES)
+    if blocks is None:
+        raise ConfigError(_needs_rows(files, plan))
+
+    return blocks
 
 
 def _shuffle_of_plan(plan: Plan, config: LoaderConfig) -> RowShuffle:
@@ -279,7 +289,9 @@ class _IndexedReading:
         return IndexedWindows(self.files, self.order, executor, self.index, indexer, self._share)
 
     def canaries(self, executor: Executor) -> Canaries:
-        return Canaries(self.files, executor, self.job.stride, _MAX_CANARY_BLOCKS)
+        # Any block of an array but its first would have it read up to there at every start.
+        max_blocks = 1 if any(self.files.are_arrays) else _MAX_CANARY_BLOCKS
+        return Canaries(self.files, executor, self.job.stride, max_blocks)
 
     def close(self) -> None:
         self.files.close()

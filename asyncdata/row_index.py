@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from asyncdata.errors import NoSamplesError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from asyncdata.errors import AsyncDataError
     from asyncdata.order import RowShuffle
     from asyncdata.sources.base import Blocks
+    from asyncdata.types import SourceLocation
     from asyncdata.wire import Indexed
 
 __all__ = ("Places", "RowIndex")
@@ -63,6 +65,7 @@ class RowIndex:
         self._block_starts = np.array([block.start for block in blocks], np.int64)
         self._block_ends = np.zeros(len(blocks), np.int64)
         self._block_parts = np.zeros(len(blocks), np.int64)
+        self._are_arrays = source.are_arrays
         self.spool = spool
         self._num_blocks = self._num_objects = 0
         self._shuffle = shuffle
@@ -203,6 +206,15 @@ class RowIndex:
         else:
             offsets = self._offsets.array[rows]
         return self._block_files[blocks], self._block_starts[blocks] + offsets
+
+    def numbered(self, place: SourceLocation, file_id: int, row: int) -> SourceLocation:
+        """``place``, that of a row which is known, with the row's number in its file where that is an array."""
+        if not (self._are_arrays and self._are_arrays[file_id]):
+            return place
+
+        block = int(np.searchsorted(self._block_files, file_id))
+        first = int(self._block_ends[block - 1]) if block else 0
+        return msgspec.structs.replace(place, row_number=row - first)
 
 
 def _part_of(rows: Any, shuffle: RowShuffle) -> Any:

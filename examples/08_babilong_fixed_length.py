@@ -24,20 +24,19 @@ from _tiny_model import TinyLM, causal_mask, loss_of
 from tokenizers import Tokenizer
 from torch.nn.parallel import DistributedDataParallel
 
-from asyncdata import DataLoader, FixedCollator, FixedLengthTokenizeFn
+from asyncdata import DataLoader, FixedCollator, FixedLengthTokenizeFn, RowShuffle
 from asyncdata.demo import tokenizer_folder
 from asyncdata.integrations.torch import StatefulDataLoader, ranks
 
 
 def open_loader(options: argparse.Namespace, part: Literal["train", "eval"]) -> StatefulDataLoader:
-    """This rank's share of one part of the rows; which part a row is in follows from its own text."""
+    """This rank's share of one part of the rows, which is all that this rank tokenizes."""
     length = options.max_length
-    tokenize_fn = FixedLengthTokenizeFn.babilong(
-        options.tokenizer, length, split=part, train_ratio=0.9, on_overlong="truncate_context_middle"
-    )
+    tokenize_fn = FixedLengthTokenizeFn.babilong(options.tokenizer, length, on_overlong="truncate_context_middle")
     loader = DataLoader(
         options.data,
         tokenize_fn=tokenize_fn,
+        shuffle=RowShuffle(part=part, train_ratio=0.9, only_kept=True),
         collate_fn=FixedCollator(length=length, shift_labels=True),
         batch_size=options.batch_size,
         epochs=1 if part == "eval" else None,

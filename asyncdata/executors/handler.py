@@ -13,7 +13,7 @@ from zlib import crc32
 
 import msgspec
 
-from asyncdata.errors import ConfigError
+from asyncdata.errors import ConfigError, SourceError
 from asyncdata.executors.indexing import index_blocks, permute
 from asyncdata.executors.scanning import ScannedRows
 from asyncdata.import_path import resolve_path
@@ -102,8 +102,8 @@ class Handler:
             return Failed("SourceChangedError", str(error))
         except WrongIdsError as error:
             return Failed("ConfigError", str(error), row=error.row, excerpt=error.excerpt, place=error.place)
-        except ConfigError as error:
-            return Failed("ConfigError", str(error))
+        except (ConfigError, SourceError) as error:
+            return Failed(type(error).__name__, str(error))
         except Exception as error:  # whatever it is, the trainer must hear of it, and in order
             return _failure(error)
 

@@ -45,6 +45,8 @@ class Blocks(Protocol):
     :ivar block_bytes: bytes of a piece's rows, on average; windows are cut by them.
     :ivar room_bytes: bytes of a slot that a piece may take. Rows that find no room there are read one by one.
     :ivar reads_single_rows: whether a row is as soon read by itself as with its neighbours.
+    :ivar are_arrays: of each file: whether its rows are the elements of an array, which are known by their number too,
+        and found by reading it from its front. Empty where there are no arrays.
     """
 
     files: list[FileRef]
@@ -53,6 +55,7 @@ class Blocks(Protocol):
     block_bytes: int
     room_bytes: int
     reads_single_rows: bool
+    are_arrays: Sequence[bool]
 
     @property
     def num_blocks(self) -> int:
@@ -111,6 +114,7 @@ class Files:
 
     reader = ReaderSpec()
     reads_single_rows = True
+    are_arrays: Sequence[bool] = ()
 
     def __init__(self, stamps: Sequence[FileStamp], max_row_bytes: int) -> None:
         self.files = [FileRef(stamp.path, stamp.num_bytes, stamp.inode, stamp.mtime_ns) for stamp in stamps]

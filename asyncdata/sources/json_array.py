@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
     from asyncdata.sources.stream import Int64
 
-__all__ = ("split_array",)
+__all__ = ("SPACE", "Chars", "Marks", "array_fault", "opening", "split_array")
 
 _BOM = b"\xef\xbb\xbf"
-_SPACE = b" \t\r\n"
+SPACE = b" \t\r\n"
+"""What JSON has as white space."""
+
 _QUOTE, _BACKSLASH, _COMMA, _END = b'"\\,]'
 _DEPTH = np.zeros(256, np.int8)
 _DEPTH[list(b"[{")], _DEPTH[list(b"]}")] = 1, -1
@@ -55,7 +57,27 @@ def split_array(pieces: Iterable[bytes], offset: int, number: int, max_row_bytes
     array.finish()
 
 
-class _Marks:
+def array_fault(path: str, reason: str) -> SourceError:
+    """What to raise for a file that is no array, or not a whole one."""
+    return SourceError(f"AD120 {path} is not one whole JSON array: {reason}; repair the file")
+
+
+def opening(piece: bytes, offset: int, path: str) -> tuple[int, bool]:
+    """How much of a piece comes before the first element, and whether the array's bracket was in that.
+
+    :param offset: of the piece; only white space, or a byte-order mark, comes before it.
+    :raises SourceError: if something else than a bracket comes first.
+    """
+    mark = _BOM[offset : offset + len(piece)]
+    pos = len(mark) if mark and piece.startswith(mark) else 0
+    rest = piece[pos:].lstrip(SPACE)
+    if rest and not rest.startswith(b"["):
+        raise array_fault(path, f"it does not begin with '[', but with {rest[:16]!r}")
+
+    return len(piece) - len(rest) + bool(rest), bool(rest)
+
+
+class Marks:
     """Finds the commas and the end of the array in pieces that it is given one after the other."""
 
     def __init__(self) -> None:
@@ -63,7 +85,7 @@ class _Marks:
         self._is_escaped = False  # the first byte of the next piece
         self._depth = 0
 
-    def find(self, piece: bytes) -> list[int]:
+    def find(self, piece: bytes | Chars) -> list[int]:
         """Where the array's own commas are; the last one is its end if a bracket stands there."""
         chars = np.frombuffer(piece, np.uint8)
         quotes = self._quotes(chars)
@@ -112,7 +134,7 @@ class _Array:
         self._number = number
         self._max_row_bytes = max_row_bytes
         self._path = path
-        self._marks = _Marks()
+        self._marks = Marks()
         self._is_begun = offset > 0
         self._is_ended = False
         self._is_last_open = number > 0  # a comma stands before the element, so that it must be there
@@ -124,7 +146,9 @@ class _Array:
 
         :raises SourceError: if it does not go on as an array does.
         """
-        pos = 0 if self._is_begun else self._opening(piece)
+        pos = 0
+        if not self._is_begun:
+            pos, self._is_begun = opening(piece, self._offset, self._path)
         if self._is_begun and not self._is_ended:
             rest = piece[pos:]
             self._offset += pos
@@ -140,24 +164,13 @@ class _Array:
             self._add(piece[pos:], pos)
         self._offset += len(piece)
 
-    def _opening(self, piece: bytes) -> int:
-        """How much of the piece comes before the first element, its bracket included."""
-        mark = _BOM[self._offset : self._offset + len(piece)]
-        pos = len(mark) if mark and piece.startswith(mark) else 0
-        rest = piece[pos:].lstrip(_SPACE)
-        if rest and not rest.startswith(b"["):
-            raise self._fault(f"it does not begin with '[', but with {rest[:16]!r}")
-
-        self._is_begun = bool(rest)
-        return len(piece) - len(rest) + self._is_begun
-
     def _add(self, text: bytes, pos: int) -> None:
         """``text``, at ``pos`` of the piece, belongs to the present element."""
         if self._begin < 0:
-            bare = text.lstrip(_SPACE)
+            bare = text.lstrip(SPACE)
             pos += len(text) - len(bare)
             text = bare
-        bare = text.rstrip(_SPACE)
+        bare = text.rstrip(SPACE)
         if bare:
             self._begin = self._begin if self._begin >= 0 else self._offset + pos
             self._stop = self._offset + pos + len(bare)
@@ -191,7 +204,7 @@ class _Array:
         self._held, self._begin, self._stop = [], -1, -1
 
     def _refuse_more(self, text: bytes, pos: int) -> None:
-        bare = text.lstrip(_SPACE)
+        bare = text.lstrip(SPACE)
         if bare:
             place = self._offset + pos + len(text) - len(bare)
             raise self._fault(f"at byte {place}, behind its end, there is {bare[:16]!r}")
@@ -216,4 +229,4 @@ class _Array:
             )
 
     def _fault(self, reason: str) -> SourceError:
-        return SourceError(f"AD120 {self._path} is not one whole JSON array: {reason}; repair the file")
+        return array_fault(self._path, reason)

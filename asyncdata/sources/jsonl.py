@@ -41,7 +41,8 @@ class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     line needs no end. Files are read to the size they have at the start, and never memory-mapped.
 
     Files that are compressed with gzip or zstd, and files not named ``*.jsonl`` that hold one JSON array, are known by
-    their first bytes. If there is one of them, all files are read from front to back, in the trainer's process.
+    their first bytes. If there is one of them, all files are read from front to back, in the trainer's process; but in
+    orders of single rows arrays are indexed as lines are.
 
     :param paths: a path, a glob, a folder (its ``*.jsonl``, or, without any, its ``*.jsonl.gz`` and ``*.jsonl.zst``),
         or a list of these. A glob's and a folder's files are sorted by name; a list keeps its order. The order of
@@ -72,7 +73,8 @@ class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class JsonArraySource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One JSON array of objects a file, in one file or many, compressed or not; read from front to back.
 
-    Elements may be laid out over any number of lines. Nothing but the present one is held in memory.
+    Elements may be laid out over any number of lines. Nothing but the present one is held in memory. In orders of
+    single rows, arrays that are not compressed are indexed as lines are.
 
     :param paths: as for :class:`JsonlSource`; a folder stands for its ``*.json``, or, without any, its ``*.json.gz``
         and ``*.json.zst``.

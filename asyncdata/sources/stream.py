@@ -12,9 +12,10 @@ from asyncdata.order import feistel_permutation, order_keys, shuffled_rows
 from asyncdata.wire import ReaderSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from asyncdata.order import Shuffle
+    from asyncdata.sources.base import Blocks
     from asyncdata.types import SourceLocation
     from asyncdata.wire import Block, FileRef
 
@@ -63,6 +64,7 @@ class RowStream(ABC):
 
     reader = ReaderSpec()
     reads_single_rows = False
+    are_arrays: Sequence[bool] = ()
     num_blocks = extent = block_bytes = room_bytes = 0
     files: list[FileRef]
     max_row_bytes: int
@@ -73,6 +75,10 @@ class RowStream(ABC):
 
     def close(self) -> None:  # noqa: B027 - there is nothing to do
         """As :class:`~asyncdata.sources.base.Blocks` says: nothing was written."""
+
+    def as_blocks(self, block_bytes: int) -> Blocks | None:
+        """The same rows in pieces that workers can read, for orders of single rows; None if there are no such."""
+        return None
 
     @abstractmethod
     def read(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.sources.array_blocks import ArrayBlocks
 from asyncdata.sources.base import Files
 from asyncdata.sources.coded_text import CodedText
 from asyncdata.sources.json_array import split_array
@@ -30,7 +31,7 @@ class TextStream(Files, RowStream):
     A state is ``{"file": number, "entry": [offset in the file, offset in its text], "offset": of the row in the text,
     "row": its number}``: decoding begins at the entry, the last place before the row where it can.
 
-    :param are_arrays: of each file: whether it is a JSON array; else its rows are lines.
+    :ivar are_arrays: of each file: whether it is a JSON array; else its rows are lines.
     :ivar codings: of each file: ``plain``, ``gzip`` or ``zstd``.
     """
 
@@ -39,7 +40,14 @@ class TextStream(Files, RowStream):
     ) -> None:
         super().__init__(stamps, min(max_row_bytes, MAX_ROW_BYTES))
         self.codings = list(codings)
-        self._are_arrays = list(are_arrays)
+        self.are_arrays = list(are_arrays)
+
+    def as_blocks(self, block_bytes: int) -> ArrayBlocks | None:
+        """As the base class says: of files that are not compressed."""
+        if any(coding != "plain" for coding in self.codings):
+            return None
+
+        return ArrayBlocks(self._stamps, block_bytes, self.max_row_bytes, self.are_arrays)
 
     def read(
         self, order: StreamOrder, epoch: int, state: dict[str, Any] | None, check: Callable[[], object]
@@ -58,7 +66,7 @@ class TextStream(Files, RowStream):
 
         self.check_file(file_id)  # the files before it took their time
         text = CodedText(file, self.codings[file_id], check)
-        split = partial(split_array, path=file.path) if self._are_arrays[file_id] else split_lines
+        split = partial(split_array, path=file.path) if self.are_arrays[file_id] else split_lines
         offset, number = start["offset"], start["row"]
         found: TextRows
         for found in split(text.pieces(tuple(start["entry"]), offset), offset, number, self.max_row_bytes):
@@ -68,5 +76,5 @@ class TextStream(Files, RowStream):
 
     def location(self, file_id: int, offset: int, num_bytes: int, byte_offset: int = -1) -> SourceLocation:
         """The row's number, with its file's path; its line, and its place in the text."""
-        line = None if self._are_arrays[file_id] else offset + 1
+        line = None if self.are_arrays[file_id] else offset + 1
         return SourceLocation(self.files[file_id].path, byte_offset, num_bytes, row_number=offset, line=line)

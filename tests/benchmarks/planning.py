@@ -35,6 +35,8 @@ ROWS_PER_BLOCK = 1000
 class OneFile:
     """Blocks of a megabyte."""
 
+    are_arrays = ()
+
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
 

@@ -30,6 +30,7 @@ KEYED = RowShuffle(only_kept=True)
 
 class OneBlock:
     num_blocks = 1
+    are_arrays = ()
 
     def blocks(self, ids: Iterable[int]) -> list[Block]:
         return [Block(0, 0, 1000) for _ in ids]

@@ -26,6 +26,7 @@ class Pieces:
     """Blocks of two files, each of 100 bytes."""
 
     num_blocks = 6
+    are_arrays: Sequence[bool] = ()
 
     def blocks(self, ids: Iterable[int]) -> list[Block]:
         return [Block(number // 3, BLOCK * (number % 3), BLOCK * (number % 3 + 1)) for number in ids]

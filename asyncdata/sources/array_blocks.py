@@ -1,0 +1,26 @@
+"""JSON arrays cut into byte blocks as lines are, for orders of single rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asyncdata.sources.base import FileBlocks
+from asyncdata.wire import ReaderSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncdata.fingerprint import FileStamp
+
+__all__ = ("ArrayBlocks",)
+
+
+class ArrayBlocks(FileBlocks):
+    """Files of which some are JSON arrays; the rows of the others are lines."""
+
+    def __init__(
+        self, stamps: Sequence[FileStamp], block_bytes: int, max_row_bytes: int, are_arrays: Sequence[bool]
+    ) -> None:
+        super().__init__(stamps, block_bytes, max_row_bytes)
+        self.are_arrays = list(are_arrays)
+        self.reader = ReaderSpec("asyncdata.sources.array_reader:ArrayReader", {"are_arrays": self.are_arrays})

@@ -1,0 +1,270 @@
+"""JSON arrays in the orders of single rows: the same rows as of JSONL, known by their number and their place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata import DataLoader, FixedLengthTokenizeFn, JsonArraySource, JsonlSource, SoftPacking
+from asyncdata.errors import BadRowError, ConfigError, SourceChangedError, SourceError
+from asyncdata.order import RowShuffle
+from asyncdata.sources.array_reader import Elements
+from tests.support.tokenize_fns import id_and_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NUM_ROWS = 300
+ROWS = [
+    {"id": row, "pad": "x" * (row * 37 % 300), "text": ['a "quote", a \\ and [brackets]}', {"deep": [row, {}]}]}
+    for row in range(NUM_ROWS)
+]
+LAYOUTS: dict[str, Callable[[], bytes]] = {
+    "compact": lambda: json.dumps(ROWS, separators=(",", ":")).encode(),
+    "over many lines": lambda: b"\xef\xbb\xbf \n" + json.dumps(ROWS, indent=2).encode() + b"\r\n",
+    "spaces, and long elements": lambda: (
+        b" [\n\n" + b" ,\t".join(json.dumps(row, indent=1 + row["id"] % 9).encode() for row in ROWS) + b"\n ] "
+    ),
+}
+SHUFFLES = {
+    "full": "full",
+    "the first 8": RowShuffle(stop=8),
+    "the first 8 as they lie": RowShuffle(method="none", stop=8),
+    "the last 20": RowShuffle(method="slime", first=-20),
+    "train": RowShuffle(part="train"),
+    "eval": RowShuffle(part="eval"),
+    "kept": RowShuffle(only_kept=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr("asyncdata.reading._INDEX_BLOCK_BYTES", 700)
+
+
+@pytest.fixture
+def lines(tmp_path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    return path
+
+
+def array_at(path: Path, layout: str = "compact") -> Path:
+    path.write_bytes(LAYOUTS[layout]())
+    return path
+
+
+def loader(source: Any, shuffle: Any = "full", function: Any = id_and_text, **knobs: Any) -> DataLoader:
+    source = source if isinstance(source, JsonArraySource | JsonlSource | list) else str(source)
+    knobs = {"num_workers": 0, "buffer_size": 16, "cache_dir": "", **knobs}
+    return DataLoader(source, tokenize_fn=function, shuffle=shuffle, **knobs)
+
+
+def ids(samples: list[Any]) -> list[int]:
+    return [int(sample.tokens[0]) for sample in samples]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shuffle", SHUFFLES.values(), ids=SHUFFLES)
+def test_an_array_has_the_order_of_its_rows_as_lines(tmp_path, lines, shuffle, layout):
+    path = array_at(tmp_path / "rows.json", layout)
+    with loader(lines, shuffle) as data:
+        num_rows = data.num_rows()
+        expected = [sample.tokens.tolist() for sample in data.get_next_batch(2 * num_rows)]
+
+    with loader(path, shuffle) as data:
+        assert data.num_rows() == num_rows
+        samples = data.get_next_batch(2 * num_rows)
+        assert [sample.tokens.tolist() for sample in samples] == expected
+        assert [sample.source.row_number for sample in samples] == ids(samples)
+        text = path.read_bytes()
+        for sample in samples:
+            place = sample.source
+            assert json.loads(text[place.byte_offset : place.byte_offset + place.num_bytes])["id"] == place.row_number
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_it_does_not_depend_on_workers_and_files_of_lines_and_arrays_go_together(tmp_path, lines, num_workers):
+    texts = [json.dumps(row) for row in ROWS]
+    paths = [tmp_path / "a.json", tmp_path / "b.jsonl", tmp_path / "empty.json", tmp_path / "c.json"]
+    paths[0].write_text(f"[{', '.join(texts[:120])}]", encoding="utf-8")
+    paths[1].write_text("\n".join(texts[120:140]), encoding="utf-8")
+    paths[2].write_text("[ ]\n", encoding="utf-8")
+    paths[3].write_text(json.dumps(ROWS[140:], indent=3), encoding="utf-8")
+    with loader(lines, "full") as data:
+        expected = ids(data.get_next_batch(2 * NUM_ROWS))
+
+    with loader([str(path) for path in paths], "full", num_workers=num_workers) as data:
+        samples = data.get_next_batch(2 * NUM_ROWS)
+
+    assert ids(samples) == expected
+    assert {s.source.row_number for s in samples if s.source.path.endswith("c.json")} == set(range(160))
+
+
+@pytest.mark.parametrize("shuffle", [RowShuffle(method="none"), "full", RowShuffle(part="train")])
+def test_a_resumed_run_goes_on_as_the_first_one_did_and_finds_the_index(tmp_path, shuffle, monkeypatch):
+    path, cache_dir = array_at(tmp_path / "rows.json"), str(tmp_path / "kept")
+    with loader(path, shuffle, cache_dir=cache_dir) as data:
+        data.get_next_batch(33)
+        state = json.loads(json.dumps(data.state_dict()))
+        expected = ids(data.get_next_batch(400))
+
+    scanned: list[int] = []
+
+    def noting(self: Elements, fd: int, start: int, stop: int) -> None:
+        scanned.append(stop)
+        really(self, fd, start, stop)
+
+    really = Elements.read_to
+    monkeypatch.setattr(Elements, "read_to", noting)
+    with loader(path, shuffle, cache_dir=cache_dir) as data:
+        data.load_state_dict(state)
+        assert ids(data.get_next_batch(400)) == expected
+    assert set(scanned) == {700}, "the first block, for the fixed row of the snapshot"
+
+
+def counted(row: dict[str, Any]) -> list[int]:
+    tokenized.append(row["id"])
+    return [row["id"]]
+
+
+counted.version = 1  # so that the index, and what was tokenized for it, is kept
+tokenized: list[int] = []
+
+
+def test_each_rank_tokenizes_its_own_rows_alone(tmp_path):
+    path, delivered = array_at(tmp_path / "rows.json"), []
+    shuffle, cache_dir = RowShuffle(only_kept=True), str(tmp_path / "kept")
+    with loader(path, shuffle, counted, cache_dir=cache_dir) as data:
+        assert data.num_rows() == NUM_ROWS
+
+    for rank in range(2):
+        ranks = {"rank": rank, "world_size": 2, "batch_size": 10, "epochs": 1, "cache_dir": cache_dir}
+        tokenized.clear()
+        with loader(path, shuffle, counted, **ranks) as data:
+            mine = [number for batch in data for number in ids(batch)]
+        assert len(mine) == NUM_ROWS // 2
+        assert set(tokenized) == {*mine, 0}, "and the fixed row of snapshots"
+        delivered += mine
+
+    assert sorted(delivered) == list(range(NUM_ROWS))
+
+
+def test_packs_can_be_planned_over_an_array(tmp_path, lines):
+    packs = {}
+    for path in (array_at(tmp_path / "rows.json"), lines):
+        packing = {
+            "packing": SoftPacking(max_length=400, across_epochs=False),
+            "plan_packs": True,
+            "batch_size": 2,
+            "epochs": 1,
+        }
+        with loader(path, "full", **packing) as data:
+            packs[path.suffix] = [[ids(pack) for pack in batch] for batch in data]
+
+    assert packs[".json"] == packs[".jsonl"]
+    assert packs[".json"]
+
+
+def test_no_more_is_read_than_the_first_rows_where_only_they_are_asked_for(tmp_path):
+    path = array_at(tmp_path / "rows.json")
+    os.truncate(path, 30 * 700)
+
+    with loader(path, RowShuffle(stop=8)) as data:
+        assert sorted(ids(data.get_next_batch(8))) == list(range(8))
+        assert data.num_rows() == 8
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda text: text[:-1], r"it ends within element 299, which begins at byte \d+, without ']'"),
+        (lambda text: text[:-1] + b", ", "it ends behind 300 elements, without ']'"),
+        (lambda text: text[:-2000], r"it ends within element 29\d, which begins at byte \d+, without ']'"),
+        (lambda text: text + b" x", "at byte .*, behind its end, there is b'x'"),
+        (lambda text: text.replace(b'},{"id":299', b'},,{"id":299'), "at byte .* element 299 is missing"),
+        (lambda text: text[:-1] + b",]", "at byte .* element 300 is missing"),
+        (lambda text: text[:-1] + b"}", "at byte .* there is '}' in place of its ']'"),
+    ],
+)
+def test_what_is_no_whole_array_is_named(tmp_path, harm, reason):
+    path = tmp_path / "rows.json"
+    path.write_bytes(harm(LAYOUTS["compact"]()))
+
+    with loader(path) as data, pytest.raises(SourceError, match=f"^AD120 {path} is not one whole JSON array: {reason}"):
+        data.get_next_batch(1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_bad_element_is_named_by_its_number_and_place(tmp_path, num_workers):
+    texts = [json.dumps(row) for row in ROWS]
+    texts[211] = '{"id": nothing}'
+    path = tmp_path / "rows.json"
+    path.write_text(f"[{','.join(texts)}]", encoding="utf-8")
+    byte = path.read_text(encoding="utf-8").index(texts[211])
+
+    for shuffle in (RowShuffle(method="none"), RowShuffle(method="none", first=5)):
+        with loader(path, shuffle, num_workers=num_workers) as data, pytest.raises(BadRowError) as caught:
+            data.get_next_batch(NUM_ROWS)
+        found = caught.value
+        assert (found.code, found.path, found.row_number, found.byte_offset) == ("AD101", str(path), 211, byte)
+
+    with loader(path, RowShuffle(method="none", first=5), num_workers=num_workers, on_bad_row="skip") as data:
+        assert ids(data.get_next_batch(294)) == [*range(5, 211), *range(212, NUM_ROWS)]
+
+
+def test_an_element_that_is_too_long_is_a_bad_row(tmp_path):
+    path = array_at(tmp_path / "rows.json")
+    source = JsonArraySource(str(path), max_row_bytes=300)
+    short = [row["id"] for row in ROWS if len(json.dumps(row, separators=(",", ":"))) <= 300]
+
+    with loader(source, RowShuffle(method="none"), on_bad_row="skip", epochs=1, batch_size=10) as data:
+        assert [number for batch in data for number in ids(batch)] == short
+        assert data.statistics().dropped_total == {"bad row AD108": NUM_ROWS - len(short)}
+
+
+@pytest.mark.parametrize("change", ["cut", "replaced"])
+def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path, change):
+    path = array_at(tmp_path / "rows.json")
+    with loader(path, buffer_size=1) as data:
+        data.get_next_batch(1)
+        if change == "cut":
+            os.truncate(path, 100)
+        else:
+            path.write_bytes(LAYOUTS["compact"]().replace(b"brackets", b"Brackets"))
+        with pytest.raises(SourceChangedError, match=r"^AD30[23] .*rows\.json"):
+            data.get_next_batch(2 * NUM_ROWS)
+
+
+def test_a_compressed_array_is_refused_as_compressed_lines_are(tmp_path):
+    path = tmp_path / "rows.json.gz"
+    path.write_bytes(gzip.compress(LAYOUTS["compact"]()))
+
+    with pytest.raises(ConfigError, match=r"rows\.json\.gz can only be read from front to back, and this shuffle"):
+        loader(path)
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES.values(), ids=SHUFFLES)
+def test_real_babilong_is_ordered_split_and_cut_to_its_first_rows(test_data, tmp_path, shuffle, monkeypatch):
+    monkeypatch.undo()
+    path = test_data / "babilong" / "qa1_4k.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    lines = tmp_path / "qa1.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    tokenize_fn = FixedLengthTokenizeFn.babilong(str(test_data / "tokenizers" / "gpt2-bpe-50k"), 6000)
+    found = {}
+    for source in (path, lines):
+        with loader(source, shuffle, tokenize_fn) as data:
+            num_rows = data.num_rows()
+            found[source] = num_rows, [sample.tokens.tolist() for sample in data.get_next_batch(num_rows)]
+
+    assert found[path] == found[lines]
+    part = getattr(shuffle, "part", None)
+    assert found[path][0] == {"train": int(0.9 * len(rows)), "eval": len(rows) - int(0.9 * len(rows))}.get(
+        part, 8 if getattr(shuffle, "stop", None) else len(rows)
+    )
