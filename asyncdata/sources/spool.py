@@ -106,6 +106,10 @@ class SpoolReader:
             fd = self._fds[number] = os.open(part_path(self._folder, number), os.O_RDONLY | os.O_CLOEXEC)
         return fd
 
+    def check(self) -> None:
+        """As the protocol says."""
+        self._inner.check()
+
     def close(self) -> None:
         """As the protocol says."""
         self._inner.close()
