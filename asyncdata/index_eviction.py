@@ -14,6 +14,8 @@ import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from asyncdata.ours import refuse_foreign
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -70,9 +72,15 @@ def _sizes(folder: str) -> Iterator[int]:
 def hold_rows(folder: str) -> int:
     """A descriptor that keeps copied rows from being removed, until it is closed.
 
-    :raises OSError: if the folder is not there.
+    :raises OSError: if the folder is not there, or another user may have written it.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        refuse_foreign(fd, folder)
+    except BaseException:
+        os.close(fd)
+        raise
+
     with suppress(OSError):  # a file system without locks: whoever wants to remove it gets none either
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return fd
