@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 
 from asyncdata.errors import SnapshotError
+from asyncdata.ours import refuse_foreign
 
 __all__ = ("MAX_FILE_BYTES", "Header", "pack", "unpack_file")
 
@@ -78,17 +79,21 @@ def _checksum(blank: bytes, payload: bytes) -> str:
     return state.hexdigest()
 
 
-def unpack_file(path: str) -> tuple[Header, bytes]:
+def unpack_file(path: str, *, must_be_ours: bool = False) -> tuple[Header, bytes]:
     """The header and the payload of the file.
 
+    :param must_be_ours: refuse a link, and a file that another user may have written.
     :raises SnapshotError: if it is not whole, or no such file at all; the message is the reason alone.
     :raises OSError: if it cannot be read.
     """
-    # A FIFO must not block the open.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+    more = os.O_NONBLOCK | (os.O_NOFOLLOW if must_be_ours else 0)  # a FIFO must not block the open
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | more)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise SnapshotError("it is not a regular file")
+
+        if must_be_ours:
+            refuse_foreign(file.fileno(), path)
 
         head = file.read(_HEAD_BYTES)
         raw = file.read(_header_length(head, found.st_size))

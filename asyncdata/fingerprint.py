@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 __all__ = (
     "MAX_LISTED_FILES",
     "FileStamp",
+    "WHOLE_BYTES",
     "SizedFile",
     "canonical",
+    "content_digest",
     "data_fingerprint",
     "describe_change",
     "digest",
@@ -29,6 +31,7 @@ __all__ = (
     "find_changes",
     "setting_of",
     "stamp",
+    "stamp_of",
 )
 
 MAX_LISTED_FILES = 1000
@@ -37,7 +40,9 @@ MAX_LISTED_FILES = 1000
 _EDGE_BYTES = 64 << 10
 _BLOCK_BYTES = 4 << 10
 _NUM_BLOCKS = 16
-_WHOLE_BYTES = 2 * _EDGE_BYTES + _NUM_BLOCKS * _BLOCK_BYTES  # up to here the sample would be the whole file
+WHOLE_BYTES = 2 * _EDGE_BYTES + _NUM_BLOCKS * _BLOCK_BYTES
+"""A file of no more bytes is digested whole."""
+
 _MAX_WORDS = 10
 
 
@@ -58,6 +63,7 @@ class FileStamp(msgspec.Struct, frozen=True):
     num_bytes: int
     mtime_ns: int
     inode: int
+    ctime_ns: int = 0
 
 
 def stamp(path: str) -> FileStamp:
@@ -70,7 +76,12 @@ def stamp(path: str) -> FileStamp:
     except OSError as error:
         raise _unreadable(path, error) from error
 
-    return FileStamp(path, found.st_size, found.st_mtime_ns, found.st_ino)
+    return stamp_of(path, found)
+
+
+def stamp_of(path: str, found: os.stat_result) -> FileStamp:
+    """The same, of what ``stat`` said."""
+    return FileStamp(path, found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
 
 
 def digest(*parts: bytes | str) -> str:
@@ -104,16 +115,25 @@ def file_digest(path: str, num_bytes: int) -> str:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return digest(str(num_bytes), *(_read(fd, path, *piece, num_bytes) for piece in _pieces(num_bytes)))
+            return content_digest(fd, path, num_bytes)
         finally:
             os.close(fd)
     except OSError as error:
         raise _unreadable(path, error) from error
 
 
+def content_digest(fd: int, path: str, num_bytes: int) -> str:
+    """:func:`file_digest` of a file that is open.
+
+    :raises SourceChangedError: if the file is shorter.
+    :raises OSError: if it cannot be read.
+    """
+    return digest(str(num_bytes), *(_read(fd, path, *piece, num_bytes) for piece in _pieces(num_bytes)))
+
+
 def _pieces(num_bytes: int) -> Iterator[tuple[int, int]]:
     """(offset, length) of what is sampled."""
-    if num_bytes <= _WHOLE_BYTES:
+    if num_bytes <= WHOLE_BYTES:
         yield 0, num_bytes
         return
 
@@ -146,18 +166,20 @@ def _unreadable(path: str, error: OSError) -> SourceError:
     return SourceError(f"{code} {path} cannot be read: {error.strerror}; check the path and its permissions")
 
 
-def data_fingerprint(files: Sequence[SizedFile]) -> dict[str, Any]:
+def data_fingerprint(files: Sequence[SizedFile], digests: Sequence[str] | None = None) -> dict[str, Any]:
     """What the files are, by name, size and content sample, in their order; their folder does not matter.
 
     ``{"num_files", "num_bytes", "digest", "files": [[name, num_bytes, digest], ...]}``; ``files`` is empty above
     :data:`MAX_LISTED_FILES`.
 
+    :param digests: of the files' content, where that is known; empty for a file that has to be read.
     :raises SourceError: as :func:`file_digest`.
     """
     combined = blake2b(digest_size=16)
     listed: list[list[Any]] = []
-    for file in files:
-        entry = [_name(file.path), file.num_bytes, file_digest(file.path, file.num_bytes)]
+    for file, known in zip(files, digests or [""] * len(files), strict=True):
+        content = known or file_digest(file.path, file.num_bytes)
+        entry = [_name(file.path), file.num_bytes, content]
         combined.update(bytes.fromhex(digest(canonical(entry))))
         if len(files) <= MAX_LISTED_FILES:
             listed.append(entry)

@@ -14,6 +14,8 @@ import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from asyncdata.ours import refuse_foreign
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -68,19 +70,29 @@ def _sizes(folder: str) -> Iterator[int]:
             yield entry.stat(follow_symlinks=False).st_size
 
 
-def hold_rows(folder: str) -> int:
-    """A descriptor that keeps copied rows from being removed, until it is closed.
-
-    What is no copy, such as one that a killed worker left half written, is removed, if nobody else has the folder.
-
-    :raises OSError: if the folder is not there.
-    """
+def _remove_others(folder: str) -> None:
     if others := [name for name in os.listdir(folder) if not _COPY.fullmatch(name)]:
         with _Locked(folder) as is_free:
             for name in others if is_free else ():
                 with suppress(OSError):
                     os.unlink(os.path.join(folder, name))
+
+
+def hold_rows(folder: str) -> int:
+    """A descriptor that keeps copied rows from being removed, until it is closed.
+
+    What is no copy, such as one that a killed worker left half written, is removed, if nobody else has the folder.
+
+    :raises OSError: if the folder is not there, or another user may have written it.
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        refuse_foreign(fd, folder)
+        _remove_others(folder)
+    except BaseException:
+        os.close(fd)
+        raise
+
     with suppress(OSError):  # a file system without locks: whoever wants to remove it gets none either
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return fd

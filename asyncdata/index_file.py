@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from asyncdata.ours import refuse_foreign
 from asyncdata.wire import MAX_FRAME_BYTES, Indexed
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def cache_folder() -> str:
 class IndexFile:
     """The parts of the index that is named ``identity``, in ``folder``.
 
-    :raises OSError: if it cannot be opened.
+    :raises OSError: if it cannot be opened, or another user may have written it.
     """
 
     def __init__(self, folder: str, identity: str) -> None:
@@ -46,8 +47,13 @@ class IndexFile:
         self._header = _MAGIC + identity.encode() + b"\n"
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         self._start = self._end = 0  # of the last part that was read
-        self._is_writer = _lock(self._fd)
-        os.utime(self._fd, ns=(time.time_ns(), os.fstat(self._fd).st_mtime_ns))  # used now: see ``index_eviction``
+        try:
+            refuse_foreign(self._fd, str(self.path))
+            self._is_writer = _lock(self._fd)
+            os.utime(self._fd, ns=(time.time_ns(), os.fstat(self._fd).st_mtime_ns))  # used now: see ``index_eviction``
+        except BaseException:
+            self.close()
+            raise
 
     def parts(self) -> Iterator[Indexed]:
         """What was written, in order, as far as it is whole."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -12,6 +14,8 @@ from asyncdata.errors import ConfigError, QuarantineError
 from asyncdata.log import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from asyncdata.config import LoaderConfig
     from asyncdata.errors import BadRowError
 
@@ -20,6 +24,7 @@ __all__ = ("Entry", "Quarantine", "Quarantined", "read_quarantine", "record_of")
 _log = get_logger(__name__)
 _MAX_LOGGED = 10
 """Bad rows of a code that are logged one by one."""
+_MAX_LINE_BYTES = 1 << 20
 
 
 class Quarantine:
@@ -79,7 +84,15 @@ class Quarantine:
 
 
 def _append(path: str, line: bytes) -> None:
-    fd, left = _open(path), line
+    fd = _open(path)
+    try:
+        if _is_torn(fd):
+            line = b"\n" + line
+        left = line
+    except BaseException:
+        os.close(fd)
+        raise
+
     try:
         while left:
             left = left[os.write(fd, left) :]
@@ -98,8 +111,28 @@ def _take_back(fd: int, num_bytes: int) -> None:
         os.ftruncate(fd, end - num_bytes)
 
 
+def _is_torn(fd: int) -> bool:
+    """Whether the file ends with half a line, as of a process that was killed."""
+    num_bytes = os.fstat(fd).st_size
+    return num_bytes > 0 and os.pread(fd, 1, num_bytes - 1) != b"\n"
+
+
 def _open(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    fd = os.open(path, flags, 0o600)
+    try:
+        _refuse_others(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+
+    return fd
+
+
+def _refuse_others(fd: int, path: str) -> None:
+    """Of a FIFO or a device, nothing could be read back; some never end."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", path)
 
 
 def record_of(error: BadRowError) -> dict[str, Any]:
@@ -154,24 +187,33 @@ def read_quarantine(path: str) -> Quarantined:
 
     :raises ConfigError: if it cannot be read.
     """
-    try:
-        with open(path, "rb") as file:
-            lines = file.read().splitlines()
-    except OSError as error:
-        raise ConfigError(f"AD605 cannot read the quarantine {path}: {error.strerror}") from error
-
     entries: dict[tuple[object, ...], Entry] = {}
     times: dict[tuple[object, ...], int] = {}
     num_unreadable = 0
     decoder = msgspec.json.Decoder(Entry)
-    for line in lines:
-        try:
-            entry = decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            num_unreadable += 1
-            continue
+    try:
+        for line in _lines(path):
+            try:
+                entry = decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                num_unreadable += 1
+                continue
 
-        key = (entry.path, entry.byte_offset, entry.row_number)
-        entries[key] = entry
-        times[key] = times.get(key, 0) + 1
+            key = (entry.path, entry.byte_offset, entry.row_number)
+            entries[key] = entry
+            times[key] = times.get(key, 0) + 1
+    except OSError as error:
+        raise ConfigError(f"AD605 cannot read the quarantine {path}: {error.strerror}") from error
+
     return Quarantined(list(entries.values()), list(times.values()), num_unreadable)
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    """The lines of the file; of one that is longer than any of ours, a beginning."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        _refuse_others(file.fileno(), path)
+        is_within = False
+        while line := file.readline(_MAX_LINE_BYTES):
+            if not is_within:
+                yield line
+            is_within = not line.endswith(b"\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -18,6 +19,7 @@ from asyncdata.indexed_windows import IndexedWindows
 from asyncdata.indexing import Indexer
 from asyncdata.log import get_logger
 from asyncdata.order import Order, RowOrder, RowShuffle
+from asyncdata.ours import check_ours
 from asyncdata.plan import PlannedOrder
 from asyncdata.row_index import RowIndex
 from asyncdata.sources.base import room_of
@@ -270,6 +272,7 @@ class _IndexedReading:
         self._identity = _identity(files, self.job, shuffle.check, function)
         self._folder = _index_folder(config)
         self._remove: Callable[[], object] = bool
+        self._refuse_foreign()
         self._make_room(config.row_index_max_bytes)
         self.index = RowIndex(files, shuffle, "" if files.reads_single_rows else self._spool_folder())
         if self.index.spool:
@@ -307,6 +310,13 @@ class _IndexedReading:
         self._num_bad_rows += 1
         if config.max_bad_rows is not None and self._num_bad_rows > config.max_bad_rows:
             raise TooManyBadRowsError(f"a bad row, after max_bad_rows={config.max_bad_rows} of them: {error}")
+
+    def _refuse_foreign(self) -> None:
+        """What another user may have put in the place of the index would choose this run's rows."""
+        if self._identity and self._folder:
+            with suppress(OSError):  # a folder that cannot be used: the index is made anew, and that is said
+                check_ours(f"{self._folder}/{self._identity}.index", "cache_dir", is_folder=False)
+                check_ours(f"{self._folder}/{self._identity}.rows", "cache_dir", is_folder=True)
 
     def _make_room(self, max_bytes: int | None) -> None:
         if max_bytes is None or not self._folder:
@@ -363,7 +373,10 @@ def _identity(files: Blocks, job: Job, check: str, function: Function) -> str:
 
     what = {
         "data": files.fingerprint()["digest"],
-        "reader": [job.reader.path, job.reader.settings],
+        "reader": [
+            job.reader.path,
+            {name: job.reader.settings[name] for name in job.reader.settings if name != "stamps"},
+        ],
         "limits": [job.block_bytes, job.max_row_bytes],
         "check": check,
         "function": fingerprints_of(function) if check == "samples" else None,

@@ -70,13 +70,17 @@ MAX_FRAME_BYTES = 1 << 30
 class FileRef(msgspec.Struct, frozen=True, array_like=True):
     """A file as it was at the start: rows beyond ``num_bytes`` belong to a later run.
 
-    :ivar inode: with ``mtime_ns``, tells it from another file that has taken its name; 0 where nobody has looked.
+    :ivar inode: 0 where the file was not looked at: then it is not held against what it was.
+    :ivar mtime_ns: when its content was changed last, in nanoseconds; ``ctime_ns``: that, or its mode, links or name.
+    :ivar digest: of its content then (``asyncdata.fingerprint``); empty where that is not known.
     """
 
     path: str
     num_bytes: int
     inode: int = 0
     mtime_ns: int = 0
+    ctime_ns: int = 0
+    digest: str = ""
 
 
 class TokenizeSpec(msgspec.Struct, frozen=True):

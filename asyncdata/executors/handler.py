@@ -97,7 +97,10 @@ class Handler:
 
     def _reply(self, request: Request) -> Reply:
         try:
-            return self._answer(request)
+            reply = self._answer(request)
+            self._reader.check()
+            return reply
+
         except FileChangedError as error:
             return Failed("SourceChangedError", str(error))
         except WrongIdsError as error:

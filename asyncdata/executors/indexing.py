@@ -115,6 +115,7 @@ def _read(blocks: list[Block], reader: BlockReader, *, with_bytes: bool) -> _Row
         num_blank += found.num_blank
         if with_bytes:
             rows.raw.extend(_bytes_of(block, found, reader))
+    reader.check()  # before anything of it is kept
     return rows._replace(num_blank=num_blank)
 
 

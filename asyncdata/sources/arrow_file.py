@@ -7,7 +7,6 @@ at its size first.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from asyncdata.sources.reader import FileChangedError
+from asyncdata.sources.same_file import SameFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     import pyarrow as pa
+
+    from asyncdata.wire import FileRef
 
 __all__ = ("ArrowFile", "Part", "write_arrow")
 
@@ -43,34 +45,37 @@ class Part(msgspec.Struct, frozen=True):
 class ArrowFile:
     """An Arrow file in the format of streams, mapped into memory.
 
+    :param file: as it was at the start; one that was not looked at then is never checked.
     :param columns: the numbers of the columns that :meth:`rows` gives; None: all.
     :param names: what they are called then.
     :ivar names: what the file calls its columns.
     :ivar num_rows: its rows.
     """
 
-    def __init__(self, path: str, columns: Sequence[int] | None = None, names: Sequence[str] = ()) -> None:
+    def __init__(self, file: FileRef, columns: Sequence[int] | None = None, names: Sequence[str] = ()) -> None:
         import pyarrow as pa
 
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._map = pa.memory_map(f"/proc/self/fd/{self._fd}")
+        self._same = SameFile(file)
+        self._map = pa.memory_map(f"/proc/self/fd/{self._same.fd}")
         try:
             with pa.ipc.open_stream(self._map) as reader:
                 self.names = list(reader.schema.names)
                 self._batches = list(reader)
         except pa.ArrowException as error:
             self.close()
-            raise FileChangedError(f"AD303 {path} is no Arrow file any more: {error}") from error
+            raise FileChangedError(f"AD303 {file.path} is no Arrow file any more: {error}") from error
 
         self._starts = list(accumulate((batch.num_rows for batch in self._batches), initial=0))
         self.num_rows = self._starts[-1]
         self._wanted = None if columns is None else (list(columns), list(names))
         self._chosen: dict[int, pa.RecordBatch] = {}
 
-    @property
-    def num_bytes(self) -> int:
-        """Its size now."""
-        return os.fstat(self._fd).st_size
+    def check(self) -> None:
+        """Look whether it is what it was at the start.
+
+        :raises FileChangedError: if it may be anything else, or was cut.
+        """
+        self._same.check()
 
     def rows(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
         """Rows ``[start, stop)``."""
@@ -98,7 +103,7 @@ class ArrowFile:
         self._batches = []
         self._chosen = {}
         self._map.close()
-        os.close(self._fd)
+        self._same.close()
 
     def __enter__(self) -> Self:
         return self

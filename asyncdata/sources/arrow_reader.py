@@ -15,6 +15,7 @@ import msgspec
 from asyncdata.sources.arrow_file import ArrowFile, Part
 from asyncdata.sources.arrow_rows import RowWriter, block_rows
 from asyncdata.sources.reader import FileChangedError
+from asyncdata.wire import FileRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ class ArrowReader:
     :param data: the parts that hold the rows, one after the other.
     :param indices: the parts that hold the mapping from an index to a row of ``data``; none for the identity.
     :param sizes: bytes of each file, as at the start.
+    :param stamps: what else is known of them, as a :class:`~asyncdata.wire.FileRef` each.
     """
 
     def __init__(
@@ -43,11 +45,14 @@ class ArrowReader:
         data: list[dict[str, Any]],
         indices: list[dict[str, Any]],
         sizes: dict[str, int],
+        stamps: Sequence[list[Any]] = (),
     ) -> None:
         self._max_row_bytes = job.max_row_bytes
         self._title = job.files[0].path
-        self._data = _Rows(data, columns, sizes)
-        self._indices = _Rows(indices, ["indices"], sizes)
+        files = {path: FileRef(path, num_bytes) for path, num_bytes in sizes.items()}
+        files |= {file.path: file for file in msgspec.convert(stamps, list[FileRef])}
+        self._data = _Rows(data, columns, files)
+        self._indices = _Rows(indices, ["indices"], files)
         self._has_indices = bool(indices)
         self._writers: dict[int, RowWriter] = {}
 
@@ -68,8 +73,7 @@ class ArrowReader:
         """The texts of the dataset's rows of these indices, in this order."""
         import pyarrow as pa
 
-        self._indices.check_sizes()
-        self._data.check_sizes()
+        self.check()  # reading beyond the end of a file that was cut would end the process
         numbers = self._looked_up(rows) if self._has_indices else rows
         order = sorted(range(len(numbers)), key=numbers.__getitem__)
         places, found = iter(order), [b""] * len(order)
@@ -99,6 +103,11 @@ class ArrowReader:
             self._writers[part] = RowWriter(batch.schema, batch.schema.names)
         return self._writers[part]
 
+    def check(self) -> None:
+        """As the protocol says."""
+        self._indices.check()
+        self._data.check()
+
     def close(self) -> None:
         """As the protocol says."""
         self._data.close()
@@ -108,26 +117,20 @@ class ArrowReader:
 class _Rows:
     """The rows of some parts, numbered across all of them."""
 
-    def __init__(self, parts: list[dict[str, Any]], names: list[str], sizes: dict[str, int]) -> None:
+    def __init__(self, parts: list[dict[str, Any]], names: list[str], files: dict[str, FileRef]) -> None:
         self._parts = msgspec.convert(parts, list[Part])
         self._starts = list(accumulate((part.stop - part.start for part in self._parts), initial=0))
         self._names = names
-        self._sizes = sizes
+        self._refs = files
         self._files: dict[tuple[str, tuple[int, ...]], ArrowFile] = {}
 
-    def check_sizes(self) -> None:
-        """Look whether a file that is open was cut.
+    def check(self) -> None:
+        """Look whether the files that are open are what they were.
 
-        :raises FileChangedError: naming it.
+        :raises FileChangedError: naming one that is not, or was cut.
         """
-        for (path, _), file in self._files.items():
-            self._check_size(path, file)
-
-    def _check_size(self, path: str, file: ArrowFile) -> None:
-        if file.num_bytes < self._sizes[path]:
-            raise FileChangedError(
-                f"AD302 {path} shrank from {self._sizes[path]} to {file.num_bytes} bytes while it was read"
-            )
+        for file in self._files.values():
+            file.check()
 
     def runs(self, numbers: Sequence[int]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The rows of rising ``numbers``, each with the number of its part; neighbours come together."""
@@ -155,8 +158,8 @@ class _Rows:
     def _file(self, part: Part) -> ArrowFile:
         key = part.path, tuple(part.columns)
         if key not in self._files:
-            self._files[key] = ArrowFile(part.path, part.columns, self._names)
-            self._check_size(part.path, self._files[key])
+            self._files[key] = ArrowFile(self._refs[part.path], part.columns, self._names)
+            self._files[key].check()
         return self._files[key]
 
     def close(self) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 
 from asyncdata.errors import SourceChangedError, SourceError
-from asyncdata.fingerprint import data_fingerprint, stamp
+from asyncdata.fingerprint import data_fingerprint, file_digest, stamp
+from asyncdata.sources.same_file import Looks, edited, is_same
 from asyncdata.token_messages import CachedFile
 from asyncdata.types import SourceLocation
 from asyncdata.wire import Block, FileRef, ReaderSpec
@@ -21,6 +24,8 @@ __all__ = ("Blocks", "FileBlocks", "Files", "NumberedBlocks", "Source", "room_of
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
+_MAX_DIGESTED_FILES = 32
+"""Of more, the content is not looked at when a loader starts: that is to be over at once."""
 _MAX_SLOT_BYTES = 1 << 30  # places in a slot are int32
 
 
@@ -110,14 +115,18 @@ def room_of(source: Blocks, max_blocks: int) -> int:
 
 
 class Files:
-    """Files as they were at the start, numbered; whether they still are what they were."""
+    """Files as they were at the start, numbered; whether they still are what they were.
+
+    :ivar refs: what each of them was.
+    """
 
     reader = ReaderSpec()
     reads_single_rows = True
     are_arrays: Sequence[bool] = ()
 
     def __init__(self, stamps: Sequence[FileStamp], max_row_bytes: int) -> None:
-        self.files = [FileRef(stamp.path, stamp.num_bytes, stamp.inode, stamp.mtime_ns) for stamp in stamps]
+        self.refs = [_ref(stamp, with_content=len(stamps) <= _MAX_DIGESTED_FILES) for stamp in stamps]
+        self.files = self.refs
         self.max_row_bytes = max_row_bytes
         self._stamps = list(stamps)
         self._fingerprint: dict[str, Any] | None = None
@@ -135,10 +144,12 @@ class Files:
         return [CachedFile("", stamp.num_bytes, stamp.mtime_ns) for stamp in self._stamps]
 
     def fingerprint(self) -> dict[str, Any]:
-        """Digest of the files' content, sampled (``asyncdata.fingerprint``); computed at the first call."""
+        """Digest of the files' content, sampled (``asyncdata.fingerprint``); where there are many files, at the first
+        call.
+        """
         if self._fingerprint is None:
-            found = data_fingerprint(self._stamps)
-            if any(stamp(before.path) != before for before in self._stamps):
+            found = data_fingerprint(self.refs, [ref.digest for ref in self.refs])
+            if any(not ref.digest and _is_touched(ref) for ref in self.refs):
                 return found  # of what the files are now: nothing to hold them against later
 
             self._fingerprint = found
@@ -168,23 +179,32 @@ class Files:
                 f"AD302 {before.path} shrank from {before.num_bytes} to {now.num_bytes} bytes while it was read"
             )
 
-        if (now.inode, now.mtime_ns) != (before.inode, before.mtime_ns):
-            self._check_content(number, before, now)
+        looks = Looks(now.num_bytes, now.inode, now.mtime_ns, now.ctime_ns)
+        if not is_same(self._known(number), looks, lambda: file_digest(before.path, before.num_bytes)):
+            raise SourceChangedError(edited(before.path))
 
-    def _check_content(self, number: int, before: FileStamp, now: FileStamp) -> None:
-        """Touched, appended to, or replaced: only the content says whether the rows are the same.
+    def _known(self, number: int) -> FileRef:
+        """The file, with the digest of its content if that was looked at while it was what it was at the start."""
+        ref, listed = self.refs[number], self._fingerprint["files"] if self._fingerprint is not None else []
+        if ref.digest or number >= len(listed):
+            return ref
 
-        Where it is not known, a file that has grown is believed to be the same, and any other is not.
-        """
-        known = self._fingerprint["files"] if self._fingerprint is not None else []
-        if number < len(known):
-            is_same = known[number] == data_fingerprint([before])["files"][0]
-        else:
-            is_same = now.inode == before.inode and now.num_bytes > before.num_bytes
-        if not is_same:
-            raise SourceChangedError(
-                f"AD303 {before.path} was replaced or edited while it was read. Start a new run, or put the file back."
-            )
+        return msgspec.structs.replace(ref, digest=listed[number][2])
+
+
+def _is_touched(ref: FileRef) -> bool:
+    now = stamp(ref.path)
+    return (now.num_bytes, now.inode, now.mtime_ns) != (ref.num_bytes, ref.inode, ref.mtime_ns)
+
+
+def _ref(file: FileStamp, *, with_content: bool) -> FileRef:
+    """The file, with the digest of its content where there is time to look at it, and it is still the same."""
+    content = ""
+    if with_content:
+        with suppress(SourceError):  # whoever reads it will say so
+            content = file_digest(file.path, file.num_bytes)
+            content = content if stamp(file.path) == file else ""
+    return FileRef(file.path, file.num_bytes, file.inode, file.mtime_ns, file.ctime_ns, content)
 
 
 class FileBlocks(Files):

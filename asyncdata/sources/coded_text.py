@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
+from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from asyncdata.errors import SourceChangedError, SourceError
-from asyncdata.sources.reader import unreadable
+from asyncdata.sources.reader import FileChangedError, unreadable
+from asyncdata.sources.same_file import SameFile, shrunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,9 +129,9 @@ class CodedText:
         :raises SourceChangedError: if the file is shorter than it was.
         """
         num_to_skip = offset - entry[1]
-        with open(self._file.path, "rb", buffering=0) as file:
+        with closing(SameFile(self._file)) as same, open(same.fd, "rb", buffering=0, closefd=False) as file:
             file.seek(entry[0])
-            for piece in _collected(self._decoded(file, entry[1])):
+            for piece in _collected(self._decoded(file, entry[1]), partial(_refuse_changed, same)):
                 self._check()
                 if num_to_skip < len(piece):
                     yield piece[num_to_skip:] if num_to_skip else piece
@@ -187,10 +190,7 @@ class CodedText:
         if data or num_wanted <= 0:
             return data
 
-        raise SourceChangedError(
-            f"AD302 {self._file.path} shrank: it had {self._file.num_bytes} bytes at the start, and ends at byte "
-            f"{place} now"
-        )
+        raise SourceChangedError(shrunk(self._file, place))
 
     def _fault(self, what: str) -> SourceError:
         code, unit = _UNITS[self._coding]
@@ -201,8 +201,18 @@ class CodedText:
         )
 
 
-def _collected(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces that are worth their while: a file may have a member for every line."""
+def _refuse_changed(same: SameFile) -> None:
+    try:
+        same.check()
+    except FileChangedError as error:
+        raise SourceChangedError(str(error)) from error
+
+
+def _collected(pieces: Iterator[bytes], check: Callable[[], object]) -> Iterator[bytes]:
+    """The same bytes in pieces that are worth their while: a file may have a member for every line.
+
+    :param check: called before a piece is given, and before a fault is raised.
+    """
     held: list[bytes] = []
     num_bytes = 0
     fault = None
@@ -216,8 +226,10 @@ def _collected(pieces: Iterator[bytes]) -> Iterator[bytes]:
         held.append(piece)
         num_bytes += len(piece)
         if num_bytes >= _MIN_PIECE_BYTES:
+            check()
             yield b"".join(held)
             held, num_bytes = [], 0
+    check()
     if num_bytes:
         yield b"".join(held)
     if fault is not None:

@@ -141,7 +141,7 @@ class DatasetBlocks(Files):
         self.extent = len(dataset)
         sizes = {path: found.num_bytes for path, found in stamps.items()}
         self.files = [FileRef(title, sum(sizes.values()))]
-        settings = {"columns": columns, "data": data, "indices": indices, "sizes": sizes}
+        settings = {"columns": columns, "data": data, "indices": indices, "sizes": sizes, "stamps": self.refs}
         self.reader = ReaderSpec("asyncdata.sources.arrow_reader:ArrowReader", msgspec.to_builtins(settings))
         stored = {part.path: part.num_stored for part in data}
         num_bytes = sum(sizes[path] for path in stored) // max(1, sum(stored.values()))
@@ -187,7 +187,9 @@ class DatasetBlocks(Files):
         if self._digests is None:
             super().fingerprint()  # the files themselves, to be compared while they are read
             found = self._digest()
-            if self._fingerprint is None:
+            try:
+                self.check_unchanged()
+            except SourceChangedError:
                 return found  # of what the files are now: nothing to hold them against later
 
             self._digests = found
@@ -202,7 +204,7 @@ class DatasetBlocks(Files):
             block_bytes=self.block_bytes,
             slack_bytes=0,
         )
-        reader = ArrowReader(job, **settings)
+        reader = ArrowReader(job, **settings | {"stamps": []})  # of whatever they are now
         try:
             texts = reader.texts(_sampled(self.extent))
             indices = blake2b(digest_size=16)
@@ -301,7 +303,7 @@ def _mapped_parts(table: Any, columns: Sequence[str]) -> list[Part]:
 
 def _mapped_part(table: Any, columns: Sequence[str]) -> Part | None:
     """A file, and what ``table`` takes of it; None if more is done to its rows than to choose among them."""
-    with ArrowFile(table.path) as file:
+    with ArrowFile(FileRef(table.path, 0)) as file:
         names, num_stored = list(zip(file.names, range(len(file.names)), strict=True)), file.num_rows
     start, stop = 0, num_stored
     for action, args, kwargs in table.replays:

@@ -11,7 +11,7 @@ import numpy as np
 
 from asyncdata.errors import ConfigError, SourceError
 from asyncdata.extras import missing_package
-from asyncdata.fingerprint import FileStamp
+from asyncdata.fingerprint import stamp_of
 from asyncdata.sources.arrow_rows import RowWriter
 from asyncdata.sources.arrow_types import is_same_form, shown_type
 from asyncdata.sources.base import Files
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from asyncdata.fingerprint import FileStamp
     from asyncdata.sources.base import Numbers
 
 __all__ = ("ParquetBlocks", "ParquetSource")
@@ -195,8 +196,7 @@ def _read_footer(path: str) -> _Footer:
 
     fd = open_regular(path)
     try:
-        stat = os.fstat(fd)
-        found = FileStamp(os.path.abspath(path), stat.st_size, stat.st_mtime_ns, stat.st_ino)
+        found = stamp_of(os.path.abspath(path), os.fstat(fd))
         footer = footer_digest(fd, found.num_bytes)
         if not footer or os.pread(fd, 4, 0) != MAGIC:
             raise SourceError(_why_no_parquet(path, fd, found.num_bytes))

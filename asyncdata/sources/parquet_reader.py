@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from bisect import bisect_right
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.fingerprint import digest
 from asyncdata.sources.arrow_rows import RowWriter, block_rows
 from asyncdata.sources.reader import FileChangedError
+from asyncdata.sources.same_file import SameFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,6 +48,7 @@ class ParquetReader:
         self._columns = columns
         self._footers = footers
         self._open: dict[int, _File] = {}
+        self._read: set[int] = set()  # since they were checked last
         self._pass: tuple[tuple[int, int], _Pass] | None = None
         self._held = _Held()
 
@@ -100,6 +102,7 @@ class ParquetReader:
         """
         file = self._open.get(file_id)
         if file is not None and file.is_untouched:
+            self._read.add(file_id)
             return file
 
         if file is None and len(self._open) >= _MAX_OPEN_FILES:
@@ -107,15 +110,25 @@ class ParquetReader:
         elif file is not None:
             self._close(file_id)
         opened = self._open[file_id] = _File(self._files[file_id], self._columns, self._footers[file_id])
+        self._read.add(file_id)
         return opened
 
     def _close(self, file_id: int) -> None:
         if self._pass is not None and self._pass[0][0] == file_id:
             self._pass = None
-        self._open.pop(file_id).close()
+        with closing(self._open.pop(file_id)) as file:
+            if file_id in self._read:
+                self._read.remove(file_id)
+                file.check()
+
+    def check(self) -> None:
+        """As the protocol says."""
+        while self._read:
+            self._open[self._read.pop()].check()
 
     def close(self) -> None:
         """As the protocol says."""
+        self._read.clear()
         for file_id in list(self._open):
             self._close(file_id)
         self._held = _Held()
@@ -134,17 +147,19 @@ class _File:
 
         self.path = ref.path
         self._columns = columns
-        self._fd = os.open(ref.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._same = SameFile(ref)
+        fd = self._same.fd
         try:
-            self._stamp = _stamp(self._fd)
-            _refuse_another(self._fd, ref, footer)
-            self._file = pa.OSFile(f"/proc/self/fd/{self._fd}")  # not by its name, which may be another file's by now
+            self._touched = _touched(fd)
+            _refuse_another(fd, ref, footer)
+            self._same.check()
+            self._file = pa.OSFile(f"/proc/self/fd/{fd}")  # not by its name, which may be another file's by now
             self._parquet: Any = pq.ParquetFile(
                 self._file, buffer_size=_READ_BYTES, pre_buffer=False, page_checksum_verification=True
             )
             self.write = RowWriter(self._parquet.schema_arrow, columns)
         except BaseException:
-            os.close(self._fd)
+            self._same.close()
             raise
 
         metadata = self._parquet.metadata
@@ -153,11 +168,15 @@ class _File:
         self._row_bytes = [group.total_byte_size // max(1, group.num_rows) for group in groups]
 
     def refuse_shrunk(self) -> None:
-        _refuse_shrunk(self._fd, self._ref)
+        _refuse_shrunk(self._same.fd, self._ref)
+
+    def check(self) -> None:
+        self.refuse_shrunk()
+        self._same.check()
 
     @property
     def is_untouched(self) -> bool:
-        return _stamp(self._fd) == self._stamp
+        return _touched(self._same.fd) == self._touched
 
     def group_of(self, row: int) -> int:
         return bisect_right(self._ends, row)
@@ -175,7 +194,7 @@ class _File:
     def close(self) -> None:
         self._parquet.close()
         self._file.close()
-        os.close(self._fd)
+        self._same.close()
 
 
 class _Pass:
@@ -267,7 +286,8 @@ def _naming(file: _File, group: int) -> Iterator[None]:
         raise OSError(errno.EIO, reason, file.path) from error
 
 
-def _stamp(fd: int) -> tuple[int, int]:
+def _touched(fd: int) -> tuple[int, int]:
+    """What differs if the file was written to; what else there is to look at costs more."""
     found = os.fstat(fd)
     return found.st_size, found.st_mtime_ns
 

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
 
-    from asyncdata.wire import Block, FileRef, Overflow
+    from asyncdata.wire import Block, Overflow
 
-__all__ = ("BlockReader", "BlockRows", "FileChangedError", "open_same", "unreadable")
+__all__ = ("BlockReader", "BlockRows", "FileChangedError", "unreadable")
 
 
 class FileChangedError(Exception):
     """A file is no longer what it was at the start."""
-
-
-def open_same(file: FileRef) -> int:
-    """A descriptor of the file that it was at the start; it may have grown.
-
-    A worker may open it in the middle of an epoch, and must not go on in another file of that name. A file system that
-    makes up inodes keeps at least the time of the last change.
-
-    :raises FileChangedError: if another file has taken its name.
-    :raises OSError: if it cannot be opened.
-    """
-    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-    now = os.fstat(fd)
-    if file.inode and now.st_ino != file.inode and now.st_mtime_ns != file.mtime_ns:
-        os.close(fd)
-        raise FileChangedError(
-            f"AD303 {file.path} was replaced or edited while it was read. Start a new run, or put the file back."
-        )
-
-    return fd
 
 
 def unreadable(error: OSError, path: str, offset: int) -> OSError:
@@ -75,6 +54,15 @@ class BlockReader(Protocol):
 
         :raises FileChangedError: if a file is no longer what it was.
         :raises OSError: if it cannot be read.
+        """
+        ...
+
+    def check(self) -> None:
+        """Look whether all files that were read since the last call were what they were at the start, when they were
+        read.
+
+        :raises FileChangedError: naming one that may not have been.
+        :raises OSError: if that cannot be found out.
         """
         ...
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from array import array
+from contextlib import closing
 from operator import sub
 from typing import TYPE_CHECKING
 
-from asyncdata.sources.reader import BlockRows, FileChangedError, open_same, unreadable
+from asyncdata.sources.reader import BlockRows, FileChangedError, unreadable
+from asyncdata.sources.same_file import SameFile, shrunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +33,8 @@ class LineReader:
         self._files = job.files
         self._slack_bytes = job.slack_bytes
         self._max_row_bytes = job.max_row_bytes
-        self._fds: dict[int, int] = {}
+        self._open: dict[int, SameFile] = {}
+        self._read: set[int] = set()  # since they were checked last
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
         """As the protocol says; a block with its over-read always finds room."""
@@ -49,17 +52,31 @@ class LineReader:
         ]
 
     def _fd(self, file_id: int) -> int:
-        fd = self._fds.get(file_id)
-        if fd is None:
-            if len(self._fds) >= _MAX_OPEN_FILES:
-                os.close(self._fds.pop(next(iter(self._fds))))
-            fd = self._fds[file_id] = open_same(self._files[file_id])
-        return fd
+        file = self._open.get(file_id)
+        if file is None:
+            if len(self._open) >= _MAX_OPEN_FILES:
+                self._close(next(iter(self._open)))
+            file = self._open[file_id] = SameFile.checked(self._files[file_id])
+        self._read.add(file_id)
+        return file.fd
+
+    def _close(self, file_id: int) -> None:
+        """Of a file that was read, only who has it open can tell whether it was the same."""
+        with closing(self._open.pop(file_id)) as file:
+            if file_id in self._read:
+                self._read.remove(file_id)
+                file.check()
+
+    def check(self) -> None:
+        """As the protocol says."""
+        while self._read:
+            self._open[self._read.pop()].check()
 
     def close(self) -> None:
         """As the protocol says."""
-        while self._fds:
-            os.close(self._fds.popitem()[1])
+        self._read.clear()
+        while self._open:
+            self._open.popitem()[1].close()
 
 
 def read_block(
@@ -149,10 +166,7 @@ def read_row(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
     while len(data) < num_bytes:
         more = _read_some(fd, file, offset + len(data), num_bytes - len(data))
         if not more:
-            raise FileChangedError(
-                f"AD302 {file.path} shrank: it had {file.num_bytes} bytes at the start, and ends at byte "
-                f"{offset + len(data)} now"
-            )
+            raise FileChangedError(shrunk(file, offset + len(data)))
 
         data += more
     return data

@@ -154,6 +154,10 @@ class SpoolReader:
             piece = self._pieces[number] = _Piece(os.open(path, os.O_RDONLY | os.O_CLOEXEC), _salt(path))
         return piece
 
+    def check(self) -> None:
+        """As the protocol says."""
+        self._inner.check()
+
     def close(self) -> None:
         """As the protocol says."""
         self._inner.close()

@@ -10,16 +10,15 @@ import fcntl
 import os
 import secrets
 import shutil
-import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from asyncdata.durable import sync_folder
-from asyncdata.errors import ConfigError
 from asyncdata.fingerprint import canonical, digest
 from asyncdata.index_file import cache_folder
+from asyncdata.ours import check_ours
 from asyncdata.token_cache.layout import SUFFIX, VERSION
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ __all__ = ("ABOUT", "CacheFolder", "about_of", "default_root", "is_in_use", "key
 ABOUT = "about.json"
 _LOCK = "writer.lock"
 _RUN = ".run-"
-_ELSEWHERE = frozenset({"data", "footers", "indices", "sizes"})
+_ELSEWHERE = frozenset({"data", "footers", "indices", "sizes", "stamps"})
 """Settings of readers that say where rows are, and not what they are."""
 
 
@@ -69,7 +68,7 @@ class CacheFolder:
         os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
         with suppress(FileExistsError):
             os.mkdir(self.path, mode=0o700)
-        _check_ours(self.path)
+        check_ours(self.path, "token_cache", is_folder=True)
         self._lock_fd = os.open(os.path.join(self.path, _LOCK), _OPEN_LOCK, 0o600)
         self._about = about
 
@@ -166,16 +165,6 @@ def _lock(fd: int) -> bool:
         return False
 
     return True
-
-
-def _check_ours(path: str) -> None:
-    """A link, or another user's folder, could be made to hold what is not ours."""
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise ConfigError(
-            f"AD611 {path} is {'a folder of another user' if stat.S_ISDIR(found.st_mode) else 'no folder, or a link'}: "
-            "remove it, or set token_cache to a folder of your own"
-        )
 
 
 def is_in_use(path: str) -> bool:

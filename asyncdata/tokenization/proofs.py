@@ -115,9 +115,9 @@ def proof_path(subject: Subject) -> str:
 
 
 def find(subject: Subject) -> Proof | None:
-    """The proof of ``subject``, if there is one that can be trusted."""
+    """The proof of ``subject``, if there is one that can be trusted: no other user may have written it."""
     try:
-        _, payload = unpack_file(proof_path(subject))
+        _, payload = unpack_file(proof_path(subject), must_be_ours=True)
         proof = msgspec.msgpack.decode(payload, type=Proof)
     except (OSError, SnapshotError, msgspec.DecodeError):
         return None

@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parents[2] / "asyncdata"
 LEVELS = {
     "errors": 0,
     "mixing": 0,
+    "ours": 1,
     "plain": 0,
     "token_messages": 0,
     "version": 0,

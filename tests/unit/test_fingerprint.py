@@ -181,7 +181,13 @@ def test_a_stamp_is_that_of_one_file_in_one_state(tmp_path):
     path = write(tmp_path / "a", b"12345")
     first = stamp(path)
 
-    assert first == stamp(path) == FileStamp(path, 5, os.stat(path).st_mtime_ns, os.stat(path).st_ino)
+    found = os.stat(path)
+
+    assert first == stamp(path) == FileStamp(path, 5, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
+
+    os.utime(path, ns=(0, first.mtime_ns))
+    assert stamp(path) != first  # somebody may have set the time back
+    first = stamp(path)
 
     os.utime(path, ns=(0, 1))
     assert stamp(path) != first

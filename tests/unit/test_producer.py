@@ -429,9 +429,11 @@ def test_a_file_that_is_another_in_the_next_epoch_comes_after_this_epoch(loader_
     loader.files.fingerprint()
     loader.take(2)
     (file,) = loader.files.files
-    with open(file.path, "r+b") as opened:
-        opened.write(b'{"id":99}')
-    os.utime(file.path, ns=(1, 1))
+    with open(file.path, "rb") as opened:  # by another: one that is edited in place ends this epoch
+        content = opened.read()
+    with open(f"{file.path}.new", "wb") as opened:
+        opened.write(b'{"id":99}' + content[9:])
+    os.replace(f"{file.path}.new", file.path)
 
     assert len(loader.ids(18)) == 18
     with pytest.raises(SourceChangedError, match="AD303 .* was replaced or edited"):

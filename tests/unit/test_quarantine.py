@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,10 @@ RECORD = {
     "reason": "cut off \u00fc",
     "excerpt": '{"a',
 }
+
+
+def error_at(line: int) -> BadRowError:
+    return BadRowError("AD101", "cut off", path="/rows", line=line, byte_offset=9 * line, excerpt='{"a')
 
 
 def test_a_record_says_where_why_and_what():
@@ -170,3 +175,59 @@ def test_a_short_write_is_gone_on_with(tmp_path, monkeypatch):
     Quarantine(str(path)).add(ERROR)
 
     assert [json.loads(line) for line in path.read_bytes().splitlines()] == [RECORD]
+
+
+def test_half_a_line_that_a_killed_process_left_does_not_swallow_the_next_entry(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    quarantine = Quarantine(str(path))
+    quarantine.add(error_at(1))
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:-20])
+
+    quarantine.add(error_at(2))
+    quarantine.add(error_at(3))
+
+    found = read_quarantine(str(path))
+    assert [entry.line for entry in found.entries] == [1, 2, 3]
+    assert (found.times, found.num_unreadable) == ([1, 1, 1], 1)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a FIFO", "a folder"])
+def test_what_is_no_file_is_refused_at_once_in_the_place_of_one(tmp_path, make):
+    path = str(tmp_path / "bad.jsonl")
+    make(path)
+    config = LoaderConfig(on_bad_row="quarantine", quarantine_path=path)
+
+    with pytest.raises(ConfigError, match=f"^AD605 cannot write quarantine_path='{path}': "):
+        Quarantine.of(config)
+    with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: "):
+        read_quarantine(path)
+    with pytest.raises(QuarantineError, match=f"^AD605 cannot write to {path}: "):
+        Quarantine(path).add(error_at(1))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null"])
+def test_a_device_holds_no_bad_rows(path):
+    with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: it is no regular file"):
+        read_quarantine(path)
+    with pytest.raises(ConfigError, match=f"^AD605 cannot write quarantine_path='{path}': it is no regular file"):
+        Quarantine.of(LoaderConfig(on_bad_row="quarantine", quarantine_path=path))
+
+
+def test_a_line_longer_than_any_of_ours_is_never_held(tmp_path):
+    """A disk that lost power may leave a hole of any size."""
+    path = tmp_path / "bad.jsonl"
+    with path.open("wb") as file:
+        file.truncate(64 << 20)
+    Quarantine(str(path)).add(error_at(7))
+    tracemalloc.start()
+
+    found = read_quarantine(str(path))
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
+    assert [entry.line for entry in found.entries] == [7]
+    assert found.num_unreadable == 1

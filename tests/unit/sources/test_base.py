@@ -169,13 +169,39 @@ def test_untouched_files_are_unchanged(path):
     blocks_of(path).check_unchanged()
 
 
-def test_files_that_are_untouched_are_not_read_again(path):
+def test_files_that_are_untouched_are_not_read_again(path, monkeypatch):
+    files = FileBlocks([stamp(str(path))], 64, MAX_ROW_BYTES)
+    path.chmod(0)
+    path.chmod(0o600)
+    monkeypatch.setattr("asyncdata.sources.base.file_digest", lambda *_: "other content")
+
+    with pytest.raises(SourceChangedError):
+        files.check_unchanged()
+    FileBlocks([stamp(str(path))], 64, MAX_ROW_BYTES).check_unchanged()  # stat() says that nothing happened
+
+
+def test_an_edit_that_sets_the_time_back_is_a_change(path):
     files = FileBlocks([stamp(str(path))], 64, MAX_ROW_BYTES)
     times = path.stat().st_mtime_ns
     path.write_bytes(b"x" * len(CONTENT))
     os.utime(path, ns=(times, times))
 
-    files.check_unchanged()  # stat() says that nothing happened, and is believed
+    with pytest.raises(SourceChangedError, match=f"^AD303 {path} was replaced or edited while it was read"):
+        files.check_unchanged()
+
+
+def test_a_file_whose_mode_changes_is_unchanged_though_its_content_was_never_looked_at(path, tmp_path):
+    others = [tmp_path / f"{number}.jsonl" for number in range(40)]
+    for other in others:
+        other.write_bytes(CONTENT)
+    files = FileBlocks([stamp(str(each)) for each in (path, *others)], 64, MAX_ROW_BYTES)
+    path.chmod(0o640)
+
+    files.check_unchanged()
+    assert files.fingerprint() is files.fingerprint()
+    edit(path, CONTENT.replace(b"1", b"2"))
+    with pytest.raises(SourceChangedError, match=f"^AD303 {path} was replaced or edited while it was read"):
+        files.check_unchanged()
 
 
 def test_a_touched_file_is_unchanged(path):

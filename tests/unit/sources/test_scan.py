@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from asyncdata.sources import scan
-from asyncdata.sources.reader import BlockRows, FileChangedError, open_same
+from asyncdata.sources.reader import BlockRows, FileChangedError
 from asyncdata.sources.scan import read_block, read_row
 from asyncdata.wire import Block, FileRef
 
@@ -164,21 +164,3 @@ def test_a_read_that_comes_back_in_pieces_is_put_together(path, monkeypatch):
     monkeypatch.setattr(os, "pread", lambda fd, num_bytes, offset: whole(fd, min(num_bytes, 2), offset))
 
     assert found_in(path, DATA, 0, 14).data == b"\n" + DATA
-
-
-def test_a_file_that_took_the_name_of_another_is_not_read_in_its_place(tmp_path):
-    path, other = tmp_path / "rows.jsonl", tmp_path / "other"
-    path.write_bytes(b'{"id": 1}\n')
-    found = path.stat()
-    file = FileRef(str(path), found.st_size, found.st_ino, found.st_mtime_ns)
-    with path.open("ab") as writer:
-        writer.write(b'{"id": 2}\n')
-    os.close(open_same(file))  # it has grown, and is the same
-
-    other.write_bytes(b'{"id": 3}\n')
-    os.utime(other, ns=(0, found.st_mtime_ns + 1))
-    other.replace(path)
-    with pytest.raises(FileChangedError, match="AD303 .*rows.jsonl was replaced or edited while it was read"):
-        open_same(file)
-    os.utime(path, ns=(0, found.st_mtime_ns))
-    os.close(open_same(file))  # some file systems make up inodes
