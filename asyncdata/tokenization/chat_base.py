@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncdata.errors import ConfigError
+from asyncdata.tokenization.drafts import Draft
 from asyncdata.tokenization.prompt_parts import (
     TEMPLATE_ARGUMENTS,
     Name,
@@ -13,7 +14,7 @@ from asyncdata.tokenization.prompt_parts import (
     templates_digest,
 )
 from asyncdata.tokenization.row_reader import RowReader
-from asyncdata.tokenization.trained import Draft, OfAnyLength
+from asyncdata.tokenization.trained import OfAnyLength
 
 if TYPE_CHECKING:
     from asyncdata.tokenization.chat_spans import ChatSpans
@@ -33,6 +34,9 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
     :param chat_template_kwargs: variables for the template, such as ``enable_thinking``; JSON values.
     :param today: the date, as 2026-01-31, that a template is told when it asks for today's.
     """
+
+    version: ClassVar[int] = 2
+    """2: a token of white space and the first character of what is trained is trained."""
 
     needs_offsets: ClassVar[bool] = True
 
