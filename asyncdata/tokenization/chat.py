@@ -30,7 +30,9 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     A row with nothing to train on is dropped as ``no_trained_tokens``, one that is too long as ``max_length``.
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
-    :param messages_key: where a row has its messages; a string is one user turn.
+    A chat template that ends messages with no special token trains none: ``no_stop_token`` counts such rows.
+
+    :param messages_key: where a row has its messages: a list, or that list as JSON text; other text is one user turn.
     :param train_on: every message of the assistant, its last one, or those whose own ``loss`` is not false.
     :raises ConfigError: for a setting that cannot work.
     """

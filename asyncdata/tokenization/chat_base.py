@@ -91,11 +91,11 @@ class ChatDrafts:
         self._any_row = self._rows[keys[0]]
 
     def messages(self, key: str, value: Any, raw: Buffer) -> list[Message]:
-        """The chat that ``value`` is, which the row has under ``key``.
+        """The chat that ``value`` is, or that its text is as JSON, which the row has under ``key``.
 
         :raises RowFault: if it is no list of messages with a role.
         """
-        return self._rows[key].messages(value, raw)
+        return self._rows[key].chat(value, raw)
 
     def tools(self, text: Buffer | None, raw: Buffer) -> list[Message] | None:
         """The row's tools.
@@ -114,8 +114,9 @@ class ChatDrafts:
 
         :raises RowFault: if the template refuses it, or the blocks cannot be told.
         """
-        text, blocks = (self._without_tools if tools is None else self._with_tools)(messages, tools, trained)
-        return Draft(self._rows[key].encodable("prompt", text, raw), blocks)
+        spans = self._without_tools if tools is None else self._with_tools
+        text, blocks = spans(messages, tools, trained)
+        return Draft(self._rows[key].encodable("prompt", text, raw), blocks, spans.has_stop(text, blocks))
 
 
 def assistants(messages: list[Message]) -> list[int]:

@@ -198,7 +198,7 @@ def test_blocks_that_are_part_of_a_message_are_trained_as_they_are(name: str) ->
         (
             GENERATION.replace("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}<|im_end|>"),
             "assistant",
-            "the chat template writes the stop token '<|im_end|>' behind {% endgeneration %}",
+            "the chat template writes the stop token '<|im_end|>' after {% endgeneration %}",
         ),
         (
             "{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | trim }}",
