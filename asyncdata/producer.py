@@ -25,6 +25,7 @@ from asyncdata.channel import Channel, Entry, Failure
 from asyncdata.columns import Chunk
 from asyncdata.errors import AsyncDataError
 from asyncdata.executors.base import Crashed, error_of
+from asyncdata.noted import NotesLog
 from asyncdata.pacing import MAX_CHUNK_ROWS, ChunkPacer
 from asyncdata.types import Position
 from asyncdata.window import ChunkOrigin, no_such_place
@@ -95,6 +96,7 @@ class Producer:
         self._is_finished = True
         self._is_pumping = self._is_pump_due = False
         self.lacks_room = False
+        self._notes = NotesLog()
         executor.watch(self.pump)
         windows.on_ready = self.pump
 
@@ -244,6 +246,7 @@ class Producer:
             return False
 
         part.window.answered(first, num_rows, placed.reply)
+        self._notes.see(placed.reply.notes)
         origin = ChunkOrigin(part.window, first)
         chunk = placed.chunk(part.position, num_rows, origin, ends_epoch=part.ends_epoch)
         self._coordinator.fill(part.channel, part.entry, chunk)
@@ -308,6 +311,7 @@ class Producer:
 
     def _deliver(self, part: _Part, reply: Tokenized) -> None:
         part.window.answered(part.position.row, part.entry.num_rows, reply)
+        self._notes.see(reply.notes)
         self._coordinator.fill(part.channel, part.entry, part.chunk(reply))
 
     def _deliver_without(self, part: _Part, reply: Tokenized) -> None:

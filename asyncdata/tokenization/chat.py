@@ -5,17 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncdata.tokenization.chat_base import ChatDrafts, OfChat, assistants
+from asyncdata.tokenization.drafts import NOTHING_TRAINED, Drafting, write_sample
 from asyncdata.tokenization.rows import RowFault, decode_value, json_type
-from asyncdata.tokenization.trained import (
-    NOTHING_TRAINED,
-    Drafting,
-    DraftTokenizer,
-    Fields,
-    Name,
-    SpanEncoder,
-    metadata_column,
-    write_sample,
-)
+from asyncdata.tokenization.trained import DraftTokenizer, Fields, Name, SpanEncoder, metadata_column
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -32,12 +24,15 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Rows of messages to samples, trained on what the assistant says: ``{"messages": [...], "tools": [...]}``.
 
     The tokens are those of ``apply_chat_template``. What is trained of a message begins where the model begins when it
-    is asked, and ends with its stop token; tool calls are part of it. A token that straddles a border is not trained.
+    is asked, and ends with its stop token; tool calls are part of it. A token that straddles a border is trained only
+    if all that it holds besides is white space before the message; ``straddling_token`` counts rows with others.
 
     A row with nothing to train on is dropped as ``no_trained_tokens``, one that is too long as ``max_length``.
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
-    :param messages_key: where a row has its messages; a string is one user turn.
+    A chat template that ends messages with no special token trains none: ``no_stop_token`` counts such rows.
+
+    :param messages_key: where a row has its messages: a list, or that list as JSON text; other text is one user turn.
     :param train_on: every message of the assistant, its last one, or those whose own ``loss`` is not false.
     :raises ConfigError: for a setting that cannot work.
     """

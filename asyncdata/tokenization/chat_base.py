@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncdata.errors import ConfigError
+from asyncdata.tokenization.drafts import Draft
 from asyncdata.tokenization.prompt_parts import (
     TEMPLATE_ARGUMENTS,
     Name,
@@ -13,7 +14,7 @@ from asyncdata.tokenization.prompt_parts import (
     templates_digest,
 )
 from asyncdata.tokenization.row_reader import RowReader
-from asyncdata.tokenization.trained import Draft, OfAnyLength
+from asyncdata.tokenization.trained import OfAnyLength
 
 if TYPE_CHECKING:
     from asyncdata.tokenization.chat_spans import ChatSpans
@@ -33,6 +34,9 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
     :param chat_template_kwargs: variables for the template, such as ``enable_thinking``; JSON values.
     :param today: the date, as 2026-01-31, that a template is told when it asks for today's.
     """
+
+    version: ClassVar[int] = 2
+    """2: a token of white space and the first character of what is trained is trained."""
 
     needs_offsets: ClassVar[bool] = True
 
@@ -87,11 +91,11 @@ class ChatDrafts:
         self._any_row = self._rows[keys[0]]
 
     def messages(self, key: str, value: Any, raw: Buffer) -> list[Message]:
-        """The chat that ``value`` is, which the row has under ``key``.
+        """The chat that ``value`` is, or that its text is as JSON, which the row has under ``key``.
 
         :raises RowFault: if it is no list of messages with a role.
         """
-        return self._rows[key].messages(value, raw)
+        return self._rows[key].chat(value, raw)
 
     def tools(self, text: Buffer | None, raw: Buffer) -> list[Message] | None:
         """The row's tools.
@@ -110,8 +114,9 @@ class ChatDrafts:
 
         :raises RowFault: if the template refuses it, or the blocks cannot be told.
         """
-        text, blocks = (self._without_tools if tools is None else self._with_tools)(messages, tools, trained)
-        return Draft(self._rows[key].encodable("prompt", text, raw), blocks)
+        spans = self._without_tools if tools is None else self._with_tools
+        text, blocks = spans(messages, tools, trained)
+        return Draft(self._rows[key].encodable("prompt", text, raw), blocks, spans.has_stop(text, blocks))
 
 
 def assistants(messages: list[Message]) -> list[int]:

@@ -14,24 +14,25 @@ right or gives up:
 
 from __future__ import annotations
 
-import re
-from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from asyncdata.tokenization.chat_arguments import guarded, parsed
+from asyncdata.tokenization.chat_by_turn import by_turn
+from asyncdata.tokenization.chat_conversation import Conversation
 from asyncdata.tokenization.chat_texts import Texts
 from asyncdata.tokenization.rows import RowFault
-from asyncdata.tokenization.spans import Span, common_prefix, common_suffix
+from asyncdata.tokenization.spans import Span, common_prefix, common_suffix, join
 from asyncdata.tokenization.template_shapes import Shapes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from asyncdata.tokenization.chat_template import ChatTemplate
     from asyncdata.tokenization.template_program import Program
     from asyncdata.tokenization.template_proof import SymbolicChat
 
-__all__ = ("ChatSpans", "Conversation")
+__all__ = ("ChatSpans",)
 
 Message = dict[str, Any]
 
@@ -53,6 +54,7 @@ class ChatSpans:
         self._special = special
         self._rules = _Rules(name, eos, template.has_generation)
         self._texts = Texts(special)
+        self._stops = (*special, *([eos] if eos else []))
         self._shapes = Shapes(self._prove)
 
     def __call__(
@@ -60,20 +62,41 @@ class ChatSpans:
     ) -> tuple[str, list[Span]]:
         """The chat as text, and the blocks of the messages ``trained``, numbers of messages of the assistant.
 
+        Where the template refuses it because arguments of tool calls are JSON text, they are taken for the object.
+
         :raises RowFault: if the template refuses the chat, or the blocks cannot be told.
         """
         segments = self._shapes.texts(messages, tools, tuple(trained))
         if segments is None:
-            return self.asked(messages, tools, trained)
+            try:
+                return self.asked(messages, tools, trained)
+            except RowFault as fault:
+                return self._asked_with_objects(fault, messages, tools, trained)
 
         borders = list(accumulate(map(len, segments)))
         return "".join(segments), list(zip(borders[:-1:2], borders[1::2], strict=True))
+
+    def _asked_with_objects(
+        self, fault: RowFault, messages: list[Message], tools: list[Message] | None, trained: list[int]
+    ) -> tuple[str, list[Span]]:
+        chat = parsed(messages) if fault.code == "AD412" else None
+        if chat is None:
+            raise fault
+
+        try:
+            return self(chat, tools, trained)
+        except RowFault as other:
+            raise (fault if other.code == fault.code else other) from None
+
+    def has_stop(self, text: str, blocks: list[Span]) -> bool:
+        """Whether a block ends with a token that ends what the model says; True where nothing is trained."""
+        return not blocks or any(text[start:stop].rstrip().endswith(self._stops) for start, stop in reversed(blocks))
 
     def asked(
         self, messages: list[Message], tools: list[Message] | None, trained: Sequence[int]
     ) -> tuple[str, list[Span]]:
         """The same, asked for this chat alone."""
-        chat = Conversation(self._template, messages, tools, self._texts)
+        chat = Conversation(self._template, guarded(messages), tools, self._texts)
         return chat.text, self._rules.blocks(chat, trained)
 
     def proven(self, messages: list[Message], tools: list[Message] | None, trained: Sequence[int]) -> Program:
@@ -102,12 +125,6 @@ def _cut(text: str, blocks: Sequence[Span]) -> list[str]:
     return [text[start:stop] for start, stop in pairwise(borders)]
 
 
-class _Template(Protocol):
-    """What renders a chat, as text or with its texts unknown."""
-
-    def rendered(self, messages: Iterable[Message], tools: Any = None, **variables: Any) -> str: ...
-
-
 class _Rules:
     """Where the blocks of a conversation lie."""
 
@@ -127,7 +144,7 @@ class _Rules:
         blocks: list[Span] = []
         for number in trained:
             floor = blocks[-1][1] if blocks else 0
-            block = self._by_prefixes(chat, number) or self._by_mark(chat, number)
+            block = self._by_prefixes(chat, number) or self._by_mark(chat, number) or by_turn(chat, number)
             if block is None or block[0] < floor:
                 raise self._untold(number)
 
@@ -140,11 +157,14 @@ class _Rules:
         if blocks is None:
             raise RowFault("AD414", f"{self._name} changes the text of its {{% generation %}} blocks after them")
 
+        starts = {start for start, _ in blocks}
         for start, stop in blocks:
-            self._refuse_untrained_stop(chat, start, stop)
+            if stop not in starts:  # else what follows is trained as well
+                self._refuse_untrained_stop(chat, start, stop)
         if list(trained) == assistants:
             return blocks
 
+        blocks = blocks if len(blocks) == len(assistants) else join(blocks)
         if len(blocks) != len(assistants):
             raise RowFault(
                 "AD414",
@@ -156,12 +176,20 @@ class _Rules:
 
     def _refuse_untrained_stop(self, chat: Conversation, start: int, stop: int) -> None:
         text, texts, eos = chat.text, chat.texts, self._eos
-        if eos and texts.starts_with(text, eos, stop) and not texts.ends_with(text[start:stop], [eos]):
-            raise RowFault(
-                "AD414",
-                f"{self._name} writes the stop token {self._eos!r} behind {{% endgeneration %}}, so that the model "
-                "would not learn to stop; pass chat_template= with the token inside the block",
-            )
+        if not eos or not texts.starts_with(text, eos, stop) or texts.ends_with(text[start:stop], [eos]):
+            return
+
+        if texts.ends_with(texts.without_space_behind(text[start:stop]), texts.special):
+            longer = chat.longer()
+            if longer is not None and texts.starts_with(longer, text[:stop]):
+                if not texts.starts_with(longer, eos, stop):
+                    return  # the block has a stop token of its own, and the other one ends the chat
+
+        raise RowFault(
+            "AD414",
+            f"{self._name} writes the stop token {self._eos!r} after {{% endgeneration %}}, so that the model "
+            "would not learn to stop; pass chat_template= with the token inside the block",
+        )
 
     def _by_prefixes(self, chat: Conversation, number: int) -> Span | None:
         texts, before, up_to = chat.texts, chat.prompt(number), chat.up_to(number)
@@ -218,83 +246,6 @@ class _Rules:
             "AD414",
             f"{self._name} renders earlier turns otherwise as the chat goes on, so that it cannot be told where "
             f"messages[{number}] lies in the text; pass chat_template= with {{% generation %}} and "
-            "{% endgeneration %} around what the assistant says",
+            "{% endgeneration %} around what the assistant says: TRL has such training templates for many models "
+            "(get_training_chat_template)",
         )
-
-
-class Conversation:
-    """A chat, rendered whole and in parts.
-
-    :param texts: what is asked about the renderings.
-    :ivar text: the whole.
-    """
-
-    def __init__(self, template: _Template, messages: list[Message], tools: Any, texts: Texts) -> None:
-        self._template = template
-        self._tools = tools
-        self.messages = messages
-        self.texts = texts
-        self.text = template.rendered(messages, tools)
-
-    @cached_property
-    def header(self) -> str:
-        """What the template writes for the model to go on behind; empty for nothing."""
-        prompt = self.prompt(len(self.messages)) or ""
-        return self.texts.constant(prompt[self.texts.num_shared(self.text, prompt) :])
-
-    def prompt(self, length: int) -> str | None:
-        """The first messages as the prompt for the next; None where the template refuses them."""
-        return self._rendered(self.messages[:length], add_generation_prompt=True)
-
-    def up_to(self, number: int) -> str | None:
-        """The chat up to and with a message; None where the template refuses that, or writes what ends every chat."""
-        if number + 1 < len(self.messages):
-            return self._rendered(self.messages[: number + 1])
-
-        longer = self._rendered([*self.messages, {"role": "user", "content": ""}])
-        return self.text if longer is not None and self.texts.starts_with(longer, self.text) else None
-
-    def with_content(self, number: int, content: str, *, last: bool = False) -> str | None:
-        """The whole with nothing but ``content`` in message ``number``; None where the template refuses that.
-
-        :param last: end the chat there.
-        """
-        message = {"role": self.messages[number]["role"], "content": content}
-        return self._rendered([*self.messages[:number], message, *([] if last else self.messages[number + 1 :])])
-
-    def generation_blocks(self) -> list[Span] | None:
-        """Where the template's own blocks lie; None where it does not keep them apart."""
-        opening, closing = self.unused_marks()
-        marked = self._rendered(self.messages, generation_marks=(opening, closing))
-        if marked is None or not self.texts.same(marked.replace(opening, "").replace(closing, ""), self.text):
-            return None
-
-        blocks, end = [], 0
-        for number, piece in enumerate(re.split(f"([{opening}{closing}])", marked)):
-            if number % 4 == 2:
-                blocks.append((end, end + len(piece)))
-            if number % 2 == 0:
-                end += len(piece)
-            elif piece != (opening if number % 4 == 1 else closing):
-                return None
-        return blocks
-
-    def words_before(self, number: int, mark: str, before: str) -> str:
-        """What the template writes between message ``number`` and the one before it, whatever they say."""
-        message = {"role": self.messages[number]["role"], "content": mark}
-        earlier = [*self.messages[: number - 1], {**self.messages[number - 1], "content": before}] if number else []
-        rendered = self._rendered([*earlier, message, *self.messages[number + 1 :]]) or ""
-        return rendered.partition(mark)[0].rpartition(before)[2] if mark in rendered else ""
-
-    def unused_marks(self) -> tuple[str, str]:
-        """Two characters that the text does not have.
-
-        :raises RowFault: if it has them all.
-        """
-        return self.texts.unused_marks(self.text)
-
-    def _rendered(self, messages: list[Message], **variables: Any) -> str | None:
-        try:
-            return self._template.rendered(messages, self._tools, **variables)
-        except RowFault:  # it renders the whole: what it refuses is this part of it
-            return None

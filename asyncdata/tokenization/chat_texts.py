@@ -53,6 +53,9 @@ class Texts:
         """The text, which must be the template's own words, whatever the messages say."""
         return text
 
+    def refuse_unknown(self, what: str) -> None:
+        """Texts that are unknown are refused: a rule has no answers for them."""
+
     def unused_marks(self, text: str) -> tuple[str, str]:
         """Two characters that the text does not have.
 

@@ -14,14 +14,12 @@ import msgspec
 
 from asyncdata.errors import ConfigError
 from asyncdata.fingerprint import canonical
+from asyncdata.tokenization.drafts import NOTHING_TRAINED, Draft, Drafting, predicted
 from asyncdata.tokenization.fixed_layout import Filled, Layout, place_cut
 from asyncdata.tokenization.row_reader import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_value
 from asyncdata.tokenization.spans import Span, encode_spans, join, token_spans
 from asyncdata.tokenization.trained import (
-    NOTHING_TRAINED,
-    Draft,
-    Drafting,
     DraftTokenizer,
     Fields,
     Name,
@@ -30,7 +28,6 @@ from asyncdata.tokenization.trained import (
     SpanEncoder,
     metadata_column,
     named_token,
-    predicted,
     special_ids,
 )
 

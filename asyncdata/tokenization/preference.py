@@ -9,23 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from asyncdata.tokenization.chat_base import ChatDrafts, OfChat, assistants
+from asyncdata.tokenization.drafts import NOTHING_TRAINED, Draft, Drafting, Encoded, predicted, write_sample
 from asyncdata.tokenization.row_reader import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_value, json_type
 from asyncdata.tokenization.spans import common_prefix
-from asyncdata.tokenization.trained import (
-    NOTHING_TRAINED,
-    Draft,
-    Drafting,
-    DraftTokenizer,
-    Encoded,
-    Fields,
-    Name,
-    SpanEncoder,
-    metadata_column,
-    named_token,
-    predicted,
-    write_sample,
-)
+from asyncdata.tokenization.trained import DraftTokenizer, Fields, Name, SpanEncoder, metadata_column, named_token
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -190,7 +178,8 @@ class _PairWriter:
             out.drop(row, NOTHING_TRAINED)
         else:
             extra = {"rejected_input_ids": rejected.tokens.tolist(), "rejected_spans": spans}
-            write_sample(row, chosen, {**drafting.columns, "extra": msgspec.json.encode(extra)}, out)
+            columns = {**drafting.columns, "extra": msgspec.json.encode(extra)}
+            write_sample(row, chosen, columns, out, rejected.notes())
 
     def _fitted(self, encoding: Encoding, draft: Draft) -> Encoded | None:
         return self._fn.fit(self._encoder.encoded(encoding, draft))

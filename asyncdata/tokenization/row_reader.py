@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.tokenization.rows import RowDecoder, RowFault, decode_value, json_type, missing_key
@@ -13,6 +14,9 @@ __all__ = ("RowReader", "Tools")
 
 Buffer = bytes | memoryview
 Message = dict[str, Any]
+
+_LIST_OF_OBJECTS = re.compile(r"\s*(?:\[\s*\{|\[\s*\]\s*\Z|\{\s*[\"']role[\"'])")
+"""How the text of messages begins, or of one of them, which is no list: be it JSON, or what Python prints."""
 
 _REQUIRED = ("prompt", "label")
 
@@ -66,6 +70,17 @@ class RowReader:
                 raise RowFault("AD112", f"{self.name(f'prompt[{number}]')} has no 'role'; it has {has}", raw)
 
         return messages
+
+    def chat(self, value: Any, raw: Buffer) -> list[Message]:
+        """As :meth:`messages`, of a chat that may also be JSON text in a string.
+
+        :raises RowFault: likewise, and if the text begins as a list of objects does, and is no JSON.
+        """
+        begins = _LIST_OF_OBJECTS.match(value) if isinstance(value, str) else None
+        if begins is None:
+            return self.messages(value, raw)
+
+        return self.messages(self._decode_inner("prompt", self.encodable("prompt", value, raw).encode(), raw), raw)
 
     def tools(self, text: Buffer, raw: Buffer) -> Tools | None:
         """The list of tools, which the row may have as JSON text in a string; None for null.

@@ -22,6 +22,7 @@ __all__ = (
     "join",
     "token_spans",
     "trained_runs",
+    "trained_tokens",
 )
 
 NOT_TRAINED = -100
@@ -43,13 +44,53 @@ def token_spans(offsets: Sequence[Span], blocks: Iterable[Span]) -> list[Span]:
     :param offsets: the characters of each token; neither the starts nor the stops ever fall.
     :param blocks: ranges of characters, rising and disjoint.
     """
-    spans = []
+    spans = [_inside(offsets, start, stop) for start, stop in blocks]
+    return join((first, last) for first, last in spans if first < last)
+
+
+def trained_tokens(offsets: Sequence[Span], blocks: Iterable[Span], text: str) -> tuple[list[Span], list[int]]:
+    """The tokens that are trained of the blocks of a text, and those that are not, though they hold a part of one.
+
+    They are the tokens that lie in the blocks, and one more kind: a token that holds a block's first character with
+    nothing but white space in front of it, as a reply's first word and the space before it are one token of many
+    tokenizers. A model that is asked for the reply writes that token. Any other token that straddles a border is
+    not trained: the model could not have written just its part.
+
+    :param offsets: as for :func:`token_spans`.
+    :param blocks: likewise.
+    :param text: what both are ranges of.
+    """
+    spans, straddling = [], set[int]()
     for start, stop in blocks:
-        first = bisect_left(offsets, start, key=_START)
-        last = min(bisect_left(offsets, stop, key=_START), bisect_right(offsets, stop, key=_STOP))
+        first, last = _inside(offsets, start, stop)
+        last = max(first, last)
+        while first and start < offsets[first - 1][1] <= stop and text[offsets[first - 1][0] : start].isspace():
+            first -= 1
+        if start < stop:
+            straddling.update(_partly_inside(offsets, (start, stop), (first, last)))
         if first < last:
             spans.append((first, last))
-    return join(spans)
+            straddling.difference_update(range(first, last))
+    return join(spans), sorted(straddling)
+
+
+def _inside(offsets: Sequence[Span], start: int, stop: int) -> Span:
+    """The tokens of which no character lies outside of a block; it may be empty."""
+    first = bisect_left(offsets, start, key=_START)
+    return first, min(bisect_left(offsets, stop, key=_START), bisect_right(offsets, stop, key=_STOP))
+
+
+def _partly_inside(offsets: Sequence[Span], block: Span, tokens: Span) -> list[int]:
+    """The tokens beside ``tokens``, which are a block's, that have a character of the block."""
+    (start, stop), (first, last) = block, tokens
+    found = []
+    while first and offsets[first - 1][1] > start:
+        first -= 1
+        found.append(first)
+    while last < len(offsets) and offsets[last][0] < stop:
+        found.append(last)
+        last += 1
+    return found
 
 
 def join(spans: Iterable[Span]) -> list[Span]:

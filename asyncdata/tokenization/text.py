@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from asyncdata.tokenization.drafts import Draft, Drafting, Encoded, write_sample
 from asyncdata.tokenization.row_reader import RowReader
 from asyncdata.tokenization.rows import decode_value
 from asyncdata.tokenization.text_encoder import open_encoder
 from asyncdata.tokenization.trained import (
-    Draft,
-    Drafting,
     DraftTokenizer,
-    Encoded,
     Fields,
     Name,
     OfAnyLength,
     PlainEncoder,
     metadata_column,
     named_token,
-    write_sample,
 )
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from asyncdata.errors import ConfigError
+from asyncdata.tokenization.drafts import Draft, Drafting, Encoded
 from asyncdata.tokenization.prompt_parts import Name, OfTokenizer, tokenizer_fault
 from asyncdata.tokenization.rows import RowDecoder, RowFault, missing_key
-from asyncdata.tokenization.spans import Span, clip, encode_spans, token_spans
+from asyncdata.tokenization.spans import Span, trained_tokens
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
@@ -27,12 +28,8 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.text_encoder import TextEncoder
 
 __all__ = (
-    "NOTHING_TRAINED",
     "Name",
-    "Draft",
-    "Drafting",
     "DraftTokenizer",
-    "Encoded",
     "Fields",
     "OfAnyLength",
     "OfTrainedText",
@@ -43,16 +40,12 @@ __all__ = (
     "SpanEncoder",
     "metadata_column",
     "named_token",
-    "predicted",
     "special_ids",
-    "write_sample",
 )
 
 Buffer = bytes | memoryview
 Overlong = Literal["drop", "truncate_right", "truncate_left", "error"]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
-
-NOTHING_TRAINED = "no_trained_tokens"
 
 
 class OfTrainedText(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -128,7 +121,7 @@ class OfAnyLength(OfTrainedText, frozen=True, kw_only=True, forbid_unknown_field
             return None
 
         start = length - limit if self.overlong == "truncate_left" else 0
-        return Encoded(encoded.tokens[start : start + limit], clip(encoded.spans, start, start + limit))
+        return encoded.cut(start, start + limit)
 
 
 def named_token(files: TokenizerFiles, name: str, given: bool | str, setting: str) -> str | None:
@@ -146,28 +139,6 @@ def named_token(files: TokenizerFiles, name: str, given: bool | str, setting: st
         )
 
     return files.special_tokens[name]
-
-
-class Draft(NamedTuple):
-    """A text that becomes tokens, and the blocks of it that are trained: ranges of characters, rising and disjoint."""
-
-    text: str
-    blocks: list[Span]
-
-
-class Drafting(NamedTuple):
-    """A row that has been read: its drafts, the columns of its sample, and what else its writer must know."""
-
-    drafts: list[Draft]
-    columns: dict[str, Buffer]
-    of: Any = None
-
-
-class Encoded(NamedTuple):
-    """The tokens of a draft, and which of them are trained."""
-
-    tokens: array[int]
-    spans: list[Span]
 
 
 class DraftReader(Protocol):
@@ -306,7 +277,8 @@ class SpanEncoder:
 
     def encoded(self, encoding: Encoding, draft: Draft) -> Encoded:
         """The tokens of ``draft``, and those that are trained."""
-        return Encoded(array("i", encoding.ids), token_spans(self.offsets(encoding, draft.text), draft.blocks))
+        spans, straddling = trained_tokens(self.offsets(encoding, draft.text), draft.blocks, draft.text)
+        return Encoded(array("i", encoding.ids), spans, straddling, draft.has_stop)
 
     def ids_of(self, token: str | None, setting: str) -> array[int]:
         """The id of the special token that a setting asks for; none for None.
@@ -338,27 +310,6 @@ def _own_characters(token: AddedToken, offsets: Span, text: str) -> Span:
     """Without the white space around it that the token swallows: that is not what the model says."""
     start = text.find(token.content, *offsets)
     return (start, start + len(token.content)) if start >= 0 else offsets
-
-
-def write_sample(row: int, encoded: Encoded | None, columns: Mapping[str, Buffer], out: ColumnWriter) -> None:
-    """Keep a sample, unless it is too long or has nothing to train on.
-
-    :param encoded: None for one that is too long.
-    """
-    if encoded is None:
-        out.drop(row, "max_length")
-        return
-
-    spans = predicted(encoded.spans)
-    if not spans:
-        out.drop(row, NOTHING_TRAINED)
-    else:
-        out.keep(row, encoded.tokens, spans=encode_spans(spans), **columns)
-
-
-def predicted(spans: list[Span]) -> list[Span]:
-    """Without a sample's first token: nothing stands before it that it could be predicted from."""
-    return [(max(start, 1), stop) for start, stop in spans if stop > 1]
 
 
 class Fields:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncdata.tokenization.chat_spans import Conversation
+from asyncdata.tokenization.chat_conversation import conversation_of
 from asyncdata.tokenization.chat_texts import Texts
 from asyncdata.tokenization.prompt_parts import compile_templates
 from asyncdata.tokenization.row_reader import RowReader
@@ -12,6 +12,7 @@ from asyncdata.tokenization.rows import RowDecoder, decode_value
 
 if TYPE_CHECKING:
     from asyncdata.tokenization.chat_base import OfChat
+    from asyncdata.tokenization.chat_conversation import Conversation
     from asyncdata.tokenization.prompt_parts import Templates
 
 __all__ = ("Turn", "Turns")
@@ -58,11 +59,11 @@ class Turns:
         if self._templates is None or (len(self._keys) > 1 and any(isinstance(chat, str) for chat in chats)):
             return []
 
-        messages = [message for chat in chats for message in self._row.messages(chat, raw)]
+        messages = [message for chat in chats for message in self._row.chat(chat, raw)]
         tools = None if self._tools_key is None or tools_text is None else self._row.tools(tools_text, raw)
         schemas = self._row.schemas(tools, raw)
         template = self._templates.without_tools if schemas is None else self._templates.with_tools
-        conversation = Conversation(template, messages, schemas, Texts([]))
+        conversation = conversation_of(template, messages, schemas, Texts([]))
         first = _place(text, conversation.text)
         return [] if first is None else _seen(_turns(conversation), first, text)
 

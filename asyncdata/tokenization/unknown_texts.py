@@ -101,6 +101,10 @@ class UnknownTexts(Texts):
         """See :class:`Texts`."""
         return _refuse("words that depend on a message") if has_symbol(text) else text
 
+    def refuse_unknown(self, what: str) -> None:
+        """See :class:`Texts`."""
+        _refuse(what)
+
     def unused_marks(self, text: str) -> tuple[str, str]:
         """See :class:`Texts`. They are the first ones, so those of every chat that does not have them either."""
         first, second = MARKS[0], MARKS[1]

@@ -39,6 +39,20 @@ ENDS_WITH_A_MARK = PLAIN.replace(
     "\n{%- if add", "{% if not add_generation_prompt %}{{ '<|over|>' }}{% endif %}\n{%- if add"
 )
 
+KEEPS_A_PLACE = """\
+{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}{{ '<|start|>' + m.role + '\\n' }}
+{%- if m.role != 'assistant' %}{{ m.content + '<|stop|>' }}
+{%- elif loop.index0 > ns.last and '</think>' in m.content %}{{ '<think>\\n' }}(({{ m.content + '<|stop|>' }}))
+{%- else %}(({{ '<think></think>' + m.content.split('</think>')[-1] + '<|stop|>' }})){% endif %}{{ '\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant\\n<think>\\n' }}{% endif %}"""
+OTHERWISE_AT_THE_END = """\
+{%- for m in messages %}{% if m.role == 'user' %}{{ '<|start|>user:' + m.content + '<|stop|>' }}
+{%- elif loop.last and not add_generation_prompt %}{{ '<|start|>assistant' }}(({{ ':' + m.content + '<|over|>' }}))
+{%- else %}{{ '<|start|>assistant' }}(({{ ':' + m.content }})){{ '<|stop|>' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"""
+
 TEMPLATES = {
     "plain": PLAIN,
     "trims": TRIMS,
@@ -46,6 +60,8 @@ TEMPLATES = {
     "drops thinking": DROPS_THINKING,
     "opens thinking": OPENS_THINKING,
     "ends with a mark": ENDS_WITH_A_MARK,
+    "keeps a place for thoughts": KEEPS_A_PLACE,
+    "otherwise at the end": OTHERWISE_AT_THE_END,
 }
 SPECIAL = [START, STOP, "<|A|>", "<|A|><open>\n", "<|over|>"]
 
@@ -65,7 +81,8 @@ def found(template: str, chat: list[dict[str, Any]], *, own: bool) -> tuple[str,
     source = template.replace("((\n{{-", "(({{-").replace("(({{", opening + "{{").replace("}}))", "}}" + closing)
     numbers = [number for number, message in enumerate(chat) if message["role"] == "assistant"]
     try:
-        return ChatSpans(ChatTemplate(source, {}), "the template", SPECIAL, STOP)(chat, None, numbers)
+        eos = "<|over|>" if template == OTHERWISE_AT_THE_END else STOP
+        return ChatSpans(ChatTemplate(source, {}), "the template", SPECIAL, eos)(chat, None, numbers)
     except RowFault as fault:
         assert fault.code == "AD414"
         return None

@@ -18,6 +18,7 @@ from asyncdata.tokenization.spans import (
     join,
     token_spans,
     trained_runs,
+    trained_tokens,
 )
 from asyncdata.types import Lot
 from tests.unit.tokenization import read_back
@@ -72,6 +73,21 @@ def test_a_token_is_trained_if_all_its_characters_are_in_one_block(offsets, bloc
     assert covered(spans, len(offsets)) == [any(is_in(token, block) for block in blocks) for token in offsets]
     assert all(start < stop for start, stop in spans)
     assert all(one[1] < other[0] for one, other in zip(spans, spans[1:], strict=False))
+
+
+def begins(token: Span, block: Span, text: str) -> bool:
+    """Whether the token holds the block's first character, white space in front of it, and nothing else."""
+    return token[0] < block[0] < token[1] <= block[1] and text[token[0] : block[0]].isspace()
+
+
+@given(offsets=tilings(), blocks=span_lists(), text=st.text("ab ", min_size=64, max_size=64))
+def test_tokens_of_a_block_are_trained_or_named(offsets, blocks, text):
+    spans, straddling = trained_tokens(offsets, blocks, text)
+
+    trained = [any(is_in(token, block) or begins(token, block, text) for block in blocks) for token in offsets]
+    touched = [any(max(token[0], block[0]) < min(token[1], block[1]) for block in blocks) for token in offsets]
+    assert covered(spans, len(offsets)) == trained
+    assert straddling == [place for place in range(len(offsets)) if touched[place] and not trained[place]]
 
 
 @given(spans=span_lists())

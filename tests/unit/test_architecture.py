@@ -75,6 +75,7 @@ LEVELS = {
     "pack_stage": 6,
     "pack_batches": 7,
     "bad_rows": 4,
+    "noted": 4,
     "oddities": 4,
     "delivery": 4,
     "executors": 4,

@@ -47,3 +47,7 @@ def faults(chunk: Chunk) -> list[tuple[int, str]]:
 
 def drops(chunk: Chunk) -> dict[str, list[int]]:
     return {drop.reason: drop.rows.tolist() for drop in chunk.drops}
+
+
+def notes(chunk: Chunk) -> dict[str, list[int]]:
+    return {note.name: note.rows.tolist() for note in chunk.notes}

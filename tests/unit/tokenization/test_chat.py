@@ -15,11 +15,13 @@ from asyncdata import DataLoader
 from asyncdata.errors import ConfigError
 from asyncdata.tokenization.base import TokenizeFn, describe, open_spec
 from asyncdata.tokenization.chat import ChatTokenizeFn
-from tests.unit.tokenization import drops, faults, run, token_ids, values
+from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
 from tests.unit.tokenization.trained import (
     added_tokens,
     assistant,
+    mask_of,
     rows_of,
+    their_mask,
     tokenizer_of,
     trained,
     trained_texts,
@@ -196,7 +198,7 @@ def test_blocks_that_are_part_of_a_message_are_trained_as_they_are(name: str) ->
         (
             GENERATION.replace("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}<|im_end|>"),
             "assistant",
-            "the chat template writes the stop token '<|im_end|>' behind {% endgeneration %}",
+            "the chat template writes the stop token '<|im_end|>' after {% endgeneration %}",
         ),
         (
             "{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | trim }}",
@@ -329,13 +331,15 @@ def test_characters_of_many_tokens_are_trained_whole(name: str) -> None:
 def test_a_space_that_a_post_processor_hides_belongs_to_its_token(small_tokenizer: Path, tmp_path: Path) -> None:
     post_processor = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     folder = variant(small_tokenizer, tmp_path / "trimming", post_processor=post_processor)
-    template = "{% for m in messages %}{{ ' ' if m.role == 'assistant' }}{{ m.content }}{{ '<|im_end|>' }}{% endfor %}"
-    template += "{{ ' ' if add_generation_prompt }}"
+    template = """\
+{%- for m in messages %}{% if m.role == 'user' %}{{ m.content }}
+{%- else %}{% generation %}{{ m.content }}{% endgeneration %}value<|im_end|>{% endif %}{% endfor %}"""
 
-    # The space stands before the block, so that the token of " value" straddles its border.
-    assert trained(ChatTokenizeFn(folder, chat_template=template), {"messages": [user("a"), assistant("value b")]}) == [
-        f" b{END}"
-    ]
+    chunk = run(ChatTokenizeFn(folder, chat_template=template).open(), [{"messages": [user("a"), assistant(" b ")]}])
+
+    # The space is the assistant's, and "value" is not, so that the token of " value" straddles the border.
+    assert trained_texts(chunk, tokenizer_of(ChatTokenizeFn(folder))) == [[" b"]]
+    assert notes(chunk)["straddling_token"] == [0]
 
 
 def test_a_stop_token_that_swallows_the_line_break_behind_it_is_trained(small_tokenizer: Path, tmp_path: Path) -> None:
@@ -533,21 +537,6 @@ def test_a_loader_gives_samples_with_labels(name: str, jsonl_file: Callable[...,
 # Against transformers
 
 
-def their_mask(folder: str, chat: list[dict[str, Any]], tools: Any = None, template: str | None = None) -> Any:
-    transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    return tokenizer.apply_chat_template(
-        chat, tools=tools, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
-    )
-
-
-def our_mask(chunk: Any, sample: int = 0) -> list[int]:
-    spans = chunk.value("spans", sample)
-    return [
-        int(any(start <= at < stop for start, stop in spans)) for at in range(len(chunk.tokens_of(sample).tolist()))
-    ]
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_masks_are_those_of_transformers_where_these_are_right(name: str) -> None:
     theirs = their_mask(name, CHAT, template=GENERATION)
@@ -555,7 +544,7 @@ def test_masks_are_those_of_transformers_where_these_are_right(name: str) -> Non
     ours = run(ChatTokenizeFn(name, chat_template=GENERATION).open(), [{"messages": CHAT}])
 
     assert token_ids(ours) == [theirs["input_ids"]]
-    assert our_mask(ours) == theirs["assistant_masks"]
+    assert mask_of(ours) == theirs["assistant_masks"]
 
 
 @pytest.fixture
@@ -583,7 +572,7 @@ def test_a_span_ends_with_its_block_where_that_of_transformers_runs_to_the_end(w
 
     assert token_ids(ours) == [theirs["input_ids"]]
     assert trained_texts(ours, tokenizer_of(ChatTokenizeFn(word_tokenizer))) == [["so", "thus"]]
-    assert sum(our_mask(ours)) == 2
+    assert sum(mask_of(ours)) == 2
     if sum(theirs["assistant_masks"]) != 2:  # a later release may be right
         assert sum(theirs["assistant_masks"]) == len(theirs["input_ids"]) - theirs["assistant_masks"].index(1)
 
@@ -636,4 +625,4 @@ def test_masks_of_real_chats_are_those_of_transformers(test_data: Path) -> None:
             row["messages"], tools=row.get("tools"), return_dict=True, return_assistant_tokens_mask=True
         )
         assert token_ids(chunk)[number] == theirs["input_ids"]
-        assert our_mask(chunk, number) == theirs["assistant_masks"]
+        assert mask_of(chunk, number) == theirs["assistant_masks"]

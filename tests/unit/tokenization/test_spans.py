@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from asyncdata.tokenization.fixed_layout import Cut, place_cut
-from asyncdata.tokenization.spans import clip, encode_spans, join, token_spans, trained_runs
+from asyncdata.tokenization.spans import clip, encode_spans, join, token_spans, trained_runs, trained_tokens
 
 HELLO = [(0, 2), (2, 5), (5, 6), (6, 9)]
 
@@ -71,3 +71,24 @@ def test_no_character_is_cut_in_two():
     assert place_cut(offsets, (0, 6), 2, "truncate_context_left") == (0, 4)
     assert place_cut(offsets, (0, 6), 3, "truncate_context_right") == (1, 6)
     assert place_cut(offsets, (0, 6), 2, "truncate_context_middle") == (1, 4)
+
+
+def test_a_token_of_white_space_and_the_first_character_of_a_block_is_trained_with_it():
+    text = "[x]  yes."
+    offsets = [(0, 1), (1, 3), (3, 4), (4, 8), (8, 9)]
+
+    assert trained_tokens(offsets, [(5, 9)], text) == ([(3, 5)], [])
+    assert token_spans(offsets, [(5, 9)]) == [(4, 5)]
+
+
+def test_tokens_that_hold_more_than_a_part_of_a_block_are_not_trained_and_are_named():
+    assert trained_tokens([(0, 2), (2, 5), (5, 6), (6, 9)], [(3, 7)], "ab[cd]efg") == ([(2, 3)], [1, 3])
+    assert trained_tokens([(0, 9)], [(3, 7)], "a        ") == ([], [0])
+    assert trained_tokens([(0, 2), (2, 9)], [(3, 7)], "a        ") == ([], [1]), "it ends behind the block"
+
+
+def test_a_token_that_two_blocks_share_is_named_once_or_trained_with_the_second():
+    offsets = [(0, 2), (2, 4), (4, 6)]
+
+    assert trained_tokens(offsets, [(0, 3), (3, 6)], "abcdef") == ([(0, 1), (2, 3)], [1])
+    assert trained_tokens(offsets, [(0, 3), (3, 6)], "ab def") == ([(0, 3)], [])

@@ -111,3 +111,21 @@ def test_a_pair_of_texts_has_none(small_tokenizer: Path, tmp_path: Path) -> None
 
     for name in (str(small_tokenizer), folder):
         assert Turns(PreferenceTokenizeFn(name), ["prompt", "chosen"])(row, "The sky is blue.") == []
+
+
+def test_a_chat_as_text_with_arguments_as_text_has_the_turns_of_the_chat(small_tokenizer: Path) -> None:
+    template = """\
+{%- for m in messages %}{{ '[' + m.role + ']' + (m.content or '') }}
+{%- for call in m.tool_calls or [] %}{% for name in call.function.arguments.keys() %}{{ name }}{% endfor %}
+{%- endfor %}{% endfor %}"""
+    call = {"type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+    chat = [user("a"), assistant("", tool_calls=[call]), user("b")]
+
+    found = Turns(ChatTokenizeFn(str(small_tokenizer), chat_template=template), ["messages"])
+
+    text = "[user]a[assistant]at[user]b"
+    assert [part for _, part in shown(found(raw(messages=json.dumps(chat)), text), text)] == [
+        "[user]a",
+        "[assistant]at",
+        "[user]b",
+    ]

@@ -6,6 +6,7 @@ import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from tokenizers import Tokenizer
 
 from tests.unit.tokenization import run
@@ -62,3 +63,18 @@ def added_tokens(folder: Path, **flags: Any) -> list[dict[str, Any]]:
 
 def rows_of(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines()
+
+
+def their_mask(folder: str, chat: list[dict[str, Any]], tools: Any = None, template: str | None = None) -> Any:
+    transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return tokenizer.apply_chat_template(
+        chat, tools=tools, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
+    )
+
+
+def mask_of(chunk: Any, sample: int = 0) -> list[int]:
+    spans = chunk.value("spans", sample)
+    return [
+        int(any(start <= at < stop for start, stop in spans)) for at in range(len(chunk.tokens_of(sample).tolist()))
+    ]
