@@ -47,6 +47,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     :ivar strict_load: a checkpoint that is not there is an error, not a warning.
     :ivar allow_changed: what may differ from a checkpoint: names as ``DataLoader.load_state_dict`` knows them, and
         ``n_samples_per_prompt``, with which groups of another size are dropped. A list, or names with commas.
+    :ivar unpersistable: what ``add_samples`` does with a group that no checkpoint can hold. ``error``: it is refused.
+        ``serve_without_saving``: it is served as any other, and a restart loses it; such groups are counted, the first
+        is logged, and a checkpoint names those that were in the buffer.
     :ivar processor: import path of a function of (args, media) that makes ``multimodal_inputs`` of a row's media,
         ``{"images": [...], "videos": [...], "audios": [...]}``. Without it they are made as slime makes them.
     :ivar dataset: import path of a function of (args) that makes the dataset: an
@@ -62,6 +65,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     revision: str | None = None
     strict_load: bool = False
     allow_changed: list[str] = []
+    unpersistable: Literal["error", "serve_without_saving"] = "error"
     processor: str | None = None
     dataset: str | None = None
     tokenizer_backend: BackendName = "auto"
