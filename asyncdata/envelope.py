@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+import numpy as np
 
 from asyncdata.errors import SnapshotError
 
@@ -96,22 +97,22 @@ def checksum_in(head: bytes) -> str:
     return msgspec.msgpack.decode(head[_HEAD_BYTES:], type=Header).blake2b
 
 
-def _checksum(blank: bytes, *pieces: bytes | bytearray) -> str:
+def _checksum(blank: bytes, *pieces: bytes | memoryview) -> str:
     state = blake2b(blank, digest_size=32)
     for piece in pieces:
         state.update(piece)
     return state.hexdigest()
 
 
-def unpack_file(path: str) -> tuple[Header, bytearray]:
-    """The header and the payload of the file.
+def unpack_file(path: str) -> tuple[Header, memoryview]:
+    """The header and the payload of the file, which is in memory of its own that may be written to.
 
     :raises SnapshotError: if it is not whole, or no such file at all; the message is the reason alone.
     :raises OSError: if it cannot be read.
     """
     with _open(path) as file:
         header, head, raw = _read_header(file)
-        payload = bytearray(header.payload_len)
+        payload = np.empty(header.payload_len, np.uint8).data  # not bytearray, which writes zeros first
         num_bytes = file.readinto(payload)
     if num_bytes < len(payload):
         raise SnapshotError("it was cut off while it was read")

@@ -295,10 +295,13 @@ def _read(path: str) -> tuple[Header, Snapshot, dict[str, Any]]:
     return header, _from_builtins(fields), fields
 
 
-_DECODERS: dict[str, Callable[[bytearray], Any]] = {"msgpack": msgspec.msgpack.decode, "json": json.loads}
+_DECODERS: dict[str, Callable[[memoryview], Any]] = {
+    "msgpack": msgspec.msgpack.decode,
+    "json": lambda payload: json.loads(bytes(payload)),
+}
 
 
-def _decode(encoding: str, payload: bytearray) -> Any:
+def _decode(encoding: str, payload: memoryview) -> Any:
     try:
         return _DECODERS[encoding](payload)
     except Exception as error:  # a crafted payload may make a decoder raise anything

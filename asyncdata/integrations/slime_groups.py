@@ -286,18 +286,17 @@ def _pieces(samples: list[Any], encode: Callable[[list[Any], Place], bytes]) -> 
     return [_LENGTH.pack(len(head)), head, bytes(_aligned(before) - before), *blocks]
 
 
-def _decode(encoding: str, payload: bytearray) -> tuple[list[Any], memoryview]:
+def _decode(encoding: str, payload: memoryview) -> tuple[list[Any], memoryview]:
     try:
         (length,) = _LENGTH.unpack_from(payload)
-        view = memoryview(payload)
-        head = view[_LENGTH.size : _LENGTH.size + length]
+        head = payload[_LENGTH.size : _LENGTH.size + length]
         samples = json.loads(bytes(head)) if encoding == "json" else msgspec.msgpack.decode(head)
         if not isinstance(samples, list):
             raise TypeError(f"a {type(samples).__name__} in place of samples")
     except Exception as error:  # a crafted payload may make a decoder raise anything
         raise SnapshotError(f"its content cannot be decoded: {error!r}") from error
 
-    return samples, view[_aligned(_LENGTH.size + length) :]
+    return samples, payload[_aligned(_LENGTH.size + length) :]
 
 
 def _aligned(place: int) -> int:

@@ -287,15 +287,21 @@ def to_record(sample: Any, *, in_blocks: bool = False) -> dict[str, Any]:
 
 
 def _to_plain(value: Any, default: Any, path: str, in_blocks: bool) -> Any:
-    if type(value) is list:
-        with contextlib.suppress(msgspec.ValidationError):
-            return msgspec.convert(value, _PLAIN)  # tokens and log-probabilities: thousands, and plain as they are
+    if type(value) is list and (plain := _plain_list(value)) is not None:
+        return plain
 
     if type(value) is type(default) and isinstance(value, Enum):
         value = value.value
     elif type(value) is type(default) and dataclasses.is_dataclass(value):
         value = vars(value)
     return to_builtins(tensors_to_plain(value, path), path, in_blocks=in_blocks)
+
+
+def _plain_list(value: list[Any]) -> list[Any] | None:
+    """A copy, if it is plain as it is: tokens and log-probabilities are, and there are thousands of them."""
+    with contextlib.suppress(msgspec.ValidationError):
+        return msgspec.convert(value, _PLAIN)
+    return None
 
 
 def from_record(record: dict[str, Any], sample_type: type[Any] | None = None, blocks: memoryview | None = None) -> Any:
@@ -306,7 +312,10 @@ def from_record(record: dict[str, Any], sample_type: type[Any] | None = None, bl
     """
     sample = (sample_type or resolve_sample_type())()
     for name, plain in record.items():
-        value, default = tensors_from_plain(from_builtins(plain, blocks)), getattr(sample, name, None)
+        value: Any = _plain_list(plain) if type(plain) is list else None
+        if value is None:
+            value = tensors_from_plain(from_builtins(plain, blocks))
+        default = getattr(sample, name, None)
         if isinstance(default, Enum) and value is not None:
             value = type(default)(value)
         elif dataclasses.is_dataclass(default) and isinstance(value, dict):
