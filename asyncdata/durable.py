@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ("remove_left_over", "replace_file", "sync_folder")
+__all__ = ("remove_left_over", "remove_left_overs", "replace_file", "sync_folder")
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP}
@@ -65,9 +65,17 @@ def sync_folder(path: str) -> None:
 def remove_left_over(path: str) -> None:
     """Remove what killed processes left half written: an hour older than ``path``, by the file system's own clock."""
     folder, name = os.path.split(path)
-    left_over = re.compile(rf"\.{re.escape(name)}\.\d+\.[0-9a-f]{{8}}(\.old)?\.tmp")
+    remove_left_overs(folder, re.escape(name), path)
+
+
+def remove_left_overs(folder: str, names: str, newest: str) -> None:
+    """The same for all files of ``folder`` whose name matches ``names``, a regular expression.
+
+    :param newest: a file that was just written; what is an hour older goes.
+    """
+    left_over = re.compile(rf"\.(?:{names})\.\d+\.[0-9a-f]{{8}}(\.old)?\.tmp")
     with suppress(OSError), os.scandir(folder) as entries:
-        limit = os.stat(path).st_mtime - _STALE_S
+        limit = os.stat(newest).st_mtime - _STALE_S
         for entry in entries:
             if left_over.fullmatch(entry.name) and entry.stat(follow_symlinks=False).st_mtime < limit:
                 _unlink(entry.path)

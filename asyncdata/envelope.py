@@ -10,14 +10,19 @@ import stat
 import struct
 import time
 from hashlib import blake2b
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+import numpy as np
 
 from asyncdata.errors import SnapshotError
 from asyncdata.ours import refuse_foreign
 
-__all__ = ("MAX_FILE_BYTES", "Header", "pack", "unpack_file")
+if TYPE_CHECKING:
+    import io
+    from collections.abc import Iterable
+
+__all__ = ("MAX_FILE_BYTES", "Header", "checksum_in", "pack", "read_header", "unpack_file")
 
 MAX_FILE_BYTES = 16 << 30
 """A larger file is refused before memory is taken for it: 200 000 samples of 8k tokens need less."""
@@ -25,7 +30,7 @@ MAX_FILE_BYTES = 16 << 30
 _MAGIC = b"ADSNAP1\n"
 _LENGTH = struct.Struct("<I")
 _HEAD_BYTES = len(_MAGIC) + _LENGTH.size
-_MAX_HEADER_BYTES = 1 << 16
+_MAX_HEADER_BYTES = 1 << 24
 _NO_SUM = "0" * 64
 _FOREIGN = {
     b"PK\x03\x04": "a zip archive, as torch.save writes",
@@ -48,6 +53,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         64 zeros can come before it.
     :ivar created: Unix time, for people; nothing depends on it.
     :ivar encoding: of the payload: msgpack or json.
+    :ivar files: names of other files that belong to this one; unset where there are none.
     """
 
     blake2b: str
@@ -56,53 +62,95 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     created: float
     payload_len: Annotated[int, msgspec.Meta(ge=0)]
     encoding: str = "msgpack"
+    files: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
-def pack(payload: bytes, encoding: str, *, schema: int, library: str) -> bytes:
-    """What has to stand before ``payload`` in its file."""
+def pack(
+    payload: bytes | Iterable[bytes],
+    encoding: str,
+    *,
+    schema: int,
+    library: str,
+    created: float | None = None,
+    files: Iterable[str] = (),
+) -> bytes:
+    """What has to stand before ``payload``, or before its pieces, in its file.
+
+    :param created: Unix time; now, unless it is given. The same in all other respects, it gives the same checksum.
+    """
+    pieces = [payload] if isinstance(payload, bytes) else list(payload)
     header = Header(
         blake2b=_NO_SUM,
         schema=schema,
         library=library,
-        created=time.time(),
-        payload_len=len(payload),
+        created=time.time() if created is None else created,
+        payload_len=sum(map(len, pieces)),
         encoding=encoding,
+        files=list(files) or msgspec.UNSET,
     )
     raw = msgspec.msgpack.encode(header)
     blank = _MAGIC + _LENGTH.pack(len(raw)) + raw
-    return blank.replace(_NO_SUM.encode(), _checksum(blank, payload).encode(), 1)
+    return blank.replace(_NO_SUM.encode(), _checksum(blank, *pieces).encode(), 1)
 
 
-def _checksum(blank: bytes, payload: bytes) -> str:
+def checksum_in(head: bytes) -> str:
+    """The checksum in what :func:`pack` gave."""
+    return msgspec.msgpack.decode(head[_HEAD_BYTES:], type=Header).blake2b
+
+
+def _checksum(blank: bytes, *pieces: bytes | memoryview) -> str:
     state = blake2b(blank, digest_size=32)
-    state.update(payload)
+    for piece in pieces:
+        state.update(piece)
     return state.hexdigest()
 
 
-def unpack_file(path: str, *, must_be_ours: bool = False) -> tuple[Header, bytes]:
-    """The header and the payload of the file.
+def unpack_file(path: str, *, must_be_ours: bool = False) -> tuple[Header, memoryview]:
+    """The header and the payload of the file, which is in memory of its own that may be written to.
 
     :param must_be_ours: refuse a link, and a file that another user may have written.
     :raises SnapshotError: if it is not whole, or no such file at all; the message is the reason alone.
     :raises OSError: if it cannot be read.
     """
-    more = os.O_NONBLOCK | (os.O_NOFOLLOW if must_be_ours else 0)  # a FIFO must not block the open
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | more)) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise SnapshotError("it is not a regular file")
-
+    with _open(path, os.O_NOFOLLOW if must_be_ours else 0) as file:
         if must_be_ours:
             refuse_foreign(file.fileno(), path)
+        header, head, raw = _read_header(file)
+        payload = np.empty(header.payload_len, np.uint8).data  # not bytearray, which writes zeros first
+        num_bytes = file.readinto(payload)
+    if num_bytes < len(payload):
+        raise SnapshotError("it was cut off while it was read")
 
-        head = file.read(_HEAD_BYTES)
-        raw = file.read(_header_length(head, found.st_size))
-        header = _header(raw, found.st_size)
-        payload = file.read(header.payload_len)
     if _checksum(head + raw.replace(header.blake2b.encode(), _NO_SUM.encode(), 1), payload) != header.blake2b:
         raise SnapshotError("its checksum does not match: bytes were changed after it was written")
 
     return header, payload
+
+
+def read_header(path: str) -> Header:
+    """The header of the file, whose payload is not looked at.
+
+    :raises SnapshotError: if the file has not the header of one that is whole; the message is the reason alone.
+    :raises OSError: if it cannot be read.
+    """
+    with _open(path) as file:
+        return _read_header(file)[0]
+
+
+def _open(path: str, more: int = 0) -> io.BufferedReader:
+    # A FIFO must not block the open.
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | more))
+
+
+def _read_header(file: io.BufferedReader) -> tuple[Header, bytes, bytes]:
+    """The header, and all bytes up to its end: those before it, and its own."""
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode):
+        raise SnapshotError("it is not a regular file")
+
+    head = file.read(_HEAD_BYTES)
+    raw = file.read(_header_length(head, found.st_size))
+    return _header(raw, found.st_size), head, raw
 
 
 def _header_length(head: bytes, num_bytes: int) -> int:

@@ -10,19 +10,49 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ("from_builtins", "to_builtins")
+__all__ = ("MAX_DEPTH", "Block", "from_builtins", "to_builtins")
+
+MAX_DEPTH = 200
+"""Lists and dicts in one another. More could be written down, but not surely be read again: decoders recurse."""
+
+BLOCK_BYTES = 1 << 16
+"""Arrays and bytes from this size on can be kept as they are, and need not become text before they are written."""
+
+SHARED_BYTES = 1 << 20
+"""From this size on not even a copy is made: it would take longer than all else that is done with a group."""
 
 _ARRAY, _BYTES, _TUPLE, _DICT = "__ndarray__", "__bytes__", "__tuple__", "__dict__"
+_ATOMS = frozenset((str, int, float, bool, type(None)))
 _DTYPE = re.compile(r"[<>=|][a-zA-Z][0-9]{1,9}(\[[0-9a-zA-Z]{1,9}\])?", re.ASCII)
 """Of one number. NumPy compiles other texts as Python, and this one may come from anybody."""
 
 
-def to_builtins(value: Any, path: str = "$") -> Any:
+class Block:
+    """The bytes of a large array: from 1 MiB on where they lie, and else a copy.
+
+    :ivar data: one dimension of bytes, contiguous. What is written into an array of 1 MiB or more later is seen here.
+    """
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+
+    def to_text(self) -> str:
+        """As base64, which is what JSON can hold."""
+        return base64.b64encode(self.data).decode("ascii")
+
+
+def to_builtins(value: Any, path: str = "$", *, in_blocks: bool = False, depth: int = 0) -> Any:
     """``value`` as dicts with text keys, lists, text, numbers, booleans and None, without loss.
 
     Arrays become base64 text of their bytes, so that a group of long responses costs little.
 
-    :raises TypeError: for anything else; the message names the place, as in ``$.extra.images[0]``.
+    :param in_blocks: have a :class:`Block` in place of the text for arrays and bytes from 64 KiB on. Arrays from 1 MiB
+        on are not copied; all else is.
+    :param depth: how deep in a value this one is.
+    :raises TypeError: for anything else, and for what is nested more than 200 deep; the message names the place, as in
+        ``$.extra.images[0]``.
     """
     if value is None or isinstance(value, str | bool | int | float):
         return _plain(value)
@@ -30,23 +60,39 @@ def to_builtins(value: Any, path: str = "$") -> Any:
     if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
         return value.item()
 
+    if depth > MAX_DEPTH:
+        raise TypeError(f"{path[:40]}... is nested more than {MAX_DEPTH} deep, which a snapshot cannot hold")
+
     if isinstance(value, list):
-        return [to_builtins(item, f"{path}[{number}]") for number, item in enumerate(value)]
+        if _ATOMS.issuperset(map(type, value)):
+            return value.copy()
+
+        return [
+            to_builtins(item, f"{path}[{number}]", in_blocks=in_blocks, depth=depth + 1)
+            for number, item in enumerate(value)
+        ]
 
     if isinstance(value, dict):
-        return _dict_to_builtins(value, path)
+        return _dict_to_builtins(value, path, in_blocks, depth)
 
     if isinstance(value, np.ndarray) and not value.dtype.hasobject and value.dtype.names is None:
-        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode("ascii")
-        return {_ARRAY: [value.dtype.str, list(value.shape), data]}
+        numbers = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data if value.size else memoryview(b"")
+        return {_ARRAY: [value.dtype.str, list(value.shape), _data(numbers, in_blocks)]}
 
     if isinstance(value, bytes | bytearray | memoryview):
-        return {_BYTES: base64.b64encode(bytes(value)).decode("ascii")}
+        return {_BYTES: _data(memoryview(bytes(value)), in_blocks)}  # bytes(...) copies what can be changed
 
     if isinstance(value, tuple):
-        return {_TUPLE: to_builtins(list(value), path)}
+        return {_TUPLE: to_builtins(list(value), path, in_blocks=in_blocks, depth=depth)}
 
     raise TypeError(f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which a snapshot cannot hold")
+
+
+def _data(data: memoryview, in_blocks: bool) -> str | Block:
+    if not in_blocks or data.nbytes < BLOCK_BYTES:
+        return Block(data).to_text()
+
+    return Block(data if data.nbytes >= SHARED_BYTES else memoryview(bytes(data)))
 
 
 def _plain(value: Any) -> Any:
@@ -63,22 +109,30 @@ def _plain(value: Any) -> Any:
     return int.__int__(value) if isinstance(value, int) else float.__float__(value)
 
 
-def _dict_to_builtins(value: dict[Any, Any], path: str) -> dict[str, Any]:
+def _dict_to_builtins(value: dict[Any, Any], path: str, in_blocks: bool, depth: int) -> dict[str, Any]:
     for key in value:
         if not isinstance(key, str):
             raise TypeError(f"{path} has the key {key!r}; only text keys survive JSON")
 
-    result = {_plain(key): to_builtins(item, f"{path}.{key}") for key, item in value.items()}
+    result = {
+        _plain(key): to_builtins(item, f"{path}.{key}", in_blocks=in_blocks, depth=depth + 1)
+        for key, item in value.items()
+    }
     return {_DICT: result} if any(key.startswith("__") for key in result) else result
 
 
-def from_builtins(value: Any) -> Any:
+def from_builtins(value: Any, blocks: memoryview | None = None) -> Any:
     """The value that :func:`to_builtins` was given. Arrays come back writable.
 
+    :param blocks: writable memory, in which a :class:`Block` that was written as ``[offset, length]`` is found. Arrays
+        are views of it.
     :raises Exception: of any kind, where ``value`` is something else.
     """
     if isinstance(value, list):
-        return [from_builtins(item) for item in value]
+        if _ATOMS.issuperset(map(type, value)):
+            return value.copy()
+
+        return [from_builtins(item, blocks) for item in value]
 
     if not isinstance(value, dict):
         return value
@@ -88,12 +142,24 @@ def from_builtins(value: Any) -> Any:
         if not (isinstance(dtype, str) and _DTYPE.fullmatch(dtype)):
             raise ValueError(f"{dtype!r:.80} is no type of an array's numbers")
 
-        return np.frombuffer(base64.b64decode(data), dtype=dtype).reshape(shape).copy()
+        return np.frombuffer(_bytes_of(data, blocks), dtype=dtype).reshape(shape)
 
     if _BYTES in value:
-        return base64.b64decode(value[_BYTES])
+        return bytes(_bytes_of(value[_BYTES], blocks))
 
     if _TUPLE in value:
-        return tuple(from_builtins(value[_TUPLE]))
+        return tuple(from_builtins(value[_TUPLE], blocks))
 
-    return {key: from_builtins(item) for key, item in value.get(_DICT, value).items()}
+    return {key: from_builtins(item, blocks) for key, item in value.get(_DICT, value).items()}
+
+
+def _bytes_of(data: Any, blocks: memoryview | None) -> bytearray | memoryview:
+    """In memory that may be written to."""
+    if isinstance(data, str):
+        return bytearray(base64.b64decode(data))
+
+    start, length = data
+    if blocks is None or not 0 <= start <= start + length <= len(blocks):
+        raise ValueError("bytes lie outside of their file")
+
+    return blocks[start : start + length]

@@ -30,6 +30,7 @@ __all__ = (
     "differences",
     "from_state_dict",
     "load",
+    "load_fields",
     "save",
     "to_state_dict",
 )
@@ -174,19 +175,20 @@ def _refuse_newer(schema: int, library: Any) -> None:
 # As a file: write
 
 
-def save(path: str | os.PathLike[str], snapshot: Snapshot, *, keep: int = 3) -> int:
+def save(path: str | os.PathLike[str], snapshot: Snapshot, *, keep: int = 3, files: Collection[str] = ()) -> int:
     """Write the snapshot and return its size in bytes, once it would survive a power loss.
 
     At every instant ``path`` is the old snapshot or the new one, whole. Older ones become ``path.1``, ``path.2``;
     ``keep`` files stay in all.
 
+    :param files: names of other files that hold what it refers to; they stand in its header.
     :raises SnapshotError: if it cannot be written; what was there is kept and nothing half-written stays.
     """
     if keep < 1:
         raise ConfigError(f"keep must be 1 or more snapshots, got {keep}")
 
     path = os.path.abspath(path)
-    pieces = _encode(snapshot)
+    pieces = _encode(snapshot, files)
     num_bytes = sum(map(len, pieces))
     try:
         replace_file(path, pieces, keep)
@@ -203,11 +205,11 @@ def save(path: str | os.PathLike[str], snapshot: Snapshot, *, keep: int = 3) -> 
     return num_bytes
 
 
-def _encode(snapshot: Snapshot) -> tuple[bytes, bytes]:
+def _encode(snapshot: Snapshot, files: Collection[str]) -> tuple[bytes, bytes]:
     """All before the payload, and the payload."""
     try:
         encoding, payload = _payload(snapshot)
-        head = pack(payload, encoding, schema=snapshot.schema, library=snapshot.library)
+        head = pack(payload, encoding, schema=snapshot.schema, library=snapshot.library, files=files)
     except (TypeError, ValueError, RecursionError) as error:
         raise SnapshotError(f"AD601 the snapshot holds what no file can: {error}; nothing was written") from error
 
@@ -254,17 +256,22 @@ def load(path: str | os.PathLike[str]) -> Snapshot:
     :raises SnapshotVersionError: if a later version of asyncdata wrote it.
     :raises SnapshotError: if it is damaged or anything else; the message says what, and which older one is valid.
     """
-    return _load(os.path.abspath(path))[1]
+    return load_fields(path)[0]
+
+
+def load_fields(path: str | os.PathLike[str]) -> tuple[Snapshot, dict[str, Any]]:
+    """:func:`load`, and all fields that the file has, also those of which a :class:`Snapshot` knows nothing."""
+    return _load(os.path.abspath(path))[1:]
 
 
 def describe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """:func:`describe` of the snapshot in the file, with the file's size and when it was written (Unix time)."""
     path = os.path.abspath(path)
-    header, snapshot = _load(path)
+    header, snapshot, _ = _load(path)
     return {"path": path, "num_bytes": os.path.getsize(path), "created": header.created, **describe(snapshot)}
 
 
-def _load(path: str) -> tuple[Header, Snapshot]:
+def _load(path: str) -> tuple[Header, Snapshot, dict[str, Any]]:
     try:
         return _read(path)
     except SnapshotError as error:
@@ -281,16 +288,20 @@ def _valid_older(path: str) -> str:
     return "no older snapshot beside it is valid either"
 
 
-def _read(path: str) -> tuple[Header, Snapshot]:
+def _read(path: str) -> tuple[Header, Snapshot, dict[str, Any]]:
     header, payload = unpack_file(path)
     _refuse_newer(header.schema, header.library)
-    return header, _from_builtins(_decode(header.encoding, payload))
+    fields = _decode(header.encoding, payload)
+    return header, _from_builtins(fields), fields
 
 
-_DECODERS: dict[str, Callable[[bytes], Any]] = {"msgpack": msgspec.msgpack.decode, "json": json.loads}
+_DECODERS: dict[str, Callable[[memoryview], Any]] = {
+    "msgpack": msgspec.msgpack.decode,
+    "json": lambda payload: json.loads(bytes(payload)),
+}
 
 
-def _decode(encoding: str, payload: bytes) -> Any:
+def _decode(encoding: str, payload: memoryview) -> Any:
     try:
         return _DECODERS[encoding](payload)
     except Exception as error:  # a crafted payload may make a decoder raise anything
@@ -348,7 +359,6 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
     epoch, window, row = snapshot.position
     data = snapshot.fingerprints.get("data")
     short = {name: value for name, value in data.items() if name != "files"} if isinstance(data, dict) else data
-    samples = [sample for group in snapshot.buffer for sample in group]
     return {
         "schema": snapshot.schema,
         "library": snapshot.library,
@@ -359,8 +369,8 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
         "order": snapshot.order,
         "fingerprints": {**snapshot.fingerprints, "data": short},
         "num_buffered_groups": len(snapshot.buffer),
-        "num_buffered_samples": len(samples),
-        "num_buffered_tokens": sum(map(_num_tokens, samples)),
+        "num_buffered_samples": sum(_num_samples(item) for group in snapshot.buffer for item in group),
+        "num_buffered_tokens": sum(_num_tokens(item) for group in snapshot.buffer for item in group),
         "num_leased_groups": len(snapshot.leases),
         "num_acked": len(snapshot.acked),
         "num_journalled_rows": len(snapshot.journal),
@@ -368,10 +378,23 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def _num_tokens(sample: dict[str, Any]) -> int:
-    match sample.get("tokens"):
-        case {"__ndarray__": [_, [int(length)], _]}:
+def _num_samples(item: dict[str, Any]) -> int:
+    match item.get("__samples__"):
+        case {"num_samples": int(number)}:
+            return number
+        case list() as samples:
+            return len(samples)
+    return 1
+
+
+def _num_tokens(item: dict[str, Any]) -> int:
+    match item:
+        case {"__samples__": {"num_tokens": int(number)}}:
+            return number
+        case {"__samples__": list() as samples}:
+            return sum(_num_tokens(sample) for sample in samples if isinstance(sample, dict))
+        case {"tokens": {"__ndarray__": [_, [int(length)], _]}}:
             return length
-        case list() as tokens:
+        case {"tokens": list() as tokens}:
             return len(tokens)
     return 0

@@ -70,13 +70,16 @@ class Entry(msgspec.Struct, frozen=True, eq=False):
     """A group in the buffer.
 
     :ivar group: the very list that was given back.
-    :ivar record: what a snapshot keeps of it, as it was when it was given back: rollouts change groups in place.
+    :ivar record: what a snapshot keeps of it, as it was when it was given back: rollouts change groups in place. None:
+        no snapshot can hold it.
     :ivar group_index: its number, if it has one.
+    :ivar reason: why there is no record.
     """
 
     group: list[Any]
-    record: list[Any]
+    record: Any
     group_index: int | None = None
+    reason: str | None = None
 
 
 class Moment(msgspec.Struct, frozen=True, eq=False):

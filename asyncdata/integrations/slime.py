@@ -68,7 +68,12 @@ class AsyncDataSource:
         self._ledger = RolloutLedger()
         self._sample_type = resolve_sample_type()
         process = media_process(args, self._settings)
-        self._keeper = GroupKeeper(self._sample_type, self._settings.samples_per_group, process)
+        self._keeper = GroupKeeper(
+            self._sample_type,
+            self._settings.samples_per_group,
+            process,
+            refuse=self._settings.options.unpersistable == "error",
+        )
         self._feed = self._first_feed(process)
         dump_tokenizer(self._settings)
 
@@ -120,7 +125,9 @@ class AsyncDataSource:
     def add_samples(self, samples: list[list[Any]] | None) -> None:
         """Give groups back: they are served before fresh ones, and are in every checkpoint until then.
 
-        They are written down at once, as a snapshot will have them; the objects themselves are kept.
+        A snapshot will have them as they are now; the objects themselves are kept. Only the bytes of arrays, tensors
+        and ``bytes`` from 64 KiB on are not copied now, but read when a snapshot is written: put another array in the
+        place of such a one, rather than write into it.
 
         :param samples: groups of ``n_samples_per_prompt`` samples, or of lists of samples. None and [] do nothing.
         :raises BadGroupError: an AssertionError, as with slime, that names the first group that cannot be kept; none
@@ -228,16 +235,21 @@ class AsyncDataSource:
         records = found.records
         if found.state is not None:
             self._check_kind(found.state.kind)
+            if lost := found.state.unsaved:
+                drops["unpersistable"] = drops.get("unpersistable", 0) + len(lost)
             saved, present = found.state.samples_per_group, self._settings.samples_per_group
             if records and saved != present:
                 slime_checkpoint.refuse_change("n_samples_per_prompt", str(saved), str(present), allowed)
                 drops["n_samples_per_prompt"] = drops.get("n_samples_per_prompt", 0) + len(records)
                 records = []
-        entries = tuple(map(self._keeper.restored, records))
+        entries = tuple(self._keeper.restored(found.opened(record)) for record in records)
         numbering = self._feed.restore(found.dataset, found.numbering, allowed - {"n_samples_per_prompt"})
         self._ledger = RolloutLedger(numbering=numbering, entries=entries, drops=drops)
         self.buffer[:] = [entry.group for entry in entries]
         self.metadata = dict(found.metadata)
+        if found.state is not None and found.state.unsaved:
+            groups = [(lost.group_index, lost.reason) for lost in found.state.unsaved]
+            _log.warning("checkpoint.groups_lost", path=found.path, num_groups=len(groups), groups=groups[:5])
         _log.info("checkpoint.restored", path=found.path, num_buffered_groups=len(entries))
 
     def _check_kind(self, kind: str) -> None:
@@ -326,6 +338,7 @@ class AsyncDataSource:
                 "asyncdata_groups_total": numbering.sample_group_index,
                 "asyncdata_samples_total": numbering.sample_index,
                 "asyncdata_buffered_groups": len(self.buffer),
+                "asyncdata_unpersistable_groups_total": self._keeper.num_without_record,
                 "asyncdata_dropped_groups_total": sum(drops.values()),
                 **{f"asyncdata_dropped_groups_{reason}_total": number for reason, number in drops.items()},
             }

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.errors import FilterError, InvalidGroupError, SnapshotError
 from asyncdata.integrations.rollout_ledger import Entry
-from asyncdata.integrations.slime_sample import from_record, to_record
+from asyncdata.integrations.slime_groups import SAMPLES, GroupRecord
+from asyncdata.integrations.slime_inputs import sample_of, sample_to_record
+from asyncdata.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from asyncdata.integrations.slime_groups import Opened
+
     BufferFilter = Callable[[Any, None, list[Any], int], list[Any]]
     Media = dict[str, list[Any]]
 
-__all__ = ("MEDIA", "BadGroupError", "GroupKeeper", "Taken", "pop_first", "take")
+__all__ = ("BadGroupError", "GroupKeeper", "Taken", "pop_first", "take")
 
-MEDIA = "asyncdata_media"
-"""The attribute of a sample that holds its row's media. What is made of them cannot be kept; it is made again."""
-
-_FAN_OUT = "__samples__"
+_log = get_logger(__name__)
 
 
 class BadGroupError(InvalidGroupError, AssertionError):
@@ -39,14 +39,24 @@ class GroupKeeper:
 
     :param samples_per_group: ``n_samples_per_prompt``.
     :param process: makes ``multimodal_inputs`` of a row's media; None where rows have none.
+    :param refuse: whether a group that no checkpoint can hold is an error. Otherwise it has no record; the first one is
+        logged.
+    :ivar num_without_record: how many such groups there were.
     """
 
     def __init__(
-        self, sample_type: type[Any], samples_per_group: int, process: Callable[[Media], Any] | None = None
+        self,
+        sample_type: type[Any],
+        samples_per_group: int,
+        process: Callable[[Media], Any] | None = None,
+        *,
+        refuse: bool = True,
     ) -> None:
         self._sample_type = sample_type
         self._samples_per_group = samples_per_group
         self._process = process
+        self._refuse = refuse
+        self.num_without_record = 0
 
     def entries(self, groups: Any, buffer: Iterable[Entry]) -> list[Entry]:
         """``groups`` as the buffer keeps them.
@@ -86,45 +96,50 @@ class GroupKeeper:
 
         try:
             record = [_record(item) for item in group]
-        except (TypeError, AttributeError) as error:
-            raise BadGroupError(
-                f"AD432 {name}: {error}. Keep it elsewhere, or turn it into numbers, text, lists, dicts, arrays or "
-                "tensors"
-            ) from error
+        except (TypeError, AttributeError, RecursionError) as error:
+            reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+            if self._refuse:
+                raise BadGroupError(
+                    f"AD432 {name}: {reason}. Keep it elsewhere, or turn it into numbers, text, lists, dicts, arrays "
+                    "or tensors; or set asyncdata_unpersistable: serve_without_saving, and a restart loses such groups"
+                ) from error
 
-        return Entry(group, record, _group_index(group))
+            return self._without_record(group, reason)
 
-    def restored(self, record: list[Any]) -> Entry:
+        return Entry(group, GroupRecord(record), _group_index(group))
+
+    def _without_record(self, group: list[Any], reason: str) -> Entry:
+        number = _group_index(group)
+        if not self.num_without_record:
+            _log.warning("buffer.not_saved", group_index=number, reason=reason)
+        self.num_without_record += 1
+        return Entry(group, None, number, reason)
+
+    def restored(self, found: Opened) -> Entry:
         """The entry that had this record.
 
         :raises SnapshotError: if it is no record.
         """
         try:
-            group = [self._restored(item) for item in record]
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            group = [self._restored(item, found.blocks) for item in found.samples]
+            record = GroupRecord([_record(item) for item in group], found.folder, found.stored)
+        except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
 
         return Entry(group, record, _group_index(group))
 
-    def _restored(self, record: dict[str, Any]) -> Any:
-        if _FAN_OUT in record:
-            return [self._restored(item) for item in record[_FAN_OUT]]
+    def _restored(self, record: dict[str, Any], blocks: memoryview | None) -> Any:
+        if SAMPLES in record:
+            return [self._restored(item, blocks) for item in record[SAMPLES]]
 
-        sample = from_record(record, self._sample_type)
-        media = getattr(sample, MEDIA, None)
-        if media is not None and self._process is not None:
-            sample.multimodal_inputs = self._process(media)
-        return sample
+        return sample_of(record, self._sample_type, self._process, blocks)
 
 
 def _record(item: Any) -> dict[str, Any]:
     if isinstance(item, list):  # one prompt that became several conversations
-        return {_FAN_OUT: [_record(sample) for sample in item]}
+        return {SAMPLES: [_record(sample) for sample in item]}
 
-    if getattr(item, MEDIA, None) is not None:
-        item = copy.copy(item)
-        item.multimodal_inputs = None
-    return to_record(item)
+    return sample_to_record(item)
 
 
 def _group_index(group: Sequence[Any]) -> int | None:

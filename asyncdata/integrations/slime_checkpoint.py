@@ -9,7 +9,6 @@ of the other one: once slime has gone on in the same folder, ours is of a run th
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -17,26 +16,38 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from asyncdata import snapshot as snapshots
-from asyncdata.envelope import unpack_file
 from asyncdata.errors import SnapshotError, SnapshotMismatchError
 from asyncdata.fingerprint import digest
 from asyncdata.integrations import torch_checkpoint
 from asyncdata.integrations.rollout_ledger import Moment, Numbering
+from asyncdata.integrations.slime_groups import GroupStore
 from asyncdata.log import get_logger
 from asyncdata.plain import from_builtins, to_builtins
 from asyncdata.snapshot import Snapshot
 from asyncdata.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
+
+    from asyncdata.integrations.slime_groups import Opened
 
 __all__ = ("Found", "Kind", "SlimeSnapshot", "SlimeState", "read", "refuse_change", "write")
 
 _log = get_logger(__name__)
 _FORMAT = snapshots.to_state_dict(Snapshot(position=(0, 0, 0)))["format"]
-_DECODERS: dict[str, Callable[[bytes], Any]] = {"msgpack": msgspec.msgpack.decode, "json": json.loads}
 
 Kind = Literal["loader", "adapter", "sequence", "none"]
+
+
+class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of the buffer that is not in the snapshot, as no snapshot can hold it.
+
+    :ivar group_index: its number, if it has one.
+    :ivar reason: the value, where it stands, and what it is.
+    """
+
+    group_index: int | None = None
+    reason: str
 
 
 class SlimeState(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +59,7 @@ class SlimeState(msgspec.Struct, frozen=True, kw_only=True):
     :ivar metadata: the plugins', as pairs, for keys need not be text.
     :ivar drops: groups that left the buffer and were not served, by reason.
     :ivar beside: digest of slime's own file; None: it was not written.
+    :ivar unsaved: groups that were in the buffer and are not in the snapshot.
     """
 
     rollout_id: int | None
@@ -58,6 +70,7 @@ class SlimeState(msgspec.Struct, frozen=True, kw_only=True):
     metadata: list[tuple[Any, Any]] = []
     drops: dict[str, int] = {}
     beside: str | None = None
+    unsaved: list[Unsaved] = []
 
 
 class SlimeSnapshot(Snapshot, frozen=True, kw_only=True):
@@ -70,6 +83,7 @@ class SlimeSnapshot(Snapshot, frozen=True, kw_only=True):
 class Found(NamedTuple):
     """What a checkpoint holds.
 
+    :ivar records: of the buffer's groups; :meth:`opened` has what is in them.
     :ivar state: None in slime's own, which says neither whose numbers these are nor what was in the buffer.
     :ivar dataset: the state of the dataset; None in slime's own.
     """
@@ -80,6 +94,15 @@ class Found(NamedTuple):
     records: list[list[Any]]
     state: SlimeState | None
     dataset: Any
+    store: GroupStore | None = None
+
+    def opened(self, record: list[Any]) -> Opened:
+        """The record of a group, out of its own file where it has one.
+
+        :raises SnapshotError: if that is missing or damaged.
+        """
+        assert self.store is not None  # slime's own has no records
+        return self.store.open(record)
 
 
 def _stem(folder: str, rollout_id: Any) -> str:
@@ -89,7 +112,7 @@ def _stem(folder: str, rollout_id: Any) -> str:
 def write(
     folder: str, rollout_id: int | None, moment: Moment, *, kind: Kind, samples_per_group: int, drops: Mapping[str, int]
 ) -> None:
-    """Write both files; slime's only where torch is installed.
+    """Write both files, slime's only where torch is installed, and before them those of groups that have their own.
 
     :raises SnapshotError: if one cannot be written; what was there is whole.
     """
@@ -107,14 +130,30 @@ def write(
         metadata=metadata,
         drops=dict(drops),
         beside=None if content is None else digest(content),
+        unsaved=[
+            Unsaved(group_index=entry.group_index, reason=entry.reason or "")
+            for entry in moment.entries
+            if entry.record is None
+        ],
     )
     stem = _stem(folder, rollout_id)
     os.makedirs(os.path.dirname(stem), mode=0o700, exist_ok=True)
+    store = GroupStore(folder)
+    try:
+        records = [entry.record for entry in moment.entries if entry.record is not None]
+        _write(stem, state, moment.dataset, content, *store.keep(records))
+    finally:
+        store.sweep(f"{stem}.asyncdata")
+
+
+def _write(
+    stem: str, state: SlimeState, dataset: Any, content: bytes | None, buffer: list[Any], files: list[str]
+) -> None:
     if os.path.exists(f"{stem}.asyncdata"):
         # Killed between the two files, one may be missing, but they never contradict each other.
         with suppress(FileNotFoundError):
             os.unlink(f"{stem}.pt")
-    snapshots.save(f"{stem}.asyncdata", _snapshot(state, moment))
+    snapshots.save(f"{stem}.asyncdata", _snapshot(state, dataset, buffer), files=files)
     if content is not None:
         torch_checkpoint.write(f"{stem}.pt", content)
     else:
@@ -128,13 +167,13 @@ def _slimes_own(moment: Moment) -> bytes | None:
     return torch_checkpoint.encode({**msgspec.structs.asdict(moment.numbering), "metadata": moment.metadata})
 
 
-def _snapshot(state: SlimeState, moment: Moment) -> SlimeSnapshot:
+def _snapshot(state: SlimeState, dataset: Any, buffer: list[Any]) -> SlimeSnapshot:
     if state.kind == "loader":
-        base = snapshots.from_state_dict(moment.dataset)
+        base = snapshots.from_state_dict(dataset)
     else:
-        number = moment.numbering
+        number = state.numbering
         base = Snapshot(library=__version__, position=(number.epoch_id, 0, number.sample_offset))
-    fields = msgspec.structs.asdict(base) | {"buffer": [entry.record for entry in moment.entries]}
+    fields = msgspec.structs.asdict(base) | {"buffer": buffer}
     return SlimeSnapshot(**fields, slime=state)
 
 
@@ -154,7 +193,7 @@ def read(folder: str, rollout_id: int | None) -> Found | None:
     if not os.path.lexists(f"{stem}.asyncdata"):
         return _read_slimes(f"{stem}.pt") if os.path.exists(f"{stem}.pt") else None
 
-    found = _read_own(f"{stem}.asyncdata")
+    found = _read_own(f"{stem}.asyncdata")._replace(store=GroupStore(folder))
     if os.path.exists(f"{stem}.pt") and found.state is not None:
         _refuse_other_run(f"{stem}.pt", found.path, found.state.beside)
     return found
@@ -172,9 +211,7 @@ def _refuse_other_run(slimes: str, own: str, expected: str | None) -> None:
 
 
 def _read_own(path: str) -> Found:
-    base = snapshots.load(path)  # proves that it is whole, and says it better than we could
-    header, payload = unpack_file(path)
-    fields = _DECODERS[header.encoding](payload)
+    base, fields = snapshots.load_fields(path)
     if "slime" not in fields:
         raise SnapshotError(
             f"AD602 {path} cannot be loaded: it is the snapshot of a loader, not of slime's data source"

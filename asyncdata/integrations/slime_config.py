@@ -54,6 +54,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ``n_samples_per_prompt``, with which groups of another size are dropped. A list, or names with commas.
     :ivar trust_remote_code: render and encode by transformers' ``AutoTokenizer`` in the workers, with the code that
         comes with the tokenizer: for those that have no ``tokenizer.json``.
+    :ivar unpersistable: what ``add_samples`` does with a group that no checkpoint can hold. ``error``: it is refused.
+        ``serve_without_saving``: it is served as any other, and a restart loses it; such groups are counted, the first
+        is logged, and a checkpoint names those that were in the buffer.
     :ivar processor: import path of a function of (args, media) that makes ``multimodal_inputs`` of a row's media,
         ``{"images": [...], "videos": [...], "audios": [...]}``. Without it they are made as slime makes them.
     :ivar dataset: import path of a function of (args) that makes the dataset: an
@@ -69,6 +72,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     revision: str | None = None
     strict_load: bool = False
     allow_changed: list[str] = []
+    unpersistable: Literal["error", "serve_without_saving"] = "error"
     processor: str | None = None
     dataset: str | None = None
     tokenizer_backend: BackendName = "auto"

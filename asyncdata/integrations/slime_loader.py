@@ -6,8 +6,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.errors import SnapshotMismatchError
-from asyncdata.integrations.slime_buffer import MEDIA
 from asyncdata.integrations.slime_checkpoint import refuse_change
+from asyncdata.integrations.slime_inputs import remember
 from asyncdata.integrations.slime_sample import SampleFactory
 from asyncdata.loader import DataLoader
 from asyncdata.order import ROWS_PER_WINDOW, RowShuffle
@@ -108,7 +108,7 @@ class LoaderFeed:
         groups = self._factory.groups(samples, before.sample_group_index, before.sample_index)
         for group, found in zip(groups, media, strict=False):
             for item in group if found is not None else ():
-                setattr(item, MEDIA, found)
+                remember(item, found)
         return groups
 
     def _place(self, samples: list[Sample], before: Numbering) -> tuple[int, int]:

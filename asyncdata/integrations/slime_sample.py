@@ -270,39 +270,52 @@ def _copies(value: Any, num_copies: int) -> list[Any]:
     return [copy.deepcopy(value) for _ in range(num_copies)]  # NaN, lone surrogates, and what is no JSON value
 
 
-def to_record(sample: Any) -> dict[str, Any]:
+def to_record(sample: Any, *, in_blocks: bool = False) -> dict[str, Any]:
     """Every attribute of one of slime's samples as plain builtins (see ``asyncdata.plain``); nothing is shared.
 
     Plain values are as in slime's ``to_dict``: the status by its value, the counts as dicts.
 
-    :raises TypeError: for a value that no snapshot can hold, such as a PIL image; the message names it.
+    :param in_blocks: leave large arrays where they are, as ``asyncdata.plain.Block``: they alone are shared then.
+    :raises TypeError: for a value that no snapshot can hold, such as a set or a lock; the message names it.
     """
     default = type(sample)()
     values = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
     values |= getattr(sample, "__dict__", {})
-    return {name: _to_plain(value, getattr(default, name, None), f"$.{name}") for name, value in values.items()}
+    return {
+        name: _to_plain(value, getattr(default, name, None), f"$.{name}", in_blocks) for name, value in values.items()
+    }
 
 
-def _to_plain(value: Any, default: Any, path: str) -> Any:
-    if type(value) is list:
-        with contextlib.suppress(msgspec.ValidationError):
-            return msgspec.convert(value, _PLAIN)  # tokens and log-probabilities: thousands, and plain as they are
+def _to_plain(value: Any, default: Any, path: str, in_blocks: bool) -> Any:
+    if type(value) is list and (plain := _plain_list(value)) is not None:
+        return plain
 
     if type(value) is type(default) and isinstance(value, Enum):
         value = value.value
     elif type(value) is type(default) and dataclasses.is_dataclass(value):
         value = vars(value)
-    return to_builtins(tensors_to_plain(value, path), path)
+    return to_builtins(tensors_to_plain(value, path), path, in_blocks=in_blocks)
 
 
-def from_record(record: dict[str, Any], sample_type: type[Any] | None = None) -> Any:
+def _plain_list(value: list[Any]) -> list[Any] | None:
+    """A copy, if it is plain as it is: tokens and log-probabilities are, and there are thousands of them."""
+    with contextlib.suppress(msgspec.ValidationError):
+        return msgspec.convert(value, _PLAIN)
+    return None
+
+
+def from_record(record: dict[str, Any], sample_type: type[Any] | None = None, blocks: memoryview | None = None) -> Any:
     """The sample that :func:`to_record` wrote. What its class has no field for becomes an attribute again.
 
     :param sample_type: slime's sample, or one like it; by default that of :func:`resolve_sample_type`.
+    :param blocks: where the bytes of large arrays are, if they are not in the record.
     """
     sample = (sample_type or resolve_sample_type())()
     for name, plain in record.items():
-        value, default = tensors_from_plain(from_builtins(plain)), getattr(sample, name, None)
+        value: Any = _plain_list(plain) if type(plain) is list else None
+        if value is None:
+            value = tensors_from_plain(from_builtins(plain, blocks))
+        default = getattr(sample, name, None)
         if isinstance(default, Enum) and value is not None:
             value = type(default)(value)
         elif dataclasses.is_dataclass(default) and isinstance(value, dict):

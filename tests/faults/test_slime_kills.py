@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from asyncdata.envelope import read_header
 from tests.support.faults import Program, num_rounds, say, until
 from tests.support.figures import record
 from tests.support.slime_source import write_prompts
@@ -80,6 +81,7 @@ class Run:
             "asyncdata_buffer_size": chance.choice([1, 5, 100]),
             "with_torch": chance.random() < 0.1,
             "step_s": chance.choice([0, 0.002]),
+            "has_group_files": chance.random() < 0.5,
         }
         return {**self._fixed, **elastic, "log": str(log), "folder": str(self.folder / checkpoints), **given}
 
@@ -135,6 +137,14 @@ def chain(run: Run, num_kills: int) -> int:
     return killed
 
 
+def assert_every_group_is_there(folder: Path) -> None:
+    """The files that checkpoints name, also those that no process went on from."""
+    checkpoints = [path for path in folder.rglob("*.asyncdata*") if path.suffix != ".tmp"]
+    headers = [read_header(str(path)) for path in checkpoints]
+    named = {f"{name}.group" for header in headers for name in header.files or ()}
+    assert named <= {path.name for path in folder.rglob("*.group")}
+
+
 def test_every_rollout_is_trained_on_the_very_groups_of_a_run_that_nobody_kills(tmp_path):
     began, chance = time.monotonic(), random.Random(2025)
     num_kills = num_runs = num_compared = 0
@@ -150,6 +160,7 @@ def test_every_rollout_is_trained_on_the_very_groups_of_a_run_that_nobody_kills(
                     assert event.groups == expected[event.rollout_id], f"{pattern}, {order}: {event.rollout_id}"
                     num_compared += 1
         assert run.trained() == expected
+        assert_every_group_is_there(run.folder)
 
     record("R2", "slime's driver", kills=num_kills, lost=0, repeated=0, out_of_order=0)
     say(

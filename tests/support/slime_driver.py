@@ -15,7 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from asyncdata.integrations import torch_checkpoint
+import numpy as np
+
+from asyncdata import plain
+from asyncdata.integrations import slime_groups, torch_checkpoint
 from asyncdata.integrations.slime import AsyncDataSource
 from asyncdata.integrations.slime_sample import to_record
 from tests.support.slime_source import args_for, set_rollout_id
@@ -86,7 +89,8 @@ def attempt(group: list[Any], rollout_id: int) -> None:
         sample.tokens += [sample.index, rollout_id]
         sample.response_length += 2
         sample.rollout_log_probs = [*(sample.rollout_log_probs or []), -1 / (3 + sample.index), -1 / (7 + rollout_id)]
-        sample.metadata["attempts"] = sample.metadata.get("attempts", 0) + 1
+        attempts = sample.metadata["attempts"] = sample.metadata.get("attempts", 0) + 1
+        sample.rollout_routed_experts = np.full((attempts, 3), rollout_id, np.int32)
 
 
 def last_saved(folder: str) -> int:
@@ -95,8 +99,15 @@ def last_saved(folder: str) -> int:
     return max((int(re.findall(r"_(\d+)\.asyncdata", name)[0]) for name in names), default=-1)
 
 
-def drive(pattern: str, num_rollouts: int, save_every: int, with_torch: bool, **settings: Any) -> None:
-    """To the last rollout, or until somebody ends us."""
+def drive(
+    pattern: str, num_rollouts: int, save_every: int, with_torch: bool, has_group_files: bool, **settings: Any
+) -> None:
+    """To the last rollout, or until somebody ends us.
+
+    :param has_group_files: each group has a file of its own in checkpoints, with its array in it, however small.
+    """
+    if has_group_files:
+        slime_groups.FILE_BYTES = plain.BLOCK_BYTES = plain.SHARED_BYTES = 0
     if not with_torch:  # importing it takes longer than all the rest
         torch_checkpoint.is_available = lambda: False
     driver = Driver(**settings)

@@ -493,7 +493,7 @@ def test_killed_between_its_two_files_a_checkpoint_is_whole(prompts, given, fold
         source.save(5)
         source.get_samples(1)
 
-        def killed(*args):
+        def killed(*args, **kwargs):
             raise KeyboardInterrupt
 
         for place in ("asyncdata.integrations.torch_checkpoint.write", "asyncdata.snapshot.save"):

@@ -1,0 +1,205 @@
+"""Wherever a save of slime's data source is killed or refused by the disk, the old checkpoint or the new one is there,
+with all its groups, also those that have files of their own; and nothing stays that no checkpoint names.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata import snapshot as snapshots
+from asyncdata.errors import SnapshotError
+from asyncdata.integrations import slime_checkpoint, slime_groups, torch_checkpoint
+from asyncdata.integrations.rollout_ledger import Entry, Moment, Numbering
+from tests.faults import test_snapshot_crash_points as crashes
+from tests.support.figures import record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.faults
+
+
+def moment(number: int) -> Moment:
+    """A buffer of three groups: one that is always there, one of this checkpoint and the one before, one of its own."""
+    groups = [
+        [{"response": name * 40, "tokens": [1, 2]}] for name in ("always", f"{number // 2} pair", f"{number} own")
+    ]
+    entries = tuple(Entry([object()], slime_groups.GroupRecord(group)) for group in groups)
+    return Moment(Numbering(sample_group_index=number), entries, None, {})
+
+
+def write(folder: str, number: int) -> None:
+    slime_checkpoint.write(folder, 0, moment(number), kind="none", samples_per_group=1, drops={})
+
+
+def groups_in(folder: str, end: str = "") -> tuple[int, list[Any]] | None:
+    """The number of a checkpoint, and what its groups hold; None if there is none. What is damaged raises."""
+    path = f"{folder}/rollout/global_dataset_state_dict_0.asyncdata{end}"
+    if not os.path.exists(path):
+        return None
+
+    snapshot, fields = snapshots.load_fields(path)
+    store = slime_groups.GroupStore(folder)
+    return fields["slime"]["numbering"]["sample_group_index"], [store.open(group).samples for group in snapshot.buffer]
+
+
+def number_of(folder: str, end: str = "") -> int | None:
+    found = groups_in(folder, end)
+    if found is None:
+        return None
+
+    number, samples = found
+    assert samples == [entry.record.samples for entry in moment(number).entries]
+    return number
+
+
+def fresh(folder: Path, num_older: int) -> str:
+    template = folder.parent / f"{folder.name}.{num_older}"
+    if not template.exists():
+        template.mkdir()
+        for number in range(num_older):
+            write(str(template), number)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(template, folder)
+    return str(folder)
+
+
+def files(folder: str) -> set[str]:
+    with suppress(FileNotFoundError):
+        return set(os.listdir(f"{folder}/rollout/asyncdata_groups"))
+    return set()
+
+
+def named_files(folder: str) -> set[str]:
+    found = set()
+    for end in ("", ".1", ".2"):
+        path = f"{folder}/rollout/global_dataset_state_dict_0.asyncdata{end}"
+        if os.path.exists(path):
+            buffer = snapshots.load(path).buffer
+            found |= {f"{group[0]['__samples__']['file']}.group" for group in buffer}
+    return found
+
+
+def verify(folder: str, new: int) -> None:
+    """The old one or the new one is whole, and so are those before it; the next save leaves no file too many."""
+    previous = new - 1 if new else None
+    found = number_of(folder)
+    assert found in (previous, new)
+    ages = [number for number in (found, number_of(folder, ".1"), number_of(folder, ".2")) if number is not None]
+    assert ages == sorted(ages, reverse=True)
+    write(folder, new + 1)
+    assert number_of(folder) == new + 1
+    left_over = {name for name in files(folder) if name.endswith(".tmp")}  # an hour later they go
+    assert files(folder) - left_over == named_files(folder)
+
+
+def calls_of(folder: Path, num_older: int) -> list[str]:
+    path, names = fresh(folder, num_older), []
+    undo = crashes.intercept(lambda _number, name, now: names.append(name) if now == "before" else None, links=True)
+    write(path, num_older)
+    undo()
+    return names
+
+
+def killed_at(folder: str, number: int, place: int, moment: str) -> bool:
+    def act(count: int, _name: str, now: str) -> None:
+        if (count, now) == (place, moment):
+            os._exit(1)
+
+    child = os.fork()
+    if child == 0:
+        crashes.intercept(act, links=True)
+        write(folder, number)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def die_everywhere(folder: Path) -> int:
+    """Every call x moment x number of older checkpoints, each from a fresh start."""
+    num_deaths = 0
+    for num_older in (0, 1, 3):
+        for place, name in enumerate(calls_of(folder, num_older), 1):
+            for when in crashes.MOMENTS if name == "write" else ("before", "after"):
+                path = fresh(folder, num_older)
+                num_deaths += killed_at(path, num_older, place, when)
+                verify(path, num_older)
+    return num_deaths
+
+
+def die_again_and_again(folder: Path) -> int:
+    """Deaths at random places on what earlier deaths left; now and then a save goes through."""
+    chance = random.Random(13)
+    path, last, num_deaths = fresh(folder, 1), 0, 0
+    for number in range(1, 200):
+        num_deaths += killed_at(path, number, chance.randrange(1, 140), chance.choice(crashes.MOMENTS))
+        found = number_of(path)
+        assert found in (last, number), (found, last, number)
+        last = found or 0
+        for end in (".1", ".2"):
+            number_of(path, end)
+    verify(path, last + 1)
+    return num_deaths
+
+
+def refused_everywhere(folder: Path) -> int:
+    """Each call is refused once, by a full disk and by a broken one."""
+    num_refusals = 0
+    for code, num_older in itertools.product((errno.ENOSPC, errno.EIO), (0, 2)):
+        for place in range(1, len(calls_of(folder, num_older)) + 1):
+            path = fresh(folder, num_older)
+
+            def act(number: int, name: str, now: str, place: int = place, code: int = code) -> None:
+                if (number, now) == (place, "before") and name not in ("unlink", "close"):
+                    raise OSError(code, os.strerror(code))
+
+            undo = crashes.intercept(act, links=True)
+            try:
+                write(path, num_older)
+            except SnapshotError as error:
+                assert str(error).startswith("AD601 "), error
+                num_refusals += 1
+            finally:
+                undo()
+            assert {name for name in files(path) if name.endswith(".tmp")} == set()
+            verify(path, num_older)
+    return num_refusals
+
+
+WHAT: dict[str, Callable[[Path], int]] = {
+    "everywhere": die_everywhere,
+    "again": die_again_and_again,
+    "refused": refused_everywhere,
+}
+
+
+@pytest.mark.parametrize(("what", "at_least"), [("everywhere", 300), ("again", 50), ("refused", 60)])
+def test_the_old_checkpoint_or_the_new_one_is_there_with_all_its_groups(tmp_path, what, at_least):
+    root = Path(__file__).parents[2]
+    command = [sys.executable, __file__, str(tmp_path / "work"), what]  # this process has threads, and must not fork
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-5000:]
+
+    found = json.loads(done.stdout)
+    if what != "refused":
+        record("R4", f"groups, {what}", deaths=found, unreadable=0, too_old=0)
+    assert found >= at_least
+
+
+if __name__ == "__main__":
+    torch_checkpoint.is_available = lambda: False
+    slime_groups.FILE_BYTES = 0  # each group has a file, however small
+    crashes.PIECE_BYTES = 300
+    sys.stdout.write(json.dumps(WHAT[sys.argv[2]](Path(sys.argv[1]))))
