@@ -32,9 +32,25 @@ _IN_ORDER = Shuffle(enabled=False, window_blocks=32)  # a row is looked for by r
 _NOT_TRIED = {"AD422": "it hung its worker", "AD423": "its worker died of it"}
 
 
+def _read(path: str, output: Output) -> Quarantined | None:
+    """What the file holds; None, after saying so, if it is another kind of file: then the command line is wrong."""
+    found = read_quarantine(path)
+    if found.entries or not found.num_unreadable:
+        return found
+
+    message = f"{path} is no quarantine file: none of its {found.num_unreadable:,} lines tells of a bad row"
+    if output.as_json:
+        output.json({"error": {"type": "ConfigError", "message": message}})
+    output.say(f"asyncdata: {message}", "red")
+    return None
+
+
 def show(args: argparse.Namespace, output: Output) -> int:
     """``asyncdata quarantine show``."""
-    found = read_quarantine(args.file)
+    found = _read(args.file, output)
+    if found is None:
+        return 2
+
     codes = Counter(entry.code for entry in found.entries)
     if output.as_json:
         rows = [_record(entry) | {"times": times} for entry, times in zip(found.entries, found.times, strict=True)]
@@ -86,7 +102,10 @@ def retry(args: argparse.Namespace, output: Output) -> int:
     if os.path.lexists(path):
         raise ConfigError(f"{args.output} is there already; name another file by --output")
 
-    found = read_quarantine(args.file)
+    found = _read(args.file, output)
+    if found is None:
+        return 2
+
     outcomes = list(_Rows(resolved(tokenize_fn_of(args))).again(found.entries))
     good = [_line(outcome.raw) for outcome in outcomes if outcome.status == "good"]
     if good:

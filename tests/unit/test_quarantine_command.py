@@ -256,6 +256,18 @@ def test_a_quarantine_that_is_not_there_is_named(run_json):
     assert found["error"]["message"] == "AD605 cannot read the quarantine nothing.jsonl: No such file or directory"
 
 
+@pytest.mark.parametrize("action", [["show"], ["retry", *TOKENS]])
+def test_a_file_that_is_no_quarantine_is_a_wrong_command_line(action, capsys):
+    Path("rows.jsonl").write_text('{"input": "a"}\n{"input": "b"}\n')
+    words = ["quarantine", action[0], "rows.jsonl", *action[1:]]
+
+    assert main([*words, "--json"]) == 2
+    told = "rows.jsonl is no quarantine file: none of its 2 lines tells of a bad row"
+    assert json.loads(capsys.readouterr().out)["error"]["message"] == told
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_a_run_may_keep_to_itself_what_rows_say(capsys):
     plain(b'{"input": "PRIVATE", "lab')
     policy = ("--on-bad-row", "quarantine", "--num-workers", "0", "--no-excerpts")
