@@ -22,8 +22,8 @@ from tests.support.tokenize_fns import row_id
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
 
-NUM_ROWS = ROWS_PER_WINDOW + 4000
-INDEX_BLOCK_BYTES = 16 << 10
+NUM_ROWS = ROWS_PER_WINDOW * 3 // 2
+INDEX_BLOCK_BYTES = 4 << 10
 """In place of a megabyte, so that data of a test's size takes hundreds of requests."""
 NUM_WORKERS = [0, 1, 2, 8]
 BLOCKS = Shuffle(block_bytes=1024, window_blocks=1024)

@@ -15,6 +15,7 @@ import trio
 
 from asyncdata.delivery import BadRowStop, deliver
 from asyncdata.errors import AsyncDataError
+from tests.support.still_loader import sent_by
 
 if TYPE_CHECKING:
     import random
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from asyncdata.coordinator import Coordinator
     from asyncdata.producer import Producer
 
-__all__ = ("SimulatedThreads", "Watcher", "sent_by")
+__all__ = ("SimulatedThreads", "Watcher")
 
 REQUEST_S = 0.01
 
@@ -56,20 +57,6 @@ def _unheard(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         function(*args)
     except OSError:  # what it works on may be gone by now
         pass
-
-
-def sent_by(producer: Any) -> tuple[Any, ...]:
-    """All that a :meth:`Producer.pump` which sends something changes."""
-    channel = producer._channel
-    return (
-        *producer._current,
-        producer._row,
-        [id(window) for window in producer._windows],
-        [id(entry) for entry in channel._entries],
-        channel.num_produced,
-        producer._is_finished,
-        producer.canaries._slot,
-    )
 
 
 class Watcher(trio.abc.Instrument):

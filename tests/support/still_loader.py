@@ -236,6 +236,14 @@ class StillLoader:
             del self.pumps[number]
         else:
             self.executor.answer(number - len(self.pumps))
+        if not self.pumps:
+            self._check_that_all_is_sent()
+
+    def _check_that_all_is_sent(self) -> None:
+        """What could be sent must not wait for another event, which may never come."""
+        before = sent_by(self.producer), len(self.executor.asked)
+        self.producer.pump()
+        assert (sent_by(self.producer), len(self.executor.asked)) == before, "a wake-up was lost"
 
     def work_on(self) -> None:
         """Do the next thing; somebody waits for it."""
@@ -319,3 +327,17 @@ def made_by_hand(*tokens: int, size: int = 1, **fields: Any) -> list[Sample]:
     import numpy as np
 
     return [Sample(tokens=np.array(tokens, np.int32), **fields) for _ in range(size)]
+
+
+def sent_by(producer: Any) -> tuple[Any, ...]:
+    """All that a :meth:`Producer.pump` which sends something changes."""
+    channel = producer._channel  # noqa: SLF001
+    return (
+        *producer._current,  # noqa: SLF001
+        producer._row,  # noqa: SLF001
+        [id(window) for window in producer._windows],  # noqa: SLF001
+        [id(entry) for entry in channel._entries],  # noqa: SLF001
+        channel.num_produced,
+        producer._is_finished,  # noqa: SLF001
+        producer.canaries._slot,  # noqa: SLF001
+    )
