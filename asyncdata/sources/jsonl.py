@@ -51,18 +51,21 @@ class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     :param python_lines: lines are what Python's text files and ``str.strip`` make of them: a lone ``\\r`` ends one too,
         and all that Unicode takes for white space is no part of a row where it stands around it. Not for compressed
         files and arrays.
+    :param allow_repeats: a file may be listed more than once: its rows come as often in an epoch.
     """
 
     paths: str | list[str]
     max_row_bytes: int = 64 * 1024 * 1024
     python_lines: bool = False
+    allow_repeats: bool = False
 
     def open(self, block_bytes: int) -> FileBlocks | TextStream:
         """Find the files and look at each one's first bytes.
 
         :raises SourceError: naming every file that is missing, unreadable, empty where all are, or no JSONL at all.
         """
-        files = _find(self.paths, (".jsonl", (".jsonl.gz", ".jsonl.zst")), must_be_array=False)
+        suffixes = ".jsonl", (".jsonl.gz", ".jsonl.zst")
+        files = _find(self.paths, suffixes, must_be_array=False, allow_repeats=self.allow_repeats)
         if any(file.coding != "plain" or file.is_array for file in files):
             return _stream(files, self.max_row_bytes)
 
@@ -79,17 +82,20 @@ class JsonArraySource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     :param paths: as for :class:`JsonlSource`; a folder stands for its ``*.json``, or, without any, its ``*.json.gz``
         and ``*.json.zst``.
     :param max_row_bytes: a longer element is a bad row.
+    :param allow_repeats: a file may be listed more than once: its rows come as often in an epoch.
     """
 
     paths: str | list[str]
     max_row_bytes: int = 64 * 1024 * 1024
+    allow_repeats: bool = False
 
     def open(self, block_bytes: int) -> TextStream:
         """Find the files and look at each one's first bytes.
 
         :raises SourceError: naming every file that is missing, unreadable, empty where all are, or no array.
         """
-        files = _find(self.paths, (".json", (".json.gz", ".json.zst")), must_be_array=True)
+        suffixes = ".json", (".json.gz", ".json.zst")
+        files = _find(self.paths, suffixes, must_be_array=True, allow_repeats=self.allow_repeats)
         return _stream(files, self.max_row_bytes)
 
 
@@ -99,8 +105,10 @@ class _File(NamedTuple):
     is_array: bool
 
 
-def _find(paths: str | list[str], suffixes: Sequence[str | tuple[str, ...]], *, must_be_array: bool) -> list[_File]:
-    found, faults = find_files(paths, *suffixes)
+def _find(
+    paths: str | list[str], suffixes: Sequence[str | tuple[str, ...]], *, must_be_array: bool, allow_repeats: bool
+) -> list[_File]:
+    found, faults = find_files(paths, *suffixes, allow_repeats=allow_repeats)
     files = []
     for path in found:
         try:

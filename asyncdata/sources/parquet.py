@@ -49,12 +49,14 @@ class ParquetSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         have then.
     :param reads_per_group: *order.* More mixes better and decodes more.
     :param max_row_bytes: a row whose JSON is longer is a bad row.
+    :param allow_repeats: a file may be listed more than once: its rows come as often in an epoch.
     """
 
     paths: str | list[str]
     columns: list[str] | None = None
     reads_per_group: int = 64
     max_row_bytes: int = 64 * 1024 * 1024
+    allow_repeats: bool = False
 
     def __post_init__(self) -> None:
         if self.reads_per_group < 1:
@@ -68,7 +70,7 @@ class ParquetSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         :raises ConfigError: for ``columns`` that cannot be, and if pyarrow is not installed.
         """
         _import_pyarrow()
-        paths, faults = find_files(self.paths, ".parquet")
+        paths, faults = find_files(self.paths, ".parquet", allow_repeats=self.allow_repeats)
         files: list[_Footer] = []
         with ThreadPoolExecutor(min(_MAX_THREADS, max(1, len(paths))), "asyncdata-footers") as threads:
             for found in threads.map(_footer_or_fault, paths):

@@ -20,13 +20,16 @@ __all__ = ("find_files", "open_regular", "why_unreadable")
 _HUB_NAME = re.compile(r"[\w-]+/[\w.-]*[\w-]")
 
 
-def find_files(paths: str | Sequence[str], *suffixes: str | tuple[str, ...]) -> tuple[list[str], list[str]]:
+def find_files(
+    paths: str | Sequence[str], *suffixes: str | tuple[str, ...], allow_repeats: bool = False
+) -> tuple[list[str], list[str]]:
     """The files that ``paths`` mean, in their order, and what is wrong with those that mean none.
 
     A path that exists is taken as it is, even if it looks like a glob.
 
     :param suffixes: which files of a folder are meant: those that end with the first of these with which any does.
-    :raises ConfigError: for a file that is listed twice.
+    :param allow_repeats: take a file that is listed more than once as often as it is.
+    :raises ConfigError: for a file that is listed twice, and may not be.
     """
     found: list[str] = []
     faults = []
@@ -35,7 +38,8 @@ def find_files(paths: str | Sequence[str], *suffixes: str | tuple[str, ...]) -> 
             found += _expand(os.path.expanduser(path), suffixes)
         except SourceError as error:
             faults.append(str(error))
-    _refuse_repeats(found)
+    if not allow_repeats:
+        _refuse_repeats(found)
     return found, faults
 
 
@@ -73,7 +77,10 @@ def _refuse_repeats(paths: Sequence[str]) -> None:
     for path in paths:
         real = os.path.realpath(path)
         if real in seen:
-            raise ConfigError(f"AD309 {path} is listed twice; its rows would come twice an epoch")
+            raise ConfigError(
+                f"AD309 {path} is listed twice; its rows would come twice an epoch. List it once; or, if they are to, "
+                "give the list to a source with allow_repeats=True"
+            )
 
         seen.add(real)
 

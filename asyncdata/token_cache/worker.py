@@ -183,23 +183,23 @@ class CacheWorker:
 
     def _listing(self, name: str) -> SegmentListing:
         segment = self._segments.get(name)
-        ids = np.full(len(segment.meta.files), -1, np.int32)
-        are_sure = np.zeros(len(segment.meta.files), np.bool_)
-        for number, (digest, num_bytes, mtime_ns) in enumerate(segment.meta.files):
-            for file_id in self._files_of(num_bytes):
-                if self._digest(file_id) == digest:
-                    ids[number] = file_id
-                    are_sure[number] = self._file(file_id).mtime_ns == mtime_ns
         entries = segment.entries()
-        chosen = np.flatnonzero(ids[entries["file"]] >= 0).astype(np.int32)
-        files = entries["file"][chosen]
+        chosen, ids, are_sure = [np.empty(0, np.int32)], [np.empty(0, np.int32)], [np.empty(0, np.bool_)]
+        for number, (digest, num_bytes, mtime_ns) in enumerate(segment.meta.files):
+            # Several files may have the same content: each has all of its blocks here.
+            for file_id in (id for id in self._files_of(num_bytes) if self._digest(id) == digest):
+                own = np.flatnonzero(entries["file"] == number).astype(np.int32)
+                chosen.append(own)
+                ids.append(np.full(len(own), file_id, np.int32))
+                are_sure.append(np.full(len(own), self._file(file_id).mtime_ns == mtime_ns))
+        of_all = np.concatenate(chosen)
         return SegmentListing(
             name=name,
             num_bytes=segment.num_bytes,
-            entries=chosen.tobytes(),
-            file_ids=ids[files].tobytes(),
-            starts=entries["start"][chosen].astype(np.int64).tobytes(),
-            are_sure=are_sure[files].tobytes(),
+            entries=of_all.tobytes(),
+            file_ids=np.concatenate(ids).tobytes(),
+            starts=entries["start"][of_all].astype(np.int64).tobytes(),
+            are_sure=np.concatenate(are_sure).tobytes(),
         )
 
     def _files_of(self, num_bytes: int) -> list[int]:

@@ -286,7 +286,10 @@ def test_38_a_file_may_not_be_listed_twice(tmp_path):
     for other in (path, str(tmp_path / "link.jsonl")):
         found = deliver([path, other])
         assert isinstance(found.error, ConfigError)
-        assert str(found.error) == f"AD309 {other} is listed twice; its rows would come twice an epoch"
+        assert str(found.error) == (
+            f"AD309 {other} is listed twice; its rows would come twice an epoch. List it once; or, if they are to, "
+            "give the list to a source with allow_repeats=True"
+        )
 
 
 SIGNED = "https://store.example/a.jsonl?X-Amz-Credential=AKIAX%2Fus&X-Amz-Signature=0123abcd"
