@@ -250,6 +250,9 @@ class Engine:
 
     def _returned(self, record: list[dict[str, Any]]) -> Returned:
         size = self.config.n_samples_per_prompt
+        if not record:
+            raise SnapshotError("AD602 a group in the snapshot's buffer cannot be read: it has no sample")
+
         if len(record) != size:
             raise ConfigError(
                 f"the snapshot's buffer has groups of {len(record)} samples, and n_samples_per_prompt is {size}; serve "
@@ -368,7 +371,7 @@ class Engine:
 def _counters(saved: Snapshot, digest: str) -> Counters:
     try:
         return Counters.restored(saved.counters, digest)
-    except msgspec.ValidationError as error:
+    except Exception as error:  # a crafted value may make the converter raise anything
         raise SnapshotError(f"AD602 the snapshot's counters cannot be read: {error}") from error
 
 

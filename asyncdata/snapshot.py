@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -18,7 +18,7 @@ from asyncdata.durable import remove_left_over, replace_file, sync_folder
 from asyncdata.envelope import MAX_FILE_BYTES, Header, pack, unpack_file
 from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError, SnapshotVersionError
 from asyncdata.fingerprint import describe_change, find_changes, setting_of
-from asyncdata.packing.base import PackState  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.packing.base import Count, Number, PackState  # noqa: TC001 - msgspec reads the annotations
 
 __all__ = (
     "SCHEMA",
@@ -35,10 +35,6 @@ __all__ = (
 )
 
 SCHEMA = 1
-
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 46)]
-"""Of an epoch, a window or a row. None is greater, and what is worked out from it has 64 bits."""
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
