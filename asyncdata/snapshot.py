@@ -181,7 +181,7 @@ def save(path: str | os.PathLike[str], snapshot: Snapshot, *, keep: int = 3) -> 
     if keep < 1:
         raise ConfigError(f"keep must be 1 or more snapshots, got {keep}")
 
-    path = os.path.abspath(path)
+    path = _absolute(path, "AD601", "was not written")
     pieces = _encode(snapshot)
     num_bytes = sum(map(len, pieces))
     try:
@@ -197,6 +197,14 @@ def save(path: str | os.PathLike[str], snapshot: Snapshot, *, keep: int = 3) -> 
 
     remove_left_over(path)
     return num_bytes
+
+
+def _absolute(path: str | os.PathLike[str], code: str, what: str) -> str:
+    found = os.path.abspath(path)
+    if "\0" in found:
+        raise SnapshotError(f"{code} {found!r} {what}: it has a NUL in it, which no path may have")
+
+    return found
 
 
 def _encode(snapshot: Snapshot) -> tuple[bytes, bytes]:
@@ -250,12 +258,12 @@ def load(path: str | os.PathLike[str]) -> Snapshot:
     :raises SnapshotVersionError: if a later version of asyncdata wrote it.
     :raises SnapshotError: if it is damaged or anything else; the message says what, and which older one is valid.
     """
-    return _load(os.path.abspath(path))[1]
+    return _load(_absolute(path, "AD602", "cannot be read"))[1]
 
 
 def describe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """:func:`describe` of the snapshot in the file, with the file's size and when it was written (Unix time)."""
-    path = os.path.abspath(path)
+    path = _absolute(path, "AD602", "cannot be read")
     header, snapshot = _load(path)
     return {"path": path, "num_bytes": os.path.getsize(path), "created": header.created, **describe(snapshot)}
 
