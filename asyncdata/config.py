@@ -140,6 +140,11 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         except msgspec.ValidationError as error:
             raise ConfigError(str(error).replace("`$.", "`")) from error
 
+        for name in ("quarantine_path", "cache_dir", "token_cache"):
+            path = getattr(config, name)
+            if isinstance(path, str) and "\0" in path:
+                raise ConfigError(f"`{name}` is {path!r}, with a NUL in it, which no path may have")
+
         needed = config.backend if config.backend != "asyncio" else None
         if needed is not None and importlib.util.find_spec(needed) is None:
             raise ConfigError(f"backend={needed!r} needs {needed}, which is not installed: pip install {needed}")

@@ -267,7 +267,7 @@ def _data_changes(saved: Any, present: Any) -> list[str]:
     """A phrase for each file that differs, at most ten and a count of the rest."""
     try:
         before, after = msgspec.convert(saved, _Fingerprint), msgspec.convert(present, _Fingerprint)
-    except msgspec.ValidationError:  # a source may have a fingerprint of its own kind
+    except (msgspec.ValidationError, UnicodeError):  # a source may have a fingerprint of its own kind
         return []
 
     words = _file_changes(before, after) if before.files and after.files else []

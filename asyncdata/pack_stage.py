@@ -14,9 +14,11 @@ from bisect import bisect_right
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.pack_state import Mark, Now, PackedSample, Window
-from asyncdata.packing.base import PackState
+from asyncdata.packing.base import PackState, Place, PlacedPiece, refuse_wrong_pieces, restored, wrong_state
 from asyncdata.types import Position
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from asyncdata.pack_rules import PackRules
     from asyncdata.pack_state import RestartPoint
-    from asyncdata.packing.base import Counts, Pack, Place
+    from asyncdata.packing.base import Counts, Pack
     from asyncdata.types import Sample, SourceLocation
 
 __all__ = ("PackStage",)
@@ -321,8 +323,13 @@ class PackStage:
 
         :raises SnapshotError: if it is none of this packing.
         """
+        if not (state.world_size and state.accumulation):
+            raise wrong_state()
+
         packer = self.rules.packing.open(_with_places(state.packer))
-        packs = [[(tuple(place), start, stop) for place, start, stop in pack] for pack in state.packs]
+        packs = [list(pack) for pack in state.packs]
+        for pack in packs:
+            refuse_wrong_pieces(pack, longest=self.rules.packing.max_length)
         sizes = (state.world_size, state.accumulation)
         if not state.num_gone:  # nothing of the window is delivered: it may be grouped for the ranks there are now
             sizes = (self.rules.world_size, self._accumulation)
@@ -356,11 +363,19 @@ def _place(sample: Sample) -> Place:
     return position.epoch, position.window, position.row
 
 
+class _Places(msgspec.Struct):
+    """What of a packer's state refers to samples."""
+
+    open_pack: list[PlacedPiece] = []
+    references: list[Place] = []
+
+
 def _with_places(packer: dict[str, Any]) -> dict[str, Any]:
-    """A packer's state as it was, its references being tuples again."""
-    pack = [(tuple(place), start, stop) for place, start, stop in packer.get("open_pack", ())]
-    references = [tuple(place) for place in packer.get("references", ())]
-    lists = {"open_pack": pack, "references": references}
+    """A packer's state as it was, its references being tuples again.
+
+    :raises SnapshotError: if they are no places.
+    """
+    lists = msgspec.structs.asdict(restored(packer, _Places))
     return packer | {name: values for name, values in lists.items() if name in packer}
 
 

@@ -204,6 +204,8 @@ def read_quarantine(path: str) -> Quarantined:
             times[key] = times.get(key, 0) + 1
     except OSError as error:
         raise ConfigError(f"AD605 cannot read the quarantine {path}: {error.strerror}") from error
+    except ValueError as error:  # a NUL in it
+        raise ConfigError(f"AD605 cannot read the quarantine {path!r}: {error}") from error
 
     return Quarantined(list(entries.values()), list(times.values()), num_unreadable)
 

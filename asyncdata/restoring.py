@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.ledger import Counters, Ledger, Returned
 from asyncdata.types import Position, Sample
@@ -36,11 +34,14 @@ def ledger_of(saved: Snapshot, *, digest: str, group_size: int) -> Ledger:
 def _counters(saved: Snapshot, digest: str) -> Counters:
     try:
         return Counters.restored(saved.counters, digest)
-    except msgspec.ValidationError as error:
+    except Exception as error:  # a crafted value may make the converter raise anything
         raise SnapshotError(f"AD602 the snapshot's counters cannot be read: {error}") from error
 
 
 def _returned(record: list[dict[str, Any]], size: int) -> Returned:
+    if not record:
+        raise SnapshotError("AD602 a group in the snapshot's buffer cannot be read: it has no sample")
+
     if len(record) != size:
         raise ConfigError(
             f"the snapshot's buffer has groups of {len(record)} samples, and n_samples_per_prompt is {size}; serve "

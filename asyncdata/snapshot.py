@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -18,7 +18,7 @@ from asyncdata.durable import remove_left_over, replace_file, sync_folder
 from asyncdata.envelope import MAX_FILE_BYTES, Header, pack, unpack_file
 from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError, SnapshotVersionError
 from asyncdata.fingerprint import describe_change, find_changes, setting_of
-from asyncdata.packing.base import PackState  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.packing.base import Count, Number, PackState  # noqa: TC001 - msgspec reads the annotations
 
 __all__ = (
     "SCHEMA",
@@ -36,10 +36,6 @@ __all__ = (
 )
 
 SCHEMA = 1
-
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 46)]
-"""Of an epoch, a window or a row. None is greater, and what is worked out from it has 64 bits."""
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +183,7 @@ def save(path: str | os.PathLike[str], snapshot: Snapshot, *, keep: int = 3, fil
     if keep < 1:
         raise ConfigError(f"keep must be 1 or more snapshots, got {keep}")
 
-    path = os.path.abspath(path)
+    path = _absolute(path, "AD601", "was not written")
     pieces = _encode(snapshot, files)
     num_bytes = sum(map(len, pieces))
     try:
@@ -203,6 +199,14 @@ def save(path: str | os.PathLike[str], snapshot: Snapshot, *, keep: int = 3, fil
 
     remove_left_over(path)
     return num_bytes
+
+
+def _absolute(path: str | os.PathLike[str], code: str, what: str) -> str:
+    found = os.path.abspath(path)
+    if "\0" in found:
+        raise SnapshotError(f"{code} {found!r} {what}: it has a NUL in it, which no path may have")
+
+    return found
 
 
 def _encode(snapshot: Snapshot, files: Collection[str]) -> tuple[bytes, bytes]:
@@ -261,12 +265,12 @@ def load(path: str | os.PathLike[str]) -> Snapshot:
 
 def load_fields(path: str | os.PathLike[str]) -> tuple[Snapshot, dict[str, Any]]:
     """:func:`load`, and all fields that the file has, also those of which a :class:`Snapshot` knows nothing."""
-    return _load(os.path.abspath(path))[1:]
+    return _load(_absolute(path, "AD602", "cannot be read"))[1:]
 
 
 def describe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """:func:`describe` of the snapshot in the file, with the file's size and when it was written (Unix time)."""
-    path = os.path.abspath(path)
+    path = _absolute(path, "AD602", "cannot be read")
     header, snapshot, _ = _load(path)
     return {"path": path, "num_bytes": os.path.getsize(path), "created": header.created, **describe(snapshot)}
 

@@ -14,16 +14,22 @@ if TYPE_CHECKING:
     from typing import Self
 
 __all__ = (
+    "Count",
     "Counts",
     "Overlong",
     "Pack",
+    "Number",
     "PackState",
     "Packer",
     "Packing",
     "Piece",
+    "Place",
+    "PlacedPiece",
     "Positive",
     "arrivals_of",
+    "refuse_wrong_pieces",
     "restored",
+    "wrong_state",
 )
 
 Piece = tuple[Any, int, int]
@@ -34,6 +40,9 @@ Pack = list[Piece]
 
 Overlong = Literal["error", "drop", "truncate"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 46)]
+"""Of an epoch, a window or a row. None is greater, and what is worked out from it has 64 bits."""
 
 StateT = TypeVar("StateT")
 
@@ -111,8 +120,8 @@ class Counts(msgspec.Struct, forbid_unknown_fields=True):
     :ivar tokens: of ``overlong`` samples; the ends of ``truncated`` ones; the ``tail`` that filled no hard pack.
     """
 
-    samples: dict[str, int] = {}
-    tokens: dict[str, int] = {}
+    samples: dict[str, Count] = {}
+    tokens: dict[str, Count] = {}
 
     def add(self, reason: str, *, samples: int = 0, tokens: int = 0) -> None:
         """Count them."""
@@ -125,7 +134,11 @@ class Counts(msgspec.Struct, forbid_unknown_fields=True):
         return Counts(dict(self.samples), dict(self.tokens))
 
 
-Place = tuple[int, int, int]
+_Ranks = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+
+Place = tuple[Number, Number, Number]
+PlacedPiece = tuple[Place, Count, Count]
+"""A :data:`Piece` of the sample at a place of D."""
 
 
 class PackState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -147,17 +160,17 @@ class PackState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     :ivar is_alone: what waited at the epoch's end was packed by itself, and is being delivered.
     """
 
-    epoch: int
+    epoch: Number
     last: Place | None
     packer: dict[str, Any]
-    packs: list[list[tuple[Place, int, int]]]
-    num_gone: int
-    window: int
-    world_size: int
-    accumulation: int
-    num_packs: int
-    epoch_packs: int
-    num_tokens: int
+    packs: list[Annotated[list[PlacedPiece], msgspec.Meta(min_length=1)]]
+    num_gone: Count
+    window: Number
+    world_size: _Ranks
+    accumulation: _Ranks
+    num_packs: Count
+    epoch_packs: Count
+    num_tokens: Count
     is_alone: bool = False
 
 
@@ -184,5 +197,20 @@ def restored(state: Mapping[str, Any], kind: type[StateT]) -> StateT:
     """
     try:
         return msgspec.convert(state, kind)
-    except msgspec.ValidationError as error:
+    except Exception as error:  # a crafted value may make the converter raise anything
         raise SnapshotError(f"AD602 the state of a packer cannot be read: {error}") from None
+
+
+def refuse_wrong_pieces(pieces: Iterable[Piece], *, longest: int | None = None) -> None:
+    """Look whether each piece has a token, and none has more than ``longest``.
+
+    :raises SnapshotError: if one has not.
+    """
+    for _, start, stop in pieces:
+        if not 0 <= start < stop or (longest is not None and stop - start > longest):
+            raise wrong_state()
+
+
+def wrong_state() -> SnapshotError:
+    """The error for a state that no packer of this kind gives."""
+    return SnapshotError("AD602 the state of a packer cannot be read: it is of another packing, or damaged")

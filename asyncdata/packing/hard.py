@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from asyncdata.description import Description
-from asyncdata.errors import SnapshotError
-from asyncdata.packing.base import Counts, Pack, Piece, Positive, arrivals_of, restored
+from asyncdata.packing.base import (
+    Counts,
+    Pack,
+    Piece,
+    Positive,
+    arrivals_of,
+    refuse_wrong_pieces,
+    restored,
+    wrong_state,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,8 +68,9 @@ class HardPacker:
         self._pack: Pack = list(state.open_pack)
         self._room = packing.max_length - sum(stop - start for _, start, stop in self._pack)
         self.counts = state.counts
+        refuse_wrong_pieces(state.open_pack)
         if self._room <= 0:
-            raise SnapshotError("AD602 the state of a packer cannot be read: it is of another packing, or damaged")
+            raise wrong_state()
 
     def push(self, length: int, reference: Any) -> list[Pack]:
         """Take in a sample of ``length`` tokens; the packs that are full now."""

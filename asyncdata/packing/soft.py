@@ -16,8 +16,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from asyncdata.description import Description
-from asyncdata.errors import ConfigError, SnapshotError
-from asyncdata.packing.base import Counts, Overlong, Pack, Piece, Positive, arrivals_of, restored
+from asyncdata.errors import ConfigError
+from asyncdata.packing.base import (
+    Count,
+    Counts,
+    Overlong,
+    Pack,
+    Piece,
+    Positive,
+    arrivals_of,
+    refuse_wrong_pieces,
+    restored,
+    wrong_state,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -90,8 +101,8 @@ class _State(msgspec.Struct, forbid_unknown_fields=True):
     :ivar open_pack: the pieces of the pack that is being filled.
     """
 
-    lengths: list[int] = []
-    taken: list[int] = []
+    lengths: list[Count] = []
+    taken: list[Count] = []
     references: list[Any] = []
     open_pack: list[Piece] = []
     counts: Counts = msgspec.field(default_factory=Counts)
@@ -165,8 +176,14 @@ class SoftPacker:
 
     def _restore(self, state: _State) -> None:
         taken, references = set(state.taken), iter(state.references)
-        if len(state.lengths) != len(taken) + len(state.references) or self._room < 0:
-            raise SnapshotError("AD602 the state of a packer cannot be read: it is of another packing, or damaged")
+        longest = self._packing.max_length
+        refuse_wrong_pieces(state.open_pack, longest=longest)
+        is_whole = len(taken) == len(state.taken) and len(state.lengths) == len(taken) + len(state.references)
+        if not is_whole or max(taken, default=-1) >= len(state.lengths) or self._room < 0:
+            raise wrong_state()
+
+        if state.lengths and not 0 < min(state.lengths) <= max(state.lengths) <= longest:
+            raise wrong_state()
 
         for place, length in enumerate(state.lengths):
             piece = None if place in taken else (next(references), 0, length)

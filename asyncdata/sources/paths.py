@@ -52,6 +52,9 @@ def _refuse_address(path: str) -> None:
 
 
 def _expand(path: str, suffixes: Sequence[str | tuple[str, ...]]) -> list[str]:
+    if "\0" in path:
+        raise SourceError(f"AD304 cannot read {path!r}: it has a NUL in it, which no path may have")
+
     if not os.path.lexists(path):
         _refuse_address(path)
     if os.path.isdir(path):
