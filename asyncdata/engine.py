@@ -12,10 +12,8 @@ from asyncdata import snapshot as snapshots
 from asyncdata.buffer import filter_of
 from asyncdata.coordinator import Coordinator
 from asyncdata.diagnostics import Statistics, explain_timeout
-from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotError, SnapshotMismatchError
-from asyncdata.fingerprint import setting_of
+from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
 from asyncdata.indexed_windows import IndexedWindows
-from asyncdata.ledger import Counters, Ledger, Returned
 from asyncdata.log import get_logger
 from asyncdata.metering import MeteredExecutor
 from asyncdata.oddities import say_what_is_odd
@@ -29,13 +27,14 @@ from asyncdata.proving import Prover
 from asyncdata.quarantine import Quarantine
 from asyncdata.reading import open_reading
 from asyncdata.request import DeliveryRules
+from asyncdata.resuming import epoch_to_begin, ledger_of
 from asyncdata.service import Service
 from asyncdata.snapshot import Snapshot
 from asyncdata.sources.described import described
 from asyncdata.tokenization.base import fingerprints_of
 from asyncdata.tokenization.resolved import resolved
 from asyncdata.tuner import Tuner, executor_of, limits_of
-from asyncdata.types import Position, Sample
+from asyncdata.types import Position
 from asyncdata.version import __version__
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from asyncdata.buffer import BufferFilter
     from asyncdata.config import LoaderConfig
     from asyncdata.executors.early import EarlyTemplate
+    from asyncdata.ledger import Ledger
     from asyncdata.length_grouping import LengthGrouping
     from asyncdata.packing.base import Packing, PackState
     from asyncdata.plan import PlannedEpoch
@@ -106,6 +106,7 @@ class Engine:
         self._windows = self._reading.windows(self._executor)
         self._windows.restart_point = lambda: self._restart_point().position
         self.service = self._make_service()
+        self._resumed: tuple[Position, int | None] = (Position(), None)
         self._waits = (0, 0.0)
         self._waits_lock = threading.Lock()
 
@@ -183,6 +184,7 @@ class Engine:
         position, counters, acked = ledger.restart_point()
         if waiting is not None:
             position, counters = waiting
+        rows_left = self._rows_left(position)
         return Snapshot(
             library=__version__,
             position=msgspec.structs.astuple(position),
@@ -196,39 +198,38 @@ class Engine:
             canaries=list(self.service.canaries),
             stream=self._windows.state_at(position) or msgspec.UNSET,
             packing=packing,
+            rows_left=msgspec.UNSET if rows_left is None else rows_left,
         )
 
-    def restore(self, saved: Snapshot, allow_changed: Collection[str]) -> None:
-        """Go on from ``saved``.
+    def _rows_left(self, position: Position) -> int | None:
+        found = self._windows.rows_after(position)
+        return self._resumed[1] if found is None and position == self._resumed[0] else found
+
+    def restore(self, saved: Snapshot, allow_changed: Collection[str], *, same_rows: bool = False) -> bool:
+        """Go on from ``saved``; whether it goes on at the saved place, and not with an epoch.
 
         :raises SnapshotMismatchError: if it belongs to other data or settings that ``allow_changed`` does not name.
         """
-        present = self._order(), self.fingerprints()
         try:
-            snapshots.check(saved, *present, allow_changed)
+            changed = snapshots.check(saved, self._order(), self.fingerprints(), allow_changed, same_rows=same_rows)
         except SnapshotMismatchError as error:
             _log.warning("snapshot.refused", differences=sorted(error.differences))
             raise
 
-        changed = set(map(setting_of, snapshots.differences(saved, *present)))
-        ledger = Ledger(
-            position=Position(*saved.position),
-            counters=_counters(saved, self.config.digest),
-            buffer=tuple(self._returned(record) for record in (*saved.leases, *saved.buffer)),
-            acked=frozenset(Position(*place) for place in saved.acked),
-            journal=frozenset(saved.journal),
-        )
+        ledger = ledger_of(saved, self.config.n_samples_per_prompt, self.config.digest)
         # Windows are cut otherwise then; and packs hold other numbers of tokens, whatever the change.
-        if changed & {"data", "seed", "order"} or (changed and saved.packing):
-            epoch = ledger.position.epoch if not saved.packing else saved.packing.epoch
-            ledger = self._at_epoch(ledger, epoch + 1)
-        else:
+        keeps_place = not (changed & {"data", "seed", "order"} or (changed and saved.packing))
+        if keeps_place:
             self._restore_packing(saved, ledger)
             self._windows.resume_at(ledger.position, saved.stream or None)
+            self._resumed = ledger.position, None if saved.rows_left is msgspec.UNSET else saved.rows_left
+        else:
+            ledger = self._at_epoch(ledger, epoch_to_begin(saved, ledger, changed))
         is_other_text = bool(changed - {"seed"})
         is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(allow_changed))
         self.service.restart(lambda _: ledger, [] if is_other_text or is_allowed else saved.canaries)
         _log.info("snapshot.restored", position=str(ledger.position), num_buffered_groups=len(ledger.buffer))
+        return keeps_place
 
     def _restore_packing(self, saved: Snapshot, ledger: Ledger) -> None:
         if not saved.packing:
@@ -247,19 +248,6 @@ class Engine:
             self.tally.restart()
             self._windows.resume_dealt(Position(epoch), None)
         return ledger.at_epoch(epoch)
-
-    def _returned(self, record: list[dict[str, Any]]) -> Returned:
-        size = self.config.n_samples_per_prompt
-        if len(record) != size:
-            raise ConfigError(
-                f"the snapshot's buffer has groups of {len(record)} samples, and n_samples_per_prompt is {size}; serve "
-                "them with the old setting first"
-            )
-
-        try:
-            return Returned([Sample.from_dict(values) for values in record], record)
-        except Exception as error:  # a crafted value may make the decoder of arrays raise anything
-            raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of ``epoch``, unless that is the present one: a run resumed in its middle stays there."""
@@ -363,13 +351,6 @@ class Engine:
         message, diagnosis = explain_timeout(waited_s, num_missing, now, oldest, self.service.is_started)
         _log.warning("loader.timeout", waited_s=waited_s, stage=diagnosis["stage"])
         return PrefetchTimeoutError(message, diagnosis)
-
-
-def _counters(saved: Snapshot, digest: str) -> Counters:
-    try:
-        return Counters.restored(saved.counters, digest)
-    except msgspec.ValidationError as error:
-        raise SnapshotError(f"AD602 the snapshot's counters cannot be read: {error}") from error
 
 
 def _rules(config: LoaderConfig, *, is_packed: bool) -> DeliveryRules:

@@ -17,7 +17,7 @@ import msgspec
 from asyncdata.durable import remove_left_over, replace_file, sync_folder
 from asyncdata.envelope import MAX_FILE_BYTES, Header, pack, unpack_file
 from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError, SnapshotVersionError
-from asyncdata.fingerprint import describe_change, find_changes, setting_of
+from asyncdata.fingerprint import content_changes, describe_change, find_changes, setting_of
 from asyncdata.packing.base import PackState  # noqa: TC001 - msgspec reads the annotations
 
 __all__ = (
@@ -75,6 +75,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     :ivar stream: where to begin reading for :attr:`position`, if the source is read from front to back and that is not
         the epoch's start; else unset.
     :ivar packing: what waits to be packed, and which packs are delivered; unset where nothing is packed.
+    :ivar rows_left: rows of the epoch from :attr:`position` on. An estimate where they lie in windows that were not
+        read yet; unset where nobody can know it.
     """
 
     schema: int = SCHEMA
@@ -90,6 +92,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     canaries: list[str] = []
     stream: StreamState | msgspec.UnsetType = msgspec.UNSET  # not written where it is not needed
     packing: PackState | msgspec.UnsetType = msgspec.UNSET
+    rows_left: Count | msgspec.UnsetType = msgspec.UNSET
 
 
 # As plain builtins
@@ -314,24 +317,41 @@ def check(
     order: Mapping[str, Any],
     fingerprints: Mapping[str, Any],
     allow_changed: Collection[str] = (),
-) -> None:
-    """Refuse a snapshot of other data or settings, but for what is in ``allow_changed``.
+    *,
+    same_rows: bool = False,
+) -> set[str]:
+    """Refuse a snapshot of other data or settings, but for what is in ``allow_changed``; which settings those are.
 
+    :param same_rows: the data's files may have other names, if their content and their order are the same. That is no
+        change then.
     :raises SnapshotMismatchError: with every difference, in words and as a value.
     :raises ConfigError: if ``allow_changed`` names anything but data, tokenizer, template, tokenize_fn, seed and order.
     """
     allowed = _allowed(allow_changed)
     found = differences(saved, order, fingerprints)
-    found = {name: pair for name, pair in found.items() if setting_of(name) not in allowed}
-    if not found:
-        return
+    faults = content_changes(*found["data"]) if "data" in found else []
+    is_renamed = "data" in found and not faults
+    if same_rows and faults:
+        raise SnapshotMismatchError(
+            "AD603 same_rows=True, but the rows are not known to be the same:\n  " + "\n  ".join(faults) + "\n"
+            'Give back the files; or pass allow_changed={"data"} alone, to leave out the rest of the epoch.',
+            {"data": found["data"]},
+        )
 
-    lines = [f"  {describe_change(name, *pair)}" for name, pair in found.items()]
-    override = ", ".join(f'"{name}"' for name in _SETTINGS if name in allowed | set(map(setting_of, found)))
+    if same_rows:
+        found.pop("data", None)
+    refused = {name: pair for name, pair in found.items() if setting_of(name) not in allowed}
+    if not refused:
+        return set(map(setting_of, found))
+
+    lines = [f"  {describe_change(name, *pair)}" for name, pair in refused.items()]
+    if is_renamed and "data" in refused:
+        lines.append("  The files have the same content under other names: pass same_rows=True to stay at the place.")
+    override = ", ".join(f'"{name}"' for name in _SETTINGS if name in allowed | set(map(setting_of, refused)))
     raise SnapshotMismatchError(
         "AD603 this snapshot was taken with other data or settings:\n" + "\n".join(lines) + "\n"
         f"Give back what it was taken with; or, to go on all the same, pass allow_changed={{{override}}}.",
-        found,
+        refused,
     )
 
 

@@ -47,6 +47,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     :ivar strict_load: a checkpoint that is not there is an error, not a warning.
     :ivar allow_changed: what may differ from a checkpoint: names as ``DataLoader.load_state_dict`` knows them, and
         ``n_samples_per_prompt``, with which groups of another size are dropped. A list, or names with commas.
+    :ivar same_rows: the files may have other names than those of a checkpoint, if their content and order are the same.
+        The run goes on at its place then.
     :ivar processor: import path of a function of (args, media) that makes ``multimodal_inputs`` of a row's media,
         ``{"images": [...], "videos": [...], "audios": [...]}``. Without it they are made as slime makes them.
     :ivar dataset: import path of a function of (args) that makes the dataset: an
@@ -62,6 +64,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     revision: str | None = None
     strict_load: bool = False
     allow_changed: list[str] = []
+    same_rows: bool = False
     processor: str | None = None
     dataset: str | None = None
     tokenizer_backend: BackendName = "auto"

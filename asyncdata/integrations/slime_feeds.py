@@ -11,7 +11,7 @@ import copy
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncdata.errors import ConfigError, NoSamplesError
-from asyncdata.integrations.slime_checkpoint import refuse_change
+from asyncdata.integrations.slime_checkpoint import leave_epoch, refuse_change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -141,7 +141,7 @@ class SequenceFeed:
         is_other = saved > len(self.dataset) if state is None else saved != len(self.dataset)
         if is_other:
             refuse_change("data", f"{saved} rows", f"{len(self.dataset)} rows", allow_changed)
-            return numbering.after(0, 1, numbering.epoch_id + 1, 0)
+            return leave_epoch(numbering, "data", None if state is None else saved - numbering.sample_offset)
 
         return numbering
 

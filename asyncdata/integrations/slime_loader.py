@@ -5,15 +5,16 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from asyncdata import snapshot as snapshots
 from asyncdata.errors import SnapshotMismatchError
 from asyncdata.integrations.slime_buffer import MEDIA
-from asyncdata.integrations.slime_checkpoint import refuse_change
+from asyncdata.integrations.slime_checkpoint import leave_epoch, refuse_change
 from asyncdata.integrations.slime_sample import SampleFactory
 from asyncdata.loader import DataLoader
 from asyncdata.order import ROWS_PER_WINDOW, RowShuffle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from typing import TypeVar
 
     from asyncdata.config import Knobs
@@ -36,6 +37,11 @@ class PromptLoader(DataLoader):
     def take(self, number: int, finish: Callable[[list[Sample]], T], timeout_s: float | None = None) -> T:
         """What ``finish`` makes of the next ``number`` samples; if it fails, they come again."""
         return self._take(number, None, finish, timeout_s)
+
+    def resume(self, state: Mapping[str, Any], allow_changed: Collection[str], *, same_rows: bool) -> bool:
+        """As :meth:`load_state_dict`; whether it goes on at the saved place, and not with an epoch."""
+        self._check()
+        return self._engine.restore(snapshots.from_state_dict(state), allow_changed, same_rows=same_rows)
 
 
 def open_loader(settings: SlimeSettings, dp_size: int = 1) -> PromptLoader:
@@ -128,27 +134,28 @@ class LoaderFeed:
         if state is None:
             return self._continue_slimes(numbering, allow_changed)
 
-        self._loader.load_state_dict(state, allow_changed=allow_changed)
-        epoch = self._loader.epoch
-        # Something was allowed to change that cuts epochs otherwise: the loader has gone to the start of the next one.
-        return numbering if epoch == state["position"][0] else numbering.after(0, 1, epoch, 0)
+        if self._loader.resume(state, allow_changed, same_rows=self._settings.options.same_rows):
+            return numbering
+
+        return numbering.after(0, 1, self._loader.epoch, 0)
 
     def _continue_slimes(self, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
         """Go on where slime's own data source has stopped."""
         if self._settings.order != "legacy":
             refuse_change("order", "slime's", "asyncdata's (asyncdata_order: stream)", allow_changed)
-            return self._next_epoch(numbering)
+            return self._leave_epoch(numbering, "order")
 
         if numbering.sample_offset > (num_rows := self._loader.num_rows()):
             refuse_change("data", f"{numbering.sample_offset} rows or more", f"{num_rows} rows", allow_changed)
-            return self._next_epoch(numbering)
+            return self._leave_epoch(numbering, "data")
 
         self._loader.seek(numbering.epoch_id, numbering.sample_offset, group_index=numbering.sample_group_index)
         return numbering
 
-    def _next_epoch(self, numbering: Numbering) -> Numbering:
-        self.go_to_epoch(numbering.epoch_id + 1)
-        return numbering.after(0, 1, numbering.epoch_id + 1, 0)
+    def _leave_epoch(self, numbering: Numbering, changed: str) -> Numbering:
+        after = leave_epoch(numbering, changed, None)
+        self.go_to_epoch(after.epoch_id)
+        return after
 
     def go_to_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, unless the loader is in it."""

@@ -167,7 +167,7 @@ def test_every_knob_among_the_keys_reaches_the_loader():
     assert {name: knobs[name] for name in given} == given
     assert set(knobs) == {*given, "seed", "shuffle"}
     others = {"order", "pretokenize", "today", "revision", "strict_load", "allow_changed", "processor", "dataset"}
-    others |= {"tokenizer_backend"}
+    others |= {"tokenizer_backend", "same_rows"}
     assert set(Options.__struct_fields__) == {*given, *others}
 
 
