@@ -27,7 +27,7 @@ from asyncdata.proving import Prover
 from asyncdata.quarantine import Quarantine
 from asyncdata.reading import open_reading
 from asyncdata.request import DeliveryRules
-from asyncdata.resuming import epoch_to_begin, ledger_of
+from asyncdata.restoring import epoch_to_begin, ledger_of
 from asyncdata.service import Service
 from asyncdata.snapshot import Snapshot
 from asyncdata.sources.described import described
@@ -216,7 +216,7 @@ class Engine:
             _log.warning("snapshot.refused", differences=sorted(error.differences))
             raise
 
-        ledger = ledger_of(saved, self.config.n_samples_per_prompt, self.config.digest)
+        ledger = ledger_of(saved, digest=self.config.digest, group_size=self.config.n_samples_per_prompt)
         # Windows are cut otherwise then; and packs hold other numbers of tokens, whatever the change.
         keeps_place = not (changed & {"data", "seed", "order"} or (changed and saved.packing))
         if keeps_place:

@@ -30,7 +30,7 @@ from asyncdata.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-__all__ = ("Found", "Kind", "SlimeSnapshot", "SlimeState", "leave_epoch", "read", "refuse_change", "write")
+__all__ = ("Found", "Kind", "SlimeSnapshot", "SlimeState", "read", "refuse_change", "write")
 
 _log = get_logger(__name__)
 _FORMAT = snapshots.to_state_dict(Snapshot(position=(0, 0, 0)))["format"]
@@ -225,24 +225,3 @@ def refuse_change(name: str, saved: str, present: str, allow_changed: Collection
         f"was written with; or, to go on all the same, set asyncdata_allow_changed: [{name}]",
         {name: (saved, present)},
     )
-
-
-def leave_epoch(numbering: Numbering, changed: str, num_left_out: int | None) -> Numbering:
-    """The numbering at the next epoch's start, as its place in the present one means nothing any more; said aloud.
-
-    An epoch that has not begun is not left.
-
-    :param num_left_out: prompts of the epoch that are not delivered; None where nobody knows.
-    """
-    if numbering.sample_offset == 0:
-        return numbering
-
-    if num_left_out != 0:
-        _log.warning(
-            "snapshot.rows_left_out",
-            epoch=numbering.epoch_id,
-            changed=[changed],
-            num_delivered=numbering.sample_offset,
-            num_left_out=num_left_out,
-        )
-    return numbering.after(0, 1, numbering.epoch_id + 1, 0)

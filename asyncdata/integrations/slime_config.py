@@ -89,10 +89,12 @@ class SlimeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     :ivar source: file, folder, glob or a list of these; None: there is no dataset, and prompts are empty.
     :ivar is_global: ``rollout_global_dataset``; False makes saving and loading do nothing, as with slime.
+    :ivar is_colocated: ``colocate``; only ``train.py`` runs so, which saves a rollout before it begins the next one.
     :ivar knobs: keyword arguments of the loader.
     """
 
     is_global: bool
+    is_colocated: bool
     source: str | list[str] | None
     tokenize_fn: SlimeTokenizeFn | None
     knobs: Knobs
@@ -128,6 +130,7 @@ def settings_of(
     LoaderConfig.of(dict(knobs))  # so that what cannot work is said at the start
     return SlimeSettings(
         is_global=is_global,
+        is_colocated=bool(getattr(args, "colocate", False)),
         source=source,
         tokenize_fn=tokenize_fn,
         knobs=knobs,
@@ -206,6 +209,7 @@ def _tokenize_fn(args: Any, options: Options) -> SlimeTokenizeFn:
             raise ConfigError("a chat template, a longest prompt and tokens need a tokenizer: give --hf-checkpoint")
 
         tokenizer = NO_TOKENIZER  # nothing of it is read
+    makes_tokens = max_length is not None or options.pretokenize
     return SlimeTokenizeFn(
         tokenizer,
         prompt_key=getattr(args, "input_key", "input"),
@@ -219,7 +223,7 @@ def _tokenize_fn(args: Any, options: Options) -> SlimeTokenizeFn:
         pretokenize=options.pretokenize,
         today=options.today,
         revision=options.revision,
-        tokenizer_backend=options.tokenizer_backend,
+        tokenizer_backend=options.tokenizer_backend if makes_tokens else "hf",  # nothing encodes: nothing to be proven
     )
 
 

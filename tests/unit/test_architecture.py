@@ -74,7 +74,7 @@ LEVELS = {
     "executors": 4,
     "quarantine": 4,
     "request": 4,
-    "resuming": 4,
+    "restoring": 4,
     "stream_pass": 4,
     "window": 4,
     "stream_windows": 5,

@@ -1,4 +1,4 @@
-"""From a snapshot to what a run goes on with: its ledger, or the epoch to begin where the saved place means nothing."""
+"""From a snapshot to the ledger that it was taken of, or to an epoch where its place means nothing any more."""
 
 from __future__ import annotations
 
@@ -21,20 +21,28 @@ __all__ = ("epoch_to_begin", "ledger_of")
 _log = get_logger(__name__)
 
 
-def ledger_of(saved: Snapshot, samples_per_group: int, digest: str) -> Ledger:
-    """What had been delivered.
+def ledger_of(saved: Snapshot, *, digest: str, group_size: int) -> Ledger:
+    """The ledger that ``saved`` was taken of; what was leased then waits in the buffer.
 
-    :param digest: what the digest is of from now on.
-    :raises ConfigError: if its groups have another number of samples.
-    :raises SnapshotError: if a group, or the counters, cannot be read.
+    :param digest: what the running digest is of from now on.
+    :param group_size: samples of a group.
+    :raises ConfigError: if groups in the snapshot have another number of samples.
+    :raises SnapshotError: if a value in it cannot be read.
     """
     return Ledger(
         position=Position(*saved.position),
         counters=_counters(saved, digest),
-        buffer=tuple(_returned(record, samples_per_group) for record in (*saved.leases, *saved.buffer)),
+        buffer=tuple(_returned(record, group_size) for record in (*saved.leases, *saved.buffer)),
         acked=frozenset(Position(*place) for place in saved.acked),
         journal=frozenset(saved.journal),
     )
+
+
+def _counters(saved: Snapshot, digest: str) -> Counters:
+    try:
+        return Counters.restored(saved.counters, digest)
+    except msgspec.ValidationError as error:
+        raise SnapshotError(f"AD602 the snapshot's counters cannot be read: {error}") from error
 
 
 def _returned(record: list[dict[str, Any]], size: int) -> Returned:
@@ -48,13 +56,6 @@ def _returned(record: list[dict[str, Any]], size: int) -> Returned:
         return Returned([Sample.from_dict(values) for values in record], record)
     except Exception as error:  # a crafted value may make the decoder of arrays raise anything
         raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
-
-
-def _counters(saved: Snapshot, digest: str) -> Counters:
-    try:
-        return Counters.restored(saved.counters, digest)
-    except msgspec.ValidationError as error:
-        raise SnapshotError(f"AD602 the snapshot's counters cannot be read: {error}") from error
 
 
 def epoch_to_begin(saved: Snapshot, ledger: Ledger, changed: Collection[str]) -> int:
