@@ -15,7 +15,10 @@ import msgspec
 from asyncdata.config import LoaderConfig
 from asyncdata.errors import ConfigError
 from asyncdata.import_path import resolve_path
+from asyncdata.integrations.miles_chats import refuse_own_encoders, tool_form
+from asyncdata.integrations.slime_driver import package_of
 from asyncdata.integrations.slime_rows import SlimeTokenizeFn
+from asyncdata.integrations.slime_sample import resolve_sample_type
 from asyncdata.order import RowShuffle, Shuffle
 from asyncdata.tokenization.prompt_parts import BackendName  # noqa: TC001 - msgspec reads the annotations
 
@@ -210,21 +213,40 @@ def _tokenize_fn(args: Any, options: Options) -> SlimeTokenizeFn:
 
         tokenizer = NO_TOKENIZER  # nothing of it is read
     makes_tokens = max_length is not None or options.pretokenize
+    multimodal_keys = getattr(args, "multimodal_keys", None)
+    is_miles = (applies_template or multimodal_keys is not None) and package_of(resolve_sample_type()) == "miles"
+    if is_miles and applies_template:
+        refuse_own_encoders(tokenizer)
     return SlimeTokenizeFn(
         tokenizer,
         prompt_key=getattr(args, "input_key", "input"),
         label_key=getattr(args, "label_key", None),
         metadata_key=getattr(args, "metadata_key", "metadata"),
         tool_key=getattr(args, "tool_key", "tools"),
-        multimodal_keys=getattr(args, "multimodal_keys", None),
+        multimodal_keys=multimodal_keys,
         apply_chat_template=applies_template,
-        apply_chat_template_kwargs=getattr(args, "apply_chat_template_kwargs", None) or {},
+        apply_chat_template_kwargs=_template_kwargs(args),
         max_length=max_length,
         pretokenize=options.pretokenize,
         today=options.today,
         revision=options.revision,
         tokenizer_backend=options.tokenizer_backend if makes_tokens else "hf",  # nothing encodes: nothing to be proven
+        tool_form=tool_form() if is_miles else None,
     )
+
+
+def _template_kwargs(args: Any) -> dict[str, Any]:
+    """With the template of miles' ``--chat-template-path``, which goes before the tokenizer's own."""
+    kwargs: dict[str, Any] = getattr(args, "apply_chat_template_kwargs", None) or {}
+    path = getattr(args, "chat_template_path", None)
+    if path is None or "chat_template" in kwargs or not getattr(args, "apply_chat_template", False):
+        return kwargs
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            return {**kwargs, "chat_template": file.read()}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template-path {path} cannot be read: {error}") from error
 
 
 def _max_length(args: Any) -> int | None:
