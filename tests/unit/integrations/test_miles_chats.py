@@ -141,11 +141,13 @@ def test_tools_are_completed_and_calls_are_parsed(small_tokenizer):
 
 
 def test_a_template_that_refuses_tools_is_given_their_functions(small_tokenizer):
-    template = "{% for t in tools %}{% if t.function is defined %}{{ raise_exception('no') }}{% endif %}{{ t.name }}{% endfor %}"
-    assert rendered(small_tokenizer, {"input": "x", "tools": [{"name": "f"}]}, template=template) == "f"
-    code, reason = rendered(
-        small_tokenizer, {"input": "x", "tools": [{"name": "f"}]}, template="{{ raise_exception('no') }}"
+    row = {"input": "x", "tools": [{"name": "f"}]}
+    refuses = "{{ raise_exception('no') }}"
+    template = (
+        f"{{% for t in tools %}}{{% if t.function is defined %}}{refuses}{{% endif %}}{{{{ t.name }}}}{{% endfor %}}"
     )
+    assert rendered(small_tokenizer, row, template=template) == "f"
+    code, reason = rendered(small_tokenizer, row, template=refuses)
     assert (code, "no" in reason) == ("AD412", True)
 
 
