@@ -144,6 +144,9 @@ def _add_run(commands: Any) -> None:
         help="resume though WHAT differs: data, tokenizer, template, tokenize_fn, seed or order; may be repeated",
     )
     parser.add_argument(
+        "--same-rows", action="store_true", help="resume though files have other names, if their content is the same"
+    )
+    parser.add_argument(
         "--record", metavar="FILE", help="append a JSON line per delivered sample: its position, place and digest"
     )
     parser.add_argument(

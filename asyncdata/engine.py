@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata import snapshot as snapshots
 from asyncdata.buffer import filter_of
 from asyncdata.coordinator import Coordinator
 from asyncdata.diagnostics import Statistics, explain_timeout
 from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
-from asyncdata.fingerprint import setting_of
 from asyncdata.indexed_windows import IndexedWindows
 from asyncdata.log import get_logger
+from asyncdata.matching import check
 from asyncdata.metering import MeteredExecutor
 from asyncdata.oddities import say_what_is_odd
 from asyncdata.order import ROWS_PER_WINDOW
@@ -28,7 +27,7 @@ from asyncdata.proving import Prover
 from asyncdata.quarantine import Quarantine
 from asyncdata.reading import open_reading
 from asyncdata.request import DeliveryRules
-from asyncdata.restoring import ledger_of
+from asyncdata.restoring import epoch_to_begin, ledger_of
 from asyncdata.service import Service
 from asyncdata.snapshot import Snapshot
 from asyncdata.sources.described import described
@@ -112,6 +111,7 @@ class Engine:
         self._windows.restart_point = lambda: self._restart_point().position
         self.service = self._make_service()
         self._restored_epoch, self._restored = 0, (0, 0)
+        self._resumed: tuple[Position, int | None] = (Position(), None)
         self._waits = (0, 0.0)
         self._waits_lock = threading.Lock()
 
@@ -189,6 +189,7 @@ class Engine:
         position, counters, acked = ledger.restart_point()
         if waiting is not None:
             position, counters = waiting
+        rows_left = self._rows_left(position)
         return Snapshot(
             library=__version__,
             position=msgspec.structs.astuple(position),
@@ -202,34 +203,39 @@ class Engine:
             canaries=list(self.service.canaries),
             stream=self._windows.state_at(position) or msgspec.UNSET,
             packing=packing,
+            rows_left=msgspec.UNSET if rows_left is None else rows_left,
         )
 
-    def restore(self, saved: Snapshot, allow_changed: Collection[str]) -> None:
-        """Go on from ``saved``.
+    def _rows_left(self, position: Position) -> int | None:
+        found = self._windows.rows_after(position)
+        return self._resumed[1] if found is None and position == self._resumed[0] else found
+
+    def restore(self, saved: Snapshot, allow_changed: Collection[str], *, same_rows: bool = False) -> bool:
+        """Go on from ``saved``; whether it goes on at the saved place, and not with an epoch.
 
         :raises SnapshotMismatchError: if it belongs to other data or settings that ``allow_changed`` does not name.
         """
-        present = self._order(), self.fingerprints()
         try:
-            snapshots.check(saved, *present, allow_changed)
+            changed = check(saved, self._order(), self.fingerprints(), allow_changed, same_rows=same_rows)
         except SnapshotMismatchError as error:
             _log.warning("snapshot.refused", differences=sorted(error.differences))
             raise
 
-        changed = set(map(setting_of, snapshots.differences(saved, *present)))
         ledger = ledger_of(saved, digest=self.config.digest, group_size=self.config.n_samples_per_prompt)
         # Windows are cut otherwise then; and packs hold other numbers of tokens, whatever the change.
-        if changed & {"data", "seed", "order"} or (changed and saved.packing):
-            epoch = ledger.position.epoch if not saved.packing else saved.packing.epoch
-            ledger = self._at_epoch(ledger, epoch + 1)
-        else:
+        keeps_place = not (changed & {"data", "seed", "order"} or (changed and saved.packing))
+        if keeps_place:
             self._restore_packing(saved, ledger)
             self._windows.resume_at(ledger.position, saved.stream or None)
+            self._resumed = ledger.position, None if saved.rows_left is msgspec.UNSET else saved.rows_left
+        else:
+            ledger = self._at_epoch(ledger, epoch_to_begin(saved, ledger, changed))
         is_other_text = bool(changed - {"seed"})
         is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(allow_changed))
         self.service.restart(lambda _: ledger, [] if is_other_text or is_allowed else saved.canaries)
         self._restored_epoch, self._restored = self.epoch, self._delivered()
         _log.info("snapshot.restored", position=str(ledger.position), num_buffered_groups=len(ledger.buffer))
+        return keeps_place
 
     def _delivered(self) -> tuple[int, int]:
         """Samples and packs so far."""

@@ -129,18 +129,23 @@ class LoaderFace:
 
         return snapshots.to_state_dict(self._engine.snapshot())
 
-    def load_state_dict(self, state: Mapping[str, Any], *, allow_changed: Collection[str] = ()) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], *, allow_changed: Collection[str] = (), same_rows: bool = False
+    ) -> None:
         """Go on with exactly the sample that would have come next when ``state`` was taken.
 
         :param allow_changed: what may differ from then: any of data, tokenizer, template, tokenize_fn, seed, order.
-            With another data, seed or order, the next epoch begins.
+            With another data, seed or order, the next epoch begins, and the event ``snapshot.rows_left_out`` tells how
+            many rows of the present one are left out.
+        :param same_rows: files may have other names, as long as their content, by their fingerprints, and their order
+            are the same. The run goes on at its place then.
         :raises SnapshotMismatchError: if something else differs; it says what, and both values.
         :raises SnapshotError: if ``state`` is no state of a loader.
         """
         from asyncdata import snapshot as snapshots
 
         self._check()
-        self._engine.restore(snapshots.from_state_dict(state), allow_changed)
+        self._engine.restore(snapshots.from_state_dict(state), allow_changed, same_rows=same_rows)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file, atomically; returns when it would survive a power loss. The last three are kept.
@@ -151,12 +156,14 @@ class LoaderFace:
 
         snapshots.save(path, self._engine.snapshot())
 
-    def restore(self, path: str | os.PathLike[str], *, allow_changed: Collection[str] = ()) -> None:
+    def restore(
+        self, path: str | os.PathLike[str], *, allow_changed: Collection[str] = (), same_rows: bool = False
+    ) -> None:
         """As :meth:`load_state_dict`, from a file that :meth:`save` wrote."""
         from asyncdata import snapshot as snapshots
 
         self._check()
-        self._engine.restore(snapshots.load(path), allow_changed)
+        self._engine.restore(snapshots.load(path), allow_changed, same_rows=same_rows)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of ``epoch``. In the middle of that very epoch, as after a resume, it goes on from there.

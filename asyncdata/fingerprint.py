@@ -23,6 +23,7 @@ __all__ = (
     "WHOLE_BYTES",
     "SizedFile",
     "canonical",
+    "content_changes",
     "content_digest",
     "data_fingerprint",
     "describe_change",
@@ -169,23 +170,26 @@ def _unreadable(path: str, error: OSError) -> SourceError:
 def data_fingerprint(files: Sequence[SizedFile], digests: Sequence[str] | None = None) -> dict[str, Any]:
     """What the files are, by name, size and content sample, in their order; their folder does not matter.
 
-    ``{"num_files", "num_bytes", "digest", "files": [[name, num_bytes, digest], ...]}``; ``files`` is empty above
-    :data:`MAX_LISTED_FILES`.
+    ``{"num_files", "num_bytes", "digest", "files": [[name, num_bytes, digest], ...]}``. Above
+    :data:`MAX_LISTED_FILES`, ``files`` is empty, and ``content`` is a digest of the same without the names.
 
     :param digests: of the files' content, where that is known; empty for a file that has to be read.
     :raises SourceError: as :func:`file_digest`.
     """
-    combined = blake2b(digest_size=16)
+    combined, nameless = blake2b(digest_size=16), blake2b(digest_size=16)
     listed: list[list[Any]] = []
     for file, known in zip(files, digests or [""] * len(files), strict=True):
         content = known or file_digest(file.path, file.num_bytes)
         entry = [_name(file.path), file.num_bytes, content]
         combined.update(bytes.fromhex(digest(canonical(entry))))
+        nameless.update(bytes.fromhex(digest(canonical(entry[1:]))))
         if len(files) <= MAX_LISTED_FILES:
             listed.append(entry)
 
     num_bytes = sum(file.num_bytes for file in files)
-    return {"num_files": len(files), "num_bytes": num_bytes, "digest": combined.hexdigest(), "files": listed}
+    content = {} if len(files) <= MAX_LISTED_FILES else {"content": nameless.hexdigest()}
+    found = {"num_files": len(files), "num_bytes": num_bytes, "digest": combined.hexdigest(), "files": listed}
+    return found | content
 
 
 def _name(path: str) -> str:
@@ -261,18 +265,61 @@ class _Fingerprint(msgspec.Struct):
     num_bytes: int
     digest: str
     files: list[tuple[str, int, str]] = []
+    content: str | None = None
 
 
 def _data_changes(saved: Any, present: Any) -> list[str]:
     """A phrase for each file that differs, at most ten and a count of the rest."""
-    try:
-        before, after = msgspec.convert(saved, _Fingerprint), msgspec.convert(present, _Fingerprint)
-    except (msgspec.ValidationError, UnicodeError):  # a source may have a fingerprint of its own kind
+    pair = _fingerprints(saved, present)
+    if pair is None:
         return []
 
+    before, after = pair
     words = _file_changes(before, after) if before.files and after.files else []
-    words = words or [f"{_size(before)} -> {_size(after)}, of other content"]
+    return _few(words or [f"{_size(before)} -> {_size(after)}, of other content"])
+
+
+def _fingerprints(saved: Any, present: Any) -> tuple[_Fingerprint, _Fingerprint] | None:
+    """None for what is no fingerprint of files: a source may have one of its own kind."""
+    try:
+        return msgspec.convert(saved, _Fingerprint), msgspec.convert(present, _Fingerprint)
+    except (msgspec.ValidationError, UnicodeError):
+        return None
+
+
+def _few(words: list[str]) -> list[str]:
     return words if len(words) <= _MAX_WORDS else [*words[:_MAX_WORDS], f"and {len(words) - _MAX_WORDS} more"]
+
+
+def content_changes(saved: Any, present: Any) -> list[str]:
+    """Why two fingerprints of data, whose names differ, are not known to be of the same rows; empty where they are.
+
+    They are where the files have the same sizes and the same content, sampled, in the same order.
+    """
+    pair = _fingerprints(saved, present)
+    if pair is None:
+        return ["this kind of data is not known by its content"]
+
+    before, after = pair
+    if before.num_files != after.num_files:
+        return [f"{before.num_files} -> {after.num_files} files"]
+
+    if before.files and after.files:
+        return _few(_content_changes(before, after))
+
+    if before.content is None or after.content is None:
+        return [f"{_size(before)}: the snapshot does not know their content apart from their names"]
+
+    return [] if before.content == after.content else [f"{_size(before)} -> {_size(after)}, of other content"]
+
+
+def _content_changes(before: _Fingerprint, after: _Fingerprint) -> list[str]:
+    words = []
+    for number, (old, new) in enumerate(zip(before.files, after.files, strict=False), 1):
+        if old[1:] != new[1:]:
+            was = f"file {number} was {old[0]} ({old[1]} bytes) and is {new[0]} ({new[1]} bytes)"
+            words.append(was if old[1] != new[1] else f"{was}, of other content")
+    return words
 
 
 def _file_changes(before: _Fingerprint, after: _Fingerprint) -> list[str]:

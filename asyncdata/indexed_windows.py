@@ -200,6 +200,13 @@ class IndexedWindows(AnywhereWindows):
         if self._plans is not None:
             self._plans.resume_dealt(position, dealt)
 
+    def rows_after(self, position: Position) -> int | None:
+        """As the protocol says: exact where the index is complete, and no packs are planned."""
+        if not self._index.is_complete or isinstance(self._order, PlannedOrder):
+            return None
+
+        return max(0, self._index.num_rows - row_of_epoch(position))
+
     def open(self, epoch: int, number: int) -> IndexedWindow:
         """As the protocol says; there is always room."""
         if number == 0 and epoch > 0:

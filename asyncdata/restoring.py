@@ -1,17 +1,24 @@
-"""From a snapshot to the ledger that it was taken of."""
+"""From a snapshot to the ledger that it was taken of, or to an epoch where its place means nothing any more."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.ledger import Counters, Ledger, Returned
+from asyncdata.log import get_logger
 from asyncdata.types import Position, Sample
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from asyncdata.snapshot import Snapshot
 
-__all__ = ("ledger_of",)
+__all__ = ("epoch_to_begin", "ledger_of")
+
+_log = get_logger(__name__)
 
 
 def ledger_of(saved: Snapshot, *, digest: str, group_size: int) -> Ledger:
@@ -52,3 +59,25 @@ def _returned(record: list[dict[str, Any]], size: int) -> Returned:
         return Returned([Sample.from_dict(values) for values in record], record)
     except Exception as error:  # a crafted value may make the decoder of arrays raise anything
         raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
+
+
+def epoch_to_begin(saved: Snapshot, ledger: Ledger, changed: Collection[str]) -> int:
+    """The epoch to go on with where the saved place means nothing: the next one, unless the saved one had not begun.
+
+    What is left out of the saved one is said.
+    """
+    epoch, num_delivered, num_left_out = ledger.position.epoch, ledger.counters.epoch_groups, None
+    if saved.packing:  # what lies behind the saved position may be in packs that are delivered already
+        epoch, num_delivered = saved.packing.epoch, saved.packing.epoch_packs
+    elif ledger.position == Position(epoch):
+        return epoch
+    elif saved.rows_left is not msgspec.UNSET:
+        num_left_out = saved.rows_left
+    _log.warning(
+        "snapshot.rows_left_out",
+        epoch=epoch,
+        changed=sorted(changed),
+        num_delivered=num_delivered,
+        num_left_out=num_left_out,
+    )
+    return epoch + 1

@@ -16,18 +16,15 @@ import msgspec
 
 from asyncdata.durable import remove_left_over, replace_file, sync_folder
 from asyncdata.envelope import MAX_FILE_BYTES, Header, pack, unpack_file
-from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError, SnapshotVersionError
-from asyncdata.fingerprint import describe_change, find_changes, setting_of
+from asyncdata.errors import ConfigError, SnapshotError, SnapshotVersionError
 from asyncdata.packing.base import Count, Number, PackState  # noqa: TC001 - msgspec reads the annotations
 
 __all__ = (
     "SCHEMA",
     "Snapshot",
     "StreamState",
-    "check",
     "describe",
     "describe_file",
-    "differences",
     "from_state_dict",
     "load",
     "load_fields",
@@ -72,6 +69,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     :ivar stream: where to begin reading for :attr:`position`, if the source is read from front to back and that is not
         the epoch's start; else unset.
     :ivar packing: what waits to be packed, and which packs are delivered; unset where nothing is packed.
+    :ivar rows_left: rows of the epoch from :attr:`position` on. An estimate where they lie in windows that were not
+        read yet; unset where nobody can know it.
     """
 
     schema: int = SCHEMA
@@ -87,6 +86,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     canaries: list[str] = []
     stream: StreamState | msgspec.UnsetType = msgspec.UNSET  # not written where it is not needed
     packing: PackState | msgspec.UnsetType = msgspec.UNSET
+    rows_left: Count | msgspec.UnsetType = msgspec.UNSET
 
 
 # As plain builtins
@@ -313,49 +313,6 @@ def _decode(encoding: str, payload: memoryview) -> Any:
 
 
 # Does it fit?
-
-_SETTINGS = ("data", "tokenizer", "template", "tokenize_fn", "seed", "order")
-
-
-def differences(
-    saved: Snapshot, order: Mapping[str, Any], fingerprints: Mapping[str, Any]
-) -> dict[str, tuple[Any, Any]]:
-    """What ``saved`` was taken with, and what there is now, where they differ (``fingerprint.find_changes``)."""
-    return find_changes(saved.order, saved.fingerprints, order, fingerprints)
-
-
-def check(
-    saved: Snapshot,
-    order: Mapping[str, Any],
-    fingerprints: Mapping[str, Any],
-    allow_changed: Collection[str] = (),
-) -> None:
-    """Refuse a snapshot of other data or settings, but for what is in ``allow_changed``.
-
-    :raises SnapshotMismatchError: with every difference, in words and as a value.
-    :raises ConfigError: if ``allow_changed`` names anything but data, tokenizer, template, tokenize_fn, seed and order.
-    """
-    allowed = _allowed(allow_changed)
-    found = differences(saved, order, fingerprints)
-    found = {name: pair for name, pair in found.items() if setting_of(name) not in allowed}
-    if not found:
-        return
-
-    lines = [f"  {describe_change(name, *pair)}" for name, pair in found.items()]
-    override = ", ".join(f'"{name}"' for name in _SETTINGS if name in allowed | set(map(setting_of, found)))
-    raise SnapshotMismatchError(
-        "AD603 this snapshot was taken with other data or settings:\n" + "\n".join(lines) + "\n"
-        f"Give back what it was taken with; or, to go on all the same, pass allow_changed={{{override}}}.",
-        found,
-    )
-
-
-def _allowed(names: Collection[str]) -> set[str]:
-    unknown = [names] if isinstance(names, str) else sorted(set(names) - set(_SETTINGS))
-    if unknown:
-        raise ConfigError(f"allow_changed must be a set of names out of {', '.join(_SETTINGS)}; got {unknown}")
-
-    return set(names)
 
 
 def describe(snapshot: Snapshot) -> dict[str, Any]:

@@ -131,6 +131,9 @@ class StreamWindows:
         self._states: dict[tuple[int, int], StreamState] = {}  # replaced, never changed: other threads look at it
         self._resumed: dict[tuple[int, int], StreamState] = {}
 
+    def rows_after(self, position: Position) -> None:
+        """As the protocol says: a stream does not tell how long it is."""
+
     def restart(self) -> None:
         """As the protocol says; a window that is being read keeps its slot until the thread has noticed."""
         if self._running is not None:

@@ -9,7 +9,7 @@ import msgspec
 
 from asyncdata.errors import SnapshotError
 from asyncdata.fingerprint import describe_change, setting_of
-from asyncdata.snapshot import differences
+from asyncdata.matching import differences
 from asyncdata.stream_digest import StreamDigest
 from asyncdata.types import Position
 

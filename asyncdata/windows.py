@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ("AnywhereWindows", "BlockWindows", "CachedTokens", "Windows")
 
 _MAX_TRIES = 5
+_KEPT_SIZES = 15
 
 
 class Windows(Protocol):
@@ -71,6 +72,10 @@ class Windows(Protocol):
 
     def resume_at(self, position: Position, state: StreamState | None) -> None:
         """A restart at ``position`` is about to come, from a snapshot that kept ``state``. Any thread may say so."""
+        ...
+
+    def rows_after(self, position: Position) -> int | None:
+        """Rows of the epoch from ``position`` on, as far as can be told now; None if it cannot. Any thread may ask."""
         ...
 
 
@@ -124,6 +129,7 @@ class BlockWindows(AnywhereWindows):
         self._order = order
         self._executor = executor
         self._stride = stride
+        self._sizes: dict[tuple[int, int], int] = {}
 
     async def run(self) -> None:
         """As the protocol says: what the token cache needs a thread for."""
@@ -159,7 +165,7 @@ class BlockWindows(AnywhereWindows):
         window = Window(self._source, blocks, slot, self._stride, partial(self._order.rows, epoch, number), tokens)
         window.is_last = number + 1 == self._order.num_windows
         for part, scan in enumerate(window.scans()):
-            self._submit(scan, partial(self._on_scanned, window, part), _MAX_TRIES)
+            self._submit(scan, partial(self._on_scanned, (epoch, number), window, part), _MAX_TRIES)
         return window
 
     def _submit(self, scan: Scan, on_scanned: Callable[[Any], object], num_tries: int) -> None:
@@ -171,8 +177,19 @@ class BlockWindows(AnywhereWindows):
 
         self._executor.submit(scan, on_reply)
 
-    def _on_scanned(self, window: Window, part: int, reply: Reply | Crashed) -> None:
+    def _on_scanned(self, place: tuple[int, int], window: Window, part: int, reply: Reply | Crashed) -> None:
         if not isinstance(reply, Scanned):
             window.fault = error_of(reply)
         elif window.add(part, reply):
             self.num_blank += window.num_blank
+            recent = list(self._sizes.items())[-_KEPT_SIZES:]
+            self._sizes = dict([*recent, (place, window.num_rows)])  # another one: other threads look at it
+
+    def rows_after(self, position: Position) -> int | None:
+        """As the protocol says; windows of the epoch that are still to be read count like the last one that was."""
+        number = position.window if position.row else position.window - 1
+        size = self._sizes.get((position.epoch, number))
+        if size is None:
+            return None
+
+        return max(0, size - position.row if position.row else 0) + size * (self._order.num_windows - number - 1)

@@ -54,7 +54,7 @@ def _resume(args: argparse.Namespace, loader: DataLoader, output: Output) -> Non
         output.say(f"there is no {args.snapshot} yet: starting from the beginning")
         return
 
-    loader.restore(args.snapshot, allow_changed=args.allow_changed)
+    loader.restore(args.snapshot, allow_changed=args.allow_changed, same_rows=args.same_rows)
     output.say(f"resumed from {args.snapshot} at sample {loader.statistics().samples_total:,}")
 
 

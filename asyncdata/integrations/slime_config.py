@@ -16,7 +16,10 @@ import msgspec
 from asyncdata.config import LoaderConfig
 from asyncdata.errors import ConfigError
 from asyncdata.import_path import resolve_path
+from asyncdata.integrations.miles_chats import refuse_own_encoders, tool_form
+from asyncdata.integrations.slime_driver import package_of
 from asyncdata.integrations.slime_rows import SlimeTokenizeFn
+from asyncdata.integrations.slime_sample import resolve_sample_type
 from asyncdata.order import RowShuffle, Shuffle
 from asyncdata.sources.described import described
 from asyncdata.sources.jsonl import JsonlSource
@@ -57,6 +60,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     :ivar unpersistable: what ``add_samples`` does with a group that no checkpoint can hold. ``error``: it is refused.
         ``serve_without_saving``: it is served as any other, and a restart loses it; such groups are counted, the first
         is logged, and a checkpoint names those that were in the buffer.
+    :ivar same_rows: the files may have other names than those of a checkpoint, if their content and order are the same.
+        The run goes on at its place then.
     :ivar processor: import path of a function of (args, media) that makes ``multimodal_inputs`` of a row's media,
         ``{"images": [...], "videos": [...], "audios": [...]}``. Without it they are made as slime makes them.
     :ivar dataset: import path of a function of (args) that makes the dataset: an
@@ -73,6 +78,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     strict_load: bool = False
     allow_changed: list[str] = []
     unpersistable: Literal["error", "serve_without_saving"] = "error"
+    same_rows: bool = False
     processor: str | None = None
     dataset: str | None = None
     tokenizer_backend: BackendName = "auto"
@@ -98,10 +104,12 @@ class SlimeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     :ivar source: what is read; None: there is no dataset, and prompts are empty.
     :ivar is_global: ``rollout_global_dataset``; False makes saving and loading do nothing, as with slime.
+    :ivar is_colocated: ``colocate``; only ``train.py`` runs so, which saves a rollout before it begins the next one.
     :ivar knobs: keyword arguments of the loader.
     """
 
     is_global: bool
+    is_colocated: bool
     source: Source | None
     tokenize_fn: SlimeTokenizeFn | None
     knobs: Knobs
@@ -137,6 +145,7 @@ def settings_of(
     LoaderConfig.of(dict(knobs))  # so that what cannot work is said at the start
     return SlimeSettings(
         is_global=is_global,
+        is_colocated=bool(getattr(args, "colocate", False)),
         source=None if source is None else _described(source),
         tokenize_fn=tokenize_fn,
         knobs=knobs,
@@ -221,20 +230,26 @@ def _tokenize_fn(args: Any, options: Options) -> SlimeTokenizeFn:
             raise ConfigError("a chat template, a longest prompt and tokens need a tokenizer: give --hf-checkpoint")
 
         tokenizer = NO_TOKENIZER  # nothing of it is read
+    makes_tokens = max_length is not None or options.pretokenize
+    multimodal_keys = getattr(args, "multimodal_keys", None)
+    is_miles = (applies_template or multimodal_keys is not None) and package_of(resolve_sample_type()) == "miles"
+    if is_miles and applies_template:
+        refuse_own_encoders(tokenizer)
     return SlimeTokenizeFn(
         tokenizer,
         prompt_key=getattr(args, "input_key", "input"),
         label_key=getattr(args, "label_key", None),
         metadata_key=getattr(args, "metadata_key", "metadata"),
         tool_key=getattr(args, "tool_key", "tools"),
-        multimodal_keys=getattr(args, "multimodal_keys", None),
+        multimodal_keys=multimodal_keys,
         apply_chat_template=applies_template,
-        apply_chat_template_kwargs=getattr(args, "apply_chat_template_kwargs", None) or {},
+        apply_chat_template_kwargs=_template_kwargs(args),
         max_length=max_length,
         pretokenize=options.pretokenize,
         today=options.today,
         revision=options.revision,
-        tokenizer_backend=options.tokenizer_backend,
+        tokenizer_backend=options.tokenizer_backend if makes_tokens else "hf",  # nothing encodes: nothing to be proven
+        tool_form=tool_form() if is_miles else None,
         trust_remote_code=options.trust_remote_code,
         shows_media=tokenizer != NO_TOKENIZER and has_processor(tokenizer),
     )
@@ -244,6 +259,20 @@ def has_processor(checkpoint: str) -> bool:
     """Whether a model takes images, videos or audios: for these it has a processor, and says how it is set."""
     folder = os.path.expanduser(checkpoint)
     return any(os.path.isfile(os.path.join(folder, name)) for name in _OF_PROCESSORS)
+
+
+def _template_kwargs(args: Any) -> dict[str, Any]:
+    """With the template of miles' ``--chat-template-path``, which goes before the tokenizer's own."""
+    kwargs: dict[str, Any] = getattr(args, "apply_chat_template_kwargs", None) or {}
+    path = getattr(args, "chat_template_path", None)
+    if path is None or "chat_template" in kwargs or not getattr(args, "apply_chat_template", False):
+        return kwargs
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            return {**kwargs, "chat_template": file.read()}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template-path {path} cannot be read: {error}") from error
 
 
 def _max_length(args: Any) -> int | None:

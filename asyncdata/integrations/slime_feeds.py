@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncdata.errors import ConfigError, NoSamplesError
 from asyncdata.integrations.slime_checkpoint import refuse_change
+from asyncdata.integrations.slime_places import leave_epoch, refuse_beyond
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -48,6 +49,13 @@ class Feed(Protocol):
 
     def restore(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
         """Go on from ``state``, or, if that is None, from slime's own ``numbering``; the numbering that holds then."""
+        ...
+
+    def go_to(self, numbering: Numbering) -> None:
+        """Go to where ``numbering`` is in its epoch.
+
+        :raises ConfigError: if there is no such place; nothing has changed then.
+        """
         ...
 
     def set_dp_size(self, dp_size: int) -> None:
@@ -91,6 +99,9 @@ class AdapterFeed:
         place = {"epoch_id": numbering.epoch_id, "consumed_count": numbering.sample_offset}
         self.dataset.load_checkpoint_state(state or {**place, "global_consumed_count": numbering.sample_group_index})
         return numbering
+
+    def go_to(self, numbering: Numbering) -> None:
+        self.restore(None, numbering, ())
 
     def set_dp_size(self, dp_size: int) -> None:
         if hasattr(self.dataset, "set_train_parallel_config"):
@@ -141,9 +152,12 @@ class SequenceFeed:
         is_other = saved > len(self.dataset) if state is None else saved != len(self.dataset)
         if is_other:
             refuse_change("data", f"{saved} rows", f"{len(self.dataset)} rows", allow_changed)
-            return numbering.after(0, 1, numbering.epoch_id + 1, 0)
+            return leave_epoch(numbering, "data", None if state is None else saved - numbering.sample_offset)
 
         return numbering
+
+    def go_to(self, numbering: Numbering) -> None:
+        refuse_beyond(numbering, len(self.dataset))
 
     def set_dp_size(self, dp_size: int) -> None:
         """Nothing is read ahead: all is in memory."""
@@ -172,6 +186,9 @@ class EmptyFeed:
 
     def restore(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
         return numbering
+
+    def go_to(self, numbering: Numbering) -> None:
+        """All places are alike."""
 
     def set_dp_size(self, dp_size: int) -> None:
         """Nothing is read ahead."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import weakref
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.errors import SnapshotMismatchError
+import msgspec
+
+from asyncdata.errors import LoaderClosedError, SnapshotMismatchError
 from asyncdata.integrations.slime_checkpoint import refuse_change
 from asyncdata.integrations.slime_inputs import remember
+from asyncdata.integrations.slime_places import leave_epoch, refuse_beyond
+from asyncdata.integrations.slime_prompts import PromptLoader, PromptView, open_loader
 from asyncdata.integrations.slime_sample import SampleFactory
-from asyncdata.loader import DataLoader
 from asyncdata.order import ROWS_PER_WINDOW, RowShuffle
 
 if TYPE_CHECKING:
@@ -25,24 +29,9 @@ if TYPE_CHECKING:
     T = TypeVar("T")
     Commit = Callable[[Numbering], object]
 
-__all__ = ("LoaderFeed", "PromptLoader", "open_loader")
+__all__ = ("LoaderFeed",)
 
 _SKIPPED_AT_ONCE = 1000
-
-
-class PromptLoader(DataLoader):
-    """A loader whose delivery counts only once groups are made of it."""
-
-    def take(self, number: int, finish: Callable[[list[Sample]], T], timeout_s: float | None = None) -> T:
-        """What ``finish`` makes of the next ``number`` samples; if it fails, they come again."""
-        return self._take(number, None, finish, timeout_s)
-
-
-def open_loader(settings: SlimeSettings, dp_size: int = 1) -> PromptLoader:
-    """The loader that ``settings``, which name data, describe."""
-    assert settings.source is not None and settings.tokenize_fn is not None
-    knobs: Knobs = {**settings.knobs, "dp_size": dp_size}
-    return PromptLoader(settings.source, tokenize_fn=settings.tokenize_fn, **knobs)
 
 
 class LoaderFeed:
@@ -63,7 +52,9 @@ class LoaderFeed:
         self._settings = settings
         self._process = process
         self._factory = SampleFactory(sample_type, settings.samples_per_group)
+        self._single = SampleFactory(sample_type, 1)
         self._dp_size = dp_size
+        self._epoch = 0
         self._is_indexed = not (settings.order == "legacy" and settings.shuffled)
         self._use(open_loader(settings, dp_size))
 
@@ -94,18 +85,20 @@ class LoaderFeed:
             self._is_indexed = True
 
         def finish(samples: list[Sample]) -> list[Any]:
-            groups = self._make(samples, before)
-            commit(before.after(len(samples), self._settings.samples_per_group, *self._place(samples, before)))
+            groups = self._make(samples, self._factory, before.sample_group_index, before.sample_index)
+            after = before.after(len(samples), self._settings.samples_per_group, *self._place(samples, before))
+            commit(after)
+            self._epoch = after.epoch_id
             return groups
 
         return self._loader.take(number, finish)
 
-    def _make(self, samples: list[Sample], before: Numbering) -> list[Any]:
+    def _make(self, samples: list[Sample], factory: SampleFactory, *first_numbers: int) -> list[Any]:
         media = [sample.extra.get("multimodal") for sample in samples] if self._process is not None else []
         for sample, found in zip(samples, media, strict=False):
             if found is not None and self._process is not None:
                 sample.extra["multimodal_inputs"] = self._process(found)
-        groups = self._factory.groups(samples, before.sample_group_index, before.sample_index)
+        groups = factory.groups(samples, *first_numbers)
         for group, found in zip(groups, media, strict=False):
             for item in group if found is not None else ():
                 remember(item, found)
@@ -121,38 +114,91 @@ class LoaderFeed:
         start = before.sample_offset if last.epoch == before.epoch_id else 0
         return last.epoch, start + sum(sample.position.epoch == last.epoch for sample in samples)  # type: ignore[union-attr]
 
+    # The dataset, as slime's own.
+
+    @cached_property
+    def samples(self) -> PromptView:
+        """The prompts of the present epoch by their numbers, in its order; each a sample that has no number yet."""
+        me = weakref.ref(self)  # not kept alive by what it has
+        given = self._settings.knobs
+        knobs: Knobs = {**given, "num_workers": 0 if given.get("num_workers") == 0 else 1}
+        settings = msgspec.structs.replace(self._settings, knobs=knobs)
+        return PromptView(
+            lambda: open_loader(settings),
+            lambda samples: _alive(me).unnumbered(samples),
+            lambda: _alive(me)._epoch,  # noqa: SLF001 - its own
+            lambda: len(_alive(me)),
+        )
+
+    def unnumbered(self, samples: list[Sample]) -> list[Any]:
+        """slime's samples of the loader's, one of each, without numbers."""
+        made = [group[0] for group in self._make(samples, self._single, 0, 0)]
+        for sample in made:
+            sample.group_index = sample.index = None
+        return made
+
+    def __getitem__(self, number: Any) -> Any:
+        """``samples[number]``."""
+        return self.samples[number]
+
+    def shuffle(self, new_epoch_id: int) -> None:
+        """Have :attr:`samples` show another epoch. What is delivered does not follow."""
+        self._epoch = new_epoch_id
+
+    # Where it is.
+
     def state(self) -> Any:
         return self._loader.state_dict()
 
     def restore(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
+        after = self._restored(state, numbering, allow_changed)
+        self._epoch = after.epoch_id
+        return after
+
+    def _restored(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
         if state is None:
             return self._continue_slimes(numbering, allow_changed)
 
-        self._loader.load_state_dict(state, allow_changed=allow_changed)
-        epoch = self._loader.epoch
-        # Something was allowed to change that cuts epochs otherwise: the loader has gone to the start of the next one.
-        return numbering if epoch == state["position"][0] else numbering.after(0, 1, epoch, 0)
+        if self._loader.resume(state, allow_changed, same_rows=self._settings.options.same_rows):
+            return numbering
+
+        return numbering.after(0, 1, self._loader.epoch, 0)
 
     def _continue_slimes(self, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
         """Go on where slime's own data source has stopped."""
         if self._settings.order != "legacy":
             refuse_change("order", "slime's", "asyncdata's (asyncdata_order: stream)", allow_changed)
-            return self._next_epoch(numbering)
+            return self._leave_epoch(numbering, "order")
 
         if numbering.sample_offset > (num_rows := self._loader.num_rows()):
             refuse_change("data", f"{numbering.sample_offset} rows or more", f"{num_rows} rows", allow_changed)
-            return self._next_epoch(numbering)
+            return self._leave_epoch(numbering, "data")
 
         self._loader.seek(numbering.epoch_id, numbering.sample_offset, group_index=numbering.sample_group_index)
         return numbering
 
-    def _next_epoch(self, numbering: Numbering) -> Numbering:
-        self.go_to_epoch(numbering.epoch_id + 1)
-        return numbering.after(0, 1, numbering.epoch_id + 1, 0)
+    def _leave_epoch(self, numbering: Numbering, changed: str) -> Numbering:
+        after = leave_epoch(numbering, changed, None)
+        self.go_to_epoch(after.epoch_id)
+        return after
 
     def go_to_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, unless the loader is in it."""
         self._loader.set_epoch(epoch)
+        self._epoch = epoch
+
+    def go_to(self, numbering: Numbering) -> None:
+        if isinstance(self._settings.knobs["shuffle"], RowShuffle):
+            refuse_beyond(numbering, len(self))
+            self._loader.seek(numbering.epoch_id, numbering.sample_offset, group_index=numbering.sample_group_index)
+        else:
+            before = self._loader.state_dict()
+            try:
+                self.skip_to(numbering)
+            except SnapshotMismatchError:
+                self._loader.load_state_dict(before)
+                refuse_beyond(numbering, None)
+        self._epoch = numbering.epoch_id
 
     def skip_to(self, numbering: Numbering) -> None:
         """Go to where so many prompts of an epoch were delivered, by taking them once more.
@@ -161,6 +207,7 @@ class LoaderFeed:
         """
         state = self._loader.state_dict()
         state["counters"] |= {"epoch_groups": 0, "epoch_drops": {}}
+        state.pop("stream", None)
         self._loader.load_state_dict({**state, "position": [numbering.epoch_id, 0, 0]})
         left = numbering.sample_offset
         while left:
@@ -190,6 +237,16 @@ class LoaderFeed:
 
     def close(self) -> None:
         self._closer()
+        if "samples" in vars(self):
+            self.samples.close()
+
+
+def _alive(feed: weakref.ref[LoaderFeed]) -> LoaderFeed:
+    found = feed()
+    if found is None:
+        raise LoaderClosedError("AD502 the data source of these samples is gone")
+
+    return found
 
 
 def _last_epoch(samples: list[Sample]) -> int:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.errors import ConfigError
 from asyncdata.integrations.slime_config import import_by_path
+from asyncdata.integrations.slime_driver import package_of
+from asyncdata.integrations.slime_sample import resolve_sample_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +50,15 @@ def process(args: Any, media: dict[str, list[Any]]) -> Any:
 
 
 def _slimes() -> Any:
-    return importlib.import_module("slime.utils.processing_utils")
+    """slime's module for media, or that of miles, where that is what runs us."""
+    package = package_of(resolve_sample_type())
+    if package is None:
+        raise ConfigError(
+            "multimodal_inputs are made by the code of slime or miles, and neither can be imported here; give "
+            "asyncdata_processor: the import path of a function of (args, media) that makes them"
+        )
+
+    return importlib.import_module(f"{package}.utils.processing_utils")
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from asyncdata.errors import ConfigError
+from asyncdata.integrations import miles_chats
 from asyncdata.tokenization.prompt_parts import (
     TEMPLATE_ARGUMENTS,
     Name,
@@ -85,6 +86,8 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
     :param trust_remote_code: render and encode by transformers' ``AutoTokenizer``, with the code that comes with the
         tokenizer, for tokenizers that have no ``tokenizer.json``. Each worker imports transformers then.
     :param shows_media: take note of media that stand in messages, also where no template is applied.
+    :param tool_form: read and render as miles does, and not as slime: with the form of its tools (``miles_chats``). It
+        wraps media that are objects in a part of their kind, and takes no dict of media for a part.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -101,9 +104,10 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
     revision: str | None = None
     trust_remote_code: bool = False
     shows_media: bool = False
+    tool_form: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        self.check_fields("multimodal_keys", "apply_chat_template_kwargs")
+        self.check_fields("multimodal_keys", "apply_chat_template_kwargs", "tool_form")
         if self.today is not None:
             parse_date(self.today)
             if self.trust_remote_code:
@@ -211,6 +215,7 @@ class _SlimeReader:
 
     def __init__(self, fn: SlimeTokenizeFn, templates: Templates | CodedTokenizer | None, makes_tokens: bool) -> None:
         self._templates = templates
+        self._tool_form = fn.tool_form
         self._makes_tokens = makes_tokens
         self._is_chat = fn.apply_chat_template or fn.multimodal_keys is not None
         self._shows_media = fn.shows_media
@@ -248,7 +253,7 @@ class _SlimeReader:
             if not messages:
                 raise self._row.wrong_type("prompt", "a string or a list of messages that is not empty", messages, raw)
 
-        shown = _Shown(self._items(media, raw))
+        shown = _Shown(self._items(media, raw), wraps_objects=self._tool_form is not None)
         if self._media:
             self._put_in(messages, shown, raw)
         elif isinstance(messages, list):
@@ -256,7 +261,16 @@ class _SlimeReader:
         if self._templates is None:
             return messages, shown.by_kind()
 
-        return self._templates.render(messages, self._row.schemas(tools, raw)), shown.by_kind()
+        return self._rendered(self._templates, messages, tools, raw), shown.by_kind()
+
+    def _rendered(self, templates: Templates, messages: list[Any], tools: Tools | None, raw: Buffer) -> str:
+        if self._tool_form is None:
+            return templates.render(messages, self._row.schemas(tools, raw))
+
+        try:
+            return miles_chats.render(templates, messages, None if tools is None else tools.schemas, self._tool_form)
+        except miles_chats.UnfitError as error:
+            raise self._row.wrong_type(error.name, error.need, error.value, raw) from None
 
     def _items(self, media: dict[str, Buffer], raw: Buffer) -> dict[str, list[Any]]:
         """The row's media by kind; null is as good as none."""
@@ -300,10 +314,12 @@ class _Shown:
     """The media of one row, as its chat shows them.
 
     :param items: what placeholders stand for, by kind. A kind that is not there has none: its placeholder is text.
+    :param wraps_objects: whether an item that is an object is wrapped in a part, or is one.
     """
 
-    def __init__(self, items: dict[str, list[Any]]) -> None:
+    def __init__(self, items: dict[str, list[Any]], *, wraps_objects: bool) -> None:
         self._items = items
+        self._wraps_objects = wraps_objects
         self._kinds = {_PLACEHOLDERS[kind]: kind for kind in items}
         self._pattern = re.compile(f"({'|'.join(map(re.escape, self._kinds))})") if items else None
         self._num_wanted = dict.fromkeys(items, 0)
@@ -326,7 +342,7 @@ class _Shown:
 
         item = self._items[kind][number]
         self._shown[kind].append(item)
-        return item if isinstance(item, dict) else {"type": kind, kind: item}
+        return item if isinstance(item, dict) and not self._wraps_objects else {"type": kind, kind: item}
 
     def look(self, messages: list[Any]) -> None:
         """Take note of media that stand in the messages already."""

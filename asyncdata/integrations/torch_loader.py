@@ -86,23 +86,28 @@ class StatefulDataLoader:
         """
         return to_torch_state(self._ahead.state())
 
-    def load_state_dict(self, state: Mapping[str, Any], *, allow_changed: Collection[str] = ()) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], *, allow_changed: Collection[str] = (), same_rows: bool = False
+    ) -> None:
         """Go on with exactly the batch that would have come next. The state of any rank will do, and of a DataLoader.
 
         :param allow_changed: see :meth:`asyncdata.DataLoader.load_state_dict`.
+        :param same_rows: see there.
         :raises SnapshotMismatchError: if it belongs to other data or settings.
         :raises SnapshotError: if it is no state of a loader.
         """
-        self._loader.load_state_dict(from_torch_state(state), allow_changed=allow_changed)
+        self._loader.load_state_dict(from_torch_state(state), allow_changed=allow_changed, same_rows=same_rows)
         self._ahead.drop()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file; see :meth:`asyncdata.DataLoader.save`."""
         snapshots.save(path, snapshots.from_state_dict(self._ahead.state()))
 
-    def restore(self, path: str | os.PathLike[str], *, allow_changed: Collection[str] = ()) -> None:
+    def restore(
+        self, path: str | os.PathLike[str], *, allow_changed: Collection[str] = (), same_rows: bool = False
+    ) -> None:
         """As :meth:`load_state_dict`, from a file that :meth:`save` or a DataLoader's wrote."""
-        self._loader.restore(path, allow_changed=allow_changed)
+        self._loader.restore(path, allow_changed=allow_changed, same_rows=same_rows)
         self._ahead.drop()
 
     def set_epoch(self, epoch: int) -> None:

@@ -18,7 +18,8 @@ from hypothesis.extra import numpy as np_st
 
 from asyncdata.envelope import pack
 from asyncdata.errors import SnapshotError, SnapshotMismatchError
-from asyncdata.snapshot import Snapshot, StreamState, check, describe, from_state_dict, load, save, to_state_dict
+from asyncdata.matching import check
+from asyncdata.snapshot import Snapshot, StreamState, describe, from_state_dict, load, save, to_state_dict
 from asyncdata.types import Position, Sample, SourceLocation, Status
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from asyncdata.fingerprint import (
     MAX_LISTED_FILES,
     FileStamp,
     canonical,
+    content_changes,
     data_fingerprint,
     describe_change,
     digest,
@@ -223,7 +224,29 @@ def test_with_very_many_files_only_their_combined_digest_is_kept(tmp_path):
     least, most = data_fingerprint(refs(path) * MAX_LISTED_FILES), data_fingerprint(refs(path) * (MAX_LISTED_FILES + 1))
 
     assert len(least["files"]) == MAX_LISTED_FILES
-    assert most == {"num_files": MAX_LISTED_FILES + 1, "num_bytes": 4004, "digest": most["digest"], "files": []}
+    assert "content" not in least
+    assert most == {
+        "num_files": MAX_LISTED_FILES + 1,
+        "num_bytes": 4004,
+        "digest": most["digest"],
+        "files": [],
+        "content": most["content"],
+    }
+
+
+def test_very_many_files_under_other_names_are_known_by_their_content(tmp_path):
+    path, renamed = write(tmp_path / "a", b"row\n"), write(tmp_path / "b", b"row\n")
+    other = write(tmp_path / "c", b"wor\n")
+    number = MAX_LISTED_FILES + 1
+    before, after, changed = (data_fingerprint(refs(one) * number) for one in (path, renamed, other))
+
+    assert before["digest"] != after["digest"]
+    assert content_changes(before, after) == []
+    assert content_changes(before, changed) == [
+        "1001 files of 4004 bytes -> 1001 files of 4004 bytes, of other content"
+    ]
+    del before["content"]
+    assert "does not know" in content_changes(before, after)[0]
 
 
 def test_a_name_that_is_no_utf8_can_be_written_down(tmp_path):

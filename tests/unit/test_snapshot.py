@@ -26,12 +26,11 @@ import pytest
 from asyncdata import snapshot as snapshots
 from asyncdata.envelope import pack
 from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError, SnapshotVersionError
+from asyncdata.matching import check, differences
 from asyncdata.snapshot import (
     Snapshot,
-    check,
     describe,
     describe_file,
-    differences,
     from_state_dict,
     load,
     save,

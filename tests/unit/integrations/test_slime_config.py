@@ -172,17 +172,18 @@ def test_every_knob_among_the_keys_reaches_the_loader():
     assert {name: knobs[name] for name in given} == given
     assert set(knobs) == {*given, "seed", "shuffle"}
     others = {"order", "pretokenize", "today", "revision", "strict_load", "allow_changed", "processor", "dataset"}
-    others |= {"tokenizer_backend", "trust_remote_code", "unpersistable"}
+    others |= {"tokenizer_backend", "trust_remote_code", "unpersistable", "same_rows"}
     assert set(Options.__struct_fields__) == {*given, *others}
 
 
 @pytest.mark.parametrize(("given", "found"), [({}, "auto"), ({"asyncdata_tokenizer_backend": "hf"}, "hf")])
 def test_the_tokenizers_backend_can_be_named_and_is_no_part_of_what_a_checkpoint_depends_on(given, found):
-    fn = settings(prompt_data="p.jsonl", hf_checkpoint="folder", **given).tokenize_fn
+    data: dict[str, Any] = {"prompt_data": "p.jsonl", "hf_checkpoint": "folder", "rollout_max_prompt_len": 9}
+    fn = settings(**data, **given).tokenize_fn
 
     assert fn is not None
     assert fn.tokenizer_backend == found
-    assert fn.settings_digest() == settings(prompt_data="p.jsonl", hf_checkpoint="folder").tokenize_fn.settings_digest()
+    assert fn.settings_digest() == settings(**data).tokenize_fn.settings_digest()
 
 
 def test_bad_rows_are_skipped_without_limit_as_slime_skips_them():

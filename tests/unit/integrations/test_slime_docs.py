@@ -112,7 +112,7 @@ def defaults_of(path: Path) -> list[tuple[str, Any]]:
 def test_every_method_and_attribute_of_the_data_source_is_documented(tmp_path):
     methods, attributes = table("The class", "method"), table("The class", "attribute")
 
-    names = [name for name in vars(AsyncDataSource) if not name.startswith("_")] + ["__len__"]
+    names = [name for name in dir(AsyncDataSource) if not name.startswith("_")] + ["__len__"]
     callables = [getattr(AsyncDataSource, name) for name in names if callable(getattr(AsyncDataSource, name))]
     assert set(methods) == set(map(signature_of, callables))
     with source_of(write_prompts(tmp_path / "p.jsonl", 1)) as source:

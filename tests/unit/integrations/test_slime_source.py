@@ -78,6 +78,14 @@ def test_hardly_any_argument_is_needed():
     assert numbers(source.get_samples(2)) == [(0, [0, 1]), (1, [2, 3])]
 
 
+def test_where_nothing_is_encoded_no_tokenizer_is_asked_for(prompts, monkeypatch):
+    monkeypatch.delenv("ASYNCDATA_PROVE", raising=False)
+    monkeypatch.setattr("asyncdata.proving.version_of", lambda backend: "1")
+    for tokenizer in (None, "/no/such/folder"):
+        with source_of(prompts, hf_checkpoint=tokenizer) as source:
+            assert labels(source.get_samples(1)) == ["0"]
+
+
 def test_without_a_dataset_prompts_are_empty_and_numbered():
     for given in ({"rollout_global_dataset": False, "prompt_data": "p.jsonl"}, {"prompt_data": None}):
         source = AsyncDataSource(args_for(None, n_samples_per_prompt=2, **given))
