@@ -179,8 +179,7 @@ def data_fingerprint(files: Sequence[SizedFile], digests: Sequence[str] | None =
     combined, nameless = blake2b(digest_size=16), blake2b(digest_size=16)
     listed: list[list[Any]] = []
     for file, known in zip(files, digests or [""] * len(files), strict=True):
-        content = known or file_digest(file.path, file.num_bytes)
-        entry = [_name(file.path), file.num_bytes, content]
+        entry = [_name(file.path), file.num_bytes, known or file_digest(file.path, file.num_bytes)]
         combined.update(bytes.fromhex(digest(canonical(entry))))
         nameless.update(bytes.fromhex(digest(canonical(entry[1:]))))
         if len(files) <= MAX_LISTED_FILES:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.tokenization.prompt_parts import Templates
+    from asyncdata.tokenization.transformers_tokenizer import CodedTokenizer
 
     Message = dict[str, Any]
 
@@ -99,7 +100,9 @@ def refuse_own_encoders(checkpoint: str | None) -> None:
 # In workers
 
 
-def render(templates: Templates, messages: list[Message], tools: list[Any] | None, form: dict[str, Any]) -> str:
+def render(
+    templates: Templates | CodedTokenizer, messages: list[Message], tools: list[Any] | None, form: dict[str, Any]
+) -> str:
     """The chat as text; with the functions alone, where the template refuses tools that have one.
 
     :param messages: are changed.

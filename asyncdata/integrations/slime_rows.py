@@ -263,7 +263,9 @@ class _SlimeReader:
 
         return self._rendered(self._templates, messages, tools, raw), shown.by_kind()
 
-    def _rendered(self, templates: Templates, messages: list[Any], tools: Tools | None, raw: Buffer) -> str:
+    def _rendered(
+        self, templates: Templates | CodedTokenizer, messages: list[Any], tools: Tools | None, raw: Buffer
+    ) -> str:
         if self._tool_form is None:
             return templates.render(messages, self._row.schemas(tools, raw))
 
@@ -305,7 +307,7 @@ class _SlimeReader:
 
 
 def _shown_in(messages: list[Any]) -> dict[str, list[Any]]:
-    shown = _Shown({})
+    shown = _Shown({}, wraps_objects=False)
     shown.look(messages)
     return shown.by_kind()
 
