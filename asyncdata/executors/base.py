@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn
     from asyncdata.wire import Job, Reply, Request
 
-__all__ = ("Crashed", "Executor", "ExecutorStatistics", "InlineExecutor", "OnReply", "Slots", "WorkerState", "error_of")
+__all__ = (
+    "Crashed",
+    "Executor",
+    "ExecutorStatistics",
+    "InlineExecutor",
+    "OnReply",
+    "Slots",
+    "WorkerState",
+    "error_of",
+    "first_worker_error",
+)
 
 
 class Crashed(NamedTuple):
@@ -135,6 +145,15 @@ def error_of(reply: Reply | Crashed) -> AsyncDataError:
         return kind(f"{reply.message}\n{reply.traceback}".rstrip())
 
     return WorkerError(f"a worker answered with {type(reply).__name__}; it is out of step")
+
+
+def first_worker_error(failed: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one that the user is to see; the rest are its consequences."""
+    matching = failed.subgroup(WorkerError) or failed
+    error: BaseException = matching
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 class Executor(Protocol):

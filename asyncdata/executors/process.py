@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 
 from asyncdata.errors import WorkerError
-from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots
+from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots, first_worker_error
 from asyncdata.executors.births import Births
 from asyncdata.executors.first_scans import FirstScans
 from asyncdata.executors.roster import Call, Worker, state_of
@@ -115,7 +115,7 @@ class ProcessExecutor:
                     self._keep_one_more = lambda number: group.start_soon(self._keep, births, number)
                     self._grow_and_shrink()
             except BaseExceptionGroup as errors:
-                error = _first_worker_error(errors)
+                error = first_worker_error(errors)
                 self._give_up(str(error))
                 raise error from None
             finally:
@@ -398,12 +398,3 @@ class ProcessExecutor:
         states = [state_of(self._workers.get(number)) for number in sorted(self._kept.copy())]
         num_restarts = self._num_restarts + (self._births.num_lost if self._births is not None else 0)
         return ExecutorStatistics(workers=states, num_queued=len(self._queue), num_restarts=num_restarts)
-
-
-def _first_worker_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one that the user is to see; the rest are its consequences."""
-    matching = errors.subgroup(WorkerError) or errors
-    error: BaseException = matching
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
