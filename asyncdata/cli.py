@@ -18,6 +18,7 @@ from asyncdata.commands.arguments import (
     whole,
 )
 from asyncdata.commands.output import Output
+from asyncdata.commands.streams import StdoutError, discard, hold_descriptors, quiet_stderr, writing_stdout
 from asyncdata.commands.upkeep import add_upkeep
 from asyncdata.commands.wording import as_options
 from asyncdata.errors import AsyncDataError
@@ -48,21 +49,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     :param argv: the arguments; None for those of this process.
     :raises SystemExit: with status 2 for a wrong command line, with 0 after ``--help``.
     """
+    hold_descriptors()
+    with quiet_stderr():
+        if sys.stdout is None:
+            Output().say("asyncdata: stdout is closed: open it, or send it to /dev/null", "red")
+            return 1
+
+        try:
+            return _run(*_parsed(argv))
+        except BrokenPipeError:  # whoever read has had enough, as `head` has
+            discard(sys.stdout)
+            return 0
+        except StdoutError as error:
+            discard(sys.stdout)
+            Output().say(f"asyncdata: cannot write to stdout: {error}", "red")
+            return 1
+
+
+def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Output]:
     parser = make_parser()
     if not (sys.argv[1:] if argv is None else argv):
         parser.exit(2, parser.format_help())
 
     args = parser.parse_args(argv)
     _check(args, parser)
-    output = Output(as_json=args.json)
+    return args, Output(as_json=args.json)
+
+
+def _run(args: argparse.Namespace, output: Output) -> int:
     try:
         return int(resolve_path(f"asyncdata.commands.{args.run}")(args, output))
     except KeyboardInterrupt:
         output.say("\ninterrupted", "yellow")
         return 130
-    except BrokenPipeError:  # whoever read has had enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        raise
     except (AsyncDataError, OSError) as error:
         _report(error, args, output)
         return 1
@@ -70,14 +91,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(error: Exception, args: argparse.Namespace, output: Output) -> None:
     name, message = type(error).__name__, as_options(str(error), vars(args))
+    output.say(f"asyncdata: {name}: {message}", "red")
     if output.as_json:
         output.json({"error": {"type": name, "message": message}})
-    output.say(f"asyncdata: {name}: {message}", "red")
+
+
+class _Parser(argparse.ArgumentParser):
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Of argparse's, which takes no notice of a stdout that cannot be written."""
+        if file is not sys.stdout:
+            super()._print_message(message, file)
+            return
+
+        with writing_stdout():
+            file.write(message)
+            file.flush()
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="asyncdata", description=_ABOUT, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"asyncdata {__version__}")

@@ -7,6 +7,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.commands.streams import writing_stdout
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, MutableMapping, Sequence
     from typing import TextIO
@@ -38,7 +40,8 @@ class Output:
 
     def data(self, text: str, style: str = "") -> None:
         """A line, or some, of what was asked for."""
-        _write(sys.stdout, text, style)
+        with writing_stdout():
+            _write(sys.stdout, text, style)
 
     def styled(self, parts: Iterable[tuple[str, str]]) -> None:
         """What was asked for, in colour wherever it goes: texts and their styles."""
@@ -54,11 +57,13 @@ class Output:
             color_system="auto" if is_terminal(sys.stdout) else "standard",
             no_color=False,
         )
-        console.print(text, soft_wrap=True)
+        with writing_stdout():
+            console.print(text, soft_wrap=True)
 
     def json(self, value: Any) -> None:
         """What was asked for, as one line of JSON."""
-        _write(sys.stdout, to_json(value))
+        with writing_stdout():
+            _write(sys.stdout, to_json(value))
 
     def say(self, text: str, style: str = "") -> None:
         """A line, or some, for whoever is looking."""
