@@ -97,10 +97,7 @@ class Handler:
 
     def _reply(self, request: Request) -> Reply:
         try:
-            reply = self._answer(request)
-            self._reader.check()
-            return reply
-
+            return self._checked(request)
         except FileChangedError as error:
             return Failed("SourceChangedError", str(error))
         except WrongIdsError as error:
@@ -109,6 +106,13 @@ class Handler:
             return Failed(type(error).__name__, str(error))
         except Exception as error:  # whatever it is, the trainer must hear of it, and in order
             return _failure(error)
+
+    def _checked(self, request: Request) -> Reply:
+        """The answer, if the files that it was read from are what they were; if not, that is what is wrong."""
+        try:
+            return self._answer(request)
+        finally:
+            self._reader.check()
 
     def _answer(self, request: Request) -> Reply:
         if isinstance(request, Scan):

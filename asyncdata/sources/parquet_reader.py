@@ -123,8 +123,9 @@ class ParquetReader:
 
     def check(self) -> None:
         """As the protocol says."""
-        while self._read:
-            self._open[self._read.pop()].check()
+        read, self._read = self._read, set()  # whatever is found: what comes next is judged by what it reads itself
+        for file_id in read:
+            self._open[file_id].check()
 
     def close(self) -> None:
         """As the protocol says."""

@@ -142,6 +142,18 @@ def test_29_parquet_files_that_change_meanwhile_are_noticed(tmp_path):
     assert path in str(error)
 
 
+def test_29_a_parquet_page_that_is_not_what_its_checksum_says_is_named(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, text = tmp_path / "a.parquet", "what stands here is not to be found in the statistics, as it is too long " * 9
+    layout = {"compression": "none", "use_dictionary": False, "write_statistics": False, "write_page_checksum": True}
+    pq.write_table(pa.table({"id": [0, 1], "text": [text, text]}), path, **layout)
+    path.write_bytes(path.read_bytes().replace(b"found", b"fouled"[:5], 1))
+
+    outcome = deliver(path, row_id)
+
+    assert str(outcome.error).startswith(f"AD304 cannot read {path}: row group 0 cannot be decoded: ")
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_30_a_file_that_grows_is_read_to_where_it_ended_at_the_start(tmp_path, num_workers):
     """In later epochs too, as D may not change in a run: the new part is for the next run."""
