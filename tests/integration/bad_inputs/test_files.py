@@ -147,7 +147,7 @@ def test_29_a_parquet_page_that_is_not_what_its_checksum_says_is_named(tmp_path)
     path, text = tmp_path / "a.parquet", "what stands here is not to be found in the statistics, as it is too long " * 9
     layout = {"compression": "none", "use_dictionary": False, "write_statistics": False, "write_page_checksum": True}
     pq.write_table(pa.table({"id": [0, 1], "text": [text, text]}), path, **layout)
-    path.write_bytes(path.read_bytes().replace(b"found", b"fouled"[:5], 1))
+    path.write_bytes(path.read_bytes().replace(b"found", b"bound", 1))
 
     outcome = deliver(path, row_id)
 
