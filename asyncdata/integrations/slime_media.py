@@ -51,14 +51,17 @@ def process(args: Any, media: dict[str, list[Any]]) -> Any:
 
 def _slimes() -> Any:
     """slime's module for media, or that of miles, where that is what runs us."""
-    package = package_of(resolve_sample_type())
-    if package is None:
-        raise ConfigError(
-            "multimodal_inputs are made by the code of slime or miles, and neither can be imported here; give "
-            "asyncdata_processor: the import path of a function of (args, media) that makes them"
-        )
+    name = f"{package_of(resolve_sample_type()) or 'slime'}.utils.processing_utils"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise  # it is there, and lacks something of its own
 
-    return importlib.import_module(f"{package}.utils.processing_utils")
+        raise ConfigError(
+            f"multimodal_inputs are made by {name}, which is not here; give asyncdata_processor: the import path of a "
+            "function of (args, media) that makes them"
+        ) from error
 
 
 @functools.cache
