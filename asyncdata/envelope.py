@@ -13,7 +13,6 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-import numpy as np
 
 from asyncdata.errors import SnapshotError
 from asyncdata.ours import refuse_foreign
@@ -27,6 +26,7 @@ __all__ = ("MAX_FILE_BYTES", "Header", "checksum_in", "pack", "read_header", "un
 MAX_FILE_BYTES = 16 << 30
 """A larger file is refused before memory is taken for it: 200 000 samples of 8k tokens need less."""
 
+_MANY_BYTES = 1 << 20
 _MAGIC = b"ADSNAP1\n"
 _LENGTH = struct.Struct("<I")
 _HEAD_BYTES = len(_MAGIC) + _LENGTH.size
@@ -116,7 +116,7 @@ def unpack_file(path: str, *, must_be_ours: bool = False) -> tuple[Header, memor
         if must_be_ours:
             refuse_foreign(file.fileno(), path)
         header, head, raw = _read_header(file)
-        payload = np.empty(header.payload_len, np.uint8).data  # not bytearray, which writes zeros first
+        payload = _memory(header.payload_len)
         num_bytes = file.readinto(payload)
     if num_bytes < len(payload):
         raise SnapshotError("it was cut off while it was read")
@@ -135,6 +135,16 @@ def read_header(path: str) -> Header:
     """
     with _open(path) as file:
         return _read_header(file)[0]
+
+
+def _memory(num_bytes: int) -> memoryview:
+    """Room to read into. A bytearray writes zeros first, which takes long where there is much; a worker has no numpy."""
+    if num_bytes < _MANY_BYTES:
+        return memoryview(bytearray(num_bytes))
+
+    import numpy as np
+
+    return np.empty(num_bytes, np.uint8).data
 
 
 def _open(path: str, more: int = 0) -> io.BufferedReader:
