@@ -138,7 +138,7 @@ def read_header(path: str) -> Header:
 
 
 def _memory(num_bytes: int) -> memoryview:
-    """Room to read into. A bytearray writes zeros first, which takes long where there is much; a worker has no numpy."""
+    """Room to read into. A bytearray is filled with zeros first, which takes long; but a worker has no numpy."""
     if num_bytes < _MANY_BYTES:
         return memoryview(bytearray(num_bytes))
 

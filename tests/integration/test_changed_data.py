@@ -291,6 +291,6 @@ def test_the_command_line_takes_it(path, tmp_path, capsys):
     assert run(path, "--num-batches", "3") == 0
     renamed = path.rename(tmp_path / "renamed.jsonl")
     assert run(renamed, "--num-batches", "5", "--resume") != 0
-    assert "same_rows" in capsys.readouterr().err
+    assert "--same-rows" in capsys.readouterr().err
     assert run(renamed, "--num-batches", "5", "--resume", "--same-rows") == 0
     assert snapshots.load(tmp_path / "run.snapshot").counters["epoch_groups"] == 50

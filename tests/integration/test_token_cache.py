@@ -488,7 +488,7 @@ def test_without_its_packages_the_error_names_the_extra(path, cache, monkeypatch
     real = opening.importlib.util.find_spec
     monkeypatch.setattr(opening.importlib.util, "find_spec", lambda name: None if name == missing else real(name))
 
-    with pytest.raises(ConfigError, match=rf'{missing}.*pip install "asyncdata\[cache\]"'):
+    with pytest.raises(ConfigError, match=rf"token_cache needs {missing}: pip install {missing}"):
         loader(path, cache)
 
 

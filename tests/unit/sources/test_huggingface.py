@@ -282,7 +282,7 @@ def test_what_is_no_dataset_is_refused():
 def test_without_datasets_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
 
-    with pytest.raises(ConfigError, match=r'pip install "asyncdata\[hf\]"'):
+    with pytest.raises(ConfigError, match=r"HuggingFaceSource needs datasets .*: pip install datasets"):
         opened("a")
 
 

@@ -216,7 +216,7 @@ def test_a_column_twice_or_one_without_a_form_is_refused(tmp_path):
 def test_without_pyarrow_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
 
-    with pytest.raises(ConfigError, match=r'pip install "asyncdata\[parquet\]"'):
+    with pytest.raises(ConfigError, match="Parquet needs pyarrow .*: pip install pyarrow"):
         ParquetSource("a").open(BLOCK_BYTES)
 
 

@@ -139,7 +139,7 @@ def test_a_backend_that_is_named_and_not_installed_is_an_error(
 ) -> None:
     install(monkeypatch, {})
 
-    with pytest.raises(ConfigError, match=r'AD435 .*pip install "asyncdata\[fastokens\]"'):
+    with pytest.raises(ConfigError, match="AD435 .*pip install fastokens"):
         choose(files, "fastokens")
     assert choose(files, "auto") is None
 
