@@ -223,7 +223,7 @@ class IndexedWindows(AnywhereWindows):
 
     def _fill(self, window: IndexedWindow, epoch: int, number: int) -> bool:
         """Whether the window is ready now, or will never be."""
-        if self._index.is_complete and self._index.excluded and not self._index.num_rows:
+        if self._index.is_complete and self._index.are_all_excluded:
             self._index.fail(self._index.no_samples())
         found = self._rows(epoch, number) if self._index.fault is None else None
         window.fault = self._index.fault

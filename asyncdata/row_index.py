@@ -129,6 +129,11 @@ class RowIndex:
             self.fault = error
             self._changed.notify_all()
 
+    @property
+    def are_all_excluded(self) -> bool:
+        """Whether rows were found, and each of them was left out for what is in it."""
+        return 0 < self.num_found <= sum(self.excluded.values())
+
     def no_samples(self) -> NoSamplesError:
         """The error for an index that is complete, and in which no row has a number."""
         reasons = ", ".join(f"{number} by {reason}" for reason, number in sorted(self.excluded.items()))
