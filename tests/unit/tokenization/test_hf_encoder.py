@@ -1,4 +1,4 @@
-"""The trusted library encodes in the thread that asks it, and leaves no thread of its own behind."""
+"""The trusted library encodes in the thread that asks it, and leaves no thread of its own."""
 
 from __future__ import annotations
 
