@@ -10,6 +10,7 @@ import msgspec
 
 from asyncdata.errors import ConfigError
 from asyncdata.order import RowShuffle, Shuffle
+from asyncdata.timeouts import checked_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +69,8 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         them. Each rank then tokenizes its own packs and no others. Needs an order of single rows, such as
         ``shuffle="full"``. Where XTuner's packs or order are asked for, they are planned in any case.
     :ivar max_ready_bytes: bytes read ahead, whatever the number of samples.
-    :ivar timeout_s: how long a call waits for data before it raises PrefetchTimeoutError; None waits for ever.
+    :ivar timeout_s: how long a call waits for data before it raises PrefetchTimeoutError; None and infinity wait for
+        ever.
     :ivar row_timeout_s: a worker without progress for so long is hung, and is killed.
     :ivar on_bad_row: ``raise``, ``skip`` (counted by code), or ``quarantine`` (and written to ``quarantine_path``).
     :ivar max_bad_rows: how many may be passed over in a run; None does not limit them.
@@ -134,6 +136,8 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(_no_such_knob(name, known))
 
         values = {name: int(value) if _is_integer(value) else value for name, value in knobs.items()}
+        if "timeout_s" in values:
+            values["timeout_s"] = checked_timeout(values["timeout_s"])
         try:
             values["shuffle"] = _shuffle_of(values.get("shuffle", True))
             config = msgspec.convert(values, cls)

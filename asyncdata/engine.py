@@ -31,6 +31,7 @@ from asyncdata.restoring import epoch_to_begin, ledger_of
 from asyncdata.service import Service
 from asyncdata.snapshot import Snapshot
 from asyncdata.sources.described import described
+from asyncdata.timeouts import checked_timeout
 from asyncdata.tokenization.base import fingerprints_of
 from asyncdata.tokenization.resolved import resolved
 from asyncdata.tuner import Tuner, executor_of, limits_of
@@ -282,7 +283,7 @@ class Engine:
 
         :raises ConfigError: if the order has no index.
         """
-        index = self._index()
+        index, timeout_s = self._index(), checked_timeout(timeout_s)
         if not index.wait(timeout_s):
             raise PrefetchTimeoutError(
                 f"the row index is not complete after {timeout_s:g} s: {index.num_found} rows are found so far", {}

@@ -16,6 +16,8 @@ import anyio.to_thread
 from asyncdata.face import LoaderFace, same
 from asyncdata.iteration import AsyncEpoch, Epoch, LockedAsyncEpoch, LockedEpoch
 from asyncdata.loops import call_soon_in_this_loop
+from asyncdata.shortage import is_shortage
+from asyncdata.timeouts import checked_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +86,7 @@ class DataLoader(LoaderFace):
     ) -> T:
         """What ``finish`` makes of the samples. Until the caller has it they count as not delivered."""
         self._check()
+        timeout_s = checked_timeout(timeout_s)
         coordinator = self._engine.coordinator
         request = samples = None
         try:
@@ -169,6 +172,7 @@ class AsyncDataLoader(LoaderFace):
         timeout_s: float | None = None,
     ) -> T:
         self._check()
+        timeout_s = checked_timeout(timeout_s)
         coordinator = self._engine.coordinator
         request = samples = None
         try:
@@ -217,7 +221,7 @@ class AsyncDataLoader(LoaderFace):
         reason = "the loader was closed by aclose()"
         try:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._close, reason)
+                await _in_a_thread(self._close, reason)
         except BaseException:
             self._close(reason)  # asyncio's task.cancel() knows no shield, and may come before the thread has ended
             raise
@@ -230,3 +234,14 @@ class AsyncDataLoader(LoaderFace):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+async def _in_a_thread(close: Callable[[str], None], reason: str) -> None:
+    """So that the caller's loop runs on; in it, where the system has no room for a thread."""
+    try:
+        await anyio.to_thread.run_sync(close, reason)
+    except RuntimeError as error:
+        if not is_shortage(error):
+            raise
+
+        close(reason)

@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.errors import ConfigError
+from asyncdata.errors import AsyncDataError, WorkerError
 from asyncdata.executors.execute import ENVIRONMENT, command_of
+from asyncdata.executors.parent import end_with_parent
 from asyncdata.log import get_logger
+from asyncdata.threads import started
 from asyncdata.tokenization.backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.prompt_parts import OfTokenizer
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
@@ -62,10 +65,10 @@ class Prover:
             if self._folder is None or self._thread is not None or self._is_closed:
                 return
 
-            self._thread = threading.Thread(
-                target=self._run, args=(self._folder,), name="asyncdata-proving", daemon=True
-            )
-            self._thread.start()
+            try:
+                self._thread = started(partial(self._run, self._folder), "asyncdata-proving")
+            except WorkerError as error:
+                _not_proven(self._folder, error)
 
     def _run(self, folder: str) -> None:
         from asyncdata.tokenization.proofs import missing
@@ -73,8 +76,8 @@ class Prover:
         try:
             backends = missing(TokenizerFiles(folder))
             process = self._spawn(folder, backends) if backends else None
-        except (OSError, ConfigError) as error:  # the run needs no proof
-            _log.warning("tokenizer.not_proven", tokenizer=folder, reason=str(error))
+        except (OSError, AsyncDataError) as error:
+            _not_proven(folder, error)
             return
 
         if process is None:
@@ -104,6 +107,11 @@ class Prover:
 
 def _is_forbidden() -> bool:
     return os.environ.get(SWITCH, "").lower() in ("off", "0", "no", "false")
+
+
+def _not_proven(folder: str, error: Exception) -> None:
+    """The run needs no proof."""
+    _log.warning("tokenizer.not_proven", tokenizer=folder, reason=str(error))
 
 
 def _say(folder: str, found: dict[str, Any]) -> None:
@@ -139,8 +147,8 @@ def _summary(proof: Proof) -> dict[str, Any]:
 
 def _spawn(folder: str, backends: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command_of("proving", {"folder": folder, "backends": backends}),
-        stdin=subprocess.PIPE,  # its end tells the child that we are gone
+        command_of("proving", {"folder": folder, "backends": backends, "parent": os.getpid()}),
+        stdin=subprocess.PIPE,  # its end tells the child that we are gone, wherever the kernel does not
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=os.environ | ENVIRONMENT,
@@ -149,8 +157,12 @@ def _spawn(folder: str, backends: list[str]) -> subprocess.Popen[str]:
     )
 
 
-def main(folder: str, backends: list[str]) -> None:
-    """Prove ``backends`` one after another until one is exact, and print a line of JSON for each: the child process."""
+def main(folder: str, backends: list[str], parent: int) -> None:
+    """Prove ``backends`` one after another until one is exact, and print a line of JSON for each: the child process.
+
+    It ends with the process ``parent``, also if a child that one has forked keeps the other end of our stdin.
+    """
+    end_with_parent(parent)
     from asyncdata.tokenization.proofs import make, subject_of
 
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -45,15 +45,15 @@ class Backlog:
         return self._queue[0].request if self._queue else None
 
     def add(self, call: Call) -> None:
-        """It waits behind the others."""
+        """It is the last."""
         self._queue.append(call)
 
     def add_first(self, call: Call) -> None:
-        """It goes before the others."""
+        """It is the next."""
         self._queue.appendleft(call)
 
     def add_later(self, call: Call, wait_s: float) -> None:
-        """It goes before the others, in a while."""
+        """It is the next, in a while."""
         self._later.append((anyio.current_time() + wait_s, call))
         if self._wake is not None:
             self._wake.set()
@@ -70,7 +70,7 @@ class Backlog:
         return calls
 
     def forget(self) -> None:
-        """Nobody wants them any more."""
+        """Drop them all: their replies are not wanted."""
         for call in self.take_all():
             self._slots.done(call.request.slot)
 

@@ -208,7 +208,7 @@ class Births:
     def __init__(self, spawner: Spawner, newborn: Newborn | None = None) -> None:
         self.num_lost = 0
         self._losses = new_patience()
-        self._has_borne = False
+        self._has_started = False
         self._spawner = spawner
         self._shares = True
         self._template: _Template | None = _Template(spawner, newborn or Newborn(spawner.alive))
@@ -235,14 +235,14 @@ class Births:
             while self._shares:
                 template = self._present_template()
                 try:
-                    await template.open(job, is_first=not self._has_borne)
+                    await template.open(job, is_first=not self._has_started)
                     worker = await template.bear(number)
                 except _LostError as lost:
                     await self._replace(template, str(lost))
                     continue
 
                 self._losses.succeeded()
-                self._has_borne = True
+                self._has_started = True
                 if template.reason:
                     self._share_no_more(template)
                 return worker

@@ -72,7 +72,7 @@ class Newborn:
 
 
 class EarlyTemplate:
-    """Born at once, unless that fails, for whatever reason: then it is tried again when a worker is needed, and the
+    """Started at once, unless that fails, for whatever reason: then it is tried again when a worker is needed, and the
     reason is told.
 
     :ivar thread: its mother; ends with :meth:`run`'s function, or with :meth:`close`.
@@ -139,4 +139,4 @@ class EarlyTemplate:
         """Nothing was run, and nothing will be; calling this again does nothing."""
         self._is_tried.wait(_PATIENCE_S)
         self._end()
-        self._errand.put(self._end)  # one that is born later, by its mother
+        self._errand.put(self._end)  # one that has started too late, in its own thread

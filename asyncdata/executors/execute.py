@@ -54,7 +54,7 @@ _NOT_RUNNABLE = {errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR}
 
 
 def no_room(error: OSError) -> WorkerError:
-    """Why a worker cannot be born. To be raised from ``error``, by which it is known whether that may pass."""
+    """Why a worker cannot be started. To be raised from ``error``, by which it is known whether that may pass."""
     if error.errno in _NOT_RUNNABLE:
         return WorkerError(f"AD426 workers cannot be started: {error}; sys.executable is {sys.executable!r}: {_SET_IT}")
 

@@ -26,7 +26,7 @@ class FirstScans:
 
     Only lines are read here: other readers may import much, and this process is the trainer's.
 
-    :param on_reply: takes the reply to a call, which is none of the backlog's any more.
+    :param on_reply: takes the reply to a call, which is taken out of the backlog.
     :ivar here: the call that is being worked on.
     """
 

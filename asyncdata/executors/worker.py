@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata import pauses
 from asyncdata.executors.handler import Handler
+from asyncdata.executors.parent import end_with_parent
 from asyncdata.frames import HEADER, frame, pieces
 from asyncdata.shortage import is_shortage
 from asyncdata.tokenization.base import open_spec
@@ -57,7 +58,6 @@ STATUS_SHORT = os.EX_TEMPFAIL
 """How a process of the pool ends by itself when the system has no more of something: no row is to blame."""
 _PAUSE_MS = 250
 """What is done in it may take longer. But who asks so seldom has enough read ahead: four chunks for each worker."""
-_PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
@@ -105,8 +105,8 @@ def die_with(parent: int, alive_fd: int) -> int:
     own_fd = os.open(f"/proc/self/fd/{alive_fd}", os.O_RDONLY | os.O_NONBLOCK)
     fcntl.fcntl(own_fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(own_fd, fcntl.F_SETFL, fcntl.fcntl(own_fd, fcntl.F_GETFL) | os.O_ASYNC)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent or _has_ended(own_fd):  # it died before we listened
+    end_with_parent(parent)
+    if _has_ended(own_fd):  # before we listened
         os._exit(0)
     return own_fd
 

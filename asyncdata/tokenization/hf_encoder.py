@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from typing import TYPE_CHECKING
 
 from asyncdata.tokenization.backends import FlatIds
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from collections.abc import Callable
 
-__all__ = ("HfEncoder", "ids_around", "separator_of")
+    from tokenizers import Encoding, Tokenizer
+
+__all__ = ("HfEncoder", "encode_here", "ids_around", "separator_of")
 
 _PLAIN = ("", "a", " a", "Hello, world", "1 2\n", "\u4e2d\u6587", "\n", "\U0001f600 it's")
+
+
+_NO = frozenset({"", "off", "false", "f", "no", "n", "0"})
+"""What tokenizers itself takes for no, in whatever case, in TOKENIZERS_PARALLELISM."""
+
+
+def encode_here(tokenizer: Tokenizer, *, with_offsets: bool) -> Callable[..., list[Encoding]]:
+    """``encode_batch`` of ``tokenizer``, or ``encode_batch_fast``, in the thread that asks.
+
+    A batch goes to the library's own threads, which end with the process, and keep memory for each tokenizer that they
+    have ever worked for: 4 to 5 MB a thread for every loader of a trainer. So texts go there one by one, and not as a
+    batch, unless those threads are turned off, as they are in workers. It is the same work for the CPU.
+    """
+    if os.environ.get("TOKENIZERS_PARALLELISM", "yes").lower() in _NO:
+        return tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
+
+    def each(texts: list[str], *, add_special_tokens: bool) -> list[Encoding]:
+        return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    return each
 
 
 class HfEncoder:
     """Texts to ids.
 
     :param add_special_tokens: with those that the tokenizer puts around a text.
+    :param in_threads: the library's own may help, as where it is waited for, and happens once.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, add_special_tokens: bool = False) -> None:
-        self._encode = tokenizer.encode_batch_fast
+    def __init__(self, tokenizer: Tokenizer, *, add_special_tokens: bool = False, in_threads: bool = False) -> None:
+        self._encode = tokenizer.encode_batch_fast if in_threads else encode_here(tokenizer, with_offsets=False)
         self._add_special_tokens = add_special_tokens
 
     def __call__(self, texts: list[str]) -> FlatIds:

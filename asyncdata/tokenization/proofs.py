@@ -241,7 +241,9 @@ def _prove(files: TokenizerFiles, subject: Subject, progress: Callable[[str, flo
         return Proof(subject=subject, refusal=f"{subject.backend} cannot load it: {type(error).__name__}: {error}")
 
     special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    found = sweep(HfEncoder(tokenizer), tried, special, separator=separator_of(tokenizer), progress=progress)
+    found = sweep(
+        HfEncoder(tokenizer, in_threads=True), tried, special, separator=separator_of(tokenizer), progress=progress
+    )
     return Proof(
         subject=subject,
         refusal=found.refusal,

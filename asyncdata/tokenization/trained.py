@@ -13,6 +13,7 @@ import msgspec
 
 from asyncdata.errors import ConfigError
 from asyncdata.tokenization.drafts import Draft, Drafting, Encoded
+from asyncdata.tokenization.hf_encoder import encode_here
 from asyncdata.tokenization.prompt_parts import Name, OfTokenizer, tokenizer_fault
 from asyncdata.tokenization.rows import RowDecoder, RowFault, missing_key
 from asyncdata.tokenization.spans import Span, trained_tokens
@@ -244,7 +245,7 @@ class SpanEncoder:
         # Some post-processors take the space in front of a word out of its token's offsets, though it is part of it.
         tokenizer.post_processor = None
         self._tokenizer = tokenizer
-        self._encode_all = tokenizer.encode_batch
+        self._encode_all = encode_here(tokenizer, with_offsets=True)
         self._stripping = {
             id: token for id, token in tokenizer.get_added_tokens_decoder().items() if token.lstrip or token.rstrip
         }

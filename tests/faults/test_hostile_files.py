@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from asyncdata import (
     AsyncDataError,
@@ -23,6 +24,7 @@ from asyncdata import (
 )
 from asyncdata.envelope import pack
 from asyncdata.snapshot import SCHEMA
+from asyncdata.tokenization.template_environment import make_environment
 from tests.support.faults import num_rounds, say
 from tests.support.hostile import ESCAPES, MODULE, Hostile
 from tests.support.loading import NEVER_S, write_rows
@@ -187,6 +189,8 @@ BOMBS = {
 def test_a_chat_template_that_never_ends_costs_a_worker_and_never_the_trainer(
     hostile, small_tokenizer, tmp_path, bomb, chat
 ):
+    compiled = str(make_environment(ImmutableSandboxedEnvironment).compile("{{ 'z' * 4 }}", raw=True))
+    assert "zzzz" not in compiled, "what is worked out as it is compiled would hang this process for minutes"
     path, tokenizer, template = tmp_path / "rows.jsonl", str(small_tokenizer), BOMBS[bomb]
     path.write_bytes(CHAT.replace(b'"user"', b'"assistant"') if chat else CHAT)
     fn: Any = PromptTokenizeFn(tokenizer, apply_chat_template=True, chat_template=template)

@@ -80,6 +80,24 @@ def test_no_worker_outlives_the_trainer(tmp_path, doing):
     )
 
 
+@pytest.mark.parametrize("doing", ["idle", "in C with the GIL", "in C with the GIL, not killed by the kernel"])
+def test_no_worker_outlives_the_trainer_for_a_child_that_it_has_forked(tmp_path, doing):
+    """The child has all that the trainer had: its ends of the workers' sockets, and of the pipe that tells its end."""
+    began, ready = tmp_path / "began", tmp_path / "ready"
+    path = write_rows(tmp_path / "rows.jsonl", 500, {i: {"began": str(began)} for i in range(500)})
+    state = "idle" if doing == "idle" else "busy"
+    settings = {"path": str(path), "tokenize_fn": BUSY[doing], "ready": str(ready), "state": state, "num_workers": 2}
+    with Program.of("idling", settings | {"forks": True}) as trainer:
+        until(lambda: ready.exists() and (doing == "idle" or began.exists()))
+        child, num_workers = int(ready.read_text()), len(trainer.alive()) - 3
+        trainer.kill()
+        seconds = trainer.assert_gone(child)
+        assert psutil.Process(child).is_running()
+
+    assert num_workers == 2
+    record("R7", f"{doing}, a forked child lives on", kills=1, processes=num_workers, left=0, gone_s=seconds)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_no_worker_outlives_a_ray_actor_and_the_next_one_goes_on_from_its_snapshot(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -181,26 +182,36 @@ def test_a_loader_proves_beside_the_run_at_the_lowest_priority_and_ends_that_wit
 
 
 OWNER = """
-import sys
+import os, sys
 sys.path[:] = sys.argv[2:]
 from asyncdata import PromptTokenizeFn
 from asyncdata.proving import Prover
 prover = Prover(PromptTokenizeFn(sys.argv[1]).resolve())
 prover.start()
+while prover._process is None:
+    pass
+if {forks} and os.fork() == 0:  # it keeps the other end of the proof's stdin
+    print(os.getpid(), flush=True)
 sys.stdin.read()
 """
 
 
+@pytest.mark.parametrize("forks", [False, True])
 def test_a_proof_ends_with_the_process_that_wanted_it_even_if_that_is_killed(
-    backend: str, small_tokenizer: Path, may_prove: None
+    backend: str, small_tokenizer: Path, may_prove: None, forks: bool
 ) -> None:
-    command = [sys.executable, "-c", OWNER, str(small_tokenizer), *sys.path]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as owner:
+    command = [sys.executable, "-c", OWNER.format(forks=forks), str(small_tokenizer), *sys.path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         child = child_of(psutil.Process(owner.pid))
+        heir = psutil.Process(int(owner.stdout.readline())) if forks else None
         owner.send_signal(signal.SIGKILL)
+        psutil.wait_procs([child], timeout=60)
+        left = child.is_running()
+        for process in filter(None, (heir, child)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
-    psutil.wait_procs([child], timeout=60)
-    assert not child.is_running()
+    assert not left
 
 
 def test_nothing_is_proven_where_that_is_forbidden_known_or_needless(

@@ -6,6 +6,7 @@ Run with ``python -m tests.support.idling SETTINGS``.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -23,17 +24,21 @@ def multiplies(row: dict[str, Any]) -> list[int]:
     return [row["id"]]
 
 
-def trainer(path: str, tokenize_fn: str, ready: str, state: str, num_workers: int) -> None:
+def trainer(path: str, tokenize_fn: str, ready: str, state: str, num_workers: int, forks: bool = False) -> None:
     """Start a loader, and wait for the end. ``ready`` is there when all its workers are in ``state``.
 
-    ``none`` is the state of a loader that was only made.
+    ``none`` is the state of a loader that was only made. If it ``forks``, the file has the pid of its child, which
+    waits as well.
     """
     loader = DataLoader(path, tokenize_fn=tokenize_fn, num_workers=num_workers, shuffle=False)
     if state != "none":
         loader.start()
     while state != "none" and [worker.state for worker in loader.statistics().workers] != [state] * num_workers:
         time.sleep(0.005)
-    Path(ready).touch()
+    child = os.fork() if forks else 0
+    if child or not forks:
+        Path(f"{ready}.written").write_text(str(child), encoding="ascii")
+        Path(f"{ready}.written").rename(ready)
     signal.pause()
 
 

@@ -26,6 +26,7 @@ LEVELS = {
     "import_path": 1,
     "shortage": 1,
     "threads": 1,
+    "timeouts": 1,
     "stream_digest": 1,
     "user_traceback": 1,
     "line_numbers": 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import get_type_hints
 
 import msgspec
@@ -95,3 +96,17 @@ def test_a_config_is_a_value_that_cannot_be_changed():
         LoaderConfig().seed = 1
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         msgspec.convert({"x": 1}, LoaderConfig)
+
+
+@pytest.mark.parametrize("value", [float("inf"), 1e300, 10**400, np.float64("inf")])
+def test_no_timeout_is_too_long(value):
+    seconds = LoaderConfig.of({"timeout_s": value}).timeout_s
+
+    assert seconds is not None
+    assert 10**9 < seconds < threading.TIMEOUT_MAX
+
+
+@pytest.mark.parametrize("value", ["1", b"1", True, float("nan"), [1], object()])
+def test_a_timeout_that_is_no_number_is_named(value):
+    with pytest.raises(ConfigError, match="^`timeout_s` is a number of seconds, or None for no limit; got "):
+        LoaderConfig.of({"timeout_s": value})

@@ -426,13 +426,13 @@ async def test_while_others_work_a_worker_for_which_there_is_no_room_is_tried_ag
     with structlog.testing.capture_logs() as logs:
         async with client.running():
             await all_ready(executor)
-            mother = template().pid
-            limits = resource.prlimit(mother, resource.RLIMIT_NOFILE, (3, 4096))
+            pid = template().pid
+            limits = resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 4096))
             executor.set_num_workers(2)
             await until(lambda: any(log["event"] == "worker.not_started" for log in logs))
             assert ids_of(await client.tokenized(await client.window())) == list(range(60))
 
-            resource.prlimit(mother, resource.RLIMIT_NOFILE, (4096, 4096))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (4096, 4096))
             await all_ready(executor)
 
     assert limits[0] > 3

@@ -20,6 +20,7 @@ import pytest
 
 from asyncdata.errors import WorkerError
 from asyncdata.executors.base import NUM_SLOTS, Crashed
+from asyncdata.executors.offspring import Forked
 from asyncdata.executors.process import ProcessExecutor
 from asyncdata.frames import frame
 from asyncdata.window import Window
@@ -161,6 +162,49 @@ async def test_a_slot_is_not_free_while_a_dead_workers_request_waits_to_be_sent_
 
         gate.touch()
         await client.answer(asked)
+        assert freed == [True]
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+async def test_a_dead_workers_slot_and_requests_wait_until_it_is_reaped(rows, tmp_path, monkeypatch, is_forgotten):
+    """Its socket has ended, and it may still write: no slot is free, and no other worker has its rows, before it has
+    been waited for.
+    """
+    began, gate, reaped = tmp_path / "began", tmp_path / "gate", anyio.Event()
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
+    freed, seen, really = [], [], Forked.ended
+    executor.slots.on_free = lambda: freed.append(True)
+
+    async def ended(life: Forked) -> None:
+        seen.append((list(freed), began.exists(), executor.statistics().num_queued))
+        await reaped.wait()
+        await really(life)
+
+    async with client.running():
+        window = await client.window()
+        await all_ready(executor)
+        freed.clear()
+        asked = client.ask(window.request(0, 1))
+        executor.slots.release(window.slot)
+        await until(began.exists)
+        pid = int(began.read_text())
+        began.unlink()
+        if is_forgotten:
+            executor.forget()
+        monkeypatch.setattr(Forked, "ended", ended)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: seen)
+        now = list(freed), began.exists(), executor.statistics().num_queued
+        reaped.set()  # before anything is asserted: the executor waits for it, whatever comes
+        gate.touch()
+        assert seen == [([], False, 0)]
+        assert now == ([], False, 0)
+        if is_forgotten:
+            await until(lambda: freed)
+        else:
+            assert ids_of(await client.answer(asked)) == [0]
+            assert began.exists()
         assert freed == [True]
 
 
