@@ -590,10 +590,12 @@ def test_a_row_that_hangs_is_named_at_its_turn(path, num_workers):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("buffer_size", [1, 1000])
-def test_a_file_cut_short_stops_the_stream_at_the_first_window_that_misses_something(
+def test_a_file_cut_short_stops_the_stream_at_the_first_window_that_is_read_after_it(
     tmp_path, num_workers, buffer_size
 ):
-    """The windows before it are delivered to their last row, however much was read ahead."""
+    """The windows before it are delivered to their last row, however much was read ahead. What is left of the file may
+    not be what was there: who writes a file anew cuts it first.
+    """
     path = write_rows(tmp_path / "rows.jsonl", 1000)
     lines = path.read_bytes().splitlines(keepends=True)
     shuffle = Shuffle(enabled=False, block_bytes=4096, window_blocks=2)
@@ -606,10 +608,11 @@ def test_a_file_cut_short_stops_the_stream_at_the_first_window_that_misses_somet
 
     order = Order(shuffle, 42, -(-len(b"".join(lines)) // 4096))
     ends = [4096 * (int(order.blocks(0, window)[-1]) + 1) for window in range(order.num_windows)]
-    whole = [end for end in ends if end + 8192 <= 40_000]  # a block is read with 8 KiB behind it
     starts = [sum(map(len, lines[:row])) for row in range(1000)]
-    assert 0 < len(whole) < len(ends)
-    assert seen == [row for row in range(1000) if starts[row] < whole[-1]]
+    num_rows = [sum(start < end for start in starts) for end in (0, *ends)]  # to the end of each window
+    assert seen == list(range(len(seen)))
+    assert len(seen) in num_rows
+    assert len(seen) < 1000
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
