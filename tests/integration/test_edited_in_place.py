@@ -148,6 +148,21 @@ def test_no_row_of_the_new_content_comes_when_a_file_is_edited_in_place(tmp_path
     assert 40 <= len(found) < num_rows
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_no_row_of_the_new_content_comes_while_a_file_is_written_anew(tmp_path, num_workers):
+    """Its writer has cut it, and is half way: it is shorter than it was, and every row of it is another one."""
+    path = _write_jsonl(tmp_path, range(100_000, 101_500))
+    expected, found = _order(str(path)), list[int]()
+
+    with _loader(str(path), num_workers=num_workers) as loader:
+        _take(loader, found, 40)
+        path.write_bytes(_jsonl(range(500_000, 501_000)))
+        with pytest.raises(SourceChangedError, match=f"^AD302 {path} shrank: it had"):
+            _take(loader, found)
+
+    assert found == expected[: len(found)]
+
+
 def _chmod(path: Path) -> None:
     path.chmod(0o640)
 

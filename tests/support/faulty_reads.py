@@ -84,9 +84,9 @@ def faulty(faults: Faults) -> Iterator[Faults]:
     def faulty_pread(fd: int, num_bytes: int, offset: int) -> bytes:
         return faults.read(num_bytes, lambda number: pread(fd, number, offset))
 
-    def faulty_open(path: str, _mode: str, buffering: int) -> _FaultyFile:
+    def faulty_open(fd: int, _mode: str, buffering: int, closefd: bool) -> _FaultyFile:
         assert buffering == 0
-        file = _FaultyFile(path)
+        file = _FaultyFile(fd, closefd=closefd)
         file.faults = faults
         return file
 
