@@ -600,7 +600,7 @@ def test_a_file_cut_short_stops_the_stream_at_the_first_window_that_is_read_afte
     lines = path.read_bytes().splitlines(keepends=True)
     shuffle = Shuffle(enabled=False, block_bytes=4096, window_blocks=2)
     with make(path, num_workers=num_workers, shuffle=shuffle, buffer_size=buffer_size) as loader:
-        seen = ids(loader.get_next_batch(1)) if is_begun else []
+        seen = []
         os.truncate(path, 40_000)
         with pytest.raises(SourceChangedError, match="^AD302 .* shrank"):
             while True:
