@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         try:
             return _run(*_parsed(argv))
-        except BrokenPipeError:  # whoever read has had enough, as `head` has
+        except BrokenPipeError:  # the reader has closed its end, as `head` does
             discard(sys.stdout)
             return 0
         except StdoutError as error:

@@ -212,7 +212,7 @@ class Engine:
         return self._resumed[1] if found is None and position == self._resumed[0] else found
 
     def restore(self, saved: Snapshot, allow_changed: Collection[str], *, same_rows: bool = False) -> bool:
-        """Go on from ``saved``; whether it goes on at the saved place, and not with an epoch.
+        """Continue from ``saved``; whether that is at the saved place, and not at an epoch's start.
 
         :raises SnapshotMismatchError: if it belongs to other data or settings that ``allow_changed`` does not name.
         """

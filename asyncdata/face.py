@@ -138,7 +138,7 @@ class LoaderFace:
             With another data, seed or order, the next epoch begins, and the event ``snapshot.rows_left_out`` tells how
             many rows of the present one are left out.
         :param same_rows: files may have other names, as long as their content, by their fingerprints, and their order
-            are the same. The run goes on at its place then.
+            are the same. The run continues at its place then.
         :raises SnapshotMismatchError: if something else differs; it says what, and both values.
         :raises SnapshotError: if ``state`` is no state of a loader.
         """

@@ -81,7 +81,7 @@ def _remove_others(folder: str) -> None:
 def hold_rows(folder: str) -> int:
     """A descriptor that keeps copied rows from being removed, until it is closed.
 
-    What is no copy, such as one that a killed worker left half written, is removed, if nobody else has the folder.
+    What is no copy, such as one that a killed worker left half written, is removed, if no other process has the folder.
 
     :raises OSError: if the folder is not there, or another user may have written it.
     """

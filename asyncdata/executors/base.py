@@ -178,7 +178,7 @@ class Executor(Protocol):
     def watch(self, on_change: Callable[[], object]) -> None:
         """Have ``on_change`` called after each change that may let more be sent.
 
-        That is: a request is done with, and its ``on_reply`` has returned, or nobody wanted the reply; a slot became
+        That is: a request is done with, and its ``on_reply`` has returned, or the reply was not wanted; a slot became
         free; there are other workers. One call too many does no harm, a missing one makes a loader hang.
         """
         ...

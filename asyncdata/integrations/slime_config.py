@@ -61,7 +61,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ``serve_without_saving``: it is served as any other, and a restart loses it; such groups are counted, the first
         is logged, and a checkpoint names those that were in the buffer.
     :ivar same_rows: the files may have other names than those of a checkpoint, if their content and order are the same.
-        The run goes on at its place then.
+        The run continues at its place then.
     :ivar processor: import path of a function of (args, media) that makes ``multimodal_inputs`` of a row's media,
         ``{"images": [...], "videos": [...], "audios": [...]}``. Without it they are made as slime makes them.
     :ivar dataset: import path of a function of (args) that makes the dataset: an

@@ -35,7 +35,7 @@ class PromptLoader(DataLoader):
         return self._take(number, None, finish, timeout_s)
 
     def resume(self, state: Mapping[str, Any], allow_changed: Collection[str], *, same_rows: bool) -> bool:
-        """As :meth:`load_state_dict`; whether it goes on at the saved place, and not with an epoch."""
+        """As :meth:`load_state_dict`; whether that is at the saved place, and not at an epoch's start."""
         self._check()
         return self._engine.restore(snapshots.from_state_dict(state), allow_changed, same_rows=same_rows)
 
