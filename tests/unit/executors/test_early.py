@@ -186,9 +186,10 @@ def test_what_python_passes_over_in_its_path_disturbs_no_worker(path, meddle):
 
 
 def test_a_folder_that_is_gone_disturbs_no_worker(path):
-    gone = "import os, tempfile; os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd()); sys.path.insert(0, '')"
+    stays = "import os, tempfile; sys.path.append(os.getcwd())"  # the tokenize function is found there
+    gone = "os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd()); sys.path.insert(0, '')"
 
-    assert printed_by_one_made_after(f"from asyncdata import DataLoader; {gone}", path) == "[[0], [1]]\n"
+    assert printed_by_one_made_after(f"from asyncdata import DataLoader; {stays}; {gone}", path) == "[[0], [1]]\n"
 
 
 def test_a_birth_that_fails_in_whatever_way_is_not_waited_for(monkeypatch):
