@@ -181,9 +181,10 @@ def data_fingerprint(files: Sequence[SizedFile], digests: Sequence[str] | None =
     for file, known in zip(files, digests or [""] * len(files), strict=True):
         entry = [_name(file.path), file.num_bytes, known or file_digest(file.path, file.num_bytes)]
         combined.update(bytes.fromhex(digest(canonical(entry))))
-        nameless.update(bytes.fromhex(digest(canonical(entry[1:]))))
         if len(files) <= MAX_LISTED_FILES:
             listed.append(entry)
+        else:  # what is listed tells the content without the names as well
+            nameless.update(bytes.fromhex(digest(canonical(entry[1:]))))
 
     num_bytes = sum(file.num_bytes for file in files)
     content = {} if len(files) <= MAX_LISTED_FILES else {"content": nameless.hexdigest()}
