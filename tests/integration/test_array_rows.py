@@ -128,24 +128,27 @@ def test_a_resumed_run_goes_on_as_the_first_one_did_and_finds_the_index(tmp_path
     assert set(scanned) == {700}, "the first block, for the fixed row of the snapshot"
 
 
-def counted(row: dict[str, Any]) -> list[int]:
-    tokenized.append(row["id"])
-    return [row["id"]]
+def counting() -> tuple[Callable[[dict[str, Any]], list[int]], list[int]]:
+    """A tokenize function and the rows of its calls. One for each loader: a closed one may still end its last call."""
+    tokenized = []
 
+    def counted(row: dict[str, Any]) -> list[int]:
+        tokenized.append(row["id"])
+        return [row["id"]]
 
-counted.version = 1  # so that the index, and what was tokenized for it, is kept
-tokenized: list[int] = []
+    counted.version = 1  # type: ignore[attr-defined]  # so that the index, and what was tokenized for it, is kept
+    return counted, tokenized
 
 
 def test_each_rank_tokenizes_its_own_rows_alone(tmp_path):
     path, delivered = array_at(tmp_path / "rows.json"), []
     shuffle, cache_dir = RowShuffle(only_kept=True), str(tmp_path / "kept")
-    with loader(path, shuffle, counted, cache_dir=cache_dir) as data:
+    with loader(path, shuffle, counting()[0], cache_dir=cache_dir) as data:
         assert data.num_rows() == NUM_ROWS
 
     for rank in range(2):
         ranks = {"rank": rank, "world_size": 2, "batch_size": 10, "epochs": 1, "cache_dir": cache_dir}
-        tokenized.clear()
+        counted, tokenized = counting()
         with loader(path, shuffle, counted, **ranks) as data:
             mine = [number for batch in data for number in ids(batch)]
         assert len(mine) == NUM_ROWS // 2

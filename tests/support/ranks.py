@@ -150,8 +150,11 @@ def stream(loader: DataLoader) -> Iterator[Batch]:
 
 
 def settled(state: dict[str, Any]) -> dict[str, Any]:
-    """What of a state does not depend on time: its canaries are there when a worker has made them."""
-    return state | {"canaries": []}
+    """What of a state does not depend on time.
+
+    Its canaries are there when a worker has made them, and ``rows_left`` when the rows are counted.
+    """
+    return {name: value for name, value in state.items() if name not in ("canaries", "rows_left")}
 
 
 class Step(NamedTuple):
