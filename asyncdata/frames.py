@@ -12,7 +12,8 @@ from asyncdata.wire import Tokenized, encode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdata.wire import Column, Data, Job, Reply, Request, TokenizeSpec
+    from asyncdata.specs import TokenizeSpec
+    from asyncdata.wire import Column, Data, Job, Reply, Request
 
 __all__ = ("HEADER", "frame", "pieces")
 

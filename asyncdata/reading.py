@@ -24,13 +24,14 @@ from asyncdata.plan import PlannedOrder
 from asyncdata.row_index import RowIndex
 from asyncdata.sources.base import room_of
 from asyncdata.sources.stream import RowStream, StreamOrder
+from asyncdata.specs import ReaderSpec
 from asyncdata.stream_windows import StreamWindows
 from asyncdata.temporary import TemporaryFolder
 from asyncdata.token_cache.opening import CachedJob, cache_of, check_streamed, say_that_rows_are_not_cached
 from asyncdata.tokenization.base import TokenizeFn, describe, fingerprints_of
 from asyncdata.window import SLACK_BYTES
 from asyncdata.windows import BlockWindows
-from asyncdata.wire import Job, ReaderSpec
+from asyncdata.wire import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -277,7 +278,7 @@ class _IndexedReading:
         self.index = RowIndex(files, shuffle, "" if files.reads_single_rows else self._spool_folder())
         if self.index.spool:
             spooled = {"inner": files.reader.path, "settings": files.reader.settings, "folder": self.index.spool}
-            reader = ReaderSpec("asyncdata.sources.spool:SpoolReader", spooled)
+            reader = ReaderSpec("asyncdata.sources.spool:SpoolReader", spooled, "spool")
             self.job = msgspec.structs.replace(self.job, reader=reader)
         self.slot_bytes = min(_MAX_CANARY_BLOCKS, files.num_blocks) * self.job.stride
         self._config = config
@@ -374,7 +375,7 @@ def _identity(files: Blocks, job: Job, check: str, function: Function) -> str:
     what = {
         "data": files.fingerprint()["digest"],
         "reader": [
-            job.reader.path,
+            job.reader.identity,
             {name: job.reader.settings[name] for name in job.reader.settings if name != "stamps"},
         ],
         "limits": [job.block_bytes, job.max_row_bytes],

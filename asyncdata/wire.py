@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncdata.specs import LINES, ReaderSpec, TokenizeSpec
 from asyncdata.token_messages import (
     CachedBlock,
     CacheJob,
@@ -39,7 +40,6 @@ __all__ = (
     "Packed",
     "Permute",
     "Permuted",
-    "ReaderSpec",
     "Ready",
     "Reply",
     "Request",
@@ -48,7 +48,6 @@ __all__ = (
     "Scanned",
     "Short",
     "Tokenize",
-    "TokenizeSpec",
     "Tokenized",
     "decode_job",
     "decode_reply",
@@ -83,23 +82,6 @@ class FileRef(msgspec.Struct, frozen=True, array_like=True):
     digest: str = ""
 
 
-class TokenizeSpec(msgspec.Struct, frozen=True):
-    """A tokenize function by its import path, so that a worker can make its own.
-
-    ``settings`` is None for a plain function, else the arguments of the class at ``path``.
-    """
-
-    path: str
-    settings: dict[str, Any] | None = None
-
-
-class ReaderSpec(msgspec.Struct, frozen=True):
-    """How a worker reads blocks: the class at the import path ``path``, made of the job and ``settings``."""
-
-    path: str = "asyncdata.sources.scan:LineReader"
-    settings: dict[str, Any] = {}
-
-
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is told once, before its first request. Without a spec, the function is there already.
 
@@ -111,7 +93,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     max_row_bytes: int
     block_bytes: int
     slack_bytes: int
-    reader: ReaderSpec = ReaderSpec()
+    reader: ReaderSpec = LINES
     cache: CacheJob | None = None
     with_token_sums: bool = False
 

@@ -8,7 +8,8 @@ import anyio
 
 from asyncdata.executors.base import NUM_SLOTS, in_a_thread
 from asyncdata.executors.handler import Handler
-from asyncdata.wire import ReaderSpec, Scan
+from asyncdata.specs import LINES
+from asyncdata.wire import Scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,7 +52,7 @@ class FirstScans:
 
         :param memory: the bytes of a slot.
         """
-        if job.reader != ReaderSpec():
+        if job.reader != LINES:
             return
 
         slots = [memory(slot) for slot in range(NUM_SLOTS)]

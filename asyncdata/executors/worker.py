@@ -33,8 +33,9 @@ from asyncdata.wire import Failed, Job, Ready, Request, Short, decode_job, decod
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from asyncdata.specs import TokenizeSpec
     from asyncdata.tokenization.base import BatchTokenizer
-    from asyncdata.wire import Data, TokenizeSpec
+    from asyncdata.wire import Data
 
 __all__ = (
     "PROGRESS",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
@@ -90,6 +90,8 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
         wraps media that are objects in a part of their kind, and takes no dict of media for a part.
     :raises ConfigError: for a setting that cannot work.
     """
+
+    tag: ClassVar[str] = "asyncdata.integrations.slime_rows:SlimeTokenizeFn"
 
     prompt_key: Name = "input"
     label_key: Name | None = None

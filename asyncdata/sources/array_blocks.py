@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncdata.sources.base import FileBlocks
-from asyncdata.wire import ReaderSpec
+from asyncdata.specs import ReaderSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,4 +23,6 @@ class ArrayBlocks(FileBlocks):
     ) -> None:
         super().__init__(stamps, block_bytes, max_row_bytes)
         self.are_arrays = list(are_arrays)
-        self.reader = ReaderSpec("asyncdata.sources.array_reader:ArrayReader", {"are_arrays": self.are_arrays})
+        self.reader = ReaderSpec(
+            "asyncdata.sources.array_reader:ArrayReader", {"are_arrays": self.are_arrays}, "json-array"
+        )

@@ -11,14 +11,16 @@ import numpy as np
 from asyncdata.errors import SourceChangedError, SourceError
 from asyncdata.fingerprint import data_fingerprint, file_digest, stamp
 from asyncdata.sources.same_file import Looks, edited, is_same
+from asyncdata.specs import LINES
 from asyncdata.token_messages import CachedFile
 from asyncdata.types import SourceLocation
-from asyncdata.wire import Block, FileRef, ReaderSpec
+from asyncdata.wire import Block, FileRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from asyncdata.fingerprint import FileStamp
+    from asyncdata.specs import ReaderSpec
 
 __all__ = ("Blocks", "FileBlocks", "Files", "NumberedBlocks", "Source", "room_of")
 
@@ -120,7 +122,7 @@ class Files:
     :ivar refs: what each of them was.
     """
 
-    reader = ReaderSpec()
+    reader = LINES
     reads_single_rows = True
     are_arrays: Sequence[bool] = ()
 
@@ -219,7 +221,7 @@ class FileBlocks(Files):
         self, stamps: Sequence[FileStamp], block_bytes: int, max_row_bytes: int, reader: ReaderSpec | None = None
     ) -> None:
         super().__init__(stamps, max_row_bytes)
-        self.reader = reader or ReaderSpec()
+        self.reader = reader or LINES
         self.block_bytes = self.room_bytes = block_bytes
         counts = [-(-file.num_bytes // block_bytes) for file in self.files]
         self._first_blocks = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))

@@ -18,10 +18,11 @@ from asyncdata.sources.arrow_rows import RowWriter
 from asyncdata.sources.base import Files
 from asyncdata.sources.huggingface_stream import DatasetStream
 from asyncdata.sources.reader import FileChangedError
+from asyncdata.specs import ReaderSpec
 from asyncdata.temporary import TemporaryFolder
 from asyncdata.token_messages import CachedFile
 from asyncdata.types import SourceLocation
-from asyncdata.wire import Block, FileRef, Job, ReaderSpec
+from asyncdata.wire import Block, FileRef, Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -142,7 +143,9 @@ class DatasetBlocks(Files):
         sizes = {path: found.num_bytes for path, found in stamps.items()}
         self.files = [FileRef(title, sum(sizes.values()))]
         settings = {"columns": columns, "data": data, "indices": indices, "sizes": sizes, "stamps": self.refs}
-        self.reader = ReaderSpec("asyncdata.sources.arrow_reader:ArrowReader", msgspec.to_builtins(settings))
+        self.reader = ReaderSpec(
+            "asyncdata.sources.arrow_reader:ArrowReader", msgspec.to_builtins(settings), "huggingface"
+        )
         stored = {part.path: part.num_stored for part in data}
         num_bytes = sum(sizes[path] for path in stored) // max(1, sum(stored.values()))
         row_bytes = max(1, num_bytes) + sum(len(name) + 4 for name in columns)

@@ -13,7 +13,8 @@ from asyncdata.sources.base import FileBlocks
 from asyncdata.sources.coded_text import CODING_OF_SUFFIX, CodedText, coding_of, is_decodable
 from asyncdata.sources.paths import find_files, open_regular, why_unreadable
 from asyncdata.sources.text_stream import TextStream
-from asyncdata.wire import FileRef, ReaderSpec
+from asyncdata.specs import ReaderSpec
+from asyncdata.wire import FileRef
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ("JsonArraySource", "JsonlSource")
 
 _HEAD_BYTES = 4096
+_PYTHON_LINES = ReaderSpec("asyncdata.sources.python_lines:PythonLineReader", tag="python-lines")
 _CODED_SUFFIXES = tuple(CODING_OF_SUFFIX)
 _ENDS = (("UTF-32", "LE"), ("UTF-32", "BE"), ("UTF-16", "LE"), ("UTF-16", "BE"))
 _NOT_UTF8 = "AD103 {path} looks like {coding} (begins with {head}); convert it: iconv -f {coding} -t UTF-8"
@@ -69,7 +71,7 @@ class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if any(file.coding != "plain" or file.is_array for file in files):
             return _stream(files, self.max_row_bytes)
 
-        reader = ReaderSpec("asyncdata.sources.python_lines:PythonLineReader") if self.python_lines else None
+        reader = _PYTHON_LINES if self.python_lines else None
         return FileBlocks([file.stamp for file in files], block_bytes, self.max_row_bytes, reader)
 
 

@@ -17,8 +17,9 @@ from asyncdata.sources.arrow_types import is_same_form, shown_type
 from asyncdata.sources.base import Files
 from asyncdata.sources.parquet_reader import MAGIC, footer_digest
 from asyncdata.sources.paths import find_files, open_regular, why_unreadable
+from asyncdata.specs import ReaderSpec
 from asyncdata.types import SourceLocation
-from asyncdata.wire import Block, ReaderSpec
+from asyncdata.wire import Block
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -102,7 +103,7 @@ class ParquetBlocks(Files):
     ) -> None:
         super().__init__([file.stamp for file in files], max_row_bytes)
         settings = {"columns": columns, "footers": [file.digest for file in files]}
-        self.reader = ReaderSpec("asyncdata.sources.parquet_reader:ParquetReader", settings)
+        self.reader = ReaderSpec("asyncdata.sources.parquet_reader:ParquetReader", settings, "parquet")
         rows = np.array([number for file in files for number in file.group_rows], np.int64)
         guessed = np.array([size for file in files for size in file.group_bytes(columns)], np.int64)
         pieces = np.clip(-(-guessed // block_bytes), 1, reads_per_group)

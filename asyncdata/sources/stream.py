@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.order import feistel_permutation, order_keys, shuffled_rows
-from asyncdata.wire import ReaderSpec
+from asyncdata.specs import LINES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -62,7 +62,7 @@ class RowStream(ABC):
     :ivar max_row_bytes: a longer row is a bad row; :data:`MAX_ROW_BYTES` at most.
     """
 
-    reader = ReaderSpec()
+    reader = LINES
     reads_single_rows = False
     are_arrays: Sequence[bool] = ()
     num_blocks = extent = block_bytes = room_bytes = 0

@@ -65,7 +65,7 @@ class AsyncData:
 
         loader = DataLoader(
             rows.paths,
-            tokenize_fn=f"asyncdata.testing.ours:{_FUNCTIONS[knobs.keep_every]}",
+            tokenize_fn=f"{__name__}:{_FUNCTIONS[knobs.keep_every]}",
             batch_size=knobs.batch_size,
             num_workers=knobs.num_workers,
             seed=knobs.seed,

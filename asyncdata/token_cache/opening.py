@@ -85,7 +85,7 @@ def cache_of(files: Blocks, job: Job, max_window_blocks: int, config: LoaderConf
     from asyncdata.token_cache.folder import CacheFolder, about_of
 
     limits = {"block_bytes": job.block_bytes, "slack_bytes": job.slack_bytes, "max_row_bytes": job.max_row_bytes}
-    about = about_of(_fingerprints(function), job.reader.path, job.reader.settings, **limits)
+    about = about_of(_fingerprints(function), job.reader.identity, job.reader.settings, **limits)
     try:
         folder = CacheFolder(root, about)
     except OSError as error:

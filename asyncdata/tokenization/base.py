@@ -14,11 +14,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from asyncdata.errors import ConfigError
-from asyncdata.import_path import resolve_path
+from asyncdata.import_path import resolve_path, tag_of
 from asyncdata.shortage import raise_if_shortage
+from asyncdata.specs import TokenizeSpec
 from asyncdata.tokenization.results import read_result
 from asyncdata.tokenization.rows import RowFault, decode_object
-from asyncdata.wire import Column, Data, RowError, Tokenized, TokenizeSpec
+from asyncdata.wire import Column, Data, RowError, Tokenized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -359,14 +360,14 @@ def describe(fn: TokenizeFn | Callable[..., Any]) -> TokenizeSpec:
 def fingerprints_of(fn: TokenizeFn | Callable[..., Any]) -> dict[str, str]:
     """What the tokens of ``fn`` depend on, by part.
 
-    A plain function is known by its import path and by its ``version``, if it has one: hashing its source would miss
-    what it calls, and refuse a snapshot for a comment. Canaries find out whether it gives other tokens.
+    A plain function is known by its ``tag``, or else its import path, and by its ``version``, if it has one: hashing
+    its source would miss what it calls, and refuse a snapshot for a comment. Canaries find out whether it gives other
+    tokens.
     """
     if isinstance(fn, TokenizeFn):
         return fn.fingerprints()
 
-    name = getattr(fn, "__qualname__", type(fn).__qualname__)
-    return {"tokenize_fn": f"{getattr(fn, '__module__', '')}:{name} version {getattr(fn, 'version', None)}"}
+    return {"tokenize_fn": f"{tag_of(fn)} version {getattr(fn, 'version', None)}"}
 
 
 def _imported(module: str, name: str) -> Any:

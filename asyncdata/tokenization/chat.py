@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from asyncdata.tokenization.chat_base import ChatDrafts, OfChat, assistants
 from asyncdata.tokenization.drafts import NOTHING_TRAINED, Drafting, write_sample
@@ -36,6 +36,8 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     :param train_on: every message of the assistant, its last one, or those whose own ``loss`` is not false.
     :raises ConfigError: for a setting that cannot work.
     """
+
+    tag: ClassVar[str] = "asyncdata.tokenization.chat:ChatTokenizeFn"
 
     messages_key: Name = "messages"
     train_on: Literal["assistant", "last_assistant", "loss"] = "assistant"

@@ -76,6 +76,8 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
     :raises ConfigError: for a setting that cannot work.
     """
 
+    tag: ClassVar[str] = "asyncdata.tokenization.fixed_length:FixedLengthTokenizeFn"
+
     needs_offsets: ClassVar[bool] = True
 
     max_length: PositiveInt

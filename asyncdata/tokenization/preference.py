@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -47,6 +47,8 @@ class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fie
         named. It is trained. A chat's template writes its own.
     :raises ConfigError: for a setting that cannot work.
     """
+
+    tag: ClassVar[str] = "asyncdata.tokenization.preference:PreferenceTokenizeFn"
 
     prompt_key: Name | None = "prompt"
     chosen_key: Name = "chosen"

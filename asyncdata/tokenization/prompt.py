@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
@@ -63,6 +63,8 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
     :param revision: the hub's branch, tag or commit.
     :raises ConfigError: for a setting that cannot work.
     """
+
+    tag: ClassVar[str] = "asyncdata.tokenization.prompt:PromptTokenizeFn"
 
     prompt_key: Name = "input"
     label_key: Name | None = None

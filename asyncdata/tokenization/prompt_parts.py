@@ -11,6 +11,7 @@ import msgspec
 
 from asyncdata.errors import ConfigError
 from asyncdata.fingerprint import canonical, digest
+from asyncdata.import_path import tag_of
 from asyncdata.shortage import raise_if_shortage
 from asyncdata.tokenization.rows import RowFault
 
@@ -61,6 +62,9 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
         ``tokenizers`` with this tokenizer, "hf" for ``tokenizers`` itself, or one by name. It never changes a token.
     """
 
+    tag: ClassVar[str] = ""
+    """Its name in fingerprints, which no later release changes. It is the path where the class lay in the first one."""
+
     version: ClassVar[int] = 1
     """Part of the fingerprint: it changes when the same settings, or a default, come to mean other tokens."""
 
@@ -109,7 +113,7 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
         # Without defaults, so that a setting which is new in a later release refuses no snapshot of this one.
         same = msgspec.structs.replace(self, tokenizer="-", revision=None, tokenizer_backend="auto")
         settings = msgspec.to_builtins(same)
-        return digest(canonical([f"{type(self).__module__}:{type(self).__qualname__}", self.version, settings]))
+        return digest(canonical([tag_of(type(self)), self.version, settings]))
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments, as builtins."""

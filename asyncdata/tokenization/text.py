@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from asyncdata.tokenization.drafts import Draft, Drafting, Encoded, write_sample
 from asyncdata.tokenization.row_reader import RowReader
@@ -41,6 +41,8 @@ class TextTokenizeFn(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fiel
         first where a text is cut at their end.
     :raises ConfigError: for a setting that cannot work.
     """
+
+    tag: ClassVar[str] = "asyncdata.tokenization.text:TextTokenizeFn"
 
     text_key: Name = "text"
     bos: bool | str = False

@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncdata.sources.python_lines import PythonLineReader
-from asyncdata.wire import Block, FileRef, Job, ReaderSpec
+from asyncdata.specs import ReaderSpec
+from asyncdata.wire import Block, FileRef, Job
 
 MAX_ROW_BYTES = 1 << 20
 

@@ -28,6 +28,7 @@ LEVELS = {
     "threads": 1,
     "timeouts": 1,
     "stream_digest": 1,
+    "specs": 0,
     "user_traceback": 1,
     "line_numbers": 0,
     "pauses": 0,

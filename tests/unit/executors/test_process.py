@@ -520,7 +520,7 @@ async def test_what_is_under_way_hears_that_there_will_be_no_worker(rows, tmp_pa
 async def test_a_function_that_no_worker_can_import_is_named(rows):
     import msgspec
 
-    from asyncdata.wire import TokenizeSpec
+    from asyncdata.specs import TokenizeSpec
 
     client = Client(ProcessExecutor(1), rows(1), row_id)
     client.job = msgspec.structs.replace(client.job, tokenize=TokenizeSpec("tests.support.nowhere:fn"))
