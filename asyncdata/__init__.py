@@ -5,17 +5,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.version import __version__
+from asyncdata.core.version import __version__
 
 if TYPE_CHECKING:
-    from asyncdata.buffer import first_in_first_out
-    from asyncdata.collators.base import Document
-    from asyncdata.collators.packed import PackedCollator
-    from asyncdata.collators.padded import FixedCollator, PaddedCollator
-    from asyncdata.collators.xtuner import XTunerCollator
-    from asyncdata.config import LoaderConfig
-    from asyncdata.diagnostics import Statistics
-    from asyncdata.errors import (
+    from asyncdata.batching.collators.base import Document
+    from asyncdata.batching.collators.packed import PackedCollator
+    from asyncdata.batching.collators.padded import FixedCollator, PaddedCollator
+    from asyncdata.batching.collators.xtuner import XTunerCollator
+    from asyncdata.batching.length_grouping import LengthGrouping
+    from asyncdata.batching.packers.hard import HardPacking
+    from asyncdata.batching.packers.soft import SoftPacking
+    from asyncdata.batching.packers.xtuner import XTunerPacking
+    from asyncdata.core.errors import (
         AsyncDataError,
         BadRowError,
         ConfigError,
@@ -35,24 +36,23 @@ if TYPE_CHECKING:
         TooManyBadRowsError,
         WorkerError,
     )
-    from asyncdata.length_grouping import LengthGrouping
-    from asyncdata.loader import AsyncDataLoader, DataLoader
-    from asyncdata.order import RowShuffle, Shuffle
-    from asyncdata.packing.hard import HardPacking
-    from asyncdata.packing.soft import SoftPacking
-    from asyncdata.packing.xtuner import XTunerPacking
-    from asyncdata.sources.huggingface import HuggingFaceSource
+    from asyncdata.core.types import Group, Position, Sample, SourceLocation, Status
+    from asyncdata.delivery.rollout_buffer import first_in_first_out
+    from asyncdata.loader.config import LoaderConfig
+    from asyncdata.loader.loader import AsyncDataLoader, DataLoader
+    from asyncdata.loader.statistics import Statistics
+    from asyncdata.order.order import RowShuffle, Shuffle
+    from asyncdata.sources.arrow.huggingface import HuggingFaceSource
+    from asyncdata.sources.arrow.parquet import ParquetSource
     from asyncdata.sources.iterable import IterableSource
-    from asyncdata.sources.jsonl import JsonArraySource, JsonlSource
-    from asyncdata.sources.parquet import ParquetSource
+    from asyncdata.sources.text.jsonl import JsonArraySource, JsonlSource
     from asyncdata.tokenization.base import TokenizeFn
-    from asyncdata.tokenization.chat import ChatTokenizeFn
-    from asyncdata.tokenization.fixed_length import FixedLengthTokenizeFn
-    from asyncdata.tokenization.preference import PreferenceTokenizeFn
-    from asyncdata.tokenization.prompt import PromptTokenizeFn
-    from asyncdata.tokenization.text import TextTokenizeFn
-    from asyncdata.tokenization.xtuner_fn import XTunerTokenizeFn
-    from asyncdata.types import Group, Position, Sample, SourceLocation, Status
+    from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+    from asyncdata.tokenization.functions.fixed_length import FixedLengthTokenizeFn
+    from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
+    from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
+    from asyncdata.tokenization.functions.text import TextTokenizeFn
+    from asyncdata.tokenization.functions.xtuner import XTunerTokenizeFn
 
 __all__ = (
     "__version__",
@@ -111,14 +111,14 @@ __all__ = (
 
 # A worker imports only the modules it needs, and `import asyncdata` none of them.
 _HOMES = {
-    "buffer": ("first_in_first_out",),
-    "collators.base": ("Document",),
-    "collators.packed": ("PackedCollator",),
-    "collators.padded": ("FixedCollator", "PaddedCollator"),
-    "collators.xtuner": ("XTunerCollator",),
-    "config": ("LoaderConfig",),
-    "diagnostics": ("Statistics",),
-    "errors": (
+    "delivery.rollout_buffer": ("first_in_first_out",),
+    "batching.collators.base": ("Document",),
+    "batching.collators.packed": ("PackedCollator",),
+    "batching.collators.padded": ("FixedCollator", "PaddedCollator"),
+    "batching.collators.xtuner": ("XTunerCollator",),
+    "loader.config": ("LoaderConfig",),
+    "loader.statistics": ("Statistics",),
+    "core.errors": (
         "AsyncDataError",
         "BadRowError",
         "ConfigError",
@@ -138,24 +138,24 @@ _HOMES = {
         "TooManyBadRowsError",
         "WorkerError",
     ),
-    "length_grouping": ("LengthGrouping",),
-    "loader": ("AsyncDataLoader", "DataLoader"),
-    "order": ("RowShuffle", "Shuffle"),
-    "packing.hard": ("HardPacking",),
-    "packing.soft": ("SoftPacking",),
-    "packing.xtuner": ("XTunerPacking",),
-    "sources.huggingface": ("HuggingFaceSource",),
+    "batching.length_grouping": ("LengthGrouping",),
+    "loader.loader": ("AsyncDataLoader", "DataLoader"),
+    "order.order": ("RowShuffle", "Shuffle"),
+    "batching.packers.hard": ("HardPacking",),
+    "batching.packers.soft": ("SoftPacking",),
+    "batching.packers.xtuner": ("XTunerPacking",),
+    "sources.arrow.huggingface": ("HuggingFaceSource",),
     "sources.iterable": ("IterableSource",),
-    "sources.jsonl": ("JsonArraySource", "JsonlSource"),
-    "sources.parquet": ("ParquetSource",),
+    "sources.text.jsonl": ("JsonArraySource", "JsonlSource"),
+    "sources.arrow.parquet": ("ParquetSource",),
     "tokenization.base": ("TokenizeFn",),
-    "tokenization.chat": ("ChatTokenizeFn",),
-    "tokenization.fixed_length": ("FixedLengthTokenizeFn",),
-    "tokenization.preference": ("PreferenceTokenizeFn",),
-    "tokenization.prompt": ("PromptTokenizeFn",),
-    "tokenization.text": ("TextTokenizeFn",),
-    "tokenization.xtuner_fn": ("XTunerTokenizeFn",),
-    "types": ("Group", "Position", "Sample", "SourceLocation", "Status"),
+    "tokenization.functions.chat": ("ChatTokenizeFn",),
+    "tokenization.functions.fixed_length": ("FixedLengthTokenizeFn",),
+    "tokenization.functions.preference": ("PreferenceTokenizeFn",),
+    "tokenization.functions.prompt": ("PromptTokenizeFn",),
+    "tokenization.functions.text": ("TextTokenizeFn",),
+    "tokenization.functions.xtuner": ("XTunerTokenizeFn",),
+    "core.types": ("Group", "Position", "Sample", "SourceLocation", "Status"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -21,9 +21,9 @@ from asyncdata.commands.output import Output
 from asyncdata.commands.streams import StdoutError, discard, hold_descriptors, quiet_stderr, writing_stdout
 from asyncdata.commands.upkeep import add_upkeep
 from asyncdata.commands.wording import as_options
-from asyncdata.errors import AsyncDataError
-from asyncdata.import_path import resolve_path
-from asyncdata.version import __version__
+from asyncdata.core.errors import AsyncDataError
+from asyncdata.core.import_path import resolve_path
+from asyncdata.core.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata.errors import ConfigError, SourceError
+from asyncdata.core.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

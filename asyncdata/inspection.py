@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncdata.columns import Chunk
-from asyncdata.config import LoaderConfig
-from asyncdata.errors import ConfigError, NoSamplesError, SourceError
-from asyncdata.executors.base import error_of
-from asyncdata.executors.handler import Handler
-from asyncdata.order import Order, Shuffle
+from asyncdata.core.errors import ConfigError, NoSamplesError, SourceError
+from asyncdata.core.messages import Job, Scan, Scanned, Tokenized
+from asyncdata.core.types import Lot, Position, Sample, SourceLocation
+from asyncdata.delivery.chunk import Chunk
+from asyncdata.loader.config import LoaderConfig
+from asyncdata.order.order import Order, Shuffle
+from asyncdata.prefetch.windows.block_window import SLACK_BYTES, ChunkOrigin, Window
 from asyncdata.sources.base import room_of
-from asyncdata.sources.described import described
+from asyncdata.sources.resolve import described
 from asyncdata.sources.stream import RowStream
 from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.tokenization.resolved import resolved
-from asyncdata.types import Lot, Position, Sample, SourceLocation
-from asyncdata.window import SLACK_BYTES, ChunkOrigin, Window
-from asyncdata.wire import Job, Scan, Scanned, Tokenized
+from asyncdata.tokenization.resolve import resolved
+from asyncdata.workers.base import error_of
+from asyncdata.workers.request_handler import Handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
     from typing import Self
 
+    from asyncdata.core.messages import Reply, RowError
+    from asyncdata.prefetch.windows.block_window import OpenWindow
     from asyncdata.sources.base import Blocks, Source
     from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter, TokenizeFn
-    from asyncdata.window import OpenWindow
-    from asyncdata.wire import Reply, RowError
 
 __all__ = (
     "Look",

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata.tokenization.chat import ChatTokenizeFn
-from asyncdata.tokenization.preference import PreferenceTokenizeFn
+from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
 from asyncdata.tokenization.token_text import TokenTexts, without_texts
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 from asyncdata.tokenization.turns import Turns
 
 if TYPE_CHECKING:
+    from asyncdata.core.types import Sample
     from asyncdata.inspection import Look
     from asyncdata.tokenization.token_text import Piece
     from asyncdata.tokenization.turns import Turn
-    from asyncdata.types import Sample
 
 __all__ = ("LossMask", "MaskedText")
 

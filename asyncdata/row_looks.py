@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncdata.config import LoaderConfig
-from asyncdata.errors import ConfigError
-from asyncdata.executors.handler import Handler
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.messages import Job
+from asyncdata.core.types import Position
 from asyncdata.inspection import OpenView, WindowView, Witness
-from asyncdata.order import Order, Shuffle
-from asyncdata.sources.described import described
+from asyncdata.loader.config import LoaderConfig
+from asyncdata.order.order import Order, Shuffle
+from asyncdata.prefetch.windows.block_window import SLACK_BYTES
+from asyncdata.prefetch.windows.stream_reader import StreamPass
+from asyncdata.prefetch.windows.stream_windows import StreamWindow
+from asyncdata.sources.resolve import described
 from asyncdata.sources.stream import RowStream, StreamOrder
-from asyncdata.stream_pass import StreamPass
-from asyncdata.stream_windows import StreamWindow
-from asyncdata.types import Position
-from asyncdata.window import SLACK_BYTES
-from asyncdata.wire import Job
+from asyncdata.workers.request_handler import Handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

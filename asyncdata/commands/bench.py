@@ -16,14 +16,14 @@ from asyncdata.commands.bench_report import as_text
 from asyncdata.commands.kinds import settle_kind
 from asyncdata.commands.options import loader_of
 from asyncdata.commands.output import log_to_stderr
-from asyncdata.errors import WorkerError
-from asyncdata.machine import num_usable_cpus
+from asyncdata.core.errors import WorkerError
+from asyncdata.workers.machine import num_usable_cpus
 
 if TYPE_CHECKING:
     import argparse
 
     from asyncdata.commands.output import Output
-    from asyncdata.loader import DataLoader
+    from asyncdata.loader.loader import DataLoader
 
 __all__ = ("run",)
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.commands.options import loader_of, shuffle_of, tokenize_fn_of
-from asyncdata.errors import AsyncDataError, EndOfData
-from asyncdata.loader import DataLoader
+from asyncdata.core.errors import AsyncDataError, EndOfData
+from asyncdata.loader.loader import DataLoader
 from asyncdata.tokenization.base import ColumnWriter, open_tokenize_fn
-from asyncdata.tokenization.prompt_parts import OfTokenizer
+from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from asyncdata.types import Sample
-    from asyncdata.wire import Column
+    from asyncdata.core.messages import Column
+    from asyncdata.core.types import Sample
 
 __all__ = ("first_batch", "tokenizer_alone")
 

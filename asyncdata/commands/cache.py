@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.commands.kept import say_removed, when
 from asyncdata.commands.output import printable, shown_path, si, table
-from asyncdata.token_cache.folder import default_root
-from asyncdata.token_cache.inventory import caches, chosen, remove, verify
+from asyncdata.prefetch.token_cache.folder import default_root
+from asyncdata.prefetch.token_cache.inventory import caches, chosen, remove, verify
 
 if TYPE_CHECKING:
     import argparse
 
     from asyncdata.commands.output import Output
-    from asyncdata.token_cache.inventory import Cache
+    from asyncdata.prefetch.token_cache.inventory import Cache
 
 __all__ = ("ls", "rm", "run_verify")
 

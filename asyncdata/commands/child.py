@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.commands.meter import Reading
-from asyncdata.errors import WorkerError
+from asyncdata.core.errors import WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from asyncdata.types import Sample
+    from asyncdata.core.types import Sample
 
 __all__ = ("Deliveries", "Delivered", "combined_digest", "read_record", "sample_digest")
 

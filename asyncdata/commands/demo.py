@@ -17,9 +17,9 @@ from asyncdata.commands.child import RunProcess
 from asyncdata.commands.deliveries import combined_digest, read_record
 from asyncdata.commands.meter import meter
 from asyncdata.commands.output import si, table
+from asyncdata.core.errors import WorkerError
 from asyncdata.demo import tokenizer_folder, write_docstring_prompts
-from asyncdata.errors import WorkerError
-from asyncdata.machine import num_usable_cpus
+from asyncdata.workers.machine import num_usable_cpus
 
 if TYPE_CHECKING:
     import argparse

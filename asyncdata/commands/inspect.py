@@ -13,10 +13,10 @@ from asyncdata.commands.mask_text import lines_of, plain_text, styled_text
 from asyncdata.commands.options import shuffle_of, tokenize_fn_of
 from asyncdata.commands.output import fields, is_terminal, log_to_stderr, printable, shown_path
 from asyncdata.commands.tokenizer_facts import backend_line, encoding_of, template_lines, template_of
+from asyncdata.core.types import Position
 from asyncdata.loss_mask import LossMask
 from asyncdata.row_looks import RowLooks
-from asyncdata.tokenization.template_shapes import seen_shapes
-from asyncdata.types import Position
+from asyncdata.tokenization.chat_template.compiled.cache import seen_shapes
 
 if TYPE_CHECKING:
     import argparse

@@ -7,17 +7,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.commands.output import shown_path, si, table
-from asyncdata.errors import ConfigError
-from asyncdata.import_path import resolve_path
-from asyncdata.index_eviction import kept_indexes, remove_index
-from asyncdata.index_file import cache_folder
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.import_path import resolve_path
+from asyncdata.prefetch.row_index.eviction import kept_indexes, remove_index
+from asyncdata.prefetch.row_index.index_file import cache_folder
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
     from asyncdata.commands.output import Output
-    from asyncdata.index_eviction import KeptIndex
+    from asyncdata.prefetch.row_index.eviction import KeptIndex
 
 __all__ = ("ls", "rm", "say_removed", "when")
 

@@ -7,18 +7,18 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.errors import ConfigError
-from asyncdata.import_path import resolve_path
-from asyncdata.loader import DataLoader
-from asyncdata.order import Shuffle
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.import_path import resolve_path
+from asyncdata.loader.loader import DataLoader
+from asyncdata.order.order import Shuffle
 from asyncdata.tokenization.base import TokenizeFn
-from asyncdata.tokenization.chat import ChatTokenizeFn
-from asyncdata.tokenization.fixed_length import FixedLengthTokenizeFn
-from asyncdata.tokenization.preference import PreferenceTokenizeFn
-from asyncdata.tokenization.prompt import PromptTokenizeFn
-from asyncdata.tokenization.resolved import resolved
-from asyncdata.tokenization.text import TextTokenizeFn
-from asyncdata.tokenization.xtuner_fn import XTunerTokenizeFn, is_of_xtuner
+from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+from asyncdata.tokenization.functions.fixed_length import FixedLengthTokenizeFn
+from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
+from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
+from asyncdata.tokenization.functions.text import TextTokenizeFn
+from asyncdata.tokenization.functions.xtuner import XTunerTokenizeFn, is_of_xtuner
+from asyncdata.tokenization.resolve import resolved
 
 if TYPE_CHECKING:
     import argparse

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.commands.options import shuffle_of
 from asyncdata.commands.output import printable, shown_path, to_json
-from asyncdata.errors import ConfigError
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.types import Position, SourceLocation
 from asyncdata.inspection import line_numbers, open_order, rows_of_window
-from asyncdata.types import Position, SourceLocation
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
     from asyncdata.commands.output import Output
-    from asyncdata.order import Order
+    from asyncdata.order.order import Order
     from asyncdata.sources.base import Blocks
 
 __all__ = ("run",)

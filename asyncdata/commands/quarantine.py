@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.commands.options import tokenize_fn_of
 from asyncdata.commands.output import fields, log_to_stderr, printable, shown_path
-from asyncdata.durable import replace_file, sync_folder
-from asyncdata.errors import AsyncDataError, ConfigError
-from asyncdata.line_numbers import line_number
-from asyncdata.order import Shuffle
-from asyncdata.quarantine import read_quarantine
+from asyncdata.core.atomic_file import replace_file, sync_folder
+from asyncdata.core.errors import AsyncDataError, ConfigError
+from asyncdata.core.line_numbers import line_number
+from asyncdata.delivery.quarantine import read_quarantine
+from asyncdata.order.order import Shuffle
 from asyncdata.row_looks import RowLooks
-from asyncdata.tokenization.resolved import resolved
+from asyncdata.tokenization.resolve import resolved
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
     from asyncdata.commands.output import Output
+    from asyncdata.delivery.quarantine import Entry, Quarantined
     from asyncdata.inspection import Look
-    from asyncdata.quarantine import Entry, Quarantined
 
 __all__ = ("retry", "show")
 

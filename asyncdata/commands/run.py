@@ -12,16 +12,16 @@ from asyncdata.commands.kinds import settle_kind
 from asyncdata.commands.meter import Reading, meter
 from asyncdata.commands.options import loader_of, shuffle_of
 from asyncdata.commands.output import fields, log_to_stderr, shown_path
-from asyncdata.errors import EndOfData
+from asyncdata.core.errors import EndOfData
 from asyncdata.inspection import estimate_num_rows, open_order
 
 if TYPE_CHECKING:
     import argparse
 
     from asyncdata.commands.output import Output
-    from asyncdata.diagnostics import Statistics
-    from asyncdata.loader import DataLoader
-    from asyncdata.types import Sample
+    from asyncdata.core.types import Sample
+    from asyncdata.loader.loader import DataLoader
+    from asyncdata.loader.statistics import Statistics
 
 __all__ = ("run",)
 

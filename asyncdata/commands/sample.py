@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.commands.kinds import settle_kind
 from asyncdata.commands.options import has_tokenize_fn, loader_of, shuffle_of, tokenize_fn_of
 from asyncdata.commands.output import fields, log_to_stderr, printable, shown_path
-from asyncdata.errors import ConfigError
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.types import Position
 from asyncdata.inspection import WindowView, open_order, position_of
-from asyncdata.types import Position
 
 if TYPE_CHECKING:
     import argparse

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.checkpoint.snapshot import describe_file
 from asyncdata.commands.output import fields, printable, shown_path
-from asyncdata.snapshot import describe_file
 
 if TYPE_CHECKING:
     import argparse

@@ -7,16 +7,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.commands.output import fields, printable, shown_path
-from asyncdata.errors import ConfigError
-from asyncdata.tokenization.backends import FAST_BACKENDS, version_of
-from asyncdata.tokenization.proofs import find, make, proof_path, subject_of
+from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.encoders.equivalence_records import find, make, proof_path, subject_of
+from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
     import argparse
 
     from asyncdata.commands.output import Output
-    from asyncdata.tokenization.proofs import Proof, Subject
+    from asyncdata.tokenization.encoders.equivalence_records import Proof, Subject
 
 __all__ = ("prove", "show")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.commands.output import printable
-from asyncdata.tokenization.backends import FAST_BACKENDS, version_of
-from asyncdata.tokenization.prompt_parts import OfTokenizer
+from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
+from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdata.tokenization.template_shapes import SeenShape
+    from asyncdata.tokenization.chat_template.compiled.cache import SeenShape
 
 __all__ = ("backend_line", "encoding_of", "template_lines", "template_of")
 
@@ -57,7 +57,7 @@ def encoding_of(function: Any) -> dict[str, str] | None:
     if function.tokenizer_backend == "hf":
         return _trusted("as asked for")
 
-    from asyncdata.tokenization.proofs import choose
+    from asyncdata.tokenization.encoders.equivalence_records import choose
 
     files = TokenizerFiles(resolve(function.tokenizer, getattr(function, "revision", None)).folder)
     proof = choose(files, function.tokenizer_backend)
@@ -75,7 +75,7 @@ def _trusted(reason: str) -> dict[str, str]:
 
 
 def _why_none(files: TokenizerFiles) -> str:
-    from asyncdata.tokenization.proofs import find, subject_of
+    from asyncdata.tokenization.encoders.equivalence_records import find, subject_of
 
     installed = [name for name in FAST_BACKENDS if version_of(name)]
     if not installed:

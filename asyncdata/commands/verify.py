@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from asyncdata.checkpoint.compare_runs import Comparison, Verdict, compare
+from asyncdata.checkpoint.snapshot import load
 from asyncdata.commands.output import fields, printable, shown_path
-from asyncdata.snapshot import load
-from asyncdata.verifying import Comparison, Verdict, compare
 
 if TYPE_CHECKING:
     import argparse

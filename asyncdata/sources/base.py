@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
-from asyncdata.errors import SourceChangedError, SourceError
-from asyncdata.fingerprint import data_fingerprint, file_digest, stamp
+from asyncdata.core.cache_messages import CachedFile
+from asyncdata.core.errors import SourceChangedError, SourceError
+from asyncdata.core.messages import Block, FileRef
+from asyncdata.core.specs import LINES
+from asyncdata.core.types import SourceLocation
+from asyncdata.sources.fingerprint import data_fingerprint, file_digest, stamp
 from asyncdata.sources.same_file import Looks, edited, is_same
-from asyncdata.specs import LINES
-from asyncdata.token_messages import CachedFile
-from asyncdata.types import SourceLocation
-from asyncdata.wire import Block, FileRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from asyncdata.fingerprint import FileStamp
-    from asyncdata.specs import ReaderSpec
+    from asyncdata.core.specs import ReaderSpec
+    from asyncdata.sources.fingerprint import FileStamp
 
 __all__ = ("Blocks", "FileBlocks", "Files", "NumberedBlocks", "Source", "room_of")
 
@@ -146,7 +146,7 @@ class Files:
         return [CachedFile("", stamp.num_bytes, stamp.mtime_ns) for stamp in self._stamps]
 
     def fingerprint(self) -> dict[str, Any]:
-        """Digest of the files' content, sampled (``asyncdata.fingerprint``); where there are many files, at the first
+        """Digest of the files' content, sampled (``asyncdata.sources.fingerprint``); where there are many files, at the first
         call.
         """
         if self._fingerprint is None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from asyncdata.errors import ConfigError, SourceError
-from asyncdata.fingerprint import digest
+from asyncdata.core.errors import ConfigError, SourceError
+from asyncdata.core.messages import FileRef
+from asyncdata.core.types import SourceLocation
+from asyncdata.sources.fingerprint import digest
 from asyncdata.sources.row_json import encode_row
 from asyncdata.sources.stream import MAX_ROW_BYTES, Rows, RowStream
-from asyncdata.types import SourceLocation
-from asyncdata.wire import FileRef
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncdata.errors import ConfigError, SourceError
+from asyncdata.core.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

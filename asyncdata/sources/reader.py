@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
 
-    from asyncdata.wire import Block, Overflow
+    from asyncdata.core.messages import Block, Overflow
 
 __all__ = ("BlockReader", "BlockRows", "FileChangedError", "unreadable")
 
@@ -39,7 +39,7 @@ class BlockRows(NamedTuple):
 
 
 class BlockReader(Protocol):
-    """Opened in a worker from a :class:`~asyncdata.wire.Job` and the settings of its ``ReaderSpec``."""
+    """Opened in a worker from a :class:`~asyncdata.core.messages.Job` and the settings of its ``ReaderSpec``."""
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
         """The rows of ``block``, as many as find room in ``num_bytes``, and the places of the others.

@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncdata.errors import SourceError
-from asyncdata.fingerprint import WHOLE_BYTES, content_digest
+from asyncdata.core.errors import SourceError
+from asyncdata.sources.fingerprint import WHOLE_BYTES, content_digest
 from asyncdata.sources.reader import FileChangedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
-    from asyncdata.wire import FileRef
+    from asyncdata.core.messages import FileRef
 
 __all__ = ("Looks", "SameFile", "edited", "is_same", "looks_of", "shrunk")
 

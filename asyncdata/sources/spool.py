@@ -12,14 +12,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
-from asyncdata.durable import sync_folder
-from asyncdata.import_path import resolve_path
+from asyncdata.core.atomic_file import sync_folder
+from asyncdata.core.import_path import resolve_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from asyncdata.core.messages import Block, Job, Overflow
     from asyncdata.sources.reader import BlockReader, BlockRows
-    from asyncdata.wire import Block, Job, Overflow
 
 __all__ = ("SpoolReader", "is_whole", "part_path", "write_part")
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncdata.order import feistel_permutation, order_keys, shuffled_rows
-from asyncdata.specs import LINES
+from asyncdata.core.specs import LINES
+from asyncdata.order.order import feistel_permutation, order_keys, shuffled_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
-    from asyncdata.order import Shuffle
+    from asyncdata.core.messages import Block, FileRef
+    from asyncdata.core.types import SourceLocation
+    from asyncdata.order.order import Shuffle
     from asyncdata.sources.base import Blocks
-    from asyncdata.types import SourceLocation
-    from asyncdata.wire import Block, FileRef
 
 __all__ = ("MAX_ROW_BYTES", "MAX_WINDOW_ROWS", "Int32", "Int64", "RowStream", "Rows", "StreamOrder")
 

@@ -11,7 +11,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from asyncdata.import_path import resolve_path
+from asyncdata.core.import_path import resolve_path
 from asyncdata.testing.checks import CHECKS
 from asyncdata.testing.report import run_checks
 

@@ -11,7 +11,7 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.import_path import resolve_path
+from asyncdata.core.import_path import resolve_path
 from asyncdata.testing.adapters import Knobs, Rows
 from asyncdata.testing.lab import NotApplicableError, difference, saved
 

@@ -10,9 +10,9 @@ from asyncdata.testing.adapters import Seen
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from asyncdata.loader import DataLoader
+    from asyncdata.core.types import Sample
+    from asyncdata.loader.loader import DataLoader
     from asyncdata.testing.adapters import Knobs, Rows
-    from asyncdata.types import Sample
 
 __all__ = ("AsyncData", "numbers_of")
 
@@ -55,7 +55,7 @@ class AsyncData:
     lacks: Mapping[str, str] = {}
 
     def __init__(self) -> None:
-        from asyncdata.version import __version__
+        from asyncdata.core.version import __version__
 
         self.version = __version__
 

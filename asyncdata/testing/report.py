@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata.errors import ConfigError
+from asyncdata.core.errors import ConfigError
 from asyncdata.testing.checks import CHECKS
 from asyncdata.testing.lab import Lab, NotApplicableError, raised
 

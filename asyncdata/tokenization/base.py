@@ -13,18 +13,18 @@ from array import array
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from asyncdata.errors import ConfigError
-from asyncdata.import_path import resolve_path, tag_of
-from asyncdata.shortage import raise_if_shortage
-from asyncdata.specs import TokenizeSpec
-from asyncdata.tokenization.results import read_result
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.import_path import resolve_path, tag_of
+from asyncdata.core.messages import Column, Data, RowError, Tokenized
+from asyncdata.core.shortage import raise_if_shortage
+from asyncdata.core.specs import TokenizeSpec
 from asyncdata.tokenization.rows import RowFault, decode_object
-from asyncdata.wire import Column, Data, RowError, Tokenized
+from asyncdata.tokenization.user_results import read_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from asyncdata.tokenization.results import Result
+    from asyncdata.tokenization.user_results import Result
 
 __all__ = (
     "BatchTokenizer",
@@ -253,7 +253,7 @@ class FunctionTokenizer:
     ``sample.extra``. A label is the token itself where it is trained, and -100 elsewhere. A reason for a drop is given
     by returning a ``str``.
 
-    :param read: takes a result apart; see :func:`~asyncdata.tokenization.results.read_result`.
+    :param read: takes a result apart; see :func:`~asyncdata.tokenization.user_results.read_result`.
     """
 
     def __init__(self, function: Callable[..., Any], read: Callable[[Any], Result | str] = read_result) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncdata.tokenization.chat_conversation import conversation_of
-from asyncdata.tokenization.chat_texts import Texts
-from asyncdata.tokenization.prompt_parts import compile_templates
-from asyncdata.tokenization.row_reader import RowReader
+from asyncdata.tokenization.chat_template.rendered_texts import Texts
+from asyncdata.tokenization.functions.conversation import conversation_of
+from asyncdata.tokenization.functions.tokenizer_settings import compile_templates
+from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowDecoder, decode_value
 
 if TYPE_CHECKING:
-    from asyncdata.tokenization.chat_base import OfChat
-    from asyncdata.tokenization.chat_conversation import Conversation
-    from asyncdata.tokenization.prompt_parts import Templates
+    from asyncdata.tokenization.functions.chat_settings import OfChat
+    from asyncdata.tokenization.functions.conversation import Conversation
+    from asyncdata.tokenization.functions.tokenizer_settings import Templates
 
 __all__ = ("Turn", "Turns")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asyncdata.errors import ConfigError
+from asyncdata.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from asyncdata.wire import Overflow
+    from asyncdata.core.messages import Overflow
 
 __all__ = ("WrongIdsError",)
 

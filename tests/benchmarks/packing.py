@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
-from asyncdata.collators.base import Document
-from asyncdata.collators.packed import PackedCollator
-from asyncdata.length_grouping import LengthGrouping, xtuner_order
-from asyncdata.packing.soft import SoftPacking
-from asyncdata.packing.xtuner import XTunerPacking
+from asyncdata.batching.collators.base import Document
+from asyncdata.batching.collators.packed import PackedCollator
+from asyncdata.batching.length_grouping import LengthGrouping, xtuner_order
+from asyncdata.batching.packers.soft import SoftPacking
+from asyncdata.batching.packers.xtuner import XTunerPacking
 from tests.support.xtuner import xtuner_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.packing.base import Pack
+    from asyncdata.batching.packers.base import Pack
 
 __all__ = ("LAWS", "Balance", "Fill", "balance", "costs_of", "fill", "lengths_of", "ours_ordered", "xtuners_ordered")
 

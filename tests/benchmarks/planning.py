@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncdata.length_grouping import LengthGrouping
-from asyncdata.order import RowShuffle
-from asyncdata.packing.hard import HardPacking
-from asyncdata.packing.soft import SoftPacking
-from asyncdata.packing.xtuner import XTunerPacking
-from asyncdata.plan import Packs, Plan, PlannedEpoch, PlannedOrder
-from asyncdata.planning import answer
-from asyncdata.row_index import RowIndex
-from asyncdata.wire import Block, Indexed, Packed, Permuted, encode
+from asyncdata.batching.length_grouping import LengthGrouping
+from asyncdata.batching.packers.hard import HardPacking
+from asyncdata.batching.packers.soft import SoftPacking
+from asyncdata.batching.packers.xtuner import XTunerPacking
+from asyncdata.batching.planned.plan import Packs, Plan, PlannedEpoch, PlannedOrder
+from asyncdata.batching.planned.worker import answer
+from asyncdata.core.messages import Block, Indexed, Packed, Permuted, encode
+from asyncdata.order.order import RowShuffle
+from asyncdata.prefetch.row_index.row_index import RowIndex
 from tests.benchmarks.packing import lengths_of
 
 if TYPE_CHECKING:

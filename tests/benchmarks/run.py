@@ -20,8 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.machine import num_usable_cpus
-from asyncdata.version import __version__
+from asyncdata.core.version import __version__
+from asyncdata.workers.machine import num_usable_cpus
 from tests.benchmarks.figures.cache import token_cache
 from tests.benchmarks.figures.chat import chat_template
 from tests.benchmarks.figures.exactness import exactness

@@ -17,9 +17,9 @@ from unittest import mock
 
 from asyncdata import ChatTokenizeFn
 from asyncdata.tokenization.base import ColumnWriter
-from asyncdata.tokenization.chat_base import assistants
-from asyncdata.tokenization.chat_spans import ChatSpans
-from asyncdata.tokenization.chat_template import ChatTemplate
+from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
+from asyncdata.tokenization.chat_template.template import ChatTemplate
+from asyncdata.tokenization.functions.chat_settings import assistants
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.benchmarks.chats import chats
 from tests.support.chat_templates import WELL_KNOWN

@@ -127,9 +127,9 @@ class Ours:
 
     def __init__(self, path: str, tokenizer: str, cache: str, max_length: int, num_workers: int) -> None:
         from asyncdata import ChatTokenizeFn, DataLoader
-        from asyncdata.collators.packed import PackedCollator
-        from asyncdata.length_grouping import LengthGrouping
-        from asyncdata.packing.soft import SoftPacking
+        from asyncdata.batching.collators.packed import PackedCollator
+        from asyncdata.batching.length_grouping import LengthGrouping
+        from asyncdata.batching.packers.soft import SoftPacking
 
         self.loaded_s = self.indexed_s = seconds()
         self._num_samples = self._num_tokens = 0

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from asyncdata import DataLoader, RowShuffle, Shuffle
-from asyncdata.order import ROWS_PER_WINDOW
+from asyncdata.order.order import ROWS_PER_WINDOW
 from tests.support import worker_fns
 from tests.support.faults import num_rounds, say, until
 from tests.support.loading import NEVER_S
@@ -81,7 +81,7 @@ def test_a_cold_start_delivers_all_of_d(tmp_path, monkeypatch, name):
     way = WAYS[name]
     for module in KINDS[way.kind].needs:
         pytest.importorskip(module)
-    monkeypatch.setattr("asyncdata.reading._INDEX_BLOCK_BYTES", INDEX_BLOCK_BYTES)
+    monkeypatch.setattr("asyncdata.loader.opening._INDEX_BLOCK_BYTES", INDEX_BLOCK_BYTES)
     source = KINDS[way.kind].write(tmp_path, [{"id": i, "pad": "", "nested": []} for i in range(NUM_ROWS)])
     knobs: Any = {"shuffle": way.shuffle, "epochs": 1, "timeout_s": NEVER_S, "on_bad_row": "raise"}
     for num_workers in numbers_of_workers(name):

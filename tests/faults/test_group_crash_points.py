@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import snapshot as snapshots
-from asyncdata.errors import SnapshotError
-from asyncdata.integrations import slime_checkpoint, slime_groups, torch_checkpoint
-from asyncdata.integrations.rollout_ledger import Entry, Moment, Numbering
+from asyncdata.checkpoint import snapshot as snapshots
+from asyncdata.core.errors import SnapshotError
+from asyncdata.integrations.slime import checkpoint as slime_checkpoint
+from asyncdata.integrations.slime import groups as slime_groups
+from asyncdata.integrations.slime import legacy_checkpoint as torch_checkpoint
+from asyncdata.integrations.slime.rollout_ledger import Entry, Moment, Numbering
 from tests.faults import test_snapshot_crash_points as crashes
 from tests.support.figures import record
 

@@ -22,9 +22,9 @@ from asyncdata import (
     PromptTokenizeFn,
     SnapshotError,
 )
-from asyncdata.envelope import pack
-from asyncdata.snapshot import SCHEMA
-from asyncdata.tokenization.template_environment import make_environment
+from asyncdata.checkpoint.snapshot import SCHEMA
+from asyncdata.core.checksummed_file import pack
+from asyncdata.tokenization.chat_template.jinja_environment import make_environment
 from tests.support.faults import num_rounds, say
 from tests.support.hostile import ESCAPES, MODULE, Hostile
 from tests.support.loading import NEVER_S, write_rows

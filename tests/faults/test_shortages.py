@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import DataLoader, RowShuffle, WorkerError
-from asyncdata.executors import patience
+from asyncdata.workers.pool import deadlines
 from tests.support.loading import NEVER_S, ids, write_rows
 from tests.support.worker_fns import RunsShort
 
@@ -77,7 +77,7 @@ WORDS = {
 def test_a_shortage_that_lasts_is_an_error_of_the_machine_and_the_row_is_delivered_later(
     path, folder, monkeypatch, what, num_workers
 ):
-    monkeypatch.setattr(patience, "_SHORTAGE_S", 0.2)
+    monkeypatch.setattr(deadlines, "_SHORTAGE_S", 0.2)
     with make(path, what, folder, times=10**6, num_workers=num_workers) as loader:
         found: list[int] = []
         with pytest.raises(WorkerError) as caught:
@@ -100,7 +100,7 @@ def test_a_shortage_that_lasts_is_an_error_of_the_machine_and_the_row_is_deliver
 
 
 def test_what_the_row_says_is_not_shown_where_that_is_forbidden(path, folder, monkeypatch):
-    monkeypatch.setattr(patience, "_SHORTAGE_S", 0.0)
+    monkeypatch.setattr(deadlines, "_SHORTAGE_S", 0.0)
     knobs = {"num_workers": 1, "log_excerpts": False}
     with make(path, "disk, and another error", folder, times=10**6, **knobs) as loader:
         with pytest.raises(WorkerError, match=f"^AD426 {path}:14 ") as caught:
@@ -120,7 +120,7 @@ def test_the_row_index_loses_no_row_for_want_of_anything(path, folder, num_worke
 
 
 def test_a_shortage_while_the_index_is_made_names_the_row(path, folder, monkeypatch):
-    monkeypatch.setattr(patience, "_SHORTAGE_S", 0.0)
+    monkeypatch.setattr(deadlines, "_SHORTAGE_S", 0.0)
     knobs = {"shuffle": RowShuffle(only_kept=True), "num_workers": 1}
     with (
         make(path, "memory", folder, times=10**6, **knobs) as loader,

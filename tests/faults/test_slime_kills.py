@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from asyncdata.envelope import read_header
+from asyncdata.core.checksummed_file import read_header
 from tests.support.faults import Program, num_rounds, say, until
 from tests.support.figures import record
 from tests.support.slime_source import write_prompts

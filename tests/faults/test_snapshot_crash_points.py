@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.errors import SnapshotError
-from asyncdata.snapshot import Snapshot, load, save
+from asyncdata.checkpoint.snapshot import Snapshot, load, save
+from asyncdata.core.errors import SnapshotError
 from tests.support.figures import record
 
 if TYPE_CHECKING:
@@ -252,8 +252,8 @@ def test_a_disk_that_is_really_full_keeps_the_old_one(tmp_path):
 
 LIMITED = """
 import resource, sys
-from asyncdata.errors import SnapshotError
-from asyncdata.snapshot import Snapshot, load, save
+from asyncdata.core.errors import SnapshotError
+from asyncdata.checkpoint.snapshot import Snapshot, load, save
 
 path = sys.argv[1]
 save(path, Snapshot(position=(1, 0, 0)))
@@ -277,7 +277,7 @@ def test_a_limit_on_file_sizes_keeps_the_old_one(tmp_path):
 
 SAVER = """
 import itertools, sys
-from asyncdata.snapshot import Snapshot, save
+from asyncdata.checkpoint.snapshot import Snapshot, save
 
 for number in itertools.count(1):
     save(sys.argv[1], Snapshot(position=(number, 0, 0), buffer=[[{"response": f"{number}" * 200}]]))

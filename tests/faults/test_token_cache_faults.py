@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytest.importorskip("pyarrow")
 pytest.importorskip("xxhash")
 
-from asyncdata.token_cache.segment import Segment
+from asyncdata.prefetch.token_cache.segment.reader import Segment
 
 pytestmark = pytest.mark.faults
 

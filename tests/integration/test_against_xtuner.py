@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata.collators.base import Document
-from asyncdata.collators.xtuner import XTunerCollator
-from asyncdata.length_grouping import LengthGrouping, xtuner_share
-from asyncdata.packing.xtuner import PackPlan, XTunerPacking
+from asyncdata.batching.collators.base import Document
+from asyncdata.batching.collators.xtuner import XTunerCollator
+from asyncdata.batching.length_grouping import LengthGrouping, xtuner_share
+from asyncdata.batching.packers.xtuner import PackPlan, XTunerPacking
 from tests.support.xtuner import FakeDataset, FakeMesh, xtuner_module
 
 if TYPE_CHECKING:

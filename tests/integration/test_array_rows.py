@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata import DataLoader, FixedLengthTokenizeFn, JsonArraySource, JsonlSource, SoftPacking
-from asyncdata.errors import BadRowError, ConfigError, SourceChangedError, SourceError
-from asyncdata.order import RowShuffle
-from asyncdata.sources.array_reader import Elements
+from asyncdata.core.errors import BadRowError, ConfigError, SourceChangedError, SourceError
+from asyncdata.order.order import RowShuffle
+from asyncdata.sources.text.json_array_reader import Elements
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ SHUFFLES = {
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr("asyncdata.reading._INDEX_BLOCK_BYTES", 700)
+    monkeypatch.setattr("asyncdata.loader.opening._INDEX_BLOCK_BYTES", 700)
 
 
 @pytest.fixture

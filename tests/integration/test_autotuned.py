@@ -10,15 +10,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import AsyncDataLoader, DataLoader
-from asyncdata import tuner as tuners
-from asyncdata.autotune import Change
+from asyncdata.loader.autotune import tuner as tuners
+from asyncdata.loader.autotune.policy import Change
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import row_id
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncdata.autotune import Limits, Observation
+    from asyncdata.loader.autotune.policy import Limits, Observation
 
 NUM_ROWS = 500
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata import DataLoader, EndOfData, HuggingFaceSource, Shuffle, SourceChangedError
-from asyncdata.fingerprint import file_digest
+from asyncdata.sources.fingerprint import file_digest
 from tests.support.loading import NEVER_S
 from tests.support.tokenize_fns import row_id
 

@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from asyncdata import DataLoader, PromptTokenizeFn, TextTokenizeFn
-from asyncdata.errors import ConfigError
-from asyncdata.proving import SWITCH, Prover
-from asyncdata.tokenization.backends import FAST_BACKENDS, load_backend, version_of
+from asyncdata.core.errors import ConfigError
+from asyncdata.loader.background_proof import SWITCH, Prover
 from asyncdata.tokenization.base import ColumnWriter
-from asyncdata.tokenization.conformance import random_texts, sweep
-from asyncdata.tokenization.hf_encoder import HfEncoder, separator_of
-from asyncdata.tokenization.proofs import Proof, choose, find, keep, subject_of
+from asyncdata.tokenization.encoders.equivalence_records import Proof, choose, find, keep, subject_of
+from asyncdata.tokenization.encoders.equivalence_sweep import random_texts, sweep
+from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, load_backend, version_of
+from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, separator_of
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_a_short_sweep_proves_every_backend_for_a_small_tokenizer(backend: str, 
 ALONE = """
 import os, sys
 sys.path[:] = sys.argv[3:]
-from asyncdata.tokenization.backends import load_backend
+from asyncdata.tokenization.encoders.fast_backends import load_backend
 encode = load_backend(sys.argv[1], open(sys.argv[2], "rb").read())
 print(len(os.listdir("/proc/self/task")), "awkward" in sys.modules)
 if os.fork() == 0:
@@ -163,7 +163,7 @@ def may_prove(monkeypatch: pytest.MonkeyPatch) -> None:
 def child_of(process: psutil.Process) -> psutil.Process:
     while True:
         for child in process.children():
-            if any("asyncdata.proving" in part for part in child.cmdline()):
+            if any("asyncdata.loader.background_proof" in part for part in child.cmdline()):
                 return child
 
 
@@ -185,7 +185,7 @@ OWNER = """
 import os, sys
 sys.path[:] = sys.argv[2:]
 from asyncdata import PromptTokenizeFn
-from asyncdata.proving import Prover
+from asyncdata.loader.background_proof import Prover
 prover = Prover(PromptTokenizeFn(sys.argv[1]).resolve())
 prover.start()
 while prover._process is None:

@@ -42,8 +42,8 @@ from asyncdata import (
     TooManyBadRowsError,
     WorkerError,
 )
-from asyncdata.order import Order
-from asyncdata.producer import Producer
+from asyncdata.order.order import Order
+from asyncdata.prefetch.producer import Producer
 from tests.support import worker_fns
 from tests.support.closing import is_alive, num_closing, service_of, slow_to_close
 from tests.support.loading import NEVER_S, SHUFFLE, ids, line_of, order_of, write_rows

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from asyncdata.errors import ConfigError
-from asyncdata.integrations.miles_chats import tool_form
+from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.slime import AsyncDataSource
-from asyncdata.integrations.slime_rows import SlimeTokenizeFn
-from asyncdata.integrations.slime_sample import from_record, to_record
+from asyncdata.integrations.slime.miles_chats import tool_form
+from asyncdata.integrations.slime.rows import SlimeTokenizeFn
+from asyncdata.integrations.slime.sample import from_record, to_record
 from tests.support.miles import miles_folder, miles_importable, miles_module, sglang, tool_model
 from tests.support.slime_source import labels, no_rollout, numbers, slimes_args, write_prompts
 from tests.unit.tokenization import run

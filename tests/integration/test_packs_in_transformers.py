@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from asyncdata import ConfigError, FixedCollator, PackedCollator, PaddedCollator
-from asyncdata.collators.base import Document
-from asyncdata.collators.torch_tensors import to_torch
+from asyncdata.batching.collators.base import Document
+from asyncdata.batching.collators.torch_tensors import to_torch
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

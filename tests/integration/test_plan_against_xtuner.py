@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata.length_grouping import LengthGrouping
-from asyncdata.order import RowShuffle
-from asyncdata.packing.xtuner import XTunerPacking
-from asyncdata.plan import Packs, Plan, PlannedEpoch, PlannedOrder
-from asyncdata.planning import answer
-from asyncdata.shares import Share
-from asyncdata.wire import Packed, Permuted
+from asyncdata.batching.length_grouping import LengthGrouping
+from asyncdata.batching.packers.xtuner import XTunerPacking
+from asyncdata.batching.planned.plan import Packs, Plan, PlannedEpoch, PlannedOrder
+from asyncdata.batching.planned.worker import answer
+from asyncdata.core.messages import Packed, Permuted
+from asyncdata.order.order import RowShuffle
+from asyncdata.order.rank_share import Share
 from tests.support.xtuner import FakeDataset, FakeMesh, xtuner_module
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata.errors import BadRowError, ConfigError, NoSamplesError
-from asyncdata.index_file import IndexFile
-from asyncdata.length_grouping import LengthGrouping
-from asyncdata.order import RowShuffle
-from asyncdata.packing.hard import HardPacking
-from asyncdata.packing.soft import SoftPacking
-from asyncdata.packing.xtuner import XTunerPacking
-from asyncdata.plan import Plan
-from asyncdata.shares import Share
-from asyncdata.wire import Indexed
+from asyncdata.batching.length_grouping import LengthGrouping
+from asyncdata.batching.packers.hard import HardPacking
+from asyncdata.batching.packers.soft import SoftPacking
+from asyncdata.batching.packers.xtuner import XTunerPacking
+from asyncdata.batching.planned.plan import Plan
+from asyncdata.core.errors import BadRowError, ConfigError, NoSamplesError
+from asyncdata.core.messages import Indexed
+from asyncdata.order.order import RowShuffle
+from asyncdata.order.rank_share import Share
+from asyncdata.prefetch.row_index.index_file import IndexFile
 from tests.support.planned_fns import kills, numbered, tokens_of, with_one_more
 from tests.support.reading import Reader
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from asyncdata.plan import PlannedEpoch
-    from asyncdata.types import Sample
+    from asyncdata.batching.planned.plan import PlannedEpoch
+    from asyncdata.core.types import Sample
 
 NUM_ROWS = 150
 MAX_LENGTH = 24
@@ -157,7 +157,12 @@ def test_windows_join_without_a_seam_for_every_rank(reader, plan, monkeypatch):
     with reader(plan) as data:
         whole = [data.epoch(0), data.epoch(1)]
 
-    for module in ("asyncdata.order", "asyncdata.indexed_windows", "asyncdata.shares", "tests.support.reading"):
+    for module in (
+        "asyncdata.order.order",
+        "asyncdata.prefetch.windows.indexed_windows",
+        "asyncdata.order.rank_share",
+        "tests.support.reading",
+    ):
         monkeypatch.setattr(f"{module}.ROWS_PER_WINDOW", 40)
     ranks = []
     for rank in range(2):

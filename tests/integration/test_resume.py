@@ -28,7 +28,7 @@ from asyncdata import (
     SnapshotMismatchError,
     Status,
 )
-from asyncdata.coordinator import Coordinator
+from asyncdata.delivery.coordinator import Coordinator
 from tests.support import worker_fns
 from tests.support.loading import NEVER_S, SHUFFLE, ids, line_of, order_of, write_rows
 from tests.support.tokenize_fns import every_third_dropped, fails_on_13, in_batches, kills_on_13, row_id

@@ -12,8 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import AsyncDataLoader, DataLoader
-from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError, SourceChangedError
-from asyncdata.order import ROWS_PER_WINDOW, RowShuffle
+from asyncdata.core.errors import BadRowError, ConfigError, SnapshotMismatchError, SourceChangedError
+from asyncdata.order.order import ROWS_PER_WINDOW, RowShuffle
 from tests.support.tokenize_fns import row_id
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata import BadRowError, ConfigError, NoSamplesError, SnapshotMismatchError
-from asyncdata.length_grouping import LengthGrouping
-from asyncdata.packing.hard import HardPacking
-from asyncdata.packing.soft import SoftPacking
+from asyncdata.batching.length_grouping import LengthGrouping
+from asyncdata.batching.packers.hard import HardPacking
+from asyncdata.batching.packers.soft import SoftPacking
 from tests.support.ranks import (
     GROUPING,
     HARD,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from asyncdata.length_grouping import LengthGrouping
-from asyncdata.order import RowShuffle
-from asyncdata.packing.hard import HardPacking
-from asyncdata.packing.soft import SoftPacking
-from asyncdata.packing.xtuner import XTunerPacking
+from asyncdata.batching.length_grouping import LengthGrouping
+from asyncdata.batching.packers.hard import HardPacking
+from asyncdata.batching.packers.soft import SoftPacking
+from asyncdata.batching.packers.xtuner import XTunerPacking
+from asyncdata.order.order import RowShuffle
 from tests.support.ranks import STRIDE, Batch, Ranks, Step, lengths, make, numbered, settled, stream, tokens_of, write
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncdata import DataLoader, EndOfData, JsonlSource
-from asyncdata.integrations.slime_rows import SlimeTokenizeFn
+from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from tests.support.slime import slime_module
 from tests.unit.tokenization import run
 

@@ -68,7 +68,7 @@ def test_slimes_own_contract_test_passes():
 
 
 def test_slimes_own_contract_test_can_fail():
-    done = run_contract("asyncdata.integrations.slime_config.Options")
+    done = run_contract("asyncdata.integrations.slime.config.Options")
 
     assert done.returncode == 1, done.stdout + done.stderr
     assert "test_path_loading_path_aligns_with_expected_format[data_source]" in done.stdout

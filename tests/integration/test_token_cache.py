@@ -14,8 +14,8 @@ import structlog
 from tokenizers import Tokenizer
 
 from asyncdata import BadRowError, ConfigError, DataLoader, JsonlSource, PromptTokenizeFn, Shuffle
-from asyncdata.executors.base import InlineExecutor
-from asyncdata.wire import Tokenize
+from asyncdata.core.messages import Tokenize
+from asyncdata.workers.base import InlineExecutor
 from tests.support import cached
 from tests.support.cached import Delivered, loader, segments
 from tests.support.loading import SHUFFLE, write_rows
@@ -483,10 +483,12 @@ def test_a_folder_that_cannot_be_made_is_refused_with_the_way_out(path, tmp_path
 
 @pytest.mark.parametrize("missing", ["pyarrow", "xxhash"])
 def test_without_its_packages_the_error_names_the_extra(path, cache, monkeypatch, missing):
-    from asyncdata.token_cache import opening
+    from asyncdata.loader.loader import open_token_cache
 
-    real = opening.importlib.util.find_spec
-    monkeypatch.setattr(opening.importlib.util, "find_spec", lambda name: None if name == missing else real(name))
+    real = open_token_cache.importlib.util.find_spec
+    monkeypatch.setattr(
+        open_token_cache.importlib.util, "find_spec", lambda name: None if name == missing else real(name)
+    )
 
     with pytest.raises(ConfigError, match=rf"token_cache needs {missing}: pip install {missing}"):
         loader(path, cache)

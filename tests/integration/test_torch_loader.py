@@ -26,14 +26,14 @@ from asyncdata import (
     SnapshotError,
     SoftPacking,
 )
-from asyncdata.collators.torch_tensors import to_torch
+from asyncdata.batching.collators.torch_tensors import to_torch
 from tests.support.ranks import settled
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from asyncdata.integrations import torch as integration  # noqa: E402
-from asyncdata.integrations import torch_lookahead  # noqa: E402
 from asyncdata.integrations.torch import AsyncDataset, StatefulDataLoader, ranks  # noqa: E402
+from asyncdata.integrations.torch import lookahead as torch_lookahead  # noqa: E402
 
 pytestmark = [
     # Torch says so where a checkpoint is saved by a process alone.
@@ -456,7 +456,7 @@ def test_a_copy_that_fails_loses_no_batch(open_loader, monkeypatch, number, erro
     whole = run(open_loader(**SAMPLES), 1)
     loader = open_loader(**SAMPLES)
     copy = failing_once_at(number, error)
-    monkeypatch.setattr("asyncdata.integrations.torch_transfer.to_torch", lambda batch, **_: tensors(copy, batch))
+    monkeypatch.setattr("asyncdata.integrations.torch.transfer.to_torch", lambda batch, **_: tensors(copy, batch))
 
     found = []
     with pytest.raises(type(error)):

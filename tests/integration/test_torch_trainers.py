@@ -66,7 +66,7 @@ def test_an_epoch_that_was_over_is_not_read_again_directly_after_a_restore(rows,
 
 
 def plain_state(state):
-    from asyncdata.integrations.torch_state import from_torch_state
+    from asyncdata.integrations.torch.state import from_torch_state
 
     return from_torch_state(state)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata import ConfigError, DataLoader, LengthGrouping, RowShuffle, SnapshotError, SoftPacking, XTunerPacking
-from asyncdata import snapshot as snapshots
+from asyncdata.checkpoint import snapshot as snapshots
+from asyncdata.checkpoint.compare_runs import Verdict, compare
+from asyncdata.checkpoint.snapshot import Snapshot, from_state_dict
 from asyncdata.cli import main
-from asyncdata.snapshot import Snapshot, from_state_dict
-from asyncdata.verifying import Verdict, compare
 from tests.support import digests_fn
 from tests.support.digests import Seen, digest_of
 from tests.support.loading import SHUFFLE, write_rows
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from asyncdata import Sample
-    from asyncdata.stream_digest import StreamDigest
+    from asyncdata.delivery.stream_digest import StreamDigest
 
 NUM_ROWS = 100
 NUM_SAMPLES = 156  # into the second epoch

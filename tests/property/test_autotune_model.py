@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.autotune import Autotuner, Change, Limits, Observation, Settled
+from asyncdata.loader.autotune.policy import Autotuner, Change, Limits, Observation, Settled
 from tests.support.simulated import Simulation, Step, limits
 
 shares = st.floats(0, 1)

@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from asyncdata.tokenization.chat_spans import ChatSpans
-from asyncdata.tokenization.chat_template import ChatTemplate
+from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
+from asyncdata.tokenization.chat_template.template import ChatTemplate
 from asyncdata.tokenization.rows import RowFault
 
 START, STOP = "<|start|>", "<|stop|>"

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import hypothesis.strategies as st
 from hypothesis import given
 
-from asyncdata.columns import Chunk
+from asyncdata.core.messages import decode_reply, encode
+from asyncdata.core.types import Lot, Position, SourceLocation
+from asyncdata.delivery.chunk import Chunk
 from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
-from asyncdata.types import Lot, Position, SourceLocation
-from asyncdata.wire import decode_reply, encode
 
 COLUMNS = ("prompt", "label", "metadata", "extra")
 json_values = st.recursive(

@@ -14,11 +14,11 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from asyncdata.errors import AsyncDataError, EndOfData
-from asyncdata.ledger import lease_key
-from asyncdata.request import Request
-from asyncdata.types import Position
-from asyncdata.wire import Scan
+from asyncdata.core.errors import AsyncDataError, EndOfData
+from asyncdata.core.messages import Scan
+from asyncdata.core.types import Position
+from asyncdata.delivery.ledger import lease_key
+from asyncdata.delivery.requests import Request
 from tests.support.digests import Seen, digest_of
 from tests.support.figures import record
 from tests.support.model import BAD, KEPT, POISON, Model, Place, Told, rows_of, windows_of
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import ClassVar
 
-    from asyncdata.ledger import Lease
-    from asyncdata.types import Group, Sample
+    from asyncdata.core.types import Group, Sample
+    from asyncdata.delivery.ledger import Lease
     from tests.support.model import RawRow
 
 MAX_ROW_BYTES = 100

@@ -11,10 +11,10 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given
 
-from asyncdata.buffer import choose
+from asyncdata.core.types import Group, Sample
+from asyncdata.delivery.ledger import Returned
+from asyncdata.delivery.rollout_buffer import choose
 from asyncdata.filters import BalancedByMetadata, ByMetadata, ByReward, ByStaleness, Chain, has_reward_spread
-from asyncdata.ledger import Returned
-from asyncdata.types import Group, Sample
 
 PLACES = ("first", "last", "stay")
 SOURCES = ("math", "code", "chat")

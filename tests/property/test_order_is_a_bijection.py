@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.order import Order, Shuffle, feistel_permutation, shuffled_rows
+from asyncdata.order.order import Order, Shuffle, feistel_permutation, shuffled_rows
 
 seeds = st.integers(-(2**70), 2**70)
 epochs = st.integers(0, 2**40)

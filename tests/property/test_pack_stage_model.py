@@ -10,20 +10,20 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from asyncdata.errors import ConfigError, SnapshotError
-from asyncdata.ledger import Counters
-from asyncdata.length_grouping import LengthGrouping
-from asyncdata.pack_rules import PackRules
-from asyncdata.pack_stage import PackStage
-from asyncdata.pack_state import RestartPoint
-from asyncdata.packing.base import PackState
-from asyncdata.packing.hard import HardPacking
-from asyncdata.packing.single import SinglePacking
-from asyncdata.packing.soft import SoftPacking
-from asyncdata.types import Position
+from asyncdata.batching.length_grouping import LengthGrouping
+from asyncdata.batching.online.rules import PackRules
+from asyncdata.batching.online.stage import PackStage
+from asyncdata.batching.online.state import RestartPoint
+from asyncdata.batching.packers.base import PackState
+from asyncdata.batching.packers.hard import HardPacking
+from asyncdata.batching.packers.soft import SoftPacking
+from asyncdata.batching.packers.unpacked import SinglePacking
+from asyncdata.core.errors import ConfigError, SnapshotError
+from asyncdata.core.types import Position
+from asyncdata.delivery.ledger import Counters
 
 if TYPE_CHECKING:
-    from asyncdata.packing.base import Packing
+    from asyncdata.batching.packers.base import Packing
 
 ROWS = 20  # of an epoch, some of which yield no sample
 

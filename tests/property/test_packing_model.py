@@ -9,12 +9,12 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from asyncdata.packing.hard import HardPacking
-from asyncdata.packing.soft import SoftPacking
-from asyncdata.packing.xtuner import XTunerPacking
+from asyncdata.batching.packers.hard import HardPacking
+from asyncdata.batching.packers.soft import SoftPacking
+from asyncdata.batching.packers.xtuner import XTunerPacking
 
 if TYPE_CHECKING:
-    from asyncdata.packing.base import Pack, Packer
+    from asyncdata.batching.packers.base import Pack, Packer
 
 sizes = st.integers(1, 4) | st.integers(0, 40)
 cuts = st.lists(st.integers(0, 120), max_size=6)

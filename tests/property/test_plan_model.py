@@ -11,18 +11,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from asyncdata.errors import ConfigError
-from asyncdata.length_grouping import LengthGrouping, xtuner_order, xtuner_share
-from asyncdata.order import RowOrder, RowShuffle
-from asyncdata.packing.hard import HardPacking
-from asyncdata.packing.single import SinglePacking
-from asyncdata.packing.soft import SoftPacking
-from asyncdata.packing.xtuner import XTunerPacking
-from asyncdata.plan import Dealt, Packs, Plan, PlannedEpoch, PlannedOrder
-from asyncdata.planning import answer, order_packs, pack_rows
-from asyncdata.shares import Share
-from asyncdata.torch_random import TorchGenerator
-from asyncdata.wire import decode_reply, decode_request, encode
+from asyncdata.batching.length_grouping import LengthGrouping, xtuner_order, xtuner_share
+from asyncdata.batching.packers.hard import HardPacking
+from asyncdata.batching.packers.soft import SoftPacking
+from asyncdata.batching.packers.unpacked import SinglePacking
+from asyncdata.batching.packers.xtuner import XTunerPacking
+from asyncdata.batching.planned.plan import Dealt, Packs, Plan, PlannedEpoch, PlannedOrder
+from asyncdata.batching.planned.worker import answer, order_packs, pack_rows
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.messages import decode_reply, decode_request, encode
+from asyncdata.order.order import RowOrder, RowShuffle
+from asyncdata.order.rank_share import Share
+from asyncdata.order.torch_randperm import TorchGenerator
 
 Piece = tuple[int, int, int]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata.tokenization.base import ColumnWriter
-from asyncdata.tokenization.prompt import PromptTokenizeFn
+from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
 from asyncdata.tokenization.rows import RowDecoder
 
 if TYPE_CHECKING:

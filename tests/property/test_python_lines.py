@@ -8,9 +8,9 @@ import tempfile
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from asyncdata.sources.python_lines import PythonLineReader
-from asyncdata.specs import ReaderSpec
-from asyncdata.wire import Block, FileRef, Job
+from asyncdata.core.messages import Block, FileRef, Job
+from asyncdata.core.specs import ReaderSpec
+from asyncdata.sources.text.python_lines import PythonLineReader
 
 MAX_ROW_BYTES = 1 << 20
 
@@ -57,7 +57,7 @@ def job(path: str, num_bytes: int, block_bytes: int, slack_bytes: int) -> Job:
         max_row_bytes=MAX_ROW_BYTES,
         block_bytes=block_bytes,
         slack_bytes=slack_bytes,
-        reader=ReaderSpec("asyncdata.sources.python_lines:PythonLineReader"),
+        reader=ReaderSpec("asyncdata.sources.text.python_lines:PythonLineReader"),
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncdata.errors import SnapshotError
-from asyncdata.integrations.rollout_ledger import Entry, Numbering, RolloutLedger
+from asyncdata.core.errors import SnapshotError
+from asyncdata.integrations.slime.rollout_ledger import Entry, Numbering, RolloutLedger
 
 
 class Event(NamedTuple):

@@ -7,8 +7,8 @@ import tempfile
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from asyncdata.sources.scan import read_block, read_row
-from asyncdata.wire import Block, FileRef
+from asyncdata.core.messages import Block, FileRef
+from asyncdata.sources.text.line_scanner import read_block, read_row
 from tests.support.model import rows_of
 
 BOM = b"\xef\xbb\xbf"

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import hypothesis.strategies as st
 from hypothesis import given
 
+from asyncdata.core.types import Lot
 from asyncdata.tokenization.base import ColumnWriter
-from asyncdata.tokenization.fixed_layout import place_cut
+from asyncdata.tokenization.functions.fixed_length_layout import place_cut
 from asyncdata.tokenization.spans import (
     NOT_TRAINED,
     clip,
@@ -20,7 +21,6 @@ from asyncdata.tokenization.spans import (
     trained_runs,
     trained_tokens,
 )
-from asyncdata.types import Lot
 from tests.unit.tokenization import read_back
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from asyncdata.channel import Channel
-from asyncdata.columns import Chunk
-from asyncdata.delivery import deliver
-from asyncdata.ledger import Counters, Ledger
-from asyncdata.stream_digest import StreamDigest, sums_of
-from asyncdata.types import Position
+from asyncdata.core.types import Position
+from asyncdata.delivery.channel import Channel
+from asyncdata.delivery.chunk import Chunk
+from asyncdata.delivery.ledger import Counters, Ledger
+from asyncdata.delivery.next_delivery import deliver
+from asyncdata.delivery.stream_digest import StreamDigest, sums_of
 from tests.support.chunks import Lines, chunk_of
 from tests.support.digests import Seen, digest_of
 

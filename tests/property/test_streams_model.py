@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from asyncdata.order import Shuffle
-from asyncdata.sources.json_array import split_array
-from asyncdata.sources.lines import split_lines
+from asyncdata.order.order import Shuffle
+from asyncdata.prefetch.windows.stream_reader import StreamPass
 from asyncdata.sources.stream import StreamOrder
-from asyncdata.stream_pass import StreamPass
+from asyncdata.sources.text.json_array_stream import split_array
+from asyncdata.sources.text.line_stream import split_lines
 from tests.support.streams import ListStream, cut, texts_of, windows_of
 
 if TYPE_CHECKING:

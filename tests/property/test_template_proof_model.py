@@ -8,15 +8,15 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from asyncdata.tokenization.chat_spans import ChatSpans
-from asyncdata.tokenization.chat_template import ChatTemplate
+from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
+from asyncdata.tokenization.chat_template.template import ChatTemplate
 from asyncdata.tokenization.rows import RowFault
 from tests.support.chat_templates import ODD, SPECIAL, WELL_KNOWN, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.tokenization.template_program import Program
+    from asyncdata.tokenization.chat_template.compiled.program import Program
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 PIECES = ["a", "b", "ab", " ", "\n", "é", "\U0001f600", "<think>", "</think>", "<tool_response>", "</tool_response>"]

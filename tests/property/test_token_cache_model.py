@@ -16,23 +16,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncdata.columns import Chunk
-from asyncdata.token_messages import CachedBlock, CachedFile, CacheJob, ListTokens, StoreTokens
+from asyncdata.core.cache_messages import CachedBlock, CachedFile, CacheJob, ListTokens, StoreTokens
+from asyncdata.core.messages import Block, FileRef, Job, Scan, Tokenize, decode_reply, encode
+from asyncdata.core.types import Position
+from asyncdata.delivery.chunk import Chunk
+from asyncdata.prefetch.windows.block_window import Arranged
 from asyncdata.tokenization.base import ColumnWriter
-from asyncdata.types import Position
-from asyncdata.window import Arranged
-from asyncdata.wire import Block, FileRef, Job, Scan, Tokenize, decode_reply, encode
 from tests.support.cached import Delivered, loader, segments
 from tests.support.loading import write_rows
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("xxhash")
 
-from asyncdata.token_cache.layout import DamagedError
-from asyncdata.token_cache.placed import PlacedRows
-from asyncdata.token_cache.segment import Segment
-from asyncdata.token_cache.window_tokens import WindowTokens
-from asyncdata.token_cache.worker import CacheWorker
+from asyncdata.prefetch.token_cache.segment.layout import DamagedError
+from asyncdata.prefetch.token_cache.segment.reader import Segment
+from asyncdata.prefetch.token_cache.slot_chunk import PlacedRows
+from asyncdata.prefetch.token_cache.window_tokens import WindowTokens
+from asyncdata.prefetch.token_cache.worker import CacheWorker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

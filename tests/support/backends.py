@@ -6,9 +6,9 @@ from array import array
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncdata.tokenization import backends, proofs, text_encoder
-from asyncdata.tokenization.conformance import sweep
-from asyncdata.tokenization.hf_encoder import HfEncoder
+from asyncdata.tokenization.encoders import equivalence_records, fast_backends, text_encoder
+from asyncdata.tokenization.encoders.equivalence_sweep import sweep
+from asyncdata.tokenization.encoders.hf_encoder import HfEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pytest
     from tokenizers import Tokenizer
 
-    from asyncdata.tokenization.backends import FlatIds
+    from asyncdata.tokenization.encoders.fast_backends import FlatIds
 
 FEW = (9, 10, 13, *range(0x20, 0x7F), *range(0xDE, 0x102), 0x301, 0x323, *range(0x410, 0x418), 0x4E2D, 0xAC01, 0x1F600)
 """The characters of a short sweep."""
@@ -46,18 +46,18 @@ class Fake:
         for piece in pieces:
             end += len(piece) // 4
             ends.append(end)
-        return backends.FlatIds(b"".join(pieces), ends)
+        return fast_backends.FlatIds(b"".join(pieces), ends)
 
 
 def install(
     monkeypatch: pytest.MonkeyPatch,
-    encoders: dict[str, Callable[[], backends.FlatEncoder]],
+    encoders: dict[str, Callable[[], fast_backends.FlatEncoder]],
     points: Sequence[int] = FEW,
 ) -> dict[str, int]:
     """Make ``encoders`` the fast backends that are installed, and sweeps short; gives how often each was loaded."""
     loads = dict.fromkeys(encoders, 0)
 
-    def load(name: str, _json: bytes, *, splits_special: bool = False) -> backends.FlatEncoder:
+    def load(name: str, _json: bytes, *, splits_special: bool = False) -> fast_backends.FlatEncoder:
         loads[name] += 1
         return encoders[name]()
 
@@ -65,5 +65,5 @@ def install(
         monkeypatch.setattr(module, "version_of", lambda name: "1.0" if name in encoders else None)
         monkeypatch.setattr(module, "load_backend", load)
     short = partial(sweep, code_points=list(points), num_random_texts=100, longest_text=500)
-    monkeypatch.setattr(proofs, "sweep", short)
+    monkeypatch.setattr(equivalence_records, "sweep", short)
     return loads

@@ -11,7 +11,7 @@ from tests.support.loading import NEVER_S, SHUFFLE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncdata.types import Sample
+    from asyncdata.core.types import Sample
 
 Row = dict[str, Any]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from asyncdata.columns import Chunk
+from asyncdata.core.types import Position, SourceLocation
+from asyncdata.delivery.chunk import Chunk
 from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
-from asyncdata.types import Position, SourceLocation
 
 START = Position()
 

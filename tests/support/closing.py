@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pytest
 
     from asyncdata import AsyncDataLoader, DataLoader
-    from asyncdata.service import Service
+    from asyncdata.loader.service import Service
 
 __all__ = ("is_alive", "num_closing", "service_of", "slow_to_close")
 
@@ -44,7 +44,7 @@ def slow_to_close(
         await finish()
 
     monkeypatch.setattr(windows, "finish", finish_late)
-    monkeypatch.setattr("asyncdata.service._FINISH_TIMEOUT_S", NEVER_S)
+    monkeypatch.setattr("asyncdata.loader.service._FINISH_TIMEOUT_S", NEVER_S)
     return should, may
 
 

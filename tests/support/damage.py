@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata import AsyncDataError, DataLoader, SnapshotError
-from asyncdata.envelope import pack
-from asyncdata.snapshot import SCHEMA
+from asyncdata.checkpoint.snapshot import SCHEMA
+from asyncdata.core.checksummed_file import pack
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows
 from tests.support.tokenize_fns import id_and_text
 

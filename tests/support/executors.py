@@ -10,17 +10,17 @@ import anyio
 import msgspec
 import numpy as np
 
-from asyncdata.sources.jsonl import JsonlSource
+from asyncdata.core.messages import Failed, Job, Scanned, Tokenized
+from asyncdata.prefetch.windows.block_window import Window
+from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.base import describe
-from asyncdata.window import Window
-from asyncdata.wire import Failed, Job, Scanned, Tokenized
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
     from pathlib import Path
 
-    from asyncdata.executors.base import Crashed, Executor
-    from asyncdata.wire import Reply, Request
+    from asyncdata.core.messages import Reply, Request
+    from asyncdata.workers.base import Crashed, Executor
 
 NEVER_S = 30.0
 """A deadline that only a test which has failed reaches."""

@@ -92,7 +92,7 @@ def faulty(faults: Faults) -> Iterator[Faults]:
 
     with (
         patch("os.pread", faulty_pread),
-        patch("asyncdata.sources.coded_text.open", faulty_open, create=True),
+        patch("asyncdata.sources.text.compression.open", faulty_open, create=True),
     ):
         yield faults
 

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from asyncdata import PromptTokenizeFn
-from asyncdata.tokenization import text_encoder
+from asyncdata.tokenization.encoders import text_encoder
 from tests.support.backends import Fake, install
 
 if TYPE_CHECKING:

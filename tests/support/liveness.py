@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import trio
 
-from asyncdata.delivery import BadRowStop, deliver
-from asyncdata.errors import AsyncDataError
+from asyncdata.core.errors import AsyncDataError
+from asyncdata.delivery.next_delivery import BadRowStop, deliver
 from tests.support.still_loader import sent_by
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from asyncdata.coordinator import Coordinator
-    from asyncdata.producer import Producer
+    from asyncdata.delivery.coordinator import Coordinator
+    from asyncdata.prefetch.producer import Producer
 
 __all__ = ("SimulatedThreads", "Watcher")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.order import Order, Shuffle
+from asyncdata.order.order import Order, Shuffle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from asyncdata.types import Sample
+    from asyncdata.core.types import Sample
 
 NEVER_S = 60.0
 """A deadline that only a test which has failed reaches."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.order import Order
-    from asyncdata.request import DeliveryRules
-    from asyncdata.types import Position
+    from asyncdata.core.types import Position
+    from asyncdata.delivery.requests import DeliveryRules
+    from asyncdata.order.order import Order
 
 KEPT, BAD, POISON = "kept", "bad", "poison"
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from asyncdata import DataLoader, Shuffle
-from asyncdata.collators.base import Document
-from asyncdata.collators.packed import PackedCollator
-from asyncdata.length_grouping import LengthGrouping
-from asyncdata.packing.hard import HardPacking
-from asyncdata.packing.soft import SoftPacking
+from asyncdata.batching.collators.base import Document
+from asyncdata.batching.collators.packed import PackedCollator
+from asyncdata.batching.length_grouping import LengthGrouping
+from asyncdata.batching.packers.hard import HardPacking
+from asyncdata.batching.packers.soft import SoftPacking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

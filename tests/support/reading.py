@@ -5,28 +5,28 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.config import LoaderConfig
-from asyncdata.coordinator import Coordinator
-from asyncdata.executors.base import InlineExecutor
-from asyncdata.executors.process import ProcessExecutor
-from asyncdata.indexed_windows import IndexedWindows
-from asyncdata.ledger import Ledger
-from asyncdata.order import ROWS_PER_WINDOW
-from asyncdata.producer import Producer
-from asyncdata.reading import open_reading
-from asyncdata.request import DeliveryRules, Request
-from asyncdata.service import Service
-from asyncdata.sources.described import described
-from asyncdata.types import Position
+from asyncdata.core.types import Position
+from asyncdata.delivery.coordinator import Coordinator
+from asyncdata.delivery.ledger import Ledger
+from asyncdata.delivery.requests import DeliveryRules, Request
+from asyncdata.loader.config import LoaderConfig
+from asyncdata.loader.opening import open_reading
+from asyncdata.loader.service import Service
+from asyncdata.order.order import ROWS_PER_WINDOW
+from asyncdata.prefetch.producer import Producer
+from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
+from asyncdata.sources.resolve import described
+from asyncdata.workers.base import InlineExecutor
+from asyncdata.workers.pool.process_pool import ProcessExecutor
 from tests.support.loading import NEVER_S
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from asyncdata.errors import BadRowError
-    from asyncdata.plan import Plan
-    from asyncdata.shares import Share
-    from asyncdata.types import Sample
+    from asyncdata.batching.planned.plan import Plan
+    from asyncdata.core.errors import BadRowError
+    from asyncdata.core.types import Sample
+    from asyncdata.order.rank_share import Share
 
 
 class Reader:

@@ -11,8 +11,8 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncdata.autotune import Autotuner, Change, Limits, Observation
-from asyncdata.pacing import ChunkPacer
+from asyncdata.loader.autotune.policy import Autotuner, Change, Limits, Observation
+from asyncdata.prefetch.chunk_size import ChunkPacer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

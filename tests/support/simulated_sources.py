@@ -151,7 +151,7 @@ def small_cuts() -> Any:
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.enter_context(patch(f"asyncdata.{module}.ROWS_PER_WINDOW", ROWS_PER_WINDOW))
-        stack.enter_context(patch("asyncdata.reading._INDEX_BLOCK_BYTES", INDEX_BLOCK_BYTES))
+        stack.enter_context(patch("asyncdata.loader.opening._INDEX_BLOCK_BYTES", INDEX_BLOCK_BYTES))
         yield
 
 

@@ -22,7 +22,7 @@ from tests.support.simulation import POISON, REQUEST_S, SimulatedLoader, Trace, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.types import Sample
+    from asyncdata.core.types import Sample
 
 __all__ = ("Trainer", "simulate")
 

@@ -23,19 +23,19 @@ import msgspec
 import trio.testing
 
 from asyncdata import AsyncDataLoader
-from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState
-from asyncdata.executors.handler import Handler
-from asyncdata.service import Service
+from asyncdata.core.messages import Tokenized
+from asyncdata.loader.service import Service
 from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.wire import Tokenized
+from asyncdata.workers.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState
+from asyncdata.workers.request_handler import Handler
 from tests.support.liveness import SimulatedThreads, Watcher
 from tests.support.still_loader import WorkerKilled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from asyncdata.executors.base import OnReply
-    from asyncdata.wire import Job, Reply, Request
+    from asyncdata.core.messages import Job, Reply, Request
+    from asyncdata.workers.base import OnReply
 
 __all__ = ("POISON", "REQUEST_S", "SimulatedLoader", "Trace", "World", "brings_down", "run_seeded")
 
@@ -240,9 +240,9 @@ class World(NamedTuple):
         self.executor.function = function
         knobs = {"on_bad_row": "skip", **knobs}
         with (
-            patch("asyncdata.engine.Service", partial(SimulatedService, self.group, self.watcher)),
-            patch("asyncdata.engine.executor_of", lambda *_: self.executor),
-            patch("asyncdata.face.EarlyTemplate.for_workers", lambda _: None),
+            patch("asyncdata.loader.engine.Service", partial(SimulatedService, self.group, self.watcher)),
+            patch("asyncdata.loader.engine.executor_of", lambda *_: self.executor),
+            patch("asyncdata.loader.base.EarlyTemplate.for_workers", lambda _: None),
         ):
             return SimulatedLoader(source, tokenize_fn=function, num_workers=1, **knobs)
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from asyncdata import plain
-from asyncdata.integrations import slime_groups, torch_checkpoint
+from asyncdata.core import plain_values
 from asyncdata.integrations.slime import AsyncDataSource
-from asyncdata.integrations.slime_sample import to_record
+from asyncdata.integrations.slime import groups as slime_groups
+from asyncdata.integrations.slime import legacy_checkpoint as torch_checkpoint
+from asyncdata.integrations.slime.sample import to_record
 from tests.support.slime_source import args_for, set_rollout_id
 
 NUM_ATTEMPTS = 3
@@ -107,7 +108,7 @@ def drive(
     :param has_group_files: each group has a file of its own in checkpoints, with its array in it, however small.
     """
     if has_group_files:
-        slime_groups.FILE_BYTES = plain.BLOCK_BYTES = plain.SHARED_BYTES = 0
+        slime_groups.FILE_BYTES = plain_values.BLOCK_BYTES = plain_values.SHARED_BYTES = 0
     if not with_torch:  # importing it takes longer than all the rest
         torch_checkpoint.is_available = lambda: False
     driver = Driver(**settings)

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from asyncdata.canaries import Canaries
-from asyncdata.coordinator import Coordinator
-from asyncdata.executors.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots
-from asyncdata.executors.handler import Handler
-from asyncdata.ledger import Counters, Ledger, Returned
-from asyncdata.metering import MeteredExecutor
-from asyncdata.order import Order, Shuffle
-from asyncdata.producer import Producer
-from asyncdata.request import DeliveryRules, Request
-from asyncdata.sources.jsonl import JsonlSource
+from asyncdata.core.messages import Job, Tokenize, Tokenized
+from asyncdata.core.types import Position, Sample
+from asyncdata.delivery.coordinator import Coordinator
+from asyncdata.delivery.ledger import Counters, Ledger, Returned
+from asyncdata.delivery.requests import DeliveryRules, Request
+from asyncdata.loader.autotune.metered_executor import MeteredExecutor
+from asyncdata.order.order import Order, Shuffle
+from asyncdata.prefetch.canaries import Canaries
+from asyncdata.prefetch.producer import Producer
+from asyncdata.prefetch.windows.block_windows import BlockWindows
+from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.types import Position, Sample
-from asyncdata.windows import BlockWindows
-from asyncdata.wire import Job, Tokenize, Tokenized
+from asyncdata.workers.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots
+from asyncdata.workers.request_handler import Handler
 from tests.support.tokenize_fns import row_id
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-    from asyncdata.errors import BadRowError
-    from asyncdata.executors.base import OnReply
-    from asyncdata.wire import Reply
-    from asyncdata.wire import Request as WorkerRequest
+    from asyncdata.core.errors import BadRowError
+    from asyncdata.core.messages import Reply
+    from asyncdata.core.messages import Request as WorkerRequest
+    from asyncdata.workers.base import OnReply
 
 DIED = Crashed("AD423", "its worker died")
 HUNG = Crashed("AD422", "no result in 60 s; its worker was killed")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from asyncdata.types import Sample
+    from asyncdata.core.types import Sample
 
 SHUFFLE = Shuffle(block_bytes=1024, window_blocks=8)
 

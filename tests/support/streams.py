@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncdata.order import order_keys, shuffled_rows
+from asyncdata.core.messages import FileRef
+from asyncdata.core.types import SourceLocation
+from asyncdata.order.order import order_keys, shuffled_rows
 from asyncdata.sources.stream import Rows, RowStream
-from asyncdata.types import SourceLocation
-from asyncdata.wire import FileRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from asyncdata.order import Shuffle
+    from asyncdata.order.order import Shuffle
     from asyncdata.sources.stream import StreamOrder
 
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from asyncdata import pauses
+from asyncdata.tokenization.encoders import idle_work
 
 Row = dict[str, Any]
 
@@ -143,7 +143,7 @@ def leaves_work(row: Row) -> list[int]:
     """Leaves work for the next pause, once, that writes into the file ``mark``."""
     if not _at_rest:
         _at_rest.append(AtRest(row["mark"]))
-        pauses.wait_for_pause(_at_rest[0])
+        idle_work.wait_for_pause(_at_rest[0])
     return [row["id"]]
 
 
@@ -268,8 +268,8 @@ class OpensLoudly(Opening):
 
     def open(self) -> Any:
         """As the protocol says."""
-        from asyncdata.executors.control import Loaded, framed
         from asyncdata.tokenization.base import FunctionTokenizer
+        from asyncdata.workers.pool.forkserver_messages import Loaded, framed
 
         _write_to_every_socket(bytes(framed(Loaded(""))))
         return FunctionTokenizer(as_told)

@@ -149,7 +149,7 @@ class Import(NamedTuple):
 
 
 def read_package(root: Path) -> dict[str, ast.Module]:
-    """Each module's syntax tree, by dotted name: ``asyncdata``, ``asyncdata.order``, ``asyncdata.sources.base``."""
+    """Each module's syntax tree, by dotted name: ``asyncdata``, ``asyncdata.order.order``, ``asyncdata.sources.base``."""
     trees = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root.parent).with_suffix("").parts
@@ -334,11 +334,11 @@ def test_the_rules_find_what_they_forbid(tmp_path):
     files = {
         "__init__.py": "",
         "errors.py": "import anyio\nif TYPE_CHECKING:\n    from asyncdata import plain",
-        "plain.py": "def f():\n    from asyncdata.errors import E\n    from asyncdata.errors import F",
-        "order.py": "import asyncdata.ledger\nfrom asyncdata import AsyncDataLoader",
+        "plain.py": "def f():\n    from asyncdata.core.errors import E\n    from asyncdata.core.errors import F",
+        "order.py": "import asyncdata.delivery.ledger\nfrom asyncdata import AsyncDataLoader",
         "ledger.py": "import importlib\nray = importlib.import_module('ray.data')",
         "sources/__init__.py": "",
-        "sources/base.py": "import asyncdata.order\nfrom asyncdata.sources import jsonl\nimport asyncdata.channel",
+        "sources/base.py": "import asyncdata.order.order\nfrom asyncdata.sources import jsonl\nimport asyncdata.delivery.channel",
         "sources/jsonl.py": "def f():\n    '''Doc\n\n    more'''\n    time.sleep(1)\n    return 1",
         "channel.py": "# TODO later\ndef f():\n    import torch",
     }
@@ -351,23 +351,23 @@ def test_the_rules_find_what_they_forbid(tmp_path):
     imports = imports_of(trees)
 
     assert level_breaches(imports) == [
-        "asyncdata.order:1 imports asyncdata.ledger, which is not below it",
-        "asyncdata.order:2 imports asyncdata, which is not below it",
-        "asyncdata.plain:2 imports asyncdata.errors, which is not below it",
-        "asyncdata.plain:3 imports asyncdata.errors, which is not below it",
-        "asyncdata.sources.base:3 imports asyncdata.channel, which is not below it",
+        "asyncdata.order.order:1 imports asyncdata.delivery.ledger, which is not below it",
+        "asyncdata.order.order:2 imports asyncdata, which is not below it",
+        "asyncdata.core.plain_values:2 imports asyncdata.core.errors, which is not below it",
+        "asyncdata.core.plain_values:3 imports asyncdata.core.errors, which is not below it",
+        "asyncdata.sources.base:3 imports asyncdata.delivery.channel, which is not below it",
     ]
-    assert knots(imports, trees, facades_of(root)) == [["asyncdata.errors", "asyncdata.plain"]]
-    assert core_breaches(imports) == ["asyncdata.errors:1 imports anyio, but is of level 0"]
+    assert knots(imports, trees, facades_of(root)) == [["asyncdata.core.errors", "asyncdata.core.plain_values"]]
+    assert core_breaches(imports) == ["asyncdata.core.errors:1 imports anyio, but is of level 0"]
     assert heavy_breaches(imports) == [
-        "asyncdata.channel:3 imports torch, but its name has none of ['torch']",
-        "asyncdata.ledger:2 imports ray.data, but its name has none of ['ray']",
-        "asyncdata.ledger:2 imports ray.data outside a function",
+        "asyncdata.delivery.channel:3 imports torch, but its name has none of ['torch']",
+        "asyncdata.delivery.ledger:2 imports ray.data, but its name has none of ['ray']",
+        "asyncdata.delivery.ledger:2 imports ray.data outside a function",
     ]
-    assert function_lengths({"asyncdata.sources.jsonl": trees["asyncdata.sources.jsonl"]}) == {
-        "asyncdata.sources.jsonl:1 f": 2
+    assert function_lengths({"asyncdata.sources.text.jsonl": trees["asyncdata.sources.text.jsonl"]}) == {
+        "asyncdata.sources.text.jsonl:1 f": 2
     }
     assert words_that_do_not_belong(root) == [
-        "asyncdata/channel.py:1: # TODO later",
-        "asyncdata/sources/jsonl.py:5: time.sleep(1)",
+        "asyncdata/delivery/channel.py:1: # TODO later",
+        "asyncdata/sources/text/jsonl.py:5: time.sleep(1)",
     ]

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from asyncdata.autotune import Autotuner, Change, Observation, Settled
+from asyncdata.loader.autotune.policy import Autotuner, Change, Observation, Settled
 from tests.support.simulated import FREE, Simulation, Step, limits, steps
 
 # A worker makes 1,000 rows a second, so a trainer that takes 100 rows in 0.02 s is as fast as five of them.

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncdata.bad_rows import bad_row_error
-from asyncdata.channel import Bad
-from asyncdata.columns import Chunk
+from asyncdata.core.types import Position, SourceLocation
+from asyncdata.delivery.bad_rows import bad_row_error
+from asyncdata.delivery.channel import Bad
+from asyncdata.delivery.chunk import Chunk
 from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
-from asyncdata.types import Position, SourceLocation
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncdata.errors import BadRowError
+    from asyncdata.core.errors import BadRowError
 
 LINES = [b'{"id": 0}', b'{"id": 1', b'{"id": "' + b"x" * 500 + b'"}']
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata.buffer import Chooser, choose, filter_of, first_in_first_out, validate_groups, without
-from asyncdata.errors import ConfigError, FilterError, InvalidGroupError
+from asyncdata.core.errors import ConfigError, FilterError, InvalidGroupError
+from asyncdata.core.types import Group, Lot, Sample
+from asyncdata.delivery.ledger import Returned
+from asyncdata.delivery.rollout_buffer import Chooser, choose, filter_of, first_in_first_out, validate_groups, without
 from asyncdata.filters import ByStaleness
-from asyncdata.ledger import Returned
-from asyncdata.types import Group, Lot, Sample
 from tests.support.chunks import chunk_of
 from tests.support.still_loader import made_by_hand
 
@@ -36,7 +36,7 @@ def test_the_oldest_come_first_by_default() -> None:
 def test_a_filter_is_a_function_or_its_import_path_and_the_oldest_come_first_without_one() -> None:
     assert filter_of(None) is first_in_first_out
     assert filter_of(without) is without
-    assert filter_of("asyncdata.buffer:without") is without
+    assert filter_of("asyncdata.delivery.rollout_buffer:without") is without
     assert filter_of(ByStaleness()) == ByStaleness(), "an object that can be called"
 
 
@@ -45,9 +45,9 @@ def test_a_filter_is_a_function_or_its_import_path_and_the_oldest_come_first_wit
     [
         (7, "a function of \\(buffer, num_groups\\), got int"),
         (ByStaleness, "got the class ByStaleness; make one of it"),
-        ("asyncdata.buffer:__all__", "got tuple"),
+        ("asyncdata.delivery.rollout_buffer:__all__", "got tuple"),
         ("asyncdata.filters:ByStaleness", "got the class ByStaleness"),
-        ("asyncdata.buffer:nothing", "AD420 cannot import"),
+        ("asyncdata.delivery.rollout_buffer:nothing", "AD420 cannot import"),
     ],
 )
 def test_what_is_no_filter_is_refused_when_the_loader_is_made(what: Any, message: str) -> None:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.errors import SnapshotMismatchError, SourceError, WorkerError
-from asyncdata.request import Request
-from asyncdata.wire import Failed, Scan
+from asyncdata.core.errors import SnapshotMismatchError, SourceError, WorkerError
+from asyncdata.core.messages import Failed, Scan
+from asyncdata.delivery.requests import Request
 from tests.support.still_loader import DIED, StillLoader
 from tests.support.tokenize_fns import every_third_dropped, row_id
 

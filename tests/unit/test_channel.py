@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import hypothesis.strategies as st
 from hypothesis import given
 
-from asyncdata.channel import Bad, Channel, ChunkEnd, Done, Failure, Run
-from asyncdata.errors import SourceChangedError
-from asyncdata.types import Position
+from asyncdata.core.errors import SourceChangedError
+from asyncdata.core.types import Position
+from asyncdata.delivery.channel import Bad, Channel, ChunkEnd, Done, Failure, Run
 from tests.support.chunks import BadRow, chunk_of
 
 if TYPE_CHECKING:
-    from asyncdata.columns import Chunk
+    from asyncdata.delivery.chunk import Chunk
 
 NO_LIMIT = 1 << 30
 

@@ -18,12 +18,12 @@ import structlog
 
 import asyncdata
 from asyncdata import DataLoader, PromptTokenizeFn
+from asyncdata.checkpoint.snapshot import load
 from asyncdata.cli import main, make_parser
 from asyncdata.commands.deliveries import combined_digest, read_record
 from asyncdata.commands.meter import Reading, meter
 from asyncdata.commands.output import fields, printable, shown_path, si, table
 from asyncdata.demo import tokenizer_folder
-from asyncdata.snapshot import load
 from tests.support.signals import hear_ctrl_c
 
 if TYPE_CHECKING:

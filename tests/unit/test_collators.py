@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asyncdata.collators.base import Document
-from asyncdata.collators.packed import PackedCollator
-from asyncdata.collators.padded import FixedCollator, PaddedCollator
-from asyncdata.collators.torch_tensors import to_torch
-from asyncdata.collators.xtuner import XTunerCollator
-from asyncdata.errors import ConfigError
-from asyncdata.types import Sample
+from asyncdata.batching.collators.base import Document
+from asyncdata.batching.collators.packed import PackedCollator
+from asyncdata.batching.collators.padded import FixedCollator, PaddedCollator
+from asyncdata.batching.collators.torch_tensors import to_torch
+from asyncdata.batching.collators.xtuner import XTunerCollator
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.types import Sample
 
 PACK = [Document(np.array([1, 2, 3], np.int32)), Document(np.array([11, 12, 13], np.int32))]
 

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata.columns import Chunk
+from asyncdata.core.types import Position, SourceLocation
+from asyncdata.delivery.chunk import Chunk
 from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
-from asyncdata.types import Position, SourceLocation
 
 FIRST = Position(2, 5, 100)
 

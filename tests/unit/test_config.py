@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata.config import Knobs, LoaderConfig
-from asyncdata.errors import ConfigError
-from asyncdata.order import RowShuffle, Shuffle
+from asyncdata.core.errors import ConfigError
+from asyncdata.loader.config import Knobs, LoaderConfig
+from asyncdata.order.order import RowShuffle, Shuffle
 
 
 def refusal(**knobs: object) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata.errors import (
+from asyncdata.core.errors import (
     BadRowError,
     EndOfData,
     FilterError,
@@ -19,9 +19,9 @@ from asyncdata.errors import (
     SourceChangedError,
     TooManyBadRowsError,
 )
-from asyncdata.ledger import lease_key
-from asyncdata.request import Request
-from asyncdata.types import Position, Sample
+from asyncdata.core.types import Position, Sample
+from asyncdata.delivery.ledger import lease_key
+from asyncdata.delivery.requests import Request
 from tests.support.still_loader import StillLoader, made_by_hand
 from tests.support.tokenize_fns import all_dropped, every_third_dropped, fails_on_13, row_id
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from asyncdata.types import Group
+    from asyncdata.core.types import Group
 
 
 @pytest.fixture
@@ -363,7 +363,7 @@ def test_what_stops_the_stream_comes_after_all_that_is_before_it(loader_of: Any)
 
 
 def failure(error: Any) -> Any:
-    from asyncdata.channel import Failure
+    from asyncdata.delivery.channel import Failure
 
     return Failure(error)
 

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.channel import Channel, Failure, Run
-from asyncdata.delivery import BadRowStop, Delivery, advanced, deliver, dropped
-from asyncdata.errors import NoSamplesError, SourceChangedError
-from asyncdata.ledger import Counters, Lease, Ledger, Returned
-from asyncdata.types import Position, Sample
+from asyncdata.core.errors import NoSamplesError, SourceChangedError
+from asyncdata.core.types import Position, Sample
+from asyncdata.delivery.channel import Channel, Failure, Run
+from asyncdata.delivery.ledger import Counters, Lease, Ledger, Returned
+from asyncdata.delivery.next_delivery import BadRowStop, Delivery, advanced, deliver, dropped
 from tests.support.chunks import BadRow, Noted, chunk_of
 
 if TYPE_CHECKING:
-    from asyncdata.columns import Chunk
+    from asyncdata.delivery.chunk import Chunk
 
 
 def deliver_from(

@@ -20,8 +20,8 @@ from asyncdata.commands import demo as command
 from asyncdata.commands.child import RunProcess
 from asyncdata.commands.deliveries import Delivered
 from asyncdata.commands.demo import compare
+from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.demo import docstring_prompts, tokenizer_folder, write_docstring_prompts
-from asyncdata.errors import ConfigError, SourceError
 from asyncdata.tokenization.base import ColumnWriter
 from tests.support.signals import hear_ctrl_c
 

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from asyncdata.diagnostics import Statistics, explain_timeout
-from asyncdata.executors.base import WorkerState
-from asyncdata.types import SourceLocation
+from asyncdata.core.types import SourceLocation
+from asyncdata.loader.statistics import Statistics, explain_timeout
+from asyncdata.workers.base import WorkerState
 
 IDLE, STARTING = WorkerState(state="idle"), WorkerState(state="starting")
 BUSY = WorkerState(state="busy", pid=7, busy_s=12.34, num_rows_done=3)

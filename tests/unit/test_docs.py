@@ -26,10 +26,10 @@ import structlog
 
 import asyncdata
 from asyncdata import cli
-from asyncdata.envelope import Header
-from asyncdata.executors.base import WorkerState
-from asyncdata.ledger import Counters
-from asyncdata.snapshot import Snapshot
+from asyncdata.checkpoint.snapshot import Snapshot
+from asyncdata.core.checksummed_file import Header
+from asyncdata.delivery.ledger import Counters
+from asyncdata.workers.base import WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncdata.durable import remove_left_over, replace_file
+from asyncdata.core.atomic_file import remove_left_over, replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import DataLoader, filters
-from asyncdata.buffer import choose
-from asyncdata.errors import ConfigError, FilterError, InvalidGroupError
+from asyncdata import DataLoader
+from asyncdata.core.errors import ConfigError, FilterError, InvalidGroupError
+from asyncdata.core.types import Group, Sample, Status
+from asyncdata.delivery.ledger import Returned
+from asyncdata.delivery.next_delivery import buffer_filters
+from asyncdata.delivery.rollout_buffer import choose
 from asyncdata.filters import (
     BalancedByMetadata,
     ByMetadata,
@@ -25,8 +28,6 @@ from asyncdata.filters import (
     has_reward_spread,
     reset_response,
 )
-from asyncdata.ledger import Returned
-from asyncdata.types import Group, Sample, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,7 +159,7 @@ def test_the_reference_has_every_name_with_its_settings_and_their_defaults() -> 
     text = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     here = text.partition("\n## Filters\n")[2].partition("\n## ")[0]
 
-    for name in filters.__all__:
+    for name in buffer_filters.__all__:
         signature = inspect.signature(getattr(filters, name))
         plain = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
         shown = name + str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))

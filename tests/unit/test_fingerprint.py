@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncdata.errors import SourceChangedError, SourceError
-from asyncdata.fingerprint import (
+from asyncdata.core.errors import SourceChangedError, SourceError
+from asyncdata.core.messages import FileRef
+from asyncdata.sources.fingerprint import (
     MAX_LISTED_FILES,
     FileStamp,
     canonical,
@@ -26,7 +27,6 @@ from asyncdata.fingerprint import (
     setting_of,
     stamp,
 )
-from asyncdata.wire import FileRef
 
 KIB = 1024
 MIB = 1 << 20

@@ -21,8 +21,8 @@ from asyncdata import (
     RowShuffle,
     SourceError,
 )
+from asyncdata.delivery.quarantine import Quarantine
 from asyncdata.demo import tokenizer_folder
-from asyncdata.quarantine import Quarantine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +132,7 @@ def test_a_package_that_is_missing_is_named_with_what_needs_it(tmp_path, missing
         importlib.util.find_spec = lambda name, *rest: None if name == {missing!r} else find_spec(name, *rest)
         from asyncdata import ConfigError, DataLoader
         from asyncdata.cli import main
-        from asyncdata.collators.torch_tensors import to_torch
+        from asyncdata.batching.collators.torch_tensors import to_torch
         from asyncdata.integrations import torch
         try:
             {code}

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from asyncdata import DataLoader
-from asyncdata.columns import Chunk
-from asyncdata.coordinator import Coordinator
-from asyncdata.frames import HEADER, frame
-from asyncdata.request import DeliveryRules
+from asyncdata.core.framing import HEADER, frame
+from asyncdata.core.messages import Tokenized, decode_reply
+from asyncdata.core.types import Position, Sample
+from asyncdata.delivery.chunk import Chunk
+from asyncdata.delivery.coordinator import Coordinator
+from asyncdata.delivery.requests import DeliveryRules
 from asyncdata.tokenization.base import ColumnWriter
-from asyncdata.types import Position, Sample
-from asyncdata.wire import Tokenized, decode_reply
 from tests.support.chunks import Lines
 from tests.support.faults import until
 from tests.support.still_loader import StillLoader
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from asyncdata.channel import Entry
+    from asyncdata.delivery.channel import Entry
 
 NUM_ROWS = 4000
 

@@ -12,13 +12,13 @@ import pytest
 
 import asyncdata
 from asyncdata import ConfigError, JsonArraySource, JsonlSource, ParquetSource
-from asyncdata.import_path import resolve_path, tag_of
-from asyncdata.integrations.slime_rows import SlimeTokenizeFn
-from asyncdata.reading import _identity
-from asyncdata.token_cache.folder import about_of, key_of
+from asyncdata.core.import_path import resolve_path, tag_of
+from asyncdata.core.messages import Job
+from asyncdata.integrations.slime.rows import SlimeTokenizeFn
+from asyncdata.loader.opening import _identity
+from asyncdata.prefetch.token_cache.folder import about_of, key_of
 from asyncdata.tokenization.base import fingerprints_of
-from asyncdata.tokenization.prompt_parts import OfTokenizer
-from asyncdata.wire import Job
+from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -188,4 +188,4 @@ def test_a_tag_that_is_no_text_counts_as_none():
 
 def test_an_import_path_that_names_nothing_is_refused():
     with pytest.raises(ConfigError, match="AD420"):
-        resolve_path("asyncdata.import_path:nothing")
+        resolve_path("asyncdata.core.import_path:nothing")

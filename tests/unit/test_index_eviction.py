@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata.cli import main
-from asyncdata.index_eviction import hold_rows, kept_indexes, make_room
-from asyncdata.index_file import IndexFile
+from asyncdata.core.messages import Indexed
+from asyncdata.prefetch.row_index.eviction import hold_rows, kept_indexes, make_room
+from asyncdata.prefetch.row_index.index_file import IndexFile
 from asyncdata.sources.spool import part_path, write_part
-from asyncdata.wire import Indexed
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.index_file import IndexFile, cache_folder
-from asyncdata.wire import Indexed, RowError
+from asyncdata.core.messages import Indexed, RowError
+from asyncdata.prefetch.row_index.index_file import IndexFile, cache_folder
 
 PARTS = [
     Indexed(bytes(4 * n), bytes(8), b"x" * n, b"", n, {"max_length": n}, [RowError(0, "AD101", "cut off")], b"lens" * n)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from asyncdata.indexed_windows import IndexedWindow
-from asyncdata.row_index import Places
-from asyncdata.wire import NO_SLOT, Overflow
+from asyncdata.core.messages import NO_SLOT, Overflow
+from asyncdata.prefetch.row_index.row_index import Places
+from asyncdata.prefetch.windows.indexed_windows import IndexedWindow
 
 
 def places(lengths: list[int]) -> Places:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from asyncdata import DataLoader, JsonlSource, PromptTokenizeFn, Shuffle
-from asyncdata.errors import ConfigError, NoSamplesError, SourceChangedError, SourceError
+from asyncdata.core.errors import ConfigError, NoSamplesError, SourceChangedError, SourceError
+from asyncdata.core.types import Position
 from asyncdata.inspection import (
     WindowView,
     estimate_num_rows,
@@ -17,7 +18,6 @@ from asyncdata.inspection import (
     position_of,
     rows_of_window,
 )
-from asyncdata.types import Position
 from tests.support.tokenize_fns import every_third_dropped, fails_on_13, row_id
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.errors import EndOfData, NoSamplesError, PrefetchTimeoutError
-from asyncdata.iteration import AsyncEpoch, Epoch, SampleBatches, Share
-from asyncdata.types import Position
+from asyncdata.core.errors import EndOfData, NoSamplesError, PrefetchTimeoutError
+from asyncdata.core.types import Position
+from asyncdata.loader.batches.sample_batches import AsyncEpoch, Epoch, SampleBatches, Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -7,8 +7,8 @@ import copy
 import msgspec
 import pytest
 
-from asyncdata.ledger import Counters, Lease, Ledger, Returned, lease_key
-from asyncdata.types import Position, Sample
+from asyncdata.core.types import Position, Sample
+from asyncdata.delivery.ledger import Counters, Lease, Ledger, Returned, lease_key
 from tests.support.still_loader import made_by_hand
 
 

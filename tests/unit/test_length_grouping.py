@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asyncdata.errors import ConfigError
-from asyncdata.length_grouping import LengthGrouping, xtuner_order, xtuner_share
-from asyncdata.torch_random import TorchGenerator
+from asyncdata.batching.length_grouping import LengthGrouping, xtuner_order, xtuner_share
+from asyncdata.core.errors import ConfigError
+from asyncdata.order.torch_randperm import TorchGenerator
 
 # Promises to every snapshot there is: see tests/unit/test_order.py.
 ORDERS = {

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import line_numbers
-from asyncdata.line_numbers import line_number, line_number_within
+from asyncdata.core import line_numbers
+from asyncdata.core.line_numbers import line_number, line_number_within
 
 if TYPE_CHECKING:
     from pathlib import Path

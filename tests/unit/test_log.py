@@ -9,7 +9,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from asyncdata.log import get_logger
+from asyncdata.core.log import get_logger
 
 
 @pytest.mark.parametrize("level", ["info", "warning"])
@@ -51,7 +51,7 @@ def test_a_logger_made_before_structlog_is_configured_obeys():
 def said_by(code: str) -> tuple[str, str]:
     """What a program that logs events, with ``code`` before them, prints to stdout and stderr."""
     events = (
-        "\nfrom asyncdata.log import get_logger"
+        "\nfrom asyncdata.core.log import get_logger"
         "\nget_logger('asyncdata.x').info('loader.started', n=1)"
         "\nget_logger('asyncdata.x').warning('row.bad', path='/a', line=3)"
         "\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    get_logger('asyncdata.x').exception('service.failed')"
@@ -92,7 +92,7 @@ def test_where_structlog_is_configured_it_gets_every_event():
 
 def test_a_logger_neither_imports_structlog_nor_configures_anything():
     code = (
-        "import sys, logging; from asyncdata.log import get_logger; get_logger('asyncdata.x').warning('a'); "
+        "import sys, logging; from asyncdata.core.log import get_logger; get_logger('asyncdata.x').warning('a'); "
         "assert 'structlog' not in sys.modules; assert not logging.getLogger().handlers; "
         "assert not logging.getLogger('asyncdata').handlers; "
         "import structlog; get_logger('asyncdata.x').warning('a'); assert not structlog.is_configured()"

@@ -13,7 +13,7 @@ import pytest
 import trio
 import uvloop
 
-from asyncdata.loops import call_soon_in_this_loop
+from asyncdata.core.event_loop import call_soon_in_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable

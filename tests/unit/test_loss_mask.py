@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn, PromptTokenizeFn, TextTokenizeFn
-from asyncdata.errors import ConfigError
+from asyncdata.core.errors import ConfigError
 from asyncdata.loss_mask import LossMask, MaskedText
 from asyncdata.row_looks import RowLooks
 from tests.support.tokenize_fns import every_third_dropped

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncdata.machine import available_memory, num_usable_cpus, process_memory, resident_memory
+from asyncdata.workers.machine import available_memory, num_usable_cpus, process_memory, resident_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

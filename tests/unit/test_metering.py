@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.executors.base import ExecutorStatistics, Slots
-from asyncdata.metering import MeteredExecutor
-from asyncdata.wire import Column, Permute, Permuted, Tokenize, Tokenized
+from asyncdata.core.messages import Column, Permute, Permuted, Tokenize, Tokenized
+from asyncdata.loader.autotune.metered_executor import MeteredExecutor
+from asyncdata.workers.base import ExecutorStatistics, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.executors.base import OnReply
-    from asyncdata.wire import Request
+    from asyncdata.core.messages import Request
+    from asyncdata.workers.base import OnReply
 
 WHOLE = Permute(3, 1)
 

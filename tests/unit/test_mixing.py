@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.mixing import GOLDEN, MASK, mix, mix_one
+from asyncdata.order.splitmix import GOLDEN, MASK, mix, mix_one
 
 # The first numbers of splitmix64 with seed 1234567, as its authors' program prints them.
 SEED = 1234567

@@ -7,12 +7,12 @@ from collections import Counter
 from tests.support.mutants import percent, read, table
 
 PRINTED = """\
-    asyncdata.ledger.x_lease_key__mutmut_1: killed
-    asyncdata.ledger.x_lease_key__mutmut_2: survived
-    asyncdata.ledger.x_lease_key__mutmut_3: timeout
-    asyncdata.ledger.x_lease_key__mutmut_4: no tests
-    asyncdata.buffer.x_choose__mutmut_1: segfault
-    asyncdata.order.x__feistel__mutmut_1: not checked
+    asyncdata.delivery.ledger.x_lease_key__mutmut_1: killed
+    asyncdata.delivery.ledger.x_lease_key__mutmut_2: survived
+    asyncdata.delivery.ledger.x_lease_key__mutmut_3: timeout
+    asyncdata.delivery.ledger.x_lease_key__mutmut_4: no tests
+    asyncdata.delivery.rollout_buffer.x_choose__mutmut_1: segfault
+    asyncdata.order.order.x__feistel__mutmut_1: not checked
 """.splitlines()
 
 
@@ -27,7 +27,7 @@ def test_a_mutant_is_noticed_by_a_failure_a_hang_or_a_crash_and_by_nothing_else(
 
 
 def test_a_module_that_nobody_asked_for_is_left_out_and_what_was_not_come_to_in_another_counts() -> None:
-    begun = ["asyncdata.order.x__feistel__mutmut_2: killed", *PRINTED]
+    begun = ["asyncdata.order.order.x__feistel__mutmut_2: killed", *PRINTED]
 
     assert "order" not in read(PRINTED)
     assert percent(Counter(read(begun)["order"].values())) == 50

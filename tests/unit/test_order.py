@@ -10,8 +10,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata.errors import ConfigError
-from asyncdata.order import ROWS_PER_WINDOW, Order, RowOrder, RowShuffle, Shuffle, feistel_permutation, shuffled_rows
+from asyncdata.core.errors import ConfigError
+from asyncdata.order.order import (
+    ROWS_PER_WINDOW,
+    Order,
+    RowOrder,
+    RowShuffle,
+    Shuffle,
+    feistel_permutation,
+    shuffled_rows,
+)
 
 # These are promises to every snapshot there is. A change that moves one of them makes every run start anew: make a
 # second order beside this one instead.

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from asyncdata import DataLoader
-from asyncdata.envelope import unpack_file
-from asyncdata.errors import ConfigError, SnapshotError
-from asyncdata.index_file import IndexFile
-from asyncdata.ours import check_ours
-from asyncdata.tokenization.proofs import Proof, find, keep, proof_path, subject_of
+from asyncdata.core.checksummed_file import unpack_file
+from asyncdata.core.errors import ConfigError, SnapshotError
+from asyncdata.core.file_owner import check_ours
+from asyncdata.prefetch.row_index.index_file import IndexFile
+from asyncdata.tokenization.encoders.equivalence_records import Proof, find, keep, proof_path, subject_of
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.support.backends import Fake, install
 from tests.support.other_users import give_away
 from tests.support.tokenize_fns import row_id
 
 if TYPE_CHECKING:
-    from asyncdata.tokenization.proofs import Subject
+    from asyncdata.tokenization.encoders.equivalence_records import Subject
 
 
 def another_users(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

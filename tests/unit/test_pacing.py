@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncdata.pacing import ChunkPacer
+from asyncdata.prefetch.chunk_size import ChunkPacer
 
 
 def test_the_first_chunks_are_small_and_each_may_be_twice_as_large() -> None:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata.errors import ConfigError, SnapshotError
-from asyncdata.packing.hard import HardPacking
-from asyncdata.packing.soft import SoftPacking
-from asyncdata.packing.xtuner import XTunerPacking, proxy_cost
+from asyncdata.batching.packers.hard import HardPacking
+from asyncdata.batching.packers.soft import SoftPacking
+from asyncdata.batching.packers.xtuner import XTunerPacking, proxy_cost
+from asyncdata.core.errors import ConfigError, SnapshotError
 
 if TYPE_CHECKING:
-    from asyncdata.packing.base import Pack
+    from asyncdata.batching.packers.base import Pack
 
 # A promise to every snapshot there is: packs are not in them, they are made again. See tests/unit/test_order.py.
 PACKS_DIGEST = "2b1a6752cc839623"

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata.columns import Chunk
+from asyncdata.core.types import Lot, Position
+from asyncdata.delivery.chunk import Chunk
 from asyncdata.tokenization.base import ColumnWriter
-from asyncdata.types import Lot, Position
 
 pytest.importorskip("xxhash")
 
-from asyncdata.token_cache.layout import Names, block_head, pad
-from asyncdata.token_cache.placed import PlacedChunk, PlacedRows
+from asyncdata.prefetch.token_cache.segment.layout import Names, block_head, pad
+from asyncdata.prefetch.token_cache.slot_chunk import PlacedChunk, PlacedRows
 
 NUM_ROWS = 9
 

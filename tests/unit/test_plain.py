@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata.plain import from_builtins, to_builtins
+from asyncdata.core.plain_values import from_builtins, to_builtins
 
 
 class Colour(StrEnum):

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.errors import ConfigError, NoSamplesError, WorkerError
-from asyncdata.executors.base import Crashed
-from asyncdata.length_grouping import LengthGrouping
-from asyncdata.order import RowShuffle
-from asyncdata.packing.single import SinglePacking
-from asyncdata.packing.xtuner import XTunerPacking
-from asyncdata.plan import Dealt, Plan, PlannedOrder
-from asyncdata.planned_rows import PlannedRows
-from asyncdata.planning import answer
-from asyncdata.row_index import RowIndex
-from asyncdata.types import Position
-from asyncdata.wire import Block, Failed, Indexed, OrderPacks, PackRows
+from asyncdata.batching.length_grouping import LengthGrouping
+from asyncdata.batching.packers.unpacked import SinglePacking
+from asyncdata.batching.packers.xtuner import XTunerPacking
+from asyncdata.batching.planned.plan import Dealt, Plan, PlannedOrder
+from asyncdata.batching.planned.worker import answer
+from asyncdata.core.errors import ConfigError, NoSamplesError, WorkerError
+from asyncdata.core.messages import Block, Failed, Indexed, OrderPacks, PackRows
+from asyncdata.core.types import Position
+from asyncdata.order.order import RowShuffle
+from asyncdata.prefetch.row_index.row_index import RowIndex
+from asyncdata.prefetch.windows.planned_epochs import PlannedRows
+from asyncdata.workers.base import Crashed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import errors
-from asyncdata.errors import BadRowError, SnapshotError, SourceChangedError, SourceError, WorkerError
-from asyncdata.request import Request
-from asyncdata.types import Position
-from asyncdata.wire import Failed, Ready, Scan, Tokenize
+from asyncdata.core import errors
+from asyncdata.core.errors import BadRowError, SnapshotError, SourceChangedError, SourceError, WorkerError
+from asyncdata.core.messages import Failed, Ready, Scan, Tokenize
+from asyncdata.core.types import Position
+from asyncdata.delivery.requests import Request
 from tests.support.still_loader import DIED, HUNG, StillLoader, WorkerKilled
 from tests.support.tokenize_fns import row_id
 

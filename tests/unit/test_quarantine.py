@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from asyncdata.config import LoaderConfig
-from asyncdata.errors import BadRowError, ConfigError, QuarantineError
-from asyncdata.quarantine import Quarantine, read_quarantine, record_of
+from asyncdata.core.errors import BadRowError, ConfigError, QuarantineError
+from asyncdata.delivery.quarantine import Quarantine, read_quarantine, record_of
+from asyncdata.loader.config import LoaderConfig
 
 ERROR = BadRowError("AD101", "cut off \u00fc", path="/rows", line=3, byte_offset=9, excerpt='{"a', traceback="long")
 RECORD = {

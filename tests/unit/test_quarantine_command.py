@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from asyncdata import BadRowError, DataLoader
 from asyncdata.cli import main
+from asyncdata.delivery.quarantine import Quarantine
 from asyncdata.demo import tokenizer_folder
-from asyncdata.quarantine import Quarantine
 from tests.support.bad_inputs import GOOD, prompts, with_bad
 
 if TYPE_CHECKING:

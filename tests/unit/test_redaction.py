@@ -22,9 +22,9 @@ from asyncdata import (
     RowShuffle,
     SourceError,
 )
-from asyncdata.bad_rows import without_text
-from asyncdata.errors import redacted, safe_cause
-from asyncdata.log import get_logger
+from asyncdata.core.errors import redacted, safe_cause
+from asyncdata.core.log import get_logger
+from asyncdata.delivery.bad_rows import without_text
 from tests.support.bad_inputs import deliver, prompts, with_bad
 
 SECRET = "0123456789abcdefSECRET"
@@ -203,7 +203,7 @@ def test_of_a_message_no_more_than_a_type_is_shown(text, is_trace):
 
 
 def test_every_code_of_a_bad_row_has_its_words():
-    from asyncdata.bad_rows import _REASONS
+    from asyncdata.delivery.bad_rows import _REASONS
     from tests.integration.bad_inputs.test_places import ELSEWHERE, FAULTS
 
     assert set(_REASONS) == {fault.code for fault in FAULTS} | set(ELSEWHERE)

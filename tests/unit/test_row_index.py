@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.errors import SourceError
-from asyncdata.order import RowShuffle
-from asyncdata.row_index import RowIndex
-from asyncdata.wire import Block, Indexed, RowError
+from asyncdata.core.errors import SourceError
+from asyncdata.core.messages import Block, Indexed, RowError
+from asyncdata.order.order import RowShuffle
+from asyncdata.prefetch.row_index.row_index import RowIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

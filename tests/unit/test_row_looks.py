@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata import DataLoader, Shuffle
-from asyncdata.errors import ConfigError, SourceError
+from asyncdata.core.errors import ConfigError, SourceError
+from asyncdata.core.types import Position
 from asyncdata.row_looks import RowLooks
-from asyncdata.types import Position
 from tests.support.tokenize_fns import every_third_dropped, row_id
 
 if TYPE_CHECKING:

@@ -23,11 +23,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import snapshot as snapshots
-from asyncdata.envelope import pack
-from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError, SnapshotVersionError
-from asyncdata.matching import check, differences
-from asyncdata.snapshot import (
+from asyncdata.checkpoint import snapshot as snapshots
+from asyncdata.checkpoint.matching import check, differences
+from asyncdata.checkpoint.snapshot import (
     Snapshot,
     describe,
     describe_file,
@@ -36,7 +34,9 @@ from asyncdata.snapshot import (
     save,
     to_state_dict,
 )
-from asyncdata.types import Position, Sample, SourceLocation, Status
+from asyncdata.core.checksummed_file import pack
+from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotMismatchError, SnapshotVersionError
+from asyncdata.core.types import Position, Sample, SourceLocation, Status
 
 DATA = {"num_files": 2, "num_bytes": 30, "digest": "d1", "files": [["a.jsonl", 10, "x"], ["b.jsonl", 20, "y"]]}
 ORDER = {"seed": 42, "shuffle": True, "block_bytes": 32768, "window_blocks": 1024, "num_blocks": 9}

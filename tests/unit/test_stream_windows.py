@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import structlog
 
-from asyncdata.errors import SourceChangedError, SourceError
-from asyncdata.executors.base import NUM_SLOTS, Slots
-from asyncdata.order import Shuffle
+from asyncdata.core.errors import SourceChangedError, SourceError
+from asyncdata.core.types import Position
+from asyncdata.order.order import Shuffle
+from asyncdata.prefetch.windows.stream_windows import StreamWindow, StreamWindows
 from asyncdata.sources.stream import StreamOrder
-from asyncdata.stream_windows import StreamWindow, StreamWindows
-from asyncdata.types import Position
+from asyncdata.workers.base import NUM_SLOTS, Slots
 from tests.support.streams import ListStream, stream_order_of, windows_of
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def test_a_row_larger_than_a_window_has_one_to_itself():
 
 
 def test_a_window_has_no_more_rows_than_it_may_have_however_short_they_are(monkeypatch):
-    monkeypatch.setattr("asyncdata.stream_pass.MAX_WINDOW_ROWS", 3)
+    monkeypatch.setattr("asyncdata.prefetch.windows.stream_reader.MAX_WINDOW_ROWS", 3)
     rows = [b"%d" % number for number in range(8)]
     reader = Reader(ListStream(rows, at_once=2))
 

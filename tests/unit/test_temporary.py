@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from asyncdata.temporary import TemporaryFolder
+from asyncdata.core.temporary_folder import TemporaryFolder
 
 ROOT = Path(__file__).parents[2]
 OWNER = """
 import sys
-from asyncdata.temporary import TemporaryFolder
+from asyncdata.core.temporary_folder import TemporaryFolder
 folder = TemporaryFolder("rows")
 open(f"{folder.path}/copy", "w").write("rows")
 print(folder.path, flush=True)
@@ -123,7 +123,7 @@ def test_what_is_not_surely_left_stays(place, monkeypatch):
     "lacks",
     [
         "import fcntl; fcntl.flock = lambda *_: (_ for _ in ()).throw(OSError(95, 'Operation not supported'))",
-        "import asyncdata.temporary; asyncdata.temporary._BOOT_ID = '/of no machine'",
+        "import asyncdata.core.temporary_folder; asyncdata.core.temporary_folder._BOOT_ID = '/of no machine'",
     ],
     ids=["locks", "a name of the machine"],
 )

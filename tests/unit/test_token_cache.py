@@ -14,11 +14,12 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import ConfigError, Shuffle, service
+from asyncdata import ConfigError, Shuffle
 from asyncdata.cli import main
-from asyncdata.sources.jsonl import JsonlSource
-from asyncdata.token_messages import EvictTokens, SegmentListing
-from asyncdata.wire import Block
+from asyncdata.core.cache_messages import EvictTokens, SegmentListing
+from asyncdata.core.messages import Block
+from asyncdata.loader.loader import service
+from asyncdata.sources.text.jsonl import JsonlSource
 from tests.support.cached import Delivered, loader, segments, wait_until_stored
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows
 from tests.support.sources import KINDS, make_rows
@@ -26,9 +27,9 @@ from tests.support.sources import KINDS, make_rows
 pytest.importorskip("pyarrow")
 pytest.importorskip("xxhash")
 
-from asyncdata.token_cache.catalog import Catalog, numbers_of
-from asyncdata.token_cache.eviction import evict
-from asyncdata.token_cache.folder import CacheFolder, about_of, key_of
+from asyncdata.prefetch.token_cache.catalog import Catalog, numbers_of
+from asyncdata.prefetch.token_cache.eviction import evict
+from asyncdata.prefetch.token_cache.folder import CacheFolder, about_of, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +76,7 @@ def test_the_numbers_of_blocks_lead_back_to_them(tmp_path, kind):
 
 
 def described_source(source: Any) -> Any:
-    from asyncdata.sources.described import described
+    from asyncdata.sources.resolve import described
 
     return described(source)
 
@@ -290,9 +291,9 @@ def test_rows_that_are_ordered_one_by_one_are_not_cached_and_that_is_said(path, 
 
 
 def test_windows_are_left_out_where_the_disk_is_too_slow(path, tmp_path, monkeypatch):
-    from asyncdata.token_cache import recorder
+    from asyncdata.prefetch.token_cache import writer
 
-    monkeypatch.setattr(recorder, "_MAX_WAITING_BYTES", 0)
+    monkeypatch.setattr(writer, "_MAX_WAITING_BYTES", 0)
     with structlog.testing.capture_logs() as events:
         found = Delivered(loader(path, tmp_path / "cache"), settle=True)
 

@@ -7,7 +7,7 @@ import pytest
 
 from asyncdata import cli
 from asyncdata.commands import tokenizer as command
-from asyncdata.tokenization.proofs import revoke, subject_of
+from asyncdata.tokenization.encoders.equivalence_records import revoke, subject_of
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.support.backends import Fake, install
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from asyncdata.errors import ConfigError
-from asyncdata.torch_random import TorchGenerator
+from asyncdata.core.errors import ConfigError
+from asyncdata.order.torch_randperm import TorchGenerator
 
 
 def test_ten_numbers_are_permuted_so_for_ever() -> None:

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import tuner as tuners
-from asyncdata.autotune import Change, Observation, Settled
-from asyncdata.config import LoaderConfig
-from asyncdata.executors.base import ExecutorStatistics, WorkerState
-from asyncdata.request import Request
-from asyncdata.tuner import FIRST_WORKERS, Tuner, limits_of
+from asyncdata.delivery.requests import Request
+from asyncdata.loader.autotune import tuner as tuners
+from asyncdata.loader.autotune.policy import Change, Observation, Settled
+from asyncdata.loader.autotune.tuner import FIRST_WORKERS, Tuner, limits_of
+from asyncdata.loader.config import LoaderConfig
+from asyncdata.workers.base import ExecutorStatistics, WorkerState
 from tests.support.still_loader import StillLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from asyncdata.autotune import Limits
+    from asyncdata.loader.autotune.policy import Limits
 
 MIB = 1 << 20
 

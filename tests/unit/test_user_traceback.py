@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncdata
-from asyncdata.errors import ConfigError
-from asyncdata.import_path import resolve_path
-from asyncdata.user_traceback import user_traceback
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.import_path import resolve_path
+from asyncdata.core.user_traceback import user_traceback
 
 
 def test_of_a_module_that_cannot_be_imported_its_own_frames_are_left(tmp_path, monkeypatch):
@@ -30,4 +30,4 @@ def test_where_no_frame_is_the_users_the_error_is_one_line():
         raise ConfigError("only words")
     except ConfigError as error:
         error.__traceback__ = None
-        assert user_traceback(error).strip() == "asyncdata.errors.ConfigError: only words"
+        assert user_traceback(error).strip() == "asyncdata.core.errors.ConfigError: only words"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata.executors.handler import Handler
-from asyncdata.sources.jsonl import JsonlSource
+from asyncdata.core.messages import Job, Scanned
+from asyncdata.core.types import SourceLocation
+from asyncdata.prefetch.windows.block_window import ChunkOrigin, Window
+from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.base import FunctionTokenizer
-from asyncdata.types import SourceLocation
-from asyncdata.window import ChunkOrigin, Window
-from asyncdata.wire import Job, Scanned
+from asyncdata.workers.request_handler import Handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

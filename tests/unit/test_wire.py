@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from asyncdata.frames import HEADER, frame, pieces
-from asyncdata.wire import (
+from asyncdata.core.framing import HEADER, frame, pieces
+from asyncdata.core.messages import (
     Block,
     Column,
     Failed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.machine import num_usable_cpus
+from asyncdata.workers.machine import num_usable_cpus
 from tests.benchmarks.framework import at_least, ratios, rounds
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ NUM_TURNS, NUM_RENDERS = 9, 2000
 def chat_template(tokenizer: str) -> dict[str, float]:
     """Microseconds a chat, medians of turns taken one after the other: bare Jinja, ours as any chat is rendered, and,
     where this build proves templates, ours as a proven one is."""
-    from asyncdata.tokenization.chat_template import ChatTemplate, choose_templates
+    from asyncdata.tokenization.chat_template.template import ChatTemplate, choose_templates
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
     files = TokenizerFiles(tokenizer)

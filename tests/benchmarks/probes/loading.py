@@ -86,7 +86,7 @@ def resume(path: str, tokenizer: str, snapshot: str, **knobs: Any) -> dict[str, 
 
 def make_snapshots(path: str, tokenizer: str, snapshot: str, percents: list[int], **knobs: Any) -> dict[str, float]:
     """Snapshots ``snapshot.0``, ``snapshot.99`` of an epoch: the position is set, not reached."""
-    from asyncdata.snapshot import from_state_dict, save
+    from asyncdata.checkpoint.snapshot import from_state_dict, save
 
     with loader(path, tokenizer, **knobs) as made:
         made.get_next_batch(BATCH)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncdata import ConfigError, DataLoader, JsonArraySource, ParquetSource, SnapshotError, SourceError
-from asyncdata.quarantine import read_quarantine
+from asyncdata.delivery.quarantine import read_quarantine
 from tests.support.tokenize_fns import row_id
 
 

@@ -26,7 +26,7 @@ from asyncdata import (
     TooManyBadRowsError,
 )
 from asyncdata.demo import tokenizer_folder
-from asyncdata.integrations.slime_rows import SlimeTokenizeFn
+from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from tests.support import tokenize_fns, worker_fns
 from tests.support.bad_inputs import PACKAGE, deliver, prompts
 from tests.support.loading import ids

@@ -13,14 +13,14 @@ import psutil
 import pytest
 import structlog
 
-from asyncdata.errors import WorkerError
-from asyncdata.executors import births, losses
-from asyncdata.executors.births import Births
-from asyncdata.executors.process import ProcessExecutor
-from asyncdata.executors.spawn import Spawner
-from asyncdata.executors.template import descriptors, why_not_shared
-from asyncdata.frames import frame
-from asyncdata.wire import Permute, Permuted, Ready, decode_reply
+from asyncdata.core.errors import WorkerError
+from asyncdata.core.framing import frame
+from asyncdata.core.messages import Permute, Permuted, Ready, decode_reply
+from asyncdata.workers.pool import lost_workers, spawning
+from asyncdata.workers.pool.forkserver import descriptors, why_not_shared
+from asyncdata.workers.pool.process_pool import ProcessExecutor
+from asyncdata.workers.pool.shared_resources import Spawner
+from asyncdata.workers.pool.spawning import Births
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
 from tests.support.tokenize_fns import kills_on_13, row_id
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from asyncdata.executors.offspring import WorkerProcess
+    from asyncdata.workers.pool.processes import WorkerProcess
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ async def test_template_and_workers_may_be_killed_together(rows):
 
 @pytest.mark.asyncio
 async def test_a_template_that_is_stopped_is_replaced_once_it_is_needed(rows, monkeypatch):
-    monkeypatch.setattr(births, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(spawning, "_PATIENCE_S", 0.3)
     executor = ProcessExecutor(2)
     client = Client(executor, rows(20), row_id)
     with structlog.testing.capture_logs() as events:
@@ -378,7 +378,7 @@ async def test_a_worker_that_cannot_be_named_is_none(rows, monkeypatch, error, m
 
     client = Client(ProcessExecutor(1), rows(1), row_id)
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    monkeypatch.setattr(losses, "_PATIENCE_S", 0)  # with kills from outside it takes as long as they may last
+    monkeypatch.setattr(lost_workers, "_PATIENCE_S", 0)  # with kills from outside it takes as long as they may last
 
     assert (await failure_to_run(client)).startswith(message)
 
@@ -442,7 +442,7 @@ async def test_while_others_work_a_worker_for_which_there_is_no_room_is_tried_ag
 @pytest.mark.asyncio
 async def test_without_room_for_a_fork_and_without_a_worker_it_says_so(rows, monkeypatch):
     """The template has room for so many descriptors that a worker's own do not fit."""
-    monkeypatch.setattr(losses, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(lost_workers, "_PATIENCE_S", 0.1)
     executor = ProcessExecutor(1)
     client = Client(executor, rows(1), row_id)
     with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:

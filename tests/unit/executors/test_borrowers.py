@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 
-from asyncdata.executors.base import Slots
+from asyncdata.workers.base import Slots
 
 
 class Reader:

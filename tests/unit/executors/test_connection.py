@@ -11,10 +11,10 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from asyncdata.errors import WorkerError
-from asyncdata.executors.connection import Connection
-from asyncdata.frames import HEADER
-from asyncdata.wire import MAX_FRAME_BYTES
+from asyncdata.core.errors import WorkerError
+from asyncdata.core.framing import HEADER
+from asyncdata.core.messages import MAX_FRAME_BYTES
+from asyncdata.workers.pool.connection import Connection
 from tests.support.executors import NEVER_S
 
 if TYPE_CHECKING:

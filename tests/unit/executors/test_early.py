@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from asyncdata import ConfigError, DataLoader, SourceError, WorkerError
-from asyncdata.executors import early
-from asyncdata.executors.early import EarlyTemplate
+from asyncdata.workers.pool import early_start
+from asyncdata.workers.pool.early_start import EarlyTemplate
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S
 from tests.support.loading import ids, write_rows
@@ -196,7 +196,7 @@ def test_a_birth_that_fails_in_whatever_way_is_not_waited_for(monkeypatch):
     def never(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(early, "execute", never)
+    monkeypatch.setattr(early_start, "execute", never)
     template = EarlyTemplate()
     template.tell("tests.support.tokenize_fns:row_id")
 
@@ -206,14 +206,14 @@ def test_a_birth_that_fails_in_whatever_way_is_not_waited_for(monkeypatch):
 
 
 def test_a_birth_that_hangs_is_not_waited_for_and_leaves_nothing(monkeypatch):
-    go_on, execute = threading.Event(), early.execute
+    go_on, execute = threading.Event(), early_start.execute
 
     def slow(*arguments: Any) -> Any:
         assert go_on.wait(NEVER_S)
         return execute(*arguments)
 
-    monkeypatch.setattr(early, "_PATIENCE_S", 0.01)
-    monkeypatch.setattr(early, "execute", slow)
+    monkeypatch.setattr(early_start, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(early_start, "execute", slow)
     template = EarlyTemplate()
     template.tell("tests.support.tokenize_fns:row_id")
     template.close()
@@ -223,7 +223,7 @@ def test_a_birth_that_hangs_is_not_waited_for_and_leaves_nothing(monkeypatch):
 
 
 def test_a_newborn_that_does_not_listen_is_ended(monkeypatch):
-    monkeypatch.setattr(early, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(early_start, "_PATIENCE_S", 0.05)
     template = EarlyTemplate()
     until(psutil.Process().children)
     (child,) = psutil.Process().children()

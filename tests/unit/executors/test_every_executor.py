@@ -12,11 +12,11 @@ import anyio.to_thread
 import numpy as np
 import pytest
 
-from asyncdata.errors import WorkerError
-from asyncdata.executors.base import NUM_SLOTS, InlineExecutor
-from asyncdata.executors.process import ProcessExecutor
-from asyncdata.window import Window
-from asyncdata.wire import NO_SLOT, Overflow, Permute, Tokenize, Tokenized
+from asyncdata.core.errors import WorkerError
+from asyncdata.core.messages import NO_SLOT, Overflow, Permute, Tokenize, Tokenized
+from asyncdata.prefetch.windows.block_window import Window
+from asyncdata.workers.base import NUM_SLOTS, InlineExecutor
+from asyncdata.workers.pool.process_pool import ProcessExecutor
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until, value_of
 from tests.support.tokenize_fns import fails_on_13, in_batches, row_id
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from asyncdata.executors.base import Executor
+    from asyncdata.workers.base import Executor
 
 EXECUTORS: dict[str, Callable[[Any], Executor]] = {
     "inline": InlineExecutor,

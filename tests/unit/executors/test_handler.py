@@ -14,16 +14,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata.errors import ConfigError
-from asyncdata.executors import handler as handlers
-from asyncdata.executors.base import error_of
-from asyncdata.executors.handler import Handler
-from asyncdata.order import RowShuffle
-from asyncdata.packing.soft import SoftPacking
-from asyncdata.plan import Plan, PlannedOrder
-from asyncdata.sources.jsonl import JsonlSource
-from asyncdata.tokenization.base import FunctionTokenizer
-from asyncdata.wire import (
+from asyncdata.batching.packers.soft import SoftPacking
+from asyncdata.batching.planned.plan import Plan, PlannedOrder
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.messages import (
     Block,
     Failed,
     Index,
@@ -38,6 +32,12 @@ from asyncdata.wire import (
     Tokenize,
     Tokenized,
 )
+from asyncdata.order.order import RowShuffle
+from asyncdata.sources.text.jsonl import JsonlSource
+from asyncdata.tokenization.base import FunctionTokenizer
+from asyncdata.workers import request_handler as handlers
+from asyncdata.workers.base import error_of
+from asyncdata.workers.request_handler import Handler
 from tests.support.tokenize_fns import characters, in_batches, row_id
 
 if TYPE_CHECKING:
@@ -421,8 +421,8 @@ def test_what_takes_long_and_runs_nobodys_code_shows_that_it_goes_on(bench, json
         return Permuted(b"")
 
     monkeypatch.setattr(handler, "_progress", progress)
-    monkeypatch.setattr("asyncdata.executors.handler._BEAT_S", 0.001)
-    monkeypatch.setattr("asyncdata.executors.handler.permute", permute_slowly)
+    monkeypatch.setattr("asyncdata.workers.request_handler._BEAT_S", 0.001)
+    monkeypatch.setattr("asyncdata.workers.request_handler.permute", permute_slowly)
 
     assert handler(Permute(3, 0)) == Permuted(b"")
     assert bench.progress[:3] == [-2, -1, -2], "no row in particular"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from asyncdata.executors.patience import MAX_WAIT_S, Patience, pause
+from asyncdata.workers.pool.deadlines import MAX_WAIT_S, Patience, pause
 
 
 class Clock:

@@ -18,13 +18,13 @@ import numpy as np
 import psutil
 import pytest
 
-from asyncdata.errors import WorkerError
-from asyncdata.executors.base import NUM_SLOTS, Crashed
-from asyncdata.executors.offspring import Forked
-from asyncdata.executors.process import ProcessExecutor
-from asyncdata.frames import frame
-from asyncdata.window import Window
-from asyncdata.wire import NO_SLOT, Failed, OrderPacks, Overflow, Permuted, Ready, Tokenize
+from asyncdata.core.errors import WorkerError
+from asyncdata.core.framing import frame
+from asyncdata.core.messages import NO_SLOT, Failed, OrderPacks, Overflow, Permuted, Ready, Tokenize
+from asyncdata.prefetch.windows.block_window import Window
+from asyncdata.workers.base import NUM_SLOTS, Crashed
+from asyncdata.workers.pool.process_pool import ProcessExecutor
+from asyncdata.workers.pool.processes import Forked
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until, value_of
 from tests.support.tokenize_fns import kills_on_13, kills_on_13_in_batches, row_id
@@ -520,7 +520,7 @@ async def test_what_is_under_way_hears_that_there_will_be_no_worker(rows, tmp_pa
 async def test_a_function_that_no_worker_can_import_is_named(rows):
     import msgspec
 
-    from asyncdata.specs import TokenizeSpec
+    from asyncdata.core.specs import TokenizeSpec
 
     client = Client(ProcessExecutor(1), rows(1), row_id)
     client.job = msgspec.structs.replace(client.job, tokenize=TokenizeSpec("tests.support.nowhere:fn"))

@@ -13,12 +13,12 @@ import psutil
 import pytest
 import structlog
 
-from asyncdata.executors.process import ProcessExecutor
-from asyncdata.executors.spawn import Spawner
-from asyncdata.executors.worker import open_or_tell, receive, send_pieces
-from asyncdata.frames import frame
+from asyncdata.core.framing import frame
+from asyncdata.core.messages import Failed, Ready, decode_reply
 from asyncdata.tokenization.base import describe
-from asyncdata.wire import Failed, Ready, decode_reply
+from asyncdata.workers.pool.process_pool import ProcessExecutor
+from asyncdata.workers.pool.shared_resources import Spawner
+from asyncdata.workers.pool.worker_main import open_or_tell, receive, send_pieces
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
 from tests.support.tokenize_fns import row_id

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
+from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
 from asyncdata.integrations.hf_adapter import AsyncDatasetAdapter, HFDatasetAdapterBase
-from asyncdata.integrations.slime_sample import SlimeSample
+from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support.slime_source import GatedRows, args_for, numbers, source_of, write_prompts
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def test_a_state_that_cannot_be_of_this_dataset_is_an_error_and_not_the_next_epo
 
 def test_a_slow_row_is_an_error_and_not_a_short_batch(prompts, monkeypatch):
     gate = GatedRows()
-    monkeypatch.setattr("asyncdata.integrations.slime_config._tokenize_fn", lambda args, options: gate)
+    monkeypatch.setattr("asyncdata.integrations.slime.config._tokenize_fn", lambda args, options: gate)
     with adapter_of(prompts, asyncdata_timeout_s=0.05, rollout_shuffle=False) as adapter:
         with pytest.raises(PrefetchTimeoutError, match="AD510"):
             adapter.get_next_batch(3)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.errors import ConfigError
-from asyncdata.integrations.miles_chats import tool_form
-from asyncdata.integrations.slime_config import settings_of
-from asyncdata.integrations.slime_rows import SlimeTokenizeFn
-from asyncdata.integrations.slime_sample import SlimeSample
+from asyncdata.core.errors import ConfigError
+from asyncdata.integrations.slime.config import settings_of
+from asyncdata.integrations.slime.miles_chats import tool_form
+from asyncdata.integrations.slime.rows import SlimeTokenizeFn
+from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support.miles import sglang, tool_model
 from tests.support.slime_source import no_rollout, source_of
 from tests.unit.tokenization import run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from asyncdata.errors import SnapshotError
-from asyncdata.integrations.rollout_ledger import MAX_MARKS, Entry, Numbering, RolloutLedger
+from asyncdata.core.errors import SnapshotError
+from asyncdata.integrations.slime.rollout_ledger import MAX_MARKS, Entry, Numbering, RolloutLedger
 
 
 def entry(index: int | None, text: str = "") -> Entry:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata.errors import SnapshotMismatchError
-from asyncdata.integrations import torch_checkpoint
+from asyncdata.core.errors import SnapshotMismatchError
 from asyncdata.integrations.hf_adapter import AsyncDatasetAdapter
-from asyncdata.integrations.slime_sample import SlimeSample
+from asyncdata.integrations.slime import legacy_checkpoint as torch_checkpoint
+from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support.slime_source import args_for, labels, no_rollout, numbers, source_of, write_prompts
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import snapshot as snapshots
-from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError
-from asyncdata.integrations import torch_checkpoint
-from asyncdata.integrations.slime_sample import SlimeSample
+from asyncdata.checkpoint import snapshot as snapshots
+from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotMismatchError
+from asyncdata.integrations.slime import legacy_checkpoint as torch_checkpoint
+from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support.slime_source import labels, no_rollout, numbers, set_rollout_id, source_of, write_prompts
 
 __all__ = ("no_rollout",)
@@ -496,7 +496,7 @@ def test_killed_between_its_two_files_a_checkpoint_is_whole(prompts, given, fold
         def killed(*args, **kwargs):
             raise KeyboardInterrupt
 
-        for place in ("asyncdata.integrations.torch_checkpoint.write", "asyncdata.snapshot.save"):
+        for place in ("asyncdata.integrations.slime.legacy_checkpoint.write", "asyncdata.checkpoint.snapshot.save"):
             with monkeypatch.context() as patch:
                 patch.setattr(place, killed)
                 with pytest.raises(KeyboardInterrupt):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.errors import ConfigError
+from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.slime import AsyncDataSource
 
 if TYPE_CHECKING:

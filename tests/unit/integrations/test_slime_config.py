@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from asyncdata.errors import ConfigError
-from asyncdata.integrations.slime_config import Options, import_by_path, settings_of
-from asyncdata.order import RowShuffle
-from asyncdata.sources.jsonl import JsonlSource
+from asyncdata.core.errors import ConfigError
+from asyncdata.integrations.slime.config import Options, import_by_path, settings_of
+from asyncdata.order.order import RowShuffle
+from asyncdata.sources.text.jsonl import JsonlSource
 from tests.support.slime_source import SLIMES_DEFAULTS, slimes_args
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.errors import ConfigError, InvalidGroupError, NoSamplesError, SnapshotMismatchError
+from asyncdata.core.errors import ConfigError, InvalidGroupError, NoSamplesError, SnapshotMismatchError
 from asyncdata.integrations.slime import AsyncDataSource, ReadOnlyDataSource, ReadOnlyError
-from asyncdata.integrations.slime_sample import SlimeSample
+from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support.slime_source import (
     args_for,
     labels,

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from asyncdata.integrations.hf_adapter import AsyncDatasetAdapter, HFDatasetAdapterBase
-from asyncdata.integrations.rollout_ledger import Numbering
 from asyncdata.integrations.slime import AsyncDataSource
-from asyncdata.integrations.slime_checkpoint import SlimeState
-from asyncdata.integrations.slime_config import PREFIX, Options, settings_of
+from asyncdata.integrations.slime.checkpoint import SlimeState
+from asyncdata.integrations.slime.config import PREFIX, Options, settings_of
+from asyncdata.integrations.slime.rollout_ledger import Numbering
 from tests.support.slime_source import source_of, write_prompts
 from tests.unit.test_docs import (
     DOCS,

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import snapshot as snapshots
-from asyncdata.envelope import pack
-from asyncdata.errors import ConfigError, SnapshotError
-from asyncdata.integrations import slime_groups
+from asyncdata.checkpoint import snapshot as snapshots
+from asyncdata.core.checksummed_file import pack
+from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.integrations.slime import BadGroupError
+from asyncdata.integrations.slime import groups as slime_groups
 from tests.support.slime_source import labels, no_rollout, set_rollout_id, source_of, write_prompts
 
 __all__ = ("no_rollout",)
@@ -436,7 +436,7 @@ def test_a_group_that_cannot_be_written_leaves_what_was_there(prompts, given, mo
                 source.save(0)
         assert sorted(Path(given["save"], "rollout").rglob("*")) == before
         with monkeypatch.context() as patch:
-            patch.setattr("asyncdata.snapshot.replace_file", full)
+            patch.setattr("asyncdata.checkpoint.snapshot.replace_file", full)
             with pytest.raises(SnapshotError, match="AD601 .*No space left on device"):
                 source.save(0)
         assert [path for path in files_of(given) if path not in before] == [], "nothing names it"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata.errors import ConfigError
-from asyncdata.integrations.slime_sample import SlimeSample
+from asyncdata.core.errors import ConfigError
+from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support.slime_source import labels, no_rollout, set_rollout_id, source_of, write_prompts
 
 if TYPE_CHECKING:

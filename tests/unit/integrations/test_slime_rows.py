@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models
 
-from asyncdata.errors import ConfigError
-from asyncdata.integrations.slime_rows import SlimeTokenizeFn
+from asyncdata.core.errors import ConfigError
+from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from asyncdata.tokenization.base import ColumnWriter, TokenizeFn, describe, open_spec
-from asyncdata.tokenization.prompt import PromptTokenizeFn
+from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 
 NOWHERE = "/there/is/no/such/tokenizer"
@@ -442,7 +442,7 @@ def test_every_row_is_announced_before_it_is_read_and_then_all_together() -> Non
 
 def test_a_worker_loads_no_heavy_library(name: str) -> None:
     program = (
-        "import sys; from asyncdata.integrations.slime_rows import SlimeTokenizeFn\n"
+        "import sys; from asyncdata.integrations.slime.rows import SlimeTokenizeFn\n"
         f"SlimeTokenizeFn({name!r}, max_length=5, apply_chat_template=True).open()\n"
         "print(*{'numpy', 'torch', 'transformers', 'huggingface_hub', 'anyio', 'ray', 'slime'} & {*sys.modules})"
     )

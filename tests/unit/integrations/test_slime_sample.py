@@ -16,14 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.integrations.slime_sample import (
+from asyncdata.core.types import Sample
+from asyncdata.integrations.slime.sample import (
     SampleFactory,
     SlimeSample,
     from_record,
     resolve_sample_type,
     to_record,
 )
-from asyncdata.types import Sample
 from tests.support.slime import slime_folder, slime_importable, slime_module
 
 ROOT = Path(__file__).parents[3]
@@ -281,7 +281,7 @@ def test_slimes_own_class_is_found() -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     program = (
-        "import sys; from asyncdata.integrations.slime_sample import SampleFactory, SlimeSample, to_record\n"
+        "import sys; from asyncdata.integrations.slime.sample import SampleFactory, SlimeSample, to_record\n"
         "SampleFactory(SlimeSample, 2); to_record(SlimeSample())\n"
         "print(*{'torch', 'ray', 'slime', 'transformers'} & {*sys.modules})"
     )

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata.errors import (
+from asyncdata.core.errors import (
     BadRowError,
     ConfigError,
     FilterError,
@@ -28,9 +28,9 @@ from asyncdata.errors import (
     PrefetchTimeoutError,
     SourceError,
 )
-from asyncdata.integrations import slime_media
 from asyncdata.integrations.slime import AsyncDataSource, BadGroupError
-from asyncdata.integrations.slime_sample import SlimeSample
+from asyncdata.integrations.slime import media as slime_media
+from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support.slime_source import (
     GatedRows,
     args_for,
@@ -80,7 +80,7 @@ def test_hardly_any_argument_is_needed():
 
 def test_where_nothing_is_encoded_no_tokenizer_is_asked_for(prompts, monkeypatch):
     monkeypatch.delenv("ASYNCDATA_PROVE", raising=False)
-    monkeypatch.setattr("asyncdata.proving.version_of", lambda backend: "1")
+    monkeypatch.setattr("asyncdata.loader.background_proof.version_of", lambda backend: "1")
     for tokenizer in (None, "/no/such/folder"):
         with source_of(prompts, hf_checkpoint=tokenizer) as source:
             assert labels(source.get_samples(1)) == ["0"]
@@ -500,7 +500,7 @@ def test_a_dataset_that_gives_too_few_is_an_error_and_not_a_short_batch():
 
 def test_a_timeout_is_an_error_at_every_call_and_consumes_nothing(prompts, monkeypatch):
     gate = GatedRows()
-    monkeypatch.setattr("asyncdata.integrations.slime_config._tokenize_fn", lambda args, options: gate)
+    monkeypatch.setattr("asyncdata.integrations.slime.config._tokenize_fn", lambda args, options: gate)
     with source_of(prompts, asyncdata_timeout_s=0.05) as source:
         back = [[SlimeSample(label="back")]]
         source.add_samples(back)

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.errors import SourceError
-from asyncdata.sources import array_reader
-from asyncdata.sources.array_reader import ArrayReader
-from asyncdata.sources.json_array import split_array
-from asyncdata.sources.jsonl import JsonArraySource
-from asyncdata.wire import Job
+from asyncdata.core.errors import SourceError
+from asyncdata.core.messages import Job
+from asyncdata.sources.text import json_array_reader
+from asyncdata.sources.text.json_array_reader import ArrayReader
+from asyncdata.sources.text.json_array_stream import split_array
+from asyncdata.sources.text.jsonl import JsonArraySource
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncdata.sources.array_blocks import ArrayBlocks
+    from asyncdata.sources.text.json_array_blocks import ArrayBlocks
 
 Rows = list[tuple[int, int, bytes]]
 
@@ -94,7 +94,7 @@ def test_blocks_in_any_order_have_the_elements_of_the_array(tmp_path_factory, da
     )
     found: dict[int, Any] = {}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(array_reader, "_PIECE_BYTES", piece_bytes)
+        patched.setattr(json_array_reader, "_PIECE_BYTES", piece_bytes)
         for number in numbers:
             rows = rows_of(reader, blocks, number)
             assert found.setdefault(number, rows) == rows
@@ -132,7 +132,7 @@ def test_what_is_wrong_is_told_by_the_blocks_from_there_on_and_by_no_other(
     faults: list[str] = []
     first_bad = blocks.num_blocks
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(array_reader, "_PIECE_BYTES", piece_bytes)
+        patched.setattr(json_array_reader, "_PIECE_BYTES", piece_bytes)
         for number in range(blocks.num_blocks):
             try:
                 rows = rows_of(reader, blocks, number)
@@ -172,20 +172,20 @@ def test_going_back_begins_at_the_last_element_known_before(tmp_path, monkeypatc
     reader = reader_of(blocks)
     expected = [rows_of(reader, blocks, number) for number in range(blocks.num_blocks)]
     asked: list[int] = []
-    really = array_reader.read_row
+    really = json_array_reader.read_row
 
     def noting(fd: int, file: Any, offset: int, num_bytes: int) -> bytes:
         asked.append(offset)
         return really(fd, file, offset, num_bytes)
 
-    monkeypatch.setattr(array_reader, "read_row", noting)
+    monkeypatch.setattr(json_array_reader, "read_row", noting)
     assert rows_of(reader, blocks, 30) == expected[30]
     assert min(asked) >= 3000, "not from the front"
     reader.close()
 
 
 def test_no_more_than_some_files_are_remembered_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(array_reader, "_MAX_SCANS", 2)
+    monkeypatch.setattr(json_array_reader, "_MAX_SCANS", 2)
     for number in range(4):
         (tmp_path / f"{number}.json").write_text(json.dumps([[number, row] for row in range(50)]), encoding="utf-8")
     blocks = JsonArraySource(str(tmp_path)).open(64).as_blocks(64)

@@ -19,8 +19,8 @@ from asyncdata.tokenization.rows import RowDecoder, RowFault, decode_object
 
 pa = pytest.importorskip("pyarrow")
 
-from asyncdata.sources.arrow_rows import RowWriter, block_rows  # noqa: E402 - without pyarrow there is nothing to test
-from asyncdata.sources.arrow_types import is_same_form  # noqa: E402
+from asyncdata.sources.arrow.column_types import is_same_form  # noqa: E402
+from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows  # noqa: E402 - without pyarrow there is nothing to test
 
 DAY = datetime.date(2024, 1, 31)
 NOON = datetime.datetime(2024, 1, 31, 12)

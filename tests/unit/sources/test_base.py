@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asyncdata.errors import SourceChangedError
-from asyncdata.fingerprint import FileStamp, data_fingerprint, stamp
+from asyncdata.core.errors import SourceChangedError
+from asyncdata.core.messages import Block
+from asyncdata.core.types import SourceLocation
 from asyncdata.sources.base import FileBlocks
-from asyncdata.types import SourceLocation
-from asyncdata.wire import Block
+from asyncdata.sources.fingerprint import FileStamp, data_fingerprint, stamp
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import JsonArraySource, JsonlSource, Shuffle
-from asyncdata.errors import SourceChangedError, SourceError
+from asyncdata.core.errors import SourceChangedError, SourceError
 from asyncdata.sources.base import FileBlocks
-from asyncdata.sources.json_array import split_array
-from asyncdata.sources.lines import split_lines
 from asyncdata.sources.stream import StreamOrder
-from asyncdata.sources.text_stream import TextStream
+from asyncdata.sources.text.json_array_stream import split_array
+from asyncdata.sources.text.line_stream import split_lines
+from asyncdata.sources.text.text_stream import TextStream
 from tests.support.streams import frames, jsonl, members, texts_of, write
 
 if TYPE_CHECKING:

@@ -17,20 +17,20 @@ import pytest
 from hypothesis import given, settings
 
 from asyncdata import ConfigError, DataLoader, HuggingFaceSource, SnapshotMismatchError, SourceChangedError, SourceError
-from asyncdata.import_path import resolve_path
+from asyncdata.core.import_path import resolve_path
+from asyncdata.core.messages import Block, Job, Overflow
+from asyncdata.core.types import SourceLocation
 from asyncdata.inspection import open_order
 from asyncdata.sources.base import Source
 from asyncdata.sources.reader import FileChangedError
 from asyncdata.sources.row_json import encode_row
-from asyncdata.types import SourceLocation
-from asyncdata.wire import Block, Job, Overflow
 from tests.support.loading import ids
 from tests.support.tokenize_fns import row_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from asyncdata.sources.huggingface import DatasetBlocks
+    from asyncdata.sources.arrow.huggingface import DatasetBlocks
 
 datasets = pytest.importorskip("datasets")
 pa = pytest.importorskip("pyarrow")
@@ -391,7 +391,7 @@ def test_where_no_copy_can_be_written_it_says_so(tmp_path, monkeypatch):
     def fails(path: str, batches: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("asyncdata.sources.huggingface.write_arrow", fails)
+    monkeypatch.setattr("asyncdata.sources.arrow.huggingface.write_arrow", fails)
     with pytest.raises(SourceError, match="^AD126 no copy of the dataset can be written to .*No space left.*TMPDIR"):
         opened(in_memory())
 

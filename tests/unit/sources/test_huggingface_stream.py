@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata import HuggingFaceSource, Shuffle
-from asyncdata.errors import ConfigError, SourceError
+from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.sources.stream import StreamOrder
 from tests.support.streams import jsonl, texts_of, write
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from asyncdata import JsonArraySource, JsonlSource, Shuffle
-from asyncdata.errors import SourceError
+from asyncdata.core.errors import SourceError
 from asyncdata.sources.base import Source
 from asyncdata.sources.stream import StreamOrder
-from asyncdata.sources.text_stream import TextStream
+from asyncdata.sources.text.text_stream import TextStream
 from tests.support.streams import texts_of, write
 
 

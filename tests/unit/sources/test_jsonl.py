@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from asyncdata import JsonlSource
-from asyncdata.errors import ConfigError, SourceError
+from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.sources.base import Source
 
 if TYPE_CHECKING:

@@ -23,15 +23,15 @@ from asyncdata import (
     SourceLocation,
     cli,
 )
-from asyncdata.errors import NoSamplesError
-from asyncdata.fingerprint import FileStamp
-from asyncdata.import_path import resolve_path
+from asyncdata.core.errors import NoSamplesError
+from asyncdata.core.import_path import resolve_path
+from asyncdata.core.messages import Block, Job, Overflow
 from asyncdata.inspection import estimate_num_rows, open_order
-from asyncdata.sources import parquet_reader
+from asyncdata.sources.arrow import parquet_reader
+from asyncdata.sources.arrow.parquet import ParquetBlocks
 from asyncdata.sources.base import Source
-from asyncdata.sources.parquet import ParquetBlocks
+from asyncdata.sources.fingerprint import FileStamp
 from asyncdata.sources.reader import FileChangedError
-from asyncdata.wire import Block, Job, Overflow
 from tests.support.loading import ids
 from tests.support.tokenize_fns import id_and_text, row_id
 

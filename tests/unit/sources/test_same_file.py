@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from asyncdata.fingerprint import WHOLE_BYTES, stamp
+from asyncdata.core.messages import Block, FileRef, Job
 from asyncdata.sources.base import Files
+from asyncdata.sources.fingerprint import WHOLE_BYTES, stamp
 from asyncdata.sources.reader import FileChangedError
 from asyncdata.sources.same_file import Looks, SameFile, is_same, looks_of
-from asyncdata.sources.scan import LineReader
-from asyncdata.wire import Block, FileRef, Job
+from asyncdata.sources.text.line_scanner import LineReader
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncdata.sources import scan
+from asyncdata.core.messages import Block, FileRef
 from asyncdata.sources.reader import BlockRows, FileChangedError
-from asyncdata.sources.scan import read_block, read_row
-from asyncdata.wire import Block, FileRef
+from asyncdata.sources.text import line_scanner
+from asyncdata.sources.text.line_scanner import read_block, read_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +86,7 @@ def test_a_row_of_exactly_the_limit_is_kept_and_one_byte_more_is_too_long(path):
 
 
 def test_a_row_far_longer_than_the_limit_is_not_read_to_its_end(path, monkeypatch):
-    monkeypatch.setattr(scan, "_PIECE_BYTES", 10)
+    monkeypatch.setattr(line_scanner, "_PIECE_BYTES", 10)
     with opened(path, b"x" * 1000) as (fd, file):
         os.truncate(path, 100)  # a read behind this would raise
         found = read_block(fd, file, Block(0, 0, 10), 0, 50)

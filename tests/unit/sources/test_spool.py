@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncdata.core.messages import Block, FileRef, Job, Overflow
 from asyncdata.sources.spool import SpoolReader, is_whole, part_path, write_part
-from asyncdata.wire import Block, FileRef, Job, Overflow
 
 ROWS = [b'{"a": 1}', b"", b'{"b": "long"}']
 
@@ -20,7 +20,7 @@ def spool_reader(folder):
     path = folder / "rows.jsonl"
     path.write_bytes(b"first\nsecond\n")
     job = Job(files=[FileRef(str(path), 13)], tokenize=None, max_row_bytes=99, block_bytes=50, slack_bytes=9)
-    return SpoolReader(job, "asyncdata.sources.scan:LineReader", {}, str(folder))
+    return SpoolReader(job, "asyncdata.sources.text.line_scanner:LineReader", {}, str(folder))
 
 
 @pytest.fixture

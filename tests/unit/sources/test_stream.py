@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from asyncdata import IterableSource, Shuffle
-from asyncdata.errors import ConfigError, SourceError
-from asyncdata.order import order_keys, shuffled_rows
+from asyncdata.core.errors import ConfigError, SourceError
+from asyncdata.order.order import order_keys, shuffled_rows
 from asyncdata.sources.base import Source
 from asyncdata.sources.iterable import plain_state
 from asyncdata.sources.row_json import encode_row

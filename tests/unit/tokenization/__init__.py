@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.columns import Chunk
+from asyncdata.core.types import Position, SourceLocation
+from asyncdata.delivery.chunk import Chunk
 from asyncdata.tokenization.base import ColumnWriter
-from asyncdata.types import Position, SourceLocation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from asyncdata.core.messages import Tokenized
     from asyncdata.tokenization.base import BatchTokenizer
-    from asyncdata.wire import Tokenized
 
 
 class Nowhere:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.errors import ConfigError
-from asyncdata.specs import TokenizeSpec
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.messages import decode_reply, encode
+from asyncdata.core.specs import TokenizeSpec
 from asyncdata.tokenization import base
 from asyncdata.tokenization.base import (
     ColumnWriter,
@@ -24,7 +25,6 @@ from asyncdata.tokenization.base import (
     resolve_path,
 )
 from asyncdata.tokenization.rows import RowFault
-from asyncdata.wire import decode_reply, encode
 from tests.unit.tokenization import drops, faults, read_back, run, token_ids, values
 
 HERE = __name__

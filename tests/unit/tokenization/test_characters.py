@@ -5,7 +5,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.tokenization.characters import (
+from asyncdata.tokenization.encoders.character_sets import (
     NUM_CODE_POINTS,
     CharacterFinder,
     complement,

@@ -12,9 +12,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from asyncdata import DataLoader
-from asyncdata.errors import ConfigError
+from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.base import TokenizeFn, describe, open_spec
-from asyncdata.tokenization.chat import ChatTokenizeFn
+from asyncdata.tokenization.functions.chat import ChatTokenizeFn
 from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
 from tests.unit.tokenization.trained import (
     added_tokens,
@@ -509,7 +509,7 @@ def test_a_worker_imports_no_framework_for_it(name: str) -> None:
     code = (
         "import json, sys\n"
         "from asyncdata.tokenization.base import ColumnWriter\n"
-        "from asyncdata.tokenization.chat import ChatTokenizeFn\n"
+        "from asyncdata.tokenization.functions.chat import ChatTokenizeFn\n"
         f"ChatTokenizeFn({name!r}).open()([{json.dumps({'messages': CHAT}).encode()!r}], ColumnWriter())\n"
         "print(*sys.modules)"
     )

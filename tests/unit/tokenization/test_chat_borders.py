@@ -9,10 +9,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from asyncdata import DataLoader
-from asyncdata.tokenization.chat import ChatTokenizeFn
-from asyncdata.tokenization.preference import PreferenceTokenizeFn
-from asyncdata.tokenization.prompt import PromptTokenizeFn
-from asyncdata.tokenization.text import TextTokenizeFn
+from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
+from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
+from asyncdata.tokenization.functions.text import TextTokenizeFn
 from tests.unit.tokenization import notes, run, token_ids
 from tests.unit.tokenization.trained import assistant, mask_of, their_mask, tokenizer_of, trained, trained_texts, user
 

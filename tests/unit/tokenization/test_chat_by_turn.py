@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import DataLoader
-from asyncdata.tokenization.chat import ChatTokenizeFn
-from asyncdata.tokenization.prompt import PromptTokenizeFn
+from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
 from tests.unit.tokenization import drops, faults, notes, run
 from tests.unit.tokenization.trained import assistant, trained, user, variant
 

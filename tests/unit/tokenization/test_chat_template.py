@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from asyncdata.errors import ConfigError
-from asyncdata.tokenization.chat_template import ChatTemplate, choose_templates
+from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.chat_template.jinja_environment import make_environment
+from asyncdata.tokenization.chat_template.template import ChatTemplate, choose_templates
 from asyncdata.tokenization.rows import RowFault
-from asyncdata.tokenization.template_environment import make_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable

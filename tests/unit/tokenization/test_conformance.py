@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
 
-from asyncdata.tokenization.characters import complement, ranges_of
-from asyncdata.tokenization.conformance import random_texts, sweep
-from asyncdata.tokenization.hf_encoder import HfEncoder, separator_of
+from asyncdata.tokenization.encoders.character_sets import complement, ranges_of
+from asyncdata.tokenization.encoders.equivalence_sweep import random_texts, sweep
+from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, separator_of
 from tests.support.backends import FEW, Fake
 
 if TYPE_CHECKING:

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tokenizers import processors
 
-from asyncdata.errors import ConfigError
+from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.base import TokenizeFn, describe, open_spec
-from asyncdata.tokenization.fixed_length import FixedLengthTokenizeFn
+from asyncdata.tokenization.functions.fixed_length import FixedLengthTokenizeFn
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 from tests.unit.tokenization.trained import tokenizer_of, trained_texts, variant
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncdata.columns import Chunk
+    from asyncdata.delivery.chunk import Chunk
 
 END = "<|im_end|>"
 CONTEXT = " ".join(f"Mary went to the garden {number} times. \U0001f600" for number in range(30))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tokenizers import Tokenizer
 
-from asyncdata.tokenization.hf_encoder import encode_here
+from asyncdata.tokenization.encoders.hf_encoder import encode_here
 from tests.support.executors import NEVER_S
 
 if TYPE_CHECKING:

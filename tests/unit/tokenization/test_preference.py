@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata.tokenization.base import describe, open_spec
-from asyncdata.tokenization.preference import PreferenceTokenizeFn
+from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 from tests.unit.tokenization.trained import assistant, tokenizer_of, user, variant
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models, processors
 
-from asyncdata.errors import ConfigError
+from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.base import ColumnWriter, TokenizeFn, describe, open_spec
-from asyncdata.tokenization.prompt import PromptTokenizeFn
+from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 
 TOOL = {"type": "function", "function": {"name": "look"}}
@@ -430,7 +430,7 @@ def test_the_fingerprint_of_settings_is_pinned(name: str) -> None:
 
 def test_a_worker_loads_no_heavy_library(name: str) -> None:
     program = (
-        "import sys; from asyncdata.tokenization.prompt import PromptTokenizeFn\n"
+        "import sys; from asyncdata.tokenization.functions.prompt import PromptTokenizeFn\n"
         "heavy = {'numpy', 'torch', 'transformers', 'huggingface_hub', 'anyio'}\n"
         f"PromptTokenizeFn({name!r}).open()\n"
         "print(*heavy & {*sys.modules}, *{'jinja2'} & {*sys.modules})\n"

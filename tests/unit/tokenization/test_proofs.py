@@ -9,16 +9,26 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models
 
-from asyncdata.errors import ConfigError
-from asyncdata.tokenization import proofs
-from asyncdata.tokenization.proofs import Proof, choose, find, keep, make, missing, proof_path, revoke, subject_of
+from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.encoders import equivalence_records
+from asyncdata.tokenization.encoders.equivalence_records import (
+    Proof,
+    choose,
+    find,
+    keep,
+    make,
+    missing,
+    proof_path,
+    revoke,
+    subject_of,
+)
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.support.backends import Fake, install
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncdata.tokenization.proofs import Subject
+    from asyncdata.tokenization.encoders.equivalence_records import Subject
 
 
 @pytest.fixture
@@ -218,4 +228,4 @@ def test_the_ids_around_a_text_are_part_of_the_proof(
 
     assert proof is not None
     assert proof.around == ([1], [])
-    assert proofs.find(proof.subject) == proof
+    assert equivalence_records.find(proof.subject) == proof

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata import ChatTokenizeFn, DataLoader, TextTokenizeFn, XTunerTokenizeFn
-from asyncdata.errors import ConfigError, SnapshotMismatchError
+from asyncdata.core.errors import ConfigError, SnapshotMismatchError
 from asyncdata.tokenization.base import describe
-from asyncdata.tokenization.resolved import resolved
+from asyncdata.tokenization.resolve import resolved
 from tests.support.tokenize_fns import row_id
 from tests.support.xtuner_fns import Characters, Returns, ready
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from asyncdata.core.messages import RowError, encode
 from asyncdata.tokenization.rows import (
     MAX_NESTING,
     RowDecoder,
@@ -20,7 +21,6 @@ from asyncdata.tokenization.rows import (
     json_type,
     missing_key,
 )
-from asyncdata.wire import RowError, encode
 
 ROW = b'{"input": "caf\xc3\xa9", "label": [1, 2.50], "metadata": {"n": 1}, "other": null}'
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncdata.tokenization.fixed_layout import Cut, place_cut
+from asyncdata.tokenization.functions.fixed_length_layout import Cut, place_cut
 from asyncdata.tokenization.spans import clip, encode_spans, join, token_spans, trained_runs, trained_tokens
 
 HELLO = [(0, 2), (2, 5), (5, 6), (6, 9)]

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.tokenization.chat import ChatTokenizeFn
-from asyncdata.tokenization.chat_base import assistants
-from asyncdata.tokenization.chat_spans import ChatSpans
-from asyncdata.tokenization.chat_template import ChatTemplate
+from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
+from asyncdata.tokenization.chat_template.template import ChatTemplate
+from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+from asyncdata.tokenization.functions.chat_settings import assistants
 from tests.support.chat_templates import EACH, SPECIAL, WELL_KNOWN, plain
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncdata.tokenization.template_program import Program
+    from asyncdata.tokenization.chat_template.compiled.program import Program
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
 CALL = {"id": "1", "function": {"name": "look", "arguments": {"at": "x", "n": [1, None, True]}}}

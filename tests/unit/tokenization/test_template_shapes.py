@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from asyncdata.tokenization.chat_template import ChatTemplate
-from asyncdata.tokenization.template_program import ADD, NOTHING_PROVEN, Program, Step
-from asyncdata.tokenization.template_shapes import Shapes
+from asyncdata.tokenization.chat_template.compiled.cache import Shapes
+from asyncdata.tokenization.chat_template.compiled.program import ADD, NOTHING_PROVEN, Program, Step
+from asyncdata.tokenization.chat_template.template import ChatTemplate
 
 Message = dict[str, Any]
 

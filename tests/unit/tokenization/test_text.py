@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.errors import ConfigError
+from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.base import describe, open_spec
-from asyncdata.tokenization.text import TextTokenizeFn
+from asyncdata.tokenization.functions.text import TextTokenizeFn
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 from tests.unit.tokenization.trained import tokenizer_of, variant
 

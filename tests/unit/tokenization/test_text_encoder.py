@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from asyncdata import DataLoader, PromptTokenizeFn, RowShuffle, pauses
-from asyncdata.errors import ConfigError
-from asyncdata.tokenization import text_encoder
-from asyncdata.tokenization.backends import BoundedEncoder, FlatIds
-from asyncdata.tokenization.hf_encoder import HfEncoder, ids_around, separator_of
-from asyncdata.tokenization.proofs import choose, find, subject_of
-from asyncdata.tokenization.text_encoder import open_encoder
+from asyncdata import DataLoader, PromptTokenizeFn, RowShuffle
+from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.encoders import idle_work, text_encoder
+from asyncdata.tokenization.encoders.equivalence_records import choose, find, subject_of
+from asyncdata.tokenization.encoders.fast_backends import BoundedEncoder, FlatIds
+from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, ids_around, separator_of
+from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from asyncdata.tokenization.wrong_ids import WrongIdsError
 from tests.support.backends import Fake, install
@@ -230,11 +230,11 @@ def test_it_begins_in_a_pause_or_when_much_has_been_done(
     busy, paused = open_encoder(files), open_encoder(files)
     assert not is_found_out(busy)
     assert not is_found_out(paused)
-    assert pauses.is_awaited()
+    assert idle_work.is_awaited()
 
     del busy
-    pauses.pause()
-    assert not pauses.is_awaited()
+    idle_work.pause()
+    assert not idle_work.is_awaited()
     assert is_found_out(paused)
     assert is_found_out(has_worked)
 
@@ -248,7 +248,7 @@ def test_what_is_wrong_in_a_pause_is_told_by_the_next_batch(
     assert not is_found_out(encoder)
     monkeypatch.setattr(encoder, "_load", lambda: Path("/nowhere").read_text())
 
-    pauses.pause()
+    idle_work.pause()
 
     with pytest.raises(FileNotFoundError):
         is_found_out(encoder)
@@ -324,7 +324,7 @@ def test_one_text_in_so_many_is_audited_by_its_length() -> None:
 AUDITOR = """
 import sys
 sys.path[:] = sys.argv[1:]
-from asyncdata.tokenization.text_encoder import _Audit
+from asyncdata.tokenization.encoders.text_encoder import _Audit
 print(_Audit(first=1, every=10).is_due(5), flush=True)
 sys.stdin.read()
 """

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.tokenization.chat import ChatTokenizeFn
-from asyncdata.tokenization.preference import PreferenceTokenizeFn
+from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
 from asyncdata.tokenization.turns import Turn, Turns
 from tests.unit.tokenization.trained import assistant, user, variant
 

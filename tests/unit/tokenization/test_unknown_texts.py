@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.tokenization.chat_texts import Texts
-from asyncdata.tokenization.template_trace import Trace, UnprovenError, symbols_in
-from asyncdata.tokenization.unknown_texts import UnknownTexts
+from asyncdata.tokenization.chat_template.compiled.symbolic_texts import UnknownTexts
+from asyncdata.tokenization.chat_template.compiled.symbolic_values import Trace, UnprovenError, symbols_in
+from asyncdata.tokenization.chat_template.rendered_texts import Texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

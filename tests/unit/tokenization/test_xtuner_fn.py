@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from asyncdata import DataLoader
-from asyncdata.errors import ConfigError, SnapshotMismatchError
+from asyncdata.core.errors import ConfigError, SnapshotMismatchError
 from asyncdata.tokenization.base import TokenizeFn, describe, open_spec
-from asyncdata.tokenization.xtuner_fn import XTunerTokenizeFn
+from asyncdata.tokenization.functions.xtuner import XTunerTokenizeFn
 from tests.support.faults import until
 from tests.support.xtuner_fns import Characters, Returns, counting
 from tests.unit.tokenization import drops, faults, run, token_ids, values

@@ -14,7 +14,7 @@ from tests.unit.tokenization import run
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncdata.columns import Chunk
+    from asyncdata.delivery.chunk import Chunk
     from asyncdata.tokenization.base import TokenizeFn
 
 

@@ -1,0 +1,229 @@
+"""Packs to rows without a gap, with the boundaries that variable-length attention asks for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from asyncdata.batching.collators.base import IGNORE, Document, Integers, joined_labels, joined_tokens
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.settings import Description
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncdata.batching.collators.base import Batch
+
+__all__ = ("PackedCollator",)
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _Layout(NamedTuple):
+    """How a row is divided.
+
+    :ivar segments: int64 of shape (num_segments,): what attention takes as one sequence each: the documents, with the
+        padding of ``segment_multiple_of`` behind each, and then the padding of the row.
+    :ivar lengths: likewise, without the padding of ``segment_multiple_of``.
+    """
+
+    segments: Integers
+    lengths: Integers
+    num_documents: int
+    num_padding: int
+
+
+class PackedCollator(Description, frozen=True, kw_only=True):
+    """Packs, each a list of documents, to a row each.
+
+    Calling it with the packs of a batch gives a dict:
+
+    - ``input_ids``, int64 of shape (num_packs, width): the documents end to end, then padding.
+    - ``labels``, of the same shape and dtype: each trained token at its own place, -100 elsewhere and at the first of
+      each document, so that no document predicts the next one. Models of transformers, and their ``Trainer``, take
+      them as they are: they shift by themselves. With ``shift`` it is ``shifted_labels`` instead, and there are no
+      ``labels``: ``shifted_labels[i]`` is what ``input_ids[i]`` is to predict.
+    - ``position_ids``, of the same shape and dtype: from 0 in each segment.
+    - ``seq_idx``, int32 of the same shape: the document's number in its row; -1 for padding.
+    - ``cu_seqlens``, int32 of shape (num_segments + 1,): where segments begin in the rows laid end to end; the first is
+      0, the last ``num_packs * width``, and no segment is empty. Padding is segments too, after the documents.
+    - ``max_seqlen``: tokens of the longest segment.
+    - ``num_padding``: tokens of padding behind the documents, of all rows.
+    - ``cu_seqlens_padded``, with ``segment_multiple_of``: where segments begin. ``cu_seqlens`` then counts what
+      documents have without their padding, as TransformerEngine asks for.
+    - ``num_dropped_tokens``, with ``overlong="truncate"``.
+
+    With ``keys="transformers"`` the dict is what a call of a model of transformers takes, and nothing else:
+    ``input_ids``, ``labels``, ``position_ids`` and ``seq_idx`` as above, ``cu_seq_lens_q`` and ``cu_seq_lens_k``, int32
+    of shape (num_segments + 1,), and ``max_length_q`` and ``max_length_k``, integers. A segment is a document with its
+    own padding there.
+
+    :ivar max_length: no pack may be longer, and every row is that wide; None: no limit.
+    :ivar pad_to_max_length: False, or without ``max_length``: rows are only as wide as the longest pack.
+    :ivar pad_id: the token of the padding.
+    :ivar pad_chunk: padding segments have at most so many tokens: one long segment would cost as much as a document.
+    :ivar pad_to_multiple_of: rows that are not padded to ``max_length`` are that wide, or a multiple of it.
+    :ivar segment_multiple_of: each document is filled up to a multiple of this, for context parallelism.
+    :ivar shift: ``none``; ``document``: labels are shifted within each document, -100 at its last token; ``pack``: as
+        XTuner, shifted over the boundaries, and the pack's last token is left out.
+    :ivar keys: ``flash_attn``, the names above; or ``transformers``.
+    :ivar overlong: what becomes of a pack with more than ``max_length`` tokens: ``error``, or ``truncate`` as XTuner:
+        documents are dropped from the end, or the only one is cut.
+    :raises ConfigError: for a setting that cannot work; when called, AD450 for a pack that is too long, AD451 and AD452
+        for a document that is none.
+    """
+
+    max_length: Positive | None = None
+    pad_to_max_length: bool = True
+    pad_id: int = 0
+    pad_chunk: Positive = 256
+    pad_to_multiple_of: Positive = 1
+    segment_multiple_of: Positive = 1
+    shift: Literal["none", "document", "pack"] = "none"
+    overlong: Literal["error", "truncate"] = "error"
+    keys: Literal["flash_attn", "transformers"] = "flash_attn"
+
+    def check(self) -> None:
+        """Whether rows and padding are whole multiples of a segment, and the keys can say all that there is to say."""
+        if self.keys == "transformers" and (self.shift != "none" or self.overlong != "error"):
+            raise ConfigError(
+                f'PackedCollator: with keys="transformers" a batch is a call of a model, which shifts labels by itself '
+                f"and takes no count of dropped tokens; leave out shift={self.shift!r} and overlong={self.overlong!r} "
+                "(a packing drops and truncates, and counts it)"
+            )
+
+        multiple = self.segment_multiple_of
+        if multiple > 1 and self.shift == "pack":
+            raise ConfigError('PackedCollator: shift="pack" is what XTuner does, which knows no segment_multiple_of')
+
+        if self.pad_chunk % multiple or (self.max_length or 0) % multiple:
+            raise ConfigError(
+                f"PackedCollator: max_length={self.max_length} and pad_chunk={self.pad_chunk} must be multiples of "
+                f"segment_multiple_of={multiple}"
+            )
+
+    def __call__(self, packs: Sequence[Sequence[Document]]) -> Batch:
+        """The batch of these packs, one a row."""
+        if not packs:
+            raise ConfigError("AD451 a batch needs a pack")
+
+        fitting = [self._fitting(pack) for pack in packs]
+        shape = len(packs), self._width([pack for pack, _ in fitting])
+        batch: Batch = {
+            "input_ids": np.full(shape, self.pad_id, np.int64),
+            "labels" if self.shift == "none" else "shifted_labels": np.full(shape, IGNORE, np.int64),
+            "position_ids": np.empty(shape, np.int64),
+            "seq_idx": np.empty(shape, np.int32),
+        }
+        rows = [self._fill(pack, *(array[row] for array in batch.values())) for row, (pack, _) in enumerate(fitting)]
+        segments = np.concatenate([row.segments for row in rows])
+        if self.keys == "transformers":
+            return batch | _flash_attention_kwargs(segments)
+
+        batch["cu_seqlens"] = _boundaries(np.concatenate([row.lengths for row in rows]))
+        batch["max_seqlen"] = int(segments.max())
+        batch["num_padding"] = sum(row.num_padding for row in rows)
+        if self.segment_multiple_of > 1:
+            batch["cu_seqlens_padded"] = _boundaries(segments)
+        if self.overlong == "truncate":
+            batch["num_dropped_tokens"] = sum(num_dropped for _, num_dropped in fitting)
+        return batch
+
+    def _sizes(self, pack: Sequence[Document]) -> list[int]:
+        multiple = self.segment_multiple_of
+        return [-(-len(document.tokens) // multiple) * multiple for document in pack]
+
+    def _width(self, packs: list[Sequence[Document]]) -> int:
+        if self.max_length is not None and self.pad_to_max_length:
+            return self.max_length
+
+        multiple = int(np.lcm(self.pad_to_multiple_of, self.segment_multiple_of))
+        longest = max(sum(self._sizes(pack)) for pack in packs) - (self.shift == "pack")
+        return -(-longest // multiple) * multiple
+
+    def _fitting(self, pack: Sequence[Document]) -> tuple[Sequence[Document], int]:
+        """The pack, and how many tokens had to be dropped from it."""
+        sizes = self._sizes(pack)
+        if self.max_length is None or sum(sizes) <= self.max_length:
+            return pack, 0
+
+        if self.overlong == "error":
+            raise ConfigError(
+                f"AD450 a pack of {sum(sizes)} tokens does not fit a row of {self.max_length}; give packing and "
+                "collator the same max_length and segment_multiple_of"
+            )
+
+        num_kept = max(int(np.searchsorted(np.cumsum(sizes), self.max_length, side="right")), 1)
+        kept = [_cut(document, self.max_length) for document in pack[:num_kept]]
+        return kept, sum(len(document.tokens) for document in pack) - sum(len(document.tokens) for document in kept)
+
+    def _fill(
+        self, pack: Sequence[Document], input_ids: Integers, labels: Integers, position_ids: Integers, seq_idx: Integers
+    ) -> _Layout:
+        """Write a pack into its row of each array."""
+        tokens, targets = joined_tokens(pack), joined_labels(pack)
+        lengths = np.array([len(document.tokens) for document in pack])
+        if self.shift == "pack":
+            tokens, targets, lengths = tokens[:-1], targets[1:], _one_less(lengths)
+        layout = self._layout(lengths, len(input_ids))
+        starts = np.cumsum(layout.segments) - layout.segments
+        np.subtract(np.arange(len(input_ids)), np.repeat(starts, layout.segments), out=position_ids)
+        numbers = np.arange(len(starts), dtype=np.int32)
+        numbers[layout.num_documents :] = -1
+        seq_idx[:] = np.repeat(numbers, layout.segments)
+        place: Any = slice(0, len(tokens))
+        if self.segment_multiple_of > 1:
+            place = position_ids < np.repeat(layout.lengths * (numbers >= 0), layout.segments)
+            seq_idx[~place] = -1
+        input_ids[place], labels[place] = tokens, targets
+        if self.shift != "pack":
+            labels[starts] = IGNORE
+        if self.shift == "document":
+            labels[:-1] = labels[1:]
+            labels[-1] = IGNORE
+        return layout
+
+    def _layout(self, lengths: Integers, width: int) -> _Layout:
+        multiple = self.segment_multiple_of
+        documents = -(-lengths // multiple) * multiple
+        num_padding = width - int(documents.sum())
+        pads = _chunks(num_padding, self.pad_chunk)
+        if not len(documents) + len(pads):
+            raise ConfigError('AD451 shift="pack" leaves nothing of a pack of one token; drop it, or pad to max_length')
+
+        return _Layout(np.concatenate([documents, pads]), np.concatenate([lengths, pads]), len(documents), num_padding)
+
+
+def _flash_attention_kwargs(segments: Integers) -> Batch:
+    """As transformers names them. It takes the same boundaries for queries and keys, and knows none without padding."""
+    ends, longest = _boundaries(segments), int(segments.max())
+    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+
+
+def _boundaries(segments: Integers) -> Integers:
+    """Where segments begin, and where the last one ends: int32 of shape (num_segments + 1,)."""
+    result = np.zeros(len(segments) + 1, np.int32)
+    np.cumsum(segments, out=result[1:])
+    return result
+
+
+def _cut(document: Document, length: int) -> Document:
+    if len(document.tokens) <= length:
+        return document
+
+    tokens, labels, loss_mask, sample = document
+    labels, loss_mask = (None if values is None else values[:length] for values in (labels, loss_mask))
+    return Document(tokens[:length], labels, loss_mask, sample)
+
+
+def _one_less(lengths: Integers) -> Integers:
+    """The last document without its last token, or not at all if it has no other."""
+    return lengths[:-1] if lengths[-1] == 1 else np.append(lengths[:-1], lengths[-1] - 1)
+
+
+def _chunks(total: int, size: int) -> Integers:
+    """``total`` as chunks of ``size``, and what is left."""
+    full, rest = divmod(total, size)
+    return np.array([size] * full + [rest] * (rest > 0), dtype=np.int64)

@@ -1,0 +1,1 @@
+"""Packs made as samples come, without a pass over the data."""

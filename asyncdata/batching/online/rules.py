@@ -1,0 +1,166 @@
+"""How packs are made, ordered and shared out, as a loader's settings say it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncdata.batching.packers.unpacked import SinglePacking
+from asyncdata.batching.packers.xtuner import XTunerPacking
+from asyncdata.batching.planned.plan import Plan
+from asyncdata.core.errors import ConfigError
+from asyncdata.order.order import RowShuffle
+from asyncdata.order.rank_share import Share
+
+if TYPE_CHECKING:
+    from asyncdata.batching.length_grouping import LengthGrouping
+    from asyncdata.batching.online.state import Mark
+    from asyncdata.batching.packers.base import Pack, Packing
+    from asyncdata.loader.config import LoaderConfig
+
+__all__ = ("PackRules", "plan_of", "share_of")
+
+
+class PackRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How packs are made and shared out.
+
+    :ivar grouping: how packs are ordered; None: as they are closed.
+    :ivar batch_size: packs of each rank in a batch.
+    :ivar accumulation: batches of each rank in an optimizer step, which the grouping balances.
+    """
+
+    packing: Packing
+    grouping: LengthGrouping | None = None
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    batch_size: int = 1
+    accumulation: int = 1
+
+    @classmethod
+    def of(
+        cls, config: LoaderConfig, packing: Packing | None, grouping: LengthGrouping | None, *, is_filtered: bool
+    ) -> PackRules | None:
+        """The rules of a loader; None where nothing is packed or grouped.
+
+        :param is_filtered: whether the loader has a buffer filter.
+        :raises ConfigError: for settings of rollouts beside them.
+        """
+        if packing is None and grouping is None:
+            return None
+
+        _check(config, is_filtered=is_filtered)
+        return cls(
+            packing=packing or SinglePacking(),
+            grouping=grouping,
+            seed=config.seed,
+            rank=config.rank,
+            world_size=config.world_size,
+            batch_size=config.batch_size or 1,
+            accumulation=config.gradient_accumulation,
+        )
+
+    @property
+    def global_batch(self) -> int:
+        """Packs of all ranks in a batch."""
+        return self.world_size * self.batch_size
+
+    @property
+    def across_epochs(self) -> bool:
+        """Whether packs may hold samples of two epochs."""
+        return self.packing.across_epochs and (self.grouping is None or self.grouping.method != "xtuner")
+
+    def description(self) -> dict[str, Any]:
+        """What a snapshot must agree with, as builtins."""
+        settings = {"packing": self.packing, "length_grouping": self.grouping}
+        found: dict[str, Any] = {}
+        for name, value in settings.items():
+            if value is not None:
+                fields = msgspec.to_builtins(value)
+                found |= {name: type(value).__name__, **{f"{name}.{field}": fields[field] for field in fields}}
+        return found
+
+    def window_size(self, mark: Mark) -> int | None:
+        """Packs of the window; None: all that there are."""
+        if self.grouping is None:
+            return None
+
+        steps = self.grouping.steps_of_window(mark.window, mark.accumulation)
+        return None if steps is None else steps * mark.world_size * mark.accumulation
+
+    def ordered(self, packs: list[Pack], mark: Mark) -> list[Pack]:
+        """The window's packs, as they are delivered."""
+        if self.grouping is None:
+            return packs
+
+        first_place = packs[0][0][0]
+
+        costs = [self.grouping.cost([stop - start for _, start, stop in pack]) for pack in packs]
+        order = self.grouping.order(
+            costs,
+            world_size=mark.world_size,
+            accumulation=mark.accumulation,
+            seed=self.seed,
+            epoch=first_place[0] if self.grouping.method == "xtuner" else 0,
+            window=mark.window,
+        )
+        return [packs[number] for number in order.tolist()]
+
+
+def plan_of(config: LoaderConfig, rules: PackRules | None) -> Plan | None:
+    """How packs are planned before their rows are read; None where they are made as rows come.
+
+    :raises ConfigError: for a packing that cannot be planned.
+    """
+    if rules is None:
+        if config.plan_packs:
+            raise ConfigError("plan_packs=True plans packs: it needs a packing or a length_grouping")
+
+        return None
+
+    is_xtuners = rules.grouping is not None and rules.grouping.method == "xtuner"
+    if not (config.plan_packs or is_xtuners or isinstance(rules.packing, XTunerPacking)):
+        return None
+
+    return Plan(
+        packing=rules.packing,
+        grouping=rules.grouping,
+        world_size=rules.world_size,
+        batch_size=rules.batch_size,
+        accumulation=rules.accumulation,
+        round_up=not config.drop_last and config.round_up is not False,
+    )
+
+
+def share_of(config: LoaderConfig, rules: PackRules | None, plan: Plan | None) -> Share | None:
+    """What this rank tokenizes; None: everything, since it cannot know before which rows are its own.
+
+    Nor where bad rows are passed over: one that only its own rank found bad would move that rank's share.
+    """
+    if config.world_size == 1 or (rules is not None and plan is None):
+        return None
+
+    order = config.order
+    is_known = plan is not None or (isinstance(order, RowShuffle) and order.only_kept and config.on_bad_row == "raise")
+    if not is_known:
+        return None
+
+    size = (config.batch_size or 1) // config.n_samples_per_prompt
+    return Share(rank=config.rank, world_size=config.world_size, batch_size=max(1, size))
+
+
+def _check(config: LoaderConfig, *, is_filtered: bool) -> None:
+    refused = {
+        "n_samples_per_prompt": config.n_samples_per_prompt > 1,
+        'commit="on_ack"': config.commit == "on_ack",
+        "buffer_filter": is_filtered,
+    }
+    names = [name for name, is_given in refused.items() if is_given]
+    if names:
+        raise ConfigError(
+            f"packing and length_grouping are for training, {', '.join(names)} for rollouts: leave one of them out"
+        )
+
+    if config.batch_size is None:
+        raise ConfigError("packing and length_grouping need batch_size=...: packs of each rank in a batch")

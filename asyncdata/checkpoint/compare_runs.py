@@ -1,0 +1,154 @@
+"""Did two runs see the same stream? What the digests in two snapshots say, and what they cannot say."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from asyncdata.checkpoint.matching import differences
+from asyncdata.core.errors import SnapshotError
+from asyncdata.core.types import Position
+from asyncdata.delivery.stream_digest import StreamDigest
+from asyncdata.sources.fingerprint import describe_change, setting_of
+
+if TYPE_CHECKING:
+    from asyncdata.checkpoint.snapshot import Snapshot
+
+__all__ = ("Comparison", "Verdict", "compare")
+
+
+class Verdict(StrEnum):
+    """What is known of two runs."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    UNDECIDED = "undecided"
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What two snapshots say of the streams that their runs saw.
+
+    :ivar verdict: ``same``: as many samples, and the same ones; ``different``; ``undecided``: the digests do not say.
+    :ivar reasons: why, in sentences.
+    :ivar compares: what the digests that were compared are of: ``tokens``, ``positions`` (and numbers of tokens),
+        ``positions only``, or ``nothing``.
+    :ivar num_ahead: samples that the second run has seen and the first has not; below 0, the other way round.
+    :ivar positions: the first position of D that each has not delivered, as ``epoch:window:row``.
+    :ivar num_samples: samples of the stream that each has seen.
+    :ivar changes: settings and fingerprints that differ -> in words.
+    """
+
+    verdict: Verdict
+    reasons: list[str]
+    compares: str
+    num_ahead: int
+    positions: tuple[str, str]
+    num_samples: tuple[int, int]
+    changes: dict[str, str] = {}
+
+
+def compare(first: Snapshot, second: Snapshot) -> Comparison:
+    """Compare the streams that led to two snapshots.
+
+    :raises SnapshotError: if a digest is not laid out as one.
+    """
+    found = differences(first, second.order, second.fingerprints)
+    changes = {name: describe_change(name, *pair) for name, pair in found.items()}
+    digests = _digest(first), _digest(second)
+    verdict, reasons, compares = _judged(*digests, set(found))
+    counts = _seen(first), _seen(second)
+    return Comparison(
+        verdict=verdict,
+        reasons=reasons,
+        compares=compares,
+        num_ahead=counts[1] - counts[0],
+        positions=(str(Position(*first.position)), str(Position(*second.position))),
+        num_samples=counts,
+        changes=changes,
+    )
+
+
+def _digest(snapshot: Snapshot) -> StreamDigest | None:
+    try:
+        return msgspec.convert(snapshot.counters.get("digest"), StreamDigest | None)
+    except msgspec.ValidationError as error:
+        raise SnapshotError(f"AD602 the digest in a snapshot is not laid out as one: {error}") from error
+
+
+def _seen(snapshot: Snapshot) -> int:
+    number = snapshot.counters.get("num_groups", 0)
+    return number if isinstance(number, int) else 0
+
+
+_Judged = tuple[Verdict, list[str], str]
+
+
+def _judged(first: StreamDigest | None, second: StreamDigest | None, changed: set[str]) -> _Judged:
+    if first is None or second is None:
+        which = " and ".join(name for name, one in (("first", first), ("second", second)) if one is None)
+        reason = f"the {which} snapshot has no digest: a version of asyncdata wrote it that made none"
+        return Verdict.UNDECIDED, [reason], "nothing"
+
+    if first.first != second.first:
+        reason = (
+            f"the digests begin at samples {first.first} and {second.first}: a run went on from a snapshot without one"
+        )
+        return Verdict.UNDECIDED, [reason], "nothing"
+
+    parts = sorted({setting_of(name) for name in changed} & {"data", "seed", "order"})
+    other_order = [f"their positions are of other orders: {', '.join(parts)} differ"] if parts else []
+    if first.num_samples != second.num_samples:
+        return Verdict.UNDECIDED, _ahead(first, second, bool(changed)) + other_order, "nothing"
+
+    compares = _compared(first, second)
+    difference = _difference(first, second, compares)
+    if difference:
+        return Verdict.DIFFERENT, [difference, *other_order], compares
+
+    if other_order and compares != "tokens":
+        other_order.append('which rows these were was not hashed: digest="tokens" would tell')
+        return Verdict.UNDECIDED, other_order, compares
+
+    return Verdict.SAME, [f"they saw {_PROVEN[compares]}"], compares
+
+
+_PROVEN = {
+    "tokens": "the same positions in the same order, token for token",
+    "positions": "the same positions in the same order, and as many tokens at each; which tokens was not hashed",
+    "positions only": "the same positions in the same order; their tokens were not hashed alike",
+}
+
+
+def _compared(first: StreamDigest, second: StreamDigest) -> str:
+    if first.of != second.of or first.tokens is None or second.tokens is None:
+        return "positions only"
+
+    return first.of
+
+
+def _difference(first: StreamDigest, second: StreamDigest, compares: str) -> str:
+    """What differs between digests of as many samples, if anything."""
+    if first.positions != second.positions:
+        return "they saw other positions"
+
+    if first.order != second.order:
+        return "they saw the same positions in another order"
+
+    if compares != "positions only" and first.tokens != second.tokens:
+        what = "other tokens" if compares == "tokens" else "samples of other numbers of tokens"
+        return f"at the same positions, in the same order, they saw {what}"
+
+    return ""
+
+
+def _ahead(first: StreamDigest, second: StreamDigest, is_changed: bool) -> list[str]:
+    """What can be said of runs of which one has seen more samples."""
+    behind, ahead = ("first", "second") if first.num_samples < second.num_samples else ("second", "first")
+    number = abs(first.num_samples - second.num_samples)
+    reasons = [f"the {ahead} run is ahead by {number} samples, and a digest of more samples says nothing of fewer"]
+    if not is_changed:
+        reasons.append("all settings and fingerprints agree, so both follow one order")
+    reasons.append(f"let the {behind} run deliver {number} samples more, and compare again")
+    return reasons

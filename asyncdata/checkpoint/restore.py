@@ -1,0 +1,83 @@
+"""From a snapshot to the ledger that it was taken of, or to an epoch where its place means nothing any more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncdata.core.errors import ConfigError, SnapshotError
+from asyncdata.core.log import get_logger
+from asyncdata.core.types import Position, Sample
+from asyncdata.delivery.ledger import Counters, Ledger, Returned
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from asyncdata.checkpoint.snapshot import Snapshot
+
+__all__ = ("epoch_to_begin", "ledger_of")
+
+_log = get_logger(__name__)
+
+
+def ledger_of(saved: Snapshot, *, digest: str, group_size: int) -> Ledger:
+    """The ledger that ``saved`` was taken of; what was leased then waits in the buffer.
+
+    :param digest: what the running digest is of from now on.
+    :param group_size: samples of a group.
+    :raises ConfigError: if groups in the snapshot have another number of samples.
+    :raises SnapshotError: if a value in it cannot be read.
+    """
+    return Ledger(
+        position=Position(*saved.position),
+        counters=_counters(saved, digest),
+        buffer=tuple(_returned(record, group_size) for record in (*saved.leases, *saved.buffer)),
+        acked=frozenset(Position(*place) for place in saved.acked),
+        journal=frozenset(saved.journal),
+    )
+
+
+def _counters(saved: Snapshot, digest: str) -> Counters:
+    try:
+        return Counters.restored(saved.counters, digest)
+    except Exception as error:  # a crafted value may make the converter raise anything
+        raise SnapshotError(f"AD602 the snapshot's counters cannot be read: {error}") from error
+
+
+def _returned(record: list[dict[str, Any]], size: int) -> Returned:
+    if not record:
+        raise SnapshotError("AD602 a group in the snapshot's buffer cannot be read: it has no sample")
+
+    if len(record) != size:
+        raise ConfigError(
+            f"the snapshot's buffer has groups of {len(record)} samples, and n_samples_per_prompt is {size}; serve "
+            "them with the old setting first"
+        )
+
+    try:
+        return Returned([Sample.from_dict(values) for values in record], record)
+    except Exception as error:  # a crafted value may make the decoder of arrays raise anything
+        raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
+
+
+def epoch_to_begin(saved: Snapshot, ledger: Ledger, changed: Collection[str]) -> int:
+    """The epoch to go on with where the saved place means nothing: the next one, unless the saved one had not begun.
+
+    What is left out of the saved one is said.
+    """
+    epoch, num_delivered, num_left_out = ledger.position.epoch, ledger.counters.epoch_groups, None
+    if saved.packing:  # what lies behind the saved position may be in packs that are delivered already
+        epoch, num_delivered = saved.packing.epoch, saved.packing.epoch_packs
+    elif ledger.position == Position(epoch):
+        return epoch
+    elif saved.rows_left is not msgspec.UNSET:
+        num_left_out = saved.rows_left
+    _log.warning(
+        "snapshot.rows_left_out",
+        epoch=epoch,
+        changed=sorted(changed),
+        num_delivered=num_delivered,
+        num_left_out=num_left_out,
+    )
+    return epoch + 1

@@ -1,0 +1,361 @@
+"""The state as a value (:class:`Snapshot`), as plain builtins, and as a file that is whole at every instant.
+
+The file is the payload in an ``envelope``, written by ``durable``. When one is taken is the loader's business.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from asyncdata.batching.packers.base import Count, Number, PackState  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.core.atomic_file import remove_left_over, replace_file, sync_folder
+from asyncdata.core.checksummed_file import MAX_FILE_BYTES, Header, pack, unpack_file
+from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotVersionError
+
+__all__ = (
+    "SCHEMA",
+    "Snapshot",
+    "StreamState",
+    "describe",
+    "describe_file",
+    "from_state_dict",
+    "load",
+    "load_fields",
+    "save",
+    "to_state_dict",
+)
+
+SCHEMA = 1
+
+
+class StreamState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a source that is read from front to back has a window's first row.
+
+    :ivar window: number of the window in its epoch.
+    :ivar at: what the source takes to begin there, as builtins; None for the epoch's start.
+    :ivar skip: rows to pass over from there.
+    :ivar row: digest of the first row, by which another row in its place is noticed.
+    """
+
+    window: Number
+    at: dict[str, Any] | None = None
+    skip: Count = 0
+    row: str
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a run needs to go on with exactly the sample that would have come next.
+
+    Keys are text and values plain builtins throughout, so that JSON, msgpack and torch.save give back the same.
+
+    :ivar schema: layout of these fields; older ones are migrated.
+    :ivar library: version of asyncdata that wrote it.
+    :ivar position: (epoch, window, row), the first row that was not delivered.
+    :ivar counters: num_groups, num_samples, num_tokens, drops by reason, num_bad_rows ...
+    :ivar order: seed and every setting the order follows from, and counts of the data, named ``num_*``.
+    :ivar fingerprints: of data (``data_fingerprint``), tokenizer, template and tokenize_fn; None or absent: unknown.
+    :ivar buffer: groups given back by the trainer, as ``Sample.to_dict()``.
+    :ivar leases: groups served from the buffer and not acknowledged.
+    :ivar acked: positions after :attr:`position` that are acknowledged already.
+    :ivar journal: (file_id, byte_offset) of rows dropped because they killed workers.
+    :ivar canaries: token hashes of up to 8 fixed rows; empty if unknown.
+    :ivar stream: where to begin reading for :attr:`position`, if the source is read from front to back and that is not
+        the epoch's start; else unset.
+    :ivar packing: what waits to be packed, and which packs are delivered; unset where nothing is packed.
+    :ivar rows_left: rows of the epoch from :attr:`position` on. An estimate where they lie in windows that were not
+        read yet; unset where nobody can know it.
+    """
+
+    schema: int = SCHEMA
+    library: str = "unknown"
+    position: tuple[Number, Number, Number]
+    counters: dict[str, Any] = {}
+    order: dict[str, Any] = {}
+    fingerprints: dict[str, Any] = {}
+    buffer: list[list[dict[str, Any]]] = []
+    leases: list[list[dict[str, Any]]] = []
+    acked: list[tuple[Number, Number, Number]] = []
+    journal: list[tuple[Count, Count]] = []
+    canaries: list[str] = []
+    stream: StreamState | msgspec.UnsetType = msgspec.UNSET  # not written where it is not needed
+    packing: PackState | msgspec.UnsetType = msgspec.UNSET
+    rows_left: Count | msgspec.UnsetType = msgspec.UNSET
+
+
+# As plain builtins
+
+_FORMAT = "asyncdata.snapshot"
+_MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}  # schema n -> its fields as of n + 1
+_GROUPS = ("buffer", "leases")
+
+
+def to_state_dict(snapshot: Snapshot) -> dict[str, Any]:
+    """The snapshot as dicts, lists, text, numbers, booleans and None, which share nothing with it."""
+    state = msgspec.to_builtins(snapshot, str_keys=True)
+    # A sample's dict has no tuples, and may have a million numbers: those stay in C.
+    fields = {name: value if name in _GROUPS else _without_tuples(value) for name, value in state.items()}
+    return {"format": _FORMAT, **fields}
+
+
+def _without_tuples(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_without_tuples(item) for item in value]
+
+    return {key: _without_tuples(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def from_state_dict(state: Mapping[str, Any]) -> Snapshot:
+    """The snapshot that :func:`to_state_dict` wrote, after JSON, torch.save or DCP as well.
+
+    Unknown fields are ignored, missing ones have their defaults.
+
+    :raises SnapshotVersionError: if a later version of asyncdata wrote it.
+    :raises SnapshotError: if it is anything else; the message names the place, as in ``$.position[1]``.
+    """
+    try:
+        if not isinstance(state, Mapping) or not _is_ours(state.get("format")):
+            raise SnapshotError(f"it is {_kind(state)}, not what asyncdata's state_dict() returns")
+
+        return _from_builtins(state)
+    except SnapshotError as error:
+        raise type(error)(f"AD602 this state_dict cannot be loaded: {error}") from error.__cause__
+
+
+def _is_ours(mark: Any) -> bool:
+    return isinstance(mark, str) and mark == _FORMAT
+
+
+def _kind(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return f"a {type(value).__name__}"
+
+    keys = ", ".join(repr(key)[:40] for key in list(value)[:8])
+    return f"a dict with the keys {keys}" if keys else "an empty dict"
+
+
+def _from_builtins(state: Any) -> Snapshot:
+    try:
+        return msgspec.convert(_migrated(dict(state)), Snapshot)
+    except SnapshotError:
+        raise
+    except Exception as error:  # a crafted value or an old one may make the converter or a migration raise anything
+        raise SnapshotError(f"it is not laid out as a snapshot: {error}") from error
+
+
+def _migrated(state: dict[str, Any]) -> dict[str, Any]:
+    schema = state.get("schema", 1)
+    if type(schema) is not int or schema < 1:
+        raise SnapshotError(f"its schema must be a whole number from 1 on, got {schema!r} - at `$.schema`")
+
+    _refuse_newer(schema, state.get("library"))
+    for number in range(schema, SCHEMA):
+        state = {**_MIGRATIONS[number](state), "schema": number + 1}
+    return state
+
+
+def _refuse_newer(schema: int, library: Any) -> None:
+    if schema > SCHEMA:
+        raise SnapshotVersionError(
+            f"it has schema {schema}, written by asyncdata {library}; this version reads up to {SCHEMA}: "
+            f"use asyncdata {library} or later"
+        )
+
+
+# As a file: write
+
+
+def save(path: str | os.PathLike[str], snapshot: Snapshot, *, keep: int = 3, files: Collection[str] = ()) -> int:
+    """Write the snapshot and return its size in bytes, once it would survive a power loss.
+
+    At every instant ``path`` is the old snapshot or the new one, whole. Older ones become ``path.1``, ``path.2``;
+    ``keep`` files stay in all.
+
+    :param files: names of other files that hold what it refers to; they stand in its header.
+    :raises SnapshotError: if it cannot be written; what was there is kept and nothing half-written stays.
+    """
+    if keep < 1:
+        raise ConfigError(f"keep must be 1 or more snapshots, got {keep}")
+
+    path = _absolute(path, "AD601", "was not written")
+    pieces = _encode(snapshot, files)
+    num_bytes = sum(map(len, pieces))
+    try:
+        replace_file(path, pieces, keep)
+    except OSError as error:
+        reason = _reason(error, path, num_bytes)
+        raise SnapshotError(f"AD601 {path} was not written: {reason}; {_kept(path)}") from error
+
+    try:
+        sync_folder(path)
+    except OSError as error:
+        raise SnapshotError(f"AD601 {path} is written, but a power loss may undo it: {error}; save again") from error
+
+    remove_left_over(path)
+    return num_bytes
+
+
+def _absolute(path: str | os.PathLike[str], code: str, what: str) -> str:
+    found = os.path.abspath(path)
+    if "\0" in found:
+        raise SnapshotError(f"{code} {found!r} {what}: it has a NUL in it, which no path may have")
+
+    return found
+
+
+def _encode(snapshot: Snapshot, files: Collection[str]) -> tuple[bytes, bytes]:
+    """All before the payload, and the payload."""
+    try:
+        encoding, payload = _payload(snapshot)
+        head = pack(payload, encoding, schema=snapshot.schema, library=snapshot.library, files=files)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SnapshotError(f"AD601 the snapshot holds what no file can: {error}; nothing was written") from error
+
+    num_bytes = len(head) + len(payload)
+    if num_bytes > MAX_FILE_BYTES:
+        raise SnapshotError(
+            f"AD601 the snapshot has {num_bytes} bytes, more than {MAX_FILE_BYTES}; nothing was written"
+        )
+
+    return head, payload
+
+
+def _payload(snapshot: Snapshot) -> tuple[str, bytes]:
+    try:
+        return "msgpack", msgspec.msgpack.encode(snapshot)
+    except (UnicodeEncodeError, OverflowError):  # msgpack has no lone surrogates and no integers over 64 bit: rows do
+        return "json", json.dumps(msgspec.to_builtins(snapshot, str_keys=True)).encode("ascii")
+
+
+def _reason(error: OSError, path: str, num_bytes: int) -> str:
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        return f"there is no folder {folder}; make it first"
+
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.strerror} (need {num_bytes} bytes); free some, or save elsewhere"
+
+    return str(error.strerror or error)
+
+
+def _kept(path: str) -> str:
+    for name in (path, f"{path}.1"):
+        if os.path.exists(name):
+            return f"the previous snapshot is kept as {os.path.basename(name)}"
+    return "there was none before"
+
+
+# As a file: read
+
+
+def load(path: str | os.PathLike[str]) -> Snapshot:
+    """The snapshot in the file, proven whole.
+
+    :raises SnapshotVersionError: if a later version of asyncdata wrote it.
+    :raises SnapshotError: if it is damaged or anything else; the message says what, and which older one is valid.
+    """
+    return load_fields(path)[0]
+
+
+def load_fields(path: str | os.PathLike[str]) -> tuple[Snapshot, dict[str, Any]]:
+    """:func:`load`, and all fields that the file has, also those of which a :class:`Snapshot` knows nothing."""
+    return _load(_absolute(path, "AD602", "cannot be read"))[1:]
+
+
+def describe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """:func:`describe` of the snapshot in the file, with the file's size and when it was written (Unix time)."""
+    path = _absolute(path, "AD602", "cannot be read")
+    header, snapshot, _ = _load(path)
+    return {"path": path, "num_bytes": os.path.getsize(path), "created": header.created, **describe(snapshot)}
+
+
+def _load(path: str) -> tuple[Header, Snapshot, dict[str, Any]]:
+    try:
+        return _read(path)
+    except SnapshotError as error:
+        raise type(error)(f"AD602 {path} cannot be loaded: {error}; {_valid_older(path)}") from error.__cause__
+    except OSError as error:
+        raise SnapshotError(f"AD602 {path} cannot be read: {error.strerror}; {_valid_older(path)}") from error
+
+
+def _valid_older(path: str) -> str:
+    for number in range(1, 10):
+        with suppress(OSError, SnapshotError):
+            _read(f"{path}.{number}")
+            return f"{os.path.basename(path)}.{number} is valid: restore it instead"
+    return "no older snapshot beside it is valid either"
+
+
+def _read(path: str) -> tuple[Header, Snapshot, dict[str, Any]]:
+    header, payload = unpack_file(path)
+    _refuse_newer(header.schema, header.library)
+    fields = _decode(header.encoding, payload)
+    return header, _from_builtins(fields), fields
+
+
+_DECODERS: dict[str, Callable[[memoryview], Any]] = {
+    "msgpack": msgspec.msgpack.decode,
+    "json": lambda payload: json.loads(bytes(payload)),
+}
+
+
+def _decode(encoding: str, payload: memoryview) -> Any:
+    try:
+        return _DECODERS[encoding](payload)
+    except Exception as error:  # a crafted payload may make a decoder raise anything
+        raise SnapshotError(f"its content cannot be decoded: {error!r}") from error
+
+
+# Does it fit?
+
+
+def describe(snapshot: Snapshot) -> dict[str, Any]:
+    """A summary of builtins, small whatever the buffer holds: what ``asyncdata snapshot show`` prints."""
+    epoch, window, row = snapshot.position
+    data = snapshot.fingerprints.get("data")
+    short = {name: value for name, value in data.items() if name != "files"} if isinstance(data, dict) else data
+    return {
+        "schema": snapshot.schema,
+        "library": snapshot.library,
+        "epoch": epoch,
+        "window": window,
+        "row": row,
+        "counters": snapshot.counters,
+        "order": snapshot.order,
+        "fingerprints": {**snapshot.fingerprints, "data": short},
+        "num_buffered_groups": len(snapshot.buffer),
+        "num_buffered_samples": sum(_num_samples(item) for group in snapshot.buffer for item in group),
+        "num_buffered_tokens": sum(_num_tokens(item) for group in snapshot.buffer for item in group),
+        "num_leased_groups": len(snapshot.leases),
+        "num_acked": len(snapshot.acked),
+        "num_journalled_rows": len(snapshot.journal),
+        "num_canaries": len(snapshot.canaries),
+    }
+
+
+def _num_samples(item: dict[str, Any]) -> int:
+    match item.get("__samples__"):
+        case {"num_samples": int(number)}:
+            return number
+        case list() as samples:
+            return len(samples)
+    return 1
+
+
+def _num_tokens(item: dict[str, Any]) -> int:
+    match item:
+        case {"__samples__": {"num_tokens": int(number)}}:
+            return number
+        case {"__samples__": list() as samples}:
+            return sum(_num_tokens(sample) for sample in samples if isinstance(sample, dict))
+        case {"tokens": {"__ndarray__": [_, [int(length)], _]}}:
+            return length
+        case {"tokens": list() as tokens}:
+            return len(tokens)
+    return 0

@@ -1,0 +1,55 @@
+"""Frames between the trainer's process and a worker: a message behind its length and the number of its request."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from asyncdata.core.messages import Tokenized, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncdata.core.messages import Column, Data, Job, Reply, Request
+    from asyncdata.core.specs import TokenizeSpec
+
+__all__ = ("HEADER", "frame", "pieces")
+
+HEADER = struct.Struct("<IQ")  # body length in bytes, request id
+
+_FIXARRAY, _BIN32, _MAP32 = 0x90, b"\xc6", b"\xdf"
+_PACKED = frozenset({"tokens", "token_ends"})
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(request_id: int, message: Job | TokenizeSpec | Request | Reply | None) -> bytearray:
+    """``message`` with its header, ready to be sent."""
+    data = bytearray(HEADER.size)
+    _encoder.encode_into(message, data, HEADER.size)
+    HEADER.pack_into(data, 0, len(data) - HEADER.size, request_id)
+    return data
+
+
+def pieces(request_id: int, reply: Reply) -> Sequence[Data | bytearray]:
+    """The frame of ``reply``, in pieces: the samples of a request are sent from where they lie."""
+    if not isinstance(reply, Tokenized):
+        return [frame(request_id, reply)]
+
+    fields = msgspec.structs.asdict(reply)
+    body: list[Data] = [bytes([_FIXARRAY | 1 + len(fields)]), encode(Tokenized.__name__)]
+    for name, value in fields.items():
+        body += _columns_of(value) if name == "columns" else _binary(value) if name in _PACKED else [encode(value)]
+    return [HEADER.pack(sum(map(len, body)), request_id), *body]
+
+
+def _binary(data: Data) -> list[Data]:
+    return [_BIN32 + len(data).to_bytes(4), data]
+
+
+def _columns_of(columns: dict[str, Column]) -> list[Data]:
+    found: list[Data] = [_MAP32 + len(columns).to_bytes(4)]
+    for name, column in columns.items():
+        found += [encode(name), bytes([_FIXARRAY | 2]), *_binary(column.data), *_binary(column.ends)]
+    return found

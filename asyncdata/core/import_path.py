@@ -1,0 +1,40 @@
+"""Functions and classes by the text that names them: ``package.module:name``, or a fixed tag."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from asyncdata.core.errors import ConfigError
+
+__all__ = ("resolve_path", "tag_of")
+
+
+def resolve_path(path: str) -> Any:
+    """What ``pkg.mod:attr`` names.
+
+    :raises ConfigError: if the text is no such path, or nothing importable.
+    """
+    module, _, name = path.partition(":")
+    if not name or not all(part.isidentifier() for part in (module + "." + name).split(".")):
+        raise ConfigError(f"AD420 {path!r} is no import path; write 'package.module:name'")
+
+    try:
+        value: Any = importlib.import_module(module)
+        for part in name.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"AD420 cannot import {path!r}: {error}; pass 'package.module:name'") from error
+
+    return value
+
+
+def tag_of(value: Any) -> str:
+    """The name of a class, a function or a callable object in fingerprints and keys.
+
+    It is the class's or function's own attribute ``tag``, which stays when the code moves to another module; else the
+    import path. A subclass has no tag but its own: it may give other tokens.
+    """
+    owner = value if hasattr(value, "__qualname__") else type(value)
+    tag = getattr(owner, "__dict__", {}).get("tag")
+    return tag if isinstance(tag, str) and tag else f"{getattr(owner, '__module__', '')}:{owner.__qualname__}"

@@ -1,0 +1,375 @@
+"""What crosses between the trainer's process and a worker: requests, replies, and their frames.
+
+Every value is a msgspec Struct of numbers, text and packed bytes. Nothing here needs numpy, so that a worker starts
+without it. Packed integers are in native byte order: both ends are on one machine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncdata.core.cache_messages import (
+    CachedBlock,
+    CacheJob,
+    Evicted,
+    EvictTokens,
+    ListTokens,
+    Refused,
+    Stored,
+    StoreTokens,
+    TokensListed,
+)
+from asyncdata.core.specs import LINES, ReaderSpec, TokenizeSpec
+
+__all__ = (
+    "NO_SLOT",
+    "Block",
+    "Column",
+    "Data",
+    "Failed",
+    "FileRef",
+    "MAX_FRAME_BYTES",
+    "Index",
+    "Indexed",
+    "Job",
+    "OrderPacks",
+    "Overflow",
+    "PackRows",
+    "Packed",
+    "Permute",
+    "Permuted",
+    "Ready",
+    "Reply",
+    "Request",
+    "RowError",
+    "Scan",
+    "Scanned",
+    "Short",
+    "Tokenize",
+    "Tokenized",
+    "decode_job",
+    "decode_reply",
+    "decode_request",
+    "decode_spec",
+    "encode",
+)
+
+if TYPE_CHECKING:
+    Data = bytes | memoryview
+else:
+    Data = memoryview  # what is decoded is a view of the frame: no byte of a sample is copied
+
+
+MAX_FRAME_BYTES = 1 << 30
+"""A longer frame is a broken peer; it is refused before memory is taken for it."""
+
+
+class FileRef(msgspec.Struct, frozen=True, array_like=True):
+    """A file as it was at the start: rows beyond ``num_bytes`` belong to a later run.
+
+    :ivar inode: 0 where the file was not looked at: then it is not held against what it was.
+    :ivar mtime_ns: when its content was changed last, in nanoseconds; ``ctime_ns``: that, or its mode, links or name.
+    :ivar digest: of its content then (``asyncdata.sources.fingerprint``); empty where that is not known.
+    """
+
+    path: str
+    num_bytes: int
+    inode: int = 0
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+    digest: str = ""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is told once, before its first request. Without a spec, the function is there already.
+
+    ``with_token_sums`` asks for the CRC-32 of each sample's tokens.
+    """
+
+    files: list[FileRef]
+    tokenize: TokenizeSpec | None
+    max_row_bytes: int
+    block_bytes: int
+    slack_bytes: int
+    reader: ReaderSpec = LINES
+    cache: CacheJob | None = None
+    with_token_sums: bool = False
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of a slot that one block's text takes at most: the byte before it, the block, and the over-read."""
+        return 1 + self.block_bytes + self.slack_bytes
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a slot for one block."""
+        return self.text_bytes + (self.cache.room_bytes if self.cache is not None else 0)
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of a file: the rows whose offset is in ``[start, stop)``.
+
+    A row's offset is that of its first byte, or, in files whose rows are numbered, its number.
+    """
+
+    file_id: int
+    start: int
+    stop: int
+
+
+class Overflow(msgspec.Struct, frozen=True, array_like=True):
+    """A row that is not wholly in its slot: ``row`` of the request lies at ``offset`` of the file.
+
+    Where rows were copied, it is also at ``copy_offset``, in bytes, of the copy numbered ``copy_id``; else that is -1.
+    """
+
+    row: int
+    file_id: int
+    offset: int
+    copy_id: int = -1
+    copy_offset: int = 0
+
+
+class Scan(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Read ``blocks`` into the slot, one behind the other from ``base`` on, a stride each at most; find their rows.
+
+    Of those that are ``cached``, the samples are read in place of the text. ``with_sums`` asks what the text was.
+    """
+
+    slot: int
+    base: int
+    blocks: list[Block]
+    cached: list[CachedBlock] = []
+    with_sums: bool = False
+
+
+class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Tokenize rows that lie in a slot. ``starts`` (slot offsets) and ``lengths`` are int32, in the rows' order.
+
+    ``expected``, int32 of shape (num_rows,), is how many tokens each row has, where they are counted already; for a row
+    that another rank tokenizes it is -1 less that number. The reply has it too, and leaves such rows out.
+    ``num_cached`` of the rows are samples already: their start is -2 less the offset of their record. ``spill`` is the
+    file, in the cache's folder, that the others are to be written to as well.
+    """
+
+    slot: int
+    starts: bytes
+    lengths: bytes
+    overflow: list[Overflow] = []
+    expected: bytes = b""
+    num_cached: int = 0
+    spill: str = ""
+
+
+NO_SLOT = -1
+"""The slot of a request that needs none."""
+
+
+class Index(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Find the rows of ``blocks``, and look at them as far as ``check`` says.
+
+    ``check``: ``none``, ``json`` (is it a JSON object?), or ``samples`` (does the tokenize function keep it?). The rows
+    numbered in ``lost``, which brought down workers, are not looked at. ``spool`` is a file the rows are copied to;
+    their offsets are then those in it. Where it ``is_kept`` for later runs, it is on the disk before the reply comes.
+    """
+
+    blocks: list[Block]
+    check: str
+    lost: list[int] = []
+    spool: str = ""
+    slot: int = NO_SLOT
+    is_kept: bool = False
+
+
+class Permute(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Shuffle ``range(num_rows)`` as Python's ``random.Random(seed)`` does."""
+
+    num_rows: int
+    seed: int
+    slot: int = NO_SLOT
+
+
+class PackRows(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Put rows into packs, knowing only how many tokens they have: as ``asyncdata.batching.planned.plan`` does.
+
+    ``lengths`` is int32, a row's tokens; ``sizes`` (int64) how many of the rows each data set has. ``packing`` is a
+    packing's name and settings. The rows come in the order of ``method``, ``seed`` and ``epoch``, as in a RowShuffle.
+    ``weights``, linear and quadratic, say what a pack costs; without them it costs what the packing says.
+    """
+
+    lengths: bytes
+    sizes: bytes
+    packing: dict[str, Any]
+    weights: tuple[float, float] | None
+    method: str
+    seed: int
+    epoch: int
+    slot: int = NO_SLOT
+
+
+class OrderPacks(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Order packs, knowing only what they cost (float64): as ``asyncdata.batching.planned.plan`` does.
+
+    ``grouping`` has a grouping's settings; without it packs are shuffled as torch does, or, if not ``shuffled``, stay.
+    """
+
+    costs: bytes
+    grouping: dict[str, Any] | None
+    shuffled: bool
+    world_size: int
+    accumulation: int
+    seed: int
+    epoch: int
+    slot: int = NO_SLOT
+
+
+Request = Scan | Tokenize | Index | Permute | PackRows | OrderPacks | ListTokens | StoreTokens | EvictTokens
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A worker has loaded its tokenize function and takes requests."""
+
+    pid: int
+
+
+class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The rows found, block by block in the request's order.
+
+    ``counts`` is int32 of shape (num_blocks,). ``starts`` (in the slot; -1: not wholly there; below: as in
+    :class:`Tokenize`), ``lengths`` (-1: longer than ``max_row_bytes``) and ``offsets`` (from the block's start on) are
+    int32 of shape (num_rows,). ``sums`` (uint64; 0: not known) and ``blanks`` (int32) are of the blocks.
+    """
+
+    counts: bytes
+    starts: bytes
+    lengths: bytes
+    offsets: bytes
+    num_blank: int
+    refused: list[Refused] = []
+    sums: bytes = b""
+    blanks: bytes = b""
+
+
+class Column(msgspec.Struct, frozen=True, array_like=True):
+    """One JSON value per kept row: ``data`` holds them end to end, ``ends`` (uint32) where each stops."""
+
+    data: Data
+    ends: Data
+
+
+class RowError(msgspec.Struct, frozen=True, array_like=True):
+    """A bad row of the request. The caller knows its file and offset."""
+
+    row: int
+    code: str
+    reason: str
+    excerpt: str = ""
+    traceback: str = ""
+
+
+class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The samples of a request, as packed columns.
+
+    ``tokens`` is int32, all samples end to end; ``token_ends`` (uint32) is where each stops; ``kept`` (int32) the row
+    of
+    each sample, empty when every row was kept. A row is kept, in ``drops`` (reason -> rows, int32), or in ``errors``;
+    or, by the request's ``expected``, in none of them. ``notes`` is of kept rows, as ``drops``: what is to be counted.
+    ``spill`` is the request's, if what it asks for is written; else ``spill_fault`` says why not.
+    ``busy_s`` is the work in it: seconds of CPU time. ``token_sums`` (uint32) has the CRC-32 of each sample's tokens,
+    where the job asks for it; else it is empty. ``num_mended`` of the rows were not what they were in their copy.
+    """
+
+    tokens: Data
+    token_ends: Data
+    kept: Data
+    columns: dict[str, Column]
+    drops: dict[str, Data]
+    errors: list[RowError]
+    busy_s: float
+    expected: Data = b""
+    notes: dict[str, Data] = {}
+    spill: str = ""
+    spill_fault: str = ""
+    token_sums: Data = b""
+    num_mended: int = 0
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The whole request failed, and would fail again: not a row's fault.
+
+    ``row`` is the row of the request that brought it to light, if one did; ``place`` where it lies, if the request was
+    an :class:`Index`; and ``excerpt`` what stands in it.
+    """
+
+    kind: str
+    message: str
+    traceback: str = ""
+    row: int = -1
+    excerpt: str = ""
+    place: Overflow | None = None
+
+
+class Short(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The request failed as the system has no more of something: no row's fault, and another worker may do better.
+
+    ``reason`` is what the system said; ``row``, ``excerpt`` and ``place`` are those of :class:`Failed`. The producer
+    sees none of these: the pool asks again, and answers with a :class:`Failed` if that never helps.
+    """
+
+    reason: str
+    traceback: str = ""
+    row: int = -1
+    excerpt: str = ""
+    place: Overflow | None = None
+
+
+class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The rows found, block by block in the request's order.
+
+    ``counts`` is int32 of shape (num_blocks,); ``lengths`` and ``offsets`` (from the block's start on) are int32 of
+    shape (num_rows,); ``marks``, uint8 of that shape, says what each is: 0 good, 1 yields no sample, 2 no JSON object.
+    It is empty where all are good. ``drops`` counts rows that yield no sample, by reason; ``errors`` has the bad ones.
+    ``num_tokens``, int32 of that shape, has each row's tokens, 0 for no sample; it is empty where nobody tokenized.
+    """
+
+    counts: bytes
+    offsets: bytes
+    lengths: bytes
+    marks: bytes
+    num_blank: int
+    drops: dict[str, int] = {}
+    errors: list[RowError] = []
+    num_tokens: bytes = b""
+
+
+class Permuted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A permutation, uint32 of shape (num_rows,)."""
+
+    rows: bytes
+
+
+class Packed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Packs, in the order of packing: as in ``asyncdata.batching.planned.plan.Packs``.
+
+    ``offsets`` is int64, ``costs`` float64; ``rows``, ``starts`` and ``stops``, of the pieces, are int32. ``samples``
+    and ``tokens`` count what was not packed, by reason.
+    """
+
+    offsets: bytes
+    rows: bytes
+    starts: bytes
+    stops: bytes
+    costs: bytes
+    samples: dict[str, int]
+    tokens: dict[str, int]
+
+
+Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Packed | TokensListed | Stored | Evicted | Failed | Short
+
+encode = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode
+decode_job = msgspec.msgpack.Decoder(Job).decode
+decode_spec = msgspec.msgpack.Decoder(TokenizeSpec | None).decode

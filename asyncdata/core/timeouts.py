@@ -1,0 +1,34 @@
+"""How long a call may wait: what users give for it, made a number of seconds that every clock can count."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+from asyncdata.core.errors import ConfigError
+
+__all__ = ("checked_timeout",)
+
+_FOR_EVER_S = threading.TIMEOUT_MAX / 2
+"""More than a hundred years. No lock and no loop can wait for infinity."""
+
+
+def checked_timeout(value: Any) -> float | None:
+    """``timeout_s`` of a loader or of a call, in seconds; infinity is the longest wait there is.
+
+    :raises ConfigError: for what is no number.
+    """
+    if value is None:
+        return None
+
+    try:
+        seconds = math.nan if isinstance(value, bool | str | bytes) else float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    except OverflowError:
+        seconds = math.inf
+    if math.isnan(seconds):
+        raise ConfigError(f"`timeout_s` is a number of seconds, or None for no limit; got {value!r}")
+
+    return min(seconds, _FOR_EVER_S)

@@ -1,0 +1,270 @@
+"""The nouns: where a sample is (Position, SourceLocation), what it is (Sample, Group), and how it goes (Status)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import msgspec
+import numpy as np
+
+from asyncdata.core.line_numbers import line_number
+from asyncdata.core.plain_values import from_builtins, to_builtins
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("Group", "Lot", "Packed", "Position", "Sample", "SourceLocation", "Status", "Tokens")
+
+Tokens = np.ndarray[Any, np.dtype[np.int32]]
+
+_NOT_TRAINED = -100  # what losses ignore by default
+
+
+class Position(msgspec.Struct, frozen=True, order=True):
+    """A place in the order D: row ``row`` of window ``window`` of epoch ``epoch``, all counted from 0."""
+
+    epoch: int = 0
+    window: int = 0
+    row: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.epoch}:{self.window}:{self.row}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The position written ``E:W:R``.
+
+        :raises ValueError: if the text is nothing of the kind.
+        """
+        parts = text.split(":")
+        if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+            raise ValueError(f"a position is written EPOCH:WINDOW:ROW, as 0:3:128; got {text!r}")
+
+        return cls(*map(int, parts))
+
+
+class SourceLocation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a row lies: ``num_bytes`` bytes of ``path`` from ``byte_offset`` on, or row ``row_number`` of ``path``.
+
+    :ivar byte_offset: in the text, where the file is compressed; -1 where there is no text, as in Parquet.
+    :ivar num_bytes: of the row, as JSON where it is no line; -1 for a row longer than ``max_row_bytes``.
+    :ivar row_number: counted from 0; None in files of lines that can be read from any place.
+    :ivar line: counted from 1, where it is known without looking for it; see :meth:`line_number`.
+    """
+
+    path: str
+    byte_offset: int
+    num_bytes: int
+    row_number: int | None = None
+    line: int | None = None
+
+    def line_number(self) -> int | None:
+        """The row's line, counted from 1; None where there are no lines.
+
+        Nothing is indexed, so this reads the file up to the row (about 5 GB/s), but no part of it twice.
+
+        :raises OSError: if the file cannot be read.
+        """
+        return line_number(self.path, self.byte_offset) if self.row_number is None else self.line
+
+
+class Status(StrEnum):
+    """How far a rollout has come; the values are slime's."""
+
+    PENDING = "pending"
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+class Packed(Protocol):
+    """Many samples in packed columns, from which a sample's fields are decoded."""
+
+    def tokens_of(self, sample: int) -> Tokens:
+        """Token ids of sample ``sample``."""
+        ...
+
+    def value(self, column: str, sample: int) -> Any:
+        """Its value in a column; None where there is none."""
+        ...
+
+    def position(self, sample: int) -> Position:
+        """Its place in D."""
+        ...
+
+    def location(self, sample: int) -> SourceLocation:
+        """Where its row lies."""
+        ...
+
+
+class Lot(msgspec.Struct, frozen=True, gc=False):
+    """Samples ``[start, stop)`` of a chunk, delivered at once, each as a group of ``group_size``.
+
+    :ivar index: number of the first in the run.
+    :ivar group_index: number of the first group.
+    """
+
+    chunk: Packed
+    start: int
+    stop: int
+    index: int
+    group_index: int
+    group_size: int
+
+    def samples(self) -> list[Sample]:
+        """The hot line of the library: one C call makes a batch; all they hold is worked out when it is touched."""
+        return list(map(Sample, repeat(self), range((self.stop - self.start) * self.group_size)))
+
+    def row(self, number: int) -> int:
+        """The chunk's number of the lot's sample ``number``."""
+        return self.start + number // self.group_size
+
+
+class _Lazy:
+    """A field that still lies packed in the sample's chunk. msgspec cannot encode it, so it never leaks unseen."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<not decoded yet>"
+
+
+_LAZY: Any = _Lazy()
+
+
+class Sample(msgspec.Struct, eq=False, gc=False):
+    """One sample, and what the rollout makes of it.
+
+    What comes from the row is decoded when it is first touched. ``tokens`` is a read-only view, shared by the samples
+    of a group; assign a new array to change it. All else belongs to this sample alone. Equality is identity.
+
+    :ivar index: number of this sample in the run, from 0, across epochs and restarts.
+    :ivar group_index: number of its group, likewise.
+    :ivar prompt: the rendered text, or the row's own prompt where no chat template is applied.
+    :ivar tokens: int32 array of shape (num_tokens,).
+    :ivar labels: int32 array of shape (num_tokens,): the token where it is trained, -100 elsewhere. None where the
+        tokenize function does not say.
+    :ivar label: the row's label, any JSON value.
+    :ivar metadata: the row's metadata.
+    :ivar extra: anything else: what the tokenize function added, what the trainer wants kept.
+    :ivar position: its place in D; None for a sample made by hand.
+    :ivar source: file, byte offset and length of its row; None for a sample made by hand.
+    :ivar response_length: tokens of the response, counted by the rollout.
+    :ivar rollout_log_probs: one log-probability per response token.
+    """
+
+    # The first two are given by position, in the one line that makes a batch: `AsyncDataLoader` spends its time there.
+    _lot: Lot | None = None
+    _number: int = -1
+    index: int | None = _LAZY
+    group_index: int | None = _LAZY
+    prompt: Any = _LAZY
+    tokens: Tokens = _LAZY
+    labels: Tokens | None = _LAZY
+    label: Any = _LAZY
+    metadata: dict[str, Any] = _LAZY
+    extra: dict[str, Any] = _LAZY
+    position: Position | None = _LAZY
+    source: SourceLocation | None = _LAZY
+    response: str = ""
+    response_length: int = 0
+    reward: float | dict[str, Any] | None = None
+    loss_mask: list[int] | None = None
+    rollout_log_probs: list[float] | None = None
+    status: Status = Status.PENDING
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain builtins (see ``asyncdata.core.plain_values``).
+
+        :raises TypeError: for a value that no snapshot can hold; the message names it.
+        """
+        values = {name: getattr(self, name) for name in _FIELDS}
+        for name in ("position", "source"):
+            if values[name] is not None:
+                values[name] = msgspec.to_builtins(values[name])
+        return {name: to_builtins(value, f"$.{name}") for name, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The sample that :meth:`to_dict` wrote; fields it lacks have their defaults."""
+        known = {name: from_builtins(values[name]) for name in _FIELDS if name in values}
+        for name, kind in (("position", Position), ("source", SourceLocation)):
+            if known.get(name) is not None:
+                known[name] = msgspec.convert(known[name], kind)
+        if "status" in known:
+            known["status"] = Status(known["status"])
+        return cls(**known)
+
+    def detach(self) -> None:
+        """Own everything and let go of the chunk, which keeps hundreds of neighbours in memory."""
+        if self._lot is not None:
+            for name in _LAZY_FIELDS:
+                getattr(self, name)
+            self.tokens = self.tokens.copy()
+            self._lot = None
+
+    def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Sample], tuple[dict[str, Any]]]:
+        """Pickled and deep-copied by value: the chunk stays behind."""
+        return _from_fields, ({name: getattr(self, name) for name in _FIELDS},)
+
+    def __repr__(self) -> str:
+        where = f", position={self.position}" if self.position is not None else ""
+        return f"Sample(index={self.index}, num_tokens={len(self.tokens)}, status={self.status.value!r}{where})"
+
+
+Group = list[Sample]
+"""The samples of one prompt, ``n_samples_per_prompt`` of them."""
+
+_FIELDS = Sample.__struct_fields__[2:]
+_LAZY_FIELDS: dict[str, tuple[Callable[[Lot, int], Any], Callable[[], Any]]] = {
+    # field: (how a lot gives it, what it is in a sample made by hand)
+    "index": (lambda lot, number: lot.index + number, lambda: None),
+    "group_index": (lambda lot, number: lot.group_index + number // lot.group_size, lambda: None),
+    "prompt": (lambda lot, number: lot.chunk.value("prompt", lot.row(number)), str),
+    "tokens": (lambda lot, number: lot.chunk.tokens_of(lot.row(number)), lambda: np.empty(0, np.int32)),
+    "labels": (lambda lot, number: _labels(lot.chunk, lot.row(number)), lambda: None),
+    "label": (lambda lot, number: lot.chunk.value("label", lot.row(number)), lambda: None),
+    "metadata": (lambda lot, number: lot.chunk.value("metadata", lot.row(number)) or {}, dict),
+    "extra": (lambda lot, number: lot.chunk.value("extra", lot.row(number)) or {}, dict),
+    "position": (lambda lot, number: lot.chunk.position(lot.row(number)), lambda: None),
+    "source": (lambda lot, number: lot.chunk.location(lot.row(number)), lambda: None),
+}
+
+
+def _labels(chunk: Packed, row: int) -> Tokens | None:
+    spans = chunk.value("spans", row)
+    if spans is None:
+        return None
+
+    tokens = chunk.tokens_of(row)
+    labels = np.full(len(tokens), _NOT_TRAINED, np.int32)
+    for start, stop in spans:
+        labels[start:stop] = tokens[start:stop]
+    return labels
+
+
+def _from_fields(fields: dict[str, Any]) -> Sample:
+    return Sample(**fields)
+
+
+def _lazy_property(name: str) -> property:
+    """The Struct's own slot behind a property that fills it at the first look: a constructor stays a C call."""
+    slot = Sample.__dict__[name]
+    from_lot, by_hand = _LAZY_FIELDS[name]
+
+    def get(sample: Sample) -> Any:
+        value = slot.__get__(sample)
+        if value is _LAZY:
+            lot = sample._lot  # noqa: SLF001 - this is Sample's own code
+            value = by_hand() if lot is None else from_lot(lot, sample._number)  # noqa: SLF001
+            slot.__set__(sample, value)
+        return value
+
+    return property(get, slot.__set__)
+
+
+for _name in _LAZY_FIELDS:
+    setattr(Sample, _name, _lazy_property(_name))

@@ -1,0 +1,131 @@
+"""From a bad row in a chunk to the error that a user reads: where it is, and what stands there."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from asyncdata.core.errors import BadRowError
+from asyncdata.tokenization.rows import excerpt
+
+if TYPE_CHECKING:
+    from asyncdata.core.messages import Failed
+    from asyncdata.core.types import SourceLocation
+    from asyncdata.delivery.channel import Bad
+
+__all__ = ("bad_row_error", "located", "without_text")
+
+_EXCERPT_BYTES = 400
+_TRACEBACK = "Traceback (most recent call last):"
+_REASONS = {
+    "AD101": "invalid JSON",
+    "AD104": "a raw control byte",
+    "AD105": "NUL bytes: its writer crashed, or the disk was full",
+    "AD106": "a byte that is not UTF-8",
+    "AD107": "an unpaired surrogate in a text that is to be tokenized",
+    "AD108": "longer than max_row_bytes",
+    "AD110": "a key is missing that a setting asks for",
+    "AD111": "a value has the wrong type",
+    "AD112": "a message has no role",
+    "AD113": "JSON, but no object",
+    "AD114": "a chat has more or fewer placeholders than media",
+    "AD117": "an integer of too many digits",
+    "AD118": "nested too deeply",
+    "AD119": "more than one value on the line",
+    "AD411": "the tokenizer has no chat template for it",
+    "AD412": "the chat template refused it, or failed on it",
+    "AD414": "the chat template does not show what is the assistant's",
+    "AD415": "longer than max_length",
+    "AD421": "the tokenize function raised",
+    "AD422": "it hung its worker, twice",
+    "AD423": "its worker died of it, twice",
+    "AD424": "it has other tokens than when they were counted",
+    "AD425": "the tokenize function returned what is no sample",
+}
+"""What is wrong with a row, without a word of it."""
+
+
+def bad_row_error(bad: Bad, *, shows_row: bool = True) -> BadRowError:
+    """The error for ``bad``. Reads the file up to the row, to count lines.
+
+    :param shows_row: whether it may show what stands in the row; see :func:`without_text`.
+    """
+    place, error = bad.chunk.row_location(bad.error.row), bad.error
+    found = BadRowError(
+        error.code,
+        error.reason,
+        path=place.path,
+        line=_line_number(place),
+        byte_offset=place.byte_offset,
+        row_number=place.row_number,
+        excerpt=error.excerpt or (_excerpt(place) if shows_row else ""),
+        traceback=error.traceback,
+    )
+    return found if shows_row else without_text(found)
+
+
+def located(failed: Failed, place: SourceLocation, *, shows_row: bool = True) -> Failed:
+    """``failed``, which the row at ``place`` brought to light, with that place in its message."""
+    code, _, reason = failed.message.partition(" ")
+    told = BadRowError(
+        code,
+        reason,
+        path=place.path,
+        line=_line_number(place),
+        byte_offset=place.byte_offset,
+        row_number=place.row_number,
+    )
+    shown = " (log_excerpts=False shows no more)"
+    if shows_row:
+        shown = f" (it begins {failed.excerpt!r})" if failed.excerpt else ""
+    trace = failed.traceback if shows_row else _bare_traceback(failed.traceback)[0]
+    return msgspec.structs.replace(failed, message=f"{told}{shown}", traceback=trace, row=-1, excerpt="")
+
+
+def without_text(error: BadRowError) -> BadRowError:
+    """The same without what the row says: no excerpt, no value in the reason; of the traceback, places and type."""
+    frames, kind = _bare_traceback(error.traceback)
+    reason = _REASONS.get(error.code, "a bad row") + (f" {kind}" if kind else "")
+    return BadRowError(
+        error.code,
+        f"{reason} (log_excerpts=False shows no more)",
+        path=error.path,
+        line=error.line,
+        byte_offset=error.byte_offset,
+        row_number=error.row_number,
+        traceback=frames,
+    )
+
+
+def _bare_traceback(text: str) -> tuple[str, str]:
+    """Where the first error of a traceback was raised, and its type. All else may quote the row."""
+    head, *lines = text.splitlines() or [""]
+    if head != _TRACEBACK:
+        return "", ""
+
+    frames = list(takewhile(lambda line: line.startswith("  "), lines))
+    places = [line for line in frames if line.startswith('  File "')]
+    kind = lines[len(frames)].partition(":")[0] if len(frames) < len(lines) else ""
+    return "\n".join([head, *places]), kind if kind.replace(".", "").isidentifier() else ""
+
+
+def _line_number(place: SourceLocation) -> int | None:
+    """The row's line; None where the file cannot be read any more, which must not hide what is wrong with the row."""
+    with suppress(OSError):
+        return place.line_number()
+    return None
+
+
+def _excerpt(place: SourceLocation) -> str:
+    """The beginning of a row of which its worker could not tell any more."""
+    if place.row_number is not None:
+        return ""
+
+    with suppress(OSError), open(place.path, "rb", buffering=0) as file:
+        file.seek(place.byte_offset)
+        length = _EXCERPT_BYTES if place.num_bytes < 0 else min(place.num_bytes, _EXCERPT_BYTES)
+        return excerpt(file.read(length).partition(b"\n")[0])
+    return ""

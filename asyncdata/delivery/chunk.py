@@ -1,0 +1,263 @@
+"""A chunk: the samples of consecutive positions, as the packed columns in which a worker sent them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+
+from asyncdata.core.messages import Column, RowError
+from asyncdata.core.types import Position, SourceLocation, Tokens
+from asyncdata.delivery.stream_digest import sums_of
+
+if TYPE_CHECKING:
+    from asyncdata.core.messages import Data, Tokenized
+
+__all__ = ("Chunk", "Drop", "Note", "Origin")
+
+_TEXTS = {"prompt": "prompt_text"}
+"""Columns of which there may be another that holds the texts themselves, in place of JSON."""
+_JOURNAL = "journal"
+"""The reason for which a row is dropped that brought down workers, when a snapshot knows it."""
+
+
+class Origin(Protocol):
+    """Knows where the rows of a chunk came from."""
+
+    def location(self, row: int) -> SourceLocation:
+        """The location of the chunk's row ``row``, counted from 0."""
+        ...
+
+    def key(self, row: int) -> tuple[int, int]:
+        """The number of its file, and its byte offset there."""
+        ...
+
+
+class Drop(NamedTuple):
+    """Rows of a chunk that yield no sample, and why. ``rows`` is int32, rising."""
+
+    reason: str
+    rows: np.ndarray[Any, np.dtype[np.int32]]
+
+
+class Note(NamedTuple):
+    """Rows of a chunk that are kept and counted under a name. ``rows`` is int32, rising."""
+
+    name: str
+    rows: np.ndarray[Any, np.dtype[np.int32]]
+
+
+class Chunk:
+    """Rows ``[first.row, first.row + num_rows)`` of one window, tokenized.
+
+    Where the tokens of rows were counted before, every row is a sample: bad rows, and those that another rank
+    tokenizes, have no tokens.
+
+    :ivar num_samples: rows that were kept; the chunk's samples are counted from 0 to here.
+    :ivar drops: rows that yield no sample, by reason.
+    :ivar notes: what statistics count of rows that are kept, likewise by name.
+    :ivar errors: bad rows, in their order.
+    :ivar ends_epoch: whether no row of the epoch follows.
+    :ivar num_bytes: memory the columns take.
+    :ivar sums: what a digest of the stream is made of.
+    """
+
+    __slots__ = (
+        "_columns",
+        "_expected",
+        "_kept",
+        "_origin",
+        "_token_ends",
+        "_tokens",
+        "drops",
+        "ends_epoch",
+        "errors",
+        "first",
+        "notes",
+        "num_bytes",
+        "num_rows",
+        "num_samples",
+        "sums",
+    )
+
+    def __init__(self, reply: Tokenized, first: Position, num_rows: int, origin: Origin, *, ends_epoch: bool) -> None:
+        self._expected = _expected_of(reply) if reply.expected else None
+        if self._expected is not None:
+            reply = _with_every_row(reply, *self._expected)
+        self.first = first
+        self.num_rows = num_rows
+        self.ends_epoch = ends_epoch
+        self.errors: list[RowError] = reply.errors
+        self.drops = [Drop(reason, np.frombuffer(rows, np.int32)) for reason, rows in reply.drops.items()]
+        self.notes = [Note(name, np.frombuffer(rows, np.int32)) for name, rows in reply.notes.items()]
+        self._origin = origin
+        self._tokens = _tokens_of(reply)
+        self._token_ends = _ends_of(reply.token_ends)
+        self._kept = np.frombuffer(reply.kept, np.int32) if reply.kept else None
+        self._columns = {
+            name: (memoryview(column.data), _ends_of(column.ends)) for name, column in reply.columns.items()
+        }
+        self.num_samples = len(self._token_ends)
+        self.num_bytes = len(reply.tokens) + sum(len(column.data) for column in reply.columns.values())
+        token_sums = np.frombuffer(reply.token_sums, np.uint32) if reply.token_sums else None
+        self.sums = sums_of(msgspec.structs.astuple(first), self._expected_ends(), self._kept, token_sums)
+
+    def _expected_ends(self) -> np.ndarray[Any, Any]:
+        """Where the tokens of each sample stop, if those that another rank has were here."""
+        if self._expected is None:
+            return np.frombuffer(self._token_ends, np.uint32)
+
+        return np.cumsum(self._expected[0], dtype=np.uint64)
+
+    def row_of(self, sample: int) -> int:
+        """The row, counted from the chunk's first, that became sample ``sample``."""
+        return sample if self._kept is None else int(self._kept[sample])
+
+    def samples_before(self, row: int) -> int:
+        """How many samples come from rows before ``row``."""
+        return min(row, self.num_samples) if self._kept is None else int(np.searchsorted(self._kept, row))
+
+    def num_tokens(self, start: int, stop: int) -> int:
+        """Tokens of the samples ``[start, stop)``; also of those that another rank has."""
+        if self._expected is not None:
+            return int(self._expected[0][start:stop].sum(dtype=np.int64))
+
+        if start == stop:
+            return 0
+
+        return self._token_ends[stop - 1] - (self._token_ends[start - 1] if start else 0)
+
+    def tokens_of(self, sample: int) -> Tokens:
+        """Read-only int32 view of shape (num_tokens,)."""
+        ends = self._token_ends
+        return self._tokens[(ends[sample - 1] if sample else 0) : ends[sample]]
+
+    def value(self, column: str, sample: int) -> Any:
+        """A column's JSON value, decoded afresh so that the caller may change it; None where there is none."""
+        if raw := self._raw(column, sample):
+            return _decode(raw)
+
+        text = self._raw(_TEXTS[column], sample) if column in _TEXTS else None
+        return str(text, "utf-8") if text else None
+
+    def _raw(self, column: str, sample: int) -> memoryview | None:
+        if column not in self._columns:
+            return None
+
+        data, ends = self._columns[column]
+        return data[(ends[sample - 1] if sample else 0) : ends[sample]]
+
+    def position(self, sample: int) -> Position:
+        """The place in D of sample ``sample``."""
+        return Position(self.first.epoch, self.first.window, self.first.row + self.row_of(sample))
+
+    def location(self, sample: int) -> SourceLocation:
+        """Where the row of sample ``sample`` lies."""
+        return self._origin.location(self.row_of(sample))
+
+    def row_location(self, row: int) -> SourceLocation:
+        """Where row ``row``, counted from the chunk's first, lies."""
+        return self._origin.location(row)
+
+    def row_key(self, row: int) -> tuple[int, int]:
+        """The number of row ``row``'s file, and its byte offset there."""
+        return self._origin.key(row)
+
+
+def _tokens_of(reply: Tokenized) -> Tokens:
+    """The tokens, read-only, and aligned as users' code may rely on it. Those of a large reply are: no copy."""
+    tokens = np.frombuffer(reply.tokens, np.int32)
+    if not tokens.flags.aligned:
+        tokens = tokens.copy()
+        tokens.flags.writeable = False
+    return tokens
+
+
+def _ends_of(data: Data) -> memoryview:
+    """The uint32 values of ``data``. One by one they come faster from a view than from an array."""
+    return memoryview(data).cast("I")
+
+
+def _decode(raw: memoryview) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:  # NaN and lone surrogates, which the reader accepts as slime's does
+        return json.loads(bytes(raw))
+
+
+Int32 = np.ndarray[Any, np.dtype[np.int32]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def _expected_of(reply: Tokenized) -> tuple[Int32, Bools]:
+    """How many tokens each row has, and whether it was to be tokenized here."""
+    expected = np.frombuffer(reply.expected, np.int32)
+    is_ours = expected >= 0
+    return np.where(is_ours, expected, -1 - expected), is_ours
+
+
+def _with_every_row(reply: Tokenized, expected: Int32, is_ours: Bools) -> Tokenized:
+    """The reply with a sample for every row; ours that have not the tokens they should have are bad rows."""
+    ends = np.frombuffer(reply.token_ends, np.uint32)
+    kept = np.frombuffer(reply.kept, np.int32) if reply.kept else np.arange(len(ends))
+    lengths = np.zeros(len(expected), np.int64)
+    lengths[kept] = np.diff(ends, prepend=np.uint32(0))
+    is_wrong = is_ours & (lengths != expected)
+    is_wrong[[error.row for error in reply.errors]] = False
+    is_wrong[np.frombuffer(reply.drops.get(_JOURNAL, b""), np.int32)] = False
+    if is_wrong.any():
+        reply = _without(reply, kept, lengths, expected, is_wrong)
+        lengths[is_wrong] = 0
+    elif len(kept) == len(expected):
+        return reply
+
+    columns = {
+        name: Column(column.data, _filled(column.ends, kept, len(expected))) for name, column in reply.columns.items()
+    }
+    token_ends = np.cumsum(lengths).astype(np.uint32).tobytes()
+    return msgspec.structs.replace(reply, token_ends=token_ends, kept=b"", columns=columns)
+
+
+def _without(reply: Tokenized, kept: Any, lengths: Any, expected: Int32, is_wrong: Bools) -> Tokenized:
+    """The reply without the tokens of rows that are wrong, which are errors now, no drops, and not noted."""
+    tokens = np.frombuffer(reply.tokens, np.int32)[np.repeat(~is_wrong[kept], lengths[kept])]
+    errors = [
+        RowError(row, "AD424", _other_tokens(int(lengths[row]), int(expected[row])))
+        for row in np.flatnonzero(is_wrong).tolist()
+    ]
+    return msgspec.structs.replace(
+        reply,
+        tokens=tokens.tobytes(),
+        drops=_outside(reply.drops, is_wrong),
+        errors=sorted([*reply.errors, *errors], key=_row_of),
+        notes=_outside(reply.notes, is_wrong),
+    )
+
+
+def _outside(rows_by_name: dict[str, Data], is_wrong: Bools) -> dict[str, Data]:
+    """Each one's rows that are not wrong, where there are any."""
+    left: dict[str, Data] = {}
+    for name, data in rows_by_name.items():
+        rows = np.frombuffer(data, np.int32)
+        left[name] = rows[~is_wrong[rows]].tobytes()
+    return {name: rows for name, rows in left.items() if rows}
+
+
+def _row_of(error: RowError) -> int:
+    return error.row
+
+
+def _other_tokens(num_tokens: int, num_expected: int) -> str:
+    return (
+        f"the row has {num_tokens or 'no'} tokens, and had {num_expected} when they were counted: the tokenize "
+        "function does not do the same each time, or it has changed and its version has not; or the file has changed"
+    )
+
+
+def _filled(ends: Data, kept: Any, num_rows: int) -> bytes:
+    """Where each row's value stops, if those that are not kept have none."""
+    sizes = np.zeros(num_rows, np.int64)
+    sizes[kept] = np.diff(np.frombuffer(ends, np.uint32), prepend=np.uint32(0))
+    return np.cumsum(sizes).astype(np.uint32).tobytes()

@@ -1,0 +1,399 @@
+"""Serves requests: the buffer first, then the stream, and one commit for both.
+
+Nothing here waits: a request that cannot be served yet is queued, with a function that wakes its caller. One lock
+guards everything. The caller's thread delivers; the service's thread fills the channel.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from asyncdata.core.errors import EndOfData, LoaderClosedError, TooManyBadRowsError
+from asyncdata.core.types import Lot, Sample
+from asyncdata.delivery.bad_rows import bad_row_error
+from asyncdata.delivery.channel import Channel, Failure, Run
+from asyncdata.delivery.ledger import Counters, Ledger
+from asyncdata.delivery.next_delivery import BadRowStop, Delivery, advanced, deliver, dropped
+from asyncdata.delivery.requests import DeliveryRules, Request, State
+from asyncdata.delivery.rollout_buffer import Chooser, first_in_first_out, validate_groups, without
+from asyncdata.delivery.stream_digest import StreamDigest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from asyncdata.core.errors import BadRowError
+    from asyncdata.delivery.channel import Entry
+    from asyncdata.delivery.chunk import Chunk
+    from asyncdata.delivery.rollout_buffer import BufferFilter
+
+    Moment = tuple[State, Channel]
+
+__all__ = ("Coordinator",)
+
+_structs = msgspec.structs
+
+
+class Coordinator:
+    """Owns the ledger, the channel and the queue of requests.
+
+    :param quarantine: called with each bad row that is passed over, before the delivery that passes it is committed.
+    :ivar on_room: called when a delivery made the room in the channel that :meth:`reserve` did not find.
+    :ivar failed: calls whose caller got nothing: the request, if there was one, and what :meth:`take_ready` gave. A
+        caller appends, which nothing can interrupt half-way, and then has them settled.
+    """
+
+    def __init__(
+        self,
+        rules: DeliveryRules,
+        *,
+        buffer_filter: BufferFilter = first_in_first_out,
+        quarantine: Callable[[BadRowError], object] = bool,
+    ) -> None:
+        self.rules = rules
+        self._state = State(Ledger(counters=Counters(digest=StreamDigest(rules.digest))))
+        self.on_room: Callable[[], object] = bool
+        self.failed: deque[tuple[Request | None, list[Sample] | None]] = deque()
+        self.channel = self._new_channel()
+        self._chooser = Chooser(buffer_filter)
+        self._quarantine = quarantine
+        self._lock = threading.RLock()
+        self._requests: deque[Request] = deque()
+        self._closed = ""
+        self._wanted_room = 0
+        self._room_from = 0  # before so many samples are taken, there is not the wanted room
+        self._is_over_budget = False
+
+    @property
+    def ledger(self) -> Ledger:
+        """What is delivered."""
+        if self.failed:
+            self.settle()
+        state = self._state
+        ledger, run, num_taken = state.ledger, state.run, state.num_taken
+        if run is None or num_taken == 0:
+            return ledger
+
+        return advanced(ledger, run, num_taken, self.rules.samples_per_group)
+
+    @property
+    def _num_taken(self) -> int:
+        return self._state.ledger.taken + self._state.num_taken
+
+    # The caller's side.
+
+    def take_ready(self, num_groups: int, last_epoch: int | None = None) -> list[Sample] | None:
+        """What :meth:`poll` would give, if that is the middle of a run of samples; the way of nearly every batch."""
+        before = after = self._state
+        ledger, run, num_taken = before.ledger, before.run, before.num_taken
+        if run is None or ledger.buffer or self._requests or self._closed or self.failed or self.rules.commit_on_ack:
+            return None
+
+        try:
+            with self._lock:
+                start = run.start + ledger.offset + num_taken
+                stop = start + num_groups
+                if self._state is not before or stop >= run.stop:
+                    return None
+
+                if last_epoch is not None and run.chunk.first.epoch > last_epoch:
+                    return None
+
+                counters, size = ledger.counters, self.rules.samples_per_group
+                index, group_index = counters.num_samples + num_taken * size, counters.num_groups + num_taken
+                samples = Lot(run.chunk, start, stop, index, group_index, size).samples()
+                after = State(ledger, run, num_taken + num_groups)
+                self._state = after  # the commit: one assignment, which an interrupt finds done or not done
+                if self._wanted_room and ledger.taken + after.num_taken >= self._room_from:
+                    self._offer_room()
+            return samples
+        except BaseException:
+            if after is not before and self._state is after:
+                self._state = before
+            raise
+
+    def poll(self, request: Request) -> list[Sample] | None:
+        """The samples of the groups asked for, group after group, committed; None while they are not ready.
+
+        Requests are served in the order in which they were first polled.
+
+        :raises EndOfData: if fewer are left; under ``drop_last=False`` they are in the error, and delivered.
+        :raises BadRowError: if the next row is bad and ``bad_row_stops``; at every call, for nothing is passed.
+        :raises AsyncDataError: whatever else stops the stream here.
+        """
+        with self._lock:
+            self._chooser.refuse_calls()
+            self.settle()
+            if self._closed:
+                raise LoaderClosedError(self._closed)
+
+            if self._requests and self._requests[0] is not request:
+                if request not in self._requests:
+                    self._requests.append(request)
+                return None
+
+            samples = self._serve(request)
+            if samples is None:
+                self._queue(request)
+            elif self._requests:
+                self._leave(request)
+            return samples
+
+    def settle(self) -> None:
+        """What the calls in ``failed`` took counts as not delivered.
+
+        Should an interrupt come between, whoever comes next does it.
+        """
+        with self._lock:
+            while self.failed:
+                request, samples = self.failed[0]
+                if request is not None:
+                    self.withdraw(request)
+                elif samples:
+                    self._state = self._state.without(samples, self.rules.samples_per_group)
+                self.failed.popleft()
+
+    def withdraw(self, request: Request) -> None:
+        """The caller is gone, whatever the reason. A delivery that it cannot have received is taken back."""
+        with self._lock:
+            if request.commit is not None:
+                self._go_back(*request.commit)
+            self._leave(request)
+
+    def _go_back(self, before: State, after: State) -> None:
+        if self._state is after and self.channel.remembers(before.ledger.head):
+            self._state = before
+
+    def moment(self) -> Moment:
+        """What is delivered now, for :meth:`go_back`."""
+        with self._lock:
+            self.settle()
+            return self._state, self.channel
+
+    def go_back(self, before: Moment, after: Moment) -> None:
+        """Undo what was delivered between two moments; nothing, if something came behind them."""
+        with self._lock:
+            self.settle()
+            if before[1] is after[1] is self.channel:
+                self._go_back(before[0], after[0])
+
+    def _serve(self, request: Request) -> list[Sample] | None:
+        ledger = self.ledger
+        if request.chosen is None:
+            request.chosen = self._chooser.choose(ledger.buffer, request.num_groups)
+        last_epoch = self._last_epoch(request)
+        delivery = self._deliver(ledger, request.num_groups - len(request.chosen), last_epoch)
+        if delivery is None:
+            return None
+
+        if delivery.is_last and self.rules.drop_last:
+            delivery, request.chosen = dropped(delivery), []
+        samples = [sample for item in request.chosen for sample in item.group]
+        for lot in delivery.lots:
+            samples += lot.samples()
+        after = delivery.ledger
+        if request.chosen:
+            after = _structs.replace(after, buffer=without(after.buffer, request.chosen))
+        if self.rules.commit_on_ack and samples:
+            after = after.with_lease(ledger, request.chosen, samples, self.rules.samples_per_group)
+        self._commit(request, after)
+        if delivery.is_last and last_epoch != request.last_epoch:
+            request.commit = None  # the groups are in the error: delivered
+            size = self.rules.samples_per_group
+            groups = [samples[i : i + size] for i in range(0, len(samples), size)]
+            raise EndOfData(
+                f"AD402 end of data after {self.rules.epochs} epochs; {len(groups)} of {request.num_groups} "
+                "groups were left",
+                groups,
+            )
+
+        return samples
+
+    def _last_epoch(self, request: Request) -> int | None:
+        epochs = self.rules.epochs
+        if epochs is None or (request.last_epoch is not None and request.last_epoch < epochs):
+            return request.last_epoch
+
+        return epochs - 1
+
+    def _deliver(self, ledger: Ledger, num_groups: int, last_epoch: int | None) -> Delivery | None:
+        try:
+            delivery = deliver(
+                self.channel.segments(ledger.head),
+                ledger,
+                num_groups,
+                samples_per_group=self.rules.samples_per_group,
+                last_epoch=last_epoch,
+                bad_row_stops=self.rules.bad_row_stops,
+                max_bad_rows=self.rules.max_bad_rows,
+            )
+        except BadRowStop as stop:
+            raise self._stopped_by(stop) from None
+
+        if delivery is not None:
+            for bad in delivery.passed:
+                self._quarantine(bad_row_error(bad, shows_row=self.rules.shows_rows))
+        return delivery
+
+    def _stopped_by(self, stop: BadRowStop) -> BadRowError | TooManyBadRowsError:
+        error = bad_row_error(stop.bad, shows_row=self.rules.shows_rows)
+        if self.rules.bad_row_stops:
+            return error
+
+        # Once, though every call fails from now on.
+        for bad in () if self._is_over_budget else (*stop.passed, stop.bad):
+            self._quarantine(bad_row_error(bad, shows_row=self.rules.shows_rows))
+        self._is_over_budget = True
+        return TooManyBadRowsError(f"a bad row, after max_bad_rows={self.rules.max_bad_rows} of them: {error}")
+
+    def _commit(self, request: Request, ledger: Ledger) -> None:
+        segment = self.channel.segment(ledger.head)
+        after = State(ledger, segment if isinstance(segment, Run) else None)
+        request.commit = (self._state, after)
+        self._state = after  # the commit, as in take_ready
+        self._offer_room()
+
+    def _offer_room(self) -> None:
+        if self._wanted_room and self.channel.room(self._num_taken) >= self._wanted_room:
+            self.on_room()
+            self._wanted_room = 0  # behind the call: interrupted, it is made again
+
+    def _queue(self, request: Request) -> None:
+        if not self._requests:
+            self._requests.append(request)
+        self.channel.demand = request.num_groups - len(request.chosen or ())
+        if self._wanted_room and self.channel.room(self._num_taken):
+            self.on_room()
+            self._wanted_room = 0  # as in _offer_room
+
+    def _leave(self, request: Request) -> None:
+        if request not in self._requests:
+            return
+
+        was_first = self._requests[0] is request
+        self._requests.remove(request)
+        if was_first:
+            self.channel.demand = 0
+            if self._requests:
+                self._requests[0].wake()
+
+    # The trainer gives back and acknowledges.
+
+    def add_groups(self, groups: Any) -> int:
+        """Append groups to the buffer, all or none; the number of them.
+
+        :raises InvalidGroupError: if one of them cannot be kept.
+        """
+        with self._lock:
+            self._chooser.refuse_calls()
+            if self._closed:
+                raise LoaderClosedError(self._closed)
+
+            returned = validate_groups(groups, self.rules.samples_per_group, self.ledger.buffer)
+            self._state = State(self.ledger.with_returned(returned))
+            return len(returned)
+
+    def acknowledge(self, keys: Iterable[int] | None) -> None:
+        """Groups (None: all) need not be served again."""
+        with self._lock:
+            self._chooser.refuse_calls()
+            self._state = State(self.ledger.acknowledged(keys))
+
+    # The service's side.
+
+    def restart(self, change: Callable[[Ledger], Ledger]) -> None:
+        """Go on from what ``change`` makes of the ledger. What was read ahead is dropped; requests go on waiting."""
+        with self._lock:
+            self._chooser.refuse_calls()
+            self._state = State(_structs.replace(change(self.ledger), head=0, offset=0, taken=0))
+            self.channel, self._wanted_room = self._new_channel(), 0
+            for request in self._requests:
+                request.chosen = None
+                request.wake()
+
+    def set_capacity(self, capacity: int) -> None:
+        """Read so many samples ahead from now on; whoever calls it then pumps. What is ready already stays."""
+        with self._lock:
+            self.rules = _structs.replace(self.rules, capacity=capacity)
+            self.channel.capacity, self._wanted_room = capacity, 0
+
+    def _new_channel(self) -> Channel:
+        return Channel(
+            capacity=self.rules.capacity,
+            max_bytes=self.rules.max_ready_bytes,
+            max_bad_rows=self._max_bad_rows(),
+            epoch_groups=self.ledger.counters.epoch_groups,
+            acked=self.ledger.acked,
+        )
+
+    def _max_bad_rows(self) -> int | None:
+        """Bad rows that may still be passed over. Nothing is read beyond the first one too many."""
+        most = 0 if self.rules.bad_row_stops else self.rules.max_bad_rows
+        return None if most is None else max(0, most - self.ledger.counters.num_bad_rows)
+
+    def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
+        """A place in ``channel`` for at most ``max_rows`` rows; None where there is no room for ``min_rows``.
+
+        After None, ``on_room`` is called once there is.
+        """
+        with self._lock:
+            if channel is not self.channel or channel.is_stopped:
+                return None
+
+            room = channel.room(self._num_taken)
+            if room < min_rows and not (room and self._is_starving()):
+                self._wanted_room = min_rows
+                self._room_from = self._num_taken + channel.excess(self._num_taken) + min_rows
+                return None
+
+            return channel.enter(min(max_rows, room))
+
+    def _is_starving(self) -> bool:
+        """Somebody waits and nothing is on its way: any room will do."""
+        return bool(self._requests) and self.channel.num_rows_in_flight == 0
+
+    def shorten(self, channel: Channel, entry: Entry, num_rows: int) -> None:
+        """``entry``, the last one reserved, takes only ``num_rows`` rows."""
+        with self._lock:
+            channel.shorten(entry, num_rows)
+
+    def split(self, channel: Channel, entry: Entry, num_rows: int) -> Entry:
+        """Cut ``entry`` after ``num_rows`` rows; the rest is returned."""
+        with self._lock:
+            return channel.split(entry, num_rows)
+
+    def fill(self, channel: Channel, entry: Entry, content: Chunk | Failure) -> None:
+        """The rows of ``entry`` are done."""
+        with self._lock:
+            channel.fill(entry, content)
+            if channel is self.channel:
+                self._wake_first()
+
+    def fail(self, channel: Channel, failure: Failure) -> None:
+        """Deliver everything in the order before ``failure``, and then the failure."""
+        with self._lock:
+            channel.fail(failure.error)
+            if channel is self.channel:
+                self._wake_first()
+
+    def _wake_first(self) -> None:
+        self.settle()
+        if not self._requests:
+            return
+
+        first, channel = self._requests[0], self.channel
+        last_epoch = self._last_epoch(first)
+        is_enough = channel.num_produced - self._num_taken >= first.num_groups - len(first.chosen or ())
+        if is_enough or channel.is_stopped or (last_epoch is not None and channel.ended_epoch >= last_epoch):
+            first.wake()
+
+    def close(self, reason: str) -> None:
+        """Every request, waiting or to come, ends in LoaderClosedError."""
+        with self._lock:
+            self._closed = self._closed or reason
+            for request in self._requests:
+                request.wake()

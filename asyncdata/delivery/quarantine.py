@@ -1,0 +1,221 @@
+"""Bad rows that were passed over: what is written of them, where, and how it is read again."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from asyncdata.core.errors import ConfigError, QuarantineError
+from asyncdata.core.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from asyncdata.core.errors import BadRowError
+    from asyncdata.loader.config import LoaderConfig
+
+__all__ = ("Entry", "Quarantine", "Quarantined", "read_quarantine", "record_of")
+
+_log = get_logger(__name__)
+_MAX_LOGGED = 10
+"""Bad rows of a code that are logged one by one."""
+_MAX_LINE_BYTES = 1 << 20
+
+
+class Quarantine:
+    """Where bad rows go under ``on_bad_row``: to the log, and to a JSONL file if there is one.
+
+    :param path: the file; rows are appended. A run that resumes before a row writes it again.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._num_logged: dict[str, int] = {}
+
+    @classmethod
+    def of(cls, config: LoaderConfig) -> Quarantine:
+        """The quarantine that ``config`` asks for.
+
+        :raises ConfigError: if its file cannot be written.
+        """
+        if config.on_bad_row != "quarantine":
+            return cls(None)
+
+        try:
+            os.close(_open(config.quarantine_path))
+        except OSError as error:
+            raise ConfigError(
+                f"AD605 cannot write quarantine_path={config.quarantine_path!r}: {error.strerror}"
+            ) from error
+
+        return cls(config.quarantine_path)
+
+    def add(self, error: BadRowError) -> None:
+        """Log the row, and write it down, durably, before the delivery that passes it is committed.
+
+        :raises QuarantineError: if that fails; the row is not passed over then.
+        """
+        self._log(error)
+        if self._path is None:
+            return
+
+        line = json.dumps(record_of(error)).encode() + b"\n"
+        try:
+            _append(self._path, line)
+        except OSError as error:
+            raise QuarantineError(
+                f"AD605 cannot write to {self._path}: {error.strerror}. The bad row was not passed over; make room, "
+                "and ask again"
+            ) from error
+
+    def _log(self, error: BadRowError) -> None:
+        """The first rows of a code one by one; then one row whenever there are twice as many."""
+        number = self._num_logged[error.code] = self._num_logged.get(error.code, 0) + 1
+        code, path, line, reason = error.code, error.path, error.line, error.reason
+        if number <= _MAX_LOGGED:
+            _log.warning("row.bad", code=code, path=path, line=line, reason=reason)
+        elif number % _MAX_LOGGED == 0 and (number // _MAX_LOGGED).bit_count() == 1:
+            _log.warning("row.bad_again", num_rows=number, code=code, path=path, line=line, reason=reason)
+
+
+def _append(path: str, line: bytes) -> None:
+    fd = _open(path)
+    try:
+        if _is_torn(fd):
+            line = b"\n" + line
+        left = line
+    except BaseException:
+        os.close(fd)
+        raise
+
+    try:
+        while left:
+            left = left[os.write(fd, left) :]
+        os.fsync(fd)
+    except OSError:
+        _take_back(fd, len(line) - len(left))
+        raise
+    finally:
+        os.close(fd)
+
+
+def _take_back(fd: int, num_bytes: int) -> None:
+    """Half a line would spoil the next one; where others have appended behind it, it stays."""
+    end = os.lseek(fd, 0, os.SEEK_CUR)
+    if num_bytes and end == os.fstat(fd).st_size:
+        os.ftruncate(fd, end - num_bytes)
+
+
+def _is_torn(fd: int) -> bool:
+    """Whether the file ends with half a line, as of a process that was killed."""
+    num_bytes = os.fstat(fd).st_size
+    return num_bytes > 0 and os.pread(fd, 1, num_bytes - 1) != b"\n"
+
+
+def _open(path: str) -> int:
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    fd = os.open(path, flags, 0o600)
+    try:
+        _refuse_others(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+
+    return fd
+
+
+def _refuse_others(fd: int, path: str) -> None:
+    """Of a FIFO or a device, nothing could be read back; some never end."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+
+
+def record_of(error: BadRowError) -> dict[str, Any]:
+    """What a quarantine file says of a bad row."""
+    numbered = {} if error.row_number is None else {"row_number": error.row_number}
+    return {
+        "code": error.code,
+        "path": error.path,
+        "line": error.line,
+        "byte_offset": error.byte_offset,
+        **numbered,
+        "reason": error.reason,
+        "excerpt": error.excerpt,
+    }
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A bad row, as :func:`record_of` wrote it down; see :class:`~asyncdata.BadRowError`."""
+
+    code: str
+    path: str
+    line: int | None
+    byte_offset: int
+    row_number: int | None = None
+    reason: str
+    excerpt: str = ""
+
+    @property
+    def place(self) -> str:
+        """``FILE:LINE``, or the row's number where there are no lines; what is known of it."""
+        if self.line is not None:
+            return f"{self.path}:{self.line}"
+
+        return f"{self.path} ({f'byte {self.byte_offset}' if self.row_number is None else f'row {self.row_number}'})"
+
+
+class Quarantined(NamedTuple):
+    """What a quarantine file holds.
+
+    :ivar entries: each row once, as it was written down last, in the order of their first times.
+    :ivar times: how often each was written down: once in every epoch, and again after a resume.
+    :ivar num_unreadable: lines that say nothing of a row, as the last one of a process that was killed.
+    """
+
+    entries: list[Entry]
+    times: list[int]
+    num_unreadable: int
+
+
+def read_quarantine(path: str) -> Quarantined:
+    """Read a quarantine file.
+
+    :raises ConfigError: if it cannot be read.
+    """
+    entries: dict[tuple[object, ...], Entry] = {}
+    times: dict[tuple[object, ...], int] = {}
+    num_unreadable = 0
+    decoder = msgspec.json.Decoder(Entry)
+    try:
+        for line in _lines(path):
+            try:
+                entry = decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                num_unreadable += 1
+                continue
+
+            key = (entry.path, entry.byte_offset, entry.row_number)
+            entries[key] = entry
+            times[key] = times.get(key, 0) + 1
+    except OSError as error:
+        raise ConfigError(f"AD605 cannot read the quarantine {path}: {error.strerror}") from error
+    except ValueError as error:  # a NUL in it
+        raise ConfigError(f"AD605 cannot read the quarantine {path!r}: {error}") from error
+
+    return Quarantined(list(entries.values()), list(times.values()), num_unreadable)
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    """The lines of the file; of one that is longer than any of ours, a beginning."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        _refuse_others(file.fileno(), path)
+        is_within = False
+        while line := file.readline(_MAX_LINE_BYTES):
+            if not is_within:
+                yield line
+            is_within = not line.endswith(b"\n")

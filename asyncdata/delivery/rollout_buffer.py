@@ -1,0 +1,177 @@
+"""The rollout buffer: groups the trainer gave back, what may enter, and what a filter may take out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.core.errors import ConfigError, FilterError, InvalidGroupError
+from asyncdata.core.import_path import resolve_path
+from asyncdata.core.types import Group, Sample
+from asyncdata.delivery.ledger import Returned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ("BufferFilter", "Chooser", "choose", "filter_of", "first_in_first_out", "validate_groups", "without")
+
+if TYPE_CHECKING:
+    BufferFilter = Callable[[list[Group], int], list[Group]]
+
+
+def first_in_first_out(buffer: list[Group], num_groups: int) -> list[Group]:
+    """The oldest groups: the default filter."""
+    return buffer[:num_groups]
+
+
+def filter_of(buffer_filter: BufferFilter | str | None) -> BufferFilter:
+    """The filter that the loader's argument means: a function, or its import path.
+
+    :raises ConfigError: if it is none.
+    """
+    if buffer_filter is None:
+        return first_in_first_out
+
+    found: BufferFilter = resolve_path(buffer_filter) if isinstance(buffer_filter, str) else buffer_filter
+    if not callable(found) or isinstance(found, type):
+        what = f"the class {found.__name__}; make one of it" if isinstance(found, type) else type(found).__name__
+        raise ConfigError(f"buffer_filter must be a function of (buffer, num_groups), got {what}")
+
+    return found
+
+
+def choose(buffer: Sequence[Returned], num_groups: int, buffer_filter: BufferFilter) -> list[Returned]:
+    """At most ``num_groups`` groups of ``buffer``, as ``buffer_filter`` wants them.
+
+    The filter works on a copy, so whether it removes what it returns makes no difference, and a group can neither be
+    served twice nor be lost: what it returns beyond ``num_groups`` stays in the buffer.
+
+    :raises FilterError: if it raises, or returns anything but groups of the buffer.
+    """
+    if not buffer or num_groups < 1:
+        return []
+
+    if buffer_filter is first_in_first_out:
+        return list(buffer[:num_groups])
+
+    try:
+        wanted = buffer_filter([item.group for item in buffer], num_groups)
+    except Exception as error:  # a user's function may raise anything
+        raise FilterError(
+            f"AD431 the buffer filter {_name(buffer_filter)} raised {error!r}; no group was taken"
+        ) from error
+
+    return _identify(buffer, wanted, buffer_filter)[:num_groups]
+
+
+class Chooser:
+    """Has the filter choose. Meanwhile the filter may not call its own loader: what it changed there would be undone by
+    the delivery that it is asked for, and what it waited for could not come.
+    """
+
+    def __init__(self, buffer_filter: BufferFilter) -> None:
+        self._filter = buffer_filter
+        self._is_choosing = False
+
+    def choose(self, buffer: Sequence[Returned], num_groups: int) -> list[Returned]:
+        """As :func:`choose`."""
+        self._is_choosing = True
+        try:
+            return choose(buffer, num_groups, self._filter)
+        finally:
+            self._is_choosing = False
+
+    def refuse_calls(self) -> None:
+        """Under the loader's lock, so that only the filter itself can find it choosing.
+
+        :raises ConfigError: if it does.
+        """
+        if self._is_choosing:
+            raise ConfigError(
+                f"AD504 the buffer filter {_name(self._filter)} calls the loader that asks it; a filter only chooses "
+                "among the groups it is given"
+            )
+
+
+def _identify(buffer: Sequence[Returned], wanted: Any, buffer_filter: BufferFilter) -> list[Returned]:
+    if not isinstance(wanted, list | tuple):
+        raise FilterError(
+            f"AD430 the buffer filter {_name(buffer_filter)} returned {type(wanted).__name__}; need a list of groups"
+        )
+
+    by_identity = {id(item.group): item for item in buffer}
+    chosen: dict[int, Returned] = {}
+    for group in wanted:
+        if id(group) not in by_identity:
+            raise FilterError(
+                f"AD430 the buffer filter {_name(buffer_filter)} returned something that is no group of the buffer "
+                f"({type(group).__name__}); return the very lists it was given"
+            )
+
+        chosen[id(group)] = by_identity[id(group)]
+    return list(chosen.values())
+
+
+def _name(function: Any) -> str:
+    return repr(getattr(function, "__qualname__", function))
+
+
+def without(buffer: tuple[Returned, ...], chosen: Sequence[Returned]) -> tuple[Returned, ...]:
+    """``buffer`` less the ``chosen`` ones, by identity."""
+    if not chosen:
+        return buffer
+
+    gone = {id(item) for item in chosen}
+    return tuple(item for item in buffer if id(item) not in gone)
+
+
+def validate_groups(groups: Any, samples_per_group: int, buffer: Sequence[Returned]) -> list[Returned]:
+    """``groups`` as the buffer keeps them: each detached from its chunk, with its record for the snapshot.
+
+    :raises InvalidGroupError: naming the first group that cannot be kept. Nothing has been changed then.
+    """
+    if not isinstance(groups, list | tuple):
+        raise InvalidGroupError(f"AD432 add_samples takes a list of groups, got {type(groups).__name__}")
+
+    present = {id(sample) for item in buffer for sample in item.group}
+    returned = []
+    for number, group in enumerate(groups):
+        _check_shape(number, group, samples_per_group)
+        samples = set(map(id, group))
+        if len(samples) < len(group) or not present.isdisjoint(samples):
+            raise InvalidGroupError(
+                f"AD432 group {number} is in the buffer already, or has a sample twice; it would be served twice"
+            )
+
+        present |= samples
+        returned.append(Returned(group, _record(number, group)))
+    for item in returned:
+        for sample in item.group:
+            sample.detach()
+    return returned
+
+
+def _check_shape(number: int, group: Any, samples_per_group: int) -> None:
+    if not isinstance(group, list) or not all(isinstance(sample, Sample) for sample in group):
+        raise InvalidGroupError(f"AD432 group {number} must be a list of Sample, got {_shape(group)}")
+
+    if len(group) != samples_per_group:
+        raise InvalidGroupError(
+            f"AD432 group {number} has {len(group)} samples, and n_samples_per_prompt is {samples_per_group}"
+        )
+
+
+def _shape(group: Any) -> str:
+    if isinstance(group, list):
+        return "a list of " + ", ".join(sorted({type(sample).__name__ for sample in group}))
+
+    return type(group).__name__
+
+
+def _record(number: int, group: Group) -> list[dict[str, Any]]:
+    try:
+        return [sample.to_dict() for sample in group]
+    except TypeError as error:
+        raise InvalidGroupError(
+            f"AD432 group {number}: {error}. Keep it elsewhere, or turn it into numbers, text, lists, "
+            "dicts or numpy arrays"
+        ) from error

@@ -1,0 +1,234 @@
+"""slime's rollout buffer, a plain list of groups: what may enter, what a snapshot keeps, what a filter takes out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncdata.core.errors import FilterError, InvalidGroupError, SnapshotError
+from asyncdata.core.log import get_logger
+from asyncdata.integrations.slime.groups import SAMPLES, GroupRecord
+from asyncdata.integrations.slime.inputs import sample_of, sample_to_record
+from asyncdata.integrations.slime.rollout_ledger import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from asyncdata.integrations.slime.groups import Opened
+
+    BufferFilter = Callable[[Any, None, list[Any], int], list[Any]]
+    Media = dict[str, list[Any]]
+
+__all__ = ("BadGroupError", "GroupKeeper", "Taken", "pop_first", "take")
+
+_log = get_logger(__name__)
+
+
+class BadGroupError(InvalidGroupError, AssertionError):
+    """``add_samples`` was given what slime asserts that it is not; nothing was added."""
+
+
+def pop_first(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
+    """The oldest groups: the default filter."""
+    taken = buffer[:num_samples]
+    del buffer[:num_samples]
+    return taken
+
+
+class GroupKeeper:
+    """Turns groups into entries of the buffer, and records into groups.
+
+    :param samples_per_group: ``n_samples_per_prompt``.
+    :param process: makes ``multimodal_inputs`` of a row's media; None where rows have none.
+    :param refuse: whether a group that no checkpoint can hold is an error. Otherwise it has no record; the first one is
+        logged.
+    :ivar num_without_record: how many such groups there were.
+    """
+
+    def __init__(
+        self,
+        sample_type: type[Any],
+        samples_per_group: int,
+        process: Callable[[Media], Any] | None = None,
+        *,
+        refuse: bool = True,
+    ) -> None:
+        self._sample_type = sample_type
+        self._samples_per_group = samples_per_group
+        self._process = process
+        self._refuse = refuse
+        self.num_without_record = 0
+
+    def entries(self, groups: Any, buffer: Iterable[Entry]) -> list[Entry]:
+        """``groups`` as the buffer keeps them.
+
+        :raises BadGroupError: naming the first one that cannot be kept. Nothing has been changed then.
+        """
+        if not isinstance(groups, list):
+            raise BadGroupError(f"AD432 add_samples takes a list of groups, got {type(groups).__name__}")
+
+        present = {id(entry.group) for entry in buffer}
+        found = []
+        for number, group in enumerate(groups):
+            self._check(number, group)
+            if id(group) in present:
+                raise BadGroupError(f"AD432 group {number} is in the buffer already; it would be served twice")
+
+            present.add(id(group))
+            found.append(self.entry(group, f"group {number}"))
+        return found
+
+    def _check(self, number: int, group: Any) -> None:
+        if not isinstance(group, list):
+            raise BadGroupError(f"AD432 group {number} must be a list of samples, got {type(group).__name__}")
+
+        if len(group) != self._samples_per_group:
+            raise BadGroupError(
+                f"AD432 group {number} has {len(group)} samples, and n_samples_per_prompt is {self._samples_per_group}"
+            )
+
+    def entry(self, group: Any, name: str) -> Entry:
+        """The group with its record.
+
+        :param name: what an error calls it.
+        """
+        if not isinstance(group, list):
+            raise BadGroupError(f"AD432 {name} must be a list of samples, got {type(group).__name__}")
+
+        try:
+            record = [_record(item) for item in group]
+        except (TypeError, AttributeError, RecursionError) as error:
+            reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+            if self._refuse:
+                raise BadGroupError(
+                    f"AD432 {name}: {reason}. Keep it elsewhere, or turn it into numbers, text, lists, dicts, arrays "
+                    "or tensors; or set asyncdata_unpersistable: serve_without_saving, and a restart loses such groups"
+                ) from error
+
+            return self._without_record(group, reason)
+
+        return Entry(group, GroupRecord(record), _group_index(group))
+
+    def _without_record(self, group: list[Any], reason: str) -> Entry:
+        number = _group_index(group)
+        if not self.num_without_record:
+            _log.warning("buffer.not_saved", group_index=number, reason=reason)
+        self.num_without_record += 1
+        return Entry(group, None, number, reason)
+
+    def restored(self, found: Opened) -> Entry:
+        """The entry that had this record.
+
+        :raises SnapshotError: if it is no record.
+        """
+        try:
+            group = [self._restored(item, found.blocks) for item in found.samples]
+            record = GroupRecord([_record(item) for item in group], found.folder, found.stored)
+        except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+            raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
+
+        return Entry(group, record, _group_index(group))
+
+    def _restored(self, record: dict[str, Any], blocks: memoryview | None) -> Any:
+        if SAMPLES in record:
+            return [self._restored(item, blocks) for item in record[SAMPLES]]
+
+        return sample_of(record, self._sample_type, self._process, blocks)
+
+
+def _record(item: Any) -> dict[str, Any]:
+    if isinstance(item, list):  # one prompt that became several conversations
+        return {SAMPLES: [_record(sample) for sample in item]}
+
+    return sample_to_record(item)
+
+
+def _group_index(group: Sequence[Any]) -> int | None:
+    first = next(iter(group), None)
+    while isinstance(first, list):
+        first = next(iter(first), None)
+    number = getattr(first, "group_index", None)
+    return number if isinstance(number, int) else None
+
+
+class Taken(NamedTuple):
+    """What a filter took out of the buffer.
+
+    :ivar groups: to be served.
+    :ivar num_dropped: groups that it removed and did not return.
+    """
+
+    groups: list[Any]
+    num_dropped: int
+
+
+def take(buffer: list[Any], num_groups: int, buffer_filter: BufferFilter, args: Any) -> Taken:
+    """Take at most ``num_groups`` groups out of ``buffer``, as ``buffer_filter`` wants them.
+
+    The filter has the list itself, as slime's filters expect. Whether it removes what it returns makes no difference:
+    nothing is served twice, and what it returns beyond ``num_groups`` is back in the buffer, at its head if it had been
+    removed. It may put the rest in another order, and drop some.
+
+    :raises FilterError: if it raises, or returns anything but groups of the buffer, each once. The buffer is as it was.
+    """
+    if not buffer or num_groups < 1:
+        return Taken([], 0)
+
+    before = list(buffer)
+    try:
+        wanted = _call(buffer_filter, args, buffer, num_groups)
+        originals = {_identity(group): group for group in before}
+        chosen = _identified(wanted, originals, buffer_filter)
+    except BaseException:
+        buffer[:] = before
+        raise
+
+    groups, surplus = chosen[:num_groups], chosen[num_groups:]
+    gone = set(map(id, groups))
+    # A filter may have copied the lists; the samples in them tell which group it is.
+    here = {id(group): group for group in (originals.get(_identity(group), group) for group in buffer)}
+    left = [group for key, group in here.items() if key not in gone]
+    buffer[:] = [group for group in surplus if id(group) not in here] + left
+    now = set(map(id, buffer))
+    return Taken(groups, sum(id(group) not in now and id(group) not in gone for group in before))
+
+
+def _call(buffer_filter: BufferFilter, args: Any, buffer: list[Any], num_groups: int) -> list[Any]:
+    try:
+        wanted = buffer_filter(args, None, buffer, num_groups)
+    except Exception as error:  # a user's function may raise anything
+        raise FilterError(
+            f"AD431 the buffer filter {_name(buffer_filter)} raised {error!r}; no group was taken"
+        ) from error
+
+    if not isinstance(wanted, list | tuple):
+        raise FilterError(
+            f"AD430 the buffer filter {_name(buffer_filter)} returned {type(wanted).__name__}; need a list of groups"
+        )
+
+    return list(wanted)
+
+
+def _identified(wanted: list[Any], originals: dict[Any, Any], buffer_filter: BufferFilter) -> list[Any]:
+    chosen: dict[Any, Any] = {}
+    for group in wanted:
+        key = _identity(group)
+        if key not in originals:
+            raise FilterError(
+                f"AD430 the buffer filter {_name(buffer_filter)} returned something that is no group of the buffer "
+                f"({type(group).__name__}); return the very lists it was given"
+            )
+
+        if key in chosen:
+            raise FilterError(f"AD430 the buffer filter {_name(buffer_filter)} returned a group twice; return it once")
+
+        chosen[key] = originals[key]
+    return list(chosen.values())
+
+
+def _identity(group: Any) -> tuple[int, ...]:
+    """What tells a group from all others, in whatever list its samples are."""
+    return tuple(map(id, group)) if isinstance(group, list | tuple) else (id(group),)
+
+
+def _name(function: Any) -> str:
+    return repr(getattr(function, "__qualname__", function))

@@ -1,0 +1,264 @@
+"""The files of a checkpoint of the data source: slime's own five numbers, and beside them everything else.
+
+``{folder}/rollout/global_dataset_state_dict_{rollout_id}.pt`` is what slime writes and reads: where the stream is, and
+the plugins' metadata. ``....asyncdata`` beside it is a snapshot of ours (``asyncdata snapshot show`` reads it), with
+what the first lacks: the dataset's identity, the groups in the buffer, the exact place in any order. It is written
+first and read first, so the other one is there for slime, and for runs that slime has begun. It also tells the digest
+of the other one: once slime has gone on in the same folder, ours is of a run that is no more.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+
+from asyncdata.checkpoint import snapshot as snapshots
+from asyncdata.checkpoint.snapshot import Snapshot
+from asyncdata.core.errors import SnapshotError, SnapshotMismatchError
+from asyncdata.core.log import get_logger
+from asyncdata.core.plain_values import from_builtins, to_builtins
+from asyncdata.core.version import __version__
+from asyncdata.integrations.slime import legacy_checkpoint as torch_checkpoint
+from asyncdata.integrations.slime.groups import GroupStore
+from asyncdata.integrations.slime.rollout_ledger import Moment, Numbering
+from asyncdata.sources.fingerprint import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from asyncdata.integrations.slime.groups import Opened
+
+__all__ = ("Found", "Kind", "SlimeSnapshot", "SlimeState", "read", "refuse_change", "write")
+
+_log = get_logger(__name__)
+_FORMAT = snapshots.to_state_dict(Snapshot(position=(0, 0, 0)))["format"]
+
+Kind = Literal["loader", "adapter", "sequence", "none"]
+
+
+class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of the buffer that is not in the snapshot, as no snapshot can hold it.
+
+    :ivar group_index: its number, if it has one.
+    :ivar reason: the value, where it stands, and what it is.
+    """
+
+    group_index: int | None = None
+    reason: str
+
+
+class SlimeState(msgspec.Struct, frozen=True, kw_only=True):
+    """What slime's data source has beyond a loader's snapshot.
+
+    :ivar rollout_id: the last rollout whose work is in it.
+    :ivar kind: where prompts came from.
+    :ivar dataset: the state of a dataset that is no loader.
+    :ivar metadata: the plugins', as pairs, for keys need not be text.
+    :ivar drops: groups that left the buffer and were not served, by reason.
+    :ivar beside: digest of slime's own file; None: it was not written.
+    :ivar unsaved: groups that were in the buffer and are not in the snapshot.
+    """
+
+    rollout_id: int | None
+    samples_per_group: int
+    numbering: Numbering
+    kind: Kind
+    dataset: Any = None
+    metadata: list[tuple[Any, Any]] = []
+    drops: dict[str, int] = {}
+    beside: str | None = None
+    unsaved: list[Unsaved] = []
+
+
+class SlimeSnapshot(Snapshot, frozen=True, kw_only=True):
+    """A loader's snapshot whose buffer holds slime's groups, and what else slime's data source has."""
+
+    format: str = _FORMAT
+    slime: SlimeState
+
+
+class Found(NamedTuple):
+    """What a checkpoint holds.
+
+    :ivar records: of the buffer's groups; :meth:`opened` has what is in them.
+    :ivar state: None in slime's own, which says neither whose numbers these are nor what was in the buffer.
+    :ivar dataset: the state of the dataset; None in slime's own.
+    """
+
+    path: str
+    numbering: Numbering
+    metadata: dict[Any, Any]
+    records: list[list[Any]]
+    state: SlimeState | None
+    dataset: Any
+    store: GroupStore | None = None
+
+    def opened(self, record: list[Any]) -> Opened:
+        """The record of a group, out of its own file where it has one.
+
+        :raises SnapshotError: if that is missing or damaged.
+        """
+        assert self.store is not None  # slime's own has no records
+        return self.store.open(record)
+
+
+def _stem(folder: str, rollout_id: Any) -> str:
+    return os.path.join(folder, "rollout", f"global_dataset_state_dict_{rollout_id}")
+
+
+def write(
+    folder: str, rollout_id: int | None, moment: Moment, *, kind: Kind, samples_per_group: int, drops: Mapping[str, int]
+) -> None:
+    """Write both files, slime's only where torch is installed, and before them those of groups that have their own.
+
+    :raises SnapshotError: if one cannot be written; what was there is whole.
+    """
+    metadata = [
+        (_plain(key, "a key of the metadata"), _plain(value, f"metadata[{key!r}]"))
+        for key, value in moment.metadata.items()
+    ]
+    content = _slimes_own(moment)
+    state = SlimeState(
+        rollout_id=rollout_id,
+        samples_per_group=samples_per_group,
+        numbering=moment.numbering,
+        kind=kind,
+        dataset=None if kind == "loader" else _plain(moment.dataset, "the dataset's state"),
+        metadata=metadata,
+        drops=dict(drops),
+        beside=None if content is None else digest(content),
+        unsaved=[
+            Unsaved(group_index=entry.group_index, reason=entry.reason or "")
+            for entry in moment.entries
+            if entry.record is None
+        ],
+    )
+    stem = _stem(folder, rollout_id)
+    os.makedirs(os.path.dirname(stem), mode=0o700, exist_ok=True)
+    store = GroupStore(folder)
+    try:
+        records = [entry.record for entry in moment.entries if entry.record is not None]
+        _write(stem, state, moment.dataset, content, *store.keep(records))
+    finally:
+        store.sweep(f"{stem}.asyncdata")
+
+
+def _write(
+    stem: str, state: SlimeState, dataset: Any, content: bytes | None, buffer: list[Any], files: list[str]
+) -> None:
+    if os.path.exists(f"{stem}.asyncdata"):
+        # Killed between the two files, one may be missing, but they never contradict each other.
+        with suppress(FileNotFoundError):
+            os.unlink(f"{stem}.pt")
+    snapshots.save(f"{stem}.asyncdata", _snapshot(state, dataset, buffer), files=files)
+    if content is not None:
+        torch_checkpoint.write(f"{stem}.pt", content)
+    else:
+        _log.warning("checkpoint.without_torch", path=f"{stem}.pt")
+
+
+def _slimes_own(moment: Moment) -> bytes | None:
+    if not torch_checkpoint.is_available():
+        return None
+
+    return torch_checkpoint.encode({**msgspec.structs.asdict(moment.numbering), "metadata": moment.metadata})
+
+
+def _snapshot(state: SlimeState, dataset: Any, buffer: list[Any]) -> SlimeSnapshot:
+    if state.kind == "loader":
+        base = snapshots.from_state_dict(dataset)
+    else:
+        number = state.numbering
+        base = Snapshot(library=__version__, position=(number.epoch_id, 0, number.sample_offset))
+    fields = msgspec.structs.asdict(base) | {"buffer": buffer}
+    return SlimeSnapshot(**fields, slime=state)
+
+
+def _plain(value: Any, name: str) -> Any:
+    try:
+        return to_builtins(value)
+    except TypeError as error:
+        raise SnapshotError(f"AD601 {name} cannot be saved: {error}; nothing was written") from error
+
+
+def read(folder: str, rollout_id: int | None) -> Found | None:
+    """The checkpoint of a rollout; None if there is none.
+
+    :raises SnapshotError: if it is damaged, or something else.
+    """
+    stem = _stem(folder, rollout_id)
+    if not os.path.lexists(f"{stem}.asyncdata"):
+        return _read_slimes(f"{stem}.pt") if os.path.exists(f"{stem}.pt") else None
+
+    found = _read_own(f"{stem}.asyncdata")._replace(store=GroupStore(folder))
+    if os.path.exists(f"{stem}.pt") and found.state is not None:
+        _refuse_other_run(f"{stem}.pt", found.path, found.state.beside)
+    return found
+
+
+def _refuse_other_run(slimes: str, own: str, expected: str | None) -> None:
+    with open(slimes, "rb") as file:
+        present = digest(file.read())
+    if present != expected:
+        raise SnapshotMismatchError(
+            f"AD603 {slimes} is not the one that was written with {os.path.basename(own)} beside it: somebody has gone "
+            "on in this folder. Remove the one of the two that shall not count",
+            {"checkpoint": (expected, present)},
+        )
+
+
+def _read_own(path: str) -> Found:
+    base, fields = snapshots.load_fields(path)
+    if "slime" not in fields:
+        raise SnapshotError(
+            f"AD602 {path} cannot be loaded: it is the snapshot of a loader, not of slime's data source"
+        )
+
+    try:
+        state = msgspec.convert(fields["slime"], SlimeState)
+    except msgspec.ValidationError as error:
+        raise SnapshotError(f"AD602 {path} cannot be loaded: it is not laid out as a snapshot: {error}") from error
+
+    metadata = {from_builtins(key): from_builtins(value) for key, value in state.metadata}
+    if state.kind == "loader":
+        dataset = snapshots.to_state_dict(msgspec.structs.replace(base, buffer=[]))
+    else:
+        dataset = from_builtins(state.dataset)
+    return Found(path, state.numbering, metadata, list(base.buffer), state, dataset)
+
+
+def _read_slimes(path: str) -> Found:
+    if not torch_checkpoint.is_available():
+        raise SnapshotError(f"AD602 {path} cannot be read without torch, and there is no snapshot of ours beside it")
+
+    fields = torch_checkpoint.read(path)
+    if "hf_adapter_state" in fields:
+        raise SnapshotError(
+            f"AD602 {path} cannot be continued: slime's streaming dataset wrote it, whose order depends on a shuffle "
+            "buffer that it does not save; begin a new run"
+        )
+
+    metadata = fields.get("metadata", {})
+    numbers = {name: fields.get(name, 0) for name in Numbering.__struct_fields__}
+    if not isinstance(metadata, dict) or not all(type(number) is int and number >= 0 for number in numbers.values()):
+        raise SnapshotError(f"AD602 {path} cannot be loaded: it is not laid out as slime's state: {numbers}")
+
+    return Found(path, Numbering(**numbers), metadata, [], None, None)
+
+
+def refuse_change(name: str, saved: str, present: str, allow_changed: Collection[str]) -> None:
+    """Refuse a checkpoint of something else, unless that is allowed.
+
+    :raises SnapshotMismatchError: naming what differs.
+    """
+    if name in allow_changed:
+        return
+
+    raise SnapshotMismatchError(
+        f"AD603 this checkpoint was written with another {name}: saved {saved}, present {present}. Give back what it "
+        f"was written with; or, to go on all the same, set asyncdata_allow_changed: [{name}]",
+        {name: (saved, present)},
+    )

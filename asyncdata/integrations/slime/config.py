@@ -1,0 +1,305 @@
+"""slime's arguments, and the ``asyncdata_*`` keys beside them, to the settings of a loader.
+
+slime has no flags for somebody else's data source, but ``--custom-config-path file.yaml`` makes every key of that file
+an attribute of ``args`` before the data source is made; that is how the keys of :class:`Options` come here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.import_path import resolve_path
+from asyncdata.integrations.slime.driver import package_of
+from asyncdata.integrations.slime.miles_chats import refuse_own_encoders, tool_form
+from asyncdata.integrations.slime.rows import SlimeTokenizeFn
+from asyncdata.integrations.slime.sample import resolve_sample_type
+from asyncdata.loader.config import LoaderConfig
+from asyncdata.order.order import RowShuffle, Shuffle
+from asyncdata.sources.resolve import described
+from asyncdata.sources.text.jsonl import JsonlSource
+from asyncdata.tokenization.functions.tokenizer_settings import BackendName  # noqa: TC001 - msgspec reads the annotations
+
+if TYPE_CHECKING:
+    from asyncdata.loader.config import Knobs
+    from asyncdata.sources.base import Source
+
+__all__ = ("Options", "SlimeSettings", "import_by_path", "settings_of")
+
+PREFIX = "asyncdata_"
+NO_TOKENIZER = "none"
+_OF_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+
+# slime's own: a path, and rows [first:stop) of those that it can read. Anything else in brackets is part of a name.
+_SLICED = re.compile(r"(?P<path>.*)@\[(?P<first>(-?\d+)?):(?P<stop>(-?\d+)?)\]", re.DOTALL)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The ``asyncdata_*`` keys, without the prefix. Those that are named as a knob of the loader are that knob.
+
+    :ivar order: ``legacy``: the very prompts, in the very order and with the very numbers, that slime's own data source
+        gives, so that a run can change over in either direction, in the middle of an epoch. This is the default: who
+        only sets ``--data-source-path`` must not get another run. It needs the number of rows before the first prompt
+        of a shuffled epoch, and with ``rollout_max_prompt_len`` their lengths. ``stream``: asyncdata's own order,
+        which starts at once whatever the size of the data, but has no ``len()``: give ``--num-rollout``. This is the
+        default under ``use_hf_datasets``, which asks for it.
+    :ivar pretokenize: fill ``tokens`` of each sample, so that the rollout need not tokenize. For rollout functions
+        that expect the prompt's tokens there, as slime's own does.
+    :ivar today: see :class:`~asyncdata.integrations.slime.rows.SlimeTokenizeFn`.
+    :ivar revision: likewise.
+    :ivar strict_load: a checkpoint that is not there is an error, not a warning.
+    :ivar allow_changed: what may differ from a checkpoint: names as ``DataLoader.load_state_dict`` knows them, and
+        ``n_samples_per_prompt``, with which groups of another size are dropped. A list, or names with commas.
+    :ivar trust_remote_code: render and encode by transformers' ``AutoTokenizer`` in the workers, with the code that
+        comes with the tokenizer: for those that have no ``tokenizer.json``.
+    :ivar unpersistable: what ``add_samples`` does with a group that no checkpoint can hold. ``error``: it is refused.
+        ``serve_without_saving``: it is served as any other, and a restart loses it; such groups are counted, the first
+        is logged, and a checkpoint names those that were in the buffer.
+    :ivar same_rows: the files may have other names than those of a checkpoint, if their content and order are the same.
+        The run continues at its place then.
+    :ivar processor: import path of a function of (args, media) that makes ``multimodal_inputs`` of a row's media,
+        ``{"images": [...], "videos": [...], "audios": [...]}``. Without it they are made as slime makes them.
+    :ivar dataset: import path of a function of (args) that makes the dataset: an
+        :class:`~asyncdata.integrations.slime.dataset_adapter.HFDatasetAdapterBase`, or what has ``samples``, a length and
+        ``shuffle(epoch_id)``, as slime's own has. ``--prompt-data`` is its business then.
+    :ivar tokenizer_backend: see :class:`~asyncdata.tokenization.functions.tokenizer_settings.OfTokenizer`.
+    :ivar max_bad_rows: no limit unless one is set: a bad row counts again in every epoch, and rollouts see many.
+    """
+
+    order: Literal["legacy", "stream"] | None = None
+    pretokenize: bool = False
+    today: str | None = None
+    revision: str | None = None
+    strict_load: bool = False
+    allow_changed: list[str] = []
+    unpersistable: Literal["error", "serve_without_saving"] = "error"
+    same_rows: bool = False
+    processor: str | None = None
+    dataset: str | None = None
+    tokenizer_backend: BackendName = "auto"
+    trust_remote_code: bool = False
+    num_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    max_workers: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_memory_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_bytes_per_worker: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    buffer_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_ready_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = 600.0
+    row_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    on_bad_row: Literal["raise", "skip", "quarantine"] = "skip"
+    max_bad_rows: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    quarantine_path: str | None = None
+    log_excerpts: bool | None = None
+    backend: str | None = None
+    cache_dir: str | None = None
+
+
+class SlimeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the data source reads from ``args``.
+
+    :ivar source: what is read; None: there is no dataset, and prompts are empty.
+    :ivar is_global: ``rollout_global_dataset``; False makes saving and loading do nothing, as with slime.
+    :ivar is_colocated: ``colocate``; only ``train.py`` runs so, which saves a rollout before it begins the next one.
+    :ivar knobs: keyword arguments of the loader.
+    """
+
+    is_global: bool
+    is_colocated: bool
+    source: Source | None
+    tokenize_fn: SlimeTokenizeFn | None
+    knobs: Knobs
+    order: Literal["legacy", "stream"]
+    shuffled: bool
+    samples_per_group: int
+    buffer_filter_path: str | None
+    dump_folder: str | None
+    save_folder: str | None
+    load_folder: str | None
+    options: Options
+
+
+def settings_of(
+    args: Any, *, order: Literal["legacy", "stream"] = "legacy", samples_per_group: int | None = None
+) -> SlimeSettings:
+    """What ``args`` say. An attribute that is not there has slime's default.
+
+    :param order: the order where nothing is said of it.
+    :param samples_per_group: in place of ``n_samples_per_prompt``.
+    :raises ConfigError: for an ``asyncdata_*`` key that is unknown, and for values that cannot work.
+    """
+    options = _options(args)
+    is_streaming = bool(getattr(args, "use_hf_datasets", False))
+    order = options.order or ("stream" if is_streaming else order)
+    is_global = bool(getattr(args, "rollout_global_dataset", True))
+    source, first, stop = _rows(getattr(args, "prompt_data", None) if is_global else None)
+    tokenize_fn = None if source is None else _tokenize_fn(args, options)
+    shuffled = bool(getattr(args, "rollout_shuffle", False))
+    only_kept = tokenize_fn is not None and tokenize_fn.max_length is not None
+    knobs = _knobs(args, options, is_streaming)
+    knobs["shuffle"] = _shuffle(order, shuffled, first, stop, only_kept)
+    LoaderConfig.of(dict(knobs))  # so that what cannot work is said at the start
+    return SlimeSettings(
+        is_global=is_global,
+        is_colocated=bool(getattr(args, "colocate", False)),
+        source=None if source is None else _described(source),
+        tokenize_fn=tokenize_fn,
+        knobs=knobs,
+        order=order,
+        shuffled=shuffled,
+        samples_per_group=samples_per_group or _samples_per_group(args),
+        buffer_filter_path=getattr(args, "buffer_filter_path", None),
+        dump_folder=getattr(args, "dump_details", None),
+        save_folder=getattr(args, "save", None),
+        load_folder=getattr(args, "load", None),
+        options=options,
+    )
+
+
+def import_by_path(path: str) -> Any:
+    """What a path names, be it written slime's way, ``package.module.name``, or ours, ``package.module:name``.
+
+    :raises ConfigError: if there is no such thing.
+    """
+    return resolve_path(path if ":" in path else ":".join(path.rsplit(".", 1)))
+
+
+def _options(args: Any) -> Options:
+    given = {name.removeprefix(PREFIX): getattr(args, name) for name in dir(args) if name.startswith(PREFIX)}
+    for name in given:
+        if name not in Options.__struct_fields__:
+            near = difflib.get_close_matches(name, Options.__struct_fields__, 1, 0.0)[0]
+            raise ConfigError(f"there is no key {PREFIX}{name!s}; did you mean {PREFIX}{near}?")
+
+    if isinstance(given.get("allow_changed"), str):
+        given["allow_changed"] = [name.strip() for name in given["allow_changed"].split(",") if name.strip()]
+    try:
+        return msgspec.convert(given, Options)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error).replace("`$.", f"`{PREFIX}")) from error
+
+
+def _rows(prompt_data: Any) -> tuple[str | list[str] | None, int | None, int | None]:
+    """The files, and which of their rows."""
+    found = _SLICED.fullmatch(prompt_data) if isinstance(prompt_data, str) else None
+    if found is None:
+        return prompt_data, None, None
+
+    first, stop = (int(found[name]) if found[name] else None for name in ("first", "stop"))
+    return found["path"], first, stop
+
+
+def _described(paths: str | list[str]) -> Source:
+    """The files, their lines read as slime reads them."""
+    source = described(paths)
+    return msgspec.structs.replace(source, python_lines=True) if isinstance(source, JsonlSource) else source
+
+
+def _shuffle(
+    order: str, shuffled: bool, first: int | None, stop: int | None, only_kept: bool
+) -> bool | Shuffle | RowShuffle:
+    if order == "legacy":
+        # With a first row, be it 0, lines that are no JSON have no number: slime skips them before it shuffles.
+        method: Literal["slime", "none"] = "slime" if shuffled else "none"
+        return RowShuffle(method=method, first=first or 0, stop=stop, only_kept=only_kept)
+
+    if first is None and stop is None:
+        return shuffled
+
+    return RowShuffle(method="keyed" if shuffled else "none", first=first, stop=stop, only_kept=only_kept)
+
+
+def _samples_per_group(args: Any) -> int:
+    number = getattr(args, "n_samples_per_prompt", 1)
+    if not isinstance(number, int) or number < 1:
+        raise ConfigError(f"n_samples_per_prompt must be a whole number from 1 on, got {number!r}")
+
+    return number
+
+
+def _tokenize_fn(args: Any, options: Options) -> SlimeTokenizeFn:
+    max_length = _max_length(args)
+    applies_template = bool(getattr(args, "apply_chat_template", False))
+    tokenizer = getattr(args, "hf_checkpoint", None)
+    if tokenizer is None:
+        if applies_template or max_length is not None or options.pretokenize:
+            raise ConfigError("a chat template, a longest prompt and tokens need a tokenizer: give --hf-checkpoint")
+
+        tokenizer = NO_TOKENIZER  # nothing of it is read
+    makes_tokens = max_length is not None or options.pretokenize
+    multimodal_keys = getattr(args, "multimodal_keys", None)
+    is_miles = (applies_template or multimodal_keys is not None) and package_of(resolve_sample_type()) == "miles"
+    if is_miles and applies_template:
+        refuse_own_encoders(tokenizer)
+    return SlimeTokenizeFn(
+        tokenizer,
+        prompt_key=getattr(args, "input_key", "input"),
+        label_key=getattr(args, "label_key", None),
+        metadata_key=getattr(args, "metadata_key", "metadata"),
+        tool_key=getattr(args, "tool_key", "tools"),
+        multimodal_keys=multimodal_keys,
+        apply_chat_template=applies_template,
+        apply_chat_template_kwargs=_template_kwargs(args),
+        max_length=max_length,
+        pretokenize=options.pretokenize,
+        today=options.today,
+        revision=options.revision,
+        tokenizer_backend=options.tokenizer_backend if makes_tokens else "hf",  # nothing encodes: nothing to be proven
+        tool_form=tool_form() if is_miles else None,
+        trust_remote_code=options.trust_remote_code,
+        shows_media=tokenizer != NO_TOKENIZER and has_processor(tokenizer),
+    )
+
+
+def has_processor(checkpoint: str) -> bool:
+    """Whether a model takes images, videos or audios: for these it has a processor, and says how it is set."""
+    folder = os.path.expanduser(checkpoint)
+    return any(os.path.isfile(os.path.join(folder, name)) for name in _OF_PROCESSORS)
+
+
+def _template_kwargs(args: Any) -> dict[str, Any]:
+    """With the template of miles' ``--chat-template-path``, which goes before the tokenizer's own."""
+    kwargs: dict[str, Any] = getattr(args, "apply_chat_template_kwargs", None) or {}
+    path = getattr(args, "chat_template_path", None)
+    if path is None or "chat_template" in kwargs or not getattr(args, "apply_chat_template", False):
+        return kwargs
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            return {**kwargs, "chat_template": file.read()}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template-path {path} cannot be read: {error}") from error
+
+
+def _max_length(args: Any) -> int | None:
+    """slime leaves room for one token of an answer, where only the whole is limited."""
+    longest: int | None = getattr(args, "rollout_max_prompt_len", None)
+    whole: int | None = getattr(args, "rollout_max_context_len", None)
+    return whole - 1 if longest is None and whole is not None else longest
+
+
+def _knobs(args: Any, options: Options, is_streaming: bool) -> Knobs:
+    """Our own keys go before the flags of slime's streaming datasets, which count only where those are asked for."""
+    flags = {"buffer_size": "hf_dataset_buffer_size", "num_workers": "hf_dataset_num_proc"}
+    asked = {knob: getattr(args, flag, None) for knob, flag in flags.items()} if is_streaming else {}
+    ours = {
+        name: getattr(options, name) for name in Options.__struct_fields__ if name in LoaderConfig.__struct_fields__
+    }
+    given = {**_without_none(asked), **_without_none(ours), "max_bad_rows": options.max_bad_rows}
+    _check_shuffle_buffer(getattr(args, "hf_dataset_shuffle_buffer", None))
+    knobs: Any = {**given, "timeout_s": options.timeout_s, "seed": getattr(args, "rollout_seed", 42)}
+    return knobs  # type: ignore[no-any-return]
+
+
+def _check_shuffle_buffer(number: Any) -> None:
+    """It says how many neighbours are mixed. All of a file is mixed here, so that a good value is enough."""
+    if number is not None and (not isinstance(number, int) or number < 1):
+        raise ConfigError(f"hf_dataset_shuffle_buffer must be a whole number from 1 on, got {number!r}")
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,156 @@
+"""The data source for slime (and miles): ``--data-source-path asyncdata.integrations.slime.AsyncDataSource``.
+
+It takes the place of ``slime.rollout.data_source.RolloutDataSourceWithBuffer``: the same arguments, the same prompts
+in the same order with the same numbers, the same buffer and filters, and checkpoints that either can go on from. What
+it has beyond that: rows are read and rendered by worker processes while the rollout works; nothing is held but what is
+read ahead; the buffer is in the checkpoint, and a rollout that the driver has begun before it saved the one before is
+not (``rollout_ledger`` says how); and whatever fails is an error at every call, never a short batch.
+:class:`ReadOnlyDataSource` is the same without a buffer, as slime's ``RolloutDataSource``.
+
+The order is slime's own by default, and asyncdata's with ``asyncdata_order: stream`` (see ``slime_config.Options``).
+What a rollout took and never gave back is consumed: groups that a fully asynchronous rollout has in the works when its
+process dies are not generated again.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.core.log import get_logger
+from asyncdata.integrations.slime import checkpoint as slime_checkpoint
+from asyncdata.integrations.slime.base import ReadOnlyDataSource, ReadOnlyError, whole_number
+from asyncdata.integrations.slime.buffer import BadGroupError, GroupKeeper, pop_first, take
+from asyncdata.integrations.slime.config import import_by_path
+
+if TYPE_CHECKING:
+    from asyncdata.integrations.slime.base import Process
+    from asyncdata.integrations.slime.checkpoint import Found
+    from asyncdata.integrations.slime.rollout_ledger import Entry
+
+__all__ = ("AsyncDataSource", "BadGroupError", "ReadOnlyDataSource", "ReadOnlyError")
+
+_log = get_logger(__name__)
+
+
+class AsyncDataSource(ReadOnlyDataSource):
+    """Groups of prompts for rollouts, and a buffer for those that rollouts give back.
+
+    May be called from any thread, also from one that runs an event loop; calls come one after the other. A call waits
+    for rows that are not read yet, but at most ``asyncdata_timeout_s``, and leaves everything as it was if it fails.
+
+    :param args: slime's arguments. What is not there has slime's default; keys of our own are ``asyncdata_*``, as
+        :class:`~asyncdata.integrations.slime.config.Options` describes them.
+    :ivar buffer: the groups given back, a plain list that filters and plugins may change.
+    :ivar buffer_filter: what takes groups out of it, called as slime's filters; another one may be put in its place.
+    :ivar metadata: what plugins keep here; it is in checkpoints.
+    :raises ConfigError: for a setting that cannot work.
+    :raises SourceError: for files that cannot be read.
+    """
+
+    def __init__(self, args: Any) -> None:
+        self.buffer: list[Any] = []
+        super().__init__(args)
+
+    def _set_up(self, process: Process | None) -> None:
+        path = self._settings.buffer_filter_path
+        self.buffer_filter: Any = pop_first if path is None else import_by_path(path)
+        self._keeper = GroupKeeper(
+            self._sample_type,
+            self._settings.samples_per_group,
+            process,
+            refuse=self._settings.options.unpersistable == "error",
+        )
+
+    # Groups.
+
+    def get_samples(self, num_samples: int) -> list[list[Any]]:
+        """Exactly ``num_samples`` groups of ``n_samples_per_prompt`` samples: the buffer's first, then fresh ones.
+
+        As many epochs as it takes. Fresh samples share nothing that can be changed; those of the buffer are the very
+        objects that were given back.
+
+        :param num_samples: groups; 0 gives an empty list and changes nothing.
+        :raises ConfigError: for anything but a whole number from 0 on.
+        :raises FilterError: if the buffer filter fails.
+        :raises PrefetchTimeoutError: if rows are not ready in time.
+        :raises AsyncDataError: for whatever else stops the stream; at this call and at every one after it.
+        """
+        number = whole_number("num_samples", num_samples)
+        if number == 0:
+            return []
+
+        with self._lock:
+            self._begin()
+            ledger, before = self._ledger, list(self.buffer)
+            try:
+                taken = take(self.buffer, number, self.buffer_filter, self.args)
+                self._ledger = ledger.with_buffer(self._entries()).dropping("buffer_filter", taken.num_dropped)
+                fresh = number - len(taken.groups)
+                groups = self._feed.groups(fresh, ledger.numbering, self._commit) if fresh else []
+            except BaseException:
+                self._ledger, self.buffer[:] = ledger, before
+                raise
+
+            return taken.groups + groups
+
+    def add_samples(self, samples: list[list[Any]] | None) -> None:
+        """Give groups back: they are served before fresh ones, and are in every checkpoint until then.
+
+        A snapshot will have them as they are now; the objects themselves are kept. Only the bytes of arrays, tensors
+        and ``bytes`` from 1 MiB on are not copied now, but read when a snapshot is written: put another array in the
+        place of such a one, rather than write into it.
+
+        :param samples: groups of ``n_samples_per_prompt`` samples, or of lists of samples. None and [] do nothing.
+        :raises BadGroupError: an AssertionError, as with slime, that names the first group that cannot be kept; none
+            is added then.
+        """
+        if not samples:
+            return
+
+        with self._lock:
+            self._begin()
+            entries = self._keeper.entries(samples, self._ledger.entries)
+            self._ledger = self._ledger.with_buffer((*self._ledger.entries, *entries))
+            self.buffer.extend(entry.group for entry in entries)
+
+    def _take_stock(self) -> None:
+        entries = self._ledger.entries
+        if len(entries) == len(self.buffer) and all(map(operator.is_, (e.group for e in entries), self.buffer)):
+            return
+
+        self._ledger = self._ledger.with_buffer(self._entries())
+
+    def _entries(self) -> list[Entry]:
+        """The buffer as it is. Groups that did not come by :meth:`add_samples` are written down now."""
+        known = {id(entry.group): entry for entry in self._ledger.entries}
+        return [
+            known.get(id(group)) or self._keeper.entry(group, f"buffer[{number}]")
+            for number, group in enumerate(self.buffer)
+        ]
+
+    def get_buffer_length(self) -> int:
+        """Groups in the buffer."""
+        return len(self.buffer)
+
+    def statistics(self) -> dict[str, Any]:
+        """As of :class:`ReadOnlyDataSource`, and how many groups no checkpoint can hold."""
+        return {**super().statistics(), "asyncdata_unpersistable_groups_total": self._keeper.num_without_record}
+
+    # Checkpoints.
+
+    def _entries_of(self, found: Found, drops: dict[str, int], allowed: set[str]) -> tuple[Entry, ...]:
+        records = found.records
+        if found.state is not None:
+            if lost := [(group.group_index, group.reason) for group in found.state.unsaved]:
+                drops["unpersistable"] = drops.get("unpersistable", 0) + len(lost)
+                _log.warning("checkpoint.groups_lost", path=found.path, num_groups=len(lost), groups=lost[:5])
+            saved, present = found.state.samples_per_group, self._settings.samples_per_group
+            if records and saved != present:
+                slime_checkpoint.refuse_change("n_samples_per_prompt", str(saved), str(present), allowed)
+                drops["n_samples_per_prompt"] = drops.get("n_samples_per_prompt", 0) + len(records)
+                records = []
+        return tuple(self._keeper.restored(found.opened(record)) for record in records)
+
+    def _fill_buffer(self, entries: tuple[Entry, ...]) -> None:
+        self.buffer[:] = [entry.group for entry in entries]

@@ -1,0 +1,169 @@
+"""The interface of slime's streaming datasets, and our loader behind it.
+
+slime never merged the adapter for which this interface was drawn up (``--use-hf-datasets``), but data sources and
+datasets were written against it. Prompts are handed out one after the other; there is neither a length nor access by
+number, since a stream cannot know what filters leave of it. The answers to its known troubles:
+
+- *A queue that times out, and a short batch*: a batch is whole, or PrefetchTimeoutError says which stage is slow.
+- *A dataset that is exhausted while it skips what was consumed*: nothing is skipped where the state is ours, and a
+  state that cannot belong to this dataset is a SnapshotMismatchError.
+- *A dataset that was never initialised*: it is made at its first use, with ``dp_size`` or without.
+"""
+
+from __future__ import annotations
+
+import abc
+import threading
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.integrations.slime.config import settings_of
+from asyncdata.integrations.slime.loader_feed import LoaderFeed
+from asyncdata.integrations.slime.media import media_process
+from asyncdata.integrations.slime.rollout_ledger import Numbering
+from asyncdata.integrations.slime.sample import resolve_sample_type
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ("AsyncDatasetAdapter", "HFDatasetAdapterBase")
+
+
+class HFDatasetAdapterBase(abc.ABC):
+    """A dataset that hands out prompts in order and keeps its own place."""
+
+    @abc.abstractmethod
+    def get_next_batch(self, num_samples: int) -> list[Any]:
+        """The next ``num_samples`` prompts, exactly; over as many epochs as it takes."""
+
+    @abc.abstractmethod
+    def shuffle(self, new_epoch_id: int) -> None:
+        """Go to the start of an epoch, unless that is the present one."""
+
+    @abc.abstractmethod
+    def get_checkpoint_state(self) -> dict[str, Any]:
+        """Where it is, with the keys ``epoch_id``, ``consumed_count`` and ``global_consumed_count``."""
+
+    @abc.abstractmethod
+    def load_checkpoint_state(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`get_checkpoint_state` gave."""
+
+
+class AsyncDatasetAdapter(HFDatasetAdapterBase):
+    """A loader's prompts as slime's samples, one of each.
+
+    The loader is made at the first use, or once the number of ranks is told. It may be called from any thread.
+
+    :param args: slime's arguments, as :class:`~asyncdata.integrations.slime.AsyncDataSource` takes them; the order is
+        asyncdata's own unless ``asyncdata_order`` says otherwise.
+    :raises ConfigError: for a setting that cannot work, and where there is no data.
+    """
+
+    def __init__(self, args: Any) -> None:
+        self._settings = settings_of(args, order="stream", samples_per_group=1)
+        if self._settings.source is None:
+            raise ConfigError("a dataset needs data: give --prompt-data, without --disable-rollout-global-dataset")
+
+        self._process = media_process(args, self._settings)
+        self._lock = threading.RLock()
+        self._dp_size = 1
+        self._numbering = Numbering()
+        self._made: LoaderFeed | None = None
+
+    def _feed(self) -> LoaderFeed:
+        if self._made is None:
+            self._made = LoaderFeed(self._settings, resolve_sample_type(), self._process, self._dp_size)
+        return self._made
+
+    def set_train_parallel_config(self, config: Mapping[str, Any]) -> None:
+        """Feed ``dp_size`` ranks: that many times as much is read ahead, from now on."""
+        with self._lock:
+            self._dp_size = config.get("dp_size") or 1
+            self._feed().set_dp_size(self._dp_size)
+
+    @property
+    def epoch_id(self) -> int:
+        """The epoch of the last prompt."""
+        return self._numbering.epoch_id
+
+    @property
+    def consumed_count(self) -> int:
+        """Prompts of it that were handed out."""
+        return self._numbering.sample_offset
+
+    @property
+    def global_consumed_count(self) -> int:
+        """Prompts of all epochs that were handed out."""
+        return self._numbering.sample_group_index
+
+    def get_next_batch(self, num_samples: int) -> list[Any]:
+        """Exactly ``num_samples`` samples of slime's, each its own.
+
+        :raises ConfigError: for a negative number.
+        :raises PrefetchTimeoutError: if rows are not ready in time; none is consumed then.
+        :raises AsyncDataError: for whatever else stops the stream; at this call and at every one after it.
+        """
+        if num_samples < 0:
+            raise ConfigError(f"AD440 num_samples must be a whole number from 0 on, got {num_samples}")
+
+        if num_samples == 0:
+            return []
+
+        with self._lock:
+            before = self._numbering
+            try:
+                groups = self._feed().groups(num_samples, before, self._commit)
+            except BaseException:
+                self._numbering = before
+                raise
+
+            return [sample for group in groups for sample in group]
+
+    def _commit(self, numbering: Numbering) -> None:
+        self._numbering = numbering
+
+    def shuffle(self, new_epoch_id: int) -> None:
+        """Go to the start of an epoch, unless that is the present one. Epochs go on by themselves without it."""
+        with self._lock:
+            if new_epoch_id == self._numbering.epoch_id:
+                return
+
+            self._feed().go_to_epoch(new_epoch_id)
+            self._numbering = self._numbering.after(0, 1, new_epoch_id, 0)
+
+    def get_checkpoint_state(self) -> dict[str, Any]:
+        """The place in three counts, and the loader's own state under ``loader``: plain data."""
+        with self._lock:
+            return {
+                "epoch_id": self.epoch_id,
+                "consumed_count": self.consumed_count,
+                "global_consumed_count": self.global_consumed_count,
+                "loader": self._feed().state(),
+            }
+
+    def load_checkpoint_state(self, state: dict[str, Any]) -> None:
+        """Go on from there. The three counts alone will do, though prompts of the epoch are read again then.
+
+        :raises SnapshotMismatchError: if it belongs to other data or settings that ``asyncdata_allow_changed`` does
+            not name, or an epoch has fewer prompts than were consumed of it.
+        :raises SnapshotError: if it is no state.
+        """
+        with self._lock:
+            numbering = Numbering(
+                epoch_id=state.get("epoch_id", 0),
+                sample_offset=state.get("consumed_count", 0),
+                sample_group_index=state.get("global_consumed_count", 0),
+                sample_index=state.get("global_consumed_count", 0),
+            )
+            allowed, loader = set(self._settings.options.allow_changed), state.get("loader")
+            if loader is not None or self._settings.order == "legacy":
+                self._numbering = self._feed().restore(loader, numbering, allowed)
+            else:
+                self._feed().skip_to(numbering)
+                self._numbering = numbering
+
+    def close(self) -> None:
+        """Stop the workers."""
+        with self._lock:
+            if self._made is not None:
+                self._made.close()

@@ -1,0 +1,140 @@
+"""The loader of prompts, and a view of them by their numbers, as slime's own dataset has them in ``samples``."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.checkpoint import snapshot as snapshots
+from asyncdata.core.errors import NoSamplesError
+from asyncdata.loader.loader import DataLoader
+from asyncdata.order.order import ROWS_PER_WINDOW
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+    from typing import TypeVar
+
+    from asyncdata.core.types import Sample
+    from asyncdata.integrations.slime.config import SlimeSettings
+    from asyncdata.loader.config import Knobs
+
+    T = TypeVar("T")
+
+__all__ = ("PromptLoader", "PromptView", "open_loader")
+
+_TAKEN_AT_ONCE = 256
+
+
+class PromptLoader(DataLoader):
+    """A loader whose delivery counts only once groups are made of it."""
+
+    def take(self, number: int, finish: Callable[[list[Sample]], T], timeout_s: float | None = None) -> T:
+        """What ``finish`` makes of the next ``number`` samples; if it fails, they come again."""
+        return self._take(number, None, finish, timeout_s)
+
+    def resume(self, state: Mapping[str, Any], allow_changed: Collection[str], *, same_rows: bool) -> bool:
+        """As :meth:`load_state_dict`; whether that is at the saved place, and not at an epoch's start."""
+        self._check()
+        return self._engine.restore(snapshots.from_state_dict(state), allow_changed, same_rows=same_rows)
+
+
+def open_loader(settings: SlimeSettings, dp_size: int = 1) -> PromptLoader:
+    """The loader that ``settings``, which name data, describe."""
+    assert settings.source is not None and settings.tokenize_fn is not None
+    knobs: Knobs = {**settings.knobs, "dp_size": dp_size}
+    return PromptLoader(settings.source, tokenize_fn=settings.tokenize_fn, **knobs)
+
+
+class PromptView(Sequence[Any]):
+    """The prompts of an epoch, in its order. What it reads has nothing to do with what is delivered.
+
+    A row that yields no sample has a number all the same: asking for it by its number is an error, and slices and
+    loops pass it over, as rollouts do. A loader of its own reads, from the first question on.
+
+    :param open_loader: makes it.
+    :param make: slime's samples of the loader's.
+    :param epoch: tells the epoch.
+    :param num_prompts: tells how many there are; a TypeError where that is not known.
+    """
+
+    def __init__(
+        self,
+        open_loader: Callable[[], PromptLoader],
+        make: Callable[[list[Sample]], list[Any]],
+        epoch: Callable[[], int],
+        num_prompts: Callable[[], int],
+    ) -> None:
+        self._open_loader = open_loader
+        self._make = make
+        self._epoch = epoch
+        self._num_prompts = num_prompts
+        self._lock = threading.Lock()
+        self._loader: PromptLoader | None = None
+        self._at: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return self._num_prompts()
+
+    def __getitem__(self, key: Any) -> Any:
+        """The sample of that number, or those of a slice, as of a list. They are new at each call.
+
+        :raises IndexError: if there is no such number.
+        :raises NoSamplesError: if the row of that number yields no sample.
+        :raises TypeError: in the stream order, where rows have no numbers.
+        """
+        numbers = range(len(self))[key]
+        epoch = self._epoch()
+        if isinstance(numbers, range):
+            found = {} if len(numbers) == 0 else self._read(epoch, min(numbers), max(numbers) + 1)
+            return [found[number] for number in numbers if number in found]
+
+        found = self._read(epoch, numbers, numbers + 1)
+        if not found:
+            raise NoSamplesError(
+                f"AD401 prompt {numbers} of epoch {epoch} is none: its row is a bad one, or was dropped; rollouts pass "
+                "it over"
+            )
+
+        return found[numbers]
+
+    def __iter__(self) -> Iterator[Any]:
+        for first in range(0, len(self), _TAKEN_AT_ONCE):
+            yield from self[first : first + _TAKEN_AT_ONCE]
+
+    def _read(self, epoch: int, first: int, stop: int) -> dict[int, Any]:
+        """The samples that the rows [first, stop) yield, by their numbers."""
+        found: dict[int, Any] = {}
+        with self._lock:
+            loader = self._go_to(epoch, first)
+            while self._at is not None and first <= self._at[1] < stop and self._at[0] == epoch:
+                samples = loader.take(min(stop - self._at[1], _TAKEN_AT_ONCE), list)
+                places = [_place(sample) for sample in samples]
+                self._at = places[-1][0], places[-1][1] + 1
+                wanted = [n for n, place in enumerate(places) if place[0] == epoch and place[1] < stop]
+                made = self._make([samples[n] for n in wanted])
+                found |= zip((places[n][1] for n in wanted), made, strict=True)
+        return found
+
+    def _go_to(self, epoch: int, number: int) -> PromptLoader:
+        if self._loader is None:
+            self._loader = self._open_loader()
+            self._closer = weakref.finalize(self, self._loader.close)
+        if self._at != (epoch, number):
+            self._at = None  # should this fail, nobody knows where it is
+            self._loader.seek(epoch, number)
+            self._at = epoch, number
+        return self._loader
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._loader is not None:
+            self._closer()
+
+
+def _place(sample: Sample) -> tuple[int, int]:
+    """The epoch of a sample, and its row's number there."""
+    place = sample.position
+    assert place is not None  # it comes from a row
+    return place.epoch, place.window * ROWS_PER_WINDOW + place.row

@@ -1,0 +1,375 @@
+"""slime's rows, read as its own ``Dataset`` reads them, in workers."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.integrations.slime import miles_chats
+from asyncdata.tokenization.encoders.text_encoder import open_encoder
+from asyncdata.tokenization.encoders.transformers_tokenizer import CodedTokenizer, coded_digest, coded_folder
+from asyncdata.tokenization.functions.tokenizer_settings import (
+    TEMPLATE_ARGUMENTS,
+    Name,
+    OfTokenizer,
+    Templates,
+    compile_templates,
+    encode_each,
+    parse_date,
+    read_each,
+    templates_digest,
+    tokenizer_fault,
+)
+from asyncdata.tokenization.row_fields import RowReader
+from asyncdata.tokenization.rows import RowFault, decode_value
+from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
+    from asyncdata.tokenization.encoders.text_encoder import TextEncoder
+    from asyncdata.tokenization.row_fields import Tools
+    from asyncdata.tokenization.tokenizer_files import TokenizerFolder
+
+__all__ = ("SlimeTokenizeFn",)
+
+Buffer = bytes | memoryview
+
+# slime's kinds of media. A placeholder in a text stands for the next item of its kind.
+_PLACEHOLDERS = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
+
+# What slime gives the template itself, besides: its call has no room for a second one.
+_GIVEN = TEMPLATE_ARGUMENTS - {"chat_template"} | {"add_generation_prompt"}
+
+
+class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Rows to slime's prompts: what ``slime.utils.data.Dataset`` makes of the same rows, setting by setting.
+
+    A sample has ``prompt``: the rendered text where ``apply_chat_template`` is set, else the row's own value, be it a
+    string, a list of messages, or null; ``label`` and ``metadata`` as the row has them, with the row's tools in
+    ``metadata["tools"]``; and ``tokens``, which are empty unless ``pretokenize`` is set, as slime's rollout tokenizes
+    by itself. The row's images, videos and audio stand in ``extra["multimodal"]``, ``{"images": [...], "videos":
+    [...], "audios": [...]}``, as the row has them and in the order in which the chat shows them.
+
+    A rendered or plain prompt of more than ``max_length`` tokens is dropped as ``max_length``. Prompts that are no
+    text have no length, as with slime; images count as the text that stands for them.
+
+    Where slime's start fails on a row, the row is a bad one here; a few rows that it takes are read otherwise:
+
+    - A row without ``prompt_key`` is bad, as a key that is mistyped would make an epoch of nothing. Slime takes its
+      prompt for None; a row that means it says null.
+    - A row that has none of its ``multimodal_keys`` keeps a text in one part. Slime makes a part of each character,
+      which templates write to the same text.
+    - A chat is a list of messages, which have a role if a template is applied; media are lists, be it of one.
+    - Tools may be null, which is none.
+
+    :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub. Nothing of it is read unless
+        a template is applied, and no token is made without ``max_length`` or ``pretokenize``.
+    :param prompt_key: where a row has its prompt (slime: ``--input-key``).
+    :param label_key: where it has its label; every row must have one. None: no labels.
+    :param metadata_key: where it may have metadata. None: no metadata.
+    :param tool_key: where it may have tools: a list, or that list as JSON text. None: no tools.
+    :param multimodal_keys: where it may have lists of media, by kind: ``{"image": "images"}``; kinds are ``image``,
+        ``video`` and ``audio``. Strings become user turns then, and each ``<image>`` in a text the next of the images.
+    :param apply_chat_template: render the prompt as a chat; a string is one user turn.
+    :param apply_chat_template_kwargs: variables for the template, and ``chat_template`` for another one. Without
+        ``apply_chat_template`` they do nothing, as with slime.
+    :param today: the date, as 2026-01-31, that a template is told when it asks for today's.
+    :param max_length: the longest prompt that is kept, in tokens (slime: ``--rollout-max-prompt-len``).
+    :param pretokenize: keep the tokens of a prompt that is text and shows no media: slime's rollout takes them over.
+    :param revision: the hub's branch, tag or commit.
+    :param trust_remote_code: render and encode by transformers' ``AutoTokenizer``, with the code that comes with the
+        tokenizer, for tokenizers that have no ``tokenizer.json``. Each worker imports transformers then.
+    :param shows_media: take note of media that stand in messages, also where no template is applied.
+    :param tool_form: read and render as miles does, and not as slime: with the form of its tools (``miles_chats``). It
+        wraps media that are objects in a part of their kind, and takes no dict of media for a part.
+    :raises ConfigError: for a setting that cannot work.
+    """
+
+    tag: ClassVar[str] = "asyncdata.integrations.slime_rows:SlimeTokenizeFn"
+
+    prompt_key: Name = "input"
+    label_key: Name | None = None
+    metadata_key: Name | None = "metadata"
+    tool_key: Name | None = "tools"
+    multimodal_keys: dict[str, Name] | None = None
+    apply_chat_template: bool = False
+    apply_chat_template_kwargs: dict[str, Any] = {}
+    today: str | None = None
+    max_length: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    pretokenize: bool = False
+    revision: str | None = None
+    trust_remote_code: bool = False
+    shows_media: bool = False
+    tool_form: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.check_fields("multimodal_keys", "apply_chat_template_kwargs", "tool_form")
+        if self.today is not None:
+            parse_date(self.today)
+            if self.trust_remote_code:
+                raise ConfigError("today cannot be told to a template that transformers renders (trust_remote_code)")
+
+        if unknown := sorted(set(self.multimodal_keys or ()) - set(_PLACEHOLDERS)):
+            raise ConfigError(f"multimodal_keys has {', '.join(unknown)}; slime's kinds are {', '.join(_PLACEHOLDERS)}")
+
+        if taken := sorted(_GIVEN & set(self.apply_chat_template_kwargs)):
+            raise ConfigError(
+                "apply_chat_template_kwargs are the template's variables, or another chat_template; it cannot be given "
+                f"{', '.join(taken)}"
+            )
+
+        if not isinstance(self._chosen_template, str | None):
+            raise ConfigError(f"chat_template is a template's text or name, got {self._chosen_template!r}")
+
+    @property
+    def _chosen_template(self) -> Any:
+        return self.apply_chat_template_kwargs.get("chat_template")
+
+    @property
+    def _makes_tokens(self) -> bool:
+        return self.pretokenize or self.max_length is not None
+
+    def resolve(self) -> SlimeTokenizeFn:
+        """The same with the tokenizer's local folder, and the hub's commit as its revision, if it is needed at all.
+
+        :raises ConfigError: if there is no such tokenizer, or it cannot render chats that it should.
+        """
+        if not (self._makes_tokens or self.apply_chat_template):
+            return self
+
+        folder, commit = self._folder()
+        if self.apply_chat_template and not self.trust_remote_code:
+            self._templates(TokenizerFiles(folder))
+        return msgspec.structs.replace(self, tokenizer=folder, revision=commit or self.revision)
+
+    def fingerprints(self) -> dict[str, str]:
+        """What the samples depend on, by part; ``"none"`` for what they do not depend on."""
+        prints = {"tokenizer": "none", "template": "none", "tokenize_fn": self.settings_digest()}
+        if self.trust_remote_code:
+            of_files = coded_digest(self._folder().folder)
+            is_used = {"tokenizer": self._makes_tokens, "template": self.apply_chat_template}
+            return prints | {name: of_files for name, used in is_used.items() if used}
+
+        if self._makes_tokens:
+            prints["tokenizer"] = self._files().digest()
+        if self.apply_chat_template:
+            prints["template"] = templates_digest(self._files(), self._chosen_template)
+        return prints
+
+    def open(self) -> BatchTokenizer:
+        """Load the tokenizer and compile the template, where they are needed."""
+        if self.trust_remote_code and (self._makes_tokens or self.apply_chat_template):
+            coded = CodedTokenizer(self._folder().folder, self.apply_chat_template_kwargs)
+            return _SlimeTokenizer(
+                self, coded if self._makes_tokens else None, coded if self.apply_chat_template else None
+            )
+
+        encoder = open_encoder(self._files(), self.tokenizer_backend) if self._makes_tokens else None
+        return _SlimeTokenizer(self, encoder, self._templates(self._files()) if self.apply_chat_template else None)
+
+    def _folder(self) -> TokenizerFolder:
+        return (coded_folder if self.trust_remote_code else resolve)(self.tokenizer, self.revision)
+
+    def _files(self) -> TokenizerFiles:
+        return TokenizerFiles(resolve(self.tokenizer, self.revision).folder)
+
+    def _templates(self, files: TokenizerFiles) -> Templates:
+        variables = {name: value for name, value in self.apply_chat_template_kwargs.items() if name != "chat_template"}
+        return compile_templates(files, self._chosen_template, variables, self.today)
+
+
+class _SlimeTokenizer:
+    """A :class:`SlimeTokenizeFn`, opened."""
+
+    def __init__(
+        self,
+        fn: SlimeTokenizeFn,
+        encoder: TextEncoder | CodedTokenizer | None,
+        templates: Templates | CodedTokenizer | None,
+    ) -> None:
+        self._read = _SlimeReader(fn, templates, encoder is not None)
+        self._encoder = encoder
+        self._max_length = fn.max_length
+        self._keeps_tokens = fn.pretokenize
+
+    def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
+        prompts = read_each(self._read, rows, out)
+        ids = encode_each(self._encoder, prompts)
+        for prompt, tokens in zip(prompts, ids, strict=True):
+            if isinstance(tokens, Exception):
+                out.fail(prompt.row, tokenizer_fault(tokens, rows[prompt.row]))
+            elif self._max_length is not None and len(tokens) > self._max_length:
+                out.drop(prompt.row, "max_length")
+            else:
+                # The rollout puts an image's own tokens in the place of its placeholder, but only into an empty list.
+                keeps = self._keeps_tokens and "extra" not in prompt.columns
+                out.keep(prompt.row, tokens if keeps else (), **prompt.columns)
+
+
+class _SlimeReader:
+    """A raw row to the sample's columns, and to the text that is to be tokenized."""
+
+    def __init__(self, fn: SlimeTokenizeFn, templates: Templates | CodedTokenizer | None, makes_tokens: bool) -> None:
+        self._templates = templates
+        self._tool_form = fn.tool_form
+        self._makes_tokens = makes_tokens
+        self._is_chat = fn.apply_chat_template or fn.multimodal_keys is not None
+        self._shows_media = fn.shows_media
+        self._media = fn.multimodal_keys or {}
+        keys = {"prompt": fn.prompt_key, "label": fn.label_key, "metadata": fn.metadata_key, "tools": fn.tool_key}
+        self._row = RowReader(keys | self._media)
+
+    def __call__(self, raw: Buffer) -> tuple[str | None, dict[str, Buffer]]:
+        columns = self._row(raw)
+        media = {kind: columns.pop(kind) for kind in self._media if kind in columns}
+        tools = self._row.tools(columns.pop("tools"), raw) if "tools" in columns else None
+        if metadata := self._row.metadata(columns.pop("metadata", None), tools, raw):
+            columns["metadata"] = metadata
+        if self._is_chat:
+            prompt, shown = self._chat(decode_value(columns["prompt"], raw), media, tools, raw)
+            columns["prompt"] = _to_json(prompt)
+            if shown:
+                columns["extra"] = _to_json({"multimodal": shown})
+        else:
+            prompt = decode_value(columns["prompt"], raw) if self._makes_tokens or self._shows_media else None
+            if self._shows_media and isinstance(prompt, list) and (shown := _shown_in(prompt)):
+                columns["extra"] = _to_json({"multimodal": shown})
+        if not (self._makes_tokens and isinstance(prompt, str)):
+            return None, columns
+
+        return self._row.encodable("prompt", prompt, raw), columns
+
+    def _chat(
+        self, prompt: Any, media: dict[str, Buffer], tools: Tools | None, raw: Buffer
+    ) -> tuple[Any, dict[str, list[Any]]]:
+        """The prompt that slime has for it, and what media it shows."""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        if self._templates is not None:
+            messages = self._row.messages(messages, raw)
+            if not messages:
+                raise self._row.wrong_type("prompt", "a string or a list of messages that is not empty", messages, raw)
+
+        shown = _Shown(self._items(media, raw), wraps_objects=self._tool_form is not None)
+        if self._media:
+            self._put_in(messages, shown, raw)
+        elif isinstance(messages, list):
+            shown.look(messages)
+        if self._templates is None:
+            return messages, shown.by_kind()
+
+        return self._rendered(self._templates, messages, tools, raw), shown.by_kind()
+
+    def _rendered(
+        self, templates: Templates | CodedTokenizer, messages: list[Any], tools: Tools | None, raw: Buffer
+    ) -> str:
+        if self._tool_form is None:
+            return templates.render(messages, self._row.schemas(tools, raw))
+
+        try:
+            return miles_chats.render(templates, messages, None if tools is None else tools.schemas, self._tool_form)
+        except miles_chats.UnfitError as error:
+            raise self._row.wrong_type(error.name, error.need, error.value, raw) from None
+
+    def _items(self, media: dict[str, Buffer], raw: Buffer) -> dict[str, list[Any]]:
+        """The row's media by kind; null is as good as none."""
+        items = {kind: decode_value(text, raw) for kind, text in media.items()}
+        for kind, value in items.items():
+            if not isinstance(value, list | None):
+                raise self._row.wrong_type(kind, f"a list of {kind}s", value, raw)
+
+        return {kind: value for kind, value in items.items() if value is not None}
+
+    def _put_in(self, messages: Any, shown: _Shown, raw: Buffer) -> None:
+        """Texts become lists of parts, in place, with the media at their placeholders."""
+        if not isinstance(messages, list):
+            raise self._row.wrong_type("prompt", "a string or a list of messages", messages, raw)
+
+        for number, message in enumerate(messages):
+            if not isinstance(message, dict):
+                raise self._row.wrong_type(f"prompt[{number}]", "an object with 'content'", message, raw)
+
+            content = message.get("content")
+            if isinstance(content, str):
+                message["content"] = shown.split(content)
+            elif isinstance(content, list):
+                shown.look([message])
+            else:
+                name = f"prompt[{number}]['content']"
+                raise self._row.wrong_type(name, "a string or a list of parts", content, raw)
+
+        for kind, num_wanted, num_given in shown.mismatches():
+            reason = f"{self._row.name('prompt')} has {num_wanted} {_PLACEHOLDERS[kind]}, and {self._row.name(kind)}"
+            raise RowFault("AD114", f"{reason} has {num_given}; there must be one item for each placeholder", raw)
+
+
+def _shown_in(messages: list[Any]) -> dict[str, list[Any]]:
+    shown = _Shown({}, wraps_objects=False)
+    shown.look(messages)
+    return shown.by_kind()
+
+
+class _Shown:
+    """The media of one row, as its chat shows them.
+
+    :param items: what placeholders stand for, by kind. A kind that is not there has none: its placeholder is text.
+    :param wraps_objects: whether an item that is an object is wrapped in a part, or is one.
+    """
+
+    def __init__(self, items: dict[str, list[Any]], *, wraps_objects: bool) -> None:
+        self._items = items
+        self._wraps_objects = wraps_objects
+        self._kinds = {_PLACEHOLDERS[kind]: kind for kind in items}
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, self._kinds))})") if items else None
+        self._num_wanted = dict.fromkeys(items, 0)
+        self._shown: dict[str, list[Any]] = {kind: [] for kind in _PLACEHOLDERS}
+
+    def split(self, text: str) -> list[Any]:
+        """The parts of a text."""
+        segments = [text] if self._pattern is None else self._pattern.split(text)
+        return [self._part(segment) for segment in segments if segment]
+
+    def _part(self, segment: str) -> Any:
+        kind = self._kinds.get(segment)
+        if kind is None:
+            return {"type": "text", "text": segment}
+
+        number = self._num_wanted[kind]
+        self._num_wanted[kind] += 1
+        if number >= len(self._items[kind]):
+            return None  # a mismatch, which ends this row
+
+        item = self._items[kind][number]
+        self._shown[kind].append(item)
+        return item if isinstance(item, dict) and not self._wraps_objects else {"type": kind, kind: item}
+
+    def look(self, messages: list[Any]) -> None:
+        """Take note of media that stand in the messages already."""
+        for message in messages:
+            content = message.get("content") if isinstance(message, dict) else None
+            for part in content if isinstance(content, list) else ():
+                kind = part.get("type") if isinstance(part, dict) else None
+                if isinstance(kind, str) and kind in _PLACEHOLDERS:
+                    self._shown[kind].append(part)
+
+    def mismatches(self) -> list[tuple[str, int, int]]:
+        """Kinds with more placeholders than items, or fewer: the kind, and how many there are of both."""
+        counts = [(kind, wanted, len(self._items[kind])) for kind, wanted in self._num_wanted.items()]
+        return [count for count in counts if count[1] != count[2]]
+
+    def by_kind(self) -> dict[str, list[Any]]:
+        """What is shown, under ``images``, ``videos`` and ``audios``."""
+        return {f"{kind}s": items for kind, items in self._shown.items() if items}
+
+
+def _to_json(value: Any) -> bytes:
+    """NaN and lone surrogates are kept, as a row may have them too."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value).encode("ascii")

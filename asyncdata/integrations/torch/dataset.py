@@ -1,0 +1,123 @@
+"""A loader as a dataset, for loops that insist on a ``DataLoader`` of torch."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.batching.collators.torch_tensors import to_torch
+from asyncdata.core.errors import ConfigError
+from asyncdata.integrations.torch.ranks import ranks
+from asyncdata.integrations.torch.state import from_torch_state, to_torch_state
+from asyncdata.loader.loader import DataLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import FrameType
+
+__all__ = ("LoaderDataset",)
+
+
+class LoaderDataset:
+    """An ``IterableDataset`` of ready batches, for ``torch.utils.data.DataLoader(dataset, batch_size=None)``.
+
+    Iterating it gives one epoch, as tensors. With torchdata's ``StatefulDataLoader`` it resumes exactly. Torch's own
+    workers must be none (``num_workers=0``): asyncdata has its own.
+
+    The loader is made when it is first needed, so that a dataset can be pickled: as its settings, and its state.
+
+    :param source: as of :class:`~asyncdata.DataLoader`.
+    :param settings: likewise. ``rank`` and ``world_size`` are :func:`~asyncdata.integrations.torch.ranks` if neither is
+        given.
+    """
+
+    def __init__(self, source: Any, **settings: Any) -> None:
+        self._source = source
+        self._settings = settings
+        self._state: Mapping[str, Any] | None = None  # to go on from, when the loader is made
+        self._loader: DataLoader | None = None
+        self._world_size = 1
+
+    def __iter__(self) -> Iterator[Any]:
+        loader = self._open()
+        if self._world_size > 1:
+            _refuse_second_sharing(self)
+        return map(to_torch, loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this moment: one text. See :meth:`asyncdata.DataLoader.state_dict`."""
+        return to_torch_state(self._open().state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state``, which may be that of a loader as well.
+
+        :raises SnapshotError: if it is none of these data and settings; see :meth:`DataLoader.load_state_dict`.
+        """
+        self._open().load_state_dict(from_torch_state(state))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of ``epoch``, unless that is the present one."""
+        self._open().set_epoch(epoch)
+
+    def close(self) -> None:
+        """Stop the workers and the thread. They stop as well when the dataset is garbage, or Python ends."""
+        if self._loader is not None:
+            self._loader.close()
+
+    def _open(self) -> DataLoader:
+        if self._loader is None:
+            _refuse_in_worker()
+            settings = self._settings
+            if not settings.keys() & {"rank", "world_size"}:
+                settings = {**settings, **ranks()}
+            self._world_size = settings.get("world_size", 1)
+            loader = DataLoader(self._source, **settings)
+            if self._state is not None:
+                loader.load_state_dict(self._state)
+            self._loader = loader
+            weakref.finalize(self, loader.close)
+        return self._loader
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self._state if self._loader is None else self._loader.state_dict()
+        return {
+            "_source": self._source,
+            "_settings": self._settings,
+            "_state": state,
+            "_loader": None,
+            "_world_size": 1,
+        }
+
+
+def _refuse_second_sharing(dataset: LoaderDataset) -> None:
+    """accelerate shares out an iterable dataset between the ranks itself: each then has a part of its own part.
+
+    It wraps the dataset, and tells it nothing. So it is looked for among those who are asking for batches now.
+
+    :raises ConfigError: if it is there.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - accelerate tells the dataset nothing
+    while frame is not None:
+        asking = frame.f_locals.get("self")
+        is_shard = getattr(asking, "dataset", None) is dataset and getattr(asking, "num_processes", 1) > 1
+        if is_shard or type(asking).__name__ == "DataLoaderDispatcher":
+            raise ConfigError(
+                f"AD442 {type(asking).__name__} of accelerate shares out these batches between the ranks, and the "
+                "dataset does so too: most rows would never be trained. Pass rank=0, world_size=1 to AsyncDataset, so "
+                "that accelerate alone does it; or use StatefulDataLoader, which accelerate leaves as it is"
+            )
+
+        frame = frame.f_back
+
+
+def _refuse_in_worker() -> None:
+    """Each worker of torch would have a loader of its own, and deliver the same batches."""
+    workers = sys.modules.get("torch.utils.data")
+    found = None if workers is None else workers.get_worker_info()
+    if found is not None:
+        raise ConfigError(
+            f"this dataset is read in one of torch's {found.num_workers} workers, and each would deliver the same "
+            "batches: pass num_workers=0 to torch's DataLoader. asyncdata has workers of its own: pass num_workers= to "
+            "the dataset"
+        )

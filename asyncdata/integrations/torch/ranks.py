@@ -1,0 +1,64 @@
+"""Which rank of how many this process is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, TypedDict
+
+from asyncdata.core.errors import ConfigError
+
+__all__ = ("Ranks", "ranks")
+
+
+class Ranks(TypedDict):
+    """Two knobs of a loader."""
+
+    rank: int
+    world_size: int
+
+
+def ranks(group: Any = None) -> Ranks:
+    """``{"rank": ..., "world_size": ...}`` of this process, for ``DataLoader(..., **ranks())``.
+
+    They are torch.distributed's, if that is initialised; else what ``torchrun`` and others set as ``RANK`` and
+    ``WORLD_SIZE``; else this is the only process.
+
+    :param group: the process group of data parallelism, where ranks of tensor, pipeline or context parallelism are to
+        get the same data: ``mesh["dp"].get_group()``. None: every process is a rank of its own.
+    :raises ConfigError: if there is a group and no torch.distributed, or the process is not in it, or the environment's
+        two values are none.
+    """
+    distributed = _initialised()
+    if distributed is not None:
+        rank, world_size = distributed.get_rank(group), distributed.get_world_size(group)
+        if rank < 0:
+            raise ConfigError("this process is not in the process group that ranks() was given")
+
+        return {"rank": rank, "world_size": world_size}
+
+    if group is not None:
+        raise ConfigError("ranks() was given a process group, and torch.distributed is not initialised")
+
+    return _of_environment(os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
+
+
+def _initialised() -> Any:
+    """torch.distributed, where it is initialised. Who has not imported it has not."""
+    distributed = sys.modules.get("torch.distributed")
+    is_there = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if is_there else None
+
+
+def _of_environment(rank: str | None, world_size: str | None) -> Ranks:
+    if rank is None and world_size is None:
+        return {"rank": 0, "world_size": 1}
+
+    try:
+        found: Ranks = {"rank": int(rank or ""), "world_size": int(world_size or "")}
+    except ValueError:
+        raise ConfigError(
+            f"the environment has RANK={rank!r} and WORLD_SIZE={world_size!r}: set both to whole numbers, or neither"
+        ) from None
+
+    return found

@@ -1,0 +1,38 @@
+"""A loader's state in the shape that torch's checkpoints keep."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.core.errors import SnapshotError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ("from_torch_state", "to_torch_state")
+
+_KEY = "asyncdata"
+
+
+def to_torch_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"asyncdata": text}``, of a loader's state dict.
+
+    A distributed checkpoint loads what the object that it loads into has keys for, and a fresh loader's state has not
+    yet all that it may have later. So there is one key, always.
+    """
+    return {_KEY: json.dumps(state)}
+
+
+def from_torch_state(state: Mapping[str, Any]) -> Any:
+    """The loader's state dict again. What :func:`to_torch_state` did not make stays as it is: it may be one.
+
+    :raises SnapshotError: if the text is none of JSON.
+    """
+    if not isinstance(state, dict) or list(state) != [_KEY]:
+        return state
+
+    try:
+        return json.loads(state[_KEY])
+    except (TypeError, ValueError) as error:
+        raise SnapshotError(f"AD602 this state_dict cannot be loaded: its text is damaged: {error}") from error

@@ -1,0 +1,158 @@
+"""Runs the autotuner in the service's thread: after replies, it is told the counters, and what it decides is done."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.core.log import get_logger
+from asyncdata.loader.autotune.metered_executor import MeteredExecutor
+from asyncdata.loader.autotune.policy import Autotuner, Change, Limits, Observation
+from asyncdata.workers.base import InlineExecutor
+from asyncdata.workers.machine import available_memory, num_usable_cpus, process_memory
+from asyncdata.workers.pool.process_pool import ProcessExecutor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncdata.delivery.coordinator import Coordinator
+    from asyncdata.loader.autotune.policy import Settled
+    from asyncdata.loader.config import LoaderConfig
+    from asyncdata.prefetch.producer import Producer
+    from asyncdata.tokenization.base import TokenizeFn
+    from asyncdata.workers.base import Executor
+    from asyncdata.workers.pool.early_start import EarlyTemplate
+
+__all__ = ("FIRST_WORKERS", "Tuner", "executor_of", "limits_of")
+
+FIRST_WORKERS = 1
+"""Where their number is to be found. A second one would load its tokenizer while the trainer starts, and make the first
+batch late; if it is needed, it is soon there."""
+_log = get_logger(__name__)
+_STEPS_PER_LOOK = 32
+"""Workers' memory is asked for anew after so many steps: the kernel has to walk all their pages for an answer."""
+
+
+def limits_of(config: LoaderConfig) -> Limits:
+    """What may be chosen under a configuration."""
+    least, most, memory = FIRST_WORKERS, 0, config.max_ready_bytes
+    if config.num_workers is None:
+        most = config.max_workers or num_usable_cpus()
+        memory = config.max_memory_bytes or available_memory() // 2
+    else:
+        least = most = max(1, config.num_workers)  # 0 is one thread
+    return Limits(
+        min_workers=least,
+        max_workers=most,
+        # A sample takes a byte at least, so that the bytes are the bound.
+        max_capacity=max(config.capacity, config.max_ready_bytes) if config.buffer_size is None else config.capacity,
+        max_worker_bytes=max(0, memory - config.max_ready_bytes),
+        max_ready_bytes=config.max_ready_bytes,
+    )
+
+
+def executor_of(
+    config: LoaderConfig, limits: Limits, function: TokenizeFn | Callable[..., Any], early: EarlyTemplate | None = None
+) -> Executor:
+    """What does the work; metered, where there is anything to be found.
+
+    :param early: the template of the workers, if that was born before.
+    """
+    executor: Executor = InlineExecutor(function)
+    if config.num_workers != 0:
+        executor = ProcessExecutor(
+            limits.min_workers, config.row_timeout_s, limits.max_workers, early, config.max_bytes_per_worker
+        )
+    is_all_given = config.num_workers is not None and config.buffer_size is not None
+    return executor if is_all_given else MeteredExecutor(executor)
+
+
+class Tuner:
+    """Observes and adapts; nothing of it can be seen in D.
+
+    :param waits: tells how many calls have had to wait, and for how many seconds.
+    :ivar num_changes: decisions carried out.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        executor: MeteredExecutor,
+        coordinator: Coordinator,
+        producer: Producer,
+        waits: Callable[[], tuple[int, float]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.num_changes = 0
+        self._autotuner = Autotuner(limits)
+        self._executor = executor
+        self._coordinator = coordinator
+        self._producer = producer
+        self._waits = waits
+        self._awaited: tuple[int, float] | None = None
+        self._clock = clock
+        self._num_groups = coordinator.ledger.counters.num_groups
+        self._worker_bytes = 0
+        self._looked_at: list[int] = []
+        self._num_steps = 0
+        executor.lacks_room = lambda: producer.lacks_room
+        executor.on_reply = self._on_reply
+
+    def _on_reply(self) -> None:
+        now_s, executor = self._clock(), self._executor
+        self._look_who_waits(now_s)
+        if self._autotuner.is_due(now_s, executor.num_replies, executor.num_workers):
+            for decision in self._autotuner.step(self._observe(now_s)):
+                self._carry_out(decision)
+
+    def _observe(self, now_s: float) -> Observation:
+        executor, coordinator = self._executor, self._coordinator
+        workers = executor.statistics().workers
+        pids = [worker.pid for worker in workers if worker.pid is not None and worker.state != "starting"]
+        return Observation(
+            now_s=now_s,
+            num_replies=executor.num_replies,
+            num_rows=executor.num_rows,
+            starved_s=self._waits()[1] + (now_s - self._awaited[1] if self._awaited is not None else 0.0),
+            full_s=executor.full_s,
+            busy_s=executor.busy_s,
+            work_s=executor.work_s,
+            num_workers=executor.num_workers,
+            num_ready_workers=sum(worker.state != "starting" for worker in workers),
+            capacity=coordinator.rules.capacity,
+            has_delivered=coordinator.ledger.counters.num_groups != self._num_groups,
+            sample_bytes=executor.num_bytes / max(1, executor.num_samples),
+            worker_bytes=self._memory_of(pids),
+        )
+
+    def _look_who_waits(self, now_s: float) -> None:
+        """A wait that is not over counts from the reply that it was first seen at: a little less than it is."""
+        num_waits = self._waits()[0]
+        if self._coordinator.channel.demand <= 0:
+            self._awaited = None
+        elif self._awaited is None or self._awaited[0] != num_waits:
+            self._awaited = num_waits, now_s
+
+    def _memory_of(self, pids: list[int]) -> int:
+        """Bytes of the largest of the workers."""
+        self._num_steps += 1
+        if pids != self._looked_at or self._num_steps % _STEPS_PER_LOOK == 0:
+            self._looked_at = pids
+            self._worker_bytes = max(map(process_memory, pids), default=0)
+        return self._worker_bytes
+
+    def _carry_out(self, decision: Change | Settled) -> None:
+        executor, coordinator = self._executor, self._coordinator
+        if not isinstance(decision, Change):
+            num_workers, capacity = executor.num_workers, coordinator.rules.capacity
+            _log.info("autotune.settled", reason=decision.reason, num_workers=num_workers, capacity=capacity)
+            return
+
+        if decision.what == "num_workers":
+            executor.set_num_workers(decision.after)
+        else:
+            coordinator.set_capacity(decision.after)
+        self.num_changes += 1
+        self._producer.resize()
+        what, before, after = decision.what, decision.before, decision.after
+        _log.info("autotune.changed", what=what, before=before, after=after, reason=decision.reason)

@@ -1,0 +1,1 @@
+"""The iterators of one epoch: samples, packs made online, planned packs."""

@@ -1,0 +1,394 @@
+"""A loader without a face: its parts put together, its state taken and given back."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncdata.batching.online.rules import PackRules, plan_of, share_of
+from asyncdata.batching.online.stage import PackStage
+from asyncdata.batching.online.state import RestartPoint
+from asyncdata.checkpoint.matching import check
+from asyncdata.checkpoint.restore import epoch_to_begin, ledger_of
+from asyncdata.checkpoint.snapshot import Snapshot
+from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
+from asyncdata.core.log import get_logger
+from asyncdata.core.timeouts import checked_timeout
+from asyncdata.core.types import Position
+from asyncdata.core.version import __version__
+from asyncdata.delivery.coordinator import Coordinator
+from asyncdata.delivery.quarantine import Quarantine
+from asyncdata.delivery.requests import DeliveryRules
+from asyncdata.delivery.rollout_buffer import filter_of
+from asyncdata.loader.autotune.metered_executor import MeteredExecutor
+from asyncdata.loader.autotune.tuner import Tuner, executor_of, limits_of
+from asyncdata.loader.background_proof import Prover
+from asyncdata.loader.batches.planned_batches import PlannedTally
+from asyncdata.loader.opening import open_reading
+from asyncdata.loader.service import Service
+from asyncdata.loader.statistics import Statistics, explain_timeout
+from asyncdata.order.order import ROWS_PER_WINDOW
+from asyncdata.prefetch.producer import Producer
+from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
+from asyncdata.sources.file_warnings import say_what_is_odd
+from asyncdata.sources.resolve import described
+from asyncdata.tokenization.base import fingerprints_of
+from asyncdata.tokenization.resolve import resolved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from asyncdata.batching.length_grouping import LengthGrouping
+    from asyncdata.batching.packers.base import Packing, PackState
+    from asyncdata.batching.planned.plan import PlannedEpoch
+    from asyncdata.delivery.ledger import Ledger
+    from asyncdata.delivery.rollout_buffer import BufferFilter
+    from asyncdata.loader.config import LoaderConfig
+    from asyncdata.prefetch.row_index.row_index import RowIndex
+    from asyncdata.sources.base import Source
+    from asyncdata.sources.resolve import Paths
+    from asyncdata.tokenization.base import TokenizeFn
+    from asyncdata.workers.pool.early_start import EarlyTemplate
+
+__all__ = ("Engine",)
+
+_log = get_logger(__name__)
+_SHARED_WORK = (
+    "with packing: plan_packs=True; without: shuffle=RowShuffle(only_kept=True); or one token_cache for all ranks, "
+    "filled by one of them before"
+)
+
+
+class Engine:
+    """Everything behind a loader but the waiting.
+
+    :param early: a template that was born before all this; it is the engine's unless the constructor fails.
+    :raises ConfigError: for a setting that cannot work.
+    :raises SourceError: for files that cannot be read.
+    """
+
+    def __init__(
+        self,
+        source: Source | Paths,
+        tokenize_fn: TokenizeFn | Callable[..., Any] | str,
+        buffer_filter: BufferFilter | str | None,
+        config: LoaderConfig,
+        packing: Packing | None = None,
+        length_grouping: LengthGrouping | None = None,
+        early: EarlyTemplate | None = None,
+    ) -> None:
+        self.config = config
+        self.packs_are_samples = packing is None
+        pack_rules = PackRules.of(config, packing, length_grouping, is_filtered=buffer_filter is not None)
+        plan = plan_of(config, pack_rules)
+        self.stage = PackStage(pack_rules) if pack_rules is not None and plan is None else None
+        self.tally = PlannedTally() if plan is not None else None
+        self.packs = pack_rules is not None
+        self._early = early
+        self._function = (early.function if early is not None else None) or resolved(tokenize_fn)
+        self._prover = Prover(self._function)
+        self._function_fingerprints: dict[str, str] | None = None
+        quarantine = Quarantine.of(config).add
+        rules = _rules(config, is_packed=pack_rules is not None)
+        self.coordinator = Coordinator(rules, buffer_filter=filter_of(buffer_filter), quarantine=quarantine)
+        share = share_of(config, pack_rules, plan)
+        if config.digest == "tokens" and (plan is not None or share is not None):
+            raise ConfigError(
+                'digest="tokens" needs every rank to tokenize every row, and here each has rows of its own: the digest '
+                'would be another one on each. digest="positions" has how many tokens every sample has'
+            )
+
+        self._reading = open_reading(described(source), config, self._function, quarantine, plan, share)
+        say_what_is_odd(self._reading.files)
+        if config.world_size > 1 and share is None and not config.token_cache:
+            _log.warning("loader.every_rank_tokenizes", world_size=config.world_size, remedy=_SHARED_WORK)
+        self._tuner: Tuner | None = None
+        self._limits = limits_of(config)
+        self._executor = executor_of(config, self._limits, self._function, early)
+        self._windows = self._reading.windows(self._executor)
+        self._windows.restart_point = lambda: self._restart_point().position
+        self.service = self._make_service()
+        self._restored_epoch, self._restored = 0, (0, 0)
+        self._resumed: tuple[Position, int | None] = (Position(), None)
+        self._waits = (0, 0.0)
+        self._waits_lock = threading.Lock()
+
+    def _make_service(self) -> Service:
+        reading, executor, config = self._reading, self._executor, self.config
+        canaries = reading.canaries(executor)
+        producer = Producer(self._windows, canaries, executor, self.coordinator, epochs=config.epochs)
+        if isinstance(executor, MeteredExecutor):
+            self._tuner = Tuner(self._limits, executor, self.coordinator, producer, lambda: self._waits)
+        return Service(
+            reading.job,
+            self._windows,
+            producer,
+            executor,
+            self.coordinator,
+            slot_bytes=reading.slot_bytes,
+            backend=config.backend,
+            early=self._early,
+        )
+
+    def start(self) -> None:
+        """Begin to read ahead; nothing where that has begun."""
+        self.service.start()
+        self._prover.start()
+
+    def close(self, reason: str) -> None:
+        """Stop everything; calls end in LoaderClosedError, which says ``reason``."""
+        self.coordinator.close(reason)
+        self.service.close()
+        self._prover.close()
+        self._reading.close()
+
+    def fingerprints(self) -> dict[str, Any]:
+        """What the tokens depend on, each part by its digest. Reads a little of every file at the first call."""
+        if self._function_fingerprints is None:  # once: what workers have loaded does not change with its files
+            self._function_fingerprints = fingerprints_of(self._function)
+        return {"data": self._reading.files.fingerprint(), **self._function_fingerprints}
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next sample; of the next pack, where they are packed."""
+        return self.coordinator.ledger.position.epoch if self.stage is None else self.stage.epoch
+
+    def _restart_point(self) -> RestartPoint:
+        """Where D is read from after a restart."""
+        # The stage is asked before the ledger: what is taken from D between the two is no loss then.
+        waiting = self.stage.restart_point() if self.stage is not None else None
+        return waiting or RestartPoint(*self.coordinator.ledger.restart_point()[:2])
+
+    def _order(self) -> dict[str, Any]:
+        """What the order of delivery follows from."""
+        order = self._reading.order.description()
+        return order if self.stage is None else order | self.stage.rules.description()
+
+    def plan(self, epoch: int) -> PlannedEpoch | None:
+        """The planned packs of an epoch; known once a sample of it is ready."""
+        return self._windows.plan(epoch) if isinstance(self._windows, IndexedWindows) else None
+
+    def _packing_state(self) -> tuple[PackState | msgspec.UnsetType, RestartPoint | None]:
+        if self.stage is not None:
+            return self.stage.state()
+
+        if self.tally is None or not isinstance(self._windows, IndexedWindows):
+            return msgspec.UNSET, None
+
+        tally = self.tally.now  # before the ledger is looked at, as a delivery is in the ledger first
+        ledger = self.coordinator.ledger
+        point = RestartPoint(ledger.position, ledger.counters)
+        return self.tally.state(tally, point.position.epoch, self._windows.dealt_at(point.position)), point
+
+    def snapshot(self) -> Snapshot:
+        """The state of this moment."""
+        packing, waiting = self._packing_state()
+        ledger = self.coordinator.ledger
+        position, counters, acked = ledger.restart_point()
+        if waiting is not None:
+            position, counters = waiting
+        rows_left = self._rows_left(position)
+        return Snapshot(
+            library=__version__,
+            position=msgspec.structs.astuple(position),
+            counters=msgspec.to_builtins(counters),
+            order=self._order(),
+            fingerprints=self.fingerprints(),
+            buffer=[item.record for item in ledger.buffer],
+            leases=[item.record for item in ledger.leased_groups()],
+            acked=[msgspec.structs.astuple(place) for place in sorted(acked)],
+            journal=sorted(ledger.journal),
+            canaries=list(self.service.canaries),
+            stream=self._windows.state_at(position) or msgspec.UNSET,
+            packing=packing,
+            rows_left=msgspec.UNSET if rows_left is None else rows_left,
+        )
+
+    def _rows_left(self, position: Position) -> int | None:
+        found = self._windows.rows_after(position)
+        return self._resumed[1] if found is None and position == self._resumed[0] else found
+
+    def restore(self, saved: Snapshot, allow_changed: Collection[str], *, same_rows: bool = False) -> bool:
+        """Continue from ``saved``; whether that is at the saved place, and not at an epoch's start.
+
+        :raises SnapshotMismatchError: if it belongs to other data or settings that ``allow_changed`` does not name.
+        """
+        try:
+            changed = check(saved, self._order(), self.fingerprints(), allow_changed, same_rows=same_rows)
+        except SnapshotMismatchError as error:
+            _log.warning("snapshot.refused", differences=sorted(error.differences))
+            raise
+
+        ledger = ledger_of(saved, digest=self.config.digest, group_size=self.config.n_samples_per_prompt)
+        # Windows are cut otherwise then; and packs hold other numbers of tokens, whatever the change.
+        keeps_place = not (changed & {"data", "seed", "order"} or (changed and saved.packing))
+        if keeps_place:
+            self._restore_packing(saved, ledger)
+            self._windows.resume_at(ledger.position, saved.stream or None)
+            self._resumed = ledger.position, None if saved.rows_left is msgspec.UNSET else saved.rows_left
+        else:
+            ledger = self._at_epoch(ledger, epoch_to_begin(saved, ledger, changed))
+        is_other_text = bool(changed - {"seed"})
+        is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(allow_changed))
+        self.service.restart(lambda _: ledger, [] if is_other_text or is_allowed else saved.canaries)
+        self._restored_epoch, self._restored = self.epoch, self._delivered()
+        _log.info("snapshot.restored", position=str(ledger.position), num_buffered_groups=len(ledger.buffer))
+        return keeps_place
+
+    def _delivered(self) -> tuple[int, int]:
+        """Samples and packs so far."""
+        packs = self.stage or self.tally
+        return self.coordinator.ledger.counters.num_samples, packs.num_packs if packs is not None else 0
+
+    def _restore_packing(self, saved: Snapshot, ledger: Ledger) -> None:
+        if not saved.packing:
+            return
+
+        if self.stage is not None:
+            self.stage.restore(saved.packing, RestartPoint(ledger.position, ledger.counters))
+        elif self.tally is not None and isinstance(self._windows, IndexedWindows):
+            self._windows.resume_dealt(ledger.position, self.tally.restore(saved.packing))
+
+    def _at_epoch(self, ledger: Ledger, epoch: int) -> Ledger:
+        """The ledger at the start of ``epoch``, with nothing waiting to be packed."""
+        if self.stage is not None:
+            self.stage.restart(epoch)
+        if self.tally is not None and isinstance(self._windows, IndexedWindows):
+            self.tally.restart()
+            self._windows.resume_dealt(Position(epoch), None)
+        return ledger.at_epoch(epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of ``epoch``, unless that is the present one: a run resumed in its middle stays there.
+
+        :raises ConfigError: directly after a restore, for an epoch that was over by then.
+        """
+        if epoch == self.epoch:
+            return
+
+        if epoch < self._restored_epoch and self._delivered() == self._restored:
+            raise ConfigError(
+                f"AD441 set_epoch({epoch}) directly after a restore into epoch {self._restored_epoch} would deliver "
+                "rows a second time. A trainer that counts epochs of its own, as transformers' Trainer does with "
+                "max_steps, needs StatefulDataLoader(..., follows_set_epoch=False); to begin anew, restore no state"
+            )
+
+        self.service.restart(lambda ledger: self._at_epoch(ledger, epoch))
+
+    def num_rows(self, timeout_s: float | None) -> int:
+        """Rows of an epoch, once the row index knows them all.
+
+        :raises ConfigError: if the order has no index.
+        """
+        index, timeout_s = self._index(), checked_timeout(timeout_s)
+        if not index.wait(timeout_s):
+            raise PrefetchTimeoutError(
+                f"the row index is not complete after {timeout_s:g} s: {index.num_found} rows are found so far", {}
+            )
+
+        if index.fault is not None:
+            raise index.fault
+
+        return index.num_rows
+
+    def _index(self) -> RowIndex:
+        if self._reading.index is None:
+            raise ConfigError(
+                'how many rows there are is known only to shuffle="full" or a RowShuffle: they make a row index'
+            )
+
+        return self._reading.index
+
+    def seek(self, epoch: int, row: int, group_index: int | None) -> None:
+        """Go to row ``row`` of ``epoch``, in the order of delivery; the number of rows is the next epoch's start."""
+        num_rows = self.num_rows(None)
+        if epoch < 0 or not 0 <= row <= num_rows:
+            raise ConfigError(f"there is no row {row} in epoch {epoch}: an epoch has {num_rows} rows")
+
+        epoch, row = (epoch + 1, 0) if row == num_rows else (epoch, row)
+        self.service.restart(partial(self._sought, epoch, row, group_index))
+
+    def _sought(self, epoch: int, row: int, group_index: int | None, ledger: Ledger) -> Ledger:
+        before = self._at_epoch(ledger, epoch)
+        counters = msgspec.structs.replace(before.counters, epoch_groups=row)
+        if group_index is not None:
+            num_samples = group_index * self.config.n_samples_per_prompt
+            counters = msgspec.structs.replace(counters, num_groups=group_index, num_samples=num_samples)
+        place = Position(epoch, *divmod(row, ROWS_PER_WINDOW))
+        return msgspec.structs.replace(before, position=place, counters=counters)
+
+    def add_wait(self, seconds: float) -> None:
+        """A call had to wait for data."""
+        with self._waits_lock:
+            self._waits = self._waits[0] + 1, self._waits[1] + seconds
+
+    def statistics(self) -> Statistics:
+        """What the loader has done and is doing."""
+        ledger, channel, workers = self.coordinator.ledger, self.coordinator.channel, self._executor.statistics()
+        index, cache = self._reading.index, self._reading.token_cache
+        packs = self.stage or self.tally or PlannedTally()
+        return Statistics(
+            **msgspec.structs.asdict(ledger.position),
+            samples_total=ledger.counters.num_samples,
+            groups_total=ledger.counters.num_groups,
+            tokens_total=ledger.counters.num_tokens,
+            dropped_total=dict(ledger.counters.drops),
+            noted_total=dict(ledger.counters.notes),
+            bad_rows_total=ledger.counters.num_bad_rows,
+            buffered_groups=len(ledger.buffer),
+            leased_requests=len(ledger.leases),
+            ready_samples=channel.num_produced - ledger.taken,
+            in_flight_rows=channel.num_rows_in_flight,
+            capacity_samples=channel.capacity,
+            ready_bytes=channel.num_ready_bytes,
+            waits_total=self._waits[0],
+            data_wait_seconds_total=self._waits[1],
+            num_workers=self._executor.num_workers,
+            autotune_changes_total=self._tuner.num_changes if self._tuner is not None else 0,
+            queued_requests=workers.num_queued,
+            worker_restarts_total=workers.num_restarts,
+            blank_lines_total=self.service.num_blank_lines,
+            indexed_rows=index.num_found if index is not None else 0,
+            excluded_rows=dict(index.excluded) if index is not None else {},
+            read_seconds=self._windows.read_s,
+            cached_rows_total=cache.num_rows_read if cache is not None else 0,
+            token_cache_bytes=cache.num_bytes if cache is not None else 0,
+            packs_total=packs.num_packs,
+            packed_tokens_total=packs.num_tokens,
+            unpacked_samples_total=dict(packs.counts.samples),
+            unpacked_tokens_total=dict(packs.counts.tokens),
+            held_samples=packs.num_held,
+            workers=workers.workers,
+        )
+
+    def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:
+        """Why a call got nothing in time."""
+        now = self.statistics()
+        entry = self.coordinator.channel.oldest_in_flight
+        oldest = entry.location() if entry is not None and entry.location is not None else None
+        num_missing = max(0, num_groups - now.buffered_groups - now.ready_samples)
+        index = self._reading.index
+        is_indexing = index is not None and not index.is_complete
+        message, diagnosis = explain_timeout(
+            waited_s, num_missing, now, oldest, self.service.is_started, is_indexing=is_indexing
+        )
+        _log.warning("loader.timeout", waited_s=waited_s, stage=diagnosis["stage"])
+        return PrefetchTimeoutError(message, diagnosis)
+
+
+def _rules(config: LoaderConfig, *, is_packed: bool) -> DeliveryRules:
+    return DeliveryRules(
+        capacity=config.capacity,
+        max_ready_bytes=config.max_ready_bytes,
+        samples_per_group=config.n_samples_per_prompt,
+        epochs=config.epochs,
+        drop_last=config.drop_last and not is_packed,
+        bad_row_stops=config.on_bad_row == "raise",
+        max_bad_rows=config.max_bad_rows,
+        commit_on_ack=config.commit == "on_ack",
+        digest=config.digest,
+        shows_rows=config.log_excerpts,
+    )

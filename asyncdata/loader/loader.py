@@ -1,0 +1,247 @@
+"""The two faces of the service: ``AsyncDataLoader`` to be awaited, ``DataLoader`` for a plain ``for``.
+
+Both take ready samples under a lock, on the caller's thread, without crossing into the service's loop; they differ
+only in how they wait when nothing is ready.
+"""
+
+from __future__ import annotations
+
+import time
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+
+from asyncdata.core.event_loop import call_soon_in_this_loop
+from asyncdata.core.shortage import is_shortage
+from asyncdata.core.timeouts import checked_timeout
+from asyncdata.loader.base import LoaderFace, same
+from asyncdata.loader.batches.sample_batches import AsyncEpoch, Epoch, LockedAsyncEpoch, LockedEpoch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self, TypeVar
+
+    from asyncdata.core.types import Group, Sample
+    from asyncdata.delivery.requests import Request
+
+    T = TypeVar("T")
+
+__all__ = ("AsyncDataLoader", "DataLoader")
+
+
+class DataLoader(LoaderFace):
+    """Samples for a plain loop. Safe to call from several threads, and inside a running event loop.
+
+    ::
+
+        with DataLoader("prompts.jsonl", tokenize_fn=..., batch_size=32) as loader:
+            for batch in loader: ...        # one epoch; the next `for` is the next one
+
+    :param source: a path, a glob, a folder, a list of these, or a :class:`~asyncdata.JsonlSource`.
+    :param tokenize_fn: a description such as :class:`~asyncdata.PromptTokenizeFn`, a function of a row (a dict), or its
+        import path ``pkg.mod:fn``.
+    :param collate_fn: what a batch of the ``for`` loop is made of; by default it is the list of samples. With
+        ``packing`` it is given a list of packs, each a list of :class:`~asyncdata.Document`.
+    :param packing: samples are laid together in sequences of one length, :class:`~asyncdata.SoftPacking` or another;
+        ``batch_size`` counts packs then.
+    :param length_grouping: which packs, or samples, are computed at the same time: those that cost alike.
+    :param buffer_filter: chooses among the groups given back; a function of (buffer, num_groups) or its import path.
+    :param knobs: see :class:`~asyncdata.LoaderConfig`.
+    :raises ConfigError: for a setting that cannot work.
+    :raises SourceError: for files that cannot be read; all of them are named.
+    """
+
+    def get_next_batch(self, num_samples: int, *, timeout_s: float | None = None) -> list[Sample]:
+        """Exactly ``num_samples`` samples: groups given back first, then the stream, over as many epochs as it takes.
+
+        :param num_samples: a multiple of ``n_samples_per_prompt``.
+        :raises EndOfData: if ``epochs`` are used up; what was left is in the error.
+        :raises PrefetchTimeoutError: if they are not ready in time; nothing was consumed.
+        :raises BadRowError: if the next row is bad, under ``on_bad_row="raise"``.
+        """
+        return self._take(self._num_groups(num_samples), None, same, timeout_s)
+
+    def get_samples(self, num_groups: int, *, timeout_s: float | None = None) -> list[Group]:
+        """Exactly ``num_groups`` groups of ``n_samples_per_prompt`` samples; as :meth:`get_next_batch` otherwise."""
+        return self._take(self._groups(num_groups), None, self._regroup, timeout_s)
+
+    def num_rows(self, *, timeout_s: float | None = None) -> int:
+        """Rows of an epoch, once the row index is complete; starts to make it. For ``shuffle="full"``.
+
+        :raises ConfigError: if the order needs no row index.
+        :raises PrefetchTimeoutError: if it is not complete in time.
+        """
+        self.start()
+        return self._engine.num_rows(timeout_s)
+
+    def _take(
+        self,
+        num_groups: int,
+        last_epoch: int | None,
+        finish: Callable[[list[Sample]], T],
+        timeout_s: float | None = None,
+    ) -> T:
+        """What ``finish`` makes of the samples. Until the caller has it they count as not delivered."""
+        self._check()
+        timeout_s = checked_timeout(timeout_s)
+        coordinator = self._engine.coordinator
+        request = samples = None
+        try:
+            samples = coordinator.take_ready(num_groups, last_epoch)
+            if samples is None:
+                request = self._begin(num_groups, last_epoch)
+                samples = coordinator.poll(request)
+                if samples is None:
+                    samples = self._wait(request, timeout_s)
+            return finish(samples)
+        except BaseException:  # also an interrupt between the commit and the caller
+            coordinator.failed.append((request, samples))  # first of all: what follows may be interrupted
+            coordinator.settle()
+            raise
+
+    def _wait(self, request: Request, timeout_s: float | None) -> list[Sample]:
+        timeout_s = self._engine.config.timeout_s if timeout_s is None else timeout_s
+        began = time.monotonic()
+        ready: SimpleQueue[None] = SimpleQueue()  # in C: two interrupts in a row break the locks of threading.Event
+        request.wake = lambda: ready.put(None)
+        try:
+            while True:
+                # Polled first: it may have become ready before there was anybody to wake.
+                samples = self._engine.coordinator.poll(request)
+                if samples is not None:
+                    return samples
+
+                left_s = None if timeout_s is None else began + timeout_s - time.monotonic()
+                try:
+                    ready.get(timeout=None if left_s is None else max(0.0, left_s))
+                except Empty:
+                    raise self._engine.timeout_error(time.monotonic() - began, request.num_groups) from None
+        finally:
+            self._engine.add_wait(time.monotonic() - began)
+
+    def __iter__(self) -> Epoch:
+        packs = self._pack_batches()
+        return Epoch(self._batches(), self._take) if packs is None else LockedEpoch(packs, self._take, self._loop_lock)
+
+    def close(self) -> None:
+        """Stop the workers and the thread, within five seconds. Called again, from any thread, it waits too."""
+        self._close("the loader was closed by close()")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close("the loader was closed at the end of its `with`")
+
+
+class AsyncDataLoader(LoaderFace):
+    """Samples for an ``await``-based loop; on asyncio or trio. Parameters are those of :class:`DataLoader`.
+
+    ::
+
+        async with AsyncDataLoader("prompts.jsonl", tokenize_fn=..., n_samples_per_prompt=8) as loader:
+            groups = await loader.get_samples(32)
+    """
+
+    _async_loop_lock: anyio.Lock | None = None  # of the loop that iterates first
+
+    async def get_next_batch(self, num_samples: int, *, timeout_s: float | None = None) -> list[Sample]:
+        """As :meth:`DataLoader.get_next_batch`. Cancelled, it has consumed nothing."""
+        return await self._take(self._num_groups(num_samples), None, same, timeout_s)
+
+    async def get_samples(self, num_groups: int, *, timeout_s: float | None = None) -> list[Group]:
+        """As :meth:`DataLoader.get_samples`. Cancelled, it has consumed nothing."""
+        return await self._take(self._groups(num_groups), None, self._regroup, timeout_s)
+
+    async def num_rows(self, *, timeout_s: float | None = None) -> int:
+        """As :meth:`DataLoader.num_rows`."""
+        self.start()
+        return await anyio.to_thread.run_sync(self._engine.num_rows, timeout_s, abandon_on_cancel=True)
+
+    async def _take(
+        self,
+        num_groups: int,
+        last_epoch: int | None,
+        finish: Callable[[list[Sample]], T],
+        timeout_s: float | None = None,
+    ) -> T:
+        self._check()
+        timeout_s = checked_timeout(timeout_s)
+        coordinator = self._engine.coordinator
+        request = samples = None
+        try:
+            samples = coordinator.take_ready(num_groups, last_epoch)
+            if samples is None:
+                request = self._begin(num_groups, last_epoch)
+                samples = coordinator.poll(request)
+                if samples is None:
+                    samples = await self._wait(request, timeout_s)
+            return finish(samples)
+        except BaseException:
+            coordinator.failed.append((request, samples))  # first of all: what follows may be interrupted
+            coordinator.settle()
+            raise
+
+    async def _wait(self, request: Request, timeout_s: float | None) -> list[Sample]:
+        timeout_s = self._engine.config.timeout_s if timeout_s is None else timeout_s
+        began = time.monotonic()
+        ready = anyio.Event()
+        call_soon = call_soon_in_this_loop()
+        request.wake = lambda: call_soon(lambda: ready.set())
+        try:
+            with anyio.move_on_after(timeout_s):
+                while True:
+                    samples = self._engine.coordinator.poll(request)
+                    if samples is not None:
+                        return samples
+
+                    await ready.wait()
+                    ready = anyio.Event()
+            raise self._engine.timeout_error(time.monotonic() - began, request.num_groups)
+        finally:
+            self._engine.add_wait(time.monotonic() - began)
+
+    def __aiter__(self) -> AsyncEpoch:
+        packs = self._pack_batches()
+        if packs is None:
+            return AsyncEpoch(self._batches(), self._take)
+
+        if self._async_loop_lock is None:
+            self._async_loop_lock = anyio.Lock(fast_acquire=True)
+        return LockedAsyncEpoch(packs, self._take, self._async_loop_lock)
+
+    async def aclose(self) -> None:
+        """Stop the workers and the thread, within five seconds; cancelled too. Called again, it waits as well."""
+        reason = "the loader was closed by aclose()"
+        try:
+            with anyio.CancelScope(shield=True):
+                await _in_a_thread(self._close, reason)
+        except BaseException:
+            self._close(reason)  # asyncio's task.cancel() knows no shield, and may come before the thread has ended
+            raise
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+async def _in_a_thread(close: Callable[[str], None], reason: str) -> None:
+    """So that the caller's loop runs on; in it, where the system has no room for a thread."""
+    try:
+        await anyio.to_thread.run_sync(close, reason)
+    except RuntimeError as error:
+        if not is_shortage(error):
+            raise
+
+        close(reason)

@@ -1,0 +1,385 @@
+"""What is read and in which order: the source, opened, with the order over it and whoever opens its windows."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from asyncdata.batching.planned.plan import PlannedOrder
+from asyncdata.core.errors import ConfigError, TooManyBadRowsError
+from asyncdata.core.file_owner import check_ours
+from asyncdata.core.log import get_logger
+from asyncdata.core.messages import Job
+from asyncdata.core.specs import ReaderSpec
+from asyncdata.core.temporary_folder import TemporaryFolder
+from asyncdata.delivery.bad_rows import without_text
+from asyncdata.loader.open_token_cache import CachedJob, cache_of, check_streamed, say_that_rows_are_not_cached
+from asyncdata.order.order import Order, RowOrder, RowShuffle
+from asyncdata.prefetch.canaries import Canaries
+from asyncdata.prefetch.row_index.builder import Indexer
+from asyncdata.prefetch.row_index.eviction import hold_rows, make_room
+from asyncdata.prefetch.row_index.index_file import IndexFile, cache_folder
+from asyncdata.prefetch.row_index.row_index import RowIndex
+from asyncdata.prefetch.windows.block_window import SLACK_BYTES
+from asyncdata.prefetch.windows.block_windows import BlockWindows
+from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
+from asyncdata.prefetch.windows.stream_windows import StreamWindows
+from asyncdata.sources.base import room_of
+from asyncdata.sources.fingerprint import canonical, digest
+from asyncdata.sources.stream import RowStream, StreamOrder
+from asyncdata.tokenization.base import TokenizeFn, describe, fingerprints_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncdata.batching.planned.plan import Plan
+    from asyncdata.core.errors import BadRowError
+    from asyncdata.loader.config import LoaderConfig
+    from asyncdata.order.order import Shuffle
+    from asyncdata.order.rank_share import Share
+    from asyncdata.prefetch.token_cache.cache import TokenCache
+    from asyncdata.prefetch.windows.block_windows import Windows
+    from asyncdata.sources.base import Blocks, Source
+    from asyncdata.workers.base import Executor
+
+__all__ = ("Reading", "open_reading")
+
+_log = get_logger(__name__)
+_INDEX_BLOCK_BYTES = 1 << 20
+_MAX_CANARY_BLOCKS = 8
+
+Function = Any
+
+
+class Reading(Protocol):
+    """A source that is open, and D over it.
+
+    :ivar slot_bytes: memory of a slot.
+    """
+
+    files: Blocks
+    job: Job
+    slot_bytes: int
+
+    @property
+    def order(self) -> Order | RowOrder | PlannedOrder | StreamOrder:
+        """D, as far as it is known without reading."""
+        ...
+
+    @property
+    def index(self) -> RowIndex | None:
+        """Where every row lies; None where the order needs no index."""
+        ...
+
+    @property
+    def token_cache(self) -> TokenCache | None:
+        """Samples that need not be made again; None where nothing is kept."""
+        ...
+
+    def windows(self, executor: Executor) -> Windows:
+        """Opens the windows of D."""
+        ...
+
+    def canaries(self, executor: Executor) -> Canaries:
+        """The fixed rows."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is read any more: remove what was written for this run alone."""
+        ...
+
+
+def open_reading(
+    source: Source,
+    config: LoaderConfig,
+    function: Function,
+    quarantine: Callable[[BadRowError], object],
+    plan: Plan | None = None,
+    share: Share | None = None,
+) -> Reading:
+    """Look at the data, and decide how it is read.
+
+    :param quarantine: called with each bad row that the row index leaves out.
+    :param plan: how packs are planned; None: they are not.
+    :param share: the rows that are tokenized here; None: all.
+    :raises SourceError: for files that cannot be read.
+    :raises ConfigError: for a setting that cannot work.
+    """
+    shuffle = config.order if plan is None else _shuffle_of_plan(plan, config)
+    _check_share(share, shuffle)
+    if isinstance(shuffle, RowShuffle):
+        files = _open_rows(source, plan)
+        say_that_rows_are_not_cached(config)
+        rows = RowOrder(shuffle, config.seed) if plan is None else PlannedOrder(plan, shuffle, config.seed)
+        return _IndexedReading(files, rows, config, function, quarantine, share)
+
+    files = source.open(shuffle.block_bytes)
+    if isinstance(files, RowStream):
+        check_streamed(config, files.files[0].path)
+        stream_order = StreamOrder(shuffle, config.seed, len(files.files))
+        return _StreamReading(files, stream_order, _job(files, config, function, shuffle.block_bytes))
+
+    order = Order(shuffle, config.seed, files.num_blocks, files.block_bytes)
+    job = _job(files, config, function, room_of(files, order.max_window_blocks))
+    return _BlockReading(files, order, cache_of(files, job, order.max_window_blocks, config, function))
+
+
+def _open_rows(source: Source, plan: Plan | None) -> Blocks:
+    """The source in pieces whose rows can be read one by one."""
+    files = source.open(_INDEX_BLOCK_BYTES)
+    if not isinstance(files, RowStream):
+        return files
+
+    blocks = files.as_blocks(_INDEX_BLOCK_BYTES)
+    if blocks is None:
+        raise ConfigError(_needs_rows(files, plan))
+
+    return blocks
+
+
+def _shuffle_of_plan(plan: Plan, config: LoaderConfig) -> RowShuffle:
+    """The order in which rows are numbered for the plan. Only those that yield a sample are."""
+    shuffle = config.order
+    if not plan.is_shuffled:
+        if isinstance(shuffle, RowShuffle):
+            return msgspec.structs.replace(shuffle, only_kept=True)
+
+        raise ConfigError(
+            f"AD453 packs can be planned only over an order of single rows, which shuffle={config.shuffle!r} is not: "
+            'use shuffle="full" or a RowShuffle, or pack without a plan'
+        )
+
+    if config.shuffle is True or config.shuffle == "full":
+        return RowShuffle(method="none", only_kept=True)
+
+    if isinstance(shuffle, RowShuffle) and shuffle.method == "none":
+        return msgspec.structs.replace(shuffle, only_kept=True)
+
+    raise ConfigError(
+        f"AD453 XTunerPacking has an order of rows of its own, which shuffle={config.shuffle!r} would not change: "
+        "leave shuffle out; or, for some of the rows, use RowShuffle(method='none', first=..., stop=...)"
+    )
+
+
+def _check_share(share: Share | None, shuffle: Shuffle | RowShuffle) -> None:
+    if share is None or (isinstance(shuffle, RowShuffle) and shuffle.only_kept):
+        return
+
+    raise ConfigError(
+        "AD453 a rank can leave rows to others only where every row is known to be one sample: use "
+        "shuffle=RowShuffle(only_kept=True) or planned packs, or let every rank tokenize all rows"
+    )
+
+
+def _needs_rows(files: RowStream, plan: Plan | None) -> str:
+    path = files.files[0].path
+    if plan is not None:
+        return (
+            f"AD453 {path} can only be read from front to back, and a plan of packs needs every row by itself: use "
+            "SoftPacking or HardPacking, which need no plan, or decompress or convert the data"
+        )
+
+    return (
+        f"{path} can only be read from front to back, and this shuffle needs every row by "
+        "itself: use shuffle=True, which mixes windows, or decompress or convert the data"
+    )
+
+
+def _job(files: Blocks, config: LoaderConfig, function: Function, block_bytes: int) -> Job:
+    return Job(
+        files=files.files,
+        tokenize=None if config.num_workers == 0 else describe(function),
+        max_row_bytes=files.max_row_bytes,
+        block_bytes=block_bytes,
+        slack_bytes=SLACK_BYTES,
+        reader=files.reader,
+        with_token_sums=config.digest == "tokens",
+    )
+
+
+class _BlockReading:
+    """Windows of blocks: nothing is known of the rows before they are read."""
+
+    index = None
+
+    def __init__(self, files: Blocks, order: Order, cached: CachedJob) -> None:
+        self.files = files
+        self.order = order
+        self.job = cached.job
+        self.slot_bytes = order.max_window_blocks * self.job.stride
+        self._cached = cached
+
+    @property
+    def token_cache(self) -> TokenCache | None:
+        return self._cached.cache
+
+    def windows(self, executor: Executor) -> BlockWindows:
+        return BlockWindows(self.files, self.order, executor, self.job.stride, self._cached.open(executor))
+
+    def canaries(self, executor: Executor) -> Canaries:
+        return Canaries(self.files, executor, self.job.stride, self.order.max_window_blocks)
+
+    def close(self) -> None:
+        self._cached.close()
+        self.files.close()
+
+
+class _StreamReading:
+    """Windows of a stream, which is read from front to back. A slot has room for the longest row there may be."""
+
+    index = None
+    token_cache = None
+
+    def __init__(self, stream: RowStream, order: StreamOrder, job: Job) -> None:
+        self.files: Blocks = stream
+        self.order = order
+        self.job = job
+        self.slot_bytes = max(order.window_bytes, stream.max_row_bytes) + 1
+        self._stream = stream
+
+    def windows(self, executor: Executor) -> StreamWindows:
+        return StreamWindows(self._stream, self.order, executor)
+
+    def canaries(self, executor: Executor) -> Canaries:
+        return Canaries(self.files, executor, self.job.stride, 0)
+
+    def close(self) -> None:
+        self.files.close()
+
+
+class _IndexedReading:
+    """Rows ordered one by one, over the row index."""
+
+    token_cache = None
+
+    def __init__(
+        self,
+        files: Blocks,
+        order: RowOrder | PlannedOrder,
+        config: LoaderConfig,
+        function: Function,
+        quarantine: Callable[[BadRowError], object],
+        share: Share | None,
+    ) -> None:
+        shuffle = order.shuffle
+        self.files = files
+        self.order = order
+        self._share = share
+        self.job = _job(files, config, function, _INDEX_BLOCK_BYTES)
+        self._identity = _identity(files, self.job, shuffle.check, function)
+        self._folder = _index_folder(config)
+        self._remove: Callable[[], object] = bool
+        self._refuse_foreign()
+        self._make_room(config.row_index_max_bytes)
+        self.index = RowIndex(files, shuffle, "" if files.reads_single_rows else self._spool_folder())
+        if self.index.spool:
+            spooled = {"inner": files.reader.path, "settings": files.reader.settings, "folder": self.index.spool}
+            reader = ReaderSpec("asyncdata.sources.spool:SpoolReader", spooled, "spool")
+            self.job = msgspec.structs.replace(self.job, reader=reader)
+        self.slot_bytes = min(_MAX_CANARY_BLOCKS, files.num_blocks) * self.job.stride
+        self._config = config
+        self._function = function
+        self._quarantine = quarantine
+        self._num_bad_rows = 0
+
+    def windows(self, executor: Executor) -> IndexedWindows:
+        check = self.order.shuffle.check
+        shows_rows = self._config.log_excerpts
+        indexer = Indexer(self.files, executor, self.index, check, self._file(), self._pass_over, shows_rows=shows_rows)
+        return IndexedWindows(self.files, self.order, executor, self.index, indexer, self._share)
+
+    def canaries(self, executor: Executor) -> Canaries:
+        # Any block of an array but its first would have it read up to there at every start.
+        max_blocks = 1 if any(self.files.are_arrays) else _MAX_CANARY_BLOCKS
+        return Canaries(self.files, executor, self.job.stride, max_blocks)
+
+    def close(self) -> None:
+        self.files.close()
+        self._remove()
+
+    def _pass_over(self, error: BadRowError) -> None:
+        config = self._config
+        error = error if config.log_excerpts else without_text(error)
+        if config.on_bad_row == "raise":
+            raise error
+
+        self._quarantine(error)
+        self._num_bad_rows += 1
+        if config.max_bad_rows is not None and self._num_bad_rows > config.max_bad_rows:
+            raise TooManyBadRowsError(f"a bad row, after max_bad_rows={config.max_bad_rows} of them: {error}")
+
+    def _refuse_foreign(self) -> None:
+        """What another user may have put in the place of the index would choose this run's rows."""
+        if self._identity and self._folder:
+            with suppress(OSError):  # a folder that cannot be used: the index is made anew, and that is said
+                check_ours(f"{self._folder}/{self._identity}.index", "cache_dir", is_folder=False)
+                check_ours(f"{self._folder}/{self._identity}.rows", "cache_dir", is_folder=True)
+
+    def _make_room(self, max_bytes: int | None) -> None:
+        if max_bytes is None or not self._folder:
+            return
+
+        try:
+            removed = make_room(self._folder, max_bytes, self._identity)
+        except OSError as error:
+            _log.warning("index.not_evicted", path=self._folder, reason=str(error))
+            return
+
+        if removed:
+            num_bytes = sum(index.num_bytes for index in removed)
+            _log.info("index.evicted", path=self._folder, num_indexes=len(removed), num_bytes=num_bytes)
+
+    def _spool_folder(self) -> str:
+        """Where rows are copied to; for this run only, where nothing is to be kept."""
+        if self._identity and self._folder:
+            folder = f"{self._folder}/{self._identity}.rows"
+            try:
+                os.makedirs(folder, mode=0o700, exist_ok=True)
+                self._remove = weakref.finalize(self, os.close, hold_rows(folder))
+            except OSError as error:
+                _log.warning("index.not_written", path=folder, reason=str(error))
+            else:
+                return folder
+
+        temporary = TemporaryFolder("rows")
+        self._remove = temporary.close
+        return temporary.path
+
+    def _file(self) -> IndexFile | None:
+        """Where the index is kept; None where it must be made anew every time."""
+        if not (self._identity and self._folder):
+            return None
+
+        try:
+            return IndexFile(self._folder, self._identity)
+        except OSError as error:
+            _log.warning("index.not_written", path=self._folder, reason=str(error))
+            return None
+
+
+def _index_folder(config: LoaderConfig) -> str:
+    folder = cache_folder() if config.cache_dir is None else config.cache_dir
+    return folder and f"{folder}/index"
+
+
+def _identity(files: Blocks, job: Job, check: str, function: Function) -> str:
+    """What the index depends on, by its digest; nothing where that is not known."""
+    has_fingerprint = isinstance(function, TokenizeFn) or getattr(function, "version", None) is not None
+    if check == "samples" and not has_fingerprint:
+        return ""
+
+    what = {
+        "data": files.fingerprint()["digest"],
+        "reader": [
+            job.reader.identity,
+            {name: job.reader.settings[name] for name in job.reader.settings if name != "stamps"},
+        ],
+        "limits": [job.block_bytes, job.max_row_bytes],
+        "check": check,
+        "function": fingerprints_of(function) if check == "samples" else None,
+    }
+    return digest(canonical(what))

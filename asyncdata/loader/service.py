@@ -1,0 +1,265 @@
+"""The service: one daemon thread with an event loop of its own, in which executor, windows and producer live.
+
+The faces talk to it through the coordinator, under its lock; only a producer that waits for room, a restart and the
+close cross into the loop.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+
+from asyncdata.core.errors import AsyncDataError, ConfigError, LoaderForkedError, WorkerError
+from asyncdata.core.event_loop import call_soon_in_this_loop
+from asyncdata.core.log import get_logger
+from asyncdata.core.shortage import short_of
+from asyncdata.core.threads import started
+from asyncdata.delivery.channel import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from asyncdata.core.messages import Job
+    from asyncdata.delivery.channel import Channel
+    from asyncdata.delivery.coordinator import Coordinator
+    from asyncdata.delivery.ledger import Ledger
+    from asyncdata.prefetch.producer import Producer
+    from asyncdata.prefetch.windows.block_windows import Windows
+    from asyncdata.workers.base import Executor
+    from asyncdata.workers.pool.early_start import EarlyTemplate
+
+__all__ = ("Service",)
+
+_log = get_logger(__name__)
+_CLOSE_TIMEOUT_S = 5.0
+_FINISH_TIMEOUT_S = 3.0
+_serving: ContextVar[Service | None] = ContextVar("asyncdata_serving", default=None)
+"""The service whose thread this is, or who has this thread work for it."""
+
+
+class Service:
+    """Runs until :meth:`close`. It starts at the first :meth:`start`, not before.
+
+    :param slot_bytes: memory of a slot.
+    :param backend: ``asyncio``, ``uvloop`` or ``trio``: the loop of its thread.
+    :param early: the template that was born before, with the thread that it is to run in.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        windows: Windows,
+        producer: Producer,
+        executor: Executor,
+        coordinator: Coordinator,
+        *,
+        slot_bytes: int,
+        backend: str = "asyncio",
+        early: EarlyTemplate | None = None,
+    ) -> None:
+        self._job = job
+        self._executor = executor
+        self._coordinator = coordinator
+        self._backend = backend
+        self._early = early
+        self._windows = windows
+        self._producer = producer
+        self._slot_bytes = slot_bytes
+        self._lock = threading.RLock()  # a garbage collection within may close the loader
+        self._thread: threading.Thread | None = None
+        self._call_soon: Callable[[Callable[[], object]], object] | None = None
+        self._expected_canaries: list[str] = []
+        self._begun: Channel | None = None
+        self._stop: anyio.Event | None = None
+        self._is_closed = False
+        self._died_of: AsyncDataError | None = None
+        self._pid = os.getpid()
+        coordinator.on_room = self._pump_soon
+
+    def start(self) -> None:
+        """Begin to read ahead; does nothing if that is done already."""
+        if self._thread is not None:
+            return
+
+        with self._lock:
+            if self._thread is None and not self._is_closed:
+                self._thread = self._running_thread()
+                _running.add(self)
+
+    def _running_thread(self) -> threading.Thread:
+        if self._early is not None:
+            self._early.run(self._run)
+            return self._early.thread
+
+        return started(self._run, "asyncdata-service")
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the thread was ever started."""
+        return self._thread is not None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that made the loader. In a forked child, a lock may be held for ever."""
+        return os.getpid() == self._pid
+
+    def check_process(self) -> None:
+        """Refuse a forked child.
+
+        :raises LoaderForkedError: if this is not the process that made the loader.
+        """
+        if os.getpid() != self._pid:
+            raise LoaderForkedError(
+                f"AD503 the loader was made in process {self._pid} and is used in its forked child {os.getpid()}; its "
+                "thread and workers are not there. Make it after the fork."
+            )
+
+    def check_caller(self) -> None:
+        """Refuse a call that could only wait for itself: from the source's code, or a function that runs inline.
+
+        :raises ConfigError: if this is one.
+        """
+        if _serving.get() is self:
+            raise ConfigError(
+                "AD504 the loader is called from within its own tokenize function or source, which it would have to "
+                "wait for; make another loader for that"
+            )
+
+    def restart(self, change: Callable[[Ledger], Ledger], expected_canaries: list[str] | None = None) -> None:
+        """Go on from what ``change`` makes of the ledger.
+
+        :param expected_canaries: those of the snapshot that the ledger comes from; None leaves what was expected.
+        """
+        with self._lock:  # or a beginning could see half of this
+            self._coordinator.restart(change)
+            if expected_canaries is not None:
+                self._expected_canaries = expected_canaries
+            if self._call_soon is not None:
+                self._call_soon(partial(self._guarded, self._begin))
+
+    def _begin(self) -> None:
+        """Read ahead into the coordinator's channel. Twice into the same one would deliver its rows twice."""
+        with self._lock:
+            channel = self._coordinator.channel
+            if channel is self._begun:
+                return
+
+            self._begun = channel
+            if self._died_of is None:
+                self._producer.start(self._coordinator.ledger, self._expected_canaries)
+            else:
+                self._coordinator.fail(channel, Failure(self._died_of))
+
+    def _pump_soon(self) -> None:
+        if self._call_soon is not None:
+            self._call_soon(partial(self._guarded, self._producer.pump))
+
+    def _guarded(self, function: Callable[[], object]) -> None:
+        """A fault of ours in a callback must not only reach the loop's own handler: somebody may be waiting."""
+        try:
+            function()
+        except Exception as error:
+            self._fail_unexpectedly(error)
+
+    def _run(self) -> None:
+        _serving.set(self)
+        backend, options = ("asyncio", {"use_uvloop": True}) if self._backend == "uvloop" else (self._backend, {})
+        try:
+            self._executor.prepare(self._slot_bytes)
+            anyio.run(self._main, backend=backend, backend_options=options)
+        except AsyncDataError as error:
+            self._fail(error)
+        except BaseException as error:  # a fault of ours: whoever waits must hear of it
+            self._fail_unexpectedly(error)
+
+    async def _main(self) -> None:
+        self._stop = anyio.Event()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._run_part, partial(self._executor.run, self._job))
+            group.start_soon(self._run_part, self._windows.run)
+            with self._lock:
+                self._call_soon = call_soon_in_this_loop()
+                if self._is_closed:
+                    self._stop.set()
+            self._begin()
+            await self._stop.wait()
+            if self._died_of is None:
+                with anyio.move_on_after(_FINISH_TIMEOUT_S):
+                    await self._windows.finish()
+            group.cancel_scope.cancel()
+
+    async def _run_part(self, run: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await run()
+        except AsyncDataError as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail_unexpectedly(error)
+
+    def _fail_unexpectedly(self, error: BaseException) -> None:
+        if reason := short_of(error):
+            why = f"{reason}; raise the limit (ulimit -a), or free what is used up"
+            self._fail(WorkerError(f"AD426 the loader cannot go on: {why}"), error)
+            return
+
+        _log.exception("service.failed")
+        self._fail(WorkerError(f"the loader's service failed with {error!r}; please report this"), error)
+
+    def _fail(self, error: AsyncDataError, cause: BaseException | None = None) -> None:
+        """Deliver what is ready, then ``error``."""
+        error.__cause__ = cause
+        self._died_of = error
+        self._coordinator.fail(self._coordinator.channel, Failure(error))
+
+    @property
+    def canaries(self) -> list[str]:
+        """Token digests of fixed rows; empty until there was time to make them."""
+        return self._producer.canaries.digests or self._expected_canaries
+
+    @property
+    def num_blank_lines(self) -> int:
+        """Blank lines passed over, in what was read ahead."""
+        return self._producer.num_blank
+
+    def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
+        """Stop the thread and the workers. Returns in ``timeout_s`` at the latest; workers then die with the
+        process.
+        """
+        if not self.is_here:
+            return
+
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+            if not was_closed and self._call_soon is not None and self._stop is not None:
+                self._call_soon(self._stop.set)
+        _running.discard(self)
+        thread = self._thread
+        if thread is None and self._early is not None:
+            self._early.close()
+        if thread is None or thread is threading.current_thread():
+            return
+
+        if not sys.is_finalizing():  # a daemon thread is frozen by then, and would be waited for in vain
+            thread.join(timeout_s)
+            if thread.is_alive():
+                _log.warning("service.close_timed_out", timeout_s=timeout_s)
+
+
+_running: weakref.WeakSet[Service] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """At exit: the interpreter must not hang on a loader that nobody closed."""
+    for service in list(_running):
+        service.close()
+
+
+atexit.register(_close_all)

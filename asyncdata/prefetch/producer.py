@@ -1,0 +1,346 @@
+"""Keeps the workers busy with the rows that come next: order -> window -> chunks -> executor -> channel.
+
+A machine of events, all in the service's thread, none of which waits. There is one rule: whatever changes something
+that :meth:`Producer.pump` looks at ends in it, whether it looks as if more could be sent now or not.
+
+- A request is done with, whoever made it and whether anybody wants the reply; a slot is free; there are other workers:
+  the executor calls it (:meth:`~asyncdata.workers.base.Executor.watch`).
+- A window is ready by other means than a reply: the windows call it (``on_ready``).
+- There is room in the channel: the coordinator has it called (``on_room``).
+
+So nobody else needs to, and what waits for one event cannot miss another. Chunks are invisible in D.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from asyncdata.core.errors import AsyncDataError
+from asyncdata.core.messages import Failed, RowError, Tokenized
+from asyncdata.core.types import Position
+from asyncdata.delivery.bad_rows import located
+from asyncdata.delivery.channel import Channel, Entry, Failure
+from asyncdata.delivery.chunk import Chunk
+from asyncdata.delivery.event_limits import NotesLog
+from asyncdata.prefetch.chunk_size import MAX_CHUNK_ROWS, ChunkPacer
+from asyncdata.prefetch.windows.block_window import ChunkOrigin, no_such_place
+from asyncdata.workers.base import Crashed, error_of
+
+if TYPE_CHECKING:
+    from asyncdata.core.messages import Reply
+    from asyncdata.delivery.coordinator import Coordinator
+    from asyncdata.delivery.ledger import Ledger
+    from asyncdata.prefetch.canaries import Canaries
+    from asyncdata.prefetch.windows.block_window import OpenWindow
+    from asyncdata.prefetch.windows.block_windows import Windows
+    from asyncdata.workers.base import Executor
+
+__all__ = ("Producer",)
+
+_MAX_PLACED_ROWS = 2 * MAX_CHUNK_ROWS
+
+
+class _Part:
+    """Rows ``[first, first + entry.num_rows)`` of a window, on their way."""
+
+    __slots__ = ("channel", "ends_epoch", "entry", "position", "window")
+
+    def __init__(
+        self, channel: Channel, entry: Entry, window: OpenWindow, position: Position, ends_epoch: bool
+    ) -> None:
+        self.channel = channel
+        self.entry = entry
+        self.window = window
+        self.position = position
+        self.ends_epoch = ends_epoch
+
+    def chunk(self, reply: Tokenized) -> Chunk:
+        """What the reply makes of the rows."""
+        origin = ChunkOrigin(self.window, self.position.row)
+        return Chunk(reply, self.position, self.entry.num_rows, origin, ends_epoch=self.ends_epoch)
+
+
+class Producer:
+    """Reads ahead from one position, until it is started anew from another.
+
+    :param epochs: how many epochs there are; None for no end.
+    :ivar lacks_room: whether a worker could have had more to do if there had been room in the channel.
+    """
+
+    def __init__(
+        self,
+        windows: Windows,
+        canaries: Canaries,
+        executor: Executor,
+        coordinator: Coordinator,
+        *,
+        epochs: int | None,
+    ) -> None:
+        self.canaries = canaries
+        self._reading = windows
+        self._executor = executor
+        self._coordinator = coordinator
+        self._epochs = epochs
+        self._pacer = ChunkPacer(coordinator.rules.capacity, executor.num_workers)
+        self._windows: deque[OpenWindow] = deque()
+        self._channel = coordinator.channel
+        self._journal: frozenset[tuple[int, int]] = frozenset()
+        self._skips: list[int] | None = None  # of the present window; None until that is looked at
+        self._row = 0
+        self._current = (0, 0)
+        self._is_finished = True
+        self._is_pumping = self._is_pump_due = False
+        self.lacks_room = False
+        self._notes = NotesLog()
+        executor.watch(self.pump)
+        windows.on_ready = self.pump
+
+    def start(self, ledger: Ledger, expected_canaries: list[str] | None = None) -> None:
+        """Read ahead from the ledger's position; whatever was on its way before is forgotten.
+
+        :param expected_canaries: nothing is delivered until they are found to be the same.
+        """
+        self._is_finished = True  # while slots are freed, which would pump
+        self._executor.forget()
+        while self._windows:
+            self._executor.slots.release(self._windows.popleft().slot)
+        self._reading.restart()
+        position = ledger.position
+        self._channel = self._coordinator.channel
+        self._journal = ledger.journal
+        self._current = (position.epoch, position.window)
+        self._row = position.row
+        self._skips = None
+        self.canaries.restart(expected_canaries, self._fail)
+        self._is_finished = False
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what can be sent. Where nothing can be, nothing happens."""
+        self._is_pump_due = True
+        if self._is_pumping:  # what is sent may free a slot, which pumps
+            return
+
+        self._is_pumping = True
+        try:
+            while self._is_pump_due and not self._is_finished:
+                self._is_pump_due = False
+                self._send_all()
+        except AsyncDataError as error:
+            self._fail(error)
+        finally:
+            self._is_pumping = False
+
+    def _send_all(self) -> None:
+        if self.canaries.is_blocking:
+            self.canaries.make()
+            return
+
+        if not self._windows:
+            self._open_window()
+        while self._send_chunk():
+            if self._windows and self._windows[0].is_placed:
+                self._open_next()  # now: workers are idle, and the channel may take all of this one without a stop
+        self._open_next()
+
+    def resize(self) -> None:
+        """There are other workers now, or the channel holds another number of samples."""
+        self._pacer.resize(self._coordinator.rules.capacity, self._executor.num_workers)
+        self.pump()
+
+    def _open_next(self) -> None:
+        """Have the next window read while this one is tokenized: behind its first rows, if it needs workers itself."""
+        if len(self._windows) != 1 or not self._windows[0].is_ready:
+            return
+
+        if self._row or self._windows[0].is_placed:
+            with contextlib.suppress(AsyncDataError):  # it comes again when it is that window's turn
+                self._open_window()
+
+    def _open_window(self) -> None:
+        epoch, number = _after(self._current, self._windows[0]) if self._windows else self._current
+        if self._epochs is not None and epoch >= self._epochs:
+            return
+
+        window = self._reading.open(epoch, number)
+        if window is not None:
+            self._windows.append(window)
+
+    def _send_chunk(self) -> bool:
+        """Send the next rows; whether there is more to try."""
+        if self._windows and self._windows[0].fault is not None:
+            raise self._windows[0].fault
+
+        if not self._windows or not self._windows[0].is_ready or self._executor.num_wanted <= 0:
+            return False
+
+        window = self._windows[0]
+        num_left = window.num_rows - self._row
+        if num_left < 0:
+            raise no_such_place(Position(*self._current, self._row), f"the window has {window.num_rows} rows")
+
+        if num_left <= 0 and not window.is_last:
+            self._next_window()
+            return True
+
+        most = self._most_placed if window.is_placed else self._pacer.num_rows
+        size = min(most, max(num_left, 0))
+        entry = self._coordinator.reserve(self._channel, size, min_rows=(size + 1) // 2)
+        self.lacks_room = entry is None
+        if entry is None:
+            return False
+
+        self._send(window, entry)
+        return True
+
+    @property
+    def _most_placed(self) -> int:
+        """Rows of a chunk that asks nothing of workers: as many as there may be, as nobody waits for them."""
+        return max(1, min(_MAX_PLACED_ROWS, self._coordinator.rules.capacity))
+
+    def _send(self, window: OpenWindow, entry: Entry) -> None:
+        if self._skips is None:
+            self._skips = window.find(self._journal)
+        skip = next((row for row in self._skips if row >= self._row), None)
+        if skip is not None and skip < self._row + entry.num_rows:
+            self._trim(entry, max(1, skip - self._row))
+        first, stop = self._row, self._row + entry.num_rows
+        ends_epoch = window.is_last and stop >= window.num_rows
+        part = _Part(self._channel, entry, window, Position(*self._current, first), ends_epoch)
+        entry.location = partial(window.location, first) if first < stop else None
+        self._row = stop
+        if first == stop:
+            self._deliver(part, _NOTHING)
+        elif first == skip:
+            self._deliver_without(part, _JOURNALED)
+        elif not self._place(part):
+            self._submit(part)
+        if ends_epoch or (stop == window.num_rows and not window.is_last):
+            self._next_window()
+
+    def _trim(self, entry: Entry, num_rows: int) -> None:
+        """Give back the rows behind a row that must not be sent."""
+        if num_rows < entry.num_rows:
+            self._coordinator.shorten(self._channel, entry, num_rows)
+
+    def _next_window(self) -> None:
+        """All rows of the window are sent. Its slot is free once they are answered."""
+        window = self._windows.popleft()
+        self._current = _after(self._current, window)
+        self._row = 0
+        self._skips = None
+        self._executor.slots.release(window.slot)
+        if not self._windows:
+            self._open_window()
+
+    def _place(self, part: _Part) -> bool:
+        """Deliver the rows if they are samples already; whether they were."""
+        first, num_rows = part.position.row, part.entry.num_rows
+        placed = part.window.placed(first, first + num_rows)
+        if placed is None:
+            return False
+
+        part.window.answered(first, num_rows, placed.reply)
+        self._notes.see(placed.reply.notes)
+        origin = ChunkOrigin(part.window, first)
+        chunk = placed.chunk(part.position, num_rows, origin, ends_epoch=part.ends_epoch)
+        self._coordinator.fill(part.channel, part.entry, chunk)
+        self.canaries.make()
+        return True
+
+    def _submit(self, part: _Part, strikes: int = 0) -> None:
+        first = part.position.row
+        request = part.window.request(first, first + part.entry.num_rows)
+        self._executor.submit(request, partial(self._on_tokenized, part), strikes)
+
+    def _on_tokenized(self, part: _Part, reply: Reply | Crashed) -> None:
+        if isinstance(reply, Tokenized):
+            self._pacer.learn(part.entry.num_rows, reply.busy_s)
+            self._deliver(part, reply)
+            self.canaries.make()
+        elif isinstance(reply, Crashed):
+            self._on_crashed(part, reply)
+        else:
+            self._coordinator.fill(part.channel, part.entry, Failure(error_of(self._located(part, reply))))
+
+    def _located(self, part: _Part, reply: Reply) -> Reply:
+        """The reply, with the place of the row that made the request fail, where one did."""
+        if not isinstance(reply, Failed) or reply.row < 0:
+            return reply
+
+        place = part.window.location(part.position.row + reply.row)
+        return located(reply, place, shows_row=self._coordinator.rules.shows_rows)
+
+    def _on_crashed(self, part: _Part, crash: Crashed) -> None:
+        if part.entry.num_rows == 1:
+            self._deliver_without(part, _only_error(RowError(0, crash.code, crash.reason)))
+        elif crash.row is None:
+            self._bisect(part)
+        else:
+            self._cut_out(part, crash, crash.row)
+
+    def _bisect(self, part: _Part) -> None:
+        """One of the rows brings down workers: look for it in each half. One more death and a half is cut again."""
+        behind = self._split(part, part.entry.num_rows // 2)
+        self._submit(behind, strikes=1)
+        self._submit(part, strikes=1)
+
+    def _cut_out(self, part: _Part, crash: Crashed, row: int) -> None:
+        """The row that brings down workers is known: what is before it and behind it is sent again."""
+        if row + 1 < part.entry.num_rows:
+            self._submit(self._split(part, row + 1))
+        culprit = self._split(part, row) if row else part
+        if row:
+            self._submit(part)
+        self._deliver_without(culprit, _only_error(RowError(0, crash.code, crash.reason)))
+
+    def _split(self, part: _Part, num_rows: int) -> _Part:
+        """Cut ``part`` after ``num_rows`` rows; the rest is returned."""
+        first = part.position
+        entry = self._coordinator.split(part.channel, part.entry, num_rows)
+        rest = Position(first.epoch, first.window, first.row + num_rows)
+        entry.location = partial(part.window.location, rest.row)
+        behind = _Part(part.channel, entry, part.window, rest, part.ends_epoch)
+        part.ends_epoch = False
+        return behind
+
+    def _deliver(self, part: _Part, reply: Tokenized) -> None:
+        part.window.answered(part.position.row, part.entry.num_rows, reply)
+        self._notes.see(reply.notes)
+        self._coordinator.fill(part.channel, part.entry, part.chunk(reply))
+
+    def _deliver_without(self, part: _Part, reply: Tokenized) -> None:
+        """What becomes of a row that no worker answers for; it keeps its place where every row is a sample."""
+        first = part.position.row
+        expected = part.window.request(first, first + part.entry.num_rows).expected
+        self._deliver(part, msgspec.structs.replace(reply, expected=expected))
+
+    def _fail(self, error: AsyncDataError) -> None:
+        """Nothing can be read beyond here."""
+        self._is_finished = True
+        self._coordinator.fail(self._channel, Failure(error))
+
+    @property
+    def num_blank(self) -> int:
+        """Blank lines passed over so far, in what was read ahead."""
+        return self._reading.num_blank
+
+
+def _after(place: tuple[int, int], window: OpenWindow) -> tuple[int, int]:
+    """Epoch and number of the window behind ``window``, which is the one at ``place``."""
+    return (place[0] + 1, 0) if window.is_last else (place[0], place[1] + 1)
+
+
+def _only_error(error: RowError) -> Tokenized:
+    return Tokenized(tokens=b"", token_ends=b"", kept=b"", columns={}, drops={}, errors=[error], busy_s=0.0)
+
+
+_NOTHING = Tokenized(tokens=b"", token_ends=b"", kept=b"", columns={}, drops={}, errors=[], busy_s=0.0)
+_JOURNALED = Tokenized(
+    tokens=b"", token_ends=b"", kept=b"", columns={}, drops={"journal": bytes(4)}, errors=[], busy_s=0.0
+)

@@ -1,0 +1,241 @@
+"""Has the row index made by the workers: a few requests at a time, from the front to the back."""
+
+from __future__ import annotations
+
+from array import array
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from asyncdata.core.errors import AsyncDataError, BadRowError
+from asyncdata.core.log import get_logger
+from asyncdata.core.messages import Failed, Index, Indexed, RowError
+from asyncdata.delivery.bad_rows import located
+from asyncdata.sources.spool import is_whole, part_path
+from asyncdata.workers.base import Crashed, error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncdata.core.messages import Reply
+    from asyncdata.prefetch.row_index.index_file import IndexFile
+    from asyncdata.prefetch.row_index.row_index import RowIndex
+    from asyncdata.sources.base import Blocks
+    from asyncdata.workers.base import Executor
+
+__all__ = ("Indexer",)
+
+_log = get_logger(__name__)
+_MAX_BLOCKS_PER_REQUEST = 8
+_PER_WORKER = 2
+"""Requests: one to work on, and one so that it need not wait for the next. That is all the room that a worker has."""
+_MAX_TRIES = 5
+
+
+class Indexer:
+    """Fills ``index``.
+
+    :param check: as in :class:`~asyncdata.core.messages.Index`.
+    :param file: what earlier runs found, and where what is found goes.
+    :param on_bad: called with each bad row; it raises if the row may not be passed over.
+    :param shows_rows: whether errors may show what stands in a row.
+    :ivar on_growth: called when more rows are known, or none ever will be.
+    """
+
+    def __init__(
+        self,
+        source: Blocks,
+        executor: Executor,
+        index: RowIndex,
+        check: str,
+        file: IndexFile | None,
+        on_bad: Callable[[BadRowError], object],
+        *,
+        shows_rows: bool = True,
+    ) -> None:
+        self.on_growth: Callable[[], object] = bool
+        self._source = source
+        self._executor = executor
+        self._index = index
+        self._check = check
+        self._file = file
+        self._on_bad = on_bad
+        self._shows_rows = shows_rows
+        self._is_read = False
+        self._next_block = 0
+        self._num_asked = 0
+        self._leaves_room = False
+        self._found: dict[int, Indexed] = {}
+
+    def restart(self) -> None:
+        """Nobody answers what was asked before: ask again for what is missing."""
+        if not self._is_read:
+            self._is_read = True
+            self._read_file()
+        self._next_block, self._num_asked = self._index.num_blocks, 0
+        self._found.clear()
+        self._ask()
+
+    def leave_room(self) -> None:
+        """Rows can be delivered already: from now on, half of what each worker can be asked is for them."""
+        self._leaves_room = True
+
+    def _read_file(self) -> None:
+        try:
+            if self._file is None:
+                return
+
+            for part in self._file.parts():
+                if not self._is_usable(part):
+                    self._file.refuse()
+                    return
+
+                self._take(part)
+                self._finish_if_complete()
+                if self._index.is_complete:
+                    return
+
+        except (AsyncDataError, OSError) as error:
+            self._give_up(error)
+
+    def _is_usable(self, part: Indexed) -> bool:
+        """Whether it knows what is asked for, and the rows are still where they were copied to, if they had to be."""
+        index = self._index
+        if len(part.num_tokens) != (len(part.lengths) if self._check == "samples" else 0):
+            return False
+
+        return not index.spool or is_whole(part_path(index.spool, index.num_blocks), array("i", part.lengths))
+
+    def _ask(self) -> None:
+        """Keep every worker busy."""
+        index, num_blocks = self._index, self._source.num_blocks
+        if index.is_complete or index.fault is not None:
+            return
+
+        most = (1 if self._leaves_room else _PER_WORKER) * self._executor.num_workers
+        while self._next_block < num_blocks and self._num_asked < most:
+            first, stop = self._next_block, min(self._next_block + self._num_blocks_to_ask, num_blocks)
+            self._next_block = stop
+            self._num_asked += 1
+            spool = part_path(index.spool, first) if index.spool else ""
+            blocks = self._source.blocks(range(first, stop))
+            request = Index(blocks, self._check, spool=spool, is_kept=self._file is not None)
+            self._submit(first, request, [], _MAX_TRIES)
+
+    @property
+    def _num_blocks_to_ask(self) -> int:
+        """Few where rows are soon to be delivered: what a worker needs for one request, they have to wait."""
+        if self._index.spool:  # each request makes a file
+            return _MAX_BLOCKS_PER_REQUEST
+
+        return 1 if self._leaves_room else max(1, min(_MAX_BLOCKS_PER_REQUEST, self._next_block))
+
+    def _submit(self, first: int, request: Index, lost: list[RowError], num_tries: int) -> None:
+        self._executor.submit(request, partial(self._on_reply, first, request, lost, num_tries))
+
+    def _on_reply(
+        self, first: int, request: Index, lost: list[RowError], num_tries: int, reply: Reply | Crashed
+    ) -> None:
+        if isinstance(reply, Crashed) and reply.row is not None:
+            lost = [*lost, RowError(reply.row, reply.code, reply.reason)]
+            request = msgspec.structs.replace(request, lost=[error.row for error in lost])
+            self._submit(first, request, lost, _MAX_TRIES)
+        elif isinstance(reply, Crashed) and num_tries > 1:
+            self._submit(first, request, lost, num_tries - 1)
+        elif isinstance(reply, Indexed):
+            errors = sorted([*reply.errors, *lost], key=lambda error: error.row)
+            self._found[first] = msgspec.structs.replace(reply, errors=errors)
+            self._num_asked -= 1
+            self._append_found()
+        else:
+            self._give_up(error_of(self._located(reply)))
+
+    def _located(self, reply: Reply | Crashed) -> Reply | Crashed:
+        """The reply, with the place of the row that made the request fail, where one did."""
+        if not isinstance(reply, Failed) or reply.place is None:
+            return reply
+
+        place = self._source.location(reply.place.file_id, reply.place.offset, -1)
+        return located(reply, place, shows_row=self._shows_rows)
+
+    def _append_found(self) -> None:
+        try:
+            while not self._index.is_complete and (part := self._found.pop(self._index.num_blocks, None)) is not None:
+                self._take(part)
+                self._write(part)
+                self._finish_if_complete()
+        except AsyncDataError as error:
+            self._give_up(error)
+        self.on_growth()
+        self._ask()  # not before: from here on there may be rows to leave room for
+
+    def _take(self, part: Indexed) -> None:
+        first_block, first_row = self._index.num_blocks, self._index.num_found
+        self._index.append(part)
+        for error in part.errors:
+            self._on_bad(self._bad_row(part, error, first_block, first_row))
+
+    def _bad_row(self, part: Indexed, error: RowError, first_block: int, first_row: int) -> BadRowError:
+        """The error for a bad row of a part that begins with that block, and that row of all."""
+        ends = np.cumsum(np.frombuffer(part.counts, np.int32))
+        number = int(np.searchsorted(ends, error.row, side="right"))
+        (block,) = self._source.blocks([first_block + number])
+        first = int(ends[number - 1]) if number else 0
+        inside = error.row - first if self._index.spool else int(np.frombuffer(part.offsets, np.int32)[error.row])
+        length = int(np.frombuffer(part.lengths, np.int32)[error.row])
+        place = self._source.location(block.file_id, block.start + inside, length)
+        place = self._index.numbered(place, block.file_id, first_row + error.row)
+        return BadRowError(
+            error.code,
+            error.reason,
+            path=place.path,
+            line=place.line_number(),
+            byte_offset=place.byte_offset,
+            row_number=place.row_number,
+            excerpt=error.excerpt,
+            traceback=error.traceback,
+        )
+
+    def _write(self, part: Indexed) -> None:
+        if self._file is None:
+            return
+
+        try:
+            self._file.append(part)
+        except OSError as error:
+            self._forget_file(error)
+
+    def _forget_file(self, error: OSError) -> None:
+        """The index is a cache: without it, the next run makes it anew."""
+        _log.warning("index.not_written", path=str(self._file and self._file.path), reason=str(error))
+        self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _finish_if_complete(self) -> None:
+        index = self._index
+        if index.is_complete or not (index.is_settled or index.num_blocks == self._source.num_blocks):
+            return
+
+        try:
+            if self._file is not None:
+                self._file.finish()
+        except OSError as error:
+            self._forget_file(error)
+        self._close_file()
+        index.complete()
+        _log.info("index.complete", num_rows=index.num_rows, num_found=index.num_found, excluded=dict(index.excluded))
+
+    def _give_up(self, error: AsyncDataError | OSError) -> None:
+        if isinstance(error, OSError):
+            self._forget_file(error)
+            return
+
+        self._close_file()
+        self._index.fail(error)
+        self.on_growth()

@@ -1,0 +1,156 @@
+"""Keeping row indexes, and the rows that were copied for them, within a size: what was not used for longest goes first.
+
+An index is ``identity.index``, and ``identity.rows`` beside it where rows were copied. It was used when its file was
+last opened. One that a run has the rows of open, or is writing, is not removed; one that is only being read may be, as
+who has a file open goes on reading it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncdata.core.file_owner import refuse_foreign
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ("KeptIndex", "hold_rows", "kept_indexes", "make_room", "remove_index")
+
+_INDEX = re.compile(r"([0-9a-f]+)\.(index|rows)")
+_COPY = re.compile(r"\d{12}\.rows")
+
+
+class KeptIndex(NamedTuple):
+    """A row index, by what its folder says of it.
+
+    :ivar used_ns: when it was last opened, Unix time.
+    :ivar num_bytes: with the rows that were copied.
+    """
+
+    used_ns: int
+    num_bytes: int
+    identity: str
+
+
+def kept_indexes(folder: str) -> list[KeptIndex]:
+    """Those in ``folder``, used last at the end.
+
+    :raises OSError: if it cannot be read.
+    """
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+    identities = {found[1] for found in map(_INDEX.fullmatch, names) if found is not None}
+    return sorted(_kept(folder, identity) for identity in identities)
+
+
+def _kept(folder: str, identity: str) -> KeptIndex:
+    path = os.path.join(folder, identity)
+    (used_ns, size), (copied_ns, _) = _stat(f"{path}.index"), _stat(f"{path}.rows")
+    return KeptIndex(used_ns or copied_ns, size + sum(_sizes(f"{path}.rows")), identity)
+
+
+def _stat(path: str) -> tuple[int, int]:
+    with suppress(OSError):
+        found = os.stat(path, follow_symlinks=False)
+        return found.st_atime_ns, found.st_size
+    return 0, 0
+
+
+def _sizes(folder: str) -> Iterator[int]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            yield entry.stat(follow_symlinks=False).st_size
+
+
+def _remove_others(folder: str) -> None:
+    if others := [name for name in os.listdir(folder) if not _COPY.fullmatch(name)]:
+        with _Locked(folder) as is_free:
+            for name in others if is_free else ():
+                with suppress(OSError):
+                    os.unlink(os.path.join(folder, name))
+
+
+def hold_rows(folder: str) -> int:
+    """A descriptor that keeps copied rows from being removed, until it is closed.
+
+    What is no copy, such as one that a killed worker left half written, is removed, if no other process has the folder.
+
+    :raises OSError: if the folder is not there, or another user may have written it.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        refuse_foreign(fd, folder)
+        _remove_others(folder)
+    except BaseException:
+        os.close(fd)
+        raise
+
+    with suppress(OSError):  # a file system without locks: whoever wants to remove it gets none either
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return fd
+
+
+def make_room(folder: str, max_bytes: int, keep: str) -> list[KeptIndex]:
+    """Remove indexes that were not used for longest, until there are no more than ``max_bytes``; those that were.
+
+    :param keep: the index that stays, and counts.
+    :raises OSError: if the folder cannot be read, or one not be removed.
+    """
+    found = kept_indexes(folder)
+    too_many, removed = sum(index.num_bytes for index in found) - max_bytes, []
+    for index in found:
+        if too_many <= 0:
+            break
+
+        if index.identity != keep and remove_index(folder, index.identity):
+            too_many -= index.num_bytes
+            removed.append(index)
+    return removed
+
+
+def remove_index(folder: str, identity: str) -> bool:
+    """Remove an index, if nobody needs it; whether it is gone.
+
+    :raises OSError: if it cannot be removed.
+    """
+    path = os.path.join(folder, identity)
+    with suppress(FileNotFoundError), _Locked(f"{path}.index") as is_free:
+        if not is_free:
+            return False
+
+    with suppress(FileNotFoundError), _Locked(f"{path}.rows") as is_free:
+        if not is_free:
+            return False
+
+        shutil.rmtree(f"{path}.rows")
+    with suppress(FileNotFoundError):
+        os.unlink(f"{path}.index")
+    return True
+
+
+class _Locked:
+    """Holds a file or folder alone, if nobody else holds it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = -1
+
+    def __enter__(self) -> bool:
+        self._fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)

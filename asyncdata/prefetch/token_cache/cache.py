@@ -1,0 +1,202 @@
+"""The token cache as the windows see it: what of a window is samples already, and what becomes of the rest.
+
+It lies on the workers' side: reading a cached block is another way of answering a scan. A chunk whose rows are all
+cached is read where the scan has put them; of one that is mixed, a worker puts them together. So order, channel,
+snapshots and errors know nothing of it, and whether a block is cached changes only the time.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from asyncdata.core.cache_messages import ListTokens, TokensListed
+from asyncdata.core.log import get_logger
+from asyncdata.prefetch.token_cache.catalog import Catalog
+from asyncdata.prefetch.token_cache.slot_chunk import PlacedRows
+from asyncdata.prefetch.token_cache.window_tokens import WindowTokens
+from asyncdata.prefetch.token_cache.writer import Recorder
+from asyncdata.workers.base import Crashed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from asyncdata.core.cache_messages import CachedBlock, Refused
+    from asyncdata.core.messages import Block, Reply
+    from asyncdata.prefetch.token_cache.folder import CacheFolder
+    from asyncdata.prefetch.token_cache.segment.gather import Indices
+    from asyncdata.sources.base import NumberedBlocks
+    from asyncdata.workers.base import Executor
+
+__all__ = ("TokenCache",)
+
+_log = get_logger(__name__)
+_NAMES_PER_REQUEST = 64
+
+
+class TokenCache:
+    """The token cache of one loader.
+
+    :param max_bytes: of all caches in the folder's own; None does not limit them.
+    :param room_bytes: of a slot, for each block, beside those for its text.
+    :ivar num_rows_read: rows that were samples already.
+    :ivar reads_in_place: whether chunks are read where a scan has put them. If not, workers answer for each, as they
+        have to where its tokens are hashed.
+    """
+
+    def __init__(
+        self,
+        source: NumberedBlocks,
+        num_blocks: int,
+        folder: CacheFolder,
+        executor: Executor,
+        max_bytes: int | None,
+        room_bytes: int,
+    ) -> None:
+        self.num_rows_read = 0
+        self.reads_in_place = True
+        self._room_bytes = room_bytes
+        self._folder = folder
+        self._executor = executor
+        self._catalog = Catalog(source, num_blocks)
+        self._recorder = Recorder(source, folder, executor, self._catalog, max_bytes)
+        self._recorder.begin()
+        self._refused: set[str] = set()
+        self._names_to_ask: list[str] = []
+        self._is_looked_at = False
+        self._epoch = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the segments that have rows of this data."""
+        return self._catalog.num_bytes
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is on its way to the disk."""
+        return self._recorder.is_idle
+
+    # What the windows ask.
+
+    def restart(self) -> None:
+        """What was asked for is not answered any more."""
+        self._names_to_ask = []
+        self._epoch = 0
+        self._recorder.restart()
+        if not self._is_looked_at:
+            self._look(num=_NAMES_PER_REQUEST)
+
+    def is_ready(self, epoch: int, number: int) -> bool:
+        """Whether window ``number`` of ``epoch`` may be opened. If not, a reply to a request makes it so.
+
+        The first one waits until the first segments are looked at, and none ever waits for more: until the others are,
+        their rows are tokenized.
+        """
+        if not self._is_looked_at:
+            return False
+
+        if number == 0 and epoch > 0 and epoch != self._epoch:  # once, however often there is no slot for it
+            self._epoch = epoch
+            self._recorder.begin()
+            self._look(num=0)
+        return True
+
+    def window(self, blocks: Sequence[Block]) -> WindowTokens:
+        """What is cached of these blocks, and a way to keep the rest."""
+        found = self._catalog.find(blocks)
+        room = self._recorder.room() if len(found) < len(blocks) else ""
+        tokens = WindowTokens(self, blocks, found, room, self._room_bytes)
+        if tokens.room:
+            self._recorder.opened(tokens)
+        return tokens
+
+    # What a window tells.
+
+    def refused(self, block: Block, item: CachedBlock, refusal: Refused) -> None:
+        """A block was read from its file, though it is cached."""
+        if refusal.kind in ("damaged", "gone"):
+            self._refuse([item.segment])
+        else:
+            self._catalog.forget_block(block)
+        if refusal.kind == "damaged":
+            self._recorder.remove(item.segment)
+            path = f"{self._folder.path}/{item.segment}"
+            _log.warning("token_cache.refused", path=path, offset=block.start, reason=refusal.reason)
+
+    def _refuse(self, names: Iterable[str]) -> None:
+        names = [name for name in names if name not in self._refused]
+        self._refused.update(names)
+        self._catalog.forget(names)
+
+    def read(self, num_rows: int) -> None:
+        """So many rows were samples already."""
+        self.num_rows_read += num_rows
+
+    def placed(self, slot: int, records: Indices) -> PlacedRows:
+        """The rows whose records are at these offsets of the slot."""
+        executor = self._executor
+        return PlacedRows.of(executor.memory(slot), records, partial(executor.slots.borrowers.add, slot))
+
+    def fail(self, reason: str) -> None:
+        """Nothing can be written any more."""
+        self._recorder.fail(reason)
+
+    def complete(self, window: WindowTokens) -> None:
+        """All rows of a window are answered."""
+        self._recorder.complete(window)
+
+    # Looking which segments there are, by workers, as it may be many.
+
+    def _look(self, *, num: int) -> None:
+        self._executor.submit(ListTokens(None, num), self._on_names)
+
+    def _on_names(self, reply: Reply | Crashed) -> None:
+        if isinstance(reply, TokensListed):
+            seen = {listing.name for listing in reply.segments} | reply.faults.keys()
+            known = {*self._catalog.names, *self._refused, *seen}
+            self._take(reply)
+            self._catalog.forget(set(self._catalog.names) - set(reply.names))
+            self._names_to_ask = [name for name in reply.names if name not in known]
+            self._ask()
+        else:
+            self._cannot_look(reply)
+        self._is_looked_at = True
+
+    def _ask(self) -> None:
+        if self._names_to_ask:
+            names = self._names_to_ask[:_NAMES_PER_REQUEST]
+            del self._names_to_ask[:_NAMES_PER_REQUEST]
+            self._executor.submit(ListTokens(names), self._on_listed)
+
+    def _on_listed(self, reply: Reply | Crashed) -> None:
+        if isinstance(reply, TokensListed):
+            self._take(reply)
+            self._ask()
+        else:
+            self._cannot_look(reply)
+
+    def _take(self, reply: TokensListed) -> None:
+        for listing in reply.segments:
+            self._catalog.take(listing)
+        for name, reason in reply.faults.items():
+            self._refuse([name])
+            self._recorder.remove(name)
+            _log.warning("token_cache.refused", path=f"{self._folder.path}/{name}", offset=0, reason=reason)
+
+    def _cannot_look(self, reply: Reply | Crashed) -> None:
+        reason = reply.reason if isinstance(reply, Crashed) else getattr(reply, "message", type(reply).__name__)
+        _log.warning("token_cache.not_read", path=self._folder.path, reason=reason)
+
+    # What the service asks.
+
+    async def run(self) -> None:
+        """Do what must be done in a thread, until cancelled."""
+        await self._recorder.run()
+
+    async def finish(self) -> None:
+        """Until what is complete is stored."""
+        await self._recorder.finish()
+
+    def close(self) -> None:
+        """Let another process write."""
+        self._folder.close()

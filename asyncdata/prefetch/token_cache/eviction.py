@@ -1,0 +1,70 @@
+"""Keeping the folder of all token caches within a size: what was not used for longest goes first."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from asyncdata.core.cache_messages import Evicted
+from asyncdata.prefetch.token_cache.segment.layout import SUFFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from asyncdata.core.cache_messages import EvictTokens
+
+__all__ = ("SegmentFile", "evict", "segment_files")
+
+
+class SegmentFile(NamedTuple):
+    """A segment, by what its folder says of it."""
+
+    used_ns: int
+    num_bytes: int
+    path: str
+
+
+def segment_files(root: str) -> Iterator[SegmentFile]:
+    """The segments of all caches in ``root``; links are none of them."""
+    with suppress(FileNotFoundError), os.scandir(root) as folders:
+        for folder in folders:
+            if not folder.is_dir(follow_symlinks=False):
+                continue
+
+            with suppress(OSError), os.scandir(folder.path) as files:
+                for file in files:
+                    if file.name.endswith(SUFFIX) and file.name[0] != "." and file.is_file(follow_symlinks=False):
+                        found = file.stat(follow_symlinks=False)
+                        yield SegmentFile(found.st_mtime_ns, found.st_size, file.path)
+
+
+def evict(request: EvictTokens, folder: str) -> Evicted:
+    """Make room in the folder that ``folder`` lies in.
+
+    A reader that has a removed segment open goes on; one that finds it gone tokenizes the rows.
+
+    :raises OSError: if the folder cannot be read, or a segment not be removed.
+    """
+    with open(os.path.join(folder, request.keep), "rb") as names_file:
+        kept = msgspec.msgpack.decode(names_file.read(), type=list[str])
+    keep = {os.path.join(folder, name) for name in kept}
+    files = sorted(segment_files(os.path.dirname(folder)))
+    too_many = sum(file.num_bytes for file in files) + request.num_bytes - request.max_bytes
+    spare = [file for file in files if file.path not in keep]
+    if too_many > sum(file.num_bytes for file in spare):
+        return Evicted(True, [], 0)
+
+    names, num_bytes = [], 0
+    for file in spare:
+        if num_bytes >= too_many:
+            break
+
+        with suppress(FileNotFoundError):
+            os.unlink(file.path)
+        num_bytes += file.num_bytes
+        if os.path.dirname(file.path) == folder:
+            names.append(os.path.basename(file.path))
+    return Evicted(False, names, num_bytes)

@@ -1,0 +1,154 @@
+"""What token caches there are: for people, without a loader. Needs no Arrow."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.prefetch.token_cache.eviction import segment_files
+from asyncdata.prefetch.token_cache.folder import ABOUT, is_in_use
+from asyncdata.prefetch.token_cache.segment.layout import DamagedError
+from asyncdata.prefetch.token_cache.segment.reader import Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ("Cache", "Fault", "caches", "chosen", "remove", "verify")
+
+_KEY = re.compile(r"[0-9a-f]{32}")
+
+
+class Fault(NamedTuple):
+    """A segment that cannot be read, or not all of it."""
+
+    path: str
+    reason: str
+
+
+class Cache(NamedTuple):
+    """The samples of one tokenize function, by its folder.
+
+    :ivar about: what they follow from.
+    :ivar num_rows: rows of the segments; of those in ``faults``, none.
+    :ivar used_s: when a segment was last written or read, Unix time; 0 without any.
+    """
+
+    key: str
+    path: str
+    about: dict[str, Any]
+    segments: list[str]
+    num_bytes: int
+    num_rows: int
+    num_samples: int
+    used_s: float
+    is_in_use: bool
+    faults: list[Fault]
+
+
+def caches(root: str) -> list[Cache]:
+    """The caches in ``root``, those used last at the end.
+
+    :raises OSError: if it cannot be read.
+    """
+    try:
+        names = sorted(name for name in os.listdir(root) if _KEY.fullmatch(name))
+    except FileNotFoundError:
+        return []
+
+    files = list(segment_files(root))
+    found = []
+    for name in names:
+        path = os.path.join(root, name)
+        own = [file for file in files if os.path.dirname(file.path) == path]
+        found.append(_cache(name, path, own))
+    return sorted(found, key=lambda cache: cache.used_s)
+
+
+def _cache(key: str, path: str, files: Sequence[Any]) -> Cache:
+    num_rows, num_samples, faults = 0, 0, []
+    for file in files:
+        try:
+            segment = Segment(file.path)
+        except (OSError, DamagedError) as error:
+            faults.append(Fault(file.path, str(error)))
+            continue
+
+        num_rows += segment.meta.num_rows
+        num_samples += segment.meta.num_samples
+        segment.close()
+    return Cache(
+        key=key,
+        path=path,
+        about=_about(path),
+        segments=sorted(file.path for file in files),
+        num_bytes=sum(file.num_bytes for file in files),
+        num_rows=num_rows,
+        num_samples=num_samples,
+        used_s=max((file.used_ns for file in files), default=0) / 1e9,
+        is_in_use=is_in_use(path),
+        faults=faults,
+    )
+
+
+def _about(path: str) -> dict[str, Any]:
+    with suppress(OSError, ValueError), open(os.path.join(path, ABOUT), encoding="utf-8") as file:
+        found = json.load(file)
+        return found if isinstance(found, dict) else {}
+
+    return {}
+
+
+def chosen(root: str, keys: Sequence[str]) -> list[Cache]:
+    """The caches of these keys, which may be shortened; of none, all.
+
+    :raises ConfigError: for a key of which there is none, or more than one.
+    """
+    found = caches(root)
+    if not keys:
+        return found
+
+    picked = []
+    for key in keys:
+        matching = [cache for cache in found if cache.key.startswith(key)]
+        if len(matching) != 1:
+            has = ", ".join(cache.key for cache in (matching or found)) or "none"
+            raise ConfigError(f"{len(matching)} token caches in {root} begin with {key!r}; there are {has}")
+
+        picked.append(matching[0])
+    return picked
+
+
+def verify(cache: Cache) -> list[Fault]:
+    """Read all of it, and hold it against its checksums; what is wrong."""
+    faults = []
+    for path in cache.segments:
+        try:
+            segment = Segment(path)
+        except (OSError, DamagedError) as error:
+            faults.append(Fault(path, str(error)))
+            continue
+
+        try:
+            segment.verify()
+        except (OSError, DamagedError) as error:
+            faults.append(Fault(path, str(error)))
+        finally:
+            segment.close()
+    return faults
+
+
+def remove(cache: Cache) -> None:
+    """Remove it. Who reads it goes on, and tokenizes.
+
+    :raises ConfigError: if a run is writing to it.
+    :raises OSError: if it cannot be removed.
+    """
+    if is_in_use(cache.path):
+        raise ConfigError(f"AD614 a run is writing to {cache.path}; end it first")
+
+    shutil.rmtree(cache.path)

@@ -1,0 +1,1 @@
+"""One file of cached samples: its layout, its reader and its writer."""

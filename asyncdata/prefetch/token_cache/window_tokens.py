@@ -1,0 +1,243 @@
+"""One window's dealings with the token cache: which of its blocks come from there, and which are to go there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+
+from asyncdata.core.cache_messages import CachedBlock, StorePlan
+from asyncdata.prefetch.token_cache.segment.layout import NO_SUM
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator, Sequence
+
+    from asyncdata.core.cache_messages import Refused
+    from asyncdata.core.messages import Block, Scan, Scanned, Tokenize, Tokenized
+    from asyncdata.prefetch.windows.block_window import Arranged, Placed
+
+__all__ = ("Keeper", "WindowTokens")
+
+_JOURNAL = "journal"
+_MAX_NOTES = 31  # a bit each of an int32, which has a sign
+_MIN_BLOCKS_PER_PIECE = 64
+_PIECE_BYTES = 16 << 20
+Int32 = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class Keeper(Protocol):
+    """Whom a window tells what becomes of it.
+
+    :ivar reads_in_place: whether chunks are read where a scan has put them.
+    """
+
+    reads_in_place: bool
+
+    def refused(self, block: Block, item: CachedBlock, refusal: Refused) -> None:
+        """A block was read from its file, though it is cached."""
+        ...
+
+    def read(self, num_rows: int) -> None:
+        """So many rows were samples already."""
+        ...
+
+    def placed(self, slot: int, records: np.ndarray[Any, np.dtype[np.int64]]) -> Placed:
+        """The rows whose records are at these offsets of the slot."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """Nothing can be written any more."""
+        ...
+
+    def complete(self, window: WindowTokens) -> None:
+        """All its rows are answered."""
+        ...
+
+
+class _Spilled(NamedTuple):
+    """A reply that a worker wrote down: of the rows ``[first, stop)`` of the window's order."""
+
+    name: str
+    first: int
+    stop: int
+
+
+class WindowTokens:
+    """What the token cache knows and does of one window.
+
+    :param found: those of ``blocks`` that are cached.
+    :param room: the folder that replies are written to; empty if they are not.
+    :ivar num_bytes: of the samples that were written down.
+    :ivar is_placed: whether all rows are samples already.
+    """
+
+    def __init__(
+        self, keeper: Keeper, blocks: Sequence[Block], found: list[CachedBlock], room: str, room_bytes: int
+    ) -> None:
+        self.room = room
+        self.room_bytes = room_bytes
+        self._keeper = keeper
+        self._blocks = blocks
+        self._found = {item.block: item for item in found}
+        self._num_spills = 0
+        self._num_answered = 0
+        self.num_bytes = 0
+        self.is_placed = False
+        self._spilled: list[_Spilled] = []
+        self._columns: set[str] = set()
+        self._reasons: set[str] = set()
+        self._notes: set[str] = set()
+        self._arranged: Arranged | None = None
+        self._is_cached = self._is_kept = np.empty(0, np.bool_)
+        self._records = np.empty(0, np.int64)
+
+    # The window asks.
+
+    def scan(self, scan: Scan, first: int) -> Scan:
+        """The scan of the blocks from number ``first`` on, with what of them is cached."""
+        found = map(self._found.get, range(first, first + len(scan.blocks)))
+        cached = [CachedBlock(item.block - first, item.segment, item.entry, item.is_sure) for item in found if item]
+        return msgspec.structs.replace(scan, cached=cached, with_sums=bool(self.room))
+
+    def scanned(self, first: int, reply: Scanned) -> None:
+        """The blocks from number ``first`` on are read."""
+        for refusal in reply.refused:
+            number = first + refusal.block
+            self._keeper.refused(self._blocks[number], self._found.pop(number), refusal)
+
+    def arranged(self, arranged: Arranged) -> None:
+        """The window's rows are known."""
+        starts = arranged.starts[arranged.order]
+        self._is_cached, self._records = starts < -1, -2 - starts.astype(np.int64)
+        self.is_placed = self._keeper.reads_in_place and len(starts) > 0 and bool(self._is_cached.all())
+        if self.room:
+            self._arranged = arranged
+            self._is_kept = np.zeros(len(arranged.order), np.bool_)
+
+    def placed(self, slot: int, first: int, stop: int) -> Placed | None:
+        """The rows ``[first, stop)``, where all of them lie in the slot as samples."""
+        if not (self._keeper.reads_in_place and self._is_cached[first:stop].all()):
+            return None
+
+        return self._keeper.placed(slot, self._records[first:stop])
+
+    def request(self, request: Tokenize, first: int) -> Tokenize:
+        """The request of rows from ``first`` on, with what of them is cached, and where the others are written to."""
+        stop = first + len(request.starts) // 4
+        num_cached = int(np.count_nonzero(self._is_cached[first:stop]))
+        spill = ""
+        if self.room and num_cached < stop - first:
+            spill = f"{self.room}/{self._num_spills}"
+            self._num_spills += 1
+        return msgspec.structs.replace(request, num_cached=num_cached, spill=spill)
+
+    def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
+        """Rows from ``first`` on have had their answer: from a worker, or because there will be none."""
+        rows = slice(first, first + num_rows)
+        num_cached = int(np.count_nonzero(self._is_cached[rows]))
+        if num_cached:
+            self._keeper.read(num_cached)
+        if not self.room:
+            return
+
+        self._num_answered += num_rows
+        if reply.spill_fault:
+            self._keeper.fail(reply.spill_fault)
+        elif reply.spill:
+            self._keep(_Spilled(reply.spill, rows.start, rows.stop), reply)
+        if self.room and self._num_answered == len(self._is_kept):
+            self._keeper.complete(self)
+
+    def _keep(self, spilled: _Spilled, reply: Tokenized) -> None:
+        self._spilled.append(spilled)
+        is_kept = ~self._is_cached[spilled.first : spilled.stop]
+        is_kept[[error.row for error in reply.errors]] = False
+        is_kept[np.frombuffer(reply.drops.get(_JOURNAL, b""), np.int32)] = False
+        self._is_kept[spilled.first : spilled.stop] = is_kept
+        self._columns.update(reply.columns)
+        self._reasons.update(reply.drops)
+        self._notes.update(reply.notes)
+        self.num_bytes += len(reply.tokens) + sum(len(column.data) for column in reply.columns.values())
+
+    def give_up(self) -> None:
+        """Nothing of the window is to be written any more."""
+        self.room = ""
+        self._arranged = None
+        self._spilled.clear()
+
+    # The recorder asks, when all rows are answered.
+
+    def pieces(self, cached: Container[int]) -> Iterator[tuple[list[int], StorePlan]]:
+        """What is to be stored, a piece at a time: which blocks of the window, and where their rows are.
+
+        :param cached: the blocks of the window that are cached by now.
+        """
+        arranged = self._arranged
+        if arranged is None or len(self._notes) > _MAX_NOTES:
+            return
+
+        self._spilled.sort(key=lambda spilled: spilled.first)
+        ends = np.cumsum([spilled.stop - spilled.first for spilled in self._spilled]).astype(np.int32)
+        places = self._places(arranged, ends)
+        blocks = [number for number in self._storable(arranged) if number not in cached]
+        size = self._blocks_per_piece(len(blocks))
+        for start in range(0, len(blocks), size):
+            chosen = blocks[start : start + size]
+            yield chosen, self._piece(arranged, chosen, places, ends)
+
+    def _blocks_per_piece(self, num_blocks: int) -> int:
+        num_pieces = max(1, self.num_bytes // _PIECE_BYTES)
+        return max(_MIN_BLOCKS_PER_PIECE, -(-num_blocks // num_pieces))
+
+    def _places(self, arranged: Arranged, ends: Int32) -> Int32:
+        """For each row, as its block has it, which one it is of all that were written down; any for the others."""
+        places = np.zeros(len(arranged.order), np.int32)
+        for spilled, end in zip(self._spilled, ends.tolist(), strict=True):
+            places[arranged.order[spilled.first : spilled.stop]] = np.arange(
+                end - (spilled.stop - spilled.first), end, dtype=np.int32
+            )
+        return places
+
+    def _storable(self, arranged: Arranged) -> list[int]:
+        """The blocks that were not cached, and whose rows were all tokenized, none of them badly."""
+        is_bad = np.ones(len(arranged.order) + 1, np.int64)
+        is_bad[1 + arranged.order] = ~self._is_kept
+        is_bad[0] = 0
+        num_bad = np.cumsum(is_bad)[np.concatenate(([0], arranged.ends))]
+        are_whole = np.diff(num_bad) == 0
+        return [number for number in np.flatnonzero(are_whole).tolist() if number not in self._found]
+
+    def _piece(self, arranged: Arranged, chosen: list[int], places: Int32, ends: Int32) -> StorePlan:
+        counts = np.diff(arranged.ends, prepend=0)
+        rows = _ranges(arranged.ends[chosen] - counts[chosen], counts[chosen])
+        blocks = [self._blocks[number] for number in chosen]
+        sums = arranged.sums if len(arranged.sums) else np.full(len(counts), NO_SUM, np.uint64)
+        return StorePlan(
+            columns=sorted(self._columns),
+            reasons=sorted(self._reasons),
+            notes=sorted(self._notes),
+            file_ids=np.array([block.file_id for block in blocks], np.int32).tobytes(),
+            starts=np.array([block.start for block in blocks], np.int64).tobytes(),
+            stops=np.array([block.stop for block in blocks], np.int64).tobytes(),
+            counts=counts[chosen].astype(np.int32).tobytes(),
+            blanks=arranged.blanks[chosen].tobytes(),
+            sums=sums[chosen].tobytes(),
+            places=places[rows].tobytes(),
+            offsets=arranged.offsets[rows].tobytes(),
+            lengths=arranged.lengths[rows].tobytes(),
+            spills=[spilled.name for spilled in self._spilled],
+            ends=ends.tobytes(),
+        )
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """The window's blocks."""
+        return self._blocks
+
+
+def _ranges(firsts: Any, counts: Any) -> Any:
+    """``range(first, first + count)`` of each, end to end."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) + np.repeat(firsts - ends + counts, counts)

@@ -1,0 +1,256 @@
+"""The token cache in a worker: blocks out of segments into slots, samples out of slots, and replies onto the disk."""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from asyncdata.core.cache_messages import EvictTokens, ListTokens, Refused, SegmentListing, StoreTokens, TokensListed
+from asyncdata.core.errors import AsyncDataError
+from asyncdata.core.import_path import resolve_path
+from asyncdata.core.messages import Failed, encode
+from asyncdata.prefetch.token_cache.eviction import evict
+from asyncdata.prefetch.token_cache.segment.gather import cached_rows, merge
+from asyncdata.prefetch.token_cache.segment.layout import NO_SUM, SUFFIX, DamagedError, checksum, pad
+from asyncdata.prefetch.token_cache.segment.reader import Segments
+from asyncdata.sources.fingerprint import file_digest
+from asyncdata.workers.scan_blocks import ScannedRows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncdata.core.cache_messages import CachedBlock, CachedFile
+    from asyncdata.core.messages import Block, Job, Reply, Scan, Scanned, Tokenize, Tokenized
+    from asyncdata.prefetch.token_cache.segment.layout import Entry
+    from asyncdata.prefetch.token_cache.segment.reader import Segment
+    from asyncdata.sources.reader import BlockReader, BlockRows
+
+__all__ = ("CacheWorker",)
+
+_STORE = "asyncdata.prefetch.token_cache.segment.arrow_writer:store"
+
+
+class _RefusedError(Exception):
+    """A block has to be read from its file."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+class CacheWorker:
+    """Answers what has to do with the token cache.
+
+    :param slots: memory that windows are read into, shared with the other workers.
+    """
+
+    def __init__(self, job: Job, slots: Sequence[memoryview], reader: BlockReader) -> None:
+        if job.cache is None:
+            raise ValueError("the job has no token cache")
+
+        self._job = job
+        self._cache = job.cache
+        self._slots = slots
+        self._reader = reader
+        self._segments = Segments(job.cache.folder)
+        self._digests: dict[int, str] = {}
+        self._touched: set[str] = set()
+
+    def scan(self, request: Scan) -> Scanned:
+        """As a scan without a cache, but for the blocks that are cached."""
+        stop = request.base + len(request.blocks) * self._job.stride
+        cached = {item.block: item for item in request.cached}
+        out, sums, refused = ScannedRows(self._slots[request.slot], request.base), array("Q"), list[Refused]()
+        for number, block in enumerate(request.blocks):
+            text, item = None, cached.get(number)
+            room = stop - out.base - (len(request.blocks) - number - 1) * self._job.text_bytes
+            if item is not None:
+                try:
+                    text = self._text_to_compare(item, block, room)
+                    self._put(item, block, text, self._slots[request.slot], out, room)
+                    sums.append(NO_SUM)
+                    continue
+
+                except (_RefusedError, DamagedError, OSError) as error:
+                    refused.append(_refusal(number, error))
+                    self._segments.forget(item.segment)
+            text = text or self._reader.read_block(block, room)
+            sums.append(_sum_of(text) if request.with_sums else NO_SUM)
+            out.add(text)
+        return msgspec.structs.replace(out.reply(), refused=refused, sums=sums.tobytes())
+
+    def _text_to_compare(self, item: CachedBlock, block: Block, room: int) -> BlockRows | None:
+        """The block's text, where only it can tell whether the file is the same."""
+        return None if item.is_sure else self._reader.read_block(block, room)
+
+    def _put(
+        self, item: CachedBlock, block: Block, text: BlockRows | None, slot: memoryview, out: ScannedRows, room: int
+    ) -> None:
+        """Put the samples of a cached block into the slot."""
+        segment = self._segments.get(item.segment)
+        entry = segment.entry(item.entry)
+        if (entry.start, entry.stop) != (block.start, block.stop):
+            raise _RefusedError("other_block", "the file is cut into other blocks")
+
+        if text is not None and (entry.text_sum == NO_SUM or _sum_of(text) != entry.text_sum):
+            raise _RefusedError("other_text", "the file's text is another one there")
+
+        base, num_bytes = pad(out.base), segment.room_of(entry)
+        if base + num_bytes > out.base + room:
+            raise _RefusedError("no_room", "its samples are too large for the slot")
+
+        self._touch(item.segment, segment)
+        first = base + segment.read_into(slot[base : base + num_bytes], entry)
+        self._add(slot, segment, entry, first, out, base - out.base + num_bytes)
+
+    def _add(
+        self, slot: memoryview, segment: Segment, entry: Entry, first: int, out: ScannedRows, num_bytes: int
+    ) -> None:
+        """Tell of the rows whose records begin at offset ``first`` of the slot."""
+        words = segment.meta.names.record_words
+        size = 4 * words * entry.num_rows
+        records = array("i")
+        records.frombytes(slot[first : first + size])
+        starts = range(-2 - first, -2 - first - size, -4 * words)
+        out.add_at(starts, records[2::words], records[1::words], entry.num_blank, num_bytes)
+
+    def _touch(self, name: str, segment: Segment) -> None:
+        """Once per worker: the time of its last use decides what is evicted."""
+        if name not in self._touched:
+            self._touched.add(name)
+            segment.touch()
+
+    def complete(self, request: Tokenize, fresh: Tokenized | None, began: float) -> Tokenized:
+        """The reply to ``request``, of whose rows those that are not cached are in ``fresh``."""
+        spill, fault = "", ""
+        if request.spill and fresh is not None:
+            spill, fault = self._spill(request.spill, fresh)
+        reply = fresh
+        if request.num_cached or reply is None:
+            starts = np.frombuffer(request.starts, np.int32).astype(np.int64)
+            rows = np.flatnonzero(starts < -1)
+            found = cached_rows(self._slots[request.slot], rows, -2 - starts[rows])
+            reply = merge(found, fresh, len(starts), time.perf_counter() - began)
+        return msgspec.structs.replace(reply, spill=spill, spill_fault=fault)
+
+    def _spill(self, name: str, reply: Tokenized) -> tuple[str, str]:
+        """Write the reply to a file of this run; its name, or why it cannot be."""
+        try:
+            with open(_new_file(os.path.join(self._cache.folder, name)), "wb", buffering=0) as file:
+                left = memoryview(encode(reply))
+                while left:
+                    left = left[file.write(left) :]
+        except OSError as error:
+            return "", f"{error.filename or name}: {error.strerror}"
+
+        return name, ""
+
+    def answer(self, request: ListTokens | StoreTokens | EvictTokens) -> Reply:
+        """What is no row's business. An error of the disk is the cache's, and nobody else's."""
+        try:
+            if isinstance(request, ListTokens):
+                return self._list(request)
+
+            if isinstance(request, EvictTokens):
+                return evict(request, self._cache.folder)
+
+            store = resolve_path(_STORE)
+            reply: Reply = store(request, self._cache, self._digest)
+        except OSError as error:
+            return Failed("OSError", f"{error.filename or self._cache.folder}: {error.strerror or error}")
+        except DamagedError as error:
+            return Failed("OSError", str(error))
+
+        return reply
+
+    def _list(self, request: ListTokens) -> TokensListed:
+        names = request.names
+        if names is None:
+            names = sorted(name for name in os.listdir(self._cache.folder) if name.endswith(SUFFIX) and name[0] != ".")
+        found, faults = [], {}
+        for name in names if request.names is not None else names[: request.num]:
+            try:
+                found.append(self._listing(name))
+            except (OSError, DamagedError) as error:
+                faults[name] = _why(error)
+                self._segments.forget(name)
+        return TokensListed(names, found, faults)
+
+    def _listing(self, name: str) -> SegmentListing:
+        segment = self._segments.get(name)
+        entries = segment.entries()
+        chosen, ids, are_sure = [np.empty(0, np.int32)], [np.empty(0, np.int32)], [np.empty(0, np.bool_)]
+        for number, (digest, num_bytes, mtime_ns) in enumerate(segment.meta.files):
+            # Several files may have the same content: each has all of its blocks here.
+            for file_id in (id for id in self._files_of(num_bytes) if self._digest(id) == digest):
+                own = np.flatnonzero(entries["file"] == number).astype(np.int32)
+                chosen.append(own)
+                ids.append(np.full(len(own), file_id, np.int32))
+                are_sure.append(np.full(len(own), self._file(file_id).mtime_ns == mtime_ns))
+        of_all = np.concatenate(chosen)
+        return SegmentListing(
+            name=name,
+            num_bytes=segment.num_bytes,
+            entries=of_all.tobytes(),
+            file_ids=np.concatenate(ids).tobytes(),
+            starts=entries["start"][of_all].astype(np.int64).tobytes(),
+            are_sure=np.concatenate(are_sure).tobytes(),
+        )
+
+    def _files_of(self, num_bytes: int) -> list[int]:
+        """The files of that size: only they can be the one that is looked for."""
+        return [number for number, file in enumerate(self._cache.files) if file.num_bytes == num_bytes]
+
+    def _file(self, file_id: int) -> CachedFile:
+        return self._cache.files[file_id]
+
+    def _digest(self, file_id: int) -> str:
+        """The digest of the file's content; nothing where it cannot be read."""
+        if file_id not in self._digests:
+            self._digests[file_id] = self._file(file_id).digest or self._digest_of(
+                self._job.files[file_id].path, file_id
+            )
+        return self._digests[file_id]
+
+    def _digest_of(self, path: str, file_id: int) -> str:
+        try:
+            return file_digest(path, self._file(file_id).num_bytes)
+        except AsyncDataError:
+            return ""
+
+    def close(self) -> None:
+        """Close the segments."""
+        self._segments.close()
+
+
+def _new_file(path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except FileExistsError:  # of a worker that was killed before its reply was read
+        os.unlink(path)
+        return os.open(path, flags, 0o600)
+
+
+def _sum_of(text: BlockRows) -> int:
+    """The checksum of a block's text; none where not all of it is there."""
+    if len(text.starts) and min(text.starts) < 0:
+        return NO_SUM
+
+    return checksum(text.data) or 1
+
+
+def _refusal(block: int, error: _RefusedError | DamagedError | OSError) -> Refused:
+    if isinstance(error, _RefusedError):
+        return Refused(block, error.kind, str(error))
+
+    return Refused(block, "gone" if isinstance(error, FileNotFoundError) else "damaged", _why(error))
+
+
+def _why(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

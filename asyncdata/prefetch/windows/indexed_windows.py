@@ -1,0 +1,311 @@
+"""Windows of rows that are ordered one by one: workers read each row from its place, so nothing is scanned."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from asyncdata.batching.planned.plan import PlannedOrder
+from asyncdata.core.log import get_logger
+from asyncdata.core.messages import NO_SLOT, Overflow, Permute, Permuted, Tokenize
+from asyncdata.core.types import Position
+from asyncdata.order.order import ROWS_PER_WINDOW
+from asyncdata.order.rank_share import row_of_epoch
+from asyncdata.prefetch.windows.block_window import no_such_place
+from asyncdata.prefetch.windows.block_windows import AnywhereWindows
+from asyncdata.prefetch.windows.planned_epochs import PlannedRows
+from asyncdata.workers.base import Crashed, error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Set
+
+    from asyncdata.batching.planned.plan import Dealt, PlannedEpoch
+    from asyncdata.core.errors import AsyncDataError
+    from asyncdata.core.messages import Reply, Tokenized
+    from asyncdata.core.types import SourceLocation
+    from asyncdata.order.order import RowOrder
+    from asyncdata.order.rank_share import Share
+    from asyncdata.prefetch.row_index.builder import Indexer
+    from asyncdata.prefetch.row_index.row_index import Places, RowIndex
+    from asyncdata.sources.base import Blocks
+    from asyncdata.workers.base import Executor
+
+__all__ = ("IndexedWindow", "IndexedWindows")
+
+_log = get_logger(__name__)
+_MAX_TRIES = 5
+
+Int32 = np.ndarray[Any, np.dtype[np.int32]]
+Int64 = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class _Rows(NamedTuple):
+    """The rows of a window.
+
+    :ivar numbers: int64, as the row index numbers them.
+    :ivar units: what is dealt out to ranks, that each row belongs to: it alone, or its pack.
+    :ivar first: the unit with which the epoch's first batch begins.
+    :ivar stop: the unit behind its last one.
+    """
+
+    numbers: Int64
+    units: Int64
+    first: int
+    stop: int
+    is_last: bool
+
+
+class IndexedWindow:
+    """Rows by their places, as :class:`~asyncdata.prefetch.windows.block_window.OpenWindow` wants them."""
+
+    slot = NO_SLOT
+
+    def __init__(self, source: Blocks, index: RowIndex) -> None:
+        self.is_last = False
+        self.num_rows = 0
+        self.is_placed = False
+        self.fault: AsyncDataError | None = None
+        self._source = source
+        self._index = index
+        self._places: Places | None = None
+        self._expected: Int32 | None = None
+
+    def fill(self, places: Places, expected: Int32 | None, *, is_last: bool) -> None:
+        """The rows are known.
+
+        :param expected: as in :class:`~asyncdata.core.messages.Tokenize`.
+        """
+        self._expected = expected
+        self._places, self.num_rows, self.is_last = places, len(places.lengths), is_last
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its rows are known."""
+        return self._places is not None
+
+    @property
+    def _known(self) -> Places:
+        if self._places is None:
+            raise RuntimeError("the window is not ready")
+
+        return self._places
+
+    def request(self, first: int, stop: int) -> Tokenize:
+        """What a worker needs to tokenize the rows ``[first, stop)``."""
+        known = self._known
+        lengths = known.lengths[first:stop]
+        starts = np.full(stop - first, -1, np.int32)
+        is_read, expected = lengths >= 0, b""
+        if self._expected is not None:
+            numbers = self._expected[first:stop]
+            is_read, expected = is_read & (numbers >= 0), numbers.tobytes()
+        rows = np.flatnonzero(is_read)
+        columns = (known.file_ids, known.offsets, *(known.copies or ()))
+        places = map(Overflow, rows.tolist(), *(column[first:stop][rows].tolist() for column in columns))
+        return Tokenize(NO_SLOT, starts.tobytes(), lengths.tobytes(), list(places), expected)
+
+    def placed(self, first: int, stop: int) -> None:
+        """None: a worker must be asked."""
+
+    def key(self, row: int) -> tuple[int, int]:
+        """The number of the row's file, and its offset there."""
+        file_ids, offsets = self._index.origins(self._known.rows[row : row + 1])
+        return int(file_ids[0]), int(offsets[0])
+
+    def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
+        """Copies that were damaged are spoken of: the first time, and whenever they are about twice as many."""
+        if not reply.num_mended:
+            return
+
+        index, before = self._index, self._index.num_mended
+        index.num_mended += reply.num_mended
+        if index.num_mended.bit_length() > before.bit_length():
+            _log.warning("index.copy_damaged", path=index.spool, num_rows=index.num_mended)
+
+    def location(self, row: int) -> SourceLocation:
+        """The row's place."""
+        file_id, offset = self.key(row)
+        place = self._source.location(file_id, offset, int(self._known.lengths[row]))
+        return self._index.numbered(place, file_id, int(self._known.rows[row]))
+
+    def find(self, keys: Set[tuple[int, int]]) -> list[int]:
+        """The rows of the window that ``keys`` name, rising."""
+        if not keys:
+            return []
+
+        file_ids, offsets = self._index.origins(self._known.rows)
+        return sorted({int(row) for key in keys for row in np.flatnonzero((file_ids == key[0]) & (offsets == key[1]))})
+
+
+class IndexedWindows(AnywhereWindows):
+    """Windows over the row index, as :class:`~asyncdata.prefetch.windows.block_windows.Windows` wants them.
+
+    :param share: the rows that this rank tokenizes; None: all.
+    :ivar start: where delivery began, or was restored to. Rows that are dealt out one by one are counted from there,
+        and from the start of every later epoch.
+    """
+
+    num_blank = 0
+
+    def __init__(
+        self,
+        source: Blocks,
+        order: RowOrder | PlannedOrder,
+        executor: Executor,
+        index: RowIndex,
+        indexer: Indexer,
+        share: Share | None = None,
+    ) -> None:
+        self.restart_point: Callable[[], Position] = Position
+        self.start = Position()
+        self._source = source
+        self._order = order
+        self._executor = executor
+        self._index = index
+        self._indexer = indexer
+        self._share = share
+        self._waiting: dict[tuple[int, int], IndexedWindow] = {}
+        self._permutations: dict[int, Any] = {}
+        self._plans: PlannedRows | None = None
+        if isinstance(order, PlannedOrder):
+            self._plans = PlannedRows(order, index, executor, self._fill_waiting)
+        indexer.on_growth = self._fill_waiting
+
+    def restart(self) -> None:
+        """As the protocol says; permutations that were asked for are not coming any more."""
+        self._waiting.clear()
+        self._permutations = {epoch: rows for epoch, rows in self._permutations.items() if rows is not None}
+        if self._plans is not None or self._share is not None:
+            self.start = self.restart_point()
+        if self._plans is not None:
+            self._plans.restart_point = self.restart_point
+            self._plans.restart(self.start)
+        if not self._index.is_complete:
+            self._indexer.restart()
+
+    # Where packs are planned. Any thread may ask.
+
+    def plan(self, epoch: int) -> PlannedEpoch | None:
+        """The packs of ``epoch``; known from its first delivery to its end."""
+        return None if self._plans is None else self._plans.find(epoch)
+
+    def dealt_at(self, position: Position) -> Dealt | None:
+        """What a snapshot keeps besides ``position``: how the packs of its epoch are dealt out, if it is begun."""
+        return None if self._plans is None else self._plans.dealt_at(position)
+
+    def resume_dealt(self, position: Position, dealt: tuple[int, int] | None) -> None:
+        """A restart at ``position`` is about to come, from a snapshot that kept ``dealt``."""
+        if self._plans is not None:
+            self._plans.resume_dealt(position, dealt)
+
+    def rows_after(self, position: Position) -> int | None:
+        """As the protocol says: exact where the index is complete, and no packs are planned."""
+        if not self._index.is_complete or isinstance(self._order, PlannedOrder):
+            return None
+
+        return max(0, self._index.num_rows - row_of_epoch(position))
+
+    def open(self, epoch: int, number: int) -> IndexedWindow:
+        """As the protocol says; there is always room."""
+        if number == 0 and epoch > 0:
+            self._source.check_unchanged()
+        window = IndexedWindow(self._source, self._index)
+        if not self._fill(window, epoch, number):
+            self._waiting[epoch, number] = window
+        return window
+
+    def _fill_waiting(self) -> None:
+        for place, window in list(self._waiting.items()):
+            if self._fill(window, *place):
+                self._waiting.pop(place, None)
+
+    def _fill(self, window: IndexedWindow, epoch: int, number: int) -> bool:
+        """Whether the window is ready now, or will never be."""
+        if self._index.is_complete and self._index.are_all_excluded:
+            self._index.fail(self._index.no_samples())
+        found = self._rows(epoch, number) if self._index.fault is None else None
+        window.fault = self._index.fault
+        if window.fault is not None:
+            return True
+
+        if found is None:
+            return False
+
+        if number and len(found.numbers) == 0:
+            window.fault = no_such_place(Position(epoch, number), "all rows of the epoch are before it")
+            return True
+
+        self._indexer.leave_room()
+        places = self._index.places(found.numbers)
+        window.fill(places, self._expected(found), is_last=found.is_last)
+        return True
+
+    def _expected(self, found: _Rows) -> Int32 | None:
+        """How many tokens the rows have, where every one of them is a sample."""
+        if self._plans is None and self._share is None:
+            return None
+
+        counted = self._index.num_tokens_of(found.numbers)
+        if self._share is None:
+            return counted
+
+        return np.where(self._share.owns(found.units, found.first, found.stop), counted, -1 - counted)
+
+    def _rows(self, epoch: int, number: int) -> _Rows | None:
+        """The rows of a window; None if they are not known yet."""
+        first, stop = number * ROWS_PER_WINDOW, (number + 1) * ROWS_PER_WINDOW
+        index, order = self._index, self._order
+        if isinstance(order, PlannedOrder):
+            return self._planned_rows(epoch, first, stop) if index.is_complete else None
+
+        # None of the rows may be of the last batch, which is dealt out otherwise.
+        num_needed = stop + (0 if self._share is None else self._share.global_batch)
+        grows = order.shuffle.grows and index.num_found >= stop and index.num_rows > num_needed
+        if not (index.is_complete or grows):
+            return None
+
+        if order.shuffle.method == "slime":
+            numbers = self._permutation(epoch, first, stop)
+        else:
+            numbers = order.rows(epoch, number, index.num_rows)
+        if numbers is None:
+            return None
+
+        counted_from = row_of_epoch(self.start) if self.start.epoch == epoch else 0
+        units = np.arange(first, first + len(numbers)) - counted_from
+        is_last = index.is_complete and stop >= index.num_rows
+        return _Rows(numbers, units, 0, index.num_rows - counted_from, is_last)
+
+    def _planned_rows(self, epoch: int, first: int, stop: int) -> _Rows | None:
+        plan = None if self._plans is None else self._plans.epoch(epoch)
+        if plan is None:
+            return None
+
+        first, last = min(first, plan.num_rows), min(stop, plan.num_rows)
+        begun = plan.first_pack_from(row_of_epoch(self.start)) if self.start.epoch == epoch else 0
+        rows, packs = plan.pieces(first, last).rows, plan.packs_at(first, last)
+        return _Rows(rows, packs, begun, plan.num_packs, stop >= plan.num_rows)
+
+    def _permutation(self, epoch: int, first: int, stop: int) -> Int64 | None:
+        """Rows in slime's order; None if it is not known yet."""
+        if epoch not in self._permutations:
+            self._permutations = {e: rows for e, rows in self._permutations.items() if e >= epoch - 1}
+            self._permutations[epoch] = None
+            self._permute(epoch, _MAX_TRIES)
+        permutation = self._permutations[epoch]
+        return None if permutation is None else permutation[first:stop].astype(np.int64)
+
+    def _permute(self, epoch: int, num_tries: int) -> None:
+        request = Permute(self._index.num_rows, self._order.seed + epoch)
+        self._executor.submit(request, partial(self._on_permuted, epoch, num_tries))
+
+    def _on_permuted(self, epoch: int, num_tries: int, reply: Reply | Crashed) -> None:
+        if isinstance(reply, Permuted):
+            self._permutations[epoch] = np.frombuffer(reply.rows, np.uint32)
+        elif isinstance(reply, Crashed) and num_tries > 1:
+            self._permute(epoch, num_tries - 1)
+        else:
+            self._index.fail(error_of(reply))
+        self._fill_waiting()

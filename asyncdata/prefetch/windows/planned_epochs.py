@@ -1,0 +1,152 @@
+"""Has epochs planned: by workers, once the row index is complete, and again only where a plan is another one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asyncdata.batching.planned.plan import Dealt, Packs, PlannedEpoch
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.messages import Packed, Permuted
+from asyncdata.core.types import Position
+from asyncdata.order.rank_share import row_of_epoch
+from asyncdata.workers.base import Crashed, error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncdata.batching.planned.plan import Int64, PlannedOrder
+    from asyncdata.core.messages import OrderPacks, PackRows, Reply
+    from asyncdata.prefetch.row_index.row_index import RowIndex
+    from asyncdata.workers.base import Executor
+
+__all__ = ("PlannedRows",)
+
+_MAX_TRIES = 5
+
+
+class PlannedRows:
+    """The planned epochs of one loader. All methods belong to the service's thread, but for those that say otherwise.
+
+    :param on_found: called when more is known, or the index has a fault.
+    :ivar restart_point: the first position that a restart would need now.
+    :ivar start: where delivery began, or was restored to.
+    """
+
+    def __init__(
+        self, order: PlannedOrder, index: RowIndex, executor: Executor, on_found: Callable[[], object]
+    ) -> None:
+        self.restart_point: Callable[[], Position] = Position
+        self.start = Position()
+        self._order = order
+        self._index = index
+        self._executor = executor
+        self._on_found = on_found
+        self._resumed: tuple[int, Dealt] | None = None
+        self._packs: dict[int, Packs] = {}
+        self._epochs: dict[int, PlannedEpoch] = {}  # other threads look at it
+        self._asked: set[tuple[str, int]] = set()
+
+    def restart(self, start: Position) -> None:
+        """Nobody answers what was asked before, and from ``start`` on packs are dealt as the plan says."""
+        self._asked.clear()
+        self._epochs = {}
+        self.start = start
+
+    # What a snapshot keeps.
+
+    def dealt_at(self, position: Position) -> Dealt | None:
+        """How the packs of the epoch of ``position`` are dealt, if that is begun and they are grouped. Any thread."""
+        if self._order.plan.grouping is None or (position.window, position.row) == (0, 0):
+            return None
+
+        return self._dealt(position.epoch)
+
+    def resume_dealt(self, position: Position, dealt: tuple[int, int] | None) -> None:
+        """A restart at ``position`` is about to come, from a snapshot that kept ``dealt``; None: as the plan says.
+
+        Any thread may say so. A restart alone does not forget it, as the service's own beginning may come behind it.
+        """
+        self._resumed = None if dealt is None else (position.epoch, Dealt(*dealt))
+
+    def _dealt(self, epoch: int) -> Dealt:
+        resumed = self._resumed
+        return resumed[1] if resumed is not None and resumed[0] == epoch else self._order.plan.dealt
+
+    # The plans.
+
+    def find(self, number: int) -> PlannedEpoch | None:
+        """The plan of an epoch, if it is known. Any thread may ask, while the epoch is delivered."""
+        return self._epochs.get(number)
+
+    def epoch(self, number: int) -> PlannedEpoch | None:
+        """The plan of an epoch; asked for where it is not known."""
+        if number not in self._epochs:
+            packs = self._packs.get(self._order.packs_of(number))
+            if packs is None:
+                self._ask_for_packs(self._order.packs_of(number))
+            else:
+                self._ask("order", number, self._order.request_order(packs, self._dealt(number), number))
+        return self._epochs.get(number)
+
+    def _ask_for_packs(self, epoch: int) -> None:
+        index = self._index
+        if index.num_rows:
+            self._ask("packs", epoch, self._order.request_packs(index.num_tokens, index.rows_of_files, epoch))
+        else:
+            index.fail(index.no_samples())
+
+    def _ask(self, what: str, epoch: int, request: PackRows | OrderPacks) -> None:
+        if (what, epoch) not in self._asked:
+            self._asked.add((what, epoch))
+            self._submit(what, epoch, request, _MAX_TRIES)
+
+    def _submit(self, what: str, epoch: int, request: PackRows | OrderPacks, num_tries: int) -> None:
+        def on_reply(reply: Reply | Crashed) -> None:
+            if isinstance(reply, Crashed) and num_tries > 1:  # no row is to blame: workers are killed from outside
+                self._submit(what, epoch, request, num_tries - 1)
+                return
+
+            self._asked.discard((what, epoch))
+            self._take(epoch, reply)
+            self._on_found()
+
+        self._executor.submit(request, on_reply)
+
+    def _take(self, epoch: int, reply: Reply | Crashed) -> None:
+        if isinstance(reply, Packed):
+            self._take_packs(epoch, Packs.of(reply))
+        elif isinstance(reply, Permuted):
+            self._take_order(epoch, np.frombuffer(reply.rows, np.uint32).astype(np.int64))
+        else:
+            self._index.fail(error_of(reply))
+
+    def _take_packs(self, epoch: int, packs: Packs) -> None:
+        self._packs = {number: kept for number, kept in self._packs.items() if number >= self._first_wanted}
+        self._packs[epoch] = packs
+        if packs.num_packs == 0:
+            plan = self._order.plan
+            num_tokens = int(self._index.num_tokens.sum(dtype=np.int64))
+            self._index.fail(
+                ConfigError(
+                    f"AD453 all {self._index.num_rows} samples together have {num_tokens} tokens and fill no pack of "
+                    f"max_length={plan.packing.max_length}; lower it, or keep the last pack"
+                )
+            )
+
+    def _take_order(self, epoch: int, order: Int64) -> None:
+        packs = self._packs[self._order.packs_of(epoch)]
+        first = 0
+        if self.start.epoch == epoch:
+            once = PlannedEpoch(packs, order, len(order))
+            times, row = divmod(row_of_epoch(self.start), once.num_rows)
+            first = times * len(order) + once.pack_at(row)
+        num_packs = self._order.plan.num_delivered(packs.num_packs, first)
+        kept = {number: planned for number, planned in self._epochs.items() if number >= self._first_wanted}
+        self._epochs = {**kept, epoch: PlannedEpoch(packs, order, num_packs)}
+
+    @property
+    def _first_wanted(self) -> int:
+        """Who makes batches may still be at the end of the epoch before the one that is delivered."""
+        return self.restart_point().epoch - 1

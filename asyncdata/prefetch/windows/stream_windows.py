@@ -1,0 +1,294 @@
+"""Windows of a stream: a thread of the trainer's process reads them into slots, one after the other.
+
+The rows are tokenized by reference as everywhere else. What a restart needs besides a position is the stream's state at
+a window's start; it is kept for the windows that a restart could begin with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import numpy as np
+
+from asyncdata.core.errors import AsyncDataError, SourceChangedError, SourceError, safe_cause
+from asyncdata.core.log import get_logger
+from asyncdata.core.messages import Tokenize
+from asyncdata.core.types import Position
+from asyncdata.prefetch.windows.block_window import no_such_place
+from asyncdata.prefetch.windows.stream_reader import StreamPass, WindowRows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Set
+
+    from asyncdata.checkpoint.snapshot import StreamState
+    from asyncdata.core.messages import Tokenized
+    from asyncdata.core.types import SourceLocation
+    from asyncdata.sources.stream import RowStream, StreamOrder
+    from asyncdata.workers.base import Executor
+
+__all__ = ("StreamWindow", "StreamWindows")
+
+_log = get_logger(__name__)
+
+
+class StreamWindow:
+    """Rows of a stream, as :class:`~asyncdata.prefetch.windows.block_window.OpenWindow` wants them."""
+
+    def __init__(self, stream: RowStream, slot: int) -> None:
+        self.slot = slot
+        self.is_last = False
+        self.num_rows = 0
+        self.is_placed = False
+        self.fault: AsyncDataError | None = None
+        self._stream = stream
+        self._rows: WindowRows | None = None
+
+    def fill(self, rows: WindowRows, order: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        """The rows are in the slot, and are to be delivered in ``order``."""
+        columns = ("file_ids", "numbers", "starts", "lengths", "offsets")
+        self._rows = rows._replace(**{name: getattr(rows, name)[order] for name in columns})
+        self.num_rows, self.is_last = len(order), rows.is_last
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its rows are known."""
+        return self._rows is not None
+
+    @property
+    def _known(self) -> WindowRows:
+        if self._rows is None:
+            raise RuntimeError("the window is not ready")
+
+        return self._rows
+
+    def request(self, first: int, stop: int) -> Tokenize:
+        """What a worker needs to tokenize the rows ``[first, stop)``."""
+        starts, lengths = self._known.starts[first:stop], self._known.lengths[first:stop]
+        return Tokenize(self.slot, starts.tobytes(), lengths.tobytes())
+
+    def placed(self, first: int, stop: int) -> None:
+        """None: a worker must be asked."""
+
+    def key(self, row: int) -> tuple[int, int]:
+        """The number of the row's file, and its own number there."""
+        return int(self._known.file_ids[row]), int(self._known.numbers[row])
+
+    def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
+        """Nothing follows from it."""
+
+    def location(self, row: int) -> SourceLocation:
+        """The row's place."""
+        return self._stream.location(*self.key(row), int(self._known.lengths[row]), int(self._known.offsets[row]))
+
+    def find(self, keys: Set[tuple[int, int]]) -> list[int]:
+        """The rows of the window that ``keys`` name, rising."""
+        file_ids, numbers = self._known.file_ids, self._known.numbers
+        return sorted({int(row) for key in keys for row in np.flatnonzero((file_ids == key[0]) & (numbers == key[1]))})
+
+
+class _GivenUp(BaseException):
+    """Nobody wants the window any more."""
+
+
+class _Fill:
+    """A window that is to be read, or is being read.
+
+    :ivar is_given_up: whether nobody wants it any more.
+    """
+
+    def __init__(self, window: StreamWindow, epoch: int, number: int) -> None:
+        self.window = window
+        self.epoch = epoch
+        self.number = number
+        self.is_given_up = False
+
+
+class StreamWindows:
+    """Windows of a stream, as :class:`~asyncdata.prefetch.windows.block_windows.Windows` wants them.
+
+    All methods belong to the service's thread, but for :meth:`state_at` and :meth:`resume_at`, which any may call.
+
+    :ivar restart_point: the first position that a restart would need now; where nobody tells it, states of all windows
+        are kept.
+    """
+
+    def __init__(self, stream: RowStream, order: StreamOrder, executor: Executor) -> None:
+        self.num_blank = 0
+        self._stream = stream
+        self._order = order
+        self._executor = executor
+        self.restart_point: Callable[[], Position] = Position
+        self.on_ready: Callable[[], object] = bool
+        self._queue: deque[_Fill] = deque()
+        self._running: _Fill | None = None
+        self._began = 0.0
+        self._wake = anyio.Event()
+        self._pass: StreamPass | None = None
+        self._states: dict[tuple[int, int], StreamState] = {}  # replaced, never changed: other threads look at it
+        self._resumed: dict[tuple[int, int], StreamState] = {}
+
+    def rows_after(self, position: Position) -> None:
+        """As the protocol says: a stream does not tell how long it is."""
+
+    def restart(self) -> None:
+        """As the protocol says; a window that is being read keeps its slot until the thread has noticed."""
+        if self._running is not None:
+            self._running.is_given_up = True
+        while self._queue:
+            self._executor.slots.done(self._queue.popleft().window.slot)
+
+    def open(self, epoch: int, number: int) -> StreamWindow | None:
+        """As the protocol says."""
+        slot = self._executor.slots.hold()
+        if slot is None:
+            return None
+
+        self._executor.slots.use(slot)
+        window = StreamWindow(self._stream, slot)
+        self._queue.append(_Fill(window, epoch, number))
+        self._wake.set()
+        return window
+
+    @property
+    def read_s(self) -> float:
+        """As the protocol says."""
+        return time.monotonic() - self._began if self._running is not None else 0.0
+
+    # What a snapshot keeps.
+
+    def state_at(self, position: Position) -> StreamState | None:
+        """As the protocol says: the state of the window, or of the last one before it that is known."""
+        known = {**self._states, **self._resumed}  # what a snapshot says comes before what was read since
+        numbers = [number for epoch, number in known if epoch == position.epoch and number <= position.window]
+        return known[position.epoch, max(numbers)] if numbers else None
+
+    def resume_at(self, position: Position, state: StreamState | None) -> None:
+        """As the protocol says."""
+        self._resumed = {} if state is None else {(position.epoch, state.window): state}
+
+    def _keep_state(self, epoch: int, state: StreamState | None) -> None:
+        """Keep the state of the window to come, and of those that a restart could begin with."""
+        point = self.restart_point()
+        place = point.epoch, point.window
+        first = max((known for known in self._states if known <= place), default=place)
+        states = {known: value for known, value in self._states.items() if known >= first}
+        if state is not None:
+            states[epoch, state.window] = state
+        self._states = states
+
+    # The reading.
+
+    async def finish(self) -> None:
+        """As the protocol says: nothing."""
+
+    async def run(self) -> None:
+        """As the protocol says: has windows read in a thread, one after the other."""
+        try:
+            while True:
+                await self._wake.wait()
+                while self._queue:
+                    await self._serve(self._queue.popleft())
+                self._wake = anyio.Event()
+        finally:
+            if self._running is None:
+                self._close_pass()
+            else:
+                self._running.is_given_up = True  # the thread closes what it reads
+
+    async def _serve(self, fill: _Fill) -> None:
+        self._running, self._began = fill, time.monotonic()
+        # Abandoned on cancellation: a user's generator may never return, and close() has a deadline.
+        outcome = await anyio.to_thread.run_sync(self._read, fill, abandon_on_cancel=True)
+        self._running = None
+        if not fill.is_given_up:
+            if isinstance(outcome, WindowRows) and fill.number and len(outcome.lengths) == 0:
+                place = Position(fill.epoch, fill.number)
+                fill.window.fault = no_such_place(place, "all rows of the epoch are before it")
+            elif isinstance(outcome, WindowRows):
+                self.num_blank += outcome.num_blank
+                fill.window.fill(outcome, self._order.rows(fill.epoch, fill.number, len(outcome.lengths)))
+                self._keep_state(fill.epoch, outcome.next_state)
+            else:
+                fill.window.fault = outcome
+            self.on_ready()
+        self._executor.slots.done(fill.window.slot)
+
+    def _read(self, fill: _Fill) -> WindowRows | AsyncDataError | None:
+        """In the thread: the rows of a window, or why there are none; None for a window that nobody wants."""
+        outcome: WindowRows | AsyncDataError | None = None
+        try:
+            memory = self._executor.memory(fill.window.slot)
+            outcome = self._pass_at(fill.epoch, fill.number).read_window(memory)
+        except _GivenUp:
+            pass
+        except BaseException as error:  # also SystemExit: whatever a user's generator does
+            outcome = _as_ours(error, fill, self._stream.files[0].path)
+        if fill.is_given_up or not isinstance(outcome, WindowRows):
+            self._close_pass()
+        return outcome
+
+    def _check(self) -> None:
+        """Stop what is being done for nobody."""
+        if self._running is not None and self._running.is_given_up:
+            raise _GivenUp
+
+    def _close_pass(self) -> None:
+        current, self._pass = self._pass, None
+        try:
+            if current is not None:
+                current.close()
+        except Exception as error:  # a user's generator: nobody waits for what it has to say
+            _log.warning("stream.close_failed", reason=repr(error))
+
+    def _pass_at(self, epoch: int, number: int) -> StreamPass:
+        """The pass that gives window ``number`` of ``epoch`` next."""
+        current, resumed = self._pass, self._resumed.get((epoch, number))
+        if current is not None and (current.epoch, current.number) == (epoch, number):
+            # It may have been read before the snapshot was loaded.
+            if resumed is None or current.is_at(resumed):
+                return current
+
+        self._close_pass()
+        if epoch or number:  # at the very start it has just been looked at
+            self._stream.check_unchanged()
+        current = self._begin(epoch, self.state_at(Position(epoch, number)))
+        while current.number < number and not current.is_at_end:
+            current.pass_window()
+        if current.num_replayed:
+            _log.warning("stream.replayed", epoch=epoch, window=number, num_rows=current.num_replayed)
+        return current
+
+    def _begin(self, epoch: int, state: StreamState | None) -> StreamPass:
+        """A pass from ``state`` on; from the epoch's start, where another row is found at the state."""
+        self._pass = StreamPass(self._stream, self._order, epoch, state, self._check)
+        if state is None or self._pass.start(state):
+            return self._pass
+
+        self._close_pass()
+        self._pass = StreamPass(self._stream, self._order, epoch, None, self._check)
+        while self._pass.number < state.window and not self._pass.is_at_end:
+            self._pass.pass_window()
+        if not self._pass.is_at(state):
+            raise SourceChangedError(
+                f"AD303 {self._stream.files[0].path}: window {state.window} of epoch {epoch} begins with another row "
+                "than when the snapshot was taken. Put the data back, or go on with the next epoch by set_epoch()."
+            )
+
+        return self._pass
+
+
+def _as_ours(error: BaseException, fill: _Fill, title: str) -> AsyncDataError:
+    if isinstance(error, AsyncDataError):
+        return error
+
+    if isinstance(error, OSError):
+        ours = SourceError(f"AD304 cannot read {error.filename or title}: {error.strerror or error}")
+    else:
+        ours = SourceError(f"AD129 the source raised {error!r} in window {fill.number} of epoch {fill.epoch}")
+    ours.__cause__ = safe_cause(error)
+    ours.__suppress_context__ = True
+    return ours

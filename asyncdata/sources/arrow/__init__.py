@@ -1,0 +1,1 @@
+"""Rows in Arrow's formats: Parquet files and datasets of Hugging Face."""

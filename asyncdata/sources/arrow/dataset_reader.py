@@ -1,0 +1,167 @@
+"""How a worker reads the Arrow files behind a dataset: any row at once, through the dataset's mapping of indices.
+
+Runs without numpy and without datasets.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate, groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncdata.core.messages import FileRef
+from asyncdata.sources.arrow.arrow_file import ArrowFile, Part
+from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows
+from asyncdata.sources.reader import FileChangedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from asyncdata.core.messages import Block, Job, Overflow
+    from asyncdata.sources.reader import BlockRows
+
+__all__ = ("ArrowReader",)
+
+
+class ArrowReader:
+    """Rows of a dataset by their index: a :class:`~asyncdata.sources.reader.BlockReader`.
+
+    :param columns: what the columns are called, in the order of a row's keys.
+    :param data: the parts that hold the rows, one after the other.
+    :param indices: the parts that hold the mapping from an index to a row of ``data``; none for the identity.
+    :param sizes: bytes of each file, as at the start.
+    :param stamps: what else is known of them, as a :class:`~asyncdata.core.messages.FileRef` each.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        columns: list[str],
+        data: list[dict[str, Any]],
+        indices: list[dict[str, Any]],
+        sizes: dict[str, int],
+        stamps: Sequence[list[Any]] = (),
+    ) -> None:
+        self._max_row_bytes = job.max_row_bytes
+        self._title = job.files[0].path
+        files = {path: FileRef(path, num_bytes) for path, num_bytes in sizes.items()}
+        files |= {file.path: file for file in msgspec.convert(stamps, list[FileRef])}
+        self._data = _Rows(data, columns, files)
+        self._indices = _Rows(indices, ["indices"], files)
+        self._has_indices = bool(indices)
+        self._writers: dict[int, RowWriter] = {}
+
+    def read_block(self, block: Block, num_bytes: int) -> BlockRows:
+        """As the protocol says."""
+        return block_rows(self.texts(range(block.start, block.stop)), num_bytes, self._max_row_bytes)
+
+    def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
+        """As the protocol says."""
+        found = self.texts([place.offset for place in places])
+        for place, text in zip(places, found, strict=True):
+            if len(text) != lengths[place.row]:
+                raise FileChangedError(f"AD303 {self._title}: row {place.offset} was another one before")
+
+        return found
+
+    def texts(self, rows: Sequence[int]) -> list[bytes]:
+        """The texts of the dataset's rows of these indices, in this order."""
+        import pyarrow as pa
+
+        self.check()  # reading beyond the end of a file that was cut would end the process
+        numbers = self._looked_up(rows) if self._has_indices else rows
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        places, found = iter(order), [b""] * len(order)
+        for part, runs in groupby(self._data.runs([numbers[place] for place in order]), itemgetter(0)):
+            batch = pa.concat_batches([run for _, run in runs])
+            for text in self._writer(part, batch)(batch):
+                found[next(places)] = text
+        return found
+
+    def index_pieces(self) -> Iterator[bytes]:
+        """The mapping of indices, piece by piece, as uint64."""
+        for _, batch in self._indices.all():
+            values = batch.column(0)
+            width = values.type.bit_width // 8
+            yield values.buffers()[1][values.offset * width : (values.offset + len(values)) * width].to_pybytes()
+
+    def _looked_up(self, rows: Sequence[int]) -> list[int]:
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        places, found = iter(order), [0] * len(order)
+        for _, batch in self._indices.runs([rows[place] for place in order]):
+            for number in batch.column(0).to_pylist():
+                found[next(places)] = number
+        return found
+
+    def _writer(self, part: int, batch: pa.RecordBatch) -> RowWriter:
+        if part not in self._writers:
+            self._writers[part] = RowWriter(batch.schema, batch.schema.names)
+        return self._writers[part]
+
+    def check(self) -> None:
+        """As the protocol says."""
+        self._indices.check()
+        self._data.check()
+
+    def close(self) -> None:
+        """As the protocol says."""
+        self._data.close()
+        self._indices.close()
+
+
+class _Rows:
+    """The rows of some parts, numbered across all of them."""
+
+    def __init__(self, parts: list[dict[str, Any]], names: list[str], files: dict[str, FileRef]) -> None:
+        self._parts = msgspec.convert(parts, list[Part])
+        self._starts = list(accumulate((part.stop - part.start for part in self._parts), initial=0))
+        self._names = names
+        self._refs = files
+        self._files: dict[tuple[str, tuple[int, ...]], ArrowFile] = {}
+
+    def check(self) -> None:
+        """Look whether the files that are open are what they were.
+
+        :raises FileChangedError: naming one that is not, or was cut.
+        """
+        for file in self._files.values():
+            file.check()
+
+    def runs(self, numbers: Sequence[int]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows of rising ``numbers``, each with the number of its part; neighbours come together."""
+        place = 0
+        while place < len(numbers):
+            first = place
+            place += 1
+            while place < len(numbers) and numbers[place] == numbers[place - 1] + 1:
+                place += 1
+            yield from self._range(numbers[first], numbers[place - 1] + 1)
+
+    def all(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Every row."""
+        return self._range(0, self._starts[-1])
+
+    def _range(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        while start < stop:
+            number = bisect_right(self._starts, start) - 1
+            part, end = self._parts[number], min(stop, self._starts[number + 1])
+            shift = part.start - self._starts[number]
+            for batch in self._file(part).rows(start + shift, end + shift):
+                yield number, batch
+            start = end
+
+    def _file(self, part: Part) -> ArrowFile:
+        key = part.path, tuple(part.columns)
+        if key not in self._files:
+            self._files[key] = ArrowFile(self._refs[part.path], part.columns, self._names)
+            self._files[key].check()
+        return self._files[key]
+
+    def close(self) -> None:
+        while self._files:
+            self._files.popitem()[1].close()

@@ -1,0 +1,360 @@
+"""Datasets of Hugging Face that lie in Arrow files or in memory: where their rows are, and blocks of their indices."""
+
+from __future__ import annotations
+
+import os
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from asyncdata.core.cache_messages import CachedFile
+from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, safe_cause
+from asyncdata.core.extras import missing_package
+from asyncdata.core.messages import Block, FileRef, Job
+from asyncdata.core.specs import ReaderSpec
+from asyncdata.core.temporary_folder import TemporaryFolder
+from asyncdata.core.types import SourceLocation
+from asyncdata.sources.arrow.arrow_file import ArrowFile, Part, write_arrow
+from asyncdata.sources.arrow.dataset_reader import ArrowReader
+from asyncdata.sources.arrow.huggingface_stream import DatasetStream
+from asyncdata.sources.arrow.rows_to_json import RowWriter
+from asyncdata.sources.base import Files
+from asyncdata.sources.fingerprint import canonical, digest, stamp
+from asyncdata.sources.reader import FileChangedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import datasets
+
+    from asyncdata.sources.base import Numbers
+
+__all__ = ("DatasetBlocks", "HuggingFaceSource", "is_saved_dataset")
+
+_ROOM = 4
+_ROWS_PER_BATCH = 1000
+_NUM_PLACES, _ROWS_PER_PLACE = 64, 16
+_INDICES_PER_BATCH = 1 << 16
+_KNOWN_REPLAYS = frozenset({"slice", "rename_columns", "select", "drop", "replace_schema_metadata", "combine_chunks"})
+_SAVED = ("state.json", "dataset_dict.json")
+
+
+class HuggingFaceSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows of a dataset, as they are stored: no feature is decoded and no format applied.
+
+    Workers read the Arrow files behind the dataset themselves. A dataset that is in memory, or that Arrow files alone
+    do not give (as after ``add_column`` or ``cast``), is written to a temporary Arrow file once, which goes with the
+    loader; that of a process that was killed goes when the next one is written. ``select``, ``shuffle``, ``filter``,
+    ``sort``, and renamed or removed columns need no copy.
+
+    :param dataset: a ``datasets.Dataset`` or ``DatasetDict``, a folder that ``save_to_disk`` wrote, or what
+        ``load_dataset`` takes: a name on the hub, a local folder, or a format such as ``"parquet"`` with
+        ``data_files``.
+    :param split: which one; needed where there are several. ``load_dataset`` takes ``"train[:10%]"`` as well.
+    :param revision: the hub's branch, tag or commit.
+    :param name: the dataset's configuration.
+    :param data_files: which files, as ``load_dataset`` wants them.
+    :param columns: which columns a row has, and in which order; None: all.
+    :param max_row_bytes: a row whose JSON is longer is a bad row.
+    """
+
+    dataset: Any
+    split: str | None = None
+    revision: str | None = None
+    name: str | None = None
+    data_files: Any = None
+    columns: list[str] | None = None
+    streaming: bool = False
+    max_row_bytes: int = 64 * 1024 * 1024
+
+    def open(self, block_bytes: int) -> DatasetBlocks | DatasetStream:
+        """Load the dataset, where it is not loaded yet, and find its Arrow files.
+
+        :raises SourceError: if it cannot be loaded, has no rows, or has a type that has no form in JSON.
+        :raises ConfigError: for a split or column that is not there, and if ``datasets`` is not installed.
+        """
+        datasets = _import_datasets()
+        found = self._load(datasets) if isinstance(self.dataset, str | os.PathLike) else self.dataset
+        if isinstance(found, datasets.IterableDataset | datasets.IterableDatasetDict):
+            return self._open_stream(found)
+
+        if isinstance(found, datasets.DatasetDict):
+            found = _only_split(found, self.split)
+        if not isinstance(found, datasets.Dataset):
+            raise ConfigError(f"a dataset is a Dataset, a DatasetDict, a folder or a name; got {type(found).__name__}")
+
+        columns = _checked(found, self.columns)
+        if not len(found):
+            raise SourceError(f"AD201 no rows in {self._title(found)}")
+
+        return DatasetBlocks(found, self._title(found), columns, block_bytes, self.max_row_bytes)
+
+    def _load(self, datasets: Any) -> Any:
+        path = os.path.expanduser(os.fspath(self.dataset))
+        try:
+            if is_saved_dataset(path):
+                return datasets.load_from_disk(path)
+
+            return datasets.load_dataset(
+                path if os.path.exists(path) else os.fspath(self.dataset),
+                self.name,
+                split=self.split,
+                revision=self.revision,
+                data_files=self.data_files,
+                streaming=self.streaming,
+            )
+        except Exception as error:  # whatever a dataset's files make datasets raise
+            raise SourceError(f"AD125 cannot load the dataset {self.dataset}: {error}") from safe_cause(error)
+
+    def _open_stream(self, dataset: Any) -> DatasetStream:
+        found = _only_split(dataset, self.split) if isinstance(dataset, dict) else dataset
+        return DatasetStream(found, self._title(found), self.columns, self.max_row_bytes)
+
+    def _title(self, dataset: datasets.Dataset) -> str:
+        """What errors call the dataset."""
+        if isinstance(self.dataset, str | os.PathLike):
+            name = os.fspath(self.dataset)
+        else:
+            name = dataset.info.dataset_name or type(dataset).__name__
+        return f"{name}[{dataset.split}]" if dataset.split is not None else name
+
+
+class DatasetBlocks(Files):
+    """Ranges of a dataset's indices, of about as many bytes each.
+
+    :ivar files: the dataset itself, as it is called: a row's offset is its index.
+    :ivar block_bytes: bytes of a block's rows, on average, as the size of the Arrow files lets one judge it.
+    :ivar room_bytes: of a slot, for a block.
+    """
+
+    def __init__(
+        self, dataset: datasets.Dataset, title: str, columns: list[str], block_bytes: int, max_row_bytes: int
+    ) -> None:
+        self._folder = _temporary_folder()
+        data = _data_parts(dataset, columns)
+        indices = _index_parts(dataset, self._folder.path) if data else []
+        data = data or [_copied(dataset, columns, self._folder.path)]
+        paths = dict.fromkeys(part.path for part in (*data, *indices))
+        stamps = {path: stamp(path) for path in paths}
+        super().__init__(list(stamps.values()), max_row_bytes)
+        self.extent = len(dataset)
+        sizes = {path: found.num_bytes for path, found in stamps.items()}
+        self.files = [FileRef(title, sum(sizes.values()))]
+        settings = {"columns": columns, "data": data, "indices": indices, "sizes": sizes, "stamps": self.refs}
+        self.reader = ReaderSpec(
+            "asyncdata.sources.arrow.dataset_reader:ArrowReader", msgspec.to_builtins(settings), "huggingface"
+        )
+        stored = {part.path: part.num_stored for part in data}
+        num_bytes = sum(sizes[path] for path in stored) // max(1, sum(stored.values()))
+        row_bytes = max(1, num_bytes) + sum(len(name) + 4 for name in columns)
+        self._block_rows = max(1, block_bytes // row_bytes)
+        self.block_bytes = self._block_rows * row_bytes
+        self.room_bytes = _ROOM * self.block_bytes
+        self._digests: dict[str, Any] | None = None
+
+    def close(self) -> None:
+        """As the protocol says: a copy of what was in memory, and indices."""
+        self._folder.close()
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks there are."""
+        return -(-self.extent // self._block_rows)
+
+    def blocks(self, ids: Iterable[int]) -> list[Block]:
+        """The ranges of indices of the blocks numbered ``ids``, as they lie."""
+        starts = np.sort(np.asarray(ids, dtype=np.int64)) * self._block_rows
+        return [Block(0, start, min(start + self._block_rows, self.extent)) for start in starts.tolist()]
+
+    def numbers(self, file_ids: Numbers, starts: Numbers) -> Numbers:
+        """The numbers of the blocks that begin at these indices; -1 where none does."""
+        is_there = (starts % self._block_rows == 0) & (starts < self.extent) & (file_ids == 0)
+        return np.where(is_there, starts // self._block_rows, -1)
+
+    def cached_files(self) -> list[CachedFile]:
+        """The dataset is known by its rows and indices, wherever they lie."""
+        newest = max((stamp.mtime_ns for stamp in self._stamps), default=0)
+        return [CachedFile(self.fingerprint()["digest"], self.extent, newest)]
+
+    def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
+        """A row's place: the dataset, and the row's index in it."""
+        return SourceLocation(self.files[file_id].path, -1, num_bytes, offset)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Digest of the rows, sampled, the size of their files, and all of the indices.
+
+        The library's own fingerprint, which the Arrow files hold too, may be another one in every session.
+        """
+        if self._digests is None:
+            super().fingerprint()  # the files themselves, to be compared while they are read
+            found = self._digest()
+            try:
+                self.check_unchanged()
+            except SourceChangedError:
+                return found  # of what the files are now: nothing to hold them against later
+
+            self._digests = found
+        return self._digests
+
+    def _digest(self) -> dict[str, Any]:
+        settings = self.reader.settings
+        job = Job(
+            files=self.files,
+            tokenize=None,
+            max_row_bytes=self.max_row_bytes,
+            block_bytes=self.block_bytes,
+            slack_bytes=0,
+        )
+        reader = ArrowReader(job, **settings | {"stamps": []})  # of whatever they are now
+        try:
+            texts = reader.texts(_sampled(self.extent))
+            indices = blake2b(digest_size=16)
+            for piece in reader.index_pieces():
+                indices.update(piece)
+        except FileChangedError as error:
+            raise SourceChangedError(str(error)) from error
+        finally:
+            reader.close()
+        num_bytes = sum(settings["sizes"].values())
+        listed = [
+            ["rows", num_bytes, digest(str(self.extent), str(num_bytes), *texts)],
+            ["indices", 8 * self.extent if settings["indices"] else 0, indices.hexdigest()],
+        ]
+        whole = digest(canonical(listed), canonical(settings["columns"]))
+        return {"num_files": len(listed), "num_bytes": num_bytes, "digest": whole, "files": listed}
+
+
+def is_saved_dataset(path: str) -> bool:
+    """Whether ``save_to_disk`` wrote the folder."""
+    return any(os.path.isfile(os.path.join(path, name)) for name in _SAVED)
+
+
+def _import_datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise missing_package("HuggingFaceSource", "datasets", error) from error
+
+    return datasets
+
+
+def _only_split(found: datasets.DatasetDict, split: str | None) -> Any:
+    if split is None and len(found) == 1:
+        return next(iter(found.values()))
+
+    if split not in found:
+        has = ", ".join(map(repr, found))
+        raise ConfigError(f"{'a split is needed' if split is None else f'no split {split!r}'}: there are {has}")
+
+    return found[split]
+
+
+def _checked(dataset: datasets.Dataset, columns: list[str] | None) -> list[str]:
+    """The columns to read."""
+    if dataset.format["type"] == "custom":
+        raise ConfigError(
+            "the dataset has a transform, which is applied when Python looks at it, and never to stored rows; do its "
+            "work in the tokenize function, or in map()"
+        )
+
+    names = dataset.column_names
+    wanted = names if columns is None else columns
+    missing = [name for name in wanted if name not in names]
+    if missing or not wanted or len(set(wanted)) < len(wanted):
+        raise ConfigError(f"columns must name some of {', '.join(names)}, each once; got {wanted}")
+
+    try:
+        RowWriter(dataset.data.schema, wanted)
+    except TypeError as error:
+        raise SourceError(f"AD124 {error}; leave it out with columns=[...]") from error
+
+    return list(wanted)
+
+
+def _data_parts(dataset: datasets.Dataset, columns: Sequence[str]) -> list[Part]:
+    """Where the rows lie, without the mapping of indices; empty if files alone do not say it."""
+    parts = _mapped_parts(dataset.data, columns)
+    return parts if sum(part.stop - part.start for part in parts) == len(dataset.data) else []
+
+
+def _index_parts(dataset: datasets.Dataset, folder: str) -> list[Part]:
+    """Where the mapping of indices lies; empty without one."""
+    indices = dataset._indices  # noqa: SLF001 - nothing public tells it
+    if indices is None:
+        return []
+
+    parts = _mapped_parts(indices, ["indices"])
+    if sum(part.stop - part.start for part in parts) == len(dataset):
+        return parts
+
+    return [_written(os.path.join(folder, "indices.arrow"), indices.table.to_batches(max_chunksize=_INDICES_PER_BATCH))]
+
+
+def _mapped_parts(table: Any, columns: Sequence[str]) -> list[Part]:
+    """The pieces of Arrow files that make up ``table``; empty if it is not made of such alone."""
+    from datasets.table import ConcatenationTable, MemoryMappedTable
+
+    rows = table.blocks if isinstance(table, ConcatenationTable) else [[table]]
+    if any(len(row) != 1 or not isinstance(row[0], MemoryMappedTable) for row in rows):
+        return []
+
+    parts = [_mapped_part(row[0], columns) for row in rows]
+    return [] if None in parts else [part for part in parts if part is not None]
+
+
+def _mapped_part(table: Any, columns: Sequence[str]) -> Part | None:
+    """A file, and what ``table`` takes of it; None if more is done to its rows than to choose among them."""
+    with ArrowFile(FileRef(table.path, 0)) as file:
+        names, num_stored = list(zip(file.names, range(len(file.names)), strict=True)), file.num_rows
+    start, stop = 0, num_stored
+    for action, args, kwargs in table.replays:
+        if kwargs or action not in _KNOWN_REPLAYS:
+            return None
+
+        if action == "slice":
+            start = min(stop, start + int(args[0]))  # a number of numpy's, sometimes
+            stop = stop if args[1] is None else min(stop, start + int(args[1]))
+        elif action == "rename_columns":
+            names = [(name, number) for name, (_, number) in zip(args[0], names, strict=True)]
+        elif action == "select":
+            names = [entry for name in args[0] for entry in names if entry[0] == name]
+        elif action == "drop":
+            names = [entry for entry in names if entry[0] not in args[0]]
+    numbers = dict(names)
+    if not set(columns) <= set(numbers):
+        return None
+
+    return Part(os.path.abspath(table.path), start, stop, num_stored, [numbers[name] for name in columns])
+
+
+def _temporary_folder() -> TemporaryFolder:
+    try:
+        return TemporaryFolder("copy")
+    except OSError as error:
+        raise SourceError(f"AD126 no folder can be made for a copy of the dataset: {error}; set TMPDIR") from error
+
+
+def _copied(dataset: datasets.Dataset, columns: list[str], folder: str) -> Part:
+    """The dataset's rows in a file of their own, in their order."""
+    tables: Any = dataset.select_columns(columns).with_format("arrow").iter(_ROWS_PER_BATCH)
+    batches = (batch for table in tables for batch in table.combine_chunks().to_batches())
+    return _written(os.path.join(folder, "rows.arrow"), batches)
+
+
+def _written(path: str, batches: Iterable[Any]) -> Part:
+    try:
+        return write_arrow(path, batches)
+    except OSError as error:
+        raise SourceError(f"AD126 no copy of the dataset can be written to {path}: {error}; set TMPDIR") from error
+
+
+def _sampled(num_rows: int) -> list[int]:
+    """Which rows are digested: all of few, else both ends and some places between."""
+    if num_rows <= (_NUM_PLACES + 2) * _ROWS_PER_PLACE:
+        return list(range(num_rows))
+
+    last = num_rows - _ROWS_PER_PLACE
+    starts = [last * place // (_NUM_PLACES + 1) for place in range(_NUM_PLACES + 2)]
+    return [row for start in starts for row in range(start, start + _ROWS_PER_PLACE)]

@@ -1,0 +1,31 @@
+"""What is odd about a source that can be read all the same: said once, at the start."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from asyncdata.core.log import get_logger
+from asyncdata.sources.text.compression import CODING_OF_SUFFIX
+
+if TYPE_CHECKING:
+    from asyncdata.sources.base import Blocks
+    from asyncdata.sources.stream import RowStream
+
+__all__ = ("say_what_is_odd",)
+
+_log = get_logger(__name__)
+_MAX_PATHS = 5
+
+
+def say_what_is_odd(source: Blocks | RowStream) -> None:
+    """Log files that are empty beside others that are not, and files whose names say that they are coded otherwise."""
+    paths = [file.path for file in source.files]
+    empty = [file.path for file in source.files if file.num_bytes == 0 and os.path.isfile(file.path)]
+    if empty:
+        _log.warning("source.empty", num_files=len(empty), paths=empty[:_MAX_PATHS])
+    codings = getattr(source, "codings", ["plain"] * len(paths))
+    for path, coding in zip(paths, codings, strict=True):
+        named = CODING_OF_SUFFIX.get(os.path.splitext(path)[1], coding)
+        if named != coding and path not in empty:
+            _log.warning("source.misnamed", path=path, named=named, coding=coding)

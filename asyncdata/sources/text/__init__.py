@@ -1,0 +1,1 @@
+"""Rows in text files: JSON lines and arrays, also compressed."""

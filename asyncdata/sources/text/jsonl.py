@@ -1,0 +1,186 @@
+"""JSON in files, as lines or as one array: which files are meant, what they are, and what is wrong with them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from asyncdata.core.errors import SourceError
+from asyncdata.core.messages import FileRef
+from asyncdata.core.specs import ReaderSpec
+from asyncdata.sources.base import FileBlocks
+from asyncdata.sources.fingerprint import FileStamp, stamp
+from asyncdata.sources.paths import find_files, open_regular, why_unreadable
+from asyncdata.sources.text.compression import CODING_OF_SUFFIX, CodedText, coding_of, is_decodable
+from asyncdata.sources.text.text_stream import TextStream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ("JsonArraySource", "JsonlSource")
+
+_HEAD_BYTES = 4096
+_PYTHON_LINES = ReaderSpec("asyncdata.sources.text.python_lines:PythonLineReader", tag="python-lines")
+_CODED_SUFFIXES = tuple(CODING_OF_SUFFIX)
+_ENDS = (("UTF-32", "LE"), ("UTF-32", "BE"), ("UTF-16", "LE"), ("UTF-16", "BE"))
+_NOT_UTF8 = "AD103 {path} looks like {coding} (begins with {head}); convert it: iconv -f {coding} -t UTF-8"
+_CODINGS = (
+    ("UTF-32", b"\xff\xfe\0\0"),
+    ("UTF-32", b"\0\0\xfe\xff"),
+    ("UTF-16", b"\xff\xfe"),
+    ("UTF-16", b"\xfe\xff"),
+    *((f"{coding}{end}", bracket.encode(f"{coding}{end}")) for bracket in "{[" for coding, end in _ENDS),
+)
+"""First bytes that no UTF-8 has: the marks, longer ones first, and a row without a mark before it."""
+
+
+class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One JSON object a line, in one file or many.
+
+    Lines end with ``\\n`` or ``\\r\\n``; blank ones are skipped, a byte-order mark at the start is too, and the last
+    line needs no end. Files are read to the size they have at the start, and never memory-mapped.
+
+    Files that are compressed with gzip or zstd, and files not named ``*.jsonl`` that hold one JSON array, are known by
+    their first bytes. If there is one of them, all files are read from front to back, in the trainer's process; but in
+    orders of single rows arrays are indexed as lines are.
+
+    :param paths: a path, a glob, a folder (its ``*.jsonl``, or, without any, its ``*.jsonl.gz`` and ``*.jsonl.zst``),
+        or a list of these. A glob's and a folder's files are sorted by name; a list keeps its order. The order of
+        files is part of the order of samples.
+    :param max_row_bytes: a longer row is a bad row.
+    :param python_lines: lines are what Python's text files and ``str.strip`` make of them: a lone ``\\r`` ends one too,
+        and all that Unicode takes for white space is no part of a row where it stands around it. Not for compressed
+        files and arrays.
+    :param allow_repeats: a file may be listed more than once: its rows come as often in an epoch.
+    """
+
+    paths: str | list[str]
+    max_row_bytes: int = 64 * 1024 * 1024
+    python_lines: bool = False
+    allow_repeats: bool = False
+
+    def open(self, block_bytes: int) -> FileBlocks | TextStream:
+        """Find the files and look at each one's first bytes.
+
+        :raises SourceError: naming every file that is missing, unreadable, empty where all are, or no JSONL at all.
+        """
+        suffixes = ".jsonl", (".jsonl.gz", ".jsonl.zst")
+        files = _find(self.paths, suffixes, must_be_array=False, allow_repeats=self.allow_repeats)
+        if any(file.coding != "plain" or file.is_array for file in files):
+            return _stream(files, self.max_row_bytes)
+
+        reader = _PYTHON_LINES if self.python_lines else None
+        return FileBlocks([file.stamp for file in files], block_bytes, self.max_row_bytes, reader)
+
+
+class JsonArraySource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One JSON array of objects a file, in one file or many, compressed or not; read from front to back.
+
+    Elements may be laid out over any number of lines. Nothing but the present one is held in memory. In orders of
+    single rows, arrays that are not compressed are indexed as lines are.
+
+    :param paths: as for :class:`JsonlSource`; a folder stands for its ``*.json``, or, without any, its ``*.json.gz``
+        and ``*.json.zst``.
+    :param max_row_bytes: a longer element is a bad row.
+    :param allow_repeats: a file may be listed more than once: its rows come as often in an epoch.
+    """
+
+    paths: str | list[str]
+    max_row_bytes: int = 64 * 1024 * 1024
+    allow_repeats: bool = False
+
+    def open(self, block_bytes: int) -> TextStream:
+        """Find the files and look at each one's first bytes.
+
+        :raises SourceError: naming every file that is missing, unreadable, empty where all are, or no array.
+        """
+        suffixes = ".json", (".json.gz", ".json.zst")
+        files = _find(self.paths, suffixes, must_be_array=True, allow_repeats=self.allow_repeats)
+        return _stream(files, self.max_row_bytes)
+
+
+class _File(NamedTuple):
+    stamp: FileStamp
+    coding: str
+    is_array: bool
+
+
+def _find(
+    paths: str | list[str], suffixes: Sequence[str | tuple[str, ...]], *, must_be_array: bool, allow_repeats: bool
+) -> list[_File]:
+    found, faults = find_files(paths, *suffixes, allow_repeats=allow_repeats)
+    files = []
+    for path in found:
+        try:
+            files.append(_inspect(path, must_be_array))
+        except SourceError as error:
+            faults.append(str(error))
+        except OSError as error:
+            faults.append(why_unreadable(path, error))
+    if faults:
+        raise SourceError("\n".join(faults))
+
+    if not any(file.stamp.num_bytes for file in files):
+        raise SourceError(f"AD201 no rows in {len(files)} files, all empty: {', '.join(found[:5])}")
+
+    return files
+
+
+def _stream(files: list[_File], max_row_bytes: int) -> TextStream:
+    codings, are_arrays = [file.coding for file in files], [file.is_array for file in files]
+    return TextStream([file.stamp for file in files], max_row_bytes, codings, are_arrays)
+
+
+def _inspect(path: str, must_be_array: bool) -> _File:
+    """What the file is, by its first bytes."""
+    with open(open_regular(path), "rb", buffering=0) as file:
+        head = file.read(_HEAD_BYTES)
+    found = stamp(os.path.abspath(path))
+    coding = coding_of(head)
+    if coding != "plain":
+        head = _decoded_head(found, coding)
+    elif not head and path.endswith(_CODED_SUFFIXES):
+        raise SourceError(
+            f"AD121 {path} is empty, and no compressed file is: it was cut off, or is still being written"
+        )
+
+    _refuse_others(path, head)
+    first = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    is_array = first == b"["
+    if must_be_array and not is_array and first:
+        raise SourceError(f"AD120 {path} is no JSON array: it begins with {head[:16]!r}; read it with JsonlSource")
+
+    if is_array and not must_be_array and _bare(path).endswith(".jsonl"):
+        raise SourceError(
+            f"AD120 {path} is a JSON array, not JSONL; name it *.json, or write one object a line: jq -c '.[]' {path}"
+        )
+
+    return _File(found, coding, is_array)
+
+
+def _refuse_others(path: str, head: bytes) -> None:
+    if head.startswith(b"PAR1"):
+        raise SourceError(f"AD123 {path} is Parquet, not JSONL")
+
+    for coding, magic in _CODINGS:
+        if head.startswith(magic):
+            raise SourceError(_NOT_UTF8.format(path=path, coding=coding, head=magic.hex(" ")))
+
+
+def _bare(path: str) -> str:
+    """The path without what says how the file is compressed."""
+    for suffix in _CODED_SUFFIXES:
+        path = path.removesuffix(suffix)
+    return path
+
+
+def _decoded_head(file: FileStamp, coding: str) -> bytes:
+    if not is_decodable(coding):
+        raise SourceError(
+            f"AD123 {file.path} is zstd (magic 28 b5 2f fd): pip install zstandard, or decompress it first: "
+            f"zstd -d {file.path}"
+        )
+
+    return next(CodedText(FileRef(file.path, file.num_bytes), coding, bool).pieces((0, 0), 0), b"")[:_HEAD_BYTES]

@@ -1,0 +1,180 @@
+"""Finding rows in a byte block: what a worker does with a block of lines. Runs without numpy."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from contextlib import closing
+from operator import sub
+from typing import TYPE_CHECKING
+
+from asyncdata.sources.reader import BlockRows, FileChangedError, unreadable
+from asyncdata.sources.same_file import SameFile, shrunk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from asyncdata.core.messages import Block, FileRef, Job, Overflow
+
+    Read = Callable[[int, FileRef, int, int], bytes]
+
+__all__ = ("LineReader", "read_block", "read_row")
+
+_BOM = b"\xef\xbb\xbf"
+_BLANKS = frozenset(b" \t\r\v\f")
+_PIECE_BYTES = 256 * 1024
+_MAX_OPEN_FILES = 64
+
+
+class LineReader:
+    """Rows are lines: the :class:`~asyncdata.sources.reader.BlockReader` of JSONL files."""
+
+    def __init__(self, job: Job) -> None:
+        self._files = job.files
+        self._slack_bytes = job.slack_bytes
+        self._max_row_bytes = job.max_row_bytes
+        self._open: dict[int, SameFile] = {}
+        self._read: set[int] = set()  # since they were checked last
+
+    def read_block(self, block: Block, num_bytes: int) -> BlockRows:
+        """As the protocol says; a block with its over-read always finds room."""
+        file = self._files[block.file_id]
+        return self._find(self._fd(block.file_id), file, block)
+
+    def _find(self, fd: int, file: FileRef, block: Block) -> BlockRows:
+        return read_block(fd, file, block, self._slack_bytes, self._max_row_bytes)
+
+    def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
+        """As the protocol says."""
+        return [
+            read_row(self._fd(place.file_id), self._files[place.file_id], place.offset, lengths[place.row])
+            for place in places
+        ]
+
+    def _fd(self, file_id: int) -> int:
+        file = self._open.get(file_id)
+        if file is None:
+            if len(self._open) >= _MAX_OPEN_FILES:
+                self._close(next(iter(self._open)))
+            file = self._open[file_id] = SameFile.checked(self._files[file_id])
+        self._read.add(file_id)
+        return file.fd
+
+    def _close(self, file_id: int) -> None:
+        """Of a file that was read, only who has it open can tell whether it was the same."""
+        with closing(self._open.pop(file_id)) as file:
+            if file_id in self._read:
+                self._read.remove(file_id)
+                file.check()
+
+    def check(self) -> None:
+        """As the protocol says."""
+        read, self._read = self._read, set()  # whatever is found: what comes next is judged by what it reads itself
+        for file_id in read:
+            self._open[file_id].check()
+
+    def close(self) -> None:
+        """As the protocol says."""
+        self._read.clear()
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+def read_block(
+    fd: int, file: FileRef, block: Block, slack_bytes: int, max_row_bytes: int, read: Read | None = None
+) -> BlockRows:
+    """Read ``block`` with the byte before it and ``slack_bytes`` after it, and find the rows that begin in it.
+
+    ``data[0]`` is the byte before the block, or a newline where the block begins its file.
+
+    :param read: gives (fd, file, offset, number of bytes) the file's text with ``\\n`` wherever a line ends; None: the
+        text as it is.
+    :raises FileChangedError: if the file has become shorter.
+    """
+    read = read or read_row
+    first = block.start == 0
+    offset = 0 if first else block.start - 1
+    data = read(fd, file, offset, min(block.stop + slack_bytes, file.num_bytes) - offset)
+    if first:
+        data = b"\n" + data
+    tail = file.num_bytes - (block.start - 1 + len(data))  # bytes of the file behind what was read
+    limit = 1 + block.stop - block.start  # a row starts before this
+    start = data.find(b"\n", 0, limit - 1) + 1
+    if first and data.startswith(_BOM, 1):
+        start += len(_BOM)
+        limit = max(limit, min(start + 1, len(data)))  # the mark's block is that of the row behind it
+    starts, lengths, start = _ordinary_rows(data, start, limit, max_row_bytes)
+    offsets, num_blank = array("i", [start - 1 for start in starts]), 0
+    while 0 < start < limit:
+        end = data.find(b"\n", start)
+        cut = end < 0 and tail > 0
+        if end < 0:
+            end = len(data)
+        length = end - start + (_length_behind(fd, file, file.num_bytes - tail, max_row_bytes, read) if cut else 0)
+        if length > max_row_bytes:
+            length = -1
+        elif length and data[start] in _BLANKS:
+            row = read_row(fd, file, block.start - 1 + start, length) if cut else data[start:end]
+            length = 0 if row.isspace() else length
+        if length:
+            starts.append(start if 0 <= length <= len(data) - start else -1)
+            lengths.append(length)
+            offsets.append(start - 1)
+        else:
+            num_blank += 1
+        start = end + 1
+    return BlockRows(data, starts, lengths, offsets, num_blank)
+
+
+def _ordinary_rows(data: bytes, start: int, limit: int, max_row_bytes: int) -> tuple[array[int], array[int], int]:
+    """Where the rows that begin in ``[start, limit)`` do so, their lengths, and where to go on.
+
+    None, and to go on from ``start``, if one of them needs a closer look: it may be blank, or is too long.
+    """
+    ends: list[int] = []
+    find, add, begin = data.find, ends.append, start
+    while 0 < begin < limit and (end := find(b"\n", begin)) >= 0:
+        add(end)
+        begin = end + 1
+    begins = [start, *[end + 1 for end in ends[:-1]]] if ends else []
+    lengths = list(map(sub, ends, begins))
+    is_ordinary = ends and 0 < min(lengths) and max(lengths) <= max_row_bytes
+    if not is_ordinary or not _BLANKS.isdisjoint(map(data.__getitem__, begins)):
+        return array("i"), array("i"), start
+
+    return array("i", begins), array("i", lengths), begin
+
+
+def _length_behind(fd: int, file: FileRef, offset: int, max_row_bytes: int, read: Read) -> int:
+    """Bytes from ``offset`` to the row's end, found without keeping them; more than ``max_row_bytes`` if too many."""
+    length = 0
+    while length <= max_row_bytes and offset + length < file.num_bytes:
+        piece = read(fd, file, offset + length, min(_PIECE_BYTES, file.num_bytes - offset - length))
+        end = piece.find(b"\n")
+        if end >= 0:
+            return length + end
+
+        length += len(piece)
+    return length
+
+
+def read_row(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
+    """So many bytes of a file: a row that is not wholly in its slot.
+
+    :raises FileChangedError: if the file has become shorter.
+    """
+    data = _read_some(fd, file, offset, num_bytes)
+    while len(data) < num_bytes:
+        more = _read_some(fd, file, offset + len(data), num_bytes - len(data))
+        if not more:
+            raise FileChangedError(shrunk(file, offset + len(data)))
+
+        data += more
+    return data
+
+
+def _read_some(fd: int, file: FileRef, offset: int, num_bytes: int) -> bytes:
+    try:
+        return os.pread(fd, num_bytes, offset)
+    except OSError as error:
+        raise unreadable(error, file.path, offset) from error

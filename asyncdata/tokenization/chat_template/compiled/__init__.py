@@ -1,0 +1,1 @@
+"""What a template makes of all chats of one shape, found once by running it on texts without content."""

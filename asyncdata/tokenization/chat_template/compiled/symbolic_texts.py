@@ -1,0 +1,142 @@
+"""Answers about the texts of a chat whose messages are unknown: those that every chat of its kind gives."""
+
+from __future__ import annotations
+
+from functools import partial
+from operator import methodcaller
+from typing import TYPE_CHECKING, NoReturn
+
+from asyncdata.tokenization.chat_template.compiled.symbolic_values import UnprovenError, has_symbol, symbols_in
+from asyncdata.tokenization.chat_template.rendered_texts import Texts
+from asyncdata.tokenization.spans import common_prefix
+from asyncdata.tokenization.template_marks import MARKS
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable, Sequence
+
+    from asyncdata.tokenization.chat_template.compiled.symbolic_values import Trace
+
+__all__ = ("UnknownTexts",)
+
+
+class UnknownTexts(Texts):
+    """Answers for a chat in whose texts are symbols, each of which stands for any text, an empty one too.
+
+    An answer is that of every chat, or of every one that answers what is asked of its texts in the same way; else the
+    question is refused with :class:`UnprovenError`. Two texts whose first difference lies between two constants differ
+    there whatever stands before, as it is the same in both.
+
+    :param trace: that of the chat; what only its texts answer is asked there.
+    :ivar marks: the characters that no chat may have for the answers to hold.
+    """
+
+    def __init__(self, special: Sequence[str], trace: Trace) -> None:
+        super().__init__(special)
+        self._trace = trace
+        self.marks: tuple[str, ...] = ()
+
+    def same(self, one: str, other: str) -> bool:
+        """See :class:`Texts`."""
+        return True if one == other else _refuse("two texts that may be the same")
+
+    def starts_with(self, text: str, words: str, at: int = 0) -> bool:
+        """See :class:`Texts`."""
+        text = text[at:]
+        shared = common_prefix(text, words)
+        if shared == len(words):
+            return True
+
+        text, words = text[shared:], words[shared:]
+        ahead, expected = symbols_in(text)[0], symbols_in(words)[0]
+        if (ahead and expected) or (not text and any(symbols_in(words)[::2])):
+            return False  # they differ in constants, or the text ends before one
+
+        if not (ahead or expected):
+            _refuse("two messages that may begin alike")
+        head = _head(text, len(expected)) if expected else _head(words, len(ahead))
+        question: Callable[[str], bool] = partial(_begins_with, expected) if expected else partial(_agree, ahead)
+        if self._trace.ask(head, question, "begins with", ahead, expected):
+            _refuse("a message that begins as something else does")
+        return False
+
+    def ends_with(self, text: str, words: Sequence[str]) -> bool:
+        """See :class:`Texts`."""
+        behind = symbols_in(text)[-1]
+        if behind.endswith(tuple(words)):
+            return True
+
+        if behind == text or not any(each.endswith(behind) for each in words):
+            return False
+
+        return bool(self._trace.ask(text, methodcaller("endswith", tuple(words)), "ends with", *words))
+
+    def num_shared(self, one: str, other: str) -> int:
+        """See :class:`Texts`."""
+        shared = common_prefix(one, other)
+        if has_symbol(one[shared : shared + 1] + other[shared : shared + 1]) and shared < min(len(one), len(other)):
+            _refuse("two texts that may be alike for longer")
+        return shared
+
+    def without_space_behind(self, text: str) -> str:
+        """See :class:`Texts`."""
+        text = text.rstrip()
+        if has_symbol(text[-1:]) and self._trace.ask(text, _ends_with_space, "ends with space"):
+            _refuse("white space that is a message's")
+        return text
+
+    def stop_behind(self, text: str, at: int) -> re.Match[str] | None:
+        """See :class:`Texts`."""
+        words = symbols_in(text[at:])[0]
+        num_space = len(words) - len(words.lstrip())
+        if at + len(words) < len(text) and any(
+            token.startswith(words[start:]) and len(token) > len(words) - start
+            for token in self.special
+            for start in range(num_space + 1)
+        ):
+            _refuse("a special token that a message may complete")
+        return super().stop_behind(text, at)
+
+    def constant(self, text: str) -> str:
+        """See :class:`Texts`."""
+        return _refuse("words that depend on a message") if has_symbol(text) else text
+
+    def refuse_unknown(self, what: str) -> None:
+        """See :class:`Texts`."""
+        _refuse(what)
+
+    def unused_marks(self, text: str) -> tuple[str, str]:
+        """See :class:`Texts`. They are the first ones, so those of every chat that does not have them either."""
+        first, second = MARKS[0], MARKS[1]
+        if first in text or second in text:
+            _refuse("a template with marks of its own")
+        self.marks = (first, second)
+        return first, second
+
+
+def _head(text: str, length: int) -> str:
+    """As much of the text as surely has its first characters, however short the texts behind its symbols are."""
+    num_constants = 0
+    for number, char in enumerate(text):
+        if num_constants == length:
+            return text[:number]
+
+        num_constants += not has_symbol(char)
+    return text
+
+
+def _begins_with(words: str, text: str) -> bool:
+    return text.startswith(words)
+
+
+def _agree(one: str, other: str) -> bool:
+    """Whether one of the two begins with the other."""
+    return one.startswith(other) or other.startswith(one)
+
+
+def _ends_with_space(text: str) -> bool:
+    return text.rstrip() != text
+
+
+def _refuse(what: str) -> NoReturn:
+    raise UnprovenError(what)

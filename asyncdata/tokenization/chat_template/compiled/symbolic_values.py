@@ -1,0 +1,385 @@
+"""What a template does with a chat whose texts it does not get to see.
+
+The template gets an object without content for each value, a :class:`Text` or a :class:`Value`. What can be told
+without the content is told, such as what a text and a constant come to, one behind the other. A question, such as
+whether a text is empty, is answered for the chat at hand and noted: what follows holds for chats that give the same
+answer. A pure function of a text is noted, to be called again for every chat. Anything else is refused with
+:class:`UnprovenError`. Nothing can slip through, as there is nothing in the object that could.
+
+In what is rendered, a text is one character of plane 16, its *symbol*, which no template and no role may have.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jinja2 import Undefined
+
+from asyncdata.tokenization.chat_template.compiled.program import ADD, Pieces, Program, Step
+from asyncdata.tokenization.template_marks import MARKS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Sequence
+
+__all__ = ("Text", "Trace", "UnprovenError", "Value", "has_symbol", "is_plain", "stand_in", "symbols_in")
+
+_FIRST_SYMBOL, _NUM_SYMBOLS = 0x100000, 0x10000
+_SYMBOL = re.compile("[\U00100000-\U0010ffff]")
+_MARK = re.compile(f"[{MARKS}]")
+_SCALARS = frozenset({int, float, bool, type(None), range})
+
+_TEXT_METHODS = frozenset(
+    "strip lstrip rstrip removeprefix removesuffix replace lower upper title capitalize find rfind count".split()
+)
+_PIECE_METHODS = frozenset("split rsplit splitlines partition rpartition".split())
+_QUESTION_METHODS = frozenset("startswith endswith isspace".split())
+
+
+class UnprovenError(Exception):
+    """The template does something with a value of the chat that only the value can answer."""
+
+
+def has_symbol(text: str) -> bool:
+    """Whether some of the text is a symbol."""
+    return not text.isascii() and _SYMBOL.search(text) is not None
+
+
+def symbols_in(text: str) -> list[str]:
+    """The text, cut at its symbols: every second piece is one."""
+    return re.split(f"({_SYMBOL.pattern})", text)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is what it is for every chat of the shape: no part of it is unknown."""
+    kind = type(value)
+    if kind is str:
+        return not has_symbol(value)
+
+    if kind is list or kind is tuple:
+        return all(map(is_plain, value))
+
+    if kind is dict:
+        return all(is_plain(key) and is_plain(each) for key, each in value.items())
+
+    return kind in _SCALARS or isinstance(value, Undefined)
+
+
+class Trace:
+    """What is known of one chat: its values by their symbols, and what was asked of them and made of them.
+
+    :ivar is_broken: whether anything was refused, even if the template went on.
+    """
+
+    def __init__(self) -> None:
+        self.is_broken = False
+        self._values: dict[str, Any] = {}
+        self._symbols: dict[Hashable, str] = {}
+        self._loads: dict[str, tuple[int | None, str]] = {}
+        self._steps: list[tuple[str, Callable[[Any], Any], Any]] = []
+        self._answers: dict[Hashable, Any] = {}
+        self._written: set[str] = set()
+
+    def load(self, number: int | None, key: str, value: Any) -> Text | Value | None:
+        """Message ``number``'s value, or the tools, for a template. What type it has is known."""
+        if value is None:
+            return None
+
+        symbol = self._new_symbol(value)
+        self._loads[symbol] = (number, key)
+        return self._of(symbol)
+
+    def child(self, parent: str, key: int | str) -> Text | Value | None:
+        """What a list or an object has at ``key``; it is known to have it."""
+        name = ("child", parent, key)
+        if name not in self._symbols:
+            self._add(name, parent, operator.itemgetter(key))
+        symbol = self._symbols[name]
+        return None if self.ask(symbol, type, "type") is type(None) else self._of(symbol)
+
+    def derive(self, text: str, function: Callable[[Any], str | int], *name: Hashable) -> Any:
+        """What a pure function makes of a text: another one, or a number.
+
+        :param name: what tells the function from others.
+        """
+        self._refuse_marks(text)
+        whole = ("derived", text, *name)
+        if whole not in self._symbols:
+            self._add(whole, text, function)
+        return self._of(self._symbols[whole])
+
+    def ask(self, text: str, question: Callable[[Any], Any], *name: Hashable) -> Any:
+        """What a pure function comes to for the chat at hand.
+
+        :param name: what tells the question from others.
+        """
+        whole = (text, *name)
+        if whole not in self._answers:
+            answer = self._answers[whole] = question(self._value(text))
+            self._steps.append((text, question, answer))
+        return self._answers[whole]
+
+    def refuse(self, what: str) -> NoReturn:
+        """:raises UnprovenError: always."""
+        self.is_broken = True
+        raise UnprovenError(what)
+
+    def captured(self, text: str) -> str | Text:
+        """A string that was rendered, for the template to work on."""
+        return Text(self, text) if has_symbol(text) else text
+
+    def note(self, text: str) -> None:
+        """A rendering, whole or in part."""
+        self._written.update(_SYMBOL.findall(text))
+
+    def program(self, segments: Sequence[str] | None, absent: tuple[str, ...] = ()) -> Program:
+        """What was found: for chats of the same shape that give the same answers, the text is made of the segments.
+
+        :param absent: what no value that was written anywhere may have.
+        """
+        asked = "".join([text for text, _, _ in self._steps])
+        used = set(_SYMBOL.findall("".join([asked, *(segments or ()), *(self._written if absent else ())])))
+        loads = [symbol for symbol in self._loads if symbol in used]
+        numbers = {symbol: number for number, symbol in enumerate(loads)}
+        for symbol in self._values:
+            if symbol not in self._loads:
+                numbers[symbol] = len(numbers)
+        steps = [
+            Step(numbers[text] if text in numbers else _pieces(text, numbers), function, outcome)
+            for text, function, outcome in self._steps
+        ]
+        while segments is None and steps and steps[-1].outcome is ADD:
+            steps.pop()
+        cut = None if segments is None else tuple(_pieces(segment, numbers) for segment in segments)
+        return Program(tuple(self._loads[symbol] for symbol in loads), tuple(steps), cut, absent)
+
+    def _of(self, symbol: str) -> Text | Value:
+        kind = type(self._values[symbol])
+        return Text(self, symbol) if kind is str else Value(self, symbol, kind)
+
+    def _value(self, text: str) -> Any:
+        if text in self._values:
+            return self._values[text]
+
+        return "".join([self._values[piece] if piece in self._values else piece for piece in symbols_in(text)])
+
+    def _add(self, name: Hashable, text: str, function: Callable[[Any], Any]) -> None:
+        self._symbols[name] = self._new_symbol(function(self._value(text)))
+        self._steps.append((text, function, ADD))
+
+    def _new_symbol(self, value: Any) -> str:
+        if len(self._values) == _NUM_SYMBOLS:
+            self.refuse("a chat of so many parts")
+        symbol = chr(_FIRST_SYMBOL + len(self._values))
+        self._values[symbol] = value
+        return symbol
+
+    def _refuse_marks(self, text: str) -> None:
+        if _MARK.search(text):
+            self.refuse("a mark that would be hidden")
+
+
+def _pieces(text: str, numbers: dict[str, int]) -> Pieces:
+    return tuple(numbers.get(piece, piece) for piece in symbols_in(text) if piece)
+
+
+class _Unknown:
+    """A value of the chat. Every operation that is not defined here is refused, those of ``object`` too."""
+
+    __slots__ = ("_text", "_trace")
+
+    def __init__(self, trace: Trace, text: str) -> None:
+        self._trace = trace
+        self._text = text
+
+    @property
+    def rendered(self) -> str:
+        """What stands for it in what is rendered."""
+        return self._text
+
+    def derive(self, function: Callable[[Any], str | int], *name: Hashable) -> Any:
+        """What a pure function makes of it: a text, or a number."""
+        return self._trace.derive(self._text, function, *name)
+
+    def refuse(self, *_: Any, **__: Any) -> NoReturn:
+        """:raises UnprovenError: always."""
+        self._trace.refuse("what only a value can answer")
+
+    def __bool__(self) -> bool:
+        return bool(self._trace.ask(self._text, bool, "bool"))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def _equals(self, other: Any) -> bool:
+        return bool(self._trace.ask(self._text, partial(operator.eq, other), "==", type(other).__name__, repr(other)))
+
+    def __hash__(self) -> int:
+        return self.refuse()
+
+    __reversed__ = __str__ = __repr__ = __format__ = refuse
+
+
+class Text(_Unknown):
+    """A string of the chat, or one that is made of strings of the chat and constants."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return any(not has_symbol(char) for char in self._text) or super().__bool__()
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is str and not has_symbol(other):
+            return self._equals(other)
+
+        if isinstance(other, str | Text):
+            return self._same(other)
+
+        return False
+
+    def __contains__(self, part: object) -> bool:
+        part = self._constant(part)
+        return bool(self._trace.ask(self._text, operator.methodcaller("__contains__", part), "in", part))
+
+    def __add__(self, other: object) -> Text:
+        if isinstance(other, Text):
+            return Text(self._trace, self._text + other.rendered)
+
+        if isinstance(other, str):
+            return Text(self._trace, self._text + self._constant(other))
+
+        return NotImplemented
+
+    def __radd__(self, other: object) -> Text:
+        return Text(self._trace, self._constant(other) + self._text)
+
+    def __getitem__(self, part: Any) -> Text:
+        if not isinstance(part, slice) or not is_plain([part.start, part.stop, part.step]):
+            self.refuse()
+        made: Text = self.derive(operator.itemgetter(part), "[]", repr(part))
+        return made
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """The string's method, as far as it can be told what comes of it."""
+        if name in _TEXT_METHODS:
+            return partial(self._made, name)
+
+        if name in _PIECE_METHODS:
+            return partial(self._parted, name)
+
+        return partial(self._asked, name) if name in _QUESTION_METHODS else self.refuse()
+
+    def _made(self, name: str, *args: Any) -> Any:
+        return self.derive(operator.methodcaller(name, *args), name, repr(args))
+
+    def _asked(self, name: str, *args: Any) -> Any:
+        return self._trace.ask(self._text, operator.methodcaller(name, *args), name, repr(args))
+
+    def _parted(self, name: str, *args: Any) -> list[str | Text]:
+        """The pieces that the text is parted into, of which it has as many as that of the chat at hand."""
+        part = operator.methodcaller(name, *args)
+        length = self._trace.ask(self._text, partial(_num_pieces, part), name, "length", repr(args))
+        if length == 1 and args and name in ("split", "rsplit"):
+            return [self]  # the separator is not in it
+
+        return [self.derive(partial(_piece, part, number), name, repr(args), number) for number in range(length)]
+
+    def _constant(self, other: object) -> str:
+        return other if type(other) is str and not has_symbol(other) else self.refuse()
+
+    def _same(self, other: Any) -> bool:
+        return True if isinstance(other, Text) and other.rendered == self._text else self.refuse()
+
+    __hash__ = _Unknown.__hash__
+    __iter__ = __len__ = __lt__ = __le__ = __gt__ = __ge__ = _Unknown.refuse
+
+
+class Value(_Unknown):
+    """A value of the chat that is neither a string nor null.
+
+    :ivar kind: its type.
+    """
+
+    __slots__ = ("_parts", "kind")
+
+    def __init__(self, trace: Trace, text: str, kind: type) -> None:
+        super().__init__(trace, text)
+        self.kind = kind
+        self._parts: Any = None
+
+    def opened(self) -> Any:
+        """The list of its items or the dict of its values; how many, or which, is asked."""
+        if self._parts is None:
+            if self.kind is list:
+                keys = range(self._trace.ask(self._text, len, "len"))
+                self._parts = [self._trace.child(self._text, key) for key in keys]
+            elif self.kind is dict:
+                names = self._trace.ask(self._text, tuple, "keys")
+                if not is_plain(names):
+                    self.refuse()
+                self._parts = {name: self._trace.child(self._text, name) for name in names}
+            else:
+                self.refuse()
+        return self._parts
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Value):
+            return True if other.rendered == self._text else self.refuse()
+
+        if other is None or isinstance(other, Text):
+            return False
+
+        return self._equals(other) if is_plain(other) else bool(self.refuse())
+
+    def __lt__(self, other: object) -> bool:
+        return self._compared(operator.lt, other)
+
+    def __le__(self, other: object) -> bool:
+        return self._compared(operator.le, other)
+
+    def __gt__(self, other: object) -> bool:
+        return self._compared(operator.gt, other)
+
+    def __ge__(self, other: object) -> bool:
+        return self._compared(operator.ge, other)
+
+    def _compared(self, how: Callable[[Any, Any], bool], other: object) -> bool:
+        if self.kind not in (int, float) or type(other) not in (int, float):
+            self.refuse()
+        return bool(self._trace.ask(self._text, partial(_swapped, how, other), how.__name__, repr(other)))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.opened())
+
+    def __len__(self) -> int:
+        return len(self.opened())
+
+    def __contains__(self, part: object) -> bool:
+        return part in self.opened()
+
+    def __getitem__(self, part: Any) -> Any:
+        return self.opened()[part]
+
+    __hash__ = _Unknown.__hash__
+
+
+def _swapped(how: Callable[[Any, Any], bool], other: object, value: Any) -> bool:
+    return how(value, other)
+
+
+def _num_pieces(part: Callable[[str], Sequence[str]], text: str) -> int:
+    return len(part(text))
+
+
+def _piece(part: Callable[[str], Sequence[str]], number: int, text: str) -> str:
+    return part(text)[number]
+
+
+def stand_in(value: Any) -> Any:
+    """For questions that only the type answers: something of the same type."""
+    if isinstance(value, Text):
+        return ""
+
+    return value.kind() if isinstance(value, Value) else value

@@ -1,0 +1,68 @@
+"""What the rules of :mod:`asyncdata.tokenization.chat_template.assistant_spans` ask of the texts that a chat is rendered to."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from asyncdata.tokenization.rows import RowFault
+from asyncdata.tokenization.spans import common_prefix
+from asyncdata.tokenization.template_marks import MARKS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ("Texts",)
+
+
+class Texts:
+    """Answers for a chat as it is.
+
+    :param special: the texts of the tokenizer's special tokens.
+    """
+
+    def __init__(self, special: Sequence[str]) -> None:
+        self.special = tuple(sorted(special, key=len, reverse=True))
+        self._stop = re.compile(r"\s*(?:" + "|".join(map(re.escape, self.special)) + ")")
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether the two are the same."""
+        return one == other
+
+    def starts_with(self, text: str, words: str, at: int = 0) -> bool:
+        """Whether ``words`` stand in the text at a place."""
+        return text.startswith(words, at)
+
+    def ends_with(self, text: str, words: Sequence[str]) -> bool:
+        """Whether the text ends with any of ``words``."""
+        return text.endswith(tuple(words))
+
+    def num_shared(self, one: str, other: str) -> int:
+        """How many characters the two begin with alike."""
+        return common_prefix(one, other)
+
+    def without_space_behind(self, text: str) -> str:
+        """The text without the white space that it ends with."""
+        return text.rstrip()
+
+    def stop_behind(self, text: str, at: int) -> re.Match[str] | None:
+        """The special token that stands at a place, perhaps behind white space."""
+        return self._stop.match(text, at)
+
+    def constant(self, text: str) -> str:
+        """The text, which must be the template's own words, whatever the messages say."""
+        return text
+
+    def refuse_unknown(self, what: str) -> None:
+        """Texts that are unknown are refused: a rule has no answers for them."""
+
+    def unused_marks(self, text: str) -> tuple[str, str]:
+        """Two characters that the text does not have.
+
+        :raises RowFault: if it has them all.
+        """
+        unused = [mark for mark in MARKS if mark not in text]
+        if len(unused) < 2:
+            raise RowFault("AD414", f"the chat has nearly all of the noncharacters U+{ord(MARKS[0]):X} to U+FDEF in it")
+
+        return unused[0], unused[1]

@@ -1,0 +1,165 @@
+"""Chats to text through a tokenizer's Jinja template, as ``apply_chat_template(..., tokenize=False)`` renders them.
+
+Import it only where a template is used: Jinja adds to a worker's start.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.shortage import raise_if_shortage
+from asyncdata.tokenization.chat_template.compiled.cache import Shapes
+from asyncdata.tokenization.chat_template.compiled.program import NOTHING_PROVEN
+from asyncdata.tokenization.chat_template.jinja_environment import Generation, make_environment, normalized
+from asyncdata.tokenization.rows import RowFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from datetime import datetime
+    from types import TracebackType
+
+    from asyncdata.tokenization.chat_template.compiled.program import Program
+    from asyncdata.tokenization.chat_template.compiled.symbolic_template import SymbolicChat, SymbolicTemplate
+
+__all__ = ("ChatTemplate", "choose_templates")
+
+Message = dict[str, Any]
+
+_TEMPLATE_FILE = "<template>"  # what Jinja calls the code of a template that is no file
+
+
+class ChatTemplate:
+    """One template, compiled.
+
+    :param source: the template's text.
+    :param variables: what it always sees: the special tokens, and the user's own.
+    :param today: what ``strftime_now`` takes for the time. The clock's would make other tokens of a row tomorrow.
+    :ivar has_generation: whether it has ``{% generation %}`` blocks.
+    :raises ConfigError: if it is no valid template, or needs ``today``.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, Any], today: datetime | None = None) -> None:
+        if "strftime_now" in source and today is None and "date_string" not in variables:
+            raise ConfigError(
+                "AD411 the chat template writes today's date, so that its tokens would change at midnight; fix it: "
+                "today='2026-01-31', or chat_template_kwargs={'date_string': '31 Jan 2026'}"
+            )
+
+        environment = make_environment(ImmutableSandboxedEnvironment)
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise ConfigError(f"AD411 the chat template's line {error.lineno} is no Jinja: {error.message}") from error
+        except Exception as error:  # too deep or too long for Jinja's parser, or for Python's
+            raise ConfigError(
+                f"AD411 the chat template cannot be compiled: {type(error).__name__}: {error}; take another one"
+            ) from error
+
+        generation: Any = environment.extensions[Generation.identifier]
+        self.has_generation: bool = generation.is_used
+        self._variables = {"documents": None, "add_generation_prompt": False, **variables}
+        if today is not None:
+            self._variables.setdefault("strftime_now", today.strftime)
+        self._source = source
+        self._symbolic: SymbolicTemplate | None = None
+        self._shapes = Shapes(self._prove)
+
+    def render(self, messages: list[Message], tools: list[Message] | None = None) -> str:
+        """The chat as text, by a program that has been proven for chats of its shape where there is one.
+
+        :param tools: schemas of the tools that the model may call; an empty list is not the same as none.
+        :raises RowFault: if the template refuses the chat, or fails on it.
+        """
+        texts = self._shapes.texts(messages, tools)
+        return self.rendered(messages, tools) if texts is None else texts[0]
+
+    def rendered(self, messages: Iterable[Message], tools: list[Message] | None = None, **variables: Any) -> str:
+        """The chat as text, by the template itself.
+
+        :param variables: go before the template's own; ``generation_marks``, a pair of strings, is put around what is
+            in its ``{% generation %}`` blocks.
+        :raises RowFault: if the template refuses the chat, or fails on it.
+        """
+        template = self._template
+        chat = [normalized(message) for message in messages]
+        seen = {**self._variables, **variables, "messages": chat, "tools": tools}
+        try:
+            return "".join(template.root_render_func(template.new_context(seen)))
+        except Exception as error:  # a template is a program: it may raise anything
+            raise_if_shortage(error)
+            raise self._fault() from error
+
+    def _fault(self) -> RowFault:
+        """That of the exception that is being handled."""
+        try:
+            self._template.environment.handle_exception()  # raises it again, with the template's lines in its trace
+        except Exception as error:
+            line = _template_line(error.__traceback__)
+            where = "chat template" if line is None else f"chat template line {line}"
+            kind = "" if type(error) is TemplateError else f"{type(error).__name__}: "
+            return RowFault("AD412", f"{where}: {kind}{error}")
+
+    def proven(
+        self,
+        messages: list[Message],
+        tools: list[Message] | None,
+        cut: Callable[[SymbolicChat], tuple[list[str], tuple[str, ...]]],
+    ) -> Program:
+        """The program for chats like this one; it has no segments where the chat must be rendered.
+
+        :param cut: the text with its texts unknown, in segments, and what must not be in it.
+        """
+        from asyncdata.tokenization.chat_template.compiled.symbolic_template import SymbolicChat, SymbolicTemplate
+        from asyncdata.tokenization.chat_template.compiled.symbolic_values import UnprovenError
+
+        try:
+            if self._symbolic is None:
+                self._symbolic = SymbolicTemplate(self._source, self._variables)
+            chat = SymbolicChat(self._symbolic, messages, tools)
+        except UnprovenError:
+            return NOTHING_PROVEN
+
+        try:
+            return chat.trace.program(*cut(chat))
+        except (UnprovenError, RowFault):  # what the template refuses is refused when it renders the chat
+            return chat.trace.program(None)
+
+    def _prove(self, messages: list[Message], tools: list[Message] | None, _: object) -> Program:
+        program = self.proven(messages, tools, lambda chat: ([chat.rendered(chat.messages, chat.tools)], ()))
+        return program.checked(messages, tools, lambda: [self.rendered(messages, tools)])
+
+
+def choose_templates(templates: Mapping[str, str], chosen: str | None = None) -> tuple[str, str]:
+    """The text of the template for chats without tools, and of the one for chats with tools.
+
+    :param templates: the tokenizer's, by name.
+    :param chosen: one of their names, or a template's text.
+    :raises ConfigError: if there is no such template.
+    """
+    if chosen is not None and chosen not in templates and "{" in chosen:
+        return chosen, chosen
+
+    name = chosen or "default"
+    if name not in templates:
+        has = f"its templates are {', '.join(sorted(templates))}" if templates else "it has none"
+        raise ConfigError(
+            f"AD411 the tokenizer has no chat template {name!r}: {has}. Pass chat_template= with a template's text or "
+            "name, or a tokenizer that has one, or apply_chat_template=False."
+        )
+
+    with_tools = "tool_use" if chosen is None and "tool_use" in templates else name
+    return templates[name], templates[with_tools]
+
+
+def _template_line(trace: TracebackType | None) -> int | None:
+    """The template's line that failed: the innermost one, be it in a macro."""
+    line = None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == _TEMPLATE_FILE:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line

@@ -1,0 +1,254 @@
+"""What is known about a fast backend and a tokenizer: made once by a sweep, kept in the cache folder, read by workers.
+
+A proof is for one tokenizer, one version of the backend, of ``tokenizers`` and of Unicode, and one kind of processor:
+its name is the digest of these. What does not carry all of them, or is damaged, is no proof; it is made anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import time
+import unicodedata
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+import tokenizers
+
+from asyncdata.core.atomic_file import remove_left_over, replace_file, sync_folder
+from asyncdata.core.checksummed_file import pack, unpack_file
+from asyncdata.core.errors import ConfigError, SnapshotError
+from asyncdata.core.version import __version__
+from asyncdata.prefetch.row_index.index_file import cache_folder
+from asyncdata.sources.fingerprint import canonical, digest
+from asyncdata.tokenization.encoders.equivalence_sweep import SWEEP_VERSION, sweep
+from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, load_backend, version_of
+from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, ids_around, separator_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+
+__all__ = ("Proof", "Subject", "choose", "find", "make", "missing", "proof_path", "revoke", "subject_of")
+
+_SCHEMA = 1
+_FOLDER = "conformance"
+_CPU_BYTES = 8192
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """What a proof is about.
+
+    :ivar processor: digest of the processor's kind, as a backend may have other code for another.
+    """
+
+    tokenizer: str
+    backend: str
+    backend_version: str
+    tokenizers_version: str
+    sweep_version: int = SWEEP_VERSION
+    unicode_version: str = unicodedata.unidata_version
+    processor: str
+
+    @property
+    def name(self) -> str:
+        """The digest of all of it."""
+        return digest(canonical(msgspec.to_builtins(self)))
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sweep found out about ``subject``.
+
+    :ivar refusal: why the backend is not used at all; empty where it is.
+    :ivar exceptions: the characters whose texts go to ``tokenizers``: half-open ranges of code points.
+    :ivar around: the ids that the tokenizer puts in front of a text and behind it where special tokens are asked for;
+        None where that depends on the text.
+    :ivar num_texts: how many texts were compared; ``num_differences`` of them had other ids.
+    """
+
+    subject: Subject
+    refusal: str = ""
+    exceptions: list[tuple[int, int]] = []
+    around: tuple[list[int], list[int]] | None = None
+    num_texts: int = 0
+    num_differences: int = 0
+    seconds: float = 0.0
+
+    @property
+    def num_exceptions(self) -> int:
+        """The number of characters whose texts go to ``tokenizers``."""
+        return sum(stop - start for start, stop in self.exceptions)
+
+
+def subject_of(files: TokenizerFiles, backend: str) -> Subject | None:
+    """What a proof of ``backend`` for this tokenizer has to be about; None where the backend is not installed."""
+    version = version_of(backend)
+    if version is None:
+        return None
+
+    return Subject(
+        tokenizer=files.digest(),
+        backend=backend,
+        backend_version=version,
+        tokenizers_version=tokenizers.__version__,
+        processor=_processor(),
+    )
+
+
+def _processor() -> str:
+    """The machine's instruction sets: libraries choose their code by them."""
+    flags = b""
+    with suppress(OSError), open("/proc/cpuinfo", "rb", buffering=0) as file:
+        for line in file.read(_CPU_BYTES).splitlines():
+            if line.startswith((b"flags", b"Features")):
+                flags = line
+                break
+    return digest(platform.machine().encode(), flags)
+
+
+def proof_path(subject: Subject) -> str:
+    """Where the proof of ``subject`` is kept."""
+    return os.path.join(cache_folder(), _FOLDER, f"{subject.name}.proof")
+
+
+def find(subject: Subject) -> Proof | None:
+    """The proof of ``subject``, if there is one that can be trusted: no other user may have written it."""
+    try:
+        _, payload = unpack_file(proof_path(subject), must_be_ours=True)
+        proof = msgspec.msgpack.decode(payload, type=Proof)
+    except (OSError, SnapshotError, msgspec.DecodeError):
+        return None
+
+    return proof if proof.subject == subject else None
+
+
+def keep(proof: Proof) -> None:
+    """Write a proof down.
+
+    :raises OSError: if it cannot be written; the older one is still there then.
+    """
+    path = proof_path(proof.subject)
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    payload = msgspec.msgpack.encode(proof)
+    replace_file(path, [pack(payload, "msgpack", schema=_SCHEMA, library=__version__), payload], keep=1)
+    sync_folder(path)
+    remove_left_over(path)
+
+
+def revoke(subject: Subject, reason: str) -> None:
+    """Nobody on this machine uses the backend for this tokenizer from now on, until the proof's file is removed."""
+    with suppress(OSError):  # a folder that cannot be written: the caller says what is wrong in any case
+        keep(Proof(subject=subject, refusal=reason))
+
+
+def missing(files: TokenizerFiles) -> list[str]:
+    """The backends that a proof is to be made of, in this order, for "auto" to have a choice; none where it has one."""
+    left = []
+    for name in FAST_BACKENDS:
+        subject = subject_of(files, name)
+        proof = None if subject is None else find(subject)
+        if proof is not None and not proof.refusal:
+            return []
+
+        if subject is not None and proof is None:
+            left.append(name)
+    return left
+
+
+def choose(files: TokenizerFiles, backend: str) -> Proof | None:
+    """The proof of the backend to be used; None for ``tokenizers`` itself.
+
+    A backend that is asked for by name is proven here and now, if need be, which takes a minute.
+
+    :raises ConfigError: if the backend that is named is not installed, or refused.
+    """
+    if backend == "auto":
+        subjects = (subject_of(files, name) for name in FAST_BACKENDS)
+        proofs = (find(subject) for subject in subjects if subject is not None)
+        return next((proof for proof in proofs if proof is not None and not proof.refusal), None)
+
+    return None if backend == "hf" else require(files, backend)
+
+
+def require(files: TokenizerFiles, backend: str) -> Proof:
+    """The proof of a backend that was asked for by name.
+
+    :raises ConfigError: if it is not installed, or refused.
+    """
+    subject = subject_of(files, backend)
+    if subject is None:
+        raise ConfigError(
+            f"AD435 tokenizer_backend={backend!r} is not installed; pip install {backend}, or tokenizer_backend='auto'"
+        )
+
+    proof = find(subject) or make(files, subject)
+    if proof.refusal:
+        raise ConfigError(
+            f"AD434 tokenizer_backend={backend!r} is not exact for the tokenizer in {files.folder}: {proof.refusal}. "
+            f"Use tokenizer_backend='auto' or 'hf'; to have it tried again, remove {proof_path(subject)}"
+        )
+
+    return proof
+
+
+def make(
+    files: TokenizerFiles, subject: Subject, progress: Callable[[str, float], None] = lambda _part, _share: None
+) -> Proof:
+    """Sweep, and keep what was found. One process of the machine at a time; who waited takes over what is there.
+
+    :raises ConfigError: if the tokenizer cannot be loaded by ``tokenizers``.
+    """
+    with _alone():
+        if (proof := find(subject)) is not None:
+            return proof
+
+        began = time.monotonic()
+        found = _prove(files, subject, progress)
+        proof = msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 1))
+        with suppress(OSError):  # proven all the same, for this process
+            keep(proof)
+    return proof
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    folder = os.path.join(cache_folder(), _FOLDER)
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        fd = os.open(os.path.join(folder, "proving.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:  # no cache: every process proves for itself
+        yield
+        return
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _prove(files: TokenizerFiles, subject: Subject, progress: Callable[[str, float], None]) -> Proof:
+    if unfit := files.unfit_for_fast():
+        return Proof(subject=subject, refusal=unfit)
+
+    tokenizer = files.load()
+    try:
+        tried = load_backend(subject.backend, files.plain_json(), splits_special=files.splits_special)
+    except Exception as error:  # whatever the library raises
+        return Proof(subject=subject, refusal=f"{subject.backend} cannot load it: {type(error).__name__}: {error}")
+
+    special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    found = sweep(
+        HfEncoder(tokenizer, in_threads=True), tried, special, separator=separator_of(tokenizer), progress=progress
+    )
+    return Proof(
+        subject=subject,
+        refusal=found.refusal,
+        exceptions=found.exceptions,
+        around=ids_around(tokenizer),
+        num_texts=found.num_texts,
+        num_differences=found.num_differences,
+    )

@@ -1,0 +1,350 @@
+"""Whether a fast backend gives the ids of ``tokenizers``: a sweep over all characters, and over texts made to break it.
+
+What splits a text into words depends on the class of each character, and what Unicode normalization does to it on its
+neighbours. So every character that this Python's Unicode knows is tried alone and beside letters, digits, spaces,
+line ends, quotes and marks; every way of taking a character apart, with what it is made of; every special token in
+text; long runs; and texts drawn at random. A character that shows a difference anywhere is never given to the backend;
+a difference that no character explains refuses the backend as a whole.
+
+Every part of the sweep is the same for the same seed: it depends on the tokenizer, the backend and Unicode alone.
+"""
+
+from __future__ import annotations
+
+import random
+import unicodedata
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncdata.tokenization.encoders.character_sets import complement, ranges_of, unknown_characters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from asyncdata.tokenization.encoders.character_sets import Ranges
+    from asyncdata.tokenization.encoders.fast_backends import FlatEncoder
+
+__all__ = ("SWEEP_VERSION", "Findings", "sweep")
+
+SWEEP_VERSION = 2
+"""Part of a proof's name: it changes when the sweep comes to look at more."""
+
+CONTEXTS = (
+    "{c}",
+    "{c}{c}",
+    "{c}{c}{c}{c}",
+    "a{c}b",
+    "{c}a",
+    "B{c}",
+    "a{c}A",
+    "A{c}a",
+    "1{c}2",
+    "12{c}",
+    "{c}1",
+    " {c} ",
+    "{c} {c}",
+    "  {c}  ",
+    " {c}a",
+    ".{c}.",
+    " {c}.{c}\n",
+    "\n{c}\n",
+    "\n\n {c}",
+    "{c}\r\n",
+    "\t{c}\t",
+    "'{c}",
+    "{c}'s",
+    "'{c}e",
+    "{c}\u0301",
+    "e{c}\u0301",
+    "e\u0301{c}\u0323",
+    "\u0645{c}\u0645",
+    "\u4e2d{c}\u4e2d",
+    "\u00e9{c}\u0416",
+)
+"""What a character is tried in."""
+
+NUM_RANDOM_TEXTS = 12_000
+LONGEST_TEXT = 100_000
+_BATCH = 2048
+_ASCII = 0x80
+_ROUNDS = 3
+
+
+class Findings(NamedTuple):
+    """What a sweep found out.
+
+    :ivar refusal: why the backend cannot be used at all; empty where it can.
+    :ivar exceptions: the characters that it must not be given.
+    :ivar num_texts: how many texts were compared.
+    :ivar num_differences: how many of them had other ids.
+    """
+
+    refusal: str
+    exceptions: Ranges
+    num_texts: int
+    num_differences: int
+
+
+class _Comparison:
+    """Encodes texts with both, and counts."""
+
+    def __init__(self, trusted: FlatEncoder, tried: FlatEncoder) -> None:
+        self._trusted = trusted
+        self._tried = tried
+        self.num_texts = 0
+        self.num_differences = 0
+
+    def differing(self, texts: Sequence[str]) -> list[int]:
+        """The numbers of the texts whose ids differ; one that the backend raises for is one of them."""
+        self.num_texts += len(texts)
+        expected = self._trusted(list(texts))
+        try:
+            found = self._tried(list(texts))
+        except Exception:  # whatever a library raises; one by one, the texts to blame are found
+            numbers = [number for number, text in enumerate(texts) if not self._agree_on(text)]
+        else:
+            numbers = _differing(expected.of_each(), found.of_each()) if found != expected else []
+        self.num_differences += len(numbers)
+        return numbers
+
+    def _agree_on(self, text: str) -> bool:
+        expected = self._trusted([text])
+        try:
+            return self._tried([text]) == expected
+        except Exception:
+            return False
+
+
+def _differing(expected: list[bytes], found: list[bytes]) -> list[int]:
+    return [number for number, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1]]
+
+
+def sweep(
+    trusted: FlatEncoder,
+    tried: FlatEncoder,
+    special: Sequence[str],
+    *,
+    separator: str | None = None,
+    code_points: Sequence[int] | None = None,
+    num_random_texts: int = NUM_RANDOM_TEXTS,
+    longest_text: int = LONGEST_TEXT,
+    progress: Callable[[str, float], None] = lambda _part, _share: None,
+) -> Findings:
+    """Compare ``tried`` with ``trusted``.
+
+    :param special: the tokenizer's added tokens, as they stand in a text.
+    :param separator: one of them at which a text is cut before anything else is looked at: what stands on one side does
+        not change the ids on the other, so that all contexts of a character can be one text, which takes less time.
+    :param code_points: the characters to try; None: all that this Python's Unicode knows.
+    :param longest_text: in characters.
+    :param progress: told the part of the sweep, and how much of it is done.
+    """
+    compare = _Comparison(trusted, tried)
+    known = complement(unknown_characters())
+    points = list(code_points) if code_points is not None else [p for start, stop in known for p in range(start, stop)]
+    fixed = list(_fixed_texts(special, longest_text))
+    refusal = _refusal(compare, filter(str.isascii, fixed))
+    if refusal:
+        return Findings(refusal, [], compare.num_texts, compare.num_differences)
+
+    bad = _characters(compare, points, separator, progress)
+    bad |= _sequences(compare, points, bad)
+    if len(bad) == len(points):
+        return Findings("its ids differ for all characters", [], compare.num_texts, compare.num_differences)
+
+    refusal = _refusal(compare, _without_bad(fixed, points, bad))
+    refusal = refusal or _random_rounds(compare, points, bad, special, num_random_texts, progress)
+    proven = ranges_of(point for point in points if point not in bad)
+    return Findings(refusal, complement(proven), compare.num_texts, compare.num_differences)
+
+
+def _refusal(compare: _Comparison, texts: Iterable[str]) -> str:
+    """The first text on which the two differ, said; empty for none."""
+    for batch in _batches(texts):
+        if numbers := compare.differing(batch):
+            return f"its ids differ on {_shown(batch[numbers[0]])}"
+
+    return ""
+
+
+def _without_bad(texts: Iterable[str], points: Sequence[int], bad: set[int]) -> Iterator[str]:
+    """The texts that are not of ASCII alone, without the characters that the backend will never be given."""
+    good = {chr(point) for point in points if point not in bad}.union(map(chr, range(_ASCII)))
+    yield from ("".join(filter(good.__contains__, text)) for text in texts if not text.isascii())
+
+
+def _shown(text: str, limit: int = 60) -> str:
+    return ascii(text) if len(text) <= limit else f"{ascii(text[:limit])}... ({len(text)} characters)"
+
+
+def _characters(
+    compare: _Comparison, points: Sequence[int], separator: str | None, progress: Callable[[str, float], None]
+) -> set[int]:
+    """The characters that show a difference in any context."""
+    # Alone they are texts of their own in any case: the end of a text may be another thing than a separator.
+    contexts = _usable_contexts(compare)
+    layouts = contexts if separator is None else ("{c}", " {c}", separator.join((*contexts, "{c}")))
+    bad: set[int] = set()
+    for begin in range(0, len(points), _BATCH):
+        progress("characters", begin / len(points))
+        part = points[begin : begin + _BATCH]
+        for layout in layouts:
+            texts = [layout.replace("{c}", chr(point)) for point in part]
+            bad.update(part[number] for number in compare.differing(texts))
+    ascii_points = sorted(point for point in bad if point < _ASCII)
+    bad.difference_update(ascii_points)
+    return bad | _beside_ascii(compare, ascii_points, contexts)
+
+
+def _beside_ascii(compare: _Comparison, points: Sequence[int], contexts: Sequence[str]) -> set[int]:
+    """What is to blame where a character of ASCII is in a text that differs: a neighbour that is not, if there is one.
+
+    Without a character of ASCII hardly any text could be encoded; without a rare mark nearly all can.
+    """
+    texts = [context.replace("{c}", chr(point)) for point in points for context in contexts]
+    return {max(map(ord, texts[number])) for number in compare.differing(texts)}
+
+
+def _usable_contexts(compare: _Comparison) -> list[str]:
+    """Those whose own characters agree: a neighbour that is wrong in itself would be wrong beside every character."""
+    agreeing = {context for context in CONTEXTS if not compare.differing([context.replace("{c}", "x")])}
+    return [context for context in CONTEXTS if context.isascii() or context in agreeing]
+
+
+def _sequences(compare: _Comparison, points: Sequence[int], bad: set[int]) -> set[int]:
+    """The characters of which a difference shows when they stand taken apart: the rarest of each such sequence."""
+    known = set(points) - bad
+    found: set[int] = set()
+    for batch in _batches(_decomposed(known)):
+        found.update(max(map(ord, batch[number])) for number in compare.differing(batch))
+    return found
+
+
+def _decomposed(known: set[int]) -> Iterator[str]:
+    for point in sorted(known):
+        text = unicodedata.normalize("NFD", chr(point))
+        if len(text) > 1 and known.issuperset(map(ord, text)):
+            yield text
+            yield f"a{text}b {text}"
+            yield text[0] + text[:0:-1] + "\u0301"  # its marks the other way round
+
+
+def _random_rounds(
+    compare: _Comparison,
+    points: Sequence[int],
+    bad: set[int],
+    special: Sequence[str],
+    num_texts: int,
+    progress: Callable[[str, float], None],
+) -> str:
+    """Random texts of the characters that are left. One that differs must be explained by one of its characters.
+
+    Those that explain it are added to ``bad``; the last round has to show nothing.
+    """
+    differing: list[str] = []
+    for number in range(_ROUNDS):
+        progress("random texts", number / _ROUNDS)
+        texts = random_texts([point for point in points if point not in bad], special, num_texts, seed=number)
+        differing = [batch[found] for batch in _batches(texts) for found in compare.differing(batch)]
+        if not differing:
+            return ""
+
+        for text in differing:
+            to_blame = _to_blame(compare, text)
+            if to_blame is None:
+                return f"its ids differ on {_shown(text)}, which no single character explains"
+
+            bad.add(to_blame)
+    return f"its ids differ on {_shown(differing[0])}, after {_ROUNDS} rounds of leaving characters out"
+
+
+def _to_blame(compare: _Comparison, text: str) -> int | None:
+    """The character without which the two agree; not one of ASCII, without which no text could be encoded."""
+    for point in sorted(set(map(ord, text)), reverse=True):
+        if point < _ASCII:
+            return None
+
+        if not compare.differing([text.replace(chr(point), "")]):
+            return point
+
+    return None
+
+
+def random_texts(points: Sequence[int], special: Sequence[str], num_texts: int, seed: int) -> Iterator[str]:
+    """Texts of a few scripts each, with white space, digits, punctuation, marks and special tokens in between."""
+    rng = random.Random(f"asyncdata conformance {SWEEP_VERSION} {seed}")
+    scripts = _scripts(points)
+    ascii_words = ["the", "'s", "'LL", "don't", "HTTPServer", "3.14", "1234567", "e.g.", "://", "foo_bar", "\\n", "{}"]
+    spaces = [" ", " ", " ", "  ", "\n", "\n\n", "\r\n", "\t", " \n ", "   "]
+    marks = [chr(point) for point in points if unicodedata.combining(chr(point))] or ["."]
+    for _ in range(num_texts):
+        chosen = rng.choices(scripts, k=rng.randint(1, 3))
+        pieces: list[str] = []
+        for _ in range(rng.randint(1, 40)):
+            kind = rng.random()
+            if kind < 0.5:
+                pieces.append("".join(rng.choices(rng.choice(chosen), k=rng.randint(1, 8))))
+            elif kind < 0.65:
+                pieces.append(rng.choice(ascii_words))
+            elif kind < 0.9:
+                pieces.append(rng.choice(spaces))
+            elif kind < 0.97 or not special:
+                pieces.append(rng.choice("aeio") + "".join(rng.choices(marks, k=rng.randint(1, 3))))
+            else:
+                pieces.append(rng.choice(special))
+        yield "".join(pieces)
+
+
+def _scripts(points: Sequence[int]) -> list[str]:
+    """The characters in runs of 128 code points, nearly all of one script each; those of ASCII first, and often."""
+    runs: dict[int, list[str]] = {}
+    for point in points:
+        runs.setdefault(point >> 7, []).append(chr(point))
+    scripts = ["".join(run) for run in runs.values()]
+    return [*scripts[:1] * (len(scripts) // 4), *scripts]
+
+
+def _fixed_texts(special: Sequence[str], longest: int) -> Iterator[str]:
+    """Texts that must agree whatever their characters: nothing at all, long runs, emoji, special tokens."""
+    yield ""
+    for run in ("a", "A", "1", " ", "\n", "\r\n", "\t", ".", "'", "-", "_", "ab", " a", "a ", "1 ", ". ", " \n", "\n "):
+        yield from (run * length for length in (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 100))
+        yield f"x{run * (min(longest, 10_000) // len(run))}y"
+    rng = random.Random(f"asyncdata long texts {SWEEP_VERSION}")
+    letters, wide = "abcdefghijklmnopqrstuvwxyz", "\u4e2d\u6587\u0436\u00e9\U0001f600\u0e01\u0633"
+    yield from ("".join(rng.choices(alphabet, k=longest // 5)) for alphabet in (letters, wide))
+    yield "".join(rng.choices([*letters, *wide, " ", "\n", "7", "."], k=longest))
+    yield from _EMOJI
+    yield from (" ".join(_EMOJI[start : start + 3]) + "!" for start in range(len(_EMOJI)))
+    for token in special:
+        yield from (token, f" {token} ", f"a{token}b", f"1{token}\n", f"\n{token} {token}{token}", f"{token}'s")
+        yield from (
+            token[:-1],
+            token[1:],
+            token[0] + token,
+            token.upper(),
+            f"{token[:2]} {token[2:]}",
+            f"\u00e9{token}",
+        )
+
+
+_EMOJI = (
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466",
+    "\U0001f44d\U0001f3fd",
+    "\u2764\ufe0f\u200d\U0001f525",
+    "\U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7",
+    "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
+    "1\ufe0f\u20e3",
+    "\U0001f9d1\U0001f3fb\u200d\u2764\ufe0f\u200d\U0001f48b\u200d\U0001f9d1\U0001f3ff",
+    "\u0928\u092e\u0938\u094d\u0924\u0947",
+    "\u0e19\u0e49\u0e33",
+    "\u1112\u1161\u11ab\u1100\u1173\u11af",
+    "Z\u0351\u036b\u0343\u036a\u0302\u036b\u033d\u034f\u0334\u0319\u0324\u031e\u0349\u035a\u032f\u031e\u0320\u034dA\u036b",
+    "\u05e9\u05c1\u05dc\u05d5\u05b9\u05dd \u200f(\u0645\u0631\u062d\u0628\u0627)\u200e",
+)
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    left = iter(texts)
+    while batch := list(islice(left, _BATCH)):
+        yield batch

@@ -1,0 +1,110 @@
+"""The library ``tokenizers`` itself, with flat ids: what every other backend is measured by."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from typing import TYPE_CHECKING
+
+from asyncdata.tokenization.encoders.fast_backends import FlatIds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tokenizers import Encoding, Tokenizer
+
+__all__ = ("HfEncoder", "encode_here", "ids_around", "separator_of")
+
+_PLAIN = ("", "a", " a", "Hello, world", "1 2\n", "\u4e2d\u6587", "\n", "\U0001f600 it's")
+
+
+_NO = frozenset({"", "off", "false", "f", "no", "n", "0"})
+"""What tokenizers itself takes for no, in whatever case, in TOKENIZERS_PARALLELISM."""
+
+
+def encode_here(tokenizer: Tokenizer, *, with_offsets: bool) -> Callable[..., list[Encoding]]:
+    """``encode_batch`` of ``tokenizer``, or ``encode_batch_fast``, in the thread that asks.
+
+    A batch goes to the library's own threads, which end with the process, and keep memory for each tokenizer that they
+    have ever worked for: 4 to 5 MB a thread for every loader of a trainer. So texts go there one by one, and not as a
+    batch, unless those threads are turned off, as they are in workers. It is the same work for the CPU.
+    """
+    if os.environ.get("TOKENIZERS_PARALLELISM", "yes").lower() in _NO:
+        return tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
+
+    def each(texts: list[str], *, add_special_tokens: bool) -> list[Encoding]:
+        return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    return each
+
+
+class HfEncoder:
+    """Texts to ids.
+
+    :param add_special_tokens: with those that the tokenizer puts around a text.
+    :param in_threads: the library's own may help, as where it is waited for, and happens once.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, add_special_tokens: bool = False, in_threads: bool = False) -> None:
+        self._encode = tokenizer.encode_batch_fast if in_threads else encode_here(tokenizer, with_offsets=False)
+        self._add_special_tokens = add_special_tokens
+
+    def __call__(self, texts: list[str]) -> FlatIds:
+        """The ids of each text.
+
+        :raises Exception: whatever the library raises for a text.
+        """
+        ids, ends = array("i"), array("I")
+        for encoding in self._encode(texts, add_special_tokens=self._add_special_tokens):
+            ids.fromlist(encoding.ids)
+            ends.append(len(ids))
+        return FlatIds(ids.tobytes(), ends)
+
+    def each(self, texts: list[str]) -> tuple[FlatIds, dict[int, Exception]]:
+        """The ids of each text, and what the library raised for those that have none, by their number."""
+        try:
+            return self(texts), {}
+        except Exception:  # the library raises a bare Exception; one by one, the text to blame is named
+            return self._one_by_one(texts)
+
+    def _one_by_one(self, texts: list[str]) -> tuple[FlatIds, dict[int, Exception]]:
+        pieces: list[bytes] = []
+        errors: dict[int, Exception] = {}
+        ends, end = array("I"), 0
+        for number, text in enumerate(texts):
+            try:
+                pieces += self([text]).of_each()
+            except Exception as error:  # as above
+                errors[number] = error
+                pieces.append(b"")
+            end += len(pieces[-1]) // 4
+            ends.append(end)
+        return FlatIds(b"".join(pieces), ends), errors
+
+
+def ids_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """The ids that the tokenizer puts in front of any text and behind it; None where that depends on the text."""
+    whole = tokenizer.encode("", add_special_tokens=True).ids
+    for split in range(len(whole) + 1):
+        before, after = whole[:split], whole[split:]
+        if all(_is_between(tokenizer, text, before, after) for text in _PLAIN):
+            return before, after
+
+    return None
+
+
+def _is_between(tokenizer: Tokenizer, text: str, before: list[int], after: list[int]) -> bool:
+    plain = tokenizer.encode(text, add_special_tokens=False).ids
+    return bool(tokenizer.encode(text, add_special_tokens=True).ids == [*before, *plain, *after])
+
+
+def separator_of(tokenizer: Tokenizer) -> str | None:
+    """An added token at which a text is cut as it is, before anything else is done; None where there is none."""
+    if tokenizer.encode_special_tokens:
+        return None
+
+    for token in tokenizer.get_added_tokens_decoder().values():
+        if token.special and not (token.normalized or token.lstrip or token.rstrip or token.single_word):
+            return str(token.content)
+
+    return None

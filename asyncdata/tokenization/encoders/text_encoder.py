@@ -1,0 +1,271 @@
+"""Texts to ids that are those of ``tokenizers``, by a fast backend where that is proven, and checked while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from array import array
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncdata.prefetch.row_index.index_file import cache_folder
+from asyncdata.tokenization.encoders import idle_work
+from asyncdata.tokenization.encoders.character_sets import CharacterFinder
+from asyncdata.tokenization.encoders.fast_backends import (
+    FAST_BACKENDS,
+    BoundedEncoder,
+    FlatIds,
+    give_back_memory,
+    load_backend,
+    private_bytes,
+    version_of,
+)
+from asyncdata.tokenization.encoders.hf_encoder import HfEncoder
+from asyncdata.tokenization.rows import excerpt
+from asyncdata.tokenization.wrong_ids import WrongIdsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tokenizers import Tokenizer
+
+    from asyncdata.tokenization.encoders.equivalence_records import Proof
+    from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+
+__all__ = ("Encoded", "TextEncoder", "open_encoder")
+
+AUDIT_EVERY = 10_000
+"""One text in so many is encoded by ``tokenizers`` too, weighed by length: 1 % of the time of a backend that is a
+hundred times as fast."""
+
+FIRST_AUDIT_TOKENS = 200_000
+"""After how many tokens that begins, in the next pause."""
+
+WORK_BEFORE_AUDIT_S = 40.0
+"""CPU time after which it begins without a pause: loading ``tokenizers`` is 1 % of that, and holds up what is waited
+for."""
+
+
+class Encoded(NamedTuple):
+    """The ids of texts.
+
+    :ivar flat: those of a text that failed are none.
+    :ivar errors: what the library raised for a text, by the text's number.
+    """
+
+    flat: FlatIds
+    errors: dict[int, Exception]
+
+
+class TextEncoder:
+    """Encodes texts; see :func:`open_encoder`.
+
+    :param load: loads ``tokenizers``. Called at once without ``fast``, and else only when a text needs it: that costs
+        0.3 s and 60 MB for a vocabulary of 151k.
+    """
+
+    def __init__(self, load: Callable[[], Tokenizer], fast: _Fast | None = None, *, adds_special: bool = False) -> None:
+        self._load = load
+        self._adds_special = adds_special
+        self._fast = fast
+        self._hf: HfEncoder | None = None
+        self._audit_after_s = time.process_time() + WORK_BEFORE_AUDIT_S
+        self._wrong_text: str | None = None
+        if fast is None:
+            self._trusted()
+
+    def _trusted(self) -> HfEncoder:
+        if self._hf is None:
+            before = private_bytes()
+            self._hf = HfEncoder(self._load(), add_special_tokens=self._adds_special)
+            give_back_memory()
+            if self._fast is not None:
+                self._fast.encode.allow(private_bytes() - before)
+        return self._hf
+
+    def __call__(self, texts: list[str]) -> Encoded:
+        """The ids of each text.
+
+        :raises WrongIdsError: if an audit finds the backend out, and from then on.
+        """
+        if self._fast is None:
+            return Encoded(*self._trusted().each(texts))
+
+        if self._wrong_text is not None:
+            raise _found_out(self._fast.proof, self._wrong_text, is_here=self._wrong_text in texts)
+
+        not_proven = self._fast.finder(texts)
+        if not_proven:
+            return self._routed(self._fast, texts, not_proven)
+
+        return self._encode_fast(self._fast, texts)
+
+    def _encode_fast(self, fast: _Fast, texts: list[str]) -> Encoded:
+        try:
+            found = fast.encode(texts)
+        except Exception:  # whatever a library raises: the other one knows whether the text or the backend is to blame
+            return Encoded(*self._trusted().each(texts))
+
+        if fast.around != ([], []):
+            found = _with_ids_around(found, *fast.around)
+        if fast.audit.is_due(len(found.ids) // 4) and texts and self._may_audit():
+            self._audit(fast, texts, found)
+        return Encoded(found, {})
+
+    def _may_audit(self) -> bool:
+        """Whether what it costs now is little."""
+        if self._hf is not None or time.process_time() >= self._audit_after_s:
+            return True
+
+        idle_work.wait_for_pause(self)
+        return False
+
+    def on_pause(self) -> None:
+        """Load what the audit needs."""
+        self._audit_after_s = 0.0
+        with contextlib.suppress(Exception):  # whatever it is: the next batch meets it too, and tells
+            self._trusted()
+
+    def _routed(self, fast: _Fast, texts: list[str], not_proven: Sequence[int]) -> Encoded:
+        """``tokenizers`` gets the texts that hold a character which is not proven."""
+        routed = frozenset(not_proven)
+        others = [number for number in range(len(texts)) if number not in routed]
+        proven = self._encode_fast(fast, [texts[number] for number in others])
+        slow, errors = self._trusted().each([texts[number] for number in not_proven])
+        pieces = dict(zip(others, proven.flat.of_each(), strict=True))
+        pieces.update(zip(not_proven, slow.of_each(), strict=True))
+        failed = {others[number]: error for number, error in proven.errors.items()}
+        failed |= {not_proven[number]: error for number, error in errors.items()}
+        return Encoded(_joined([pieces[number] for number in range(len(texts))]), failed)
+
+    def _audit(self, fast: _Fast, texts: list[str], found: FlatIds) -> None:
+        number = fast.audit.num_audits % len(texts)
+        expected = self._trusted()([texts[number]]).ids
+        fast.audit.is_done(len(expected) // 4)
+        start = found.ends[number - 1] if number else 0
+        if found.ids[4 * start : 4 * found.ends[number]] == expected:
+            return
+
+        from asyncdata.tokenization.encoders.equivalence_records import revoke
+
+        self._wrong_text = texts[number]
+        length = len(self._wrong_text)  # the text is the row's, and must not be shown by whoever reads the proof
+        revoke(
+            fast.proof.subject, f"an audit found other ids than those of tokenizers for a text of {length} characters"
+        )
+        raise _found_out(fast.proof, self._wrong_text)
+
+
+def _found_out(proof: Proof, text: str, *, is_here: bool = True) -> WrongIdsError:
+    from asyncdata.tokenization.encoders.equivalence_records import proof_path
+
+    return WrongIdsError(
+        f"AD436 tokenizer_backend {proof.subject.backend!r} {proof.subject.backend_version} gives other ids than "
+        "tokenizers for a text: samples that were delivered before may be wrong as well. Its proof "
+        f"{proof_path(proof.subject)} is revoked, so that 'auto' no longer chooses it. Set tokenizer_backend='hf', go "
+        "on from a snapshot you trust, and report the text to the backend's authors",
+        excerpt(text.encode("utf-8", "surrogatepass")),
+        is_here=is_here,
+    )
+
+
+def _with_ids_around(found: FlatIds, before: list[int], after: list[int]) -> FlatIds:
+    head, tail = array("i", before).tobytes(), array("i", after).tobytes()
+    return _joined([head + ids + tail for ids in found.of_each()])
+
+
+def _joined(pieces: list[bytes]) -> FlatIds:
+    return FlatIds(b"".join(pieces), array("I", accumulate(len(piece) // 4 for piece in pieces)))
+
+
+class _Audit:
+    """When a text is to be encoded by both: once for as many tokens as the last such text had, times ``every``.
+
+    One process of a run does it, so that only that one holds ``tokenizers``; when it dies, another takes over.
+    """
+
+    def __init__(self, first: int, every: int) -> None:
+        self._every = every
+        self._left = first
+        self._retry = max(first, 1)
+        self._lock = -1
+        self.num_audits = 0
+
+    def is_due(self, num_tokens: int) -> bool:
+        """``num_tokens`` more were encoded."""
+        self._left -= num_tokens
+        if self._left > 0:
+            return False
+
+        if self._lock < 0 and not self._is_ours():
+            self._left = self._retry
+            return False
+
+        return True
+
+    def is_done(self, num_tokens: int) -> None:
+        """A text of so many tokens was compared."""
+        self.num_audits += 1
+        self._left = self._every * max(num_tokens, 1)
+
+    def _is_ours(self) -> bool:
+        """Whether no other process of our parent's audits: a lock on the byte whose number is our parent's."""
+        try:
+            folder = os.path.join(cache_folder(), "conformance")
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            path = os.path.join(folder, "audit.lock")
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError:  # no cache folder: everybody audits
+            return True
+
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, os.getppid())
+        except OSError:
+            os.close(fd)
+            return False
+
+        self._lock = fd
+        return True
+
+
+class _Fast(NamedTuple):
+    """A proven backend.
+
+    :ivar finder: finds the texts that it must not be given.
+    :ivar around: the ids to be put around those of a text.
+    """
+
+    proof: Proof
+    encode: BoundedEncoder
+    finder: CharacterFinder
+    around: tuple[list[int], list[int]]
+    audit: _Audit
+
+
+def open_encoder(files: TokenizerFiles, backend: str = "auto", *, add_special_tokens: bool = False) -> TextEncoder:
+    """The encoder of a tokenizer, by the backend that is chosen for it.
+
+    :param backend: "auto" for the first that is proven, "hf" for ``tokenizers``, or one by name.
+    :param add_special_tokens: with what the tokenizer puts around plain text.
+    :raises ConfigError: if the backend that is named is not installed, or not exact for this tokenizer.
+    """
+    proof = _proof_of(files, backend)
+    around = ([], []) if proof is None or not add_special_tokens else proof.around
+    if proof is None or around is None:
+        return TextEncoder(files.load, adds_special=add_special_tokens)
+
+    name, text, splits = proof.subject.backend, files.plain_json(), files.splits_special
+    encode = BoundedEncoder(lambda: load_backend(name, text, splits_special=splits))
+    fast = _Fast(proof, encode, CharacterFinder(proof.exceptions), around, _Audit(FIRST_AUDIT_TOKENS, AUDIT_EVERY))
+    return TextEncoder(files.load, fast, adds_special=add_special_tokens)
+
+
+def _proof_of(files: TokenizerFiles, backend: str) -> Proof | None:
+    if backend == "hf" or (backend == "auto" and not any(map(version_of, FAST_BACKENDS))):
+        return None  # most workers: they need not import what reads proofs
+
+    from asyncdata.tokenization.encoders.equivalence_records import choose
+
+    return choose(files, backend)

@@ -1,0 +1,105 @@
+"""Chats to be trained: rendered whole, as ``apply_chat_template`` does, with loss on what the assistant says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from asyncdata.tokenization.functions.chat_settings import ChatDrafts, OfChat, assistants
+from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Drafting, write_sample
+from asyncdata.tokenization.functions.labelled import DraftTokenizer, Fields, Name, SpanEncoder, metadata_column
+from asyncdata.tokenization.rows import RowFault, decode_value, json_type
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+    from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
+
+__all__ = ("ChatTokenizeFn",)
+
+Buffer = bytes | memoryview
+Message = dict[str, Any]
+
+
+class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Rows of messages to samples, trained on what the assistant says: ``{"messages": [...], "tools": [...]}``.
+
+    The tokens are those of ``apply_chat_template``. What is trained of a message begins where the model begins when it
+    is asked, and ends with its stop token; tool calls are part of it. A token that straddles a border is trained only
+    if all that it holds besides is white space before the message; ``straddling_token`` counts rows with others.
+
+    A row with nothing to train on is dropped as ``no_trained_tokens``, one that is too long as ``max_length``.
+
+    :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
+    A chat template that ends messages with no special token trains none: ``no_stop_token`` counts such rows.
+
+    :param messages_key: where a row has its messages: a list, or that list as JSON text; other text is one user turn.
+    :param train_on: every message of the assistant, its last one, or those whose own ``loss`` is not false.
+    :raises ConfigError: for a setting that cannot work.
+    """
+
+    tag: ClassVar[str] = "asyncdata.tokenization.chat:ChatTokenizeFn"
+
+    messages_key: Name = "messages"
+    train_on: Literal["assistant", "last_assistant", "loss"] = "assistant"
+
+    def open(self) -> BatchTokenizer:
+        """Load the tokenizer and compile the template."""
+        files = self.files()
+        encoder = SpanEncoder(files.load())
+        drafts = ChatDrafts(self, [self.messages_key], self.chat_spans(files, encoder.special()))
+        return DraftTokenizer(encoder, _ChatReader(self, drafts), _ChatWriter(self, encoder))
+
+
+class _ChatReader:
+    """A raw row to its rendered chat."""
+
+    def __init__(self, fn: ChatTokenizeFn, drafts: ChatDrafts) -> None:
+        self._key = fn.messages_key
+        self._train_on = fn.train_on
+        self._drafts = drafts
+        self._fields = Fields(
+            {"messages_key": fn.messages_key}, {"tools_key": fn.tools_key, "metadata_key": fn.metadata_key}
+        )
+
+    def __call__(self, raw: Buffer) -> Drafting | str:
+        fields = self._fields(raw)
+        messages = self._drafts.messages(self._key, decode_value(fields["messages_key"], raw), raw)
+        tools = self._drafts.tools(fields.get("tools_key"), raw)
+        trained = self._trained(messages, raw)
+        if not trained:
+            return NOTHING_TRAINED
+
+        return Drafting([self._drafts.draft(self._key, messages, tools, trained, raw)], metadata_column(fields))
+
+    def _trained(self, messages: list[Message], raw: Buffer) -> list[int]:
+        numbers = assistants(messages)
+        if self._train_on == "loss":
+            return [number for number, message in enumerate(messages) if self._has_loss(number, message, raw)]
+
+        return numbers if self._train_on == "assistant" else numbers[-1:]
+
+    def _has_loss(self, number: int, message: Message, raw: Buffer) -> bool:
+        loss, is_assistant = message.get("loss"), message["role"] == "assistant"
+        if loss is not None and not isinstance(loss, bool):
+            reason = f"{ascii(self._key)}[{number}]: 'loss' must be true or false, got {json_type(loss)}"
+            raise RowFault("AD111", reason, raw)
+
+        if loss and not is_assistant:
+            reason = (
+                f"{ascii(self._key)}[{number}] has loss, and is no message of the assistant; set its 'loss' to false"
+            )
+            raise RowFault("AD111", reason, raw)
+
+        return is_assistant and loss is not False
+
+
+class _ChatWriter:
+    """Cuts a chat to length."""
+
+    def __init__(self, fn: ChatTokenizeFn, encoder: SpanEncoder) -> None:
+        self._fn = fn
+        self._encoder = encoder
+
+    def __call__(self, row: int, found: list[Encoding], drafting: Drafting, out: ColumnWriter) -> None:
+        encoded = self._encoder.encoded(found[0], drafting.drafts[0])
+        write_sample(row, self._fn.fit(encoded), drafting.columns, out)

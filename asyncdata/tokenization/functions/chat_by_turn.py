@@ -1,0 +1,155 @@
+"""Where a message of a chat lies, asked of its two ends apart: for templates that neither prefixes nor a mark tell of.
+
+The beginning. If the prompt that asks the model for the message begins the whole chat, the message begins behind it.
+Otherwise the chat is rendered with a mark in place of the message, as in :mod:`asyncdata.tokenization.chat_template.assistant_spans`; the
+message begins where the chat parts from what the model is asked with, as a turn with thoughts does from a prompt that
+closes them. What they share must hold the turn's header.
+
+The end, by one of three proofs:
+
+- The chat up to and with the message begins the whole chat.
+- What stands behind the mark also ends the whole chat, so that the message ends before it. To this comes what the
+  template writes behind the message when the model is asked for the next one right after it, if it writes the same
+  where a chat ends: that is the message's stop token. Another token in its place is one that only past turns have,
+  and is not trained.
+- The template drops the message's beginning as the chat goes on, such as thoughts before a call: what the chat has from
+  the beginning on, up to the special token that ends the message, is the end of the chat up to and with the message,
+  and there is only one such place.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncdata.tokenization.spans import Span, common_prefix
+
+if TYPE_CHECKING:
+    from asyncdata.tokenization.chat_template.rendered_texts import Texts
+    from asyncdata.tokenization.functions.conversation import Conversation
+
+__all__ = ("by_turn",)
+
+
+class _Marked(NamedTuple):
+    """The chat with a mark in place of a message.
+
+    :ivar text: the rendering.
+    :ivar place: where the mark is.
+    :ivar tail: what stands behind it.
+    """
+
+    text: str
+    place: int
+    tail: str
+
+
+def by_turn(chat: Conversation, number: int) -> Span | None:
+    """Where message ``number`` lies; None where that cannot be shown. Nothing is known of chats of unknown texts."""
+    chat.texts.refuse_unknown("each end of a message for itself")
+    marked = _marked(chat, number)
+    start = _start(chat, number, marked)
+    if start is None:
+        return None
+
+    stop = _stop(chat, number, start, marked)
+    return None if stop is None or stop < start else (start, stop)
+
+
+def _marked(chat: Conversation, number: int) -> _Marked | None:
+    mark = chat.unused_marks()[0]
+    text = chat.in_its_place(number, mark)
+    if text is None or text.count(mark) != 1:
+        return None
+
+    place = text.index(mark)
+    return _Marked(text, place, text[place + 1 :])
+
+
+def _start(chat: Conversation, number: int, marked: _Marked | None) -> int | None:
+    prompt = chat.prompt(number)
+    if prompt is not None and chat.text.startswith(prompt):
+        return len(prompt)
+
+    header = chat.header_of(number)
+    if marked is None or not header:
+        return None
+
+    words = chat.words_before(number, *chat.unused_marks(), in_its_place=True)
+    first = next((token for token in chat.texts.special if header.startswith(token)), None)
+    at = -1 if first is None else words.rfind(first)
+    if first is None or at < 0:
+        return None
+
+    header_at = marked.place - len(words) + at
+    shared = min(header_at + common_prefix(words[at:], header), common_prefix(chat.text, marked.text))
+    if shared in (header_at + len(header), marked.place):
+        return shared  # all of the header, or all that the template has of it
+
+    start = header_at + _whole_words(chat.text[header_at:shared], chat.text[header_at:], chat.texts)
+    return start if start > header_at + len(first) else None
+
+
+def _whole_words(shared: str, text: str, texts: Texts) -> int:
+    """How much of what ``shared``, the beginning of ``text``, ends behind white space or a special token."""
+    length = 0
+    for found in re.finditer("|".join([r"\s", *map(re.escape, texts.special)]), text):
+        if found.end() <= len(shared):
+            length = found.end()
+    return length
+
+
+def _stop(chat: Conversation, number: int, start: int, marked: _Marked | None) -> int | None:
+    up_to = chat.up_to(number) or chat.up_to(number, in_its_place=True)
+    if up_to is not None and chat.text.startswith(up_to) and len(up_to) >= start:
+        return start + len(_said(up_to[start:], chat.texts))
+
+    by_mark = None if marked is None else _stop_by_mark(chat, number, marked)
+    return by_mark if by_mark is not None else _stop_by_end(chat, number, start)
+
+
+def _said(text: str, texts: Texts) -> str:
+    """The text, without white space behind a special token that it ends with: that is not the model's."""
+    said = text.rstrip()
+    return said if said.endswith(texts.special) else text
+
+
+def _stop_by_mark(chat: Conversation, number: int, marked: _Marked) -> int | None:
+    if not chat.text.endswith(marked.tail):
+        return None
+
+    end, mark = len(chat.text) - len(marked.tail), marked.text[marked.place]
+    last = chat.in_its_place(number, mark, last=True)
+    ending = _ending(chat, number, mark)
+    if last is None or last.count(mark) != 1 or ending is None:
+        return None
+
+    at_end = last.partition(mark)[2]
+    if marked.tail.startswith(ending):
+        said = _said(ending, chat.texts)
+        return end + len(said) if at_end.startswith(said) else end
+
+    stop = chat.texts.stop_behind(marked.tail, 0)
+    return end + stop.end() if stop is not None and marked.tail == at_end else None
+
+
+def _ending(chat: Conversation, number: int, mark: str) -> str | None:
+    """What the template writes behind a message before the model is asked for the next one."""
+    asked, header = chat.in_its_place(number, mark, last=True, asks=True), chat.header_of(number)
+    if asked is None or not header or asked.count(mark) != 1:
+        return None
+
+    behind = asked.partition(mark)[2]
+    return behind[: -len(header)] if behind.endswith(header) else None
+
+
+def _stop_by_end(chat: Conversation, number: int, start: int) -> int | None:
+    """Where the beginning of the message was dropped: what is left of it."""
+    whole = (chat.alone(number) or "").rstrip()
+    token = next((each for each in chat.texts.special if whole.endswith(each)), None)
+    if token is None:
+        return None
+
+    places = [start + found.end() for found in re.finditer(re.escape(token), chat.text[start:])]
+    stops = [stop for stop in places if whole.endswith(chat.text[start:stop]) and stop - start > len(token)]
+    return stops[0] if len(stops) == 1 else None

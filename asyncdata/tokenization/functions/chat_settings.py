@@ -1,0 +1,124 @@
+"""What tokenize functions of chats that are trained have in common: settings of the template, and rows read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.functions.drafts import Draft
+from asyncdata.tokenization.functions.labelled import OfAnyLength
+from asyncdata.tokenization.functions.tokenizer_settings import (
+    TEMPLATE_ARGUMENTS,
+    Name,
+    compile_templates,
+    parse_date,
+    templates_digest,
+)
+from asyncdata.tokenization.row_fields import RowReader
+
+if TYPE_CHECKING:
+    from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
+    from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+
+__all__ = ("ChatDrafts", "OfChat", "assistants")
+
+Buffer = bytes | memoryview
+Message = dict[str, Any]
+
+
+class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The settings that descriptions of trained chats have besides.
+
+    :param tools_key: where a row may have tools: a list of JSON schemas, or that list as JSON text. None: no tools.
+    :param chat_template: a template's text, or the name of one of the tokenizer's, in place of its own choice.
+    :param chat_template_kwargs: variables for the template, such as ``enable_thinking``; JSON values.
+    :param today: the date, as 2026-01-31, that a template is told when it asks for today's.
+    """
+
+    version: ClassVar[int] = 2
+    """2: a token of white space and the first character of what is trained is trained."""
+
+    needs_offsets: ClassVar[bool] = True
+
+    tools_key: Name | None = "tools"
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    today: str | None = None
+
+    def __post_init__(self) -> None:
+        self.check_fields("chat_template_kwargs")
+        if self.today is not None:
+            parse_date(self.today)
+        if taken := sorted((TEMPLATE_ARGUMENTS | {"add_generation_prompt"}) & set(self.chat_template_kwargs)):
+            raise ConfigError(
+                f"chat_template_kwargs are the template's variables; it cannot be given {', '.join(taken)}"
+            )
+
+    def check_files(self, files: TokenizerFiles) -> None:
+        """Compile the templates."""
+        self.chat_spans(files, [])
+
+    def template_digest(self, files: TokenizerFiles) -> str:
+        """Digest of the templates and the special tokens that they see."""
+        return templates_digest(files, self.chat_template)
+
+    def chat_spans(self, files: TokenizerFiles, special: list[str]) -> tuple[ChatSpans, ChatSpans]:
+        """For chats without tools, and with tools.
+
+        :param special: the texts of the tokenizer's special tokens.
+        :raises ConfigError: if there is no such template, or it is none.
+        """
+        from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
+
+        variables = {**self.chat_template_kwargs, "add_generation_prompt": False}
+        templates = compile_templates(files, self.chat_template, variables, self.today)
+        name = "the chat template" if self.chat_template is None else self.chat_template
+        name = f"chat template {name!r}" if name in files.chat_templates else "the chat template"
+        eos = files.special_tokens.get("eos_token")
+        without_tools, with_tools = (ChatSpans(each, name, special, eos) for each in templates)
+        return without_tools, with_tools
+
+
+class ChatDrafts:
+    """Chats as rows have them, to drafts.
+
+    :param keys: the row's keys of its chats.
+    """
+
+    def __init__(self, fn: OfChat, keys: list[str], spans: tuple[ChatSpans, ChatSpans]) -> None:
+        self._rows = {key: RowReader({"prompt": key, "tools": fn.tools_key}) for key in keys}
+        self._without_tools, self._with_tools = spans
+        self._any_row = self._rows[keys[0]]
+
+    def messages(self, key: str, value: Any, raw: Buffer) -> list[Message]:
+        """The chat that ``value`` is, or that its text is as JSON, which the row has under ``key``.
+
+        :raises RowFault: if it is no list of messages with a role.
+        """
+        return self._rows[key].chat(value, raw)
+
+    def tools(self, text: Buffer | None, raw: Buffer) -> list[Message] | None:
+        """The row's tools.
+
+        :raises RowFault: if they are no list of JSON schemas.
+        """
+        if text is None:
+            return None
+
+        return self._any_row.schemas(self._any_row.tools(text, raw), raw)
+
+    def draft(
+        self, key: str, messages: list[Message], tools: list[Message] | None, trained: list[int], raw: Buffer
+    ) -> Draft:
+        """The chat rendered, with the blocks of the messages ``trained``.
+
+        :raises RowFault: if the template refuses it, or the blocks cannot be told.
+        """
+        spans = self._without_tools if tools is None else self._with_tools
+        text, blocks = spans(messages, tools, trained)
+        return Draft(self._rows[key].encodable("prompt", text, raw), blocks, spans.has_stop(text, blocks))
+
+
+def assistants(messages: list[Message]) -> list[int]:
+    """The numbers of the messages of the assistant."""
+    return [number for number, message in enumerate(messages) if message["role"] == "assistant"]

@@ -1,0 +1,159 @@
+"""A chat and the renderings of it, and of parts of it, that show where its messages lie."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from asyncdata.tokenization.chat_template.call_arguments import guarded, parsed
+from asyncdata.tokenization.rows import RowFault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from asyncdata.tokenization.chat_template.rendered_texts import Texts
+    from asyncdata.tokenization.chat_template.template import ChatTemplate
+    from asyncdata.tokenization.spans import Span
+
+__all__ = ("Conversation", "conversation_of")
+
+Message = dict[str, Any]
+
+
+class _Template(Protocol):
+    """What renders a chat, as text or with its texts unknown."""
+
+    def rendered(self, messages: Iterable[Message], tools: Any = None, **variables: Any) -> str: ...
+
+
+class Conversation:
+    """A chat, rendered whole and in parts.
+
+    :param texts: what is asked about the renderings.
+    :ivar text: the whole.
+    """
+
+    def __init__(self, template: _Template, messages: list[Message], tools: Any, texts: Texts) -> None:
+        self._template = template
+        self._tools = tools
+        self.messages = messages
+        self.texts = texts
+        self.text = template.rendered(messages, tools)
+
+    @cached_property
+    def header(self) -> str:
+        """What the template writes for the model to go on behind; empty for nothing."""
+        prompt = self.prompt(len(self.messages)) or ""
+        return self.texts.constant(prompt[self.texts.num_shared(self.text, prompt) :])
+
+    def prompt(self, length: int) -> str | None:
+        """The first messages as the prompt for the next; None where the template refuses them."""
+        return self._rendered(self.messages[:length], add_generation_prompt=True)
+
+    def up_to(self, number: int, *, in_its_place: bool = False) -> str | None:
+        """The chat up to and with a message; None where the template refuses that, or writes what ends every chat.
+
+        :param in_its_place: what comes behind a chat's last message says it in the form that the message has.
+        """
+        if number + 1 < len(self.messages):
+            return self.alone(number)
+
+        longer = self.longer(self._form(number, "", in_its_place))
+        return self.text if longer is not None and self.texts.starts_with(longer, self.text) else None
+
+    def longer(self, content: Any = "") -> str | None:
+        """The chat with one more turn; None where the template refuses it."""
+        return self._rendered([*self.messages, {"role": "user", "content": content}])
+
+    def alone(self, number: int) -> str | None:
+        """The chat that ends with a message; None where the template refuses it."""
+        return self._rendered(self.messages[: number + 1])
+
+    def header_of(self, number: int) -> str:
+        """What the template writes for the model to say message ``number``, or else one before it; empty for nothing.
+
+        Where the message before is rendered otherwise as the chat goes on, that cannot be told of the message itself.
+        """
+        for length in range(number, -1, -1):
+            prompt, before = self.prompt(length), self._rendered(self.messages[:length])
+            if prompt is not None and before is not None and prompt.startswith(before):
+                return prompt[len(before) :]
+
+        return ""
+
+    def with_content(self, number: int, content: str, *, last: bool = False) -> str | None:
+        """The whole with nothing but ``content`` in message ``number``; None where the template refuses that.
+
+        :param last: end the chat there.
+        """
+        message = {"role": self.messages[number]["role"], "content": content}
+        return self._rendered([*self.messages[:number], message, *([] if last else self.messages[number + 1 :])])
+
+    def in_its_place(self, number: int, content: str, *, last: bool = False, asks: bool = False) -> str | None:
+        """As :meth:`with_content`, with the content in the form that the message's has: text, or a list of parts.
+
+        :param asks: as the prompt for the next message.
+        """
+        message = {"role": self.messages[number]["role"], "content": self._form(number, content, True)}
+        messages = [*self.messages[:number], message, *([] if last else self.messages[number + 1 :])]
+        return self._rendered(messages, **({"add_generation_prompt": True} if asks else {}))
+
+    def _form(self, number: int, content: str, in_its_place: bool) -> Any:
+        is_parts = in_its_place and isinstance(self.messages[number].get("content"), list)
+        return [{"type": "text", "text": content}] if is_parts else content
+
+    def generation_blocks(self) -> list[Span] | None:
+        """Where the template's own blocks lie; None where it does not keep them apart."""
+        opening, closing = self.unused_marks()
+        marked = self._rendered(self.messages, generation_marks=(opening, closing))
+        if marked is None or not self.texts.same(marked.replace(opening, "").replace(closing, ""), self.text):
+            return None
+
+        blocks, end = [], 0
+        for number, piece in enumerate(re.split(f"([{opening}{closing}])", marked)):
+            if number % 4 == 2:
+                blocks.append((end, end + len(piece)))
+            if number % 2 == 0:
+                end += len(piece)
+            elif piece != (opening if number % 4 == 1 else closing):
+                return None
+        return blocks
+
+    def words_before(self, number: int, mark: str, before: str, *, in_its_place: bool = False) -> str:
+        """What the template writes between message ``number`` and the one before it, whatever they say."""
+        message = {"role": self.messages[number]["role"], "content": self._form(number, mark, in_its_place)}
+        earlier = []
+        if number:
+            said = self._form(number - 1, before, in_its_place)
+            earlier = [*self.messages[: number - 1], {**self.messages[number - 1], "content": said}]
+        rendered = self._rendered([*earlier, message, *self.messages[number + 1 :]]) or ""
+        return rendered.partition(mark)[0].rpartition(before)[2] if mark in rendered else ""
+
+    def unused_marks(self) -> tuple[str, str]:
+        """Two characters that the text does not have.
+
+        :raises RowFault: if it has them all.
+        """
+        return self.texts.unused_marks(self.text)
+
+    def _rendered(self, messages: list[Message], **variables: Any) -> str | None:
+        try:
+            return self._template.rendered(messages, self._tools, **variables)
+        except RowFault:  # it renders the whole: what it refuses is this part of it
+            return None
+
+
+def conversation_of(template: ChatTemplate, messages: list[Message], tools: Any, texts: Texts) -> Conversation:
+    """The chat, with arguments of tool calls as the template takes them.
+
+    :raises RowFault: if it refuses the chat.
+    """
+    try:
+        return Conversation(template, guarded(messages), tools, texts)
+    except RowFault:
+        chat = parsed(messages)
+        if chat is None:
+            raise
+
+        return Conversation(template, chat, tools, texts)

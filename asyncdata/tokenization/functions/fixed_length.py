@@ -1,0 +1,303 @@
+"""Samples of one length for questions over a long context: prompt and answer, padded, with loss on the answer.
+
+By default only the context is ever cut. Cut at its right end, as is common, a prompt of this kind loses its question,
+and the answer is trained on nothing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.sources.fingerprint import canonical
+from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Draft, Drafting, predicted
+from asyncdata.tokenization.functions.fixed_length_layout import Filled, Layout, place_cut
+from asyncdata.tokenization.functions.labelled import (
+    DraftTokenizer,
+    Fields,
+    Name,
+    OfTrainedText,
+    PositiveInt,
+    SpanEncoder,
+    metadata_column,
+    named_token,
+    special_ids,
+)
+from asyncdata.tokenization.row_fields import RowReader
+from asyncdata.tokenization.rows import RowFault, decode_value
+from asyncdata.tokenization.spans import Span, encode_spans, join, token_spans
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+    from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
+    from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+
+__all__ = ("FixedLengthTokenizeFn",)
+
+Buffer = bytes | memoryview
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+OnOverlong = Literal["drop", "error", "truncate_context_left", "truncate_context_right", "truncate_context_middle"]
+
+
+class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Rows of a context, a question and an answer to samples of exactly ``max_length`` tokens, trained on the answer.
+
+    A sample is what the tokenizer puts in front of text, the prompt, the answer, its end token, and padding at the
+    right. ``extra["num_padding"]`` counts the padding, so that the attention mask is ones up to it; ``label`` is the
+    answer. A token that straddles the border of prompt and answer is not trained.
+
+    :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
+    :param max_length: the tokens of every sample.
+    :param prompt: its text: keys of the row in braces.
+    :param answer: likewise; it comes right behind the prompt.
+    :param context_key: the key that may be cut; None: nothing may.
+    :param on_overlong: what becomes of a row that is too long: dropped, counted as ``max_length``; a bad row; or its
+        context is cut, at its beginning, its end, or in the middle.
+    :param min_context_tokens: a row of which less context would be left is dropped as ``context_too_short``.
+    :param keep_answer: drop as ``answer_lost`` a row whose cut context no longer has the answer's words.
+    :param add_special_tokens: what the tokenizer puts in front of plain text, such as its BOS.
+    :param add_eos: train a token behind the answer: the tokenizer's ``eos_token`` for True, or the one that is named.
+        None: True, unless ``seed_compat``.
+    :param pad_id: None: the tokenizer's ``pad_token``, or else its ``eos_token``.
+    :param split: keep only the rows of one part; the others are dropped as ``split``. A row's part follows from its
+        own text, so that the parts are disjoint in whatever order and from whatever file it comes, and rows that are
+        alike stay together.
+    :param train_ratio: the share of rows in ``train``, in expectation.
+    :param split_seed: another seed is another split.
+    :param seed_compat: cut prompts at their right end to ``max_length - reserve`` tokens, tokenize the answer apart,
+        train no end token. ``extra["question_lost"]`` is true where that took the question, and
+        ``statistics().noted_total`` counts these.
+    :param reserve: tokens kept free for the answer under ``seed_compat``.
+    :raises ConfigError: for a setting that cannot work.
+    """
+
+    tag: ClassVar[str] = "asyncdata.tokenization.fixed_length:FixedLengthTokenizeFn"
+
+    needs_offsets: ClassVar[bool] = True
+
+    max_length: PositiveInt
+    prompt: str
+    answer: str
+    context_key: Name | None = None
+    on_overlong: OnOverlong = "drop"
+    min_context_tokens: NotNegative = 1
+    keep_answer: bool = False
+    add_special_tokens: bool = True
+    add_eos: bool | str | None = None
+    pad_id: NotNegative | None = None
+    split: Literal["train", "eval"] | None = None
+    train_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.9
+    split_seed: int = 42
+    seed_compat: bool = False
+    reserve: NotNegative = 64
+
+    @classmethod
+    def babilong(cls, tokenizer: str, max_length: int, **settings: Any) -> FixedLengthTokenizeFn:
+        """For rows of BABILong: ``{"input": context, "question": ..., "target": ...}``.
+
+        Under ``seed_compat`` a blank line parts context and question, as it did in the recipe; else a line end does.
+        """
+        between = "\n\n" if settings.get("seed_compat") else "\n"
+        prompt = f"{{input}}{between}Question: {{question}}\nAnswer:"
+        text = {"prompt": prompt, "answer": " {target}", "context_key": "input"}
+        return cls(tokenizer, max_length=max_length, **{**text, **settings})
+
+    def __post_init__(self) -> None:
+        self.check_fields()
+        Layout(self.prompt, self.answer, self.context_key)
+        if self.context_key is None and self.on_overlong.startswith("truncate"):
+            raise ConfigError(
+                f"on_overlong={self.on_overlong!r} needs a context_key: which of the row's keys may be cut"
+            )
+
+        if self.seed_compat and (self.on_overlong != "drop" or self.add_eos or self.keep_answer):
+            raise ConfigError(
+                "seed_compat cuts at the right and has no end token; leave on_overlong, add_eos, keep_answer"
+            )
+
+        if self.seed_compat and self.reserve >= self.max_length:
+            raise ConfigError(f"reserve={self.reserve} leaves nothing of max_length={self.max_length} to the prompt")
+
+    def check_files(self, files: TokenizerFiles) -> None:
+        """Look for the end token and the padding."""
+        self._eos(files)
+        self._pad(files)
+
+    def open(self) -> BatchTokenizer:
+        """Load the tokenizer."""
+        files = self.files()
+        tokenizer = files.load()
+        around = special_ids(tokenizer) if self.add_special_tokens else (array("i"), array("i"))
+        encoder = SpanEncoder(tokenizer)
+        eos, pad = encoder.ids_of(self._eos(files), "add_eos"), self._pad(files)
+        padding = encoder.ids_of(pad, "pad_token")[0] if isinstance(pad, str) else pad
+        writer = _SeedWriter if self.seed_compat else _FixedWriter
+        return DraftTokenizer(encoder, _FixedReader(self), writer(self, encoder, around, eos, padding))
+
+    def _eos(self, files: TokenizerFiles) -> str | None:
+        return named_token(
+            files, "eos_token", not self.seed_compat if self.add_eos is None else self.add_eos, "add_eos"
+        )
+
+    def _pad(self, files: TokenizerFiles) -> str | int:
+        named = files.special_tokens
+        pad = named.get("pad_token", named.get("eos_token")) if self.pad_id is None else self.pad_id
+        if pad is None:
+            raise ConfigError("AD410 the tokenizer has neither pad_token nor eos_token; pass pad_id=")
+
+        return pad
+
+
+class _FixedReader:
+    """A raw row to the text of its prompt and answer."""
+
+    def __init__(self, fn: FixedLengthTokenizeFn) -> None:
+        self._layout = Layout(fn.prompt, fn.answer, fn.context_key)
+        self._together = not fn.seed_compat
+        self._part = None if fn.split is None else _Part(fn)
+        keys = self._layout.keys
+        self._fields = Fields({f"{{{key}}}": key for key in keys}, {"metadata_key": fn.metadata_key})
+        self._row = RowReader({key: key for key in keys})
+
+    def __call__(self, raw: Buffer) -> Drafting | str:
+        fields = self._fields(raw)
+        values = {key: self._text(key, decode_value(fields[f"{{{key}}}"], raw), raw) for key in self._layout.keys}
+        if self._part is not None and not self._part.has(values):
+            return "split"
+
+        filled = self._layout.fill(values)
+        prompt, answer, length = filled.prompt, filled.answer, len(filled.prompt)
+        drafts = [Draft(prompt + answer, [(length, length + len(answer))])]
+        if not self._together:
+            drafts = [Draft(prompt, []), Draft(answer, [])]
+        columns = {**metadata_column(fields), "label": msgspec.json.encode(answer.strip())}
+        return Drafting(drafts, columns, filled)
+
+    def _text(self, key: str, value: Any, raw: Buffer) -> str:
+        if not isinstance(value, str):
+            raise self._row.wrong_type(key, "a string", value, raw)
+
+        return self._row.encodable(key, value, raw)
+
+
+class _Part:
+    """One part of a split: a row is in it or not by a keyed hash of its text."""
+
+    def __init__(self, fn: FixedLengthTokenizeFn) -> None:
+        self._key = canonical(["asyncdata split", fn.split_seed])
+        self._below = int(fn.train_ratio * 2**64)
+        self._is_train = fn.split == "train"
+
+    def has(self, values: dict[str, str]) -> bool:
+        drawn = blake2b(canonical(list(values.values())), digest_size=8, key=self._key).digest()
+        return (int.from_bytes(drawn, "little") < self._below) == self._is_train
+
+
+class _FixedWriter:
+    """Cuts the context where it must, and pads."""
+
+    def __init__(
+        self,
+        fn: FixedLengthTokenizeFn,
+        encoder: SpanEncoder,
+        around: tuple[array[int], array[int]],
+        eos: array[int],
+        pad: int,
+    ) -> None:
+        self._fn = fn
+        self._encoder = encoder
+        self._before, self._after = around
+        self._eos = eos
+        self._pad = pad
+
+    def __call__(self, row: int, found: list[Encoding], drafting: Drafting, out: ColumnWriter) -> None:
+        (draft,), filled = drafting.drafts, drafting.of
+        tokens, offsets = array("i", found[0].ids), self._encoder.offsets(found[0], draft.text)
+        surplus = len(self._before) + len(tokens) + len(self._eos) - self._fn.max_length
+        cut = self._cut(surplus, filled, offsets)
+        if isinstance(cut, str):
+            out.drop(row, cut)
+            return
+
+        kept = self._before + tokens[: cut[0]] + tokens[cut[1] :]
+        shift = len(self._before) - (cut[1] - cut[0])
+        spans = [(start + shift, stop + shift) for start, stop in token_spans(offsets, draft.blocks)]
+        spans.append((len(kept), len(kept) + len(self._eos)))
+        self._write(row, kept + self._eos, spans, drafting, out, {})
+
+    def _cut(self, surplus: int, filled: Filled, offsets: list[Span]) -> Span | str:
+        """The tokens to be cut out, or the reason why the row is dropped.
+
+        :raises RowFault: if it is too long, and that is an error.
+        """
+        fn = self._fn
+        if surplus <= 0:
+            return 0, 0
+
+        if fn.on_overlong == "drop":
+            return "max_length"
+
+        if fn.on_overlong == "error":
+            length = fn.max_length + surplus
+            reason = f"{length} tokens are more than max_length={fn.max_length}; raise it, or set on_overlong="
+            raise RowFault("AD415", reason)
+
+        context = next(iter(token_spans(offsets, [filled.context])), (0, 0))
+        if context[1] - context[0] < surplus:
+            return "context_too_short"
+
+        cut = place_cut(offsets, context, surplus, fn.on_overlong)
+        if context[1] - context[0] - (cut[1] - cut[0]) < fn.min_context_tokens:
+            return "context_too_short"
+
+        return "answer_lost" if fn.keep_answer and _is_lost(filled, offsets, cut) else cut
+
+    def _write(
+        self,
+        row: int,
+        tokens: array[int],
+        spans: list[Span],
+        drafting: Drafting,
+        out: ColumnWriter,
+        facts: dict[str, bool],
+    ) -> None:
+        """Pad and keep the sample; ``facts`` are in its ``extra``, and those that are true are counted."""
+        trained = join(predicted(spans))
+        if not trained:
+            out.drop(row, NOTHING_TRAINED)
+            return
+
+        num_padding = self._fn.max_length - len(tokens)
+        extra = msgspec.json.encode({"num_padding": num_padding, **facts})
+        padded = tokens + array("i", [self._pad]) * num_padding
+        out.keep(row, padded, spans=encode_spans(trained), extra=extra, **drafting.columns)
+        for name in (name for name, is_true in facts.items() if is_true):
+            out.note(row, name)
+
+
+def _is_lost(filled: Filled, offsets: list[Span], cut: Span) -> bool:
+    """Whether the answer's words are no longer in the context."""
+    left = filled.prompt[filled.context[0] : offsets[cut[0]][0]]
+    right = filled.prompt[offsets[cut[1] - 1][1] : filled.context[1]]
+    words = filled.answer.strip()
+    return words not in left and words not in right
+
+
+class _SeedWriter(_FixedWriter):
+    """Cuts the prompt at its right end, whatever is there; sees and says when that was the question."""
+
+    def __call__(self, row: int, found: list[Encoding], drafting: Drafting, out: ColumnWriter) -> None:
+        prompt, answer = (array("i", encoding.ids) for encoding in found)
+        room = self._fn.max_length - self._fn.reserve - len(self._before) - len(self._after)
+        kept = prompt[: max(room, 0)]
+        offsets = self._encoder.offsets(found[0], drafting.drafts[0].text)
+        end = offsets[len(kept) - 1][1] if kept else 0
+        tokens = (self._before + kept + self._after + answer)[: self._fn.max_length]
+        start = len(self._before) + len(kept) + len(self._after)
+        facts = {"question_lost": len(kept) < len(prompt) and end < drafting.of.asked}
+        self._write(row, tokens, [(start, len(tokens))], drafting, out, facts)

@@ -1,0 +1,345 @@
+"""What tokenize functions of trained text have in common: a row's drafts, their tokens, and which of them are trained.
+
+A *draft* is a text with the blocks of it that are trained, as characters. The tokenizer's offsets take them to tokens;
+the sample's ``spans`` column holds those, and ``Sample.labels`` reads it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.encoders.hf_encoder import encode_here
+from asyncdata.tokenization.functions.drafts import Draft, Drafting, Encoded
+from asyncdata.tokenization.functions.tokenizer_settings import Name, OfTokenizer, tokenizer_fault
+from asyncdata.tokenization.rows import RowDecoder, RowFault, missing_key
+from asyncdata.tokenization.spans import Span, trained_tokens
+from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Self
+
+    from tokenizers import AddedToken, Encoding, Tokenizer
+
+    from asyncdata.tokenization.base import ColumnWriter
+    from asyncdata.tokenization.encoders.text_encoder import TextEncoder
+
+__all__ = (
+    "Name",
+    "DraftTokenizer",
+    "Fields",
+    "OfAnyLength",
+    "OfTrainedText",
+    "Overlong",
+    "PlainEncoder",
+    "PlainEncoding",
+    "PositiveInt",
+    "SpanEncoder",
+    "metadata_column",
+    "named_token",
+    "special_ids",
+)
+
+Buffer = bytes | memoryview
+Overlong = Literal["drop", "truncate_right", "truncate_left", "error"]
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class OfTrainedText(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The settings that all descriptions of trained text have.
+
+    :param metadata_key: where a row may have metadata. None: no metadata.
+    :param revision: the hub's branch, tag or commit.
+    """
+
+    metadata_key: Name | None = "metadata"
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
+        self.check_fields()
+
+    def resolve(self) -> Self:
+        """The same with the tokenizer's local folder, and the hub's commit as its revision.
+
+        :raises ConfigError: if there is no such tokenizer, or it lacks what is asked of it.
+        """
+        folder, commit = resolve(self.tokenizer, self.revision)
+        self.check_files(TokenizerFiles(folder))
+        return msgspec.structs.replace(self, tokenizer=folder, revision=commit or self.revision)
+
+    def check_files(self, files: TokenizerFiles) -> None:
+        """Look for what a worker would miss, in the trainer's process.
+
+        :raises ConfigError: if it is not there.
+        """
+
+    def fingerprints(self) -> dict[str, str]:
+        """What the tokens depend on, by part. Where the tokenizer lies is no part of it."""
+        files = self.files()
+        return {
+            "tokenizer": files.digest(),
+            "template": self.template_digest(files),
+            "tokenize_fn": self.settings_digest(),
+        }
+
+    def template_digest(self, files: TokenizerFiles) -> str:
+        """Digest of the chat template, for those that have one."""
+        return "none"
+
+    def files(self) -> TokenizerFiles:
+        """The tokenizer's files, read."""
+        return TokenizerFiles(resolve(self.tokenizer, self.revision).folder)
+
+
+class OfAnyLength(OfTrainedText, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The settings of those whose samples are as long as their rows.
+
+    :param max_length: the longest sample that is kept whole, in tokens.
+    :param overlong: what becomes of a longer one: dropped, counted as ``max_length``; cut at its right or left end; or
+        a bad row.
+    """
+
+    max_length: PositiveInt | None = None
+    overlong: Overlong = "drop"
+
+    def fit(self, encoded: Encoded) -> Encoded | None:
+        """What is kept of a sample; None for nothing.
+
+        :raises RowFault: if it is too long, and that is an error.
+        """
+        length, limit = len(encoded.tokens), self.max_length
+        if limit is None or length <= limit:
+            return encoded
+
+        if self.overlong == "error":
+            raise RowFault("AD415", f"{length} tokens are more than max_length={limit}; raise it, or set overlong=")
+
+        if self.overlong == "drop":
+            return None
+
+        start = length - limit if self.overlong == "truncate_left" else 0
+        return encoded.cut(start, start + limit)
+
+
+def named_token(files: TokenizerFiles, name: str, given: bool | str, setting: str) -> str | None:
+    """The special token that a setting asks for: the tokenizer's own for True, None for False.
+
+    :param name: the tokenizer's name for it, as ``eos_token``.
+    :raises ConfigError: if the tokenizer has none.
+    """
+    if isinstance(given, str) or not given:
+        return given or None
+
+    if name not in files.special_tokens:
+        raise ConfigError(
+            f"AD410 {setting}=True, and the tokenizer has no {name}; pass {setting}='the token', or False"
+        )
+
+    return files.special_tokens[name]
+
+
+class DraftReader(Protocol):
+    """Reads a raw row."""
+
+    def __call__(self, raw: Buffer) -> Drafting | str:
+        """The row's drafts, or the reason why it becomes no sample.
+
+        :raises RowFault: if it is bad.
+        """
+        ...
+
+
+class DraftWriter(Protocol):
+    """Writes the sample that a row becomes."""
+
+    def __call__(self, row: int, found: list[Any], drafting: Drafting, out: ColumnWriter) -> None:
+        """Keep the row, or drop it; ``found`` are the encodings of its drafts.
+
+        :raises RowFault: if it is bad.
+        """
+        ...
+
+
+class DraftTokenizer:
+    """Rows to drafts, all drafts to tokens at once, and those to samples: any description of trained text, opened."""
+
+    def __init__(self, encoder: SpanEncoder | PlainEncoder, read: DraftReader, write: DraftWriter) -> None:
+        self._encoder = encoder
+        self._read = read
+        self._write = write
+
+    def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
+        draftings = list(self._read_each(rows, out))
+        texts = [draft.text for _, drafting in draftings for draft in drafting.drafts]
+        encodings = iter(self._encoder.encode(texts))
+        for row, drafting in draftings:
+            found = [next(encodings) for _ in drafting.drafts]
+            try:
+                self._write(row, [_unless_refused(each, rows[row]) for each in found], drafting, out)
+            except RowFault as fault:
+                out.fail(row, RowFault(fault.code, fault.reason, rows[row]))
+
+    def _read_each(self, rows: Sequence[Buffer], out: ColumnWriter) -> Iterator[tuple[int, Drafting]]:
+        for row, raw in enumerate(rows):
+            out.progress(row)  # a template is a program, and may not end
+            try:
+                drafting = self._read(raw)
+            except RowFault as fault:
+                out.fail(row, fault)
+                continue
+
+            if isinstance(drafting, str):
+                out.drop(row, drafting)
+            else:
+                yield row, drafting
+        out.progress(None)
+
+
+def _unless_refused(encoding: Encoding | PlainEncoding | Exception, raw: Buffer) -> Encoding | PlainEncoding:
+    if isinstance(encoding, Exception):
+        raise tokenizer_fault(encoding, raw) from encoding
+
+    return encoding
+
+
+class PlainEncoding(NamedTuple):
+    """The ids of a text, without offsets."""
+
+    ids: array[int]
+
+
+class PlainEncoder:
+    """Where all of a text is trained nobody asks for offsets: by any backend.
+
+    :param encoder: adds no special tokens.
+    """
+
+    def __init__(self, encoder: TextEncoder) -> None:
+        self._encoder = encoder
+
+    def encode(self, texts: list[str]) -> list[PlainEncoding | Exception]:
+        """The ids of each text, or what the library raised for it."""
+        flat, errors = self._encoder(texts)
+        return [errors.get(number) or PlainEncoding(array("i", ids)) for number, ids in enumerate(flat.of_each())]
+
+    def ids_of(self, token: str | None, setting: str) -> array[int]:
+        """The id of the special token that a setting asks for; none for None.
+
+        :raises ConfigError: if the tokenizer does not know it.
+        """
+        if token is None:
+            return array("i")
+
+        (ids,) = self._encoder([token]).flat.of_each()
+        return _one_id(array("i", ids), token, setting)
+
+
+class SpanEncoder:
+    """A tokenizer with offsets that can be relied on: only ``tokenizers`` has them."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        # Some post-processors take the space in front of a word out of its token's offsets, though it is part of it.
+        tokenizer.post_processor = None
+        self._tokenizer = tokenizer
+        self._encode_all = encode_here(tokenizer, with_offsets=True)
+        self._stripping = {
+            id: token for id, token in tokenizer.get_added_tokens_decoder().items() if token.lstrip or token.rstrip
+        }
+
+    def special(self) -> list[str]:
+        """The texts of the special tokens."""
+        return [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+
+    def encode(self, texts: list[str]) -> list[Encoding] | list[Encoding | Exception]:
+        """The encoding of each text, without special tokens around it, or what the library raised for it."""
+        try:
+            return self._encode_all(texts, add_special_tokens=False)
+        except Exception:  # the library raises a bare Exception; one by one, the text to blame is named
+            return [self._encode_one(text) for text in texts]
+
+    def _encode_one(self, text: str) -> Encoding | Exception:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        except Exception as error:
+            return error
+
+    def offsets(self, encoding: Encoding, text: str) -> list[Span]:
+        """The characters of each token."""
+        offsets: list[Span] = encoding.offsets
+        if self._stripping:
+            for number, id in enumerate(encoding.ids):
+                if id in self._stripping:
+                    offsets[number] = _own_characters(self._stripping[id], offsets[number], text)
+        return offsets
+
+    def encoded(self, encoding: Encoding, draft: Draft) -> Encoded:
+        """The tokens of ``draft``, and those that are trained."""
+        spans, straddling = trained_tokens(self.offsets(encoding, draft.text), draft.blocks, draft.text)
+        return Encoded(array("i", encoding.ids), spans, straddling, draft.has_stop)
+
+    def ids_of(self, token: str | None, setting: str) -> array[int]:
+        """The id of the special token that a setting asks for; none for None.
+
+        :raises ConfigError: if the tokenizer does not know it.
+        """
+        if token is None:
+            return array("i")
+
+        return _one_id(array("i", self._tokenizer.encode(token, add_special_tokens=False).ids), token, setting)
+
+
+def _one_id(ids: array[int], token: str, setting: str) -> array[int]:
+    if len(ids) != 1:
+        raise ConfigError(f"{setting}={token!r} is {len(ids)} tokens of the tokenizer; name one of its own tokens")
+
+    return ids
+
+
+def special_ids(tokenizer: Tokenizer) -> tuple[array[int], array[int]]:
+    """The special tokens that the tokenizer puts in front of plain text, and behind it."""
+    encoding = tokenizer.encode("a", add_special_tokens=True)
+    inner = [number for number, special in enumerate(encoding.special_tokens_mask) if not special]
+    ids = array("i", encoding.ids)
+    return (ids[: inner[0]], ids[inner[-1] + 1 :]) if inner else (ids, array("i"))
+
+
+def _own_characters(token: AddedToken, offsets: Span, text: str) -> Span:
+    """Without the white space around it that the token swallows: that is not what the model says."""
+    start = text.find(token.content, *offsets)
+    return (start, start + len(token.content)) if start >= 0 else offsets
+
+
+class Fields:
+    """Takes the values of a row's keys, as JSON text.
+
+    :param required: each setting and the key that it names; a row must have it.
+    :param optional: likewise; a row may have it. None: rows have no such key.
+    """
+
+    def __init__(self, required: Mapping[str, str], optional: Mapping[str, str | None]) -> None:
+        self._required = dict(required)
+        self._keys = {**required, **{setting: key for setting, key in optional.items() if key is not None}}
+        self._decode = RowDecoder(tuple(self._keys.values()))
+
+    def __call__(self, raw: Buffer) -> dict[str, Buffer]:
+        """The JSON text of each key that the row has, by the setting.
+
+        :raises RowFault: if the row is no JSON object, or lacks what it must have.
+        """
+        found = zip(self._keys, self._decode(raw), strict=True)
+        fields: dict[str, Buffer] = {setting: text for setting, text in found if text is not None}
+        for setting, key in self._required.items():
+            if setting not in fields:
+                raise missing_key(raw, key, setting)
+
+        return fields
+
+
+def metadata_column(fields: Mapping[str, Buffer]) -> dict[str, Buffer]:
+    """The row's metadata as it is; no column for null."""
+    text = fields.get("metadata_key", b"null")
+    return {} if bytes(text) == b"null" else {"metadata": text}

@@ -1,0 +1,194 @@
+"""Pairs of a chosen and a rejected answer to one prompt, as DPO and reward models are trained on."""
+
+from __future__ import annotations
+
+import re
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import msgspec
+
+from asyncdata.tokenization.functions.chat_settings import ChatDrafts, OfChat, assistants
+from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Draft, Drafting, Encoded, predicted, write_sample
+from asyncdata.tokenization.functions.labelled import (
+    DraftTokenizer,
+    Fields,
+    Name,
+    SpanEncoder,
+    metadata_column,
+    named_token,
+)
+from asyncdata.tokenization.row_fields import RowReader
+from asyncdata.tokenization.rows import RowFault, decode_value, json_type
+from asyncdata.tokenization.spans import common_prefix
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+    from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
+    from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+
+__all__ = ("PreferenceTokenizeFn",)
+
+Buffer = bytes | memoryview
+Message = dict[str, Any]
+
+
+class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Rows of a prompt and two answers to samples: ``{"prompt": ..., "chosen": ..., "rejected": ...}``.
+
+    The formats are those of TRL. Each of the three is text, or a list of messages. Without a prompt, it is what
+    ``chosen`` and ``rejected`` begin with alike: whole messages, or text up to the last white space.
+
+    A sample has the prompt with the chosen answer as ``tokens`` and ``labels``. The prompt with the rejected answer
+    goes along in ``extra``: ``rejected_input_ids``, and ``rejected_spans``, the ranges of its tokens that are trained.
+    So a pair is one sample, and no shuffle, resume or filter can part it. ``max_length`` is for the longer of the two.
+
+    A pair that is alike is dropped as ``no_preference``, one with nothing to train in either as ``no_trained_tokens``.
+
+    :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
+    :param prompt_key: where a row may have its prompt.
+    :param chosen_key: where it has the better answer.
+    :param rejected_key: where it has the other.
+    :param eos: put a token behind answers that are text: the tokenizer's ``eos_token`` for True, or the one that is
+        named. It is trained. A chat's template writes its own.
+    :raises ConfigError: for a setting that cannot work.
+    """
+
+    tag: ClassVar[str] = "asyncdata.tokenization.preference:PreferenceTokenizeFn"
+
+    prompt_key: Name | None = "prompt"
+    chosen_key: Name = "chosen"
+    rejected_key: Name = "rejected"
+    eos: bool | str = True
+
+    def check_files(self, files: TokenizerFiles) -> None:
+        """Look for the token that ``eos`` asks for, and compile the templates if there are any."""
+        named_token(files, "eos_token", self.eos, "eos")
+        if self._has_template(files):
+            super().check_files(files)
+
+    def template_digest(self, files: TokenizerFiles) -> str:
+        """Digest of the templates; a tokenizer for text alone need have none."""
+        return super().template_digest(files) if self._has_template(files) else "none"
+
+    def open(self) -> BatchTokenizer:
+        """Load the tokenizer and compile the template."""
+        files = self.files()
+        encoder = SpanEncoder(files.load())
+        drafts = None
+        if self._has_template(files):
+            keys = [key for key in (self.chosen_key, self.rejected_key, self.prompt_key) if key is not None]
+            drafts = ChatDrafts(self, keys, self.chat_spans(files, encoder.special()))
+        eos = named_token(files, "eos_token", self.eos, "eos")
+        encoder.ids_of(eos, "eos")
+        return DraftTokenizer(encoder, _PairReader(self, drafts, eos or ""), _PairWriter(self, encoder))
+
+    def _has_template(self, files: TokenizerFiles) -> bool:
+        return bool(files.chat_templates) or self.chat_template is not None
+
+
+class _Pair(NamedTuple):
+    """A prompt and its two answers: all text, or all messages. The prompt is None where the row has none."""
+
+    prompt: Any
+    chosen: Any
+    rejected: Any
+
+
+class _PairReader:
+    """A raw row to two drafts: with the chosen answer, and with the rejected one."""
+
+    def __init__(self, fn: PreferenceTokenizeFn, drafts: ChatDrafts | None, eos: str) -> None:
+        self._drafts = drafts
+        self._eos = eos
+        self._keys = _Pair(fn.prompt_key, fn.chosen_key, fn.rejected_key)
+        self._fields = Fields(
+            {"chosen_key": fn.chosen_key, "rejected_key": fn.rejected_key},
+            {"prompt_key": fn.prompt_key, "tools_key": fn.tools_key, "metadata_key": fn.metadata_key},
+        )
+        self._row = RowReader(self._keys._asdict())
+
+    def __call__(self, raw: Buffer) -> Drafting | str:
+        fields = self._fields(raw)
+        settings = ("prompt_key", "chosen_key", "rejected_key")
+        pair = _Pair(*(decode_value(fields[each], raw) if each in fields else None for each in settings))
+        kind = self._kind(pair, raw)
+        if pair.chosen == pair.rejected:
+            return "no_preference"
+
+        drafts = self._of_text(pair, raw) if kind is str else self._of_chats(pair, fields.get("tools_key"), raw)
+        return Drafting(drafts, metadata_column(fields)) if drafts else NOTHING_TRAINED
+
+    def _kind(self, pair: _Pair, raw: Buffer) -> type:
+        kind = type(pair.chosen)
+        for name, value in pair._asdict().items():
+            if type(value) not in (str, list) and not (name == "prompt" and value is None):
+                raise self._row.wrong_type(name, "a string or a list of messages", value, raw)
+
+            if value is not None and type(value) is not kind:
+                reason = f"{self._row.name(name)} is {json_type(value)}, and {self._row.name('chosen')} is not"
+                raise RowFault("AD111", f"{reason}: a pair must be all text, or all messages", raw)
+
+        return kind
+
+    def _of_text(self, pair: _Pair, raw: Buffer) -> list[Draft]:
+        for name, text in pair._asdict().items():
+            self._row.encodable(name, text or "", raw)
+        prompt = pair.prompt or ""
+        start = len(prompt) if pair.prompt is not None else _shared_words(pair.chosen, pair.rejected)
+        texts = [prompt + answer + self._eos for answer in (pair.chosen, pair.rejected)]
+        return [Draft(text, [(start, len(text))]) for text in texts]
+
+    def _of_chats(self, pair: _Pair, tools: Buffer | None, raw: Buffer) -> list[Draft]:
+        if self._drafts is None:
+            reason = "the pair is of messages, and the tokenizer has no chat template; pass chat_template="
+            raise RowFault("AD411", reason, raw)
+
+        chats = [
+            [] if key is None or chat is None else self._drafts.messages(key, chat, raw)
+            for key, chat in zip(self._keys, pair, strict=True)
+        ]
+        prompt, chosen, rejected = chats
+        num_shared = len(prompt) if pair.prompt is not None else _num_alike(chosen, rejected)
+        schemas = self._drafts.tools(tools, raw)
+        drafts = []
+        for key, messages in ((self._keys.chosen, prompt + chosen), (self._keys.rejected, prompt + rejected)):
+            trained = [number for number in assistants(messages) if number >= num_shared]
+            if trained:
+                drafts.append(self._drafts.draft(key, messages, schemas, trained, raw))
+        return drafts if len(drafts) == 2 else []
+
+
+def _num_alike(one: list[Any], other: list[Any]) -> int:
+    """How many messages the two begin with alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _shared_words(one: str, other: str) -> int:
+    """Where the last white space lies in what the two begin with alike: no word is cut in the middle."""
+    space = re.search(r"\s\S*\Z", one[: common_prefix(one, other)])
+    return space.start() if space else 0
+
+
+class _PairWriter:
+    """Cuts both to length, and puts the rejected one beside the chosen one."""
+
+    def __init__(self, fn: PreferenceTokenizeFn, encoder: SpanEncoder) -> None:
+        self._fn = fn
+        self._encoder = encoder
+
+    def __call__(self, row: int, found: list[Encoding], drafting: Drafting, out: ColumnWriter) -> None:
+        chosen, rejected = (self._fitted(*each) for each in zip(found, drafting.drafts, strict=True))
+        spans = [] if rejected is None else predicted(rejected.spans)
+        if chosen is None or rejected is None:
+            write_sample(row, None, {}, out)
+        elif not spans:
+            out.drop(row, NOTHING_TRAINED)
+        else:
+            extra = {"rejected_input_ids": rejected.tokens.tolist(), "rejected_spans": spans}
+            columns = {**drafting.columns, "extra": msgspec.json.encode(extra)}
+            write_sample(row, chosen, columns, out, rejected.notes())
+
+    def _fitted(self, encoding: Encoding, draft: Draft) -> Encoded | None:
+        return self._fn.fit(self._encoder.encoded(encoding, draft))

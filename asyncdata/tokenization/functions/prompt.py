@@ -1,0 +1,210 @@
+"""Prompts for rollouts: a row's text or chat to token ids, with its label and metadata carried along undecoded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.encoders.text_encoder import open_encoder
+from asyncdata.tokenization.functions.prompt_batch import PlainReader, write_prompts
+from asyncdata.tokenization.functions.tokenizer_settings import (
+    TEMPLATE_ARGUMENTS,
+    Name,
+    OfTokenizer,
+    Templates,
+    compile_templates,
+    encode_each,
+    parse_date,
+    read_each,
+    templates_digest,
+    tokenizer_fault,
+)
+from asyncdata.tokenization.row_fields import RowReader
+from asyncdata.tokenization.rows import TRAINED_CHATS, decode_value
+from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
+    from asyncdata.tokenization.encoders.text_encoder import TextEncoder
+    from asyncdata.tokenization.row_fields import Tools
+
+__all__ = ("PromptTokenizeFn",)
+
+Buffer = bytes | memoryview
+
+
+class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Rows to prompts, as slime reads them: ``{"input": text or messages, "label": ..., "metadata": {...}}``.
+
+    The ids are those of the tokenizer's ``tokenizer.json``, the text that of ``apply_chat_template`` with
+    ``add_generation_prompt=True``: what ``AutoTokenizer`` gives. A sample has ``tokens``; ``prompt``, the rendered text
+    or the string as the row has it; ``label`` and ``metadata`` as the row has them. Tools of a row are also put into
+    ``metadata["tools"]``.
+
+    A prompt of no tokens is dropped as ``empty_prompt``, one of more than ``max_length`` tokens as ``max_length``.
+
+    :param tokenizer: a folder with ``tokenizer.json`` (a path object will do), or a name on the Hugging Face hub.
+    :param prompt_key: where a row has its prompt: a string, or a list of messages with ``role`` and ``content``.
+    :param label_key: where it has its label, any JSON value; every row must have one. None: no labels.
+    :param metadata_key: where it may have metadata. None: no metadata.
+    :param tool_key: where it may have tools: a list of JSON schemas, or that list as JSON text. None: no tools.
+    :param apply_chat_template: render the prompt as a chat; a string is one user turn. Without it a prompt must be a
+        string.
+    :param chat_template: a template's text, or the name of one of the tokenizer's, in place of its own choice.
+    :param chat_template_kwargs: variables for the template, such as ``enable_thinking``; JSON values.
+    :param today: the date, as 2026-01-31, that a template is told when it asks for today's. The clock's would make
+        other tokens of the same row tomorrow.
+    :param add_special_tokens: what the tokenizer adds around plain text. A template writes its own.
+    :param max_length: the longest prompt that is kept, in tokens.
+    :param revision: the hub's branch, tag or commit.
+    :raises ConfigError: for a setting that cannot work.
+    """
+
+    tag: ClassVar[str] = "asyncdata.tokenization.prompt:PromptTokenizeFn"
+
+    prompt_key: Name = "input"
+    label_key: Name | None = None
+    metadata_key: Name | None = "metadata"
+    tool_key: Name | None = "tools"
+    apply_chat_template: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    today: str | None = None
+    add_special_tokens: bool = False
+    max_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
+        self.check_fields("chat_template_kwargs")
+        if self.apply_chat_template and self.add_special_tokens:
+            raise ConfigError(
+                "add_special_tokens=True is for plain text: a chat template writes its special tokens itself"
+            )
+
+        if not self.apply_chat_template and (self.chat_template or self.chat_template_kwargs or self.today):
+            raise ConfigError(
+                "chat_template, chat_template_kwargs and today do nothing without apply_chat_template=True"
+            )
+
+        if self.today is not None:
+            parse_date(self.today)
+
+        if taken := sorted(TEMPLATE_ARGUMENTS & set(self.chat_template_kwargs)):
+            raise ConfigError(
+                f"chat_template_kwargs are the template's variables; it cannot be given {', '.join(taken)}"
+            )
+
+    def resolve(self) -> PromptTokenizeFn:
+        """The same with the tokenizer's local folder, and the hub's commit as its revision.
+
+        :raises ConfigError: if there is no such tokenizer, or it cannot render chats that it should.
+        """
+        folder, commit = resolve(self.tokenizer, self.revision)
+        if self.apply_chat_template:
+            self._templates(TokenizerFiles(folder))
+        return msgspec.structs.replace(self, tokenizer=folder, revision=commit or self.revision)
+
+    def fingerprints(self) -> dict[str, str]:
+        """What the tokens depend on, by part. Where the tokenizer lies is no part of it."""
+        files = TokenizerFiles(resolve(self.tokenizer, self.revision).folder)
+        return {
+            "tokenizer": files.digest(),
+            "template": templates_digest(files, self.chat_template) if self.apply_chat_template else "none",
+            "tokenize_fn": self.settings_digest(),
+        }
+
+    def open(self) -> BatchTokenizer:
+        """Load the tokenizer and compile the template."""
+        files = TokenizerFiles(resolve(self.tokenizer, self.revision).folder)
+        encoder = open_encoder(files, self.tokenizer_backend, add_special_tokens=self.add_special_tokens)
+        return _PromptTokenizer(self, encoder, self._templates(files) if self.apply_chat_template else None)
+
+    def _templates(self, files: TokenizerFiles) -> Templates:
+        return compile_templates(files, self.chat_template, self.chat_template_kwargs, self.today)
+
+
+def _keys(fn: PromptTokenizeFn) -> dict[str, str | None]:
+    return {"prompt": fn.prompt_key, "label": fn.label_key, "metadata": fn.metadata_key, "tools": fn.tool_key}
+
+
+class _PromptTokenizer:
+    """A :class:`PromptTokenizeFn`, opened."""
+
+    def __init__(self, fn: PromptTokenizeFn, encoder: TextEncoder, templates: Templates | None) -> None:
+        self._read = _PromptReader(fn, templates)
+        self._read_all = PlainReader(_keys(fn)) if templates is None else None
+        self._encoder = encoder
+        self._max_length = fn.max_length
+
+    def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
+        plain = None if self._read_all is None else self._read_all(rows)
+        if plain is None:
+            self._one_by_one(rows, out)
+            return
+
+        flat, errors = self._encoder(plain.texts)
+        if errors:
+            self._one_by_one(rows, out)
+        else:
+            write_prompts(plain, flat, self._max_length, out)
+
+    def _one_by_one(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
+        prompts = read_each(self._read, rows, out)
+        ids = encode_each(self._encoder, prompts)
+        for prompt, tokens in zip(prompts, ids, strict=True):
+            if isinstance(tokens, Exception):
+                out.fail(prompt.row, tokenizer_fault(tokens, rows[prompt.row]))
+            elif not prompt.text or not tokens:
+                out.drop(prompt.row, "empty_prompt")
+            elif self._max_length is not None and len(tokens) > self._max_length:
+                out.drop(prompt.row, "max_length")
+            else:
+                out.keep(prompt.row, tokens, **prompt.columns)
+
+
+class _PromptReader:
+    """A raw row to the prompt's text and the sample's columns."""
+
+    def __init__(self, fn: PromptTokenizeFn, templates: Templates | None) -> None:
+        self._templates = templates
+        self._row = RowReader(_keys(fn))
+
+    def __call__(self, raw: Buffer) -> tuple[str, dict[str, Buffer]]:
+        columns = self._row(raw)
+        tools = self._tools(columns.pop("tools"), raw) if "tools" in columns else None
+        prompt = decode_value(columns["prompt"], raw)
+        if self._templates is None:
+            text = self._plain(prompt, raw)
+        else:
+            text = self._rendered(self._templates, prompt, tools, raw)
+        columns["prompt_text"] = text.encode()
+        del columns["prompt"]
+        if metadata := self._row.metadata(columns.pop("metadata", None), tools, raw):
+            columns["metadata"] = metadata
+        return text, columns
+
+    def _tools(self, text: Buffer, raw: Buffer) -> Tools | None:
+        tools = self._row.tools(text, raw)
+        self._row.schemas(tools, raw)
+        return tools
+
+    def _plain(self, prompt: Any, raw: Buffer) -> str:
+        if isinstance(prompt, str):
+            return self._row.encodable("prompt", prompt, raw)
+
+        way_out = (
+            f"; set apply_chat_template=True to render messages. {TRAINED_CHATS}" if isinstance(prompt, list) else ""
+        )
+        raise self._row.wrong_type("prompt", "a string", prompt, raw, way_out)
+
+    def _rendered(self, templates: Templates, prompt: Any, tools: Tools | None, raw: Buffer) -> str:
+        messages = self._row.messages(prompt, raw)
+        if not messages:
+            return ""  # no template is written for an empty chat
+
+        text = templates.render(messages, None if tools is None else tools.schemas)
+        return self._row.encodable("prompt", text, raw)

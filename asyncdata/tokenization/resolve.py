@@ -1,0 +1,32 @@
+"""What a user passes as ``tokenize_fn``, made into what can be run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.import_path import resolve_path
+from asyncdata.tokenization.base import TokenizeFn
+from asyncdata.tokenization.functions.xtuner import XTunerTokenizeFn, is_of_xtuner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("resolved",)
+
+
+def resolved(tokenize_fn: TokenizeFn | Callable[..., Any] | str) -> TokenizeFn | Callable[..., Any]:
+    """The function or the description that is meant, with every name in it made a local file.
+
+    An object of XTuner's protocol, or a class of such objects, is described by an :class:`XTunerTokenizeFn`.
+
+    :param tokenize_fn: a description, a function of a row, such an object, or the import path of one of these.
+    :raises ConfigError: if there is nothing of the kind, or it cannot be made.
+    """
+    found = resolve_path(tokenize_fn) if isinstance(tokenize_fn, str) else tokenize_fn
+    if isinstance(found, type) and isinstance(found, TokenizeFn):
+        raise ConfigError(f"tokenize_fn is the class {found.__name__}; pass an instance: {found.__name__}(...)")
+
+    if not isinstance(found, TokenizeFn) and is_of_xtuner(found):
+        found = XTunerTokenizeFn(tokenize_fn if isinstance(tokenize_fn, str) else found)
+    return found.resolve() if isinstance(found, TokenizeFn) else found

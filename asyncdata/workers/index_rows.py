@@ -1,0 +1,153 @@
+"""What a worker answers when the row index is made: which rows there are, and which of them are good. No numpy."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from bisect import bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncdata.core.messages import Indexed, Overflow, Permuted
+from asyncdata.core.shortage import ShortageError
+from asyncdata.sources.spool import write_part
+from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.rows import RowDecoder, RowFault
+from asyncdata.tokenization.wrong_ids import WrongIdsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncdata.core.messages import Block, Index, Permute, Tokenized
+    from asyncdata.sources.reader import BlockReader, BlockRows
+
+__all__ = ("index_blocks", "permute")
+
+Buffer = bytes | memoryview
+
+_GOOD, _NO_SAMPLE, _NO_OBJECT = 0, 1, 2
+_NO_OBJECT_CODES = frozenset({"AD101", "AD104", "AD106", "AD108", "AD113", "AD117", "AD118", "AD119"})
+"""What is wrong with text that is no JSON object; whatever else is wrong with a row, it has keys and values."""
+_ALL = 1 << 62
+
+
+class _Rows(NamedTuple):
+    """The rows of the blocks, their bytes end to end; a row that is too long has none."""
+
+    counts: array[int]
+    offsets: array[int]
+    lengths: array[int]
+    raw: list[Buffer]
+    num_blank: int
+
+
+def index_blocks(
+    request: Index, reader: BlockReader, write: Callable[[list[Buffer], array[int], frozenset[int]], ColumnWriter]
+) -> Indexed:
+    """Find the rows of the request's blocks.
+
+    :param write: runs the tokenize function over rows, but for those numbered in a set.
+    """
+    rows = _read(request.blocks, reader, with_bytes=request.check != "none" or bool(request.spool))
+    offsets = write_part(request.spool, rows.raw, is_kept=request.is_kept) if request.spool else rows.offsets
+    if request.check == "none":
+        found = ColumnWriter()
+    elif request.check == "json":
+        found = _decode(rows)
+    else:
+        found = _write(request, rows, write)
+    reply = found.finish(0, 0.0)
+    num_tokens = _num_tokens(reply, len(rows.lengths)) if request.check == "samples" else b""
+    marks = bytearray(len(rows.lengths)) if reply.drops or reply.errors or request.lost else bytearray()
+    for row in request.lost:
+        marks[row] = _NO_SAMPLE
+    for numbers in reply.drops.values():
+        for row in array("i", numbers):
+            marks[row] = _NO_SAMPLE
+    for error in reply.errors:
+        marks[error.row] = _NO_OBJECT if error.code in _NO_OBJECT_CODES else _NO_SAMPLE
+    return Indexed(
+        counts=rows.counts.tobytes(),
+        offsets=offsets.tobytes(),
+        lengths=rows.lengths.tobytes(),
+        marks=bytes(marks),
+        num_blank=rows.num_blank,
+        drops={reason: len(numbers) // 4 for reason, numbers in reply.drops.items()},
+        errors=reply.errors,
+        num_tokens=num_tokens,
+    )
+
+
+def _write(
+    request: Index, rows: _Rows, write: Callable[[list[Buffer], array[int], frozenset[int]], ColumnWriter]
+) -> ColumnWriter:
+    try:
+        return write(rows.raw, rows.lengths, frozenset(request.lost))
+    except (WrongIdsError, ShortageError) as error:
+        if error.row >= 0:
+            error.place = _place(error.row, request.blocks, rows)
+        raise
+
+
+def _place(row: int, blocks: list[Block], rows: _Rows) -> Overflow:
+    """Where a row of the request lies."""
+    number = bisect_right(list(accumulate(rows.counts)), row)
+    return Overflow(row, blocks[number].file_id, blocks[number].start + rows.offsets[row])
+
+
+def _num_tokens(reply: Tokenized, num_rows: int) -> bytes:
+    """The tokens of each row, int32."""
+    counts, start = array("i", bytes(4 * num_rows)), 0
+    for row, end in zip(array("i", reply.kept), array("I", reply.token_ends), strict=True):
+        counts[row] = end - start
+        start = end
+    return counts.tobytes()
+
+
+def _read(blocks: list[Block], reader: BlockReader, *, with_bytes: bool) -> _Rows:
+    rows = _Rows(array("i"), array("i"), array("i"), [], 0)
+    num_blank = 0
+    for block in blocks:
+        found = reader.read_block(block, _ALL)
+        rows.counts.append(len(found.lengths))
+        rows.offsets.extend(found.offsets)
+        rows.lengths.extend(found.lengths)
+        num_blank += found.num_blank
+        if with_bytes:
+            rows.raw.extend(_bytes_of(block, found, reader))
+    reader.check()  # before anything of it is kept
+    return rows._replace(num_blank=num_blank)
+
+
+def _bytes_of(block: Block, found: BlockRows, reader: BlockReader) -> list[Buffer]:
+    data = memoryview(found.data)
+    raw: list[Buffer] = [data[s : s + n] if s >= 0 else b"" for s, n in zip(found.starts, found.lengths, strict=True)]
+    places = [
+        Overflow(row, block.file_id, block.start + found.offsets[row])
+        for row, (start, length) in enumerate(zip(found.starts, found.lengths, strict=True))
+        if start < 0 <= length
+    ]
+    for place, row in zip(places, reader.read_rows(places, found.lengths), strict=True):
+        raw[place.row] = row
+    return raw
+
+
+def _decode(rows: _Rows) -> ColumnWriter:
+    out, decode = ColumnWriter(), RowDecoder(())
+    for row, raw in enumerate(rows.raw):
+        if rows.lengths[row] < 0:
+            out.fail(row, RowFault("AD108", "the row is longer than max_row_bytes"))
+            continue
+
+        try:
+            decode(raw)
+        except RowFault as fault:
+            out.fail(row, fault)
+    return out
+
+
+def permute(request: Permute) -> Permuted:
+    """Shuffle with Python's own generator, whose order of a list is what slime's dataset has."""
+    rows = array("I", range(request.num_rows))
+    random.Random(request.seed).shuffle(rows)
+    return Permuted(rows.tobytes())

@@ -1,0 +1,1 @@
+"""Worker processes of this machine: forked from a fork server, watched, replaced when they die."""

@@ -1,0 +1,209 @@
+"""A process of a pool, born by exec: its descriptors, its environment, its end with the trainer. Imports little.
+
+A loader's constructor starts its template with this, before it imports anything that takes time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncdata.core.errors import WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = (
+    "ENVIRONMENT",
+    "AlivePipe",
+    "Ends",
+    "command_of",
+    "execute",
+    "hold_standard_fds",
+    "new_ends",
+    "no_room",
+)
+
+_SET_IT = "set it to the path of a Python interpreter that has asyncdata, or num_workers=0"
+_BOOT = """\
+import json, sys
+arguments = json.loads(sys.argv[1])
+sys.path[:] = arguments.pop("path")
+from asyncdata.{} import main
+main(**arguments)
+"""
+ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAYON_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",  # an `import torch` in a user's function must not make a CUDA context
+}
+
+
+_LAST_STANDARD_FD = 2
+_NOT_RUNNABLE = {errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR}
+
+
+def no_room(error: OSError) -> WorkerError:
+    """Why a worker cannot be started. To be raised from ``error``, by which it is known whether that may pass."""
+    if error.errno in _NOT_RUNNABLE:
+        return WorkerError(f"AD426 workers cannot be started: {error}; sys.executable is {sys.executable!r}: {_SET_IT}")
+
+    return WorkerError(
+        f"AD426 workers cannot be started: {error.strerror}; raise the limit (ulimit -a), or lower num_workers"
+    )
+
+
+def hold_standard_fds() -> None:
+    """See to it that descriptors 0 to 2 are taken, by ``/dev/null`` where a program was started without them.
+
+    A pipe would get such a number otherwise, and a process of the pool has its own stdin, stdout and stderr there.
+
+    :raises OSError: if the system has no room for them.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD_FD:
+        continue  # it stays open, as long as this process lives
+    os.close(fd)
+
+
+class AlivePipe:
+    """A pipe of which this process is the only writer, and its end the end of all that were born with it.
+
+    It is made before all else that processes of a pool get.
+    """
+
+    def __init__(self) -> None:
+        hold_standard_fds()
+        self.read_fd, self._write_fd = os.pipe()
+        _pipes.add(self)
+
+    def close(self) -> None:
+        """Close both ends; calling this again does nothing."""
+        if self._write_fd >= 0:
+            os.close(self.read_fd)
+            os.close(self._write_fd)
+            self._write_fd = -1
+
+    def forget_in_child(self) -> None:
+        """In a forked child of the trainer: it must not keep the workers alive by keeping the pipe open."""
+        if self._write_fd >= 0:
+            os.close(self._write_fd)
+            self._write_fd = -1
+
+
+_pipes: weakref.WeakSet[AlivePipe] = weakref.WeakSet()
+# A child that another thread forks meanwhile would inherit the pipe by which Popen hears of exec, and Popen would wait
+# for as long as that child lives.
+_no_fork = threading.RLock()
+
+
+def _after_fork_in_child() -> None:
+    _no_fork.release()
+    for pipe in list(_pipes):
+        with contextlib.suppress(OSError):
+            pipe.forget_in_child()
+
+
+os.register_at_fork(before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_after_fork_in_child)
+
+
+class Ends(NamedTuple):
+    """A socket and a pipe for output, between this process and one of the pool.
+
+    :ivar their_fds: the other end of the socket, and of the pipe.
+    """
+
+    sock: socket.socket
+    output_fd: int
+    their_fds: tuple[int, int]
+
+    def close(self) -> None:
+        """Close ours."""
+        self.sock.close()
+        os.close(self.output_fd)
+
+
+@contextlib.contextmanager
+def new_ends() -> Iterator[Ends]:
+    """New ends: theirs are closed here when the block is left, and ours as well if it fails.
+
+    Nothing is forked meanwhile: a child that held their ends would hide the end of the process that they are for.
+
+    :raises WorkerError: if the system has no room for them, or for what is done with them.
+    """
+    try:
+        with _no_fork, contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            hold_standard_fds()
+            sock, their_sock = socket.socketpair()
+            ours.callback(sock.close)
+            theirs.callback(their_sock.close)
+            output_fd, their_output_fd = os.pipe()
+            ours.callback(os.close, output_fd)
+            theirs.callback(os.close, their_output_fd)
+            os.set_blocking(output_fd, False)
+            yield Ends(sock, output_fd, (their_sock.fileno(), their_output_fd))
+            ours.pop_all()
+    except OSError as error:
+        raise no_room(error) from error
+
+
+def command_of(module: str, arguments: dict[str, Any]) -> list[str]:
+    """The command of a new interpreter that runs ``main`` of a module of this package, and finds what we find.
+
+    :raises WorkerError: if ``sys.executable`` names no interpreter, as where Python is embedded.
+    """
+    if not sys.executable:
+        raise WorkerError(f"AD426 workers cannot be started: sys.executable is {sys.executable!r}; {_SET_IT}")
+
+    arguments = {"path": list(_places()), **arguments}
+    return [sys.executable, "-I", "-c", _BOOT.format(module), json.dumps(arguments)]
+
+
+def _places() -> Iterator[str]:
+    """Where Python finds modules. It passes over entries that are no text, and relative ones if there is no folder that
+    they could be relative to; so do we.
+    """
+    for entry in sys.path:
+        if isinstance(entry, str):
+            with contextlib.suppress(FileNotFoundError):
+                yield os.path.abspath(entry)
+
+
+def execute(module: str, ends: Ends, alive: AlivePipe, fds: Sequence[int] = (), **more: Any) -> subprocess.Popen[bytes]:
+    """A new interpreter that runs ``main`` of a module of this folder; it dies with the calling thread.
+
+    :param ends: it has the other ends.
+    :param fds: further descriptors that it inherits.
+    :param more: further arguments of ``main``.
+    :raises OSError: if the system has no room for one more.
+    """
+    sock_fd, output_fd = ends.their_fds
+    arguments = {"parent": os.getpid(), "sock_fd": sock_fd, "alive_fd": alive.read_fd}
+    with _ctrl_c_blocked():
+        return subprocess.Popen(
+            command_of(f"executors.{module}", arguments | more),
+            pass_fds=(sock_fd, alive.read_fd, *fds),
+            stdin=subprocess.DEVNULL,
+            stdout=output_fd,
+            stderr=output_fd,
+            env=os.environ | ENVIRONMENT,
+        )
+
+
+@contextlib.contextmanager
+def _ctrl_c_blocked() -> Iterator[None]:
+    """A mask survives exec: Ctrl-C cannot end a worker that has not yet learnt to ignore it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,97 @@
+"""What all processes of a pool share: the slots, the page of their progress, and the pipe that tells their end."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from typing import TYPE_CHECKING
+
+from asyncdata.core.errors import WorkerError
+from asyncdata.workers.pool.connection import Connection
+from asyncdata.workers.pool.popen import AlivePipe, execute, new_ends, no_room
+from asyncdata.workers.pool.processes import Executed, WorkerProcess
+from asyncdata.workers.pool.worker_main import PROGRESS_BYTES
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from asyncdata.workers.pool.popen import Ends
+    from asyncdata.workers.pool.processes import Life
+
+__all__ = ("Spawner",)
+
+
+class Spawner:
+    """The descriptors that all processes of a pool share, and the making of a worker by exec.
+
+    :param alive: the pipe of a template that was born before; None for a new one.
+    :raises WorkerError: if the system has no room for them.
+    """
+
+    def __init__(self, num_workers: int, slot_bytes: int, num_slots: int, alive: AlivePipe | None = None) -> None:
+        try:
+            with contextlib.ExitStack() as opened:
+                self.alive = alive or AlivePipe()
+                opened.callback(self.alive.close)
+                self.memory_fds: list[int] = []
+                opened.callback(lambda: _close(self.memory_fds))
+                self.memory_fds.append(_memory("progress", num_workers * PROGRESS_BYTES))
+                for number in range(num_slots):
+                    self.memory_fds.append(_memory(f"slot {number}", slot_bytes))
+                progress_fd, *slot_fds = self.memory_fds
+                self._page = mmap.mmap(progress_fd, 0)  # our own memory, not a file of the user's
+                self._slots = [memoryview(mmap.mmap(fd, 0) if slot_bytes else b"") for fd in slot_fds]
+                opened.pop_all()
+        except OSError as error:
+            raise no_room(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.alive.close()
+        _close(self.memory_fds)
+        self._page.close()
+        self._slots.clear()  # not closed: a thread that was abandoned may still write there
+
+    def memory(self, slot: int) -> memoryview:
+        """The bytes of ``slot``.
+
+        :raises WorkerError: if the workers are gone.
+        """
+        if not self._slots:
+            raise WorkerError("the workers are gone, and the slots with them")
+
+        return self._slots[slot]
+
+    def spawn(self, number: int, greeting: bytes | bytearray = b"") -> WorkerProcess:
+        """A new worker process; it dies with the calling thread.
+
+        :param greeting: its job, to be sent to it.
+        :raises WorkerError: if the system has no room for one more.
+        """
+        progress_fd, *slot_fds = self.memory_fds
+        more = {"number": number, "progress_fd": progress_fd, "slot_fds": slot_fds}
+        with new_ends() as ends:
+            life = Executed(execute("worker", ends, self.alive, self.memory_fds, **more))
+            return self.worker(number, life, ends, greeting)
+
+    def worker(self, number: int, life: Life, ends: Ends, greeting: bytes | bytearray = b"") -> WorkerProcess:
+        """The worker that has the other ends of ``ends``."""
+        return WorkerProcess(number, life, Connection(ends.sock), ends.output_fd, self._page, greeting)
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _memory(name: str, num_bytes: int) -> int:
+    """Anonymous shared memory that is gone with its last user."""
+    fd = os.memfd_create(f"asyncdata {name}")
+    os.ftruncate(fd, num_bytes)
+    return fd

@@ -1,0 +1,292 @@
+"""What answers a request, in a worker process or in a thread: a function from rows to columns. Runs without numpy."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import traceback
+from array import array
+from itertools import cycle
+from typing import TYPE_CHECKING, Protocol
+from zlib import crc32
+
+import msgspec
+
+from asyncdata.core.cache_messages import EvictTokens, ListTokens, StoreTokens
+from asyncdata.core.errors import ConfigError, SourceError
+from asyncdata.core.import_path import resolve_path
+from asyncdata.core.messages import Failed, Index, Permute, Scan, Scanned, Short, Tokenize, Tokenized
+from asyncdata.core.shortage import ShortageError, is_shortage, short_of
+from asyncdata.core.user_traceback import user_traceback
+from asyncdata.sources.reader import FileChangedError
+from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.rows import RowFault, excerpt
+from asyncdata.tokenization.wrong_ids import WrongIdsError
+from asyncdata.workers.index_rows import index_blocks, permute
+from asyncdata.workers.scan_blocks import ScannedRows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from asyncdata.core.messages import Job, OrderPacks, PackRows, Reply, Request
+    from asyncdata.sources.reader import BlockReader
+    from asyncdata.tokenization.base import BatchTokenizer
+
+__all__ = ("Handler",)
+
+_NONE: frozenset[int] = frozenset()
+_BEAT_S = 1.0
+_WORK_IN_WAITING = 0.25
+"""What counts as work is CPU time: on a machine that has too much to do, a chunk takes long and is little. But of a
+function that waits for something else, a part of the time counts, or its chunks would grow without an end."""
+_PLANNER = "asyncdata.batching.planned.worker:answer"
+_TOKEN_CACHE = "asyncdata.prefetch.token_cache.worker:CacheWorker"
+"""By their paths, as a reader: a worker that is never asked for them starts without numpy."""
+
+
+class CacheAnswers(Protocol):
+    """What the token cache answers."""
+
+    def scan(self, request: Scan) -> Scanned: ...
+
+    def complete(self, request: Tokenize, fresh: Tokenized | None, began: float) -> Tokenized: ...
+
+    def answer(self, request: ListTokens | StoreTokens | EvictTokens) -> Reply: ...
+
+    def close(self) -> None: ...
+
+
+class Handler:
+    """Answers requests one at a time.
+
+    :param slots: memory that windows are read into, shared with the other workers.
+    :param progress: told the row of the request that is being worked on.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        slots: Sequence[memoryview],
+        tokenizer: BatchTokenizer,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._job = job
+        self._slots = slots
+        self._tokenizer = tokenizer
+        self._progress = progress
+        self._reader: BlockReader = resolve_path(job.reader.path)(job, **job.reader.settings)
+        self._cache: CacheAnswers | None = None
+        self._at_work = threading.Lock()
+        self._is_closed = False
+
+    def __call__(self, request: Request) -> Reply:
+        """The reply; an error that is no row's fault is a :class:`Failed`, or a :class:`Short`."""
+        with self._at_work:
+            began_s, cpu_s = time.perf_counter(), time.thread_time()
+            reply = self._reply(request)
+            if self._job.with_token_sums and isinstance(reply, Tokenized):
+                reply = msgspec.structs.replace(reply, token_sums=_token_sums(reply))
+            passed_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_s
+        if self._is_closed:
+            self.close()
+        if not isinstance(reply, Tokenized):
+            return reply
+
+        return msgspec.structs.replace(reply, busy_s=max(cpu_s, _WORK_IN_WAITING * passed_s))
+
+    def _reply(self, request: Request) -> Reply:
+        try:
+            return self._checked(request)
+        except FileChangedError as error:
+            return Failed("SourceChangedError", str(error))
+        except WrongIdsError as error:
+            return Failed("ConfigError", str(error), row=error.row, excerpt=error.excerpt, place=error.place)
+        except (ConfigError, SourceError) as error:
+            return Failed(type(error).__name__, str(error))
+        except Exception as error:  # whatever it is, the trainer must hear of it, and in order
+            return _failure(error)
+
+    def _checked(self, request: Request) -> Reply:
+        """The answer, if the files that it was read from are what they were; if not, that is what is wrong."""
+        try:
+            return self._answer(request)
+        finally:
+            self._reader.check()
+
+    def _answer(self, request: Request) -> Reply:
+        if isinstance(request, Scan):
+            return self._token_cache.scan(request) if request.cached or request.with_sums else self._scan(request)
+
+        if isinstance(request, Index):
+            return index_blocks(request, self._reader, self._write)
+
+        return self._tokenize(request) if isinstance(request, Tokenize) else self._compute(request)
+
+    @property
+    def _token_cache(self) -> CacheAnswers:
+        if self._cache is None:
+            cache: CacheAnswers = resolve_path(_TOKEN_CACHE)(self._job, self._slots, self._reader)
+            self._cache = cache
+        return self._cache
+
+    def _compute(self, request: Permute | PackRows | OrderPacks | ListTokens | StoreTokens | EvictTokens) -> Reply:
+        """It runs nobody's code but ours: it may be long, but cannot hang."""
+        with _alive(self._progress):
+            if isinstance(request, Permute):
+                return permute(request)
+
+            if isinstance(request, ListTokens | StoreTokens | EvictTokens):
+                return self._token_cache.answer(request)
+
+            answer: Callable[[PackRows | OrderPacks], Reply] = resolve_path(_PLANNER)
+            return answer(request)
+
+    def close(self) -> None:
+        """Close the files; where a request is being worked on in another thread, that does it at its end."""
+        self._is_closed = True
+        if self._at_work.acquire(blocking=False):
+            self._reader.close()
+            if self._cache is not None:
+                self._cache.close()
+            self._at_work.release()
+
+    def _scan(self, request: Scan) -> Scanned:
+        out = ScannedRows(self._slots[request.slot], request.base)
+        stop = request.base + len(request.blocks) * self._job.stride
+        for block in request.blocks:
+            out.add(self._reader.read_block(block, stop - out.base))
+        return out.reply()
+
+    def _tokenize(self, request: Tokenize) -> Tokenized:
+        began = time.perf_counter()
+        are_all_cached = request.num_cached > 0 and request.num_cached * 4 == len(request.starts)
+        fresh = None if are_all_cached else self._tokenize_fresh(request, began)
+        if fresh is not None and not (request.num_cached or request.spill):
+            return fresh
+
+        return self._token_cache.complete(request, fresh, began)
+
+    def _tokenize_fresh(self, request: Tokenize, began: float) -> Tokenized:
+        """The reply for the rows that are no samples yet."""
+        starts, lengths = array("i", request.starts), array("i", request.lengths)
+        slot = self._slots[request.slot]
+        num_mended = self._num_mended
+        rows: list[bytes | memoryview] = [slot[s : s + n] for s, n in zip(starts, lengths, strict=True)]
+        if request.overflow:
+            found = self._reader.read_rows(request.overflow, lengths)
+            for item, row in zip(request.overflow, found, strict=True):
+                rows[item.row] = row
+        elsewhere = frozenset(row for row, number in enumerate(array("i", request.expected)) if number < 0)
+        if request.num_cached:
+            elsewhere |= {row for row, start in enumerate(starts) if start < -1}
+        out = self._write(rows, lengths, elsewhere)
+        reply = out.finish(len(rows), time.perf_counter() - began)
+        if self._num_mended > num_mended:
+            reply = msgspec.structs.replace(reply, num_mended=self._num_mended - num_mended)
+        return msgspec.structs.replace(reply, expected=request.expected) if request.expected else reply
+
+    @property
+    def _num_mended(self) -> int:
+        """Rows whose copy was damaged, of a reader that reads copies."""
+        return getattr(self._reader, "num_mended", 0)
+
+    def _write(self, rows: list[bytes | memoryview], lengths: array[int], lost: frozenset[int] = _NONE) -> ColumnWriter:
+        too_long: list[int] = []
+        if min(lengths, default=0) < 0:
+            too_long = [row for row, length in enumerate(lengths) if length < 0 and row not in lost]
+        bad = lost.union(too_long)
+        good = [row for row in range(len(rows)) if row not in bad] if bad else range(len(rows))
+        try:
+            out = ColumnWriter(self._progress, good if bad else None)
+            self._tokenizer([rows[row] for row in good] if bad else rows, out)
+        except WrongIdsError as error:  # no row's fault: nothing of this request can be believed
+            error.row = self._row_with_wrong_ids(rows, good)
+            raise
+        except BaseException:  # a panic in Rust is no Exception
+            # One row upset the whole batch. Row by row, only that one is bad.
+            out = ColumnWriter(self._progress)
+            for row in good:
+                self._write_one(row, rows[row], out)
+        limit = self._job.max_row_bytes
+        for row in too_long:
+            out.fail_at(row, RowFault("AD108", f"the row is longer than max_row_bytes ({limit})"))
+        return out
+
+    def _row_with_wrong_ids(self, rows: list[bytes | memoryview], good: Iterable[int]) -> int:
+        """The row for which the backend was found out: it is refused again; -1 if that cannot be told any more."""
+        for row in good:
+            self._progress(row)
+            try:
+                self._tokenizer([rows[row]], ColumnWriter())
+            except WrongIdsError as error:
+                if error.is_here:
+                    return row
+            except BaseException:  # another row, whatever is wrong with it: nobody will ask for it
+                continue
+        return -1
+
+    def _write_one(self, row: int, raw: bytes | memoryview, out: ColumnWriter) -> None:
+        one = ColumnWriter(numbers=[row])
+        self._progress(row)
+        try:
+            self._tokenizer([raw], one)
+        except BaseException as error:
+            if is_shortage(error):  # the row may be good
+                raise ShortageError(error, row, excerpt(raw)) from error
+
+            trace = user_traceback(error)
+            out.fail_at(row, RowFault("AD421", f"the tokenizer raised {error!r}", raw, trace))
+            return
+
+        out.extend(one)
+
+
+def _failure(error: Exception) -> Failed | Short:
+    if isinstance(error, ShortageError):
+        return Short(str(error), user_traceback(error.cause), error.row, error.excerpt, error.place)
+
+    if is_shortage(error):
+        return Short(_with_name(error), user_traceback(error))
+
+    if isinstance(error, OSError):
+        return Failed("SourceError", f"AD304 cannot read {error.filename or 'a file'}: {error.strerror or error}")
+
+    return Failed("WorkerError", f"a request failed with {error!r}", traceback.format_exc())
+
+
+def _with_name(error: Exception) -> str:
+    """What there is no more of, and the file that was wanted."""
+    name = error.filename if isinstance(error, OSError) else None
+    return f"{short_of(error)}: {name}" if name else short_of(error)
+
+
+def _token_sums(reply: Tokenized) -> bytes:
+    """The CRC-32 of each sample's tokens."""
+    tokens = memoryview(reply.tokens).cast("B").cast("i")
+    sums, start = [], 0
+    for stop in memoryview(reply.token_ends).cast("B").cast("I"):
+        sums.append(crc32(tokens[start:stop]))
+        start = stop
+    return array("I", sums).tobytes()
+
+
+@contextlib.contextmanager
+def _alive(progress: Callable[[int], None]) -> Iterator[None]:
+    """Show progress for as long as this lasts, of no row in particular."""
+    is_done = threading.Event()
+
+    def beat() -> None:
+        for row in cycle((-2, -1)):
+            if is_done.wait(_BEAT_S):
+                return
+
+            progress(row)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()
