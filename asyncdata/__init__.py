@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.loader import AsyncDataLoader, DataLoader
     from asyncdata.loader.statistics import Statistics
-    from asyncdata.order.order import RowShuffle, Shuffle
+    from asyncdata.order.shuffle import RowShuffle, Shuffle
     from asyncdata.sources.arrow.huggingface import HuggingFaceSource
     from asyncdata.sources.arrow.parquet import ParquetSource
     from asyncdata.sources.iterable import IterableSource
@@ -140,7 +140,7 @@ _HOMES = {
     ),
     "batching.length_grouping": ("LengthGrouping",),
     "loader.loader": ("AsyncDataLoader", "DataLoader"),
-    "order.order": ("RowShuffle", "Shuffle"),
+    "order.shuffle": ("RowShuffle", "Shuffle"),
     "batching.packers.hard": ("HardPacking",),
     "batching.packers.soft": ("SoftPacking",),
     "batching.packers.xtuner": ("XTunerPacking",),

@@ -15,8 +15,10 @@ from asyncdata.core.messages import Job, Scan, Scanned, Tokenized
 from asyncdata.core.types import Lot, Position, Sample, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.loader.config import LoaderConfig
-from asyncdata.order.order import Order, Shuffle
-from asyncdata.prefetch.windows.block_window import SLACK_BYTES, ChunkOrigin, Window
+from asyncdata.order.order import Order
+from asyncdata.order.shuffle import Shuffle
+from asyncdata.prefetch.windows.base import ChunkOrigin
+from asyncdata.prefetch.windows.block_window import SLACK_BYTES, Window
 from asyncdata.sources.base import room_of
 from asyncdata.sources.resolve import described
 from asyncdata.sources.stream import RowStream
@@ -31,9 +33,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from asyncdata.core.messages import Reply, RowError
-    from asyncdata.prefetch.windows.block_window import OpenWindow
+    from asyncdata.prefetch.windows.base import OpenWindow
     from asyncdata.sources.base import Blocks, Source
-    from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter, TokenizeFn
+    from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn
+    from asyncdata.tokenization.column_writer import ColumnWriter
 
 __all__ = (
     "Look",

@@ -12,7 +12,8 @@ from asyncdata.core.messages import Job
 from asyncdata.core.types import Position
 from asyncdata.inspection import OpenView, WindowView, Witness
 from asyncdata.loader.config import LoaderConfig
-from asyncdata.order.order import Order, Shuffle
+from asyncdata.order.order import Order
+from asyncdata.order.shuffle import Shuffle
 from asyncdata.prefetch.windows.block_window import SLACK_BYTES
 from asyncdata.prefetch.windows.stream_reader import StreamPass
 from asyncdata.prefetch.windows.stream_windows import StreamWindow

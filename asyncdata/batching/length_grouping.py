@@ -21,7 +21,7 @@ import numpy as np
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
-from asyncdata.order.order import order_keys, shuffled_rows
+from asyncdata.order.permutation import order_keys, shuffled_rows
 from asyncdata.order.torch_randperm import TorchGenerator
 
 __all__ = ("LengthGrouping", "xtuner_order", "xtuner_share")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from asyncdata.checkpoint.changes import describe_change, setting_of
 from asyncdata.checkpoint.matching import differences
 from asyncdata.core.errors import SnapshotError
 from asyncdata.core.types import Position
 from asyncdata.delivery.stream_digest import StreamDigest
-from asyncdata.sources.fingerprint import describe_change, setting_of
 
 if TYPE_CHECKING:
     from asyncdata.checkpoint.snapshot import Snapshot

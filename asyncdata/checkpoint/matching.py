@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.checkpoint.changes import content_changes, describe_change, find_changes, setting_of
 from asyncdata.core.errors import ConfigError, SnapshotMismatchError
-from asyncdata.sources.fingerprint import content_changes, describe_change, find_changes, setting_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

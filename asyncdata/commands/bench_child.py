@@ -16,7 +16,8 @@ import msgspec
 from asyncdata.commands.options import loader_of, shuffle_of, tokenize_fn_of
 from asyncdata.core.errors import AsyncDataError, EndOfData
 from asyncdata.loader.loader import DataLoader
-from asyncdata.tokenization.base import ColumnWriter, open_tokenize_fn
+from asyncdata.tokenization.base import open_tokenize_fn
+from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 

@@ -7,10 +7,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.commands.output import shown_path, si, table
+from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.prefetch.row_index.eviction import kept_indexes, remove_index
-from asyncdata.prefetch.row_index.index_file import cache_folder
 
 if TYPE_CHECKING:
     import argparse

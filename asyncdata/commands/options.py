@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.loader.loader import DataLoader
-from asyncdata.order.order import Shuffle
+from asyncdata.order.shuffle import Shuffle
 from asyncdata.tokenization.base import TokenizeFn
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn
 from asyncdata.tokenization.functions.fixed_length import FixedLengthTokenizeFn

@@ -14,7 +14,7 @@ from asyncdata.core.atomic_file import replace_file, sync_folder
 from asyncdata.core.errors import AsyncDataError, ConfigError
 from asyncdata.core.line_numbers import line_number
 from asyncdata.delivery.quarantine import read_quarantine
-from asyncdata.order.order import Shuffle
+from asyncdata.order.shuffle import Shuffle
 from asyncdata.row_looks import RowLooks
 from asyncdata.tokenization.resolve import resolved
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from asyncdata.core.errors import BadRowError
-    from asyncdata.loader.config import LoaderConfig
 
 __all__ = ("Entry", "Quarantine", "Quarantined", "read_quarantine", "record_of")
 
@@ -38,22 +37,18 @@ class Quarantine:
         self._num_logged: dict[str, int] = {}
 
     @classmethod
-    def of(cls, config: LoaderConfig) -> Quarantine:
-        """The quarantine that ``config`` asks for.
+    def opened(cls, path: str | None) -> Quarantine:
+        """A quarantine whose file, if it has one, is there and can be written.
 
-        :raises ConfigError: if its file cannot be written.
+        :raises ConfigError: if it cannot.
         """
-        if config.on_bad_row != "quarantine":
-            return cls(None)
-
         try:
-            os.close(_open(config.quarantine_path))
+            if path is not None:
+                os.close(_open(path))
         except OSError as error:
-            raise ConfigError(
-                f"AD605 cannot write quarantine_path={config.quarantine_path!r}: {error.strerror}"
-            ) from error
+            raise ConfigError(f"AD605 cannot write quarantine_path={path!r}: {error.strerror}") from error
 
-        return cls(config.quarantine_path)
+        return cls(path)
 
     def add(self, error: BadRowError) -> None:
         """Log the row, and write it down, durably, before the delivery that passes it is committed.

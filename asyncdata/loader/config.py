@@ -10,7 +10,7 @@ import msgspec
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.timeouts import checked_timeout
-from asyncdata.order.order import RowShuffle, Shuffle
+from asyncdata.order.shuffle import RowShuffle, Shuffle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.batching.online.rules import PackRules, plan_of, share_of
 from asyncdata.batching.online.stage import PackStage
 from asyncdata.batching.online.state import RestartPoint
 from asyncdata.checkpoint.matching import check
@@ -28,6 +27,7 @@ from asyncdata.loader.autotune.tuner import Tuner, executor_of, limits_of
 from asyncdata.loader.background_proof import Prover
 from asyncdata.loader.batches.planned_batches import PlannedTally
 from asyncdata.loader.opening import open_reading
+from asyncdata.loader.packing_choice import plan_of, rules_of, share_of
 from asyncdata.loader.service import Service
 from asyncdata.loader.statistics import Statistics, explain_timeout
 from asyncdata.order.order import ROWS_PER_WINDOW
@@ -82,7 +82,7 @@ class Engine:
     ) -> None:
         self.config = config
         self.packs_are_samples = packing is None
-        pack_rules = PackRules.of(config, packing, length_grouping, is_filtered=buffer_filter is not None)
+        pack_rules = rules_of(config, packing, length_grouping, is_filtered=buffer_filter is not None)
         plan = plan_of(config, pack_rules)
         self.stage = PackStage(pack_rules) if pack_rules is not None and plan is None else None
         self.tally = PlannedTally() if plan is not None else None
@@ -91,7 +91,7 @@ class Engine:
         self._function = (early.function if early is not None else None) or resolved(tokenize_fn)
         self._prover = Prover(self._function)
         self._function_fingerprints: dict[str, str] | None = None
-        quarantine = Quarantine.of(config).add
+        quarantine = Quarantine.opened(config.quarantine_path if config.on_bad_row == "quarantine" else None).add
         rules = _rules(config, is_packed=pack_rules is not None)
         self.coordinator = Coordinator(rules, buffer_filter=filter_of(buffer_filter), quarantine=quarantine)
         share = share_of(config, pack_rules, plan)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from asyncdata.batching.planned.plan import PlannedOrder
+from asyncdata.core.cache_dir import cache_folder
+from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError, TooManyBadRowsError
 from asyncdata.core.file_owner import check_ours
 from asyncdata.core.log import get_logger
@@ -18,18 +20,18 @@ from asyncdata.core.specs import ReaderSpec
 from asyncdata.core.temporary_folder import TemporaryFolder
 from asyncdata.delivery.bad_rows import without_text
 from asyncdata.loader.open_token_cache import CachedJob, cache_of, check_streamed, say_that_rows_are_not_cached
-from asyncdata.order.order import Order, RowOrder, RowShuffle
+from asyncdata.order.order import Order, RowOrder
+from asyncdata.order.shuffle import RowShuffle
 from asyncdata.prefetch.canaries import Canaries
 from asyncdata.prefetch.row_index.builder import Indexer
 from asyncdata.prefetch.row_index.eviction import hold_rows, make_room
-from asyncdata.prefetch.row_index.index_file import IndexFile, cache_folder
+from asyncdata.prefetch.row_index.index_file import IndexFile
 from asyncdata.prefetch.row_index.row_index import RowIndex
 from asyncdata.prefetch.windows.block_window import SLACK_BYTES
 from asyncdata.prefetch.windows.block_windows import BlockWindows
 from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
 from asyncdata.prefetch.windows.stream_windows import StreamWindows
 from asyncdata.sources.base import room_of
-from asyncdata.sources.fingerprint import canonical, digest
 from asyncdata.sources.stream import RowStream, StreamOrder
 from asyncdata.tokenization.base import TokenizeFn, describe, fingerprints_of
 
@@ -39,10 +41,10 @@ if TYPE_CHECKING:
     from asyncdata.batching.planned.plan import Plan
     from asyncdata.core.errors import BadRowError
     from asyncdata.loader.config import LoaderConfig
-    from asyncdata.order.order import Shuffle
     from asyncdata.order.rank_share import Share
+    from asyncdata.order.shuffle import Shuffle
     from asyncdata.prefetch.token_cache.cache import TokenCache
-    from asyncdata.prefetch.windows.block_windows import Windows
+    from asyncdata.prefetch.windows.base import Windows
     from asyncdata.sources.base import Blocks, Source
     from asyncdata.workers.base import Executor
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.prefetch.producer import Producer
-    from asyncdata.prefetch.windows.block_windows import Windows
+    from asyncdata.prefetch.windows.base import Windows
     from asyncdata.workers.base import Executor
     from asyncdata.workers.pool.early_start import EarlyTemplate
 

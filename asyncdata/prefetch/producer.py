@@ -28,7 +28,7 @@ from asyncdata.delivery.channel import Channel, Entry, Failure
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.delivery.event_limits import NotesLog
 from asyncdata.prefetch.chunk_size import MAX_CHUNK_ROWS, ChunkPacer
-from asyncdata.prefetch.windows.block_window import ChunkOrigin, no_such_place
+from asyncdata.prefetch.windows.base import ChunkOrigin, no_such_place
 from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.prefetch.canaries import Canaries
-    from asyncdata.prefetch.windows.block_window import OpenWindow
-    from asyncdata.prefetch.windows.block_windows import Windows
+    from asyncdata.prefetch.windows.base import OpenWindow, Windows
     from asyncdata.workers.base import Executor
 
 __all__ = ("Producer",)

@@ -146,7 +146,7 @@ class Files:
         return [CachedFile("", stamp.num_bytes, stamp.mtime_ns) for stamp in self._stamps]
 
     def fingerprint(self) -> dict[str, Any]:
-        """Digest of the files' content, sampled (``asyncdata.sources.fingerprint``); where there are many files, at the first
+        """Digest of the files' content, sampled (``sources.fingerprint``); where there are many files, at the first
         call.
         """
         if self._fingerprint is None:

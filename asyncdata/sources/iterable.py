@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.messages import FileRef
 from asyncdata.core.types import SourceLocation
-from asyncdata.sources.fingerprint import digest
 from asyncdata.sources.row_json import encode_row
 from asyncdata.sources.stream import MAX_ROW_BYTES, Rows, RowStream
 

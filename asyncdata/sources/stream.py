@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.specs import LINES
-from asyncdata.order.order import feistel_permutation, order_keys, shuffled_rows
+from asyncdata.order.permutation import feistel_permutation, order_keys, shuffled_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
     from asyncdata.core.messages import Block, FileRef
     from asyncdata.core.types import SourceLocation
-    from asyncdata.order.order import Shuffle
+    from asyncdata.order.shuffle import Shuffle
     from asyncdata.sources.base import Blocks
 
 __all__ = ("MAX_ROW_BYTES", "MAX_WINDOW_ROWS", "Int32", "Int64", "RowStream", "Rows", "StreamOrder")

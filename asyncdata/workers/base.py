@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
-import time
-from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import anyio
 import anyio.to_thread
@@ -13,30 +10,17 @@ import msgspec
 
 from asyncdata.core import errors
 from asyncdata.core.errors import AsyncDataError, WorkerError
-from asyncdata.core.messages import NO_SLOT, Failed, Short
+from asyncdata.core.messages import Failed, Short
 from asyncdata.core.shortage import is_shortage, short_of
-from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.workers.pool.deadlines import given_up, patience_of_a_request, pause
-from asyncdata.workers.request_handler import Handler
-from asyncdata.workers.slot_views import Borrowers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.core.messages import Job, Reply, Request
-    from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn
+    from asyncdata.workers.request_handler import Handler
+    from asyncdata.workers.slots import Slots
 
-__all__ = (
-    "Crashed",
-    "Executor",
-    "ExecutorStatistics",
-    "InlineExecutor",
-    "OnReply",
-    "Slots",
-    "WorkerState",
-    "error_of",
-    "in_a_thread",
-)
+__all__ = ("Crashed", "Executor", "ExecutorStatistics", "OnReply", "WorkerState", "error_of", "in_a_thread")
 
 
 class Crashed(NamedTuple):
@@ -82,59 +66,6 @@ class ExecutorStatistics(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerState]
     num_queued: int = 0
     num_restarts: int = 0
-
-
-class Slots:
-    """Which window buffers are free. A slot is reused once every request that refers to it is answered.
-
-    :ivar on_free: called when a slot becomes free; set by the executor whose slots they are.
-    :ivar borrowers: those who look into slots, also into free ones.
-    """
-
-    def __init__(self, num_slots: int) -> None:
-        self._num_requests = [0] * num_slots
-        self._is_held = [False] * num_slots
-        self.on_free: Callable[[], object] = bool
-        self.borrowers = Borrowers(num_slots)
-
-    def hold(self) -> int | None:
-        """A free slot, now taken, into which nobody looks any more; None where all are in use."""
-        places = zip(self._is_held, self._num_requests, strict=True)
-        free = [slot for slot, (held, num_requests) in enumerate(places) if not held and num_requests == 0]
-        if not free:
-            return None
-
-        slot = min(free, key=self.borrowers.number)  # the more there are, the more has to be copied
-        self.borrowers.evict(slot)
-        self._is_held[slot] = True
-        return slot
-
-    def release(self, slot: int) -> None:
-        """No further request will refer to ``slot``."""
-        if slot == NO_SLOT:
-            return
-
-        self._is_held[slot] = False
-        self._freed(slot)
-
-    def use(self, slot: int) -> None:
-        """A request that refers to ``slot`` is under way."""
-        if slot == NO_SLOT:
-            return
-
-        self._num_requests[slot] += 1
-
-    def done(self, slot: int) -> None:
-        """... and is answered, or its worker is gone for certain."""
-        if slot == NO_SLOT:
-            return
-
-        self._num_requests[slot] -= 1
-        self._freed(slot)
-
-    def _freed(self, slot: int) -> None:
-        if not self._is_held[slot] and self._num_requests[slot] == 0:
-            self.on_free()
 
 
 def error_of(reply: Reply | Crashed) -> AsyncDataError:
@@ -212,102 +143,6 @@ NUM_SLOTS = 3
 """Two windows, one being delivered and one being read, and one for the canaries."""
 
 
-class InlineExecutor:
-    """Runs requests one at a time in a thread of this process: for debugging and small data.
-
-    Any callable will do as tokenize function, and a breakpoint in it works. It holds the GIL, so the trainer waits.
-    """
-
-    num_workers = 1
-
-    def __init__(self, tokenize_fn: TokenizeFn | Callable[..., Any]) -> None:
-        self.slots = Slots(NUM_SLOTS)
-        self._tokenize_fn = tokenize_fn
-        self._queue: deque[tuple[Request, OnReply]] = deque()
-        self._memory: list[memoryview] = []
-        self._on_change: Callable[[], object] = bool
-        self._wake: anyio.Event | None = None  # of the loop that runs it, which need not be the one that makes it
-        self._began = 0.0
-        self._generation = 0
-        self._num_rows_done = 0
-
-    def prepare(self, slot_bytes: int) -> None:
-        """As the protocol says."""
-        self._memory = [_memory(slot_bytes) for _ in range(NUM_SLOTS)]
-
-    async def run(self, job: Job) -> None:
-        """As the protocol says."""
-        tokenizer = await anyio.to_thread.run_sync(_open, self._tokenize_fn)
-        handler = Handler(job, self._memory, tokenizer, self._progress)
-        try:
-            while True:
-                self._wake = anyio.Event()
-                while self._queue:
-                    await self._answer(handler, *self._queue.popleft())
-                await self._wake.wait()
-        finally:
-            handler.close()
-
-    def _progress(self, row: int) -> None:
-        self._num_rows_done = row
-
-    async def _answer(self, handler: Handler, request: Request, on_reply: OnReply) -> None:
-        generation, self._began, self._num_rows_done = self._generation, time.monotonic(), 0
-        reply = await self._reply(handler, request)
-        self._began = 0.0
-        self.slots.done(request.slot)
-        if generation == self._generation:
-            on_reply(reply)
-        self._on_change()
-
-    def watch(self, on_change: Callable[[], object]) -> None:
-        """As the protocol says."""
-        self._on_change = self.slots.on_free = on_change
-
-    async def _reply(self, handler: Handler, request: Request) -> Reply:
-        """The handler's; tried again for a while where the system is short of something."""
-        patience, generation = patience_of_a_request(), self._generation
-        while isinstance(reply := await in_a_thread(handler, request), Short):
-            wait_s = patience.failed(may_pass=True)
-            if wait_s is None or generation != self._generation:
-                return given_up(reply, patience.num_failures)
-
-            await pause(wait_s)
-        return reply
-
-    def memory(self, slot: int) -> memoryview:
-        """As the protocol says."""
-        return self._memory[slot]
-
-    def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
-        """As the protocol says; a thread cannot be killed, so there are no strikes."""
-        self.slots.use(request.slot)
-        self._queue.append((request, on_reply))
-        if self._wake is not None:
-            self._wake.set()
-
-    def forget(self) -> None:
-        """As the protocol says."""
-        self._generation += 1
-        while self._queue:
-            self.slots.done(self._queue.popleft()[0].slot)
-
-    def set_num_workers(self, num_workers: int) -> None:
-        """As the protocol says; there is one thread, whatever is asked."""
-
-    @property
-    def num_wanted(self) -> int:
-        """As the protocol says."""
-        return 2 - len(self._queue) - (self._began > 0)
-
-    def statistics(self) -> ExecutorStatistics:
-        """As the protocol says."""
-        busy_s = time.monotonic() - self._began if self._began else 0.0
-        num_rows_done = max(0, self._num_rows_done)  # -1: rows are worked on together
-        state = WorkerState(state="busy" if self._began else "idle", busy_s=busy_s, num_rows_done=num_rows_done)
-        return ExecutorStatistics(workers=[state], num_queued=len(self._queue))
-
-
 async def in_a_thread(handler: Handler, request: Request) -> Reply:
     """The handler's reply. Abandoned on cancellation: a user's function may never return, and close() has a deadline.
 
@@ -320,18 +155,3 @@ async def in_a_thread(handler: Handler, request: Request) -> Reply:
             raise
 
         return Short(short_of(error))
-
-
-def _memory(num_bytes: int) -> memoryview:
-    """Memory of which only what is written to takes room: a slot is as large as the largest row may be."""
-    if num_bytes == 0:
-        return memoryview(bytearray())
-
-    return memoryview(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-
-
-def _open(fn: TokenizeFn | Callable[..., Any]) -> BatchTokenizer:
-    try:
-        return open_tokenize_fn(fn)
-    except BaseException as error:  # also SystemExit, as in a worker process
-        raise WorkerError(f"AD426 the tokenize function cannot be opened: {error!r}") from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from asyncdata.core.messages import Indexed, Overflow, Permuted
 from asyncdata.core.shortage import ShortageError
 from asyncdata.sources.spool import write_part
-from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowDecoder, RowFault
 from asyncdata.tokenization.wrong_ids import WrongIdsError
 

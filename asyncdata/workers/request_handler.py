@@ -20,7 +20,7 @@ from asyncdata.core.messages import Failed, Index, Permute, Scan, Scanned, Short
 from asyncdata.core.shortage import ShortageError, is_shortage, short_of
 from asyncdata.core.user_traceback import user_traceback
 from asyncdata.sources.reader import FileChangedError
-from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault, excerpt
 from asyncdata.tokenization.wrong_ids import WrongIdsError
 from asyncdata.workers.index_rows import index_blocks, permute

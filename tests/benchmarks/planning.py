@@ -19,7 +19,7 @@ from asyncdata.batching.packers.xtuner import XTunerPacking
 from asyncdata.batching.planned.plan import Packs, Plan, PlannedEpoch, PlannedOrder
 from asyncdata.batching.planned.worker import answer
 from asyncdata.core.messages import Block, Indexed, Packed, Permuted, encode
-from asyncdata.order.order import RowShuffle
+from asyncdata.order.shuffle import RowShuffle
 from asyncdata.prefetch.row_index.row_index import RowIndex
 from tests.benchmarks.packing import lengths_of
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from asyncdata import ChatTokenizeFn
-from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
 from asyncdata.tokenization.chat_template.template import ChatTemplate
+from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.functions.chat_settings import assistants
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.benchmarks.chats import chats

@@ -22,7 +22,7 @@ from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.core.errors import SnapshotError
 from asyncdata.integrations.slime import checkpoint as slime_checkpoint
 from asyncdata.integrations.slime import groups as slime_groups
-from asyncdata.integrations.slime import legacy_checkpoint as torch_checkpoint
+from asyncdata.integrations.slime import torch_checkpoint
 from asyncdata.integrations.slime.rollout_ledger import Entry, Moment, Numbering
 from tests.faults import test_snapshot_crash_points as crashes
 from tests.support.figures import record

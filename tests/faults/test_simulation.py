@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("trio")
 
-from asyncdata.workers.base import Slots
+from asyncdata.workers.slots import Slots
 from tests.support.faults import num_rounds, say
 from tests.support.figures import record
 from tests.support.simulated_trainers import Outcome, simulate

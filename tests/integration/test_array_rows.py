@@ -11,7 +11,7 @@ import pytest
 
 from asyncdata import DataLoader, FixedLengthTokenizeFn, JsonArraySource, JsonlSource, SoftPacking
 from asyncdata.core.errors import BadRowError, ConfigError, SourceChangedError, SourceError
-from asyncdata.order.order import RowShuffle
+from asyncdata.order.shuffle import RowShuffle
 from asyncdata.sources.text.json_array_reader import Elements
 from tests.support.tokenize_fns import id_and_text
 

@@ -17,7 +17,7 @@ import pytest
 from asyncdata import DataLoader, PromptTokenizeFn, TextTokenizeFn
 from asyncdata.core.errors import ConfigError
 from asyncdata.loader.background_proof import SWITCH, Prover
-from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.encoders.equivalence_records import Proof, choose, find, keep, subject_of
 from asyncdata.tokenization.encoders.equivalence_sweep import random_texts, sweep
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, load_backend, version_of

@@ -15,8 +15,8 @@ from asyncdata.batching.packers.xtuner import XTunerPacking
 from asyncdata.batching.planned.plan import Packs, Plan, PlannedEpoch, PlannedOrder
 from asyncdata.batching.planned.worker import answer
 from asyncdata.core.messages import Packed, Permuted
-from asyncdata.order.order import RowShuffle
 from asyncdata.order.rank_share import Share
+from asyncdata.order.shuffle import RowShuffle
 from tests.support.xtuner import FakeDataset, FakeMesh, xtuner_module
 
 if TYPE_CHECKING:

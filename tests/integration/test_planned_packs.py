@@ -16,8 +16,8 @@ from asyncdata.batching.packers.xtuner import XTunerPacking
 from asyncdata.batching.planned.plan import Plan
 from asyncdata.core.errors import BadRowError, ConfigError, NoSamplesError
 from asyncdata.core.messages import Indexed
-from asyncdata.order.order import RowShuffle
 from asyncdata.order.rank_share import Share
+from asyncdata.order.shuffle import RowShuffle
 from asyncdata.prefetch.row_index.index_file import IndexFile
 from tests.support.planned_fns import kills, numbered, tokens_of, with_one_more
 from tests.support.reading import Reader

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import DataLoader
-from asyncdata.order.order import RowShuffle
+from asyncdata.order.shuffle import RowShuffle
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:

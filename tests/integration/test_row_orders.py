@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 
 from asyncdata import AsyncDataLoader, DataLoader
 from asyncdata.core.errors import BadRowError, ConfigError, SnapshotMismatchError, SourceChangedError
-from asyncdata.order.order import ROWS_PER_WINDOW, RowShuffle
+from asyncdata.order.order import ROWS_PER_WINDOW
+from asyncdata.order.shuffle import RowShuffle
 from tests.support.tokenize_fns import row_id
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers.hard import HardPacking
 from asyncdata.batching.packers.soft import SoftPacking
 from asyncdata.batching.packers.xtuner import XTunerPacking
-from asyncdata.order.order import RowShuffle
+from asyncdata.order.shuffle import RowShuffle
 from tests.support.ranks import STRIDE, Batch, Ranks, Step, lengths, make, numbered, settled, stream, tokens_of, write
 
 if TYPE_CHECKING:

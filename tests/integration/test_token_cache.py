@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from asyncdata import BadRowError, ConfigError, DataLoader, JsonlSource, PromptTokenizeFn, Shuffle
 from asyncdata.core.messages import Tokenize
-from asyncdata.workers.base import InlineExecutor
+from asyncdata.workers.inline import InlineExecutor
 from tests.support import cached
 from tests.support.cached import Delivered, loader, segments
 from tests.support.loading import SHUFFLE, write_rows
@@ -483,7 +483,7 @@ def test_a_folder_that_cannot_be_made_is_refused_with_the_way_out(path, tmp_path
 
 @pytest.mark.parametrize("missing", ["pyarrow", "xxhash"])
 def test_without_its_packages_the_error_names_the_extra(path, cache, monkeypatch, missing):
-    from asyncdata.loader.loader import open_token_cache
+    from asyncdata.loader import open_token_cache
 
     real = open_token_cache.importlib.util.find_spec
     monkeypatch.setattr(

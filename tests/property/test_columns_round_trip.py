@@ -11,7 +11,7 @@ from hypothesis import given
 from asyncdata.core.messages import decode_reply, encode
 from asyncdata.core.types import Lot, Position, SourceLocation
 from asyncdata.delivery.chunk import Chunk
-from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 
 COLUMNS = ("prompt", "label", "metadata", "extra")

@@ -6,7 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.order.order import Order, Shuffle, feistel_permutation, shuffled_rows
+from asyncdata.order.order import Order
+from asyncdata.order.permutation import feistel_permutation, shuffled_rows
+from asyncdata.order.shuffle import Shuffle
 
 seeds = st.integers(-(2**70), 2**70)
 epochs = st.integers(0, 2**40)

@@ -20,8 +20,9 @@ from asyncdata.batching.planned.plan import Dealt, Packs, Plan, PlannedEpoch, Pl
 from asyncdata.batching.planned.worker import answer, order_packs, pack_rows
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.messages import decode_reply, decode_request, encode
-from asyncdata.order.order import RowOrder, RowShuffle
+from asyncdata.order.order import RowOrder
 from asyncdata.order.rank_share import Share
+from asyncdata.order.shuffle import RowShuffle
 from asyncdata.order.torch_randperm import TorchGenerator
 
 Piece = tuple[int, int, int]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
 from asyncdata.tokenization.rows import RowDecoder
 

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from asyncdata.core.types import Lot
-from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.functions.fixed_length_layout import place_cut
 from asyncdata.tokenization.spans import (
     NOT_TRAINED,

@@ -35,7 +35,7 @@ def with_sums(chunk_rows: list[list[int] | str], first: Position, of: str) -> Ch
     if of == "positions":
         return chunk
 
-    from asyncdata.tokenization.base import ColumnWriter
+    from asyncdata.tokenization.column_writer import ColumnWriter
 
     out = ColumnWriter()
     for number, row in enumerate(chunk_rows):

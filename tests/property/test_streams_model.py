@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from asyncdata.order.order import Shuffle
+from asyncdata.order.shuffle import Shuffle
 from asyncdata.prefetch.windows.stream_reader import StreamPass
 from asyncdata.sources.stream import StreamOrder
 from asyncdata.sources.text.json_array_stream import split_array

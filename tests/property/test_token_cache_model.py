@@ -20,8 +20,8 @@ from asyncdata.core.cache_messages import CachedBlock, CachedFile, CacheJob, Lis
 from asyncdata.core.messages import Block, FileRef, Job, Scan, Tokenize, decode_reply, encode
 from asyncdata.core.types import Position
 from asyncdata.delivery.chunk import Chunk
-from asyncdata.prefetch.windows.block_window import Arranged
-from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.prefetch.windows.base import Arranged
+from asyncdata.tokenization.column_writer import ColumnWriter
 from tests.support.cached import Delivered, loader, segments
 from tests.support.loading import write_rows
 

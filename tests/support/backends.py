@@ -61,7 +61,7 @@ def install(
         loads[name] += 1
         return encoders[name]()
 
-    for module in (backends, proofs, text_encoder):
+    for module in (fast_backends, equivalence_records, text_encoder):
         monkeypatch.setattr(module, "version_of", lambda name: "1.0" if name in encoders else None)
         monkeypatch.setattr(module, "load_backend", load)
     short = partial(sweep, code_points=list(points), num_random_texts=100, longest_text=500)

@@ -7,7 +7,7 @@ from typing import Any
 
 from asyncdata.core.types import Position, SourceLocation
 from asyncdata.delivery.chunk import Chunk
-from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 
 START = Position()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.order.order import Order, Shuffle
+from asyncdata.order.order import Order
+from asyncdata.order.shuffle import Shuffle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,7 +16,7 @@ from asyncdata.order.order import ROWS_PER_WINDOW
 from asyncdata.prefetch.producer import Producer
 from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
 from asyncdata.sources.resolve import described
-from asyncdata.workers.base import InlineExecutor
+from asyncdata.workers.inline import InlineExecutor
 from asyncdata.workers.pool.process_pool import ProcessExecutor
 from tests.support.loading import NEVER_S
 

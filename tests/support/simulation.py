@@ -26,8 +26,9 @@ from asyncdata import AsyncDataLoader
 from asyncdata.core.messages import Tokenized
 from asyncdata.loader.service import Service
 from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.workers.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots, WorkerState
+from asyncdata.workers.base import NUM_SLOTS, Crashed, ExecutorStatistics, WorkerState
 from asyncdata.workers.request_handler import Handler
+from asyncdata.workers.slots import Slots
 from tests.support.liveness import SimulatedThreads, Watcher
 from tests.support.still_loader import WorkerKilled
 

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from asyncdata.core import plain_values
-from asyncdata.integrations.slime import AsyncDataSource
+from asyncdata.integrations.slime import AsyncDataSource, torch_checkpoint
 from asyncdata.integrations.slime import groups as slime_groups
-from asyncdata.integrations.slime import legacy_checkpoint as torch_checkpoint
 from asyncdata.integrations.slime.sample import to_record
 from tests.support.slime_source import args_for, set_rollout_id
 

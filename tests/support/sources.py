@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata import IterableSource
-from asyncdata.sources.fingerprint import digest
+from asyncdata.core.digest import digest
 from tests.support.streams import frames, jsonl, members
 
 if TYPE_CHECKING:

@@ -14,14 +14,16 @@ from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import Counters, Ledger, Returned
 from asyncdata.delivery.requests import DeliveryRules, Request
 from asyncdata.loader.autotune.metered_executor import MeteredExecutor
-from asyncdata.order.order import Order, Shuffle
+from asyncdata.order.order import Order
+from asyncdata.order.shuffle import Shuffle
 from asyncdata.prefetch.canaries import Canaries
 from asyncdata.prefetch.producer import Producer
 from asyncdata.prefetch.windows.block_windows import BlockWindows
 from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.workers.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots
+from asyncdata.workers.base import NUM_SLOTS, Crashed, ExecutorStatistics
 from asyncdata.workers.request_handler import Handler
+from asyncdata.workers.slots import Slots
 from tests.support.tokenize_fns import row_id
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ import numpy as np
 
 from asyncdata.core.messages import FileRef
 from asyncdata.core.types import SourceLocation
-from asyncdata.order.order import order_keys, shuffled_rows
+from asyncdata.order.permutation import order_keys, shuffled_rows
 from asyncdata.sources.stream import Rows, RowStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from asyncdata.order.order import Shuffle
+    from asyncdata.order.shuffle import Shuffle
     from asyncdata.sources.stream import StreamOrder
 
 

@@ -210,7 +210,7 @@ class Opening:
 
     def open(self) -> Any:
         """As the protocol says."""
-        from asyncdata.tokenization.base import FunctionTokenizer
+        from asyncdata.tokenization.user_function import FunctionTokenizer
 
         if self.what == "raises":
             raise FileNotFoundError("no tokenizer.json to be seen")
@@ -253,7 +253,7 @@ class LeavesNoRoom(Opening):
 
     def open(self) -> Any:
         """As the protocol says."""
-        from asyncdata.tokenization.base import FunctionTokenizer
+        from asyncdata.tokenization.user_function import FunctionTokenizer
 
         os.fork = _no_fork
         return FunctionTokenizer(as_told)
@@ -268,7 +268,7 @@ class OpensLoudly(Opening):
 
     def open(self) -> Any:
         """As the protocol says."""
-        from asyncdata.tokenization.base import FunctionTokenizer
+        from asyncdata.tokenization.user_function import FunctionTokenizer
         from asyncdata.workers.pool.forkserver_messages import Loaded, framed
 
         _write_to_every_socket(bytes(framed(Loaded(""))))
@@ -288,7 +288,7 @@ class RollsDice(Opening):
 
         import numpy as np
 
-        from asyncdata.tokenization.base import FunctionTokenizer
+        from asyncdata.tokenization.user_function import FunctionTokenizer
 
         np.random.random()  # or its generator is not made before the fork, but by each worker
 
@@ -334,7 +334,7 @@ class Shifted(Opening):
 
     def open(self) -> Any:
         """As the protocol says."""
-        from asyncdata.tokenization.base import FunctionTokenizer
+        from asyncdata.tokenization.user_function import FunctionTokenizer
 
         path = Path(self.path)
         shift = int(path.read_text(encoding="ascii")) if path.exists() else 0
@@ -375,7 +375,7 @@ class RunsShort(Opening):
 
     def open(self) -> Any:
         """As the protocol says."""
-        from asyncdata.tokenization.base import FunctionTokenizer
+        from asyncdata.tokenization.user_function import FunctionTokenizer
 
         return FunctionTokenizer(self._run)
 

@@ -13,114 +13,39 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parents[2] / "asyncdata"
 
-# A module imports from lower levels and from its own folder. A folder stands for all modules in it; "asyncdata" is the
-# facade, which nothing below the command line may use.
-LEVELS = {
-    "errors": 0,
-    "mixing": 0,
-    "ours": 1,
-    "plain": 0,
-    "token_messages": 0,
-    "version": 0,
-    "extras": 1,
-    "import_path": 1,
-    "shortage": 1,
-    "threads": 1,
-    "timeouts": 1,
-    "stream_digest": 1,
-    "specs": 0,
-    "user_traceback": 1,
-    "line_numbers": 0,
-    "pauses": 0,
-    "types": 1,
-    "wire": 1,
-    "frames": 2,
-    "description": 1,
-    "torch_random": 1,
-    "columns": 2,
-    "durable": 2,
-    "envelope": 2,
-    "filters": 2,
-    "fingerprint": 2,
-    "ledger": 2,
-    "order": 2,
-    "index_eviction": 2,
-    "index_file": 2,
-    "pacing": 2,
-    "temporary": 2,
-    "autotune": 3,
-    "machine": 3,
-    "metering": 5,
-    "tuner": 7,
-    "packing": 2,
-    "buffer": 3,
-    "collators": 3,
-    "length_grouping": 3,
-    "channel": 3,
-    "config": 3,
-    "iteration": 3,
-    "log": 3,
-    "loops": 3,
-    "plan": 4,
-    "planning": 5,
-    "proving": 5,
-    "row_index": 4,
-    "shares": 3,
-    "snapshot": 3,
-    "restoring": 4,
-    "matching": 4,
-    "verifying": 5,
-    "sources": 3,
-    "tokenization": 3,
-    "pack_state": 3,
-    "pack_rules": 5,
-    "planned_batches": 6,
-    "pack_stage": 6,
-    "pack_batches": 7,
-    "bad_rows": 4,
-    "noted": 4,
-    "oddities": 4,
-    "delivery": 4,
-    "executors": 4,
-    "quarantine": 4,
-    "request": 4,
-    "stream_pass": 4,
-    "window": 4,
-    "stream_windows": 5,
-    "windows": 5,
-    "indexing": 5,
-    "planned_rows": 5,
-    "token_cache": 5,
-    "indexed_windows": 6,
-    "canaries": 5,
-    "coordinator": 5,
-    "diagnostics": 5,
-    "producer": 6,
-    "reading": 7,
-    "service": 7,
-    "engine": 8,
-    "inspection": 8,
-    "row_looks": 9,
-    "loss_mask": 9,
-    "face": 9,
-    "loader": 10,
-    "asyncdata": 11,
-    "integrations": 12,
-    "demo": 12,
-    "testing": 12,
-    "commands": 13,
-    "cli": 14,
-    "__main__": 15,
+# From the ground up: a folder imports, also for types, only from folders that stand before it. "asyncdata" is the
+# facade, which nothing below it may use.
+FOLDERS = (
+    "core",
+    "order",
+    "tokenization",
+    "sources",
+    "delivery",
+    "workers",
+    "batching",
+    "checkpoint",
+    "prefetch",
+    "loader",
+    "asyncdata",
+    "integrations",
+    "testing",
+    "cli",
+    "__main__",
+)
+
+# Files beside the folders: public import paths, each of which stands where the folder stands whose names it gives.
+FILES = {
+    "filters": "loader",
+    "verifying": "loader",
+    "demo": "testing",
+    **dict.fromkeys(("commands", "inspection", "row_looks", "loss_mask"), "cli"),
 }
 
-# Imports across a level: (module, what it imports) -> why this one is right.
-ALLOWED: dict[tuple[str, str], str] = {}
+# They know no event loop and no tensor: values in, values out.
+WITHOUT_AN_EVENT_LOOP = {"order", "tokenization", "sources", "delivery", "batching", "checkpoint"}
+EVENT_LOOPS = {"anyio", "asyncio", "trio"}
 
-# Values in, values out: levels 0 to 2 know no event loop, no tensor and no log.
-KEPT_OUT_OF_THE_CORE = {"anyio", "asyncio", "structlog", "torch", "trio"}
-PURE_LEVEL = 2
-
-# Heavy frameworks -> the words of which a file that imports one must bear one in its name.
+# Heavy frameworks -> the words of which a file that imports one must bear one in its name, or its folder in its own.
 HEAVY = {
     "datasets": {"datasets", "huggingface"},
     "pyarrow": {"arrow", "parquet", "pyarrow"},
@@ -149,7 +74,7 @@ class Import(NamedTuple):
 
 
 def read_package(root: Path) -> dict[str, ast.Module]:
-    """Each module's syntax tree, by dotted name: ``asyncdata``, ``asyncdata.order.order``, ``asyncdata.sources.base``."""
+    """Each module's syntax tree, by dotted name: ``asyncdata``, ``asyncdata.sources.base``."""
     trees = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root.parent).with_suffix("").parts
@@ -194,24 +119,21 @@ def _inside(module: str) -> str:
     return module.partition(".")[2] or module
 
 
-def _room(module: str) -> str:
+def _folder(module: str) -> str:
     return _inside(module).split(".")[0]
 
 
-def _level(module: str) -> int:
-    return LEVELS.get(_room(module), max(LEVELS.values()))
+def _floor(module: str) -> int:
+    folder = _folder(module)
+    return FOLDERS.index(FILES.get(folder, folder))
 
 
 def level_breaches(imports: list[Import]) -> list[str]:
-    breaches = []
-    for found in imports:
-        if found.typing_only or found.target.split(".")[0] != "asyncdata" or _room(found.target) == _room(found.module):
-            continue
-        if (_inside(found.module), _room(found.target)) in ALLOWED:
-            continue
-        if _level(found.target) >= _level(found.module):
-            breaches.append(f"{found}, which is not below it")
-    return breaches
+    return [
+        f"{found}, which is not below it"
+        for found in imports
+        if found.target.split(".")[0] == "asyncdata" and _floor(found.target) > _floor(found.module)
+    ]
 
 
 def knots(imports: list[Import], trees: dict[str, ast.Module], facades: set[str]) -> list[list[str]]:
@@ -235,11 +157,11 @@ def _reachable(start: str, graph: dict[str, set[str]]) -> set[str]:
     return seen
 
 
-def core_breaches(imports: list[Import]) -> list[str]:
+def event_loop_breaches(imports: list[Import]) -> list[str]:
     return [
-        f"{found}, but is of level {_level(found.module)}"
+        f"{found}, but {_folder(found.module)} knows no event loop"
         for found in imports
-        if _level(found.module) <= PURE_LEVEL and found.target.split(".")[0] in KEPT_OUT_OF_THE_CORE
+        if _folder(found.module) in WITHOUT_AN_EVENT_LOOP and found.target.split(".")[0] in EVENT_LOOPS
     ]
 
 
@@ -249,8 +171,8 @@ def heavy_breaches(imports: list[Import]) -> list[str]:
         words = HEAVY.get(found.target.split(".")[0])
         if words is None:
             continue
-        if not words & set(found.module.split(".")[-1].split("_")):
-            breaches.append(f"{found}, but its name has none of {sorted(words)}")
+        if not words & set(re.split(r"[._]", _inside(found.module))):
+            breaches.append(f"{found}, but neither its name nor its folder's has one of {sorted(words)}")
         if not (found.lazy or found.typing_only):
             breaches.append(f"{found} outside a function")
     return breaches
@@ -285,29 +207,29 @@ TREES = read_package(PACKAGE)
 IMPORTS = imports_of(TREES)
 
 
-def test_every_module_has_a_level():
-    assert {_room(module) for module in TREES} - set(LEVELS) == set()
+def test_every_module_lies_in_a_folder_that_is_listed():
+    assert {_folder(module) for module in TREES} == {*FOLDERS, *FILES}
 
 
-def test_a_module_imports_only_from_lower_levels_and_its_own_folder():
+def test_a_folder_imports_only_from_folders_that_stand_before_it():
     assert level_breaches(IMPORTS) == []
 
 
-def test_every_exception_to_the_levels_is_used():
-    used = {(_inside(found.module), _room(found.target)) for found in IMPORTS}
+def test_every_folder_says_what_lives_in_it():
+    folders = {module: tree for module, tree in TREES.items() if module in facades_of(PACKAGE)}
 
-    assert set(ALLOWED) - used == set()
+    assert [module for module, tree in folders.items() if not ast.get_docstring(tree)] == []
 
 
 def test_no_modules_import_one_another_not_even_for_types():
     assert knots(IMPORTS, TREES, facades_of(PACKAGE)) == []
 
 
-def test_the_core_knows_no_event_loop_no_tensor_and_no_log():
-    assert core_breaches(IMPORTS) == []
+def test_what_computes_values_knows_no_event_loop():
+    assert event_loop_breaches(IMPORTS) == []
 
 
-def test_heavy_frameworks_are_imported_inside_functions_of_files_that_bear_their_name():
+def test_heavy_frameworks_are_imported_inside_functions_of_files_or_folders_that_bear_their_name():
     assert heavy_breaches(IMPORTS) == []
 
 
@@ -333,14 +255,17 @@ def test_nothing_sleeps_pickles_or_is_left_to_do():
 def test_the_rules_find_what_they_forbid(tmp_path):
     files = {
         "__init__.py": "",
-        "errors.py": "import anyio\nif TYPE_CHECKING:\n    from asyncdata import plain",
-        "plain.py": "def f():\n    from asyncdata.core.errors import E\n    from asyncdata.core.errors import F",
-        "order.py": "import asyncdata.delivery.ledger\nfrom asyncdata import AsyncDataLoader",
-        "ledger.py": "import importlib\nray = importlib.import_module('ray.data')",
+        "core/__init__.py": "",
+        "core/errors.py": "if TYPE_CHECKING:\n    from asyncdata.core import plain",
+        "core/plain.py": "def f():\n    from asyncdata.core.errors import E\n    from asyncdata.core.errors import F",
+        "order/order.py": "import asyncdata.delivery.ledger\nfrom asyncdata import AsyncDataLoader",
+        "delivery/ledger.py": "import importlib\nray = importlib.import_module('ray.data')",
+        "delivery/buffer.py": "import anyio",
         "sources/__init__.py": "",
-        "sources/base.py": "import asyncdata.order.order\nfrom asyncdata.sources import jsonl\nimport asyncdata.delivery.channel",
+        "sources/base.py": "import asyncdata.order.order\nimport asyncdata.sources.jsonl\nimport asyncdata.loader.x",
         "sources/jsonl.py": "def f():\n    '''Doc\n\n    more'''\n    time.sleep(1)\n    return 1",
-        "channel.py": "# TODO later\ndef f():\n    import torch",
+        "loader/x.py": "# TODO later\ndef f():\n    import torch",
+        "filters.py": "from asyncdata.loader.x import f\nfrom asyncdata.testing import y",
     }
     for name, text in files.items():
         path = tmp_path / "asyncdata" / name
@@ -351,23 +276,24 @@ def test_the_rules_find_what_they_forbid(tmp_path):
     imports = imports_of(trees)
 
     assert level_breaches(imports) == [
+        "asyncdata.filters:2 imports asyncdata.testing, which is not below it",
         "asyncdata.order.order:1 imports asyncdata.delivery.ledger, which is not below it",
         "asyncdata.order.order:2 imports asyncdata, which is not below it",
-        "asyncdata.core.plain_values:2 imports asyncdata.core.errors, which is not below it",
-        "asyncdata.core.plain_values:3 imports asyncdata.core.errors, which is not below it",
-        "asyncdata.sources.base:3 imports asyncdata.delivery.channel, which is not below it",
+        "asyncdata.sources.base:3 imports asyncdata.loader.x, which is not below it",
     ]
-    assert knots(imports, trees, facades_of(root)) == [["asyncdata.core.errors", "asyncdata.core.plain_values"]]
-    assert core_breaches(imports) == ["asyncdata.core.errors:1 imports anyio, but is of level 0"]
+    assert knots(imports, trees, facades_of(root)) == [["asyncdata.core.errors", "asyncdata.core.plain"]]
+    assert event_loop_breaches(imports) == [
+        "asyncdata.delivery.buffer:1 imports anyio, but delivery knows no event loop"
+    ]
     assert heavy_breaches(imports) == [
-        "asyncdata.delivery.channel:3 imports torch, but its name has none of ['torch']",
-        "asyncdata.delivery.ledger:2 imports ray.data, but its name has none of ['ray']",
+        "asyncdata.delivery.ledger:2 imports ray.data, but neither its name nor its folder's has one of ['ray']",
         "asyncdata.delivery.ledger:2 imports ray.data outside a function",
+        "asyncdata.loader.x:3 imports torch, but neither its name nor its folder's has one of ['torch']",
     ]
-    assert function_lengths({"asyncdata.sources.text.jsonl": trees["asyncdata.sources.text.jsonl"]}) == {
-        "asyncdata.sources.text.jsonl:1 f": 2
+    assert function_lengths({"asyncdata.sources.jsonl": trees["asyncdata.sources.jsonl"]}) == {
+        "asyncdata.sources.jsonl:1 f": 2
     }
     assert words_that_do_not_belong(root) == [
-        "asyncdata/delivery/channel.py:1: # TODO later",
-        "asyncdata/sources/text/jsonl.py:5: time.sleep(1)",
+        "asyncdata/loader/x.py:1: # TODO later",
+        "asyncdata/sources/jsonl.py:5: time.sleep(1)",
     ]

@@ -10,7 +10,7 @@ from asyncdata.core.types import Position, SourceLocation
 from asyncdata.delivery.bad_rows import bad_row_error
 from asyncdata.delivery.channel import Bad
 from asyncdata.delivery.chunk import Chunk
-from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from asyncdata.core.types import Position, SourceLocation
 from asyncdata.delivery.chunk import Chunk
-from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 
 FIRST = Position(2, 5, 100)

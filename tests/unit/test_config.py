@@ -11,7 +11,7 @@ import pytest
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.loader.config import Knobs, LoaderConfig
-from asyncdata.order.order import RowShuffle, Shuffle
+from asyncdata.order.shuffle import RowShuffle, Shuffle
 
 
 def refusal(**knobs: object) -> str:

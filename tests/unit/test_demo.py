@@ -22,7 +22,7 @@ from asyncdata.commands.deliveries import Delivered
 from asyncdata.commands.demo import compare
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.demo import docstring_prompts, tokenizer_folder, write_docstring_prompts
-from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.column_writer import ColumnWriter
 from tests.support.signals import hear_ctrl_c
 
 if TYPE_CHECKING:

@@ -13,11 +13,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import DataLoader
+from asyncdata import DataLoader, filters
 from asyncdata.core.errors import ConfigError, FilterError, InvalidGroupError
 from asyncdata.core.types import Group, Sample, Status
 from asyncdata.delivery.ledger import Returned
-from asyncdata.delivery.next_delivery import buffer_filters
 from asyncdata.delivery.rollout_buffer import choose
 from asyncdata.filters import (
     BalancedByMetadata,
@@ -159,7 +158,7 @@ def test_the_reference_has_every_name_with_its_settings_and_their_defaults() -> 
     text = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     here = text.partition("\n## Filters\n")[2].partition("\n## ")[0]
 
-    for name in buffer_filters.__all__:
+    for name in filters.__all__:
         signature = inspect.signature(getattr(filters, name))
         plain = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
         shown = name + str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))

@@ -12,21 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asyncdata.checkpoint.changes import content_changes, describe_change, find_changes, setting_of
+from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import SourceChangedError, SourceError
 from asyncdata.core.messages import FileRef
-from asyncdata.sources.fingerprint import (
-    MAX_LISTED_FILES,
-    FileStamp,
-    canonical,
-    content_changes,
-    data_fingerprint,
-    describe_change,
-    digest,
-    file_digest,
-    find_changes,
-    setting_of,
-    stamp,
-)
+from asyncdata.sources.fingerprint import MAX_LISTED_FILES, FileStamp, data_fingerprint, file_digest, stamp
 
 KIB = 1024
 MIB = 1 << 20

@@ -20,7 +20,7 @@ from asyncdata.core.types import Position, Sample
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.requests import DeliveryRules
-from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.column_writer import ColumnWriter
 from tests.support.chunks import Lines
 from tests.support.faults import until
 from tests.support.still_loader import StillLoader

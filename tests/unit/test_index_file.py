@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.messages import Indexed, RowError
-from asyncdata.prefetch.row_index.index_file import IndexFile, cache_folder
+from asyncdata.prefetch.row_index.index_file import IndexFile
 
 PARTS = [
     Indexed(bytes(4 * n), bytes(8), b"x" * n, b"", n, {"max_length": n}, [RowError(0, "AD101", "cut off")], b"lens" * n)

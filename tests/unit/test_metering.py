@@ -8,7 +8,8 @@ import pytest
 
 from asyncdata.core.messages import Column, Permute, Permuted, Tokenize, Tokenized
 from asyncdata.loader.autotune.metered_executor import MeteredExecutor
-from asyncdata.workers.base import ExecutorStatistics, Slots
+from asyncdata.workers.base import ExecutorStatistics
+from asyncdata.workers.slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable

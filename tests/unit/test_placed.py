@@ -9,7 +9,7 @@ import pytest
 
 from asyncdata.core.types import Lot, Position
 from asyncdata.delivery.chunk import Chunk
-from asyncdata.tokenization.base import ColumnWriter
+from asyncdata.tokenization.column_writer import ColumnWriter
 
 pytest.importorskip("xxhash")
 

@@ -15,7 +15,7 @@ from asyncdata.batching.planned.worker import answer
 from asyncdata.core.errors import ConfigError, NoSamplesError, WorkerError
 from asyncdata.core.messages import Block, Failed, Indexed, OrderPacks, PackRows
 from asyncdata.core.types import Position
-from asyncdata.order.order import RowShuffle
+from asyncdata.order.shuffle import RowShuffle
 from asyncdata.prefetch.row_index.row_index import RowIndex
 from asyncdata.prefetch.windows.planned_epochs import PlannedRows
 from asyncdata.workers.base import Crashed

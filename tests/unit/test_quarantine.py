@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 
 from asyncdata.core.errors import BadRowError, ConfigError, QuarantineError
 from asyncdata.delivery.quarantine import Quarantine, read_quarantine, record_of
-from asyncdata.loader.config import LoaderConfig
+from asyncdata.loader.loader import DataLoader
+from tests.support.tokenize_fns import id_and_text
 
 ERROR = BadRowError("AD101", "cut off \u00fc", path="/rows", line=3, byte_offset=9, excerpt='{"a', traceback="long")
 RECORD = {
@@ -83,10 +84,21 @@ def test_a_link_is_not_followed(tmp_path):
     assert not target.exists()
 
 
-@pytest.mark.parametrize(("on_bad_row", "writes"), [("quarantine", True), ("skip", False), ("raise", False)])
+def test_without_a_path_no_file_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Quarantine.opened(None).add(ERROR)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("on_bad_row", "writes"), [("quarantine", True), ("skip", False)])
 def test_only_quarantine_writes_a_file(tmp_path, on_bad_row, writes):
-    path = tmp_path / "quarantine.jsonl"
-    Quarantine.of(LoaderConfig(on_bad_row=on_bad_row, quarantine_path=str(path))).add(ERROR)
+    rows, path = tmp_path / "rows.jsonl", tmp_path / "quarantine.jsonl"
+    rows.write_text('{"id": 1, "pad": ""}\n{bad\n', encoding="utf-8")
+    knobs = {"on_bad_row": on_bad_row, "quarantine_path": str(path), "num_workers": 0}
+    with DataLoader(str(rows), tokenize_fn=id_and_text, **knobs) as loader:
+        loader.get_next_batch(1)
+        loader.get_next_batch(1)
 
     assert path.exists() == writes
 
@@ -197,10 +209,8 @@ def test_half_a_line_that_a_killed_process_left_does_not_swallow_the_next_entry(
 def test_what_is_no_file_is_refused_at_once_in_the_place_of_one(tmp_path, make):
     path = str(tmp_path / "bad.jsonl")
     make(path)
-    config = LoaderConfig(on_bad_row="quarantine", quarantine_path=path)
-
     with pytest.raises(ConfigError, match=f"^AD605 cannot write quarantine_path='{path}': "):
-        Quarantine.of(config)
+        Quarantine.opened(path)
     with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: "):
         read_quarantine(path)
     with pytest.raises(QuarantineError, match=f"^AD605 cannot write to {path}: "):
@@ -213,7 +223,7 @@ def test_a_device_holds_no_bad_rows(path):
     with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: it is no regular file"):
         read_quarantine(path)
     with pytest.raises(ConfigError, match=f"^AD605 cannot write quarantine_path='{path}': it is no regular file"):
-        Quarantine.of(LoaderConfig(on_bad_row="quarantine", quarantine_path=path))
+        Quarantine.opened(path)
 
 
 def test_a_line_longer_than_any_of_ours_is_never_held(tmp_path):

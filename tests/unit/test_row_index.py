@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asyncdata.core.errors import SourceError
 from asyncdata.core.messages import Block, Indexed, RowError
-from asyncdata.order.order import RowShuffle
+from asyncdata.order.shuffle import RowShuffle
 from asyncdata.prefetch.row_index.row_index import RowIndex
 
 if TYPE_CHECKING:

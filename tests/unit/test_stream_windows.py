@@ -13,10 +13,11 @@ import structlog
 
 from asyncdata.core.errors import SourceChangedError, SourceError
 from asyncdata.core.types import Position
-from asyncdata.order.order import Shuffle
+from asyncdata.order.shuffle import Shuffle
 from asyncdata.prefetch.windows.stream_windows import StreamWindow, StreamWindows
 from asyncdata.sources.stream import StreamOrder
-from asyncdata.workers.base import NUM_SLOTS, Slots
+from asyncdata.workers.base import NUM_SLOTS
+from asyncdata.workers.slots import Slots
 from tests.support.streams import ListStream, stream_order_of, windows_of
 
 if TYPE_CHECKING:

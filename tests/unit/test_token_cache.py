@@ -18,7 +18,7 @@ from asyncdata import ConfigError, Shuffle
 from asyncdata.cli import main
 from asyncdata.core.cache_messages import EvictTokens, SegmentListing
 from asyncdata.core.messages import Block
-from asyncdata.loader.loader import service
+from asyncdata.loader import service
 from asyncdata.sources.text.jsonl import JsonlSource
 from tests.support.cached import Delivered, loader, segments, wait_until_stored
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows

@@ -10,9 +10,10 @@ import pytest
 
 from asyncdata.core.messages import Job, Scanned
 from asyncdata.core.types import SourceLocation
-from asyncdata.prefetch.windows.block_window import ChunkOrigin, Window
+from asyncdata.prefetch.windows.base import ChunkOrigin
+from asyncdata.prefetch.windows.block_window import Window
 from asyncdata.sources.text.jsonl import JsonlSource
-from asyncdata.tokenization.base import FunctionTokenizer
+from asyncdata.tokenization.user_function import FunctionTokenizer
 from asyncdata.workers.request_handler import Handler
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ process is a few array operations an epoch and a window.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,7 +24,10 @@ from asyncdata.batching.packers.xtuner import XTunerPacking
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.messages import OrderPacks, Packed, PackRows
 from asyncdata.core.settings import Description
-from asyncdata.order.order import RowOrder, RowShuffle
+from asyncdata.order.order import RowOrder
+
+if TYPE_CHECKING:
+    from asyncdata.order.shuffle import RowShuffle
 
 __all__ = ("PACKINGS", "AnyPacking", "Dealt", "Packs", "Pieces", "Plan", "PlannedEpoch", "PlannedOrder")
 
@@ -93,8 +96,8 @@ class Packs(NamedTuple):
 class Plan(Description, frozen=True, kw_only=True):
     """How the rows of an epoch are packed, and in which order packs are delivered.
 
-    An :class:`~asyncdata.batching.packers.xtuner.XTunerPacking` has an order of rows of its own, and the same packs in every
-    epoch. The others pack each epoch's rows as they come, to the epoch's end.
+    An :class:`~asyncdata.batching.packers.xtuner.XTunerPacking` has an order of rows of its own, and the same packs in
+    every epoch. The others pack each epoch's rows as they come, to the epoch's end.
 
     :ivar packing: an ``XTunerPacking``, ``SoftPacking``, ``HardPacking`` or ``SinglePacking``.
     :ivar grouping: None: XTuner's packs are shuffled as its ``ParallelSampler`` does, others come as they were packed.

@@ -13,7 +13,7 @@ from asyncdata.batching.packers.xtuner import XTunerPacking
 from asyncdata.batching.planned.plan import PACKINGS, AnyPacking, Dealt, Packs
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.messages import OrderPacks, Packed, PackRows, Permuted
-from asyncdata.order.order import feistel_permutation, order_keys
+from asyncdata.order.permutation import feistel_permutation, order_keys
 from asyncdata.order.torch_randperm import TorchGenerator
 
 if TYPE_CHECKING:

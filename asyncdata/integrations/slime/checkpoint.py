@@ -17,14 +17,14 @@ import msgspec
 
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.snapshot import Snapshot
+from asyncdata.core.digest import digest
 from asyncdata.core.errors import SnapshotError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
 from asyncdata.core.plain_values import from_builtins, to_builtins
 from asyncdata.core.version import __version__
-from asyncdata.integrations.slime import legacy_checkpoint as torch_checkpoint
+from asyncdata.integrations.slime import torch_checkpoint
 from asyncdata.integrations.slime.groups import GroupStore
 from asyncdata.integrations.slime.rollout_ledger import Moment, Numbering
-from asyncdata.sources.fingerprint import digest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

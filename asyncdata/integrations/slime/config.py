@@ -20,7 +20,7 @@ from asyncdata.integrations.slime.miles_chats import refuse_own_encoders, tool_f
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from asyncdata.integrations.slime.sample import resolve_sample_type
 from asyncdata.loader.config import LoaderConfig
-from asyncdata.order.order import RowShuffle, Shuffle
+from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.sources.resolve import described
 from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.functions.tokenizer_settings import BackendName  # noqa: TC001 - msgspec reads the annotations
@@ -65,7 +65,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     :ivar processor: import path of a function of (args, media) that makes ``multimodal_inputs`` of a row's media,
         ``{"images": [...], "videos": [...], "audios": [...]}``. Without it they are made as slime makes them.
     :ivar dataset: import path of a function of (args) that makes the dataset: an
-        :class:`~asyncdata.integrations.slime.dataset_adapter.HFDatasetAdapterBase`, or what has ``samples``, a length and
+        :class:`~asyncdata.integrations.hf_adapter.HFDatasetAdapterBase`, or what has ``samples``, a length and
         ``shuffle(epoch_id)``, as slime's own has. ``--prompt-data`` is its business then.
     :ivar tokenizer_backend: see :class:`~asyncdata.tokenization.functions.tokenizer_settings.OfTokenizer`.
     :ivar max_bad_rows: no limit unless one is set: a bad row counts again in every epoch, and rollouts see many.

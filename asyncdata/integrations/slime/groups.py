@@ -62,8 +62,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 class GroupRecord:
     """What a checkpoint keeps of a group.
 
-    :ivar samples: plain builtins, but that large arrays are a :class:`~asyncdata.core.plain_values.Block`, which is not copied
-        before the group is written.
+    :ivar samples: plain builtins, but that large arrays are a :class:`~asyncdata.core.plain_values.Block`, which is not
+        copied before the group is written.
     """
 
     __slots__ = ("_folder", "_is_small", "_stored", "samples")

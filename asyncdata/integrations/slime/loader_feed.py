@@ -14,7 +14,8 @@ from asyncdata.integrations.slime.inputs import remember
 from asyncdata.integrations.slime.places import leave_epoch, refuse_beyond
 from asyncdata.integrations.slime.prompts import PromptLoader, PromptView, open_loader
 from asyncdata.integrations.slime.sample import SampleFactory
-from asyncdata.order.order import ROWS_PER_WINDOW, RowShuffle
+from asyncdata.order.order import ROWS_PER_WINDOW
+from asyncdata.order.shuffle import RowShuffle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -271,11 +271,11 @@ def _copies(value: Any, num_copies: int) -> list[Any]:
 
 
 def to_record(sample: Any, *, in_blocks: bool = False) -> dict[str, Any]:
-    """Every attribute of one of slime's samples as plain builtins (see ``asyncdata.core.plain_values``); nothing is shared.
+    """Every attribute of one of slime's samples as plain builtins (``core.plain_values``); nothing is shared.
 
     Plain values are as in slime's ``to_dict``: the status by its value, the counts as dicts.
 
-    :param in_blocks: leave large arrays where they are, as ``asyncdata.core.plain_values.Block``: they alone are shared then.
+    :param in_blocks: leave large arrays where they are, as ``plain_values.Block``: they alone are shared then.
     :raises TypeError: for a value that no snapshot can hold, such as a set or a lock; the message names it.
     """
     default = type(sample)()

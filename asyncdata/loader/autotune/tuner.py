@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.core.log import get_logger
 from asyncdata.loader.autotune.metered_executor import MeteredExecutor
 from asyncdata.loader.autotune.policy import Autotuner, Change, Limits, Observation
-from asyncdata.workers.base import InlineExecutor
+from asyncdata.workers.inline import InlineExecutor
 from asyncdata.workers.machine import available_memory, num_usable_cpus, process_memory
 from asyncdata.workers.pool.process_pool import ProcessExecutor
 

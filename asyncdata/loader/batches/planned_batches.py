@@ -175,7 +175,9 @@ class Undoable(Protocol):
 
 
 class PlannedBatches:
-    """As :class:`~asyncdata.loader.batches.sample_batches.Batches`. What a batch is follows from where its samples lie: from D alone.
+    """As :class:`~asyncdata.loader.batches.sample_batches.Batches`.
+
+    What a batch is follows from where its samples lie: from D alone.
 
     :param drop_last: leave out packs that fill no batch of all ranks; they are counted.
     :param runs_on: False: the loop is over the epoch in which it begins, even if nothing is left of it.

@@ -22,17 +22,12 @@ from asyncdata.core.messages import MAX_FRAME_BYTES, Indexed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ("IndexFile", "cache_folder")
+__all__ = ("IndexFile",)
 
 _MAGIC = b"asyncdata index 1\n"
 _FRAME = struct.Struct("<I8s")
 _decode = msgspec.msgpack.Decoder(Indexed).decode
 _encode = msgspec.msgpack.Encoder().encode
-
-
-def cache_folder() -> str:
-    """``$XDG_CACHE_HOME/asyncdata``, or ``~/.cache/asyncdata``."""
-    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "asyncdata")
 
 
 class IndexFile:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.core.atomic_file import sync_folder
+from asyncdata.core.cache_dir import cache_folder
+from asyncdata.core.digest import canonical, digest
 from asyncdata.core.file_owner import check_ours
-from asyncdata.prefetch.row_index.index_file import cache_folder
 from asyncdata.prefetch.token_cache.segment.layout import SUFFIX, VERSION
-from asyncdata.sources.fingerprint import canonical, digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

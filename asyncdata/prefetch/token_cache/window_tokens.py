@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from asyncdata.core.cache_messages import Refused
     from asyncdata.core.messages import Block, Scan, Scanned, Tokenize, Tokenized
-    from asyncdata.prefetch.windows.block_window import Arranged, Placed
+    from asyncdata.prefetch.windows.base import Arranged, Placed
 
 __all__ = ("Keeper", "WindowTokens")
 

@@ -2,142 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncdata.core.errors import SnapshotError
 from asyncdata.core.messages import Overflow, Scan, Tokenize
+from asyncdata.prefetch.windows.base import Arranged, Int32, Placed, Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Set
 
     from asyncdata.core.errors import AsyncDataError
     from asyncdata.core.messages import Block, Scanned, Tokenized
-    from asyncdata.core.types import Position, SourceLocation
-    from asyncdata.delivery.chunk import Chunk, Origin
+    from asyncdata.core.types import SourceLocation
     from asyncdata.sources.base import Blocks
 
-__all__ = ("SLACK_BYTES", "Arranged", "ChunkOrigin", "OpenWindow", "Placed", "Tokens", "Window", "no_such_place")
+__all__ = ("SLACK_BYTES", "Window")
 
 SLACK_BYTES = 8 * 1024
 """Read beyond a block, so that most rows that cross its end need no second read."""
 
-Int32 = np.ndarray[Any, np.dtype[np.int32]]
 _MIN_BLOCKS_PER_SCAN, _MAX_BLOCKS_PER_SCAN = 8, 64
 _SCAN_BYTES = 64 * 41 * 1024
-
-
-class Placed(Protocol):
-    """Rows that are samples already, and lie where this process can reach them.
-
-    :ivar reply: what a worker would have answered, less tokens and columns.
-    """
-
-    @property
-    def reply(self) -> Tokenized: ...
-
-    def chunk(self, first: Position, num_rows: int, origin: Origin, *, ends_epoch: bool) -> Chunk:
-        """The chunk of them."""
-        ...
-
-
-class OpenWindow(Protocol):
-    """Rows that are mixed together, as the producer sees them.
-
-    :ivar slot: what is to be given back when all rows are sent.
-    :ivar is_last: whether it is the epoch's last one; known when it is ready.
-    :ivar num_rows: known when it is ready.
-    :ivar is_placed: whether all of them are samples already; likewise.
-    :ivar fault: why it cannot be read; to be raised at its turn.
-    """
-
-    slot: int
-    is_last: bool
-    num_rows: int
-    is_placed: bool
-    fault: AsyncDataError | None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether its rows are known."""
-        ...
-
-    def request(self, first: int, stop: int) -> Tokenize:
-        """What a worker needs to tokenize the rows ``[first, stop)``."""
-        ...
-
-    def placed(self, first: int, stop: int) -> Placed | None:
-        """The rows ``[first, stop)``, where all of them are samples already; None where a worker must be asked."""
-        ...
-
-    def key(self, row: int) -> tuple[int, int]:
-        """The number of the row's file, and its offset there."""
-        ...
-
-    def location(self, row: int) -> SourceLocation:
-        """The row's place."""
-        ...
-
-    def find(self, keys: Set[tuple[int, int]]) -> list[int]:
-        """The rows of the window that ``keys`` name, rising."""
-        ...
-
-    def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
-        """What became of rows from ``first`` on is known."""
-        ...
-
-
-class Arranged(NamedTuple):
-    """A window's rows, when its scans are back.
-
-    :ivar ends: int64 of shape (num_blocks,), where the rows of each block stop.
-    :ivar order: int64 of shape (num_rows,), the rows in the window's order, numbered as the blocks have them. What
-        follows is in the order of the blocks, as in :class:`~asyncdata.core.messages.Scanned`.
-    """
-
-    ends: np.ndarray[Any, np.dtype[np.int64]]
-    order: np.ndarray[Any, np.dtype[np.int64]]
-    starts: Int32
-    lengths: Int32
-    offsets: Int32
-    blanks: Int32
-    sums: np.ndarray[Any, np.dtype[np.uint64]]
-
-
-class Tokens(Protocol):
-    """What the token cache has of a window, and is to have of it.
-
-    :ivar room_bytes: of a slot, for each block, beside those for its text.
-    :ivar is_placed: whether all rows are samples already.
-    """
-
-    room_bytes: int
-    is_placed: bool
-
-    def scan(self, scan: Scan, first: int) -> Scan:
-        """The scan of the blocks from number ``first`` on, with what of them is cached."""
-        ...
-
-    def scanned(self, first: int, reply: Scanned) -> None:
-        """The blocks from number ``first`` on are read."""
-        ...
-
-    def arranged(self, arranged: Arranged) -> None:
-        """The window's rows are known."""
-        ...
-
-    def placed(self, slot: int, first: int, stop: int) -> Placed | None:
-        """The rows ``[first, stop)``, where all of them lie in the slot as samples."""
-        ...
-
-    def request(self, request: Tokenize, first: int) -> Tokenize:
-        """The request of rows from ``first`` on, with what of them is cached, and where the others are written to."""
-        ...
-
-    def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
-        """Rows from ``first`` on have had their answer: from a worker, or because there will be none."""
-        ...
 
 
 class Window:
@@ -258,35 +144,5 @@ class Window:
         )
 
 
-def no_such_place(position: Position, found: str) -> SnapshotError:
-    """The error of a restart at a position that does not exist.
-
-    :param found: what there is in its place.
-    """
-    return SnapshotError(
-        f"AD602 the snapshot's position does not exist: it is row {position.row} of window {position.window} of epoch "
-        f"{position.epoch}, and {found}. It is damaged, or the data is not that of then: restore an older one, or go "
-        "on with the next epoch by set_epoch()"
-    )
-
-
 def _joined(parts: list[bytes]) -> Int32:
     return np.frombuffer(b"".join(parts), np.int32)
-
-
-class ChunkOrigin:
-    """Where the rows of a chunk come from: the window's, from ``first`` on."""
-
-    __slots__ = ("_first", "_window")
-
-    def __init__(self, window: OpenWindow, first: int) -> None:
-        self._window = window
-        self._first = first
-
-    def location(self, row: int) -> SourceLocation:
-        """The location of the chunk's row ``row``."""
-        return self._window.location(self._first + row)
-
-    def key(self, row: int) -> tuple[int, int]:
-        """The number of its file, and its offset there."""
-        return self._window.key(self._first + row)

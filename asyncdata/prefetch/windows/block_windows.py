@@ -3,114 +3,27 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from asyncdata.core.messages import Scanned
 from asyncdata.core.types import Position
-from asyncdata.prefetch.windows.block_window import Window, no_such_place
+from asyncdata.prefetch.windows.base import AnywhereWindows, CachedTokens, no_such_place
+from asyncdata.prefetch.windows.block_window import Window
 from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Any
 
-    from asyncdata.checkpoint.snapshot import StreamState
-    from asyncdata.core.messages import Block, Reply, Scan
+    from asyncdata.core.messages import Reply, Scan
     from asyncdata.order.order import Order
-    from asyncdata.prefetch.windows.block_window import OpenWindow, Tokens
     from asyncdata.sources.base import Blocks
     from asyncdata.workers.base import Executor
 
-__all__ = ("AnywhereWindows", "BlockWindows", "CachedTokens", "Windows")
+__all__ = ("BlockWindows",)
 
 _MAX_TRIES = 5
 _KEPT_SIZES = 15
-
-
-class Windows(Protocol):
-    """Opens windows, in the order in which they are wanted.
-
-    :ivar num_blank: blank lines passed over so far.
-    :ivar restart_point: tells the first position that a restart would need now; set by who knows it.
-    :ivar on_ready: called, in the service's thread, when a window became ready, or has a fault, other than by the reply
-        to a request; after a reply, everybody looks again anyway (:meth:`~asyncdata.workers.base.Executor.watch`).
-    :ivar read_s: seconds for which a window is being read here already, in the trainer's process; 0 for none.
-    """
-
-    num_blank: int
-    restart_point: Callable[[], Position]
-    on_ready: Callable[[], object]
-
-    @property
-    def read_s(self) -> float: ...
-
-    async def run(self) -> None:
-        """Do what must be done here, in the trainer's process, until cancelled; return at once if that is nothing."""
-        ...
-
-    async def finish(self) -> None:
-        """The loader is closing: what was read is put where later runs find it. Soon, or it is cancelled."""
-        ...
-
-    def restart(self) -> None:
-        """What was opened before is given up, and its slots are free."""
-        ...
-
-    def open(self, epoch: int, number: int) -> OpenWindow | None:
-        """Begin to read window ``number`` of ``epoch``; None where there is no room yet.
-
-        :raises SourceChangedError: if the data is not what it was.
-        """
-        ...
-
-    def state_at(self, position: Position) -> StreamState | None:
-        """What a snapshot keeps besides ``position``, so that its window is found again soon.
-
-        Any thread may ask.
-        """
-        ...
-
-    def resume_at(self, position: Position, state: StreamState | None) -> None:
-        """A restart at ``position`` is about to come, from a snapshot that kept ``state``. Any thread may say so."""
-        ...
-
-    def rows_after(self, position: Position) -> int | None:
-        """Rows of the epoch from ``position`` on, as far as can be told now; None if it cannot. Any thread may ask."""
-        ...
-
-
-class AnywhereWindows:
-    """Windows that workers can read from anywhere: a position is all that a restart needs."""
-
-    restart_point: Callable[[], Position]
-    on_ready: Callable[[], object]
-    read_s = 0.0
-
-    async def run(self) -> None:
-        """As the protocol says: nothing."""
-
-    async def finish(self) -> None:
-        """As the protocol says: nothing."""
-
-    def state_at(self, position: Position) -> None:
-        """As the protocol says: nothing."""
-
-    def resume_at(self, position: Position, state: StreamState | None) -> None:
-        """As the protocol says."""
-
-
-class CachedTokens(Protocol):
-    """The token cache, as windows see it (``token_cache.cache``)."""
-
-    def restart(self) -> None: ...
-
-    def is_ready(self, epoch: int, number: int) -> bool: ...
-
-    def window(self, blocks: Sequence[Block]) -> Tokens: ...
-
-    async def run(self) -> None: ...
-
-    async def finish(self) -> None: ...
 
 
 class BlockWindows(AnywhereWindows):

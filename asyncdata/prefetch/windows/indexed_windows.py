@@ -13,8 +13,7 @@ from asyncdata.core.messages import NO_SLOT, Overflow, Permute, Permuted, Tokeni
 from asyncdata.core.types import Position
 from asyncdata.order.order import ROWS_PER_WINDOW
 from asyncdata.order.rank_share import row_of_epoch
-from asyncdata.prefetch.windows.block_window import no_such_place
-from asyncdata.prefetch.windows.block_windows import AnywhereWindows
+from asyncdata.prefetch.windows.base import AnywhereWindows, no_such_place
 from asyncdata.prefetch.windows.planned_epochs import PlannedRows
 from asyncdata.workers.base import Crashed, error_of
 
@@ -58,7 +57,7 @@ class _Rows(NamedTuple):
 
 
 class IndexedWindow:
-    """Rows by their places, as :class:`~asyncdata.prefetch.windows.block_window.OpenWindow` wants them."""
+    """Rows by their places, as :class:`~asyncdata.prefetch.windows.base.OpenWindow` wants them."""
 
     slot = NO_SLOT
 
@@ -140,7 +139,7 @@ class IndexedWindow:
 
 
 class IndexedWindows(AnywhereWindows):
-    """Windows over the row index, as :class:`~asyncdata.prefetch.windows.block_windows.Windows` wants them.
+    """Windows over the row index, as :class:`~asyncdata.prefetch.windows.base.Windows` wants them.
 
     :param share: the rows that this rank tokenizes; None: all.
     :ivar start: where delivery began, or was restored to. Rows that are dealt out one by one are counted from there,

@@ -18,7 +18,7 @@ from asyncdata.core.errors import AsyncDataError, SourceChangedError, SourceErro
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Tokenize
 from asyncdata.core.types import Position
-from asyncdata.prefetch.windows.block_window import no_such_place
+from asyncdata.prefetch.windows.base import no_such_place
 from asyncdata.prefetch.windows.stream_reader import StreamPass, WindowRows
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _log = get_logger(__name__)
 
 
 class StreamWindow:
-    """Rows of a stream, as :class:`~asyncdata.prefetch.windows.block_window.OpenWindow` wants them."""
+    """Rows of a stream, as :class:`~asyncdata.prefetch.windows.base.OpenWindow` wants them."""
 
     def __init__(self, stream: RowStream, slot: int) -> None:
         self.slot = slot
@@ -108,7 +108,7 @@ class _Fill:
 
 
 class StreamWindows:
-    """Windows of a stream, as :class:`~asyncdata.prefetch.windows.block_windows.Windows` wants them.
+    """Windows of a stream, as :class:`~asyncdata.prefetch.windows.base.Windows` wants them.
 
     All methods belong to the service's thread, but for :meth:`state_at` and :meth:`resume_at`, which any may call.
 

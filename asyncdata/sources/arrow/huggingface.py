@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.cache_messages import CachedFile
+from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, safe_cause
 from asyncdata.core.extras import missing_package
 from asyncdata.core.messages import Block, FileRef, Job
@@ -21,7 +22,7 @@ from asyncdata.sources.arrow.dataset_reader import ArrowReader
 from asyncdata.sources.arrow.huggingface_stream import DatasetStream
 from asyncdata.sources.arrow.rows_to_json import RowWriter
 from asyncdata.sources.base import Files
-from asyncdata.sources.fingerprint import canonical, digest, stamp
+from asyncdata.sources.fingerprint import stamp
 from asyncdata.sources.reader import FileChangedError
 
 if TYPE_CHECKING:

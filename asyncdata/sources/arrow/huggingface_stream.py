@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
-from asyncdata.sources.fingerprint import canonical, digest
 from asyncdata.sources.iterable import ExampleStream, plain_state
 
 if TYPE_CHECKING:

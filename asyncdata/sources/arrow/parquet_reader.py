@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.core.digest import digest
 from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows
-from asyncdata.sources.fingerprint import digest
 from asyncdata.sources.reader import FileChangedError
 from asyncdata.sources.same_file import SameFile
 

@@ -1,4 +1,4 @@
-"""What the rules of :mod:`asyncdata.tokenization.chat_template.assistant_spans` ask of the texts that a chat is rendered to."""
+"""What the rules of ``assistant_spans`` ask of the texts that a chat is rendered to."""
 
 from __future__ import annotations
 

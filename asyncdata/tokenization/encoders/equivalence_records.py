@@ -18,11 +18,11 @@ import msgspec
 import tokenizers
 
 from asyncdata.core.atomic_file import remove_left_over, replace_file, sync_folder
+from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.checksummed_file import pack, unpack_file
+from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.version import __version__
-from asyncdata.prefetch.row_index.index_file import cache_folder
-from asyncdata.sources.fingerprint import canonical, digest
 from asyncdata.tokenization.encoders.equivalence_sweep import SWEEP_VERSION, sweep
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, load_backend, version_of
 from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, ids_around, separator_of

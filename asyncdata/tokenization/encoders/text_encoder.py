@@ -10,7 +10,7 @@ from array import array
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncdata.prefetch.row_index.index_file import cache_folder
+from asyncdata.core.cache_dir import cache_folder
 from asyncdata.tokenization.encoders import idle_work
 from asyncdata.tokenization.encoders.character_sets import CharacterFinder
 from asyncdata.tokenization.encoders.fast_backends import (

@@ -12,9 +12,9 @@ from array import array
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.extras import missing_package
-from asyncdata.sources.fingerprint import digest
 from asyncdata.tokenization.encoders.fast_backends import FlatIds
 from asyncdata.tokenization.encoders.text_encoder import Encoded
 from asyncdata.tokenization.rows import RowFault

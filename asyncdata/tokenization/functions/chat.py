@@ -12,7 +12,8 @@ from asyncdata.tokenization.rows import RowFault, decode_value, json_type
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-    from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
+    from asyncdata.tokenization.base import BatchTokenizer
+    from asyncdata.tokenization.column_writer import ColumnWriter
 
 __all__ = ("ChatTokenizeFn",)
 

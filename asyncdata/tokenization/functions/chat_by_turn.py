@@ -1,7 +1,7 @@
 """Where a message of a chat lies, asked of its two ends apart: for templates that neither prefixes nor a mark tell of.
 
 The beginning. If the prompt that asks the model for the message begins the whole chat, the message begins behind it.
-Otherwise the chat is rendered with a mark in place of the message, as in :mod:`asyncdata.tokenization.chat_template.assistant_spans`; the
+Otherwise the chat is rendered with a mark in place of the message, as in ``chat_template.assistant_spans``; the
 message begins where the chat parts from what the model is asked with, as a turn with thoughts does from a prompt that
 closes them. What they share must hold the turn's header.
 

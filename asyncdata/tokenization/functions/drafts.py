@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterable, Mapping, Sequence
 
-    from asyncdata.tokenization.base import ColumnWriter
+    from asyncdata.tokenization.column_writer import ColumnWriter
 
 __all__ = ("NOTHING_TRAINED", "Draft", "Drafting", "Encoded", "predicted", "write_sample")
 

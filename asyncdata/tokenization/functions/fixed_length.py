@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from asyncdata.core.digest import canonical
 from asyncdata.core.errors import ConfigError
-from asyncdata.sources.fingerprint import canonical
 from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Draft, Drafting, predicted
 from asyncdata.tokenization.functions.fixed_length_layout import Filled, Layout, place_cut
 from asyncdata.tokenization.functions.labelled import (
@@ -34,7 +34,8 @@ from asyncdata.tokenization.spans import Span, encode_spans, join, token_spans
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-    from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
+    from asyncdata.tokenization.base import BatchTokenizer
+    from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = ("FixedLengthTokenizeFn",)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tokenizers import AddedToken, Encoding, Tokenizer
 
-    from asyncdata.tokenization.base import ColumnWriter
+    from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.tokenization.encoders.text_encoder import TextEncoder
 
 __all__ = (

@@ -25,7 +25,8 @@ from asyncdata.tokenization.spans import common_prefix
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-    from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
+    from asyncdata.tokenization.base import BatchTokenizer
+    from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = ("PreferenceTokenizeFn",)

@@ -28,7 +28,8 @@ from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
+    from asyncdata.tokenization.base import BatchTokenizer
+    from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.tokenization.encoders.text_encoder import TextEncoder
     from asyncdata.tokenization.row_fields import Tools
 

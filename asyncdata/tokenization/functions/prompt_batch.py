@@ -13,7 +13,7 @@ from asyncdata.tokenization.rows import RowDecoder
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from asyncdata.tokenization.base import ColumnWriter
+    from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.tokenization.encoders.fast_backends import FlatIds
 
 __all__ = ("PlainPrompts", "PlainReader", "write_prompts")

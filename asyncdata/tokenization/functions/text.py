@@ -19,7 +19,8 @@ from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import decode_value
 
 if TYPE_CHECKING:
-    from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
+    from asyncdata.tokenization.base import BatchTokenizer
+    from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.tokenization.functions.labelled import PlainEncoding
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 

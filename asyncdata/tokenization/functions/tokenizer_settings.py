@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
+from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import tag_of
 from asyncdata.core.shortage import raise_if_shortage
-from asyncdata.sources.fingerprint import canonical, digest
 from asyncdata.tokenization.rows import RowFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from asyncdata.tokenization.base import ColumnWriter
     from asyncdata.tokenization.chat_template.template import ChatTemplate
+    from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.tokenization.encoders.text_encoder import Encoded
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 

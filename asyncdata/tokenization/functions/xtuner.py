@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
-from asyncdata.sources.fingerprint import canonical, digest
-from asyncdata.tokenization.base import FunctionTokenizer
+from asyncdata.tokenization.user_function import FunctionTokenizer
 from asyncdata.tokenization.user_results import read_xtuner_result
 
 if TYPE_CHECKING:

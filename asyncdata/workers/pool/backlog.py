@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.core.messages import Request
-    from asyncdata.workers.base import Slots
     from asyncdata.workers.pool.worker_state import Call
+    from asyncdata.workers.slots import Slots
 
 __all__ = ("Backlog",)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from asyncdata.core.messages import Job, Reply
-    from asyncdata.tokenization.base import ColumnWriter
+    from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.workers.pool.backlog import Backlog
     from asyncdata.workers.pool.worker_state import Call
 

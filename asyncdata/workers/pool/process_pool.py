@@ -16,7 +16,7 @@ from asyncdata.core.errors import WorkerError
 from asyncdata.core.framing import frame
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Failed, Ready, Short, decode_reply
-from asyncdata.workers.base import NUM_SLOTS, Crashed, ExecutorStatistics, Slots
+from asyncdata.workers.base import NUM_SLOTS, Crashed, ExecutorStatistics
 from asyncdata.workers.pool.backlog import Backlog
 from asyncdata.workers.pool.deadlines import given_up, pause
 from asyncdata.workers.pool.first_window import FirstScans
@@ -24,6 +24,7 @@ from asyncdata.workers.pool.lost_workers import Health, Lost, first_worker_error
 from asyncdata.workers.pool.shared_resources import Spawner
 from asyncdata.workers.pool.spawning import Births
 from asyncdata.workers.pool.worker_state import Call, Worker, state_of
+from asyncdata.workers.slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable

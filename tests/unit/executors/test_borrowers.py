@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 
-from asyncdata.workers.base import Slots
+from asyncdata.workers.slots import Slots
 
 
 class Reader:

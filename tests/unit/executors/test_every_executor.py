@@ -15,7 +15,8 @@ import pytest
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.messages import NO_SLOT, Overflow, Permute, Tokenize, Tokenized
 from asyncdata.prefetch.windows.block_window import Window
-from asyncdata.workers.base import NUM_SLOTS, InlineExecutor
+from asyncdata.workers.base import NUM_SLOTS
+from asyncdata.workers.inline import InlineExecutor
 from asyncdata.workers.pool.process_pool import ProcessExecutor
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until, value_of

@@ -32,9 +32,9 @@ from asyncdata.core.messages import (
     Tokenize,
     Tokenized,
 )
-from asyncdata.order.order import RowShuffle
+from asyncdata.order.shuffle import RowShuffle
 from asyncdata.sources.text.jsonl import JsonlSource
-from asyncdata.tokenization.base import FunctionTokenizer
+from asyncdata.tokenization.user_function import FunctionTokenizer
 from asyncdata.workers import request_handler as handlers
 from asyncdata.workers.base import error_of
 from asyncdata.workers.request_handler import Handler
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from asyncdata.tokenization.base import BatchTokenizer, ColumnWriter
+    from asyncdata.tokenization.base import BatchTokenizer
+    from asyncdata.tokenization.column_writer import ColumnWriter
 
 BLOCK_BYTES = 64
 SLACK_BYTES = 32

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from asyncdata.core.errors import SnapshotMismatchError
 from asyncdata.integrations.hf_adapter import AsyncDatasetAdapter
-from asyncdata.integrations.slime import legacy_checkpoint as torch_checkpoint
+from asyncdata.integrations.slime import torch_checkpoint
 from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support.slime_source import args_for, labels, no_rollout, numbers, source_of, write_prompts
 

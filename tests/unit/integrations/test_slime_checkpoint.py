@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotMismatchError
-from asyncdata.integrations.slime import legacy_checkpoint as torch_checkpoint
+from asyncdata.integrations.slime import torch_checkpoint
 from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support.slime_source import labels, no_rollout, numbers, set_rollout_id, source_of, write_prompts
 
@@ -496,7 +496,7 @@ def test_killed_between_its_two_files_a_checkpoint_is_whole(prompts, given, fold
         def killed(*args, **kwargs):
             raise KeyboardInterrupt
 
-        for place in ("asyncdata.integrations.slime.legacy_checkpoint.write", "asyncdata.checkpoint.snapshot.save"):
+        for place in ("asyncdata.integrations.slime.torch_checkpoint.write", "asyncdata.checkpoint.snapshot.save"):
             with monkeypatch.context() as patch:
                 patch.setattr(place, killed)
                 with pytest.raises(KeyboardInterrupt):

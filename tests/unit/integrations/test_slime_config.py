@@ -9,7 +9,7 @@ import pytest
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.slime.config import Options, import_by_path, settings_of
-from asyncdata.order.order import RowShuffle
+from asyncdata.order.shuffle import RowShuffle
 from asyncdata.sources.text.jsonl import JsonlSource
 from tests.support.slime_source import SLIMES_DEFAULTS, slimes_args
 

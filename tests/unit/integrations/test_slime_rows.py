@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, models
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
-from asyncdata.tokenization.base import ColumnWriter, TokenizeFn, describe, open_spec
+from asyncdata.tokenization.base import TokenizeFn, describe, open_spec
+from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 

@@ -14,7 +14,7 @@ import pytest
 
 from asyncdata import IterableSource, Shuffle
 from asyncdata.core.errors import ConfigError, SourceError
-from asyncdata.order.order import order_keys, shuffled_rows
+from asyncdata.order.permutation import order_keys, shuffled_rows
 from asyncdata.sources.base import Source
 from asyncdata.sources.iterable import plain_state
 from asyncdata.sources.row_json import encode_row

@@ -14,17 +14,10 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.core.messages import decode_reply, encode
 from asyncdata.core.specs import TokenizeSpec
 from asyncdata.tokenization import base
-from asyncdata.tokenization.base import (
-    ColumnWriter,
-    FunctionTokenizer,
-    TokenizeFn,
-    describe,
-    fingerprints_of,
-    open_spec,
-    open_tokenize_fn,
-    resolve_path,
-)
+from asyncdata.tokenization.base import TokenizeFn, describe, fingerprints_of, open_spec, open_tokenize_fn, resolve_path
+from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
+from asyncdata.tokenization.user_function import FunctionTokenizer
 from tests.unit.tokenization import drops, faults, read_back, run, token_ids, values
 
 HERE = __name__

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import DataLoader
-from asyncdata.tokenization.base import FunctionTokenizer
+from asyncdata.tokenization.user_function import FunctionTokenizer
 from asyncdata.tokenization.user_results import read_result, read_xtuner_result
 from tests.unit.tokenization import faults, run, token_ids, values
 

@@ -1,7 +1,7 @@
 """Shows what a chat template makes of all chats of one shape, by an abstract interpretation of its syntax tree.
 
 The *shape* of a chat is what its messages are: how many, of which roles, with which keys, holding which types. For a
-chat of a shape, the template is run on objects without content (see :mod:`asyncdata.tokenization.chat_template.compiled.symbolic_values`) by
+chat of a shape, the template is run on objects without content (see ``symbolic_values``) by
 the code that Jinja itself compiles. Before, its syntax tree is checked to be of known nodes only, and rewritten so
 that every operation on a value meets the value's class or this module:
 

@@ -1,0 +1,196 @@
+"""One request's samples as packed columns, written row by row."""
+
+from __future__ import annotations
+
+from array import array
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.core.messages import Column, Data, RowError, Tokenized
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from asyncdata.tokenization.rows import RowFault
+
+
+__all__ = ("ColumnWriter",)
+
+
+Buffer = bytes | memoryview
+
+
+class ColumnWriter:
+    """Collects one request's samples as packed columns.
+
+    :param progress: told the request's number of a row before a user's function sees it.
+    :param numbers: the request's number of each row that is written; None where they are the same.
+    """
+
+    def __init__(self, progress: Callable[[int], None] = lambda _: None, numbers: Sequence[int] | None = None) -> None:
+        self._progress = progress
+        self._numbers = numbers
+        self._tokens = _Pieces()
+        self._kept = array("i")
+        self._columns: dict[str, _Pieces] = {}
+        self._drops: dict[str, array[int]] = {}
+        self._notes: dict[str, array[int]] = {}
+        self._errors: list[RowError] = []
+
+    def keep(self, row: int, tokens: Iterable[int], **columns: Buffer) -> None:
+        """Row ``row`` is a sample of ``tokens``; each column's value is JSON text.
+
+        ``prompt_text`` may be given in place of ``prompt``: the text itself, in UTF-8.
+
+        :raises OverflowError: for a token id outside int32.
+        :raises TypeError: for a token that is not an int.
+        """
+        ids = tokens if isinstance(tokens, array) else array("i", tokens)
+        self._tokens.append(ids, len(ids))
+        for name, value in columns.items():
+            self._column(name).append(value, len(value))
+        self._kept.append(self._number(row))
+        self._fill_columns()
+
+    def keep_all(
+        self, rows: Sequence[int], tokens: Buffer, ends: Sequence[int], columns: Mapping[str, Sequence[Buffer | str]]
+    ) -> None:
+        """As :meth:`keep` for each of ``rows``, in one go.
+
+        :param tokens: their tokens end to end, int32.
+        :param ends: where each row's tokens end.
+        :param columns: each one's values, one for each row; an empty one is none. They must have a length in bytes, or
+            be texts.
+        """
+        self._tokens.append_all(tokens, ends)
+        for name, values in columns.items():
+            data, lengths = _end_to_end(values)
+            if data:
+                self._column(name).append_all(data, accumulate(lengths))
+        self._kept.extend(rows if self._numbers is None else [self._numbers[row] for row in rows])
+        self._fill_columns()
+
+    def _column(self, name: str) -> _Pieces:
+        if name not in self._columns:
+            self._columns[name] = _Pieces()
+            self._columns[name].fill(len(self._kept))
+        return self._columns[name]
+
+    def _fill_columns(self) -> None:
+        """Samples that were given no value of a column have an empty one."""
+        for column in self._columns.values():
+            column.fill(len(self._kept))
+
+    def progress(self, row: int | None) -> None:
+        """Row ``row`` is being worked on, and no other; None: more than one.
+
+        Should it hang, or bring down the worker, that row is to blame, or it is looked for.
+        """
+        self._progress(-1 if row is None else self._number(row))
+
+    def _number(self, row: int) -> int:
+        return row if self._numbers is None else self._numbers[row]
+
+    def drop(self, row: int, reason: str) -> None:
+        """Row ``row`` yields no sample, as it should; counted under ``reason``."""
+        self._drops.setdefault(reason, array("i")).append(self._number(row))
+
+    def note(self, row: int, name: str) -> None:
+        """Row ``row`` is kept, and something is true of it that statistics count under ``name``."""
+        self._notes.setdefault(name, array("i")).append(self._number(row))
+
+    def fail(self, row: int, fault: RowFault) -> None:
+        """Row ``row`` is bad: ``on_bad_row`` decides what that means."""
+        self.fail_at(self._number(row), fault)
+
+    def fail_at(self, number: int, fault: RowFault) -> None:
+        """As :meth:`fail`, by the request's own number of the row."""
+        self._errors.append(RowError(number, fault.code, fault.reason, fault.excerpt, fault.traceback))
+
+    def extend(self, other: ColumnWriter) -> None:
+        """Append what ``other`` holds; its rows come behind ours."""
+        self._tokens.extend(other._tokens)
+        for name, column in other._columns.items():
+            self._column(name).extend(column)
+        self._kept.extend(other._kept)
+        self._fill_columns()
+        for reason, rows in other._drops.items():
+            self._drops.setdefault(reason, array("i")).extend(rows)
+        for name, rows in other._notes.items():
+            self._notes.setdefault(name, array("i")).extend(rows)
+        self._errors.extend(other._errors)
+
+    def finish(self, num_rows: int, busy_s: float) -> Tokenized:
+        """The reply for a request of ``num_rows`` rows."""
+        return Tokenized(
+            tokens=self._tokens.joined(),
+            token_ends=self._tokens.ends.tobytes(),
+            kept=b"" if len(self._kept) == num_rows else self._kept.tobytes(),
+            columns={name: Column(column.joined(), column.ends.tobytes()) for name, column in self._columns.items()},
+            drops=_packed(self._drops),
+            errors=sorted(self._errors, key=lambda error: error.row),
+            busy_s=busy_s,
+            notes=_packed(self._notes),
+        )
+
+
+class _Pieces:
+    """Values end to end, as they came: what arrives in one piece is never copied.
+
+    :ivar ends: where each value stops, uint32.
+    """
+
+    __slots__ = ("_pieces", "ends")
+
+    def __init__(self) -> None:
+        self._pieces: list[Buffer | array[int]] = []
+        self.ends = array("I")
+
+    @property
+    def _end(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    def append(self, value: Buffer | array[int], length: int) -> None:
+        """One more value."""
+        self._pieces.append(value)
+        self.ends.append(self._end + length)
+
+    def append_all(self, values: Buffer, ends: Iterable[int]) -> None:
+        """More values, end to end; ``ends`` are counted from their beginning."""
+        base = self._end
+        self._pieces.append(values)
+        self.ends.extend([base + end for end in ends] if base else ends)
+
+    def extend(self, other: _Pieces) -> None:
+        """All values of another."""
+        base = self._end
+        self._pieces += other._pieces
+        self.ends.extend(base + end for end in other.ends)
+
+    def fill(self, num_values: int) -> None:
+        """Empty values, until there are so many."""
+        if len(self.ends) < num_values:
+            self.ends.extend([self._end] * (num_values - len(self.ends)))
+
+    def joined(self) -> Buffer:
+        """The values, end to end."""
+        if len(self._pieces) == 1 and not isinstance(self._pieces[0], array):
+            return self._pieces[0]
+
+        return b"".join(self._pieces)
+
+
+def _end_to_end(values: Sequence[Any]) -> tuple[bytes, Iterable[int]]:
+    """The values, and their lengths in bytes."""
+    if values and isinstance(values[0], str):
+        text = "".join(values)
+        if text.isascii():
+            return text.encode(), map(len, values)
+
+        values = list(map(str.encode, values))
+    return b"".join(values), map(len, values)
+
+
+def _packed(rows_by_name: dict[str, array[int]]) -> dict[str, Data]:
+    """Each one's rows, rising."""
+    return {name: array("i", sorted(rows)).tobytes() for name, rows in rows_by_name.items()}

@@ -1,0 +1,67 @@
+"""The slots of shared memory that windows are read into."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asyncdata.core.messages import NO_SLOT
+from asyncdata.workers.slot_views import Borrowers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+__all__ = ("Slots",)
+
+
+class Slots:
+    """Which window buffers are free. A slot is reused once every request that refers to it is answered.
+
+    :ivar on_free: called when a slot becomes free; set by the executor whose slots they are.
+    :ivar borrowers: those who look into slots, also into free ones.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_requests = [0] * num_slots
+        self._is_held = [False] * num_slots
+        self.on_free: Callable[[], object] = bool
+        self.borrowers = Borrowers(num_slots)
+
+    def hold(self) -> int | None:
+        """A free slot, now taken, into which nobody looks any more; None where all are in use."""
+        places = zip(self._is_held, self._num_requests, strict=True)
+        free = [slot for slot, (held, num_requests) in enumerate(places) if not held and num_requests == 0]
+        if not free:
+            return None
+
+        slot = min(free, key=self.borrowers.number)  # the more there are, the more has to be copied
+        self.borrowers.evict(slot)
+        self._is_held[slot] = True
+        return slot
+
+    def release(self, slot: int) -> None:
+        """No further request will refer to ``slot``."""
+        if slot == NO_SLOT:
+            return
+
+        self._is_held[slot] = False
+        self._freed(slot)
+
+    def use(self, slot: int) -> None:
+        """A request that refers to ``slot`` is under way."""
+        if slot == NO_SLOT:
+            return
+
+        self._num_requests[slot] += 1
+
+    def done(self, slot: int) -> None:
+        """... and is answered, or its worker is gone for certain."""
+        if slot == NO_SLOT:
+            return
+
+        self._num_requests[slot] -= 1
+        self._freed(slot)
+
+    def _freed(self, slot: int) -> None:
+        if not self._is_held[slot] and self._num_requests[slot] == 0:
+            self.on_free()
