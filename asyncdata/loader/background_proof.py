@@ -147,7 +147,7 @@ def _summary(proof: Proof) -> dict[str, Any]:
 
 def _spawn(folder: str, backends: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command_of("proving", {"folder": folder, "backends": backends, "parent": os.getpid()}),
+        command_of(__name__, {"folder": folder, "backends": backends, "parent": os.getpid()}),
         stdin=subprocess.PIPE,  # its end tells the child that we are gone, wherever the kernel does not
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -38,7 +38,7 @@ class Newborn:
         self.alive = alive
         self.told: bytes | bytearray = b""
         with new_ends() as ends:
-            self.process: subprocess.Popen[bytes] = execute("template", ends, alive)
+            self.process: subprocess.Popen[bytes] = execute("forkserver", ends, alive)
             self.ends: Ends = ends
 
     @classmethod

@@ -38,7 +38,7 @@ _BOOT = """\
 import json, sys
 arguments = json.loads(sys.argv[1])
 sys.path[:] = arguments.pop("path")
-from asyncdata.{} import main
+from {} import main
 main(**arguments)
 """
 ENVIRONMENT = {
@@ -190,7 +190,7 @@ def execute(module: str, ends: Ends, alive: AlivePipe, fds: Sequence[int] = (), 
     arguments = {"parent": os.getpid(), "sock_fd": sock_fd, "alive_fd": alive.read_fd}
     with _ctrl_c_blocked():
         return subprocess.Popen(
-            command_of(f"executors.{module}", arguments | more),
+            command_of(f"{__package__}.{module}", arguments | more),
             pass_fds=(sock_fd, alive.read_fd, *fds),
             stdin=subprocess.DEVNULL,
             stdout=output_fd,

@@ -77,7 +77,7 @@ class Spawner:
         progress_fd, *slot_fds = self.memory_fds
         more = {"number": number, "progress_fd": progress_fd, "slot_fds": slot_fds}
         with new_ends() as ends:
-            life = Executed(execute("worker", ends, self.alive, self.memory_fds, **more))
+            life = Executed(execute("worker_main", ends, self.alive, self.memory_fds, **more))
             return self.worker(number, life, ends, greeting)
 
     def worker(self, number: int, life: Life, ends: Ends, greeting: bytes | bytearray = b"") -> WorkerProcess:
