@@ -1,4 +1,4 @@
-"""How much of the package the tests reach, folder by folder, and whether that is enough: run after ``coverage combine``.
+"""How much of the package tests reach, folder by folder, and whether that is enough: run after ``coverage combine``.
 
 A module that nothing imports counts in full. Ends with status 1 below a limit.
 """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MOVE = DOCS / "how-to" / "move-a-slime-run.md"
 MIGRATE = DOCS / "how-to" / "migrate-to-the-dataset-adapter.md"
-INTEGRATIONS = sorted(path for path in (PACKAGE / "integrations").glob("*.py") if not path.name.startswith("torch"))
+INTEGRATIONS = sorted((PACKAGE / "integrations" / "slime").glob("*.py"))
 
 
 def table(heading: str, title: str) -> dict[str, list[str]]:

@@ -380,7 +380,7 @@ def test_a_worker_makes_the_same_function_from_its_settings(name: str) -> None:
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=type(spec))
 
     assert isinstance(fn, TokenizeFn)
-    assert spec.path == "asyncdata.integrations.slime_rows:SlimeTokenizeFn"
+    assert spec.path == "asyncdata.integrations.slime.rows:SlimeTokenizeFn"
     assert SlimeTokenizeFn(**(sent.settings or {})) == fn
     assert run(open_spec(sent), [{"input": "why"}]).num_samples == 1
 

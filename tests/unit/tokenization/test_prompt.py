@@ -275,7 +275,7 @@ def test_a_worker_makes_the_same_function_from_its_settings(name: str) -> None:
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=type(spec))
 
     assert isinstance(fn, TokenizeFn)
-    assert spec.path == "asyncdata.tokenization.prompt:PromptTokenizeFn"
+    assert spec.path == "asyncdata.tokenization.functions.prompt:PromptTokenizeFn"
     assert PromptTokenizeFn(**(sent.settings or {})) == fn
     assert drops(run(open_spec(sent), [{"q": "a"}])) == {"max_length": [0]}
 
