@@ -41,3 +41,18 @@ def bad_row_at(loader: DataLoader) -> tuple[list[int], BadRowError]:
         loader.get_next_batch(1)
     assert str(again.value) == str(caught.value)
     return seen, caught.value
+
+
+def state_after(source: Any, number: int, tokenize_fn: Any = row_id, **knobs: Any) -> dict[str, Any]:
+    """The state of a run that has delivered so many samples."""
+    with make(source, tokenize_fn, **knobs) as loader:
+        if number:
+            loader.get_next_batch(number)
+        return loader.state_dict()
+
+
+def resumed(source: Any, state: dict[str, Any], number: int, tokenize_fn: Any = row_id, **knobs: Any) -> list[int]:
+    """The ids of so many samples of a run that resumes from ``state``."""
+    with make(source, tokenize_fn, **knobs) as loader:
+        loader.load_state_dict(state)
+        return ids(loader.get_next_batch(number))
