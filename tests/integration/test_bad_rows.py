@@ -113,6 +113,7 @@ def test_a_row_that_kills_workers_is_found_and_named_at_its_turn(path, num_worke
     assert seen == expected[: expected.index(13)]
 
 
+@pytest.mark.thorough
 def test_a_row_that_kills_workers_does_so_a_few_times_and_no_more(tmp_path):
     """Here it is one of the fixed rows, too, that are to show whether the tokens are the same after a resume."""
     path = write_rows(tmp_path / "rows.jsonl", 1000, {0: {"do": "die"}})
@@ -122,6 +123,7 @@ def test_a_row_that_kills_workers_does_so_a_few_times_and_no_more(tmp_path):
         assert loader.statistics().worker_restarts_total <= 2 + 3 * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", ["dies", "hangs"])
 def test_a_row_that_kills_a_batch_is_told_from_the_row_that_was_read_last(path, what):
     """A tokenizer reads row by row, and says so, and then encodes all at once."""

@@ -120,6 +120,7 @@ def run_script(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=NEVER_S, check=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("way", ["del", "exit"])
 def test_an_unclosed_loader_is_warned_about_and_holds_up_nobody(path, num_workers, way):
@@ -130,6 +131,7 @@ def test_an_unclosed_loader_is_warned_about_and_holds_up_nobody(path, num_worker
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:unclosed DataLoader:ResourceWarning")
 def test_a_loader_may_be_collected_by_its_own_thread_whatever_that_is_doing(path, monkeypatch):
     start = Producer.start
@@ -276,6 +278,7 @@ def test_closing_while_workers_start_is_closing(path):
         loader.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_unclosed_loader_is_closed_even_if_warnings_are_errors(path, num_workers, monkeypatch):
     """The warning cannot leave ``__del__``; nothing may stay alive for it."""

@@ -169,6 +169,7 @@ def test_collate_fn_makes_what_the_loop_is_given(path):
         assert [number for batch in loader for number in batch] == order_of(path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("knobs", [{}, {"n_samples_per_prompt": 2}, {"commit": "on_ack"}, {"buffer_size": 3}], ids=str)
 def test_a_batch_whose_collate_fn_raises_is_not_consumed(path, knobs):
     """Wherever it came from: the middle of what is ready, its edge, or a wait."""
@@ -237,6 +238,7 @@ def test_an_epoch_is_counted_from_zero(path):
 # The end
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_end_comes_with_the_partial_batch(path, num_workers):
     with make(path, epochs=2, num_workers=num_workers) as loader:

@@ -29,6 +29,7 @@ def path(tmp_path) -> Path:
 # Where it goes on
 
 
+@pytest.mark.thorough
 def test_restored_at_every_batch_of_two_epochs_it_is_the_uninterrupted_run(path):
     expected = order_of(path, 3)
     states, ends = [], []
@@ -43,6 +44,7 @@ def test_restored_at_every_batch_of_two_epochs_it_is_the_uninterrupted_run(path)
         assert resumed(path, state, 60) == expected[end : end + 60], f"after {end}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shuffle", [True, False, Shuffle(block_bytes=300, window_blocks=3)])
 @pytest.mark.parametrize("tokenize_fn", [row_id, in_batches, every_third_dropped])
 def test_restored_after_any_number_of_samples_it_goes_on_with_the_next(path, shuffle, tokenize_fn):
@@ -91,6 +93,7 @@ def test_a_state_may_be_restored_many_times_and_in_any_order(path):
             assert ids(loader.get_next_batch(20)) == expected[start : start + 20]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_restoring_many_times_without_a_call_between_is_restoring_the_last(path, num_workers):
     """While what was asked for before is still under way, and each with canaries to compare."""
@@ -110,6 +113,7 @@ def test_restoring_many_times_without_a_call_between_is_restoring_the_last(path,
             assert ids(loader.get_next_batch(5)) == expected[NUM_ROWS : NUM_ROWS + 5]
 
 
+@pytest.mark.thorough
 def test_a_restore_that_is_held_up_half_way_delivers_nothing_twice(path, monkeypatch):
     """The service may begin to read between any two lines of it."""
     restart = Coordinator.restart
@@ -224,6 +228,7 @@ def test_the_end_is_the_end_after_a_resume_too(path):
 # Elastic
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "knobs",
     [

@@ -188,6 +188,7 @@ def test_a_bad_row_is_raised_again_after_a_resume_and_skipped_rows_stay_counted(
         assert loader.statistics().bad_rows_total == 1
 
 
+@pytest.mark.thorough
 def test_a_row_that_killed_workers_is_not_tried_again_after_a_resume(path):
     expected = [number for number in order_of(path) if number != 13]
     with make(path, kills_on_13, num_workers=1, on_bad_row="skip") as loader:

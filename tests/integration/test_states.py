@@ -173,6 +173,7 @@ def test_what_is_no_state_is_refused_and_changes_nothing(path, state):
 BEYOND = {"row": (0, 0, 10_000), "window": (0, 10_000, 0), "far": (0, 1 << 46, 1 << 46)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", BEYOND.values(), ids=BEYOND)
 @pytest.mark.parametrize("kind", ["blocks", "full", "growing", "kept", "stream", "planned"])
 def test_a_place_that_does_not_exist_is_refused_and_nothing_is_passed_over(path, tmp_path, kind, place):
@@ -246,6 +247,7 @@ def plain(value: Any) -> bool:
     return value is None or type(value) in (str, int, float, bool)
 
 
+@pytest.mark.thorough
 def test_states_taken_by_another_thread_are_of_one_moment_each(path):
     expected = order_of(path, 6)
     states: list[dict[str, Any]] = []

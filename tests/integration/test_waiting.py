@@ -104,6 +104,7 @@ def test_a_budget_of_bytes_bounds_what_is_read_ahead_and_stops_nothing(path):
 # Several at once
 
 
+@pytest.mark.thorough
 def test_threads_get_disjoint_slices_and_nothing_is_lost(path):
     expected = order_of(path, 20)
     taken: list[list[int]] = []

@@ -20,6 +20,7 @@ def reasons(simulation: Simulation) -> list[str]:
 # The trainer is the slow part
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("seconds", [0.2, 0.15, 2.0])
 def test_a_trainer_that_one_worker_can_feed_gets_no_more_and_is_left_alone(seed: int, seconds: float) -> None:
@@ -30,6 +31,7 @@ def test_a_trainer_that_one_worker_can_feed_gets_no_more_and_is_left_alone(seed:
     assert (loader.changes, loader.settled) == ([], ["fed"])
 
 
+@pytest.mark.thorough
 def test_a_cheap_function_with_a_trainer_that_is_not_so_fast_gets_no_more_workers_either() -> None:
     loader = Simulation(steps(32, 32 * 20e-6), row_s=5e-6)
 
@@ -41,6 +43,7 @@ def test_a_cheap_function_with_a_trainer_that_is_not_so_fast_gets_no_more_worker
 # The workers are the slow part
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(5))
 def test_a_trainer_as_fast_as_five_workers_gets_five_or_six_and_does_not_wait(seed: int) -> None:
     loader = Simulation(steps(100, 0.02), row_s=ROW_S, seed=seed)
@@ -53,6 +56,7 @@ def test_a_trainer_as_fast_as_five_workers_gets_five_or_six_and_does_not_wait(se
     assert len(loader.changes) <= 6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seconds", [0.09, 0.06, 0.03, 0.0226, 0.0167])
 def test_at_any_speed_of_the_trainer_it_ends_with_no_waits_and_few_decisions(seconds: float) -> None:
     loader = Simulation(steps(100, seconds), row_s=ROW_S)
@@ -85,6 +89,7 @@ def test_with_a_slow_function_more_workers_come_while_the_first_batch_is_waited_
     assert loader.num_workers == 8
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 def test_workers_that_only_share_the_cpus_are_taken_back(seed: int) -> None:
     loader = Simulation(steps(32, 0.0), row_s=ROW_S, num_cpus=4, seed=seed)
@@ -126,6 +131,7 @@ def test_workers_and_what_they_take_stay_below_the_budget() -> None:
     assert (loader.max_workers, loader.num_workers, loader.settled) == (3, 3, ["max_memory_bytes"])
 
 
+@pytest.mark.thorough
 def test_workers_that_grow_beyond_the_budget_are_let_go_and_do_not_come_back() -> None:
     loader = Simulation(steps(32, 0.0), row_s=ROW_S, worker_bytes=100, allowed=limits(max_worker_bytes=800))
     loader.run(10)
@@ -152,6 +158,7 @@ def test_one_worker_stays_whatever_it_takes() -> None:
 # Bursts
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(5))
 def test_for_a_trainer_that_comes_in_bursts_more_is_read_ahead_and_one_worker_is_enough(seed: int) -> None:
     trainer = itertools.chain([Step(32, 5.0)], steps(3000, 6.0))
@@ -165,6 +172,7 @@ def test_for_a_trainer_that_comes_in_bursts_more_is_read_ahead_and_one_worker_is
     assert len(loader.changes) <= 6
 
 
+@pytest.mark.thorough
 def test_what_a_rollout_of_minutes_asks_for_at_once_is_read_ahead_during_it() -> None:
     loader = Simulation(steps(50_000, 100.0), row_s=ROW_S)
 
@@ -174,6 +182,7 @@ def test_what_a_rollout_of_minutes_asks_for_at_once_is_read_ahead_during_it() ->
     assert loader.run(3600) < 0.01
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("given", "capacity"), [({"max_ready_bytes": 2_500_000}, 2000), ({"max_capacity": 1000}, 1000)]
 )
@@ -231,6 +240,7 @@ def test_a_function_that_gives_chunks_enough_work_is_read_ahead_no_further_for_a
 # The trainer changes
 
 
+@pytest.mark.thorough
 def test_when_the_trainer_becomes_faster_and_slower_again_workers_follow() -> None:
     slow, fast = [Step(100, 0.2)] * 500, [Step(100, 0.02)] * 5000
     loader = Simulation(itertools.chain(slow, fast, steps(100, 0.2)), row_s=ROW_S)
@@ -247,6 +257,7 @@ def test_when_the_trainer_becomes_faster_and_slower_again_workers_follow() -> No
     assert loader.run(100) < 0.01
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 def test_a_trainer_that_changes_all_the_time_is_not_followed_all_the_time(seed: int) -> None:
     """What was let go too early stays longer the next time, so that it ends."""
@@ -261,6 +272,7 @@ def test_a_trainer_that_changes_all_the_time_is_not_followed_all_the_time(seed: 
     assert len(loader.changes) - num_changes <= 6
 
 
+@pytest.mark.thorough
 def test_a_trainer_that_stops_for_hours_is_no_reason_for_anything() -> None:
     loader = Simulation(itertools.chain([Step(100, 0.2)] * 100, [Step(100, 7200.0)], steps(100, 0.2)), row_s=ROW_S)
 
@@ -269,6 +281,7 @@ def test_a_trainer_that_stops_for_hours_is_no_reason_for_anything() -> None:
     assert loader.changes == []
 
 
+@pytest.mark.thorough
 def test_what_settled_is_said_once_for_what_it_settled_at() -> None:
     loader = Simulation(steps(32, 0.0), row_s=ROW_S, num_cpus=4)
 

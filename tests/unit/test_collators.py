@@ -159,6 +159,7 @@ documents = st.builds(
 batches = st.lists(st.lists(documents, min_size=1, max_size=6), min_size=1, max_size=3)
 
 
+@pytest.mark.thorough
 @given(
     batches, st.sampled_from([1, 2, 3]), st.integers(1, 4), st.integers(0, 30), st.sampled_from(["document", "none"])
 )

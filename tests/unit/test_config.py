@@ -53,6 +53,7 @@ def test_an_unknown_knob_is_named_with_all_there_are():
     assert refusal(wrk=3) == "there is no knob 'wrk'; there are " + ", ".join(sorted(LoaderConfig.__struct_fields__))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "value"),
     [

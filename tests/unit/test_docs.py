@@ -158,6 +158,7 @@ def with_examples() -> list[Path]:
     return [page for page in PAGES if any(block.language in {"python", "console"} for block in blocks_of(page))]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", with_examples(), ids=name_of)
 def test_the_examples_of_a_page_run_and_print_what_it_says(page, folder):
     if name_of(page) in NEEDED:
@@ -560,6 +561,7 @@ def logged_events() -> dict[str, tuple[str, set[str]]]:
     return events
 
 
+@pytest.mark.thorough
 def test_every_event_is_documented_with_its_level_and_fields_and_no_other():
     rows = table_rows(read("events.md"))
 

@@ -264,6 +264,7 @@ def test_the_mean_may_be_asked_for_within_bounds_that_are_not_part_of_it() -> No
     assert served(ByReward(statistic="mean", order="lowest_first"), buffer) == [2, 1, 4, 3, 0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gap", [None, math.nan, math.inf, {}, {"style": 1.0}, {"accuracy": None}])
 @pytest.mark.parametrize(("missing", "wanted"), [("last", [2, 0, 1]), ("first", [1, 2, 0]), ("stay", [2, 0])])
 def test_a_group_with_a_gap_in_its_rewards_goes_where_it_is_told_to(gap: Any, missing: Any, wanted: list[int]) -> None:

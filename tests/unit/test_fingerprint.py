@@ -106,6 +106,7 @@ def test_in_a_small_file_every_byte_counts(tmp_path, num_bytes):
     assert len(digests) == 1 + len(places)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "place", [0, 64 * KIB - 1, 64 * KIB, 64 * KIB + 15 * (8 * MIB - 128 * KIB) // 16 + 4095, -64 * KIB, -1]
 )

@@ -70,6 +70,7 @@ def test_without_accumulation_and_number_an_order_is_that_of_an_epochs_first_win
     assert order.tolist() == grouping.order(values, world_size=4, accumulation=1, seed=3, epoch=0, window=0).tolist()
 
 
+@pytest.mark.thorough
 @given(costs_of_packs, st.integers(1, 9), st.integers(1, 4), st.sampled_from(METHODS), st.integers(-5, 5))
 def test_every_pack_comes_once(values: list[float], world_size: int, accumulation: int, method: Any, seed: int) -> None:
     order = LengthGrouping(method=method).order(
@@ -80,6 +81,7 @@ def test_every_pack_comes_once(values: list[float], world_size: int, accumulatio
     assert sorted(order.tolist()) == list(range(len(values)))
 
 
+@pytest.mark.thorough
 @given(costs_of_packs, st.integers(1, 9), st.integers(1, 4), st.sampled_from(OURS))
 def test_packs_at_one_time_are_neighbours_in_cost_and_what_is_left_over_comes_last(
     values: list[float], world_size: int, accumulation: int, method: Any
@@ -106,6 +108,7 @@ def test_seed_epoch_and_window_each_make_another_order(method: Any) -> None:
     assert len(orders) == len(settings)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(20))
 def test_two_groups_are_dealt_as_well_as_can_be(seed: int) -> None:
     values = costs(8, seed)
@@ -135,6 +138,7 @@ def test_differencing_balances_sums_better_than_leaving_groups_sorted_and_no_wor
     assert slowest["karmarkar_karp"] <= slowest["snake"] < slowest["sorted"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", OURS)
 @pytest.mark.parametrize("accumulation", [1, 8])
 def test_no_rank_has_always_more_to_do(method: Any, accumulation: int) -> None:

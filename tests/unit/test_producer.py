@@ -59,6 +59,7 @@ def scan_until_tokenizing(loader: StillLoader) -> None:
 # Reading ahead
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("capacity", [1, 2, 7, 64, 1000])
 @pytest.mark.parametrize("num_workers", [1, 3])
 @pytest.mark.parametrize("row_s", [0.0, 0.01])

@@ -9,6 +9,8 @@ import pytest
 
 from asyncdata.shortage import ShortageError, is_shortage, raise_if_shortage, short_of
 
+pytestmark = pytest.mark.thorough
+
 
 class PanicException(BaseException):
     """What a panic in Rust is."""

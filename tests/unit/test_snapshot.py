@@ -337,6 +337,7 @@ class TestFile:
             assert math.isnan(load(tmp_path / "s").counters["x"])
         assert math.isnan(from_state_dict(json.loads(json.dumps(to_state_dict(load(tmp_path / "s"))))).counters["x"])
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize(
         "value", [pytest.param(object(), id="object()"), np.int64(1), {"digits": 5000}, {"depth": 100_000}], ids=str
     )
@@ -560,6 +561,7 @@ class TestDamage:
         assert num_accepted == 0
         assert load(path) == GOLDEN_SNAPSHOT
 
+    @pytest.mark.thorough
     def test_every_cut_is_told_with_the_bytes_expected_and_got(self, tmp_path):
         whole = base64.b64decode(GOLDEN)
         for num_bytes in range(1, len(whole)):

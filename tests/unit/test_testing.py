@@ -30,6 +30,7 @@ def test_there_are_fourteen_checks_and_each_says_what_goes_wrong_and_where_it_wa
         assert check.seen_in
 
 
+@pytest.mark.thorough
 def test_a_sound_loader_passes_every_check():
     report = run_checks(ToyAdapter())
 
@@ -37,12 +38,14 @@ def test_a_sound_loader_passes_every_check():
     assert [outcome.check for outcome in report.outcomes] == list(CHECKS)
 
 
+@pytest.mark.thorough
 def test_ours_passes_every_check():
     report = run_checks(AsyncData())
 
     assert [outcome for outcome in report.outcomes if outcome.result != "passed"] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("check", CHECKS)
 def test_each_check_finds_the_loader_that_is_broken_in_its_way_and_is_the_only_one(check, monkeypatch):
     monkeypatch.setattr("asyncdata.testing.checks._PATIENCE_S", 0.1)

@@ -52,6 +52,7 @@ def cache(path: Path, tmp_path: Path) -> Path:
 # Which blocks
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if not kind.is_stream])
 def test_the_numbers_of_blocks_lead_back_to_them(tmp_path, kind):
     for package in KINDS[kind].needs:
@@ -109,6 +110,7 @@ def thirty_blocks(tmp_path_factory) -> Any:
     return files
 
 
+@pytest.mark.thorough
 @given(steps)
 def test_the_catalog_does_as_a_dict_would(thirty_blocks, steps):
     files, catalog, model, seen = thirty_blocks, Catalog(thirty_blocks, 30), {}, set()
@@ -255,6 +257,7 @@ def test_a_run_that_finds_no_room_writes_as_much_as_fits_and_goes_on(path, tmp_p
     assert 0 < Delivered(loader(path, folder)).cached[0] < NUM_ROWS
 
 
+@pytest.mark.thorough
 def test_another_data_set_takes_the_room_of_one_that_is_not_used(path, cache, tmp_path):
     size = sum(file.stat().st_size for file in segments(cache))
     other = write_rows(tmp_path / "other.jsonl", NUM_ROWS + 3)
@@ -269,6 +272,7 @@ def test_another_data_set_takes_the_room_of_one_that_is_not_used(path, cache, tm
 # What is not kept
 
 
+@pytest.mark.thorough
 def test_samples_that_find_no_room_are_left_out_and_that_is_said_once(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", 60, {i: {"pad": "ü" * 30_000} for i in (7, 31)})
     expected = Delivered(loader(path, None))
@@ -301,6 +305,7 @@ def test_windows_are_left_out_where_the_disk_is_too_slow(path, tmp_path, monkeyp
     assert not segments(tmp_path / "cache")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if not kind.is_stream])
 def test_every_kind_of_source_is_cached(tmp_path, kind):
     for package in KINDS[kind].needs:
@@ -320,6 +325,7 @@ def test_every_kind_of_source_is_cached(tmp_path, kind):
 # Closing
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_what_is_complete_when_the_loader_is_closed_is_stored(tmp_path, monkeypatch, num_workers):
     monkeypatch.setattr(service, "_FINISH_TIMEOUT_S", NEVER_S)
@@ -380,6 +386,7 @@ def test_verify_finds_the_damaged_segment(cache, capsys):
     assert damaged.name in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_rm_removes_what_is_named_and_nothing_that_is_written_to(path, cache, capsys):
     with loader(path, cache):
         assert "AD614" in run(capsys, "rm", "--all", "--dir", cache, status=1)["error"]["message"]

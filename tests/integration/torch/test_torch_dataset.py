@@ -111,6 +111,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 def test_workers_of_torch_are_refused_with_the_reason(chats, tmp_path):
     script = tmp_path / "in_workers.py"
     script.write_text(IN_WORKERS)

@@ -36,6 +36,7 @@ pytestmark = [
 # What is yielded
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 def test_the_batches_are_those_of_the_loader_itself(chats, open_loader, opened, changes):
     alone = opened(DataLoader(chats, **settings(**changes)))
@@ -82,6 +83,7 @@ def test_one_for_is_one_epoch_and_one_that_was_left_goes_on(open_loader):
     assert [plain(batch) for batch in parts] == epochs[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 def test_a_loop_that_was_left_at_its_last_batch_is_followed_by_the_next_epoch(chats, open_loader, opened, changes):
     found = []
@@ -123,6 +125,7 @@ def test_it_has_no_length_and_says_why(open_loader):
 # What a state holds
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 def test_a_state_taken_at_any_batch_resumes_with_the_next_one(open_loader, changes):
     whole = open_loader(**changes)
@@ -143,6 +146,7 @@ def test_a_state_taken_at_any_batch_resumes_with_the_next_one(open_loader, chang
     assert run(resumed, 1) == following
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 def test_a_state_is_that_of_a_loader_that_looks_nowhere_ahead(chats, open_loader, opened, changes):
     ahead, alone = open_loader(**changes), opened(DataLoader(chats, **settings(**changes)))
@@ -237,6 +241,7 @@ def test_set_epoch_keeps_a_run_in_the_middle_of_that_epoch_and_goes_to_another(o
     assert (loader.epoch, run(loader, 1)) == (2, run(other, 1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 def test_set_epoch_behind_the_last_batch_does_what_it_does_to_the_loader_itself(chats, open_loader, opened, changes):
     found = []
@@ -325,6 +330,7 @@ def failing_once_at(number, error):
     return collate
 
 
+@pytest.mark.thorough
 def test_a_batch_whose_making_failed_comes_when_it_is_asked_for_again(open_loader):
     whole = run(open_loader(**SAMPLES), 1)
     loader = open_loader(**{**SAMPLES, "collate_fn": failing_once_at(4, ValueError("no"))})
@@ -339,6 +345,7 @@ def test_a_batch_whose_making_failed_comes_when_it_is_asked_for_again(open_loade
     assert found + run(resumed, 1) == whole
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_an_interrupt_while_a_batch_is_made_loses_none(open_loader, number):
     whole = run(open_loader(**SAMPLES), 1)
@@ -353,6 +360,7 @@ def test_an_interrupt_while_a_batch_is_made_loses_none(open_loader, number):
     assert found + run(resumed, 1) == whole
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")], ids=["interrupt", "error"])
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_a_copy_that_fails_loses_no_batch(open_loader, monkeypatch, number, error):

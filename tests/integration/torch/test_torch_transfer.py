@@ -36,6 +36,7 @@ class LooksAhead:
             yield plain(batch)
 
 
+@pytest.mark.thorough
 def test_a_trainer_that_looks_ahead_resumes_with_the_batch_it_held(open_loader):
     whole = run(open_loader(), 3)
     for number in range(1, len(whole)):
@@ -98,6 +99,7 @@ def test_it_is_stateful_for_distributed_checkpoints(open_loader, opened, chats):
     assert isinstance(opened(AsyncDataset(chats, **settings())), stateful.Stateful)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 def test_a_distributed_checkpoint_keeps_all_of_a_state(open_loader, tmp_path, changes):
     dcp = pytest.importorskip("torch.distributed.checkpoint")
@@ -205,6 +207,7 @@ def test_the_next_batch_is_copied_on_a_stream_of_its_own_before_the_trainer_has_
     assert fake_cuda == BEGINS + ENDS
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 def test_streams_change_nothing_of_what_is_delivered(chats, open_loader, opened, fake_cuda, changes):
     whole = run(open_loader(**changes), 2)

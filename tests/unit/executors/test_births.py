@@ -63,6 +63,7 @@ def events_of(events: Any, name: str) -> list[dict[str, Any]]:
 # What is shared
 
 
+@pytest.mark.thorough
 @pytest.mark.asyncio
 async def test_the_function_is_opened_once_for_all_workers_and_for_those_that_come_later(rows, tmp_path):
     executor = ProcessExecutor(3)
@@ -81,6 +82,7 @@ async def test_the_function_is_opened_once_for_all_workers_and_for_those_that_co
     assert len(list(tmp_path.glob("start *"))) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.asyncio
 async def test_every_worker_has_randomness_of_its_own(rows):
     executor = ProcessExecutor(2)
@@ -97,6 +99,7 @@ async def test_every_worker_has_randomness_of_its_own(rows):
         assert len(set(rolls)) == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.asyncio
 async def test_what_was_printed_before_a_fork_is_said_once(rows):
     executor = ProcessExecutor(2)
@@ -117,6 +120,7 @@ def said(events: Any) -> str:
 # When nothing is shared
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
@@ -160,6 +164,7 @@ def test_where_the_system_forbids_to_name_a_process_for_certain_nothing_is_share
 # Its death
 
 
+@pytest.mark.thorough
 @pytest.mark.asyncio
 async def test_a_template_that_is_killed_is_replaced_with_its_workers(rows, tmp_path):
     began, gate = tmp_path / "began", tmp_path / "gate"
@@ -183,6 +188,7 @@ async def test_a_template_that_is_killed_is_replaced_with_its_workers(rows, tmp_
     assert executor.statistics().num_restarts == 3, "two workers and the template"
 
 
+@pytest.mark.thorough
 @pytest.mark.asyncio
 async def test_a_request_is_not_to_blame_for_the_death_of_the_template(rows, tmp_path):
     """Its worker went with it, twice."""
@@ -240,6 +246,7 @@ async def test_a_template_that_is_stopped_is_replaced_once_it_is_needed(rows, mo
     assert (event["reason"], event["how"]) == ("no answer in 0.3 s; it was killed", "SIGKILL")
 
 
+@pytest.mark.thorough
 @pytest.mark.asyncio
 async def test_a_stopped_template_does_not_keep_the_loader_from_closing(rows):
     executor = ProcessExecutor(2)
@@ -252,6 +259,7 @@ async def test_a_stopped_template_does_not_keep_the_loader_from_closing(rows):
     assert not stopped.is_running()
 
 
+@pytest.mark.thorough
 @pytest.mark.asyncio
 async def test_a_row_that_kills_its_worker_is_found_as_ever(rows):
     executor = ProcessExecutor(1)
@@ -266,6 +274,7 @@ async def test_a_row_that_kills_its_worker_is_found_as_ever(rows):
     assert (reply.code, reply.reason, reply.row) == ("AD423", "its worker died (SIGSEGV)", 3)  # type: ignore[union-attr]
 
 
+@pytest.mark.thorough
 @pytest.mark.asyncio
 async def test_no_zombie_is_left_while_the_pool_runs(rows):
     executor = ProcessExecutor(2)
@@ -286,6 +295,7 @@ async def test_no_zombie_is_left_while_the_pool_runs(rows):
 # What it is told
 
 
+@pytest.mark.thorough
 @pytest.mark.asyncio
 async def test_it_ends_its_workers_when_its_socket_ends(rows):
     """No executor here: births alone, and a worker that is not told that it is over."""
@@ -320,6 +330,7 @@ async def exit_after_an_answer(worker: WorkerProcess) -> str:
     return worker.how_it_ended()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "function", [worker_fns.Opening(), worker_fns.RollsDice(), worker_fns.Opening("lingers")], ids=lambda fn: fn.what
 )
@@ -361,6 +372,7 @@ async def test_a_template_whose_answers_come_too_late_makes_no_worker(rows):
     assert message == "a template answered a fork with Loaded; it is out of step"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -383,6 +395,7 @@ async def test_a_worker_that_cannot_be_named_is_none(rows, monkeypatch, error, m
     assert (await failure_to_run(client)).startswith(message)
 
 
+@pytest.mark.thorough
 @pytest.mark.asyncio
 async def test_a_worker_whose_template_has_died_meanwhile_is_not_trusted(rows, monkeypatch):
     """Its pid may have been given to another process before it was looked at."""

@@ -65,6 +65,7 @@ async def test_frames_that_come_together_are_told_apart(pair):
     assert [await receive(connection) for _ in sent] == sent
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cut", range(1, HEADER.size + 4))
 async def test_a_frame_cut_anywhere_is_waited_for(pair, cut):
     connection, worker = pair

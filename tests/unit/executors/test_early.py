@@ -42,6 +42,7 @@ def own_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("asyncdata")]
 
 
+@pytest.mark.thorough
 def test_the_function_is_loaded_before_anything_is_asked_and_once(path, tmp_path):
     starts = tmp_path / "starts"
     starts.mkdir()
@@ -57,6 +58,7 @@ def test_the_function_is_loaded_before_anything_is_asked_and_once(path, tmp_path
     assert not template.is_running()
 
 
+@pytest.mark.thorough
 def test_a_loader_that_is_dropped_before_its_start_leaves_nothing_and_says_nothing(path):
     loader = DataLoader(path, tokenize_fn=row_id, num_workers=2)
     assert len(own_threads()) == 1
@@ -164,6 +166,7 @@ def printed_by_one_made_after(meddle: str, path: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", [None, ""])
 def test_without_an_interpreter_to_run_the_first_call_says_so(path, value):
     told = printed_by_one_made_after(f"sys.executable = {value!r}", path)
@@ -171,6 +174,7 @@ def test_without_an_interpreter_to_run_the_first_call_says_so(path, value):
     assert told.startswith(f"AD426 workers cannot be started: sys.executable is {value!r}; set it to the path of a ")
 
 
+@pytest.mark.thorough
 def test_an_interpreter_that_is_not_there_is_named(path):
     told = printed_by_one_made_after("sys.executable = '/nowhere/python'", path)
 
@@ -178,6 +182,7 @@ def test_an_interpreter_that_is_not_there_is_named(path):
     assert "ulimit" not in told
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "meddle", ["sys.path.append(b'/bytes')", "import pathlib; sys.path.append(pathlib.Path('/path'))"]
 )
@@ -185,6 +190,7 @@ def test_what_python_passes_over_in_its_path_disturbs_no_worker(path, meddle):
     assert printed_by_one_made_after(meddle, path) == "[[0], [1]]\n"
 
 
+@pytest.mark.thorough
 def test_a_folder_that_is_gone_disturbs_no_worker(path):
     stays = "import os, tempfile; sys.path.append(os.getcwd())"  # the tokenize function is found there
     gone = "os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd()); sys.path.insert(0, '')"
@@ -265,6 +271,7 @@ open({out!r}, "w").write(str(found))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", "<&- >&- 2>&-"])
 def test_a_program_that_was_started_without_its_standard_descriptors_has_workers(path, tmp_path, closed):
     out = tmp_path / "out"

@@ -96,6 +96,7 @@ async def test_requests_may_come_before_the_start(make, rows):
     assert window.num_rows == 20
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_it_runs_on_every_backend(make, rows, backend):
     async def main() -> list[int]:
@@ -149,6 +150,7 @@ async def test_forgetting_twice_is_forgetting(make, rows):
     assert ids_of(reply) == [5, 6, 7, 8, 9]
 
 
+@pytest.mark.thorough
 async def test_cancelled_in_the_middle_of_a_row_it_stops_at_once(make, rows, tmp_path):
     began, gate = tmp_path / "began", tmp_path / "gate"
     client = Client(make(worker_fns.waits), rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
@@ -163,6 +165,7 @@ async def test_cancelled_in_the_middle_of_a_row_it_stops_at_once(make, rows, tmp
 # Slots
 
 
+@pytest.mark.thorough
 async def test_a_slot_is_free_when_every_request_that_uses_it_is_answered(make, rows, tmp_path):
     gate = tmp_path / "gate"
     client = Client(make(worker_fns.waits), rows(10, {0: {"gate": str(gate)}}), worker_fns.waits)
@@ -245,6 +248,7 @@ NONSENSE = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("function", [worker_fns.as_told, worker_fns.as_told_in_batches])
 async def test_nonsense_is_a_bad_row_each(make, rows, function):
     special = {1 + 2 * i: {"do": what} for i, what in enumerate(NONSENSE)}

@@ -85,6 +85,7 @@ async def test_workers_killed_at_random_lose_double_and_mix_up_nothing(rows):
     }
 
 
+@pytest.mark.thorough
 async def test_a_request_larger_than_a_socket_takes_comes_whole(rows):
     """A plan of packs asks with some bytes for every row there is."""
     executor = ProcessExecutor(1)
@@ -102,6 +103,7 @@ async def test_a_request_larger_than_a_socket_takes_comes_whole(rows):
         assert np.frombuffer(found.rows, np.uint32).tolist() == list(range(500_000))
 
 
+@pytest.mark.thorough
 async def test_a_worker_killed_while_idle_is_replaced(rows):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(5), row_id)
@@ -128,6 +130,7 @@ async def test_it_does_not_matter_which_signal_kills_a_worker(rows, number):
         assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.thorough
 async def test_slots_outlive_the_workers_that_wrote_them(rows):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(50), row_id)
@@ -165,6 +168,7 @@ async def test_a_slot_is_not_free_while_a_dead_workers_request_waits_to_be_sent_
         assert freed == [True]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_forgotten", [False, True])
 async def test_a_dead_workers_slot_and_requests_wait_until_it_is_reaped(rows, tmp_path, monkeypatch, is_forgotten):
     """Its socket has ended, and it may still write: no slot is free, and no other worker has its rows, before it has
@@ -208,6 +212,7 @@ async def test_a_dead_workers_slot_and_requests_wait_until_it_is_reaped(rows, tm
         assert freed == [True]
 
 
+@pytest.mark.thorough
 async def test_a_forgotten_request_is_not_sent_again_when_its_worker_dies(rows, tmp_path):
     began, gate = tmp_path / "began", tmp_path / "gate"
     executor = ProcessExecutor(1)
@@ -258,6 +263,7 @@ async def test_who_watches_is_called_when_there_are_other_workers(rows):
 # Who is to blame
 
 
+@pytest.mark.thorough
 async def test_a_request_that_brings_down_two_workers_comes_back(rows):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(30), kills_on_13)
@@ -274,6 +280,7 @@ async def test_a_request_that_brings_down_two_workers_comes_back(rows):
     assert executor.statistics().num_restarts == 2
 
 
+@pytest.mark.thorough
 async def test_a_function_of_many_rows_does_not_tell_which_one_it_was(rows):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(20), kills_on_13_in_batches)
@@ -284,6 +291,7 @@ async def test_a_function_of_many_rows_does_not_tell_which_one_it_was(rows):
     assert reply == Crashed("AD423", "its worker died (SIGSEGV)", row=None)
 
 
+@pytest.mark.thorough
 async def test_a_request_that_comes_back_keeps_its_slot_until_it_is_told(rows):
     """Its rows are still there to be asked for once more."""
     executor = ProcessExecutor(1)
@@ -306,6 +314,7 @@ async def test_a_request_that_comes_back_keeps_its_slot_until_it_is_told(rows):
     assert freed == [told]
 
 
+@pytest.mark.thorough
 async def test_a_request_with_a_strike_comes_back_after_one_more(rows):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(20), kills_on_13)
@@ -317,6 +326,7 @@ async def test_a_request_with_a_strike_comes_back_after_one_more(rows):
     assert executor.statistics().num_restarts == 1
 
 
+@pytest.mark.thorough
 async def test_a_request_that_only_waited_is_not_to_blame(rows, tmp_path):
     """Its worker had it in its queue, twice, behind one that kills."""
     executor = ProcessExecutor(1)
@@ -329,6 +339,7 @@ async def test_a_request_that_only_waited_is_not_to_blame(rows, tmp_path):
         assert ids_of(await client.answer(innocent)) == list(range(13))
 
 
+@pytest.mark.thorough
 async def test_a_request_that_ends_the_process_says_how(rows):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(1, {0: {"do": "die"}}), worker_fns.as_told)
@@ -357,6 +368,7 @@ async def test_a_row_that_hangs_comes_back_and_its_worker_is_replaced(rows, tmp_
     assert executor.statistics().num_restarts == 2
 
 
+@pytest.mark.thorough
 async def test_rows_that_take_their_time_together_are_not_hung(rows):
     executor = ProcessExecutor(1, row_timeout_s=1.5)
     client = Client(executor, rows(8, {i: {"sleep_s": 0.3} for i in range(8)}), worker_fns.takes_its_time)
@@ -367,6 +379,7 @@ async def test_rows_that_take_their_time_together_are_not_hung(rows):
     assert executor.statistics().num_restarts == 0
 
 
+@pytest.mark.thorough
 async def test_an_idle_worker_is_never_hung(rows):
     executor = ProcessExecutor(1, row_timeout_s=0.05)
     client = Client(executor, rows(5), row_id)
@@ -395,6 +408,7 @@ async def test_a_stopped_worker_is_replaced(rows, tmp_path):
 # Starting
 
 
+@pytest.mark.thorough
 async def test_windows_are_read_before_there_is_a_worker(rows, tmp_path):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(200), worker_fns.Opening("waits", str(tmp_path)))
@@ -408,6 +422,7 @@ async def test_windows_are_read_before_there_is_a_worker(rows, tmp_path):
         assert ids_of(await client.tokenized(await client.window())) == list(range(200)), "workers read the next"
 
 
+@pytest.mark.thorough
 async def test_what_is_read_before_there_is_a_worker_can_be_forgotten(rows, tmp_path):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(200), worker_fns.Opening("waits", str(tmp_path)), block_bytes=64)
@@ -431,6 +446,7 @@ async def failure_to_run(client: Client) -> str:
     return str(caught.value)
 
 
+@pytest.mark.thorough
 async def test_a_worker_that_dies_three_times_at_its_start_is_given_up_with_what_it_said(rows, tmp_path):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(1), worker_fns.Opening("dies", str(tmp_path), times=1000))
@@ -442,6 +458,7 @@ async def test_a_worker_that_dies_three_times_at_its_start_is_given_up_with_what
     assert executor.statistics().num_restarts == 3
 
 
+@pytest.mark.thorough
 async def test_a_worker_that_dies_twice_at_its_start_is_forgiven(rows, tmp_path):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(3), worker_fns.Opening("dies", str(tmp_path), times=2))
@@ -451,6 +468,7 @@ async def test_a_worker_that_dies_twice_at_its_start_is_forgiven(rows, tmp_path)
     assert executor.statistics().num_restarts == 2
 
 
+@pytest.mark.thorough
 async def test_workers_that_never_finish_anything_are_given_up(rows):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(1, {0: {"do": "print and die"}}), worker_fns.as_told)
@@ -475,6 +493,7 @@ async def test_workers_that_never_finish_anything_are_given_up(rows):
     assert failure_of(again_and_again[-1]).message == str(error), "the last is told what everybody is told"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("request_id", "said", "reason"),
     [
@@ -499,6 +518,7 @@ async def test_what_is_no_answer_to_the_request_is_nobodys_samples(rows, request
     assert not [reply for reply in client.replies[asked] if not isinstance(reply, Failed)]
 
 
+@pytest.mark.thorough
 async def test_what_is_under_way_hears_that_there_will_be_no_worker(rows, tmp_path):
     """Read here already, and waiting for a worker that will never be."""
     executor = ProcessExecutor(2)
@@ -517,6 +537,7 @@ async def test_what_is_under_way_hears_that_there_will_be_no_worker(rows, tmp_pa
     assert [executor.slots.hold() for _ in range(NUM_SLOTS)] == list(range(NUM_SLOTS))
 
 
+@pytest.mark.thorough
 async def test_a_function_that_no_worker_can_import_is_named(rows):
     import msgspec
 
@@ -559,6 +580,7 @@ async def test_without_room_for_workers_it_says_so_and_leaves_nothing_open(rows)
 # More workers and fewer
 
 
+@pytest.mark.thorough
 async def test_workers_are_added_and_serve(rows):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(60, {i: {"sleep_s": 0.002} for i in range(60)}), worker_fns.tells_who)
@@ -573,6 +595,7 @@ async def test_workers_are_added_and_serve(rows):
     assert [ids_of(reply) for reply in replies] == [[first, first + 1] for first in range(0, 60, 2)]
 
 
+@pytest.mark.thorough
 async def test_a_worker_that_is_no_longer_wanted_finishes_what_it_was_asked(rows, tmp_path):
     gates = {i: {"began": str(tmp_path / f"began {i}"), "gate": str(tmp_path / f"gate {i}")} for i in range(2)}
     executor = ProcessExecutor(2)
@@ -596,6 +619,7 @@ async def test_a_worker_that_is_no_longer_wanted_finishes_what_it_was_asked(rows
     assert executor.statistics().num_restarts == 0
 
 
+@pytest.mark.thorough
 async def test_a_worker_that_dies_on_its_way_out_leaves_its_requests_to_the_others(rows, tmp_path):
     gates = {i: {"began": str(tmp_path / f"began {i}"), "gate": str(tmp_path / "gate")} for i in range(2)}
     executor = ProcessExecutor(2)
@@ -634,6 +658,7 @@ async def test_wanting_a_worker_back_at_once_loses_nothing(rows):
     assert executor.statistics().num_restarts == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("wanted", "got"), [(-3, 1), (0, 1), (2, 2), (9, 3)])
 async def test_there_is_always_one_worker_and_never_more_than_there_is_room_for(rows, wanted, got):
     executor = ProcessExecutor(2, max_workers=3)
@@ -662,6 +687,7 @@ async def test_the_number_may_change_before_the_start_and_before_the_loop(rows):
 # Order in the house
 
 
+@pytest.mark.thorough
 async def test_nothing_is_left_open(rows):
     for _ in range(2):  # what is imported or opened once is not counted
         before = sorted(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True))

@@ -106,6 +106,7 @@ def test_an_epoch_may_be_gone_to_and_the_present_one_stays(prompts):
         assert place(adapter) == (1, 3, 33)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", ["stream", "legacy"])
 @pytest.mark.parametrize("taken", [0, 3, 10, 24])
 @pytest.mark.parametrize("counts_alone", [False, True])

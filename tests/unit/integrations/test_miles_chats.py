@@ -151,6 +151,7 @@ def test_a_template_that_refuses_tools_is_given_their_functions(small_tokenizer)
     assert (code, "no" in reason) == ("AD412", True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("row", "name"),
     [

@@ -96,6 +96,7 @@ def test_a_run_goes_on_with_the_buffer_and_the_very_next_prompt(prompts, given, 
         assert (source.epoch_id, source.sample_offset, source.sample_group_index, source.sample_index) == counts
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("taken", [0, 9, 10, 11, 20])
 def test_an_epochs_end_is_no_special_place(prompts, given, taken):
     with source_of(prompts, **given) as source:
@@ -328,6 +329,7 @@ def test_without_torch_our_own_file_is_written_and_an_event_says_what_is_missing
 # What does not fit
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changed", "name"),
     [
@@ -450,6 +452,7 @@ def test_slimes_own_file_has_its_five_keys_and_is_plain(prompts, given, folder):
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("epoch", "offset"), [(0, 0), (0, 4), (0, 10), (2, 10), (3, 1)])
 def test_a_run_that_slime_has_begun_goes_on(prompts, given, folder, epoch, offset):
     torch = pytest.importorskip("torch")

@@ -143,6 +143,7 @@ def test_the_dataset_of_one_source_serves_another(prompts):
         assert labels(other.get_samples(NUM_ROWS + 2)) == order_of(0) + order_of(1)[:2]
 
 
+@pytest.mark.thorough
 def test_samples_that_were_looked_at_leave_nothing_behind(prompts):
     source = AsyncDataSource(args_for(prompts, asyncdata_num_workers=1, rollout_shuffle=True))
     assert source.dataset[0].label == order_of(0)[0]
@@ -210,6 +211,7 @@ def test_in_the_stream_order_the_offset_counts_the_prompts_of_the_epoch(prompts)
         assert labels(source.get_samples(3)) == expected[4:7]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", ["legacy", "stream"])
 @pytest.mark.parametrize("value", [-1, 1.5, "3", None, NUM_ROWS + 1])
 def test_a_place_that_is_not_there_is_refused_and_changes_nothing(prompts, order, value):
@@ -375,6 +377,7 @@ sys.modules["{0}.utils.types"].Sample = Sample
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("package", ["slime", "miles"])
 def test_a_source_is_an_instance_of_the_frameworks_own_class(package, tmp_path):
     code = STAND_IN.format(package) + (

@@ -207,6 +207,7 @@ def is_written(text: str) -> bool:
     return bool(pieces) and any(re.search(pattern, message, re.DOTALL) for message in messages())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", quoted())
 def test_a_symptom_is_in_the_words_of_our_messages(text):
     assert is_written(text)

@@ -227,6 +227,7 @@ def test_a_large_array_is_read_when_the_checkpoint_is_written(prompts, given):
         assert source.buffer[0][0].rollout_routed_experts[:2].tolist() == [77, 0]
 
 
+@pytest.mark.thorough
 def test_a_large_array_that_a_thread_writes_into_meanwhile_does_not_tear_the_file(prompts, given):
     stop = threading.Event()
     with source_of(prompts, **given) as source:
@@ -306,6 +307,7 @@ def test_a_checkpoint_of_before_groups_had_files_goes_on(given):
 # Files
 
 
+@pytest.mark.thorough
 def test_files_that_no_kept_checkpoint_names_are_removed(prompts, given):
     with source_of(prompts, **given) as source:
         source.add_samples(with_experts(source.get_samples(2)))
@@ -357,6 +359,7 @@ def test_what_a_killed_process_left_half_written_is_removed_an_hour_later(prompt
     assert (old.exists(), new.exists()) == (False, True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
@@ -393,6 +396,7 @@ def test_a_whole_file_that_holds_no_group_is_refused(prompts, given, content, mo
             source.load(0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", [[0, 10**9], [-1, 8], [8, -8], [10**9, 8], "ab", None])
 def test_bytes_outside_of_the_file_are_refused(prompts, given, place, monkeypatch):
     record = [{"rollout_routed_experts": {"__ndarray__": ["<i4", [2], place]}}]
@@ -420,6 +424,7 @@ def test_a_name_that_is_no_checksum_is_never_opened(prompts, given, name):
             source.load(0)
 
 
+@pytest.mark.thorough
 def test_a_group_that_cannot_be_written_leaves_what_was_there(prompts, given, monkeypatch):
     with source_of(prompts, **given) as source:
         source.add_samples(with_experts(source.get_samples(1)))
@@ -463,6 +468,7 @@ def nested(depth: int) -> list[Any]:
     return value
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("depth", [500, 100_000])
 def test_what_is_nested_too_deep_is_refused_by_name(prompts, depth):
     with source_of(prompts) as source:

@@ -85,6 +85,7 @@ def replace_all(sample: Any) -> None:
 CHANGES = [append_array, extend_as_geo3k_does, swap, drop_one, show_twice, take_away, replace_all]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("how", [lambda sample: sample, copy.deepcopy, copy.copy])
 def test_what_a_rollout_did_to_its_inputs_is_there_after_a_restart(
@@ -105,6 +106,7 @@ def test_what_a_rollout_did_to_its_inputs_is_there_after_a_restart(
         assert named(untouched.multimodal_inputs) == {"images": ["<a.png>", "<b.png>"]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", CHANGES)
 def test_it_can_be_changed_again_after_a_restart(
     rows: Path, given: dict[str, Any], change: Callable[[Any], None]

@@ -125,6 +125,7 @@ def test_a_template_that_asks_for_today_is_told_the_given_date(name: str) -> Non
         SlimeTokenizeFn(name, today="tomorrow")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("metadata", "expected"),
     [
@@ -137,6 +138,7 @@ def test_metadata_is_any_value_that_counts(metadata: Any, expected: Any) -> None
     assert read({"input": "a", "metadata": metadata})["metadata"] == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("empty", [b"{ }", b"0.0", b"-0", b"[ ]", b'""', b"null", b"0e5", b"false"])
 def test_tools_go_into_metadata_that_is_empty(empty: bytes) -> None:
     row = b'{"input": "a", "tools": ["any", 5], "metadata": ' + empty + b"}"

@@ -59,6 +59,7 @@ def test_groups_are_numbered_on(kind: Any) -> None:
     assert SampleFactory(kind, 3).groups([], 7, 100) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("metadata", METADATA, ids=str)
 @pytest.mark.parametrize("label", [None, "72", {"a": [1]}], ids=str)
 def test_a_sample_is_what_the_constructor_and_a_deep_copy_give(kind: Any, metadata: Any, label: Any) -> None:
@@ -279,6 +280,7 @@ def test_slimes_own_class_is_found() -> None:
         assert resolve_sample_type() is theirs
 
 
+@pytest.mark.thorough
 def test_nothing_heavy_is_imported() -> None:
     program = (
         "import sys; from asyncdata.integrations.slime_sample import SampleFactory, SlimeSample, to_record\n"
@@ -302,6 +304,7 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(
     values=st.dictionaries(
         st.sampled_from(["prompt", "label", "metadata", "reward", "response", "train_metadata", "unknown", "tokens"]),

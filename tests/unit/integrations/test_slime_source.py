@@ -523,6 +523,7 @@ def test_closed_it_says_so(prompts):
         source.get_samples(1)
 
 
+@pytest.mark.thorough
 def test_left_alone_it_closes_itself(prompts):
     source = AsyncDataSource(args_for(prompts))
     source.get_samples(1)

@@ -41,6 +41,7 @@ def bad_text(data: bytes) -> Any:
 # The forms
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "value", "text"),
     [
@@ -124,6 +125,7 @@ def test_a_type_without_a_form_is_refused_by_its_columns_name(kind):
         RowWriter(pa.schema([("what", kind)]), ["what"])
 
 
+@pytest.mark.thorough
 @given(
     st.fixed_dictionaries(
         {
@@ -161,6 +163,7 @@ def test_a_row_is_the_same_as_the_same_python_objects_of_a_stream(row):
 # A row's text follows from the row alone
 
 
+@pytest.mark.thorough
 @given(st.lists(st.none() | st.floats(), min_size=1, max_size=6), st.lists(st.binary(max_size=3), max_size=6))
 def test_a_row_has_the_same_text_alone_and_among_others(numbers, raw):
     raw += [b""] * (len(numbers) - len(raw))

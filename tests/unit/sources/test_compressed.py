@@ -80,12 +80,14 @@ def test_all_members_and_frames_are_one_text(tmp_path, suffix, num_parts):
     assert ids(opened(write(tmp_path / f"a.jsonl.{suffix}", CODERS[suffix](parts)))) == list(range(300))
 
 
+@pytest.mark.thorough
 def test_a_file_of_many_pieces_is_read_whole(tmp_path, suffix):
     text = rows_from(0, 30_000)
 
     assert ids(opened(write(tmp_path / f"a.jsonl.{suffix}", CODERS[suffix]([text, text])))) == [*range(30_000)] * 2
 
 
+@pytest.mark.thorough
 def test_what_expands_a_thousandfold_comes_in_pieces(tmp_path):
     """A decoder that is given all of it at once would hold all of it."""
     path = write(tmp_path / "a.jsonl.gz", members([(json.dumps({"id": 1}).encode() + b" " * 999 + b"\n") * 20_000]))
@@ -179,6 +181,7 @@ def test_nothing_is_read_beyond_the_size_of_the_start(tmp_path):
     assert ids(stream) == [0, 1, 2]
 
 
+@pytest.mark.thorough
 def test_reading_stops_when_nobody_wants_the_rows_even_before_the_first_one(tmp_path):
     text = rows_from(0, 30_000)
     stream = opened(write(tmp_path / "a.jsonl.gz", members([text])))
@@ -209,6 +212,7 @@ def states_of(stream: TextStream) -> list[tuple[int, dict[str, Any]]]:
     return found
 
 
+@pytest.mark.thorough
 def test_it_goes_on_from_any_state_with_the_row_of_then(tmp_path, suffix):
     text = rows_from(0, 30_000)
     parts = [text[start : start + 100_000] for start in range(0, len(text), 100_000)]
@@ -226,6 +230,7 @@ def test_it_goes_on_from_any_state_with_the_row_of_then(tmp_path, suffix):
         assert read(opened(paths), state) == expected[count:]
 
 
+@pytest.mark.thorough
 def test_decoding_begins_at_the_last_member_or_frame_before_the_row(tmp_path, suffix):
     parts = [rows_from(first, first + 1000) for first in range(0, 30_000, 1000)]
     coded = [CODERS[suffix]([part]) for part in parts]
@@ -289,6 +294,7 @@ def test_garbage_behind_the_last_member_or_frame_is_named(tmp_path, suffix):
     assert f"that begins at byte {len(coded)} is damaged" in str(error)
 
 
+@pytest.mark.thorough
 def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path):
     path = write(tmp_path / "a.jsonl.gz", members([rows_from(n * 9000, n * 9000 + 9000) for n in range(3)]))
     stream = opened(path)
@@ -352,6 +358,7 @@ def test_a_gzip_file_with_a_name_and_a_time_in_its_header_is_read(tmp_path):
     assert ids(opened(path)) == [0, 1, 2]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["lines", "array"])
 @given(
     texts=st.lists(st.sampled_from([b'{"a": 1}', b"[]", b"7", b'"' + b"x" * 30 + b'"']), min_size=1, max_size=9),

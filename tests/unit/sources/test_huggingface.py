@@ -128,6 +128,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], bool]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")  # datasets' own, when it sorts
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_rows_are_those_that_the_dataset_gives(tmp_path, change):
@@ -140,6 +141,7 @@ def test_the_rows_are_those_that_the_dataset_gives(tmp_path, change):
     assert is_copied(blocks) is must_copy
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", ["nothing", "shuffle", "select, anywhere", "rename", "add_column", "concatenated"])
 def test_the_rows_of_a_dataset_in_memory_are_those_that_it_gives(change):
     dataset = CHANGES[change][0](in_memory())
@@ -154,6 +156,7 @@ def forty(tmp_path_factory) -> Any:
     return saved(tmp_path_factory.mktemp("forty") / "ds", in_memory(40))
 
 
+@pytest.mark.thorough
 @settings(max_examples=50)
 @given(data=st.data())
 def test_any_chain_of_changes_gives_the_datasets_rows(forty, data):
@@ -236,6 +239,7 @@ def test_a_dataset_and_a_saved_folder_are_sources_by_themselves(tmp_path):
             assert ids(loader.get_next_batch(20)) == list(range(20))
 
 
+@pytest.mark.thorough
 def test_a_folder_of_files_is_loaded_as_load_dataset_does(tmp_path):
     folder = tmp_path / "repo"
     folder.mkdir()
@@ -289,6 +293,7 @@ def test_without_datasets_it_says_how_to_get_it(monkeypatch):
 # Blocks
 
 
+@pytest.mark.thorough
 @given(num_rows=st.integers(1, 50), block_bytes=st.integers(1, 3000))
 @settings(max_examples=20)
 def test_blocks_cover_every_index_once_and_come_as_they_lie(num_rows, block_bytes):
@@ -333,6 +338,7 @@ def test_rows_larger_than_a_block_are_blocks_of_their_own():
 # Temporary files
 
 
+@pytest.mark.thorough
 def test_what_was_copied_is_private_and_goes_with_who_opened_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -347,6 +353,7 @@ def test_what_was_copied_is_private_and_goes_with_who_opened_it(tmp_path, monkey
     assert list(tmp_path.glob("asyncdata-*")) == []
 
 
+@pytest.mark.thorough
 def test_what_was_copied_is_gone_after_a_process_that_closed_nothing(tmp_path):
     code = """
 import datasets
@@ -361,6 +368,7 @@ print(loader.get_next_batch)
     assert list(tmp_path.glob("asyncdata-*")) == []
 
 
+@pytest.mark.thorough
 def test_what_a_killed_trainer_had_copied_goes_when_the_next_one_starts(tmp_path, monkeypatch):
     code = """
 import sys
@@ -403,6 +411,7 @@ def test_where_no_copy_can_be_written_it_says_so(tmp_path, monkeypatch):
 # Fingerprints and changes
 
 
+@pytest.mark.thorough
 def test_the_fingerprint_is_that_of_the_rows_and_not_the_librarys(tmp_path):
     """Which may be another one in every session, and lies in the Arrow files too."""
     found = []
@@ -419,6 +428,7 @@ def test_the_fingerprint_is_that_of_the_rows_and_not_the_librarys(tmp_path):
     assert opened(a.shuffle(seed=1)).fingerprint() == opened(b.shuffle(seed=1)).fingerprint()
 
 
+@pytest.mark.thorough
 def test_whatever_changes_the_rows_changes_the_fingerprint(tmp_path):
     dataset = saved(tmp_path / "ds", in_memory(3000))
     picked = list(range(3000))

@@ -76,6 +76,7 @@ def examples(dataset: Any) -> list[dict[str, Any]]:
     return list(dataset.with_format(None))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MAKES)
 def test_every_example_is_a_row_in_the_datasets_order(name, tmp_path):
     stream = opened(MAKES[name](tmp_path))
@@ -84,6 +85,7 @@ def test_every_example_is_a_row_in_the_datasets_order(name, tmp_path):
         assert read(stream, epoch=epoch) == examples(MAKES[name](tmp_path))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MAKES)
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_it_goes_on_from_any_state_with_the_example_of_then(name, shuffle, tmp_path):
@@ -99,6 +101,7 @@ def test_it_goes_on_from_any_state_with_the_example_of_then(name, shuffle, tmp_p
         count += len(rows.lengths)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["a generator", "files", "a dataset"])
 def test_shuffled_the_shards_come_in_another_order_in_each_epoch(name, tmp_path):
     stream = opened(MAKES[name](tmp_path))

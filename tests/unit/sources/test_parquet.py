@@ -262,6 +262,7 @@ def test_a_row_group_is_cut_into_blocks_of_about_the_size_asked_for_but_not_into
     ]
 
 
+@pytest.mark.thorough
 @given(
     files=st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2000)), max_size=4), min_size=1, max_size=4),
     block_bytes=st.integers(1, 500),
@@ -287,6 +288,7 @@ def test_blocks_cover_every_row_once_and_never_cross_row_groups(files, block_byt
         assert not any(b.start < end < b.stop for b in found if b.file_id == file_id for end in ends)
 
 
+@pytest.mark.thorough
 @given(st.lists(st.integers(0, 14), max_size=10))
 def test_some_blocks_are_those_among_all_and_come_as_they_lie(numbers):
     blocks = imagined([(10, 5000), (10, 5000)], [(7, 700), (3, 1000)])
@@ -296,6 +298,7 @@ def test_some_blocks_are_those_among_all_and_come_as_they_lie(numbers):
     assert blocks.blocks(np.array(numbers, np.int64)) == [everything[number] for number in sorted(numbers)]
 
 
+@pytest.mark.thorough
 @given(
     files=st.lists(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2000)), max_size=4), min_size=1, max_size=4),
     block_bytes=st.integers(1, 500),
@@ -364,6 +367,7 @@ def two(tmp_path: Path) -> ParquetBlocks:
     return ParquetSource([str(path) for path in paths]).open(300)
 
 
+@pytest.mark.thorough
 @settings(max_examples=30)
 @given(data=st.data())
 def test_blocks_may_be_read_in_any_order_and_again(tmp_path_factory, data):
@@ -423,6 +427,7 @@ def test_no_more_than_some_files_are_open_at_once(tmp_path, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
+@pytest.mark.thorough
 def test_rows_that_dictionaries_spare_the_file_are_delivered_whole(tmp_path):
     """Two texts of 50,000 characters, 400 times: the file has a few thousand bytes and says that rows are short."""
     texts = ["x" * 50_000, "y" * 50_000]
@@ -524,6 +529,7 @@ def test_a_row_that_is_another_one_when_it_is_read_by_itself_is_named(two):
     reader.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_pages_that_cannot_be_decoded_are_an_error_that_names_file_and_row_group(tmp_path, num_workers):
     path = write(tmp_path / "a.parquet", 1000, group_rows=500)
@@ -538,6 +544,7 @@ def test_pages_that_cannot_be_decoded_are_an_error_that_names_file_and_row_group
             loader.get_next_batch(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("shuffle", [True, "full"])
 @pytest.mark.parametrize("page", ["data", "dictionary"])
@@ -569,6 +576,7 @@ def test_pages_with_checksums_that_fit_are_rows(tmp_path):
         assert ids(loader.get_next_batch(1000)) == list(range(1000))
 
 
+@pytest.mark.thorough
 def test_a_file_that_is_cut_while_workers_read_it_stops_the_stream(tmp_path):
     path = write(tmp_path / "a.parquet", 4000, group_rows=200)
     knobs = {"shuffle": Shuffle(block_bytes=1024, window_blocks=4), "buffer_size": 1, "timeout_s": 60}

@@ -163,6 +163,7 @@ def test_its_fingerprint_is_the_functions_name_and_version():
 # The form of an example
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -393,6 +393,7 @@ def test_a_chat_of_exactly_max_length_is_kept_and_a_longer_one_dropped(name: str
     assert drops(overlong(name, "drop", length - 1)) == {"max_length": [0]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["truncate_left", "truncate_right"])
 def test_a_chat_that_is_cut_keeps_the_labels_of_the_tokens_that_are_left(name: str, how: str) -> None:
     whole = run(ChatTokenizeFn(name).open(), [{"messages": CHAT}])
@@ -505,6 +506,7 @@ def test_a_date_is_asked_for_in_words_that_fit_every_function(name: str) -> None
         ChatTokenizeFn(name, chat_template="{{ strftime_now('%Y') }}").resolve()
 
 
+@pytest.mark.thorough
 def test_a_worker_imports_no_framework_for_it(name: str) -> None:
     code = (
         "import json, sys\n"
@@ -519,6 +521,7 @@ def test_a_worker_imports_no_framework_for_it(name: str) -> None:
     assert {"numpy", "torch", "transformers", "anyio"} & set(found) == set()
 
 
+@pytest.mark.thorough
 def test_a_loader_gives_samples_with_labels(name: str, jsonl_file: Callable[..., Path]) -> None:
     path = jsonl_file([{"messages": CHAT}, {"messages": [user("a")]}, {"messages": CHAT[:3]}])
 
@@ -589,6 +592,7 @@ def said(message: dict[str, Any]) -> str:
     return text + END
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("template", ["plain", "generation"])
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"])
@@ -610,6 +614,7 @@ def test_what_is_trained_of_real_chats_is_exactly_what_the_assistant_said(
         assert texts == wanted
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")
 def test_masks_of_real_chats_are_those_of_transformers(test_data: Path) -> None:

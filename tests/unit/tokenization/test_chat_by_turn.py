@@ -106,6 +106,7 @@ def said(name: str, template: str, chat: list[dict[str, Any]], **settings: Any) 
 # One end of a message for itself
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("template", "past", "last"),
     [
@@ -136,6 +137,7 @@ def test_a_token_that_only_past_turns_end_with_is_not_trained_and_the_stop_token
     assert said(name, CHANNELS, chat) == ["=final:b", f"=thought:so{END}<|im_start|>assistant=final:d{OVER}"]
 
 
+@pytest.mark.thorough
 def test_a_call_whose_thoughts_are_dropped_is_trained_as_it_stands(name: str) -> None:
     call = assistant("", thinking="hm", tool_calls=[CALL])
     chat = [user("a"), call, {"role": "tool", "content": "t"}]
@@ -166,6 +168,7 @@ def test_what_cannot_be_told_names_the_templates_of_trl(name: str) -> None:
 # The template's own blocks
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("train_on", ["assistant", "last_assistant"])
 def test_what_ends_the_chat_may_be_a_block_of_its_own(name: str, train_on: Any) -> None:
     chat = [user("a"), assistant("b"), user("c"), assistant("d")]
@@ -194,6 +197,7 @@ def test_a_stop_token_after_each_block_is_refused_also_where_the_block_ends_with
 # No stop token
 
 
+@pytest.mark.thorough
 def test_a_template_without_a_stop_token_is_warned_of_once_and_its_rows_are_counted(
     name: str, jsonl_file: Callable[..., Path]
 ) -> None:
@@ -219,6 +223,7 @@ def test_a_template_without_a_stop_token_is_warned_of_once_and_its_rows_are_coun
 # Arguments that are JSON text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", ["call.function.arguments.items()", "call.function.arguments | items"])
 def test_arguments_as_text_are_read_where_the_template_wants_the_object(name: str, arguments: str) -> None:
     as_text = {**CALL, "function": {**CALL["function"], "arguments": json.dumps(CALL["function"]["arguments"])}}

@@ -83,6 +83,7 @@ def both(their_tokenizer: Any, template: str, messages: Any, tools: Any = None, 
     return theirs, ours
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 @pytest.mark.parametrize("tools", [None, [], TOOLS], ids=["no tools", "empty tools", "tools"])
 def test_text_is_that_of_transformers(their_tokenizer: Any, template: str, tools: Any) -> None:
@@ -121,6 +122,7 @@ messages = st.lists(
 ANYTHING = "{% for m in messages %}{{ m | tojson }}{{ m.content }}{% endfor %}{{ tools | tojson }}"
 
 
+@pytest.mark.thorough
 @given(messages, st.none() | st.lists(st.dictionaries(st.text(max_size=3), values, max_size=2), max_size=2))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_chat_is_rendered_as_by_transformers(their_tokenizer: Any, chat: Any, tools: Any) -> None:
@@ -151,6 +153,7 @@ def test_autoescape_is_no_way_to_run_something_as_a_template_is_compiled() -> No
     assert ChatTemplate("{% autoescape true %}{{ '<' }}{% endautoescape %}", {}).render([]) == "&lt;"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("source", ["{{ " + "(" * 5000 + " }}", "{% for a in [] %}" * 120 + "{% endfor %}" * 120])
 def test_a_template_that_cannot_be_compiled_is_refused(source: str) -> None:
     with pytest.raises(ConfigError, match="AD411 the chat template"):

@@ -17,6 +17,8 @@ from tests.support.backends import FEW, Fake
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.thorough
+
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 

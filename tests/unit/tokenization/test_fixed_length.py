@@ -125,6 +125,7 @@ def test_any_keys_of_a_row_can_be_laid_out(name: str) -> None:
 # What is too long
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cut", CUTS)
 def test_the_question_and_the_answer_are_never_cut(name: str, cut: str) -> None:
     fn = babilong(name, on_overlong=cut)
@@ -271,6 +272,7 @@ def as_arrays(chunk: Chunk, sample: int) -> dict[str, list[int]]:
     return {"input_ids": ids, "labels": labels, "attention_mask": [1] * (len(ids) - num_padding) + [0] * num_padding}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("max_length", [300, 420, 600, 1000])
 def test_seed_compat_is_the_recipe_also_where_special_tokens_are_put_around(
     small_tokenizer: Path, tmp_path: Path, max_length: int
@@ -293,6 +295,7 @@ def test_only_the_recipes_prompt_has_a_blank_line_behind_the_context(name: str) 
     assert babilong(name, seed_compat=True, prompt="{input}: {question}").prompt == "{input}: {question}"
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
 @pytest.mark.parametrize(
@@ -315,6 +318,7 @@ def test_seed_compat_is_the_recipe_on_babilong(test_data: Path, tokenizer: str, 
         assert values(chunk, "extra")[number]["question_lost"] is is_lost
 
 
+@pytest.mark.thorough
 def test_seed_compat_says_whether_the_cut_took_the_question_or_only_words_behind_it(name: str) -> None:
     facts = set()
     for reserve in range(1, 40):
@@ -341,6 +345,7 @@ def test_an_answer_longer_than_its_reserve_is_cut_as_in_the_recipe(name: str) ->
     assert as_arrays(chunk, 0) == seed_steps(transformers.AutoTokenizer.from_pretrained(name), row, 100, 8)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
 @pytest.mark.parametrize("cut", CUTS)
@@ -360,6 +365,7 @@ def test_below_the_prompts_length_every_sample_of_babilong_has_its_question(
         assert text.endswith(f"\nQuestion: {row['question']}\nAnswer: {row['target']}{END}")
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
 @pytest.mark.parametrize(("file", "max_length"), [("qa1_4k.json", 2048), ("qa1_32k.json", 16384)])

@@ -127,6 +127,7 @@ def test_a_bad_row_is_named_and_the_others_are_kept(name: str, row: bytes, code:
     assert chunk.errors[0].excerpt.startswith(row[:8].decode())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("row", "code", "reason"), BAD_CHATS, ids=[row.decode()[:60] for row, _, _ in BAD_CHATS])
 def test_a_bad_chat_is_named_and_the_others_are_kept(name: str, row: bytes, code: str, reason: str) -> None:
     chunk = run(PromptTokenizeFn(name, apply_chat_template=True).open(), [{"input": "a"}, row, {"input": "b"}])
@@ -322,6 +323,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("settings", "reason"), WRONG, ids=[str(settings) for settings, _ in WRONG])
 def test_a_wrong_setting_is_refused_by_name(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -428,6 +430,7 @@ def test_the_fingerprint_of_settings_is_pinned(name: str) -> None:
     assert fn.fingerprints()["tokenize_fn"] == "171e14b38084ec576fad7164304e019f"
 
 
+@pytest.mark.thorough
 def test_a_worker_loads_no_heavy_library(name: str) -> None:
     program = (
         "import sys; from asyncdata.tokenization.prompt import PromptTokenizeFn\n"
@@ -462,6 +465,7 @@ def theirs(request: pytest.FixtureRequest, test_data: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder, model_max_length=10**9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("file", SETS)
 def test_text_and_ids_of_every_row_are_those_of_transformers(theirs: Any, test_data: Path, file: str) -> None:
     raws = (test_data / f"{file}.jsonl").read_bytes().splitlines()
@@ -483,6 +487,7 @@ def test_text_and_ids_of_every_row_are_those_of_transformers(theirs: Any, test_d
         assert token_ids(chunk) == theirs(texts, add_special_tokens=False)["input_ids"]
 
 
+@pytest.mark.thorough
 def test_a_template_with_generation_blocks_renders_the_same_text(theirs: Any, test_data: Path) -> None:
     raws = (test_data / "chat_sft" / "chat_sft.jsonl").read_bytes().splitlines()
     template = (test_data / "tokenizers" / "qwen2-bpe-151k" / "chat_template_generation.jinja").read_text(

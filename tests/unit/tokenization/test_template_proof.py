@@ -40,6 +40,7 @@ def made(program: Program, messages: list[dict[str, Any]], tools: Any = None) ->
     return None if values is None else program.texts(values)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", WELL_KNOWN.values(), ids=WELL_KNOWN)
 def test_templates_of_well_known_kinds_are_proven_for_chats_of_several_turns(text: str) -> None:
     program = prove(text, chat("a", "b", "c", "d", "e"))
@@ -59,6 +60,7 @@ def test_templates_of_well_known_kinds_are_proven_for_calls_of_tools(name: str) 
     assert made(program, other, [{"x": 1}]) == [ChatTemplate(WELL_KNOWN[name], VARIABLES).rendered(other, [{"x": 1}])]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", [*WELL_KNOWN.values(), plain(WELL_KNOWN["macro"])], ids=[*WELL_KNOWN, "plain"])
 def test_where_the_assistant_speaks_is_proven_for_templates_of_well_known_kinds(text: str) -> None:
     spans = ChatSpans(ChatTemplate(text, {**VARIABLES, "add_generation_prompt": False}), "it", SPECIAL, "</s>")
@@ -73,6 +75,7 @@ def test_where_the_assistant_speaks_is_proven_for_templates_of_well_known_kinds(
     assert segments[1::2] == [whole[start:stop] for start, stop in blocks]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "what",
     [
@@ -248,6 +251,7 @@ def test_a_chat_with_a_mark_in_what_only_a_shorter_chat_shows_is_asked_for_itsel
     assert made(program, marked) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"])
 def test_every_third_real_chat_is_made_by_a_program_into_what_it_is_if_asked_for_itself(
     test_data: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,7 @@ def test_a_shape_is_proven_when_it_comes_for_the_second_time(prover: Prover) -> 
     assert prover.asked == [([user("b")], None, None)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "other",
     [

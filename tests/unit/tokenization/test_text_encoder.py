@@ -195,6 +195,7 @@ def test_the_audit_finds_a_text_that_the_sweep_did_not_and_revokes_the_proof(
     assert choose(files, "auto") is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 def test_what_an_audit_finds_ends_the_run_whatever_is_done_about_bad_rows(
     found_out: Callable[[str], None], small_tokenizer: Path, jsonl_file: Callable[..., Path], policy: Any
@@ -220,6 +221,7 @@ def is_found_out(encoder: text_encoder.TextEncoder) -> bool:
     return False
 
 
+@pytest.mark.thorough
 def test_it_begins_in_a_pause_or_when_much_has_been_done(
     found_out: Callable[[str], None], files: TokenizerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +256,7 @@ def test_what_is_wrong_in_a_pause_is_told_by_the_next_batch(
         is_found_out(encoder)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", [False, RowShuffle(method="none", only_kept=True)], ids=str)
 @pytest.mark.parametrize("log_excerpts", [True, False])
 @pytest.mark.parametrize("bad", [0, 2])
@@ -294,6 +297,7 @@ def test_what_an_audit_finds_has_a_place_and_is_shown_only_where_rows_may_be(
     assert ("a rare text" in message) == log_excerpts
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", [False, RowShuffle(method="none", only_kept=True)], ids=str)
 def test_what_an_audit_finds_in_a_worker_ends_the_run_and_names_the_row(
     found_out: Callable[[str], None], small_tokenizer: Path, jsonl_file: Callable[..., Path], order: Any
@@ -330,6 +334,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.thorough
 def test_one_process_of_a_run_audits_and_another_when_it_is_gone() -> None:
     def start() -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -369,6 +374,7 @@ def test_a_backend_is_loaded_anew_when_its_caches_have_grown(tokenizer: Tokenize
     assert loads_after(1120) == 3
 
 
+@pytest.mark.thorough
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=20), max_size=8))
 def test_flat_ids_are_those_of_each_text(tokenizer: Tokenizer, texts: list[str]) -> None:
     flat, errors = HfEncoder(tokenizer).each(texts)

@@ -15,6 +15,8 @@ from asyncdata.tokenization.unknown_texts import UnknownTexts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.thorough
+
 A, B = "\U00100000", "\U00100001"
 SPECIAL = ["<e>", "<e>x", " <f>"]
 
