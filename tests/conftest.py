@@ -7,17 +7,22 @@ import importlib
 import inspect
 import json
 import os
+import platform
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
+import msgspec
 import psutil
 import pytest
 import structlog
 from hypothesis import Phase
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from asyncdata import __version__
+from tests.support.figures import Figure, record, recorded, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -161,3 +166,40 @@ def _describe(process: psutil.Process) -> str:
         return f"process {process.pid}: ended, but nobody has waited for it"
     except psutil.NoSuchProcess:
         return f"process {process.pid}: gone this very moment"
+
+
+# What the fault tests have reached. It stands here, as with xdist the process that reports collects no tests/faults.
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of xdist gives its figures to the process that reports."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["figures"] = msgspec.to_builtins(recorded())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """The process that reports takes them; a worker that crashed has none, and is a failure of the run."""
+    for figure in msgspec.convert(getattr(node, "workeroutput", {}).get("figures", []), list[Figure]):
+        record(figure.name, figure.of, **figure.counts)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Ends a run of the fault tests with the table of what was reached; ASYNCDATA_FAULT_FIGURES names a file for it."""
+    figures = recorded()
+    if not figures:
+        return
+
+    terminalreporter.section("figures")
+    terminalreporter.write_line(table(figures))
+    path = os.environ.get("ASYNCDATA_FAULT_FIGURES")
+    if path:
+        run = {
+            "asyncdata": __version__,
+            "python": platform.python_version(),
+            "rounds": os.environ.get("ASYNCDATA_FAULT_ROUNDS") or "quick",
+            "figures": figures,
+        }
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
+        terminalreporter.write_line(f"written to {path}")

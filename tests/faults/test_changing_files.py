@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 
 ROUNDS = num_rounds(quick=1, full=10)
 NUM_ROWS = 250

@@ -20,7 +20,7 @@ from tests.support.slime_source import args_for
 from tests.support.sources import KINDS
 from tests.support.tokenize_fns import row_id
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 
 NUM_ROWS = ROWS_PER_WINDOW * 3 // 2
 INDEX_BLOCK_BYTES = 4 << 10

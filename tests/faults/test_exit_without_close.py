@@ -16,7 +16,7 @@ from tests.support.faults import GONE_S, Program, num_rounds, say, until
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(600)]
 
 ROUNDS = num_rounds(quick=1, full=15)
 END_S = 20.0

@@ -19,7 +19,7 @@ from tests.support.sources import KINDS, make_rows
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 
 ROUNDS = num_rounds(quick=3, full=25)
 NUM_ROWS = 300

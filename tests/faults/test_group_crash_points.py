@@ -30,7 +30,7 @@ from tests.support.figures import record
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.thorough]
 
 
 def moment(number: int) -> Moment:

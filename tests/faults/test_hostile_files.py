@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from asyncdata import Sample
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(600)]
 
 ROUNDS = num_rounds(quick=300, full=5000)
 CHAT = b'{"input": [{"role": "user", "content": "why?"}]}\n'

@@ -23,7 +23,7 @@ from tests.support.tokenize_fns import id_and_text
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200)]
 
 ROUNDS = num_rounds(quick=100, full=300)
 NUM_ROWS = 2000

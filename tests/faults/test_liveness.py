@@ -14,7 +14,7 @@ from tests.support.faults import num_rounds, say
 from tests.support.simulated_sources import WAYS, simulate_way
 from tests.support.simulated_trainers import Outcome
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 
 ROUNDS = num_rounds(quick=6, full=300, long=20_000)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytest.importorskip("trio")
 pytest.importorskip("uvloop")
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 
 NUM_ROWS = 160
 EPOCHS = 2

@@ -20,7 +20,7 @@ from tests.support.streaming import SHUFFLE, delivered, read_log
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(600)]
 
 ROUNDS = num_rounds(quick=1, full=12)
 """For each of the things that workers may be doing; in full 12 each."""

@@ -15,7 +15,7 @@ from tests.support.loading import NEVER_S
 from tests.support.streaming import entry
 from tests.support.tokenize_fns import in_batches
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 
 NUM_ROWS = 200_000
 FAR = 10_000_000

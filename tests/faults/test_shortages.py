@@ -18,7 +18,7 @@ from tests.support.worker_fns import RunsShort
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.thorough]
 
 NUM_ROWS = 60
 RAISED = ["memory", "threads", "files", "disk", "disk, and another error", "processes", "a panic"]

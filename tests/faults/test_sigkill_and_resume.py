@@ -18,7 +18,7 @@ from tests.support.streams import frames, write
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200)]
 
 ROUNDS = num_rounds(quick=3, full=90)
 STREAM_ROUNDS = num_rounds(quick=1, full=4)

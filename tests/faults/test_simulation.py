@@ -17,7 +17,7 @@ from tests.support.simulated_trainers import Outcome, simulate
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 
 ROUNDS = num_rounds(quick=100, full=2000, long=200_000)
 

@@ -20,7 +20,7 @@ from tests.support.slime_source import write_prompts
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1800)]
 
 ROUNDS = num_rounds(quick=4, full=50)
 NUM_ROWS = 37

@@ -23,7 +23,7 @@ from tests.support.figures import record
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.thorough]
 
 CALLS = ("open", "write", "fsync", "pread", "close", "link", "replace", "unlink")
 PIECE_BYTES = 14  # of a write: a larger one is many places to die in

@@ -10,7 +10,7 @@ from tests.support.damage import KINDS
 from tests.support.faults import Program, num_rounds, say
 from tests.support.figures import record
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 
 ROUNDS = num_rounds(quick=700, full=10_500, long=1_400_000)
 

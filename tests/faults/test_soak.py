@@ -16,7 +16,7 @@ from tests.support.soaking import WAYS
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 
 NUM_SAMPLES = num_rounds(quick=20_000, full=1_000_000, long=10_000_000)
 """For each way."""

@@ -29,7 +29,7 @@ pytest.importorskip("xxhash")
 
 from asyncdata.prefetch.token_cache.segment.reader import Segment
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.thorough]
 
 NUM_ROWS = 90
 CALLS = ("open", "mkdir", "write", "pwrite", "fsync", "rename", "unlink", "ftruncate", "rmdir")

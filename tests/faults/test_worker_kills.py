@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200)]
 
 ROUNDS = num_rounds(quick=5, full=60)
 STOP_ROUNDS = min(ROUNDS, 10)

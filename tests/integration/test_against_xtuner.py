@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
+pytestmark = pytest.mark.thorough
+
 NUM_SETS = 200
 
 Lengths = list[np.ndarray[Any, np.dtype[np.int64]]]

@@ -69,6 +69,7 @@ def ids(samples: list[Any]) -> list[int]:
     return [int(sample.tokens[0]) for sample in samples]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shuffle", SHUFFLES.values(), ids=SHUFFLES)
 def test_an_array_has_the_order_of_its_rows_as_lines(tmp_path, lines, shuffle, layout):
@@ -88,6 +89,7 @@ def test_an_array_has_the_order_of_its_rows_as_lines(tmp_path, lines, shuffle, l
             assert json.loads(text[place.byte_offset : place.byte_offset + place.num_bytes])["id"] == place.row_number
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_it_does_not_depend_on_workers_and_files_of_lines_and_arrays_go_together(tmp_path, lines, num_workers):
     texts = [json.dumps(row) for row in ROWS]
@@ -106,6 +108,7 @@ def test_it_does_not_depend_on_workers_and_files_of_lines_and_arrays_go_together
     assert {s.source.row_number for s in samples if s.source.path.endswith("c.json")} == set(range(160))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shuffle", [RowShuffle(method="none"), "full", RowShuffle(part="train")])
 def test_a_resumed_run_goes_on_as_the_first_one_did_and_finds_the_index(tmp_path, shuffle, monkeypatch):
     path, cache_dir = array_at(tmp_path / "rows.json"), str(tmp_path / "kept")
@@ -203,6 +206,7 @@ def test_what_is_no_whole_array_is_named(tmp_path, harm, reason):
         data.get_next_batch(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_bad_element_is_named_by_its_number_and_place(tmp_path, num_workers):
     texts = [json.dumps(row) for row in ROWS]
@@ -252,6 +256,7 @@ def test_a_compressed_array_is_refused_as_compressed_lines_are(tmp_path):
         loader(path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shuffle", SHUFFLES.values(), ids=SHUFFLES)
 def test_real_babilong_is_ordered_split_and_cut_to_its_first_rows(test_data, tmp_path, shuffle, monkeypatch):
     monkeypatch.undo()

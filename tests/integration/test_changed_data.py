@@ -148,6 +148,7 @@ def test_packs_are_counted_as_such_and_their_rows_are_not_known(path, other):
 # The same rows elsewhere
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shuffle", [ONE_WINDOW, MANY_WINDOWS, "full", False])
 def test_a_renamed_file_goes_on_at_its_place_when_the_rows_are_said_to_be_the_same(path, tmp_path, shuffle):
     with make(path, shuffle=shuffle) as loader:
@@ -180,6 +181,7 @@ def test_the_refusal_of_other_rows_proposes_no_such_thing(path, other):
     assert "same_rows" not in str(caught.value)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("allowed", [(), ("data",)])
 def test_other_rows_that_are_said_to_be_the_same_are_refused_by_name_and_nothing_is_changed(path, other, allowed):
     state = state_after(path, 10)

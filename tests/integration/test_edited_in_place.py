@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.thorough
+
 SHUFFLE = Shuffle(block_bytes=4096, window_blocks=4)
 Ids = range
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.thorough
+
 NUM_ROWS = 203
 SHUFFLES: dict[str, Any] = {"in windows": SHUFFLE, "as they lie": False, "all rows": "full"}
 

@@ -75,6 +75,7 @@ def num_waiting(loader: AsyncDataLoader) -> int:
 # The same names, awaited
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 async def test_a_batch_is_a_slice_of_the_order_across_epochs(path, num_workers):
     sizes = [1, 7, 64, 200, 250]
@@ -86,6 +87,7 @@ async def test_a_batch_is_a_slice_of_the_order_across_epochs(path, num_workers):
     assert ids(sample for batch in batches for sample in batch) == order_of(path, 3)[: sum(sizes)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("backend", ["asyncio", "uvloop", "trio"])
 async def test_any_loop_may_wait_for_any_service(path, caller, backend):
@@ -152,6 +154,7 @@ async def test_drop_last_and_epochs_end_a_loop(path):
         assert [len([batch async for batch in loader]) for _ in range(4)] == [3, 3, 0, 0]
 
 
+@pytest.mark.thorough
 async def test_the_end_comes_with_the_partial_batch(path):
     async with make(path, epochs=2, num_workers=1) as loader:
         seen = ids(await loader.get_next_batch(390))
@@ -161,6 +164,7 @@ async def test_the_end_comes_with_the_partial_batch(path):
     assert seen + ids(caught.value.samples) == order_of(path, 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 async def test_a_bad_row_is_raised_at_its_turn_at_every_call(path, num_workers):
     expected = order_of(path)
@@ -173,6 +177,7 @@ async def test_a_bad_row_is_raised_at_its_turn_at_every_call(path, num_workers):
         assert ids(await loader.get_next_batch(turn)) == expected[:turn]
 
 
+@pytest.mark.thorough
 async def test_a_row_that_kills_workers_costs_nothing_but_itself(path):
     async with make(path, kills_on_13, num_workers=2, on_bad_row="skip", batch_size=50) as loader:
         seen = [number async for batch in loader for number in ids(batch)]
@@ -237,6 +242,7 @@ async def test_a_wait_does_not_hold_up_the_loop(gated):
     assert turns >= 1000
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("caller", CALLERS)
 async def test_a_timeout_says_why_and_consumes_nothing(gated, caller):
     path, gate = gated
@@ -256,6 +262,7 @@ async def test_a_timeout_says_why_and_consumes_nothing(gated, caller):
     assert await on(caller, main) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.thorough
 async def test_many_tasks_get_disjoint_slices_in_the_order_in_which_they_asked(path):
     expected = order_of(path, 10)
     taken: dict[int, list[int]] = {}
@@ -270,6 +277,7 @@ async def test_many_tasks_get_disjoint_slices_in_the_order_in_which_they_asked(p
     assert [number for _, batch in sorted(taken.items()) for number in batch] == expected[:1400]
 
 
+@pytest.mark.thorough
 async def test_tasks_on_several_loops_and_threads_share_one_loader(path):
     """One face in its loop, the other's waits in threads: the same order for all."""
     expected = order_of(path, 10)
@@ -300,6 +308,7 @@ def cancellations(seed: int, number: int) -> Iterator[tuple[int, float]]:
         yield chance.choice([1, 5, 30]), chance.choice([0.0, 0.0001, 0.001, 0.01]) * chance.random()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("caller", CALLERS)
 async def test_what_a_scope_cancels_is_not_lost(path, caller):
     async def main() -> tuple[list[int], int]:
@@ -316,6 +325,7 @@ async def test_what_a_scope_cancels_is_not_lost(path, caller):
     assert seen == order_of(path, 30)[: len(seen)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("caller", ["asyncio", "uvloop"])
 async def test_what_task_cancel_cancels_is_not_lost(path, caller):
     async def main() -> tuple[list[int], int]:
@@ -336,6 +346,7 @@ async def test_what_task_cancel_cancels_is_not_lost(path, caller):
     assert seen == order_of(path, 30)[: len(seen)]
 
 
+@pytest.mark.thorough
 async def test_what_wait_for_gives_up_is_not_lost(path):
     seen, num_timeouts = [], 0
 
@@ -350,6 +361,7 @@ async def test_what_wait_for_gives_up_is_not_lost(path):
     assert seen == order_of(path, 30)[: len(seen)]
 
 
+@pytest.mark.thorough
 async def test_timeouts_of_our_own_lose_nothing(path):
     seen, num_timeouts = [], 0
 
@@ -364,6 +376,7 @@ async def test_timeouts_of_our_own_lose_nothing(path):
     assert seen == order_of(path, 30)[: len(seen)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_steps", range(6))
 @pytest.mark.parametrize("is_ready", [True, False])
 async def test_cancelled_at_any_step_it_has_consumed_nothing(gated, num_steps, is_ready):

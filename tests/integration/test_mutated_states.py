@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.thorough
+
 WRONG: list[Any] = [
     *(None, True, -1, 0, 1, 7, 2**40, 2**70, -(2**70), 1.5, float("nan"), float("inf")),
     *("", "x", "1", "\ud800", b"x", [], {}, [[]], [1], [0, 0, 0], [None], {"a": 1}),

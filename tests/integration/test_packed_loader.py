@@ -180,6 +180,7 @@ def test_a_loop_whose_epoch_was_named_is_over_that_epoch_alone(tmp_path: Path) -
     assert found == [0, 0, 0, 1, 0, 0, 0, 1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("given", [{}, {"packing": None, "batch_size": 40, "drop_last": True}])
 def test_a_run_resumed_behind_an_epochs_last_batch_repeats_nothing_if_it_names_its_epochs(
     path: Path, given: dict[str, Any]

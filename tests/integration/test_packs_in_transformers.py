@@ -70,6 +70,7 @@ def loss_of(model: Any, batch: dict[str, Any], *names: str) -> float:
     return float(model(**{name: tensors[name] for name in names or tensors}, use_cache=False).loss)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(
     "collator",
@@ -89,6 +90,7 @@ def test_the_loss_of_packs_is_that_of_their_documents_one_by_one(
     assert found == pytest.approx(loss_one_by_one(model, packs), rel=EXACT)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "collator",
     [
@@ -123,6 +125,7 @@ def test_shifted_labels_are_never_called_labels(packs: list[list[Document]], col
     assert (batch["shifted_labels"][:, -1] == -100).all()
 
 
+@pytest.mark.thorough
 @torch.no_grad()
 def test_shifted_labels_line_up_with_the_models_outputs(packs: list[list[Document]]) -> None:
     model = model_with("sdpa")
@@ -153,6 +156,7 @@ def by_segments(module: Any, query: Any, key: Any, value: Any, attention_mask: A
     return torch.cat(parts, 2)[0].transpose(0, 1).unflatten(0, (-1, width)), None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "settings", [{}, {"max_length": 40, "pad_chunk": 4}, {"segment_multiple_of": 8}, {"pad_to_multiple_of": 16}]
 )

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
+pytestmark = pytest.mark.thorough
+
 NUM_SETS = 40
 
 Piece = tuple[int, int, int]

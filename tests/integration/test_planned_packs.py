@@ -95,6 +95,7 @@ def wanted_of(epoch: PlannedEpoch) -> list[list[int]]:
 # Plans.
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("plan", [XTUNER, CUT, SOFT], ids=["xtuner", "cut", "soft"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_d_is_the_rows_of_the_packs_in_the_order_of_delivery(reader, plan, num_workers):
@@ -140,6 +141,7 @@ def packs_of(samples: list[Sample], epoch: PlannedEpoch) -> list[list[list[int]]
     return [tokens(samples[first:stop]) for first, stop in pairwise(offsets)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("plan", [XTUNER, CUT, SOFT], ids=["xtuner", "cut", "soft"])
 def test_a_restart_at_any_row_goes_on_as_the_first_run_did(reader, plan):
     with reader(plan) as data:
@@ -152,6 +154,7 @@ def test_a_restart_at_any_row_goes_on_as_the_first_run_did(reader, plan):
             assert tokens(data.take(9)) == last
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("plan", [None, XTUNER, CUT], ids=["rows", "xtuner", "cut"])
 def test_windows_join_without_a_seam_for_every_rank(reader, plan, monkeypatch):
     with reader(plan) as data:
@@ -176,6 +179,7 @@ def test_windows_join_without_a_seam_for_every_rank(reader, plan, monkeypatch):
 # Shares.
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("plan", [None, XTUNER, CUT, SOFT], ids=["rows", "xtuner", "cut", "soft"])
 def test_all_ranks_together_have_d_and_agree_on_every_place(reader, plan, world_size):
@@ -201,6 +205,7 @@ def test_all_ranks_together_have_d_and_agree_on_every_place(reader, plan, world_
             assert is_own(some[epoch]) == owned_by(rank, world_size, units, units[-1] + 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("plan", [None, XTUNER, CUT], ids=["rows", "xtuner", "cut"])
 @pytest.mark.parametrize(("row", "before", "after"), [(1, 2, 3), (37, 3, 2), (64, 8, 1), (100, 1, 8)])
 def test_a_restart_with_other_ranks_misses_nothing_and_repeats_nothing(reader, plan, row, before, after):
@@ -239,6 +244,7 @@ class Counting:
         return numbered(row)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("plan", [None, XTUNER, CUT], ids=["rows", "xtuner", "cut"])
 def test_a_rank_tokenizes_its_own_rows_and_no_others_once_the_index_is_made(reader, plan):
     with reader(plan, function=Counting(), epochs=1) as data:
@@ -299,6 +305,7 @@ def test_a_row_that_has_other_tokens_than_were_counted_is_bad(reader, gated, pla
     assert "does not do the same each time" in messages[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("plan", [None, XTUNER], ids=["rows", "xtuner"])
 def test_a_row_that_kills_workers_is_left_out_by_the_rank_whose_it_is(reader, gated, plan):
     path, gate = gated

@@ -69,6 +69,7 @@ def test_slimes_method_gives_slimes_permutation(path, seed):
     assert random.getstate() == state, "the global generator is the user's"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["keyed", "slime", "none"])
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_the_order_does_not_depend_on_workers_files_or_read_ahead(path, jsonl_file, method, num_workers):
@@ -84,6 +85,7 @@ def test_the_order_does_not_depend_on_workers_files_or_read_ahead(path, jsonl_fi
     assert found == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bounds", [(None, 10), (490, None), (-20, None), (None, -495), (5, 9), (9, 5), (3, -3)])
 def test_a_slice_is_that_of_a_list_of_the_rows_that_are_json(path, bounds):
     first, stop = bounds
@@ -97,6 +99,7 @@ def test_a_slice_is_that_of_a_list_of_the_rows_that_are_json(path, bounds):
         assert data.statistics().excluded_rows == {"bad row AD101": 1}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["keyed", "slime", "none"])
 def test_the_parts_of_a_split_are_delivered_whole_in_every_epoch_and_after_a_resume(path, method):
     parts = {}
@@ -148,6 +151,7 @@ def test_a_bad_row_stops_an_order_that_would_leave_it_out_unless_it_may_be_skipp
         data.get_next_batch(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shuffle", ["full", RowShuffle(method="slime"), RowShuffle(method="none", first=3)])
 def test_a_resumed_run_goes_on_as_the_first_one_did(path, shuffle):
     with loader(path, shuffle) as data:
@@ -252,6 +256,7 @@ def test_a_file_that_shrinks_is_noticed_at_its_turn(path):
             data.get_next_batch(NUM_ROWS)
 
 
+@pytest.mark.thorough
 def test_the_first_rows_of_an_unshuffled_order_do_not_wait_for_the_last_ones(jsonl_file):
     """The data's first window is there while its last rows, behind a hole of a gigabyte, are still unknown."""
     path = jsonl_file([{"id": number} for number in range(ROWS_PER_WINDOW + 5)])
@@ -261,6 +266,7 @@ def test_the_first_rows_of_an_unshuffled_order_do_not_wait_for_the_last_ones(jso
         assert ids(data.get_next_batch(20)) == [*range(10), *range(10)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["keyed", "slime", "none"])
 def test_windows_of_rows_join_without_a_seam(jsonl_file, method):
     num_rows = ROWS_PER_WINDOW + 300
@@ -310,6 +316,7 @@ def parquet(tmp_path) -> Path:
     return tmp_path / "rows.parquet"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kept", [True, False])
 def test_rows_of_parquet_come_in_slimes_order_too(parquet, tmp_path, num_workers, kept):

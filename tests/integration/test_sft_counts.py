@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from asyncdata import DataLoader
 
+pytestmark = pytest.mark.thorough
+
 Knobs = dict[str, Any]
 
 NUM_TOKENS = 2000

@@ -126,6 +126,7 @@ def assert_same(found: list[Batch], wanted: list[Batch | None], where: str) -> N
 # Resume
 
 
+@pytest.mark.thorough
 @parametrized(PACKED)
 def test_resumed_at_any_of_40_cuts_in_epochs_of_16_steps_the_batches_are_those_of_the_uninterrupted_run(
     packed_rows, knobs
@@ -142,6 +143,7 @@ def test_resumed_at_any_of_40_cuts_without_packing(plain_rows, knobs):
     assert ends == [16, 32]
 
 
+@pytest.mark.thorough
 @parametrized({name: PACKED[name] for name in ("soft, grouped", "hard", "soft, each epoch by itself, grouped")})
 def test_resumed_again_and_again_after_every_step_it_is_still_the_uninterrupted_run(packed_rows, knobs):
     wanted, _ = run(packed_rows, NUM_CUTS, **knobs)
@@ -155,6 +157,7 @@ def test_resumed_again_and_again_after_every_step_it_is_still_the_uninterrupted_
     assert found[-1].state["packing"]["num_packs"] == wanted[-1].state["packing"]["num_packs"]
 
 
+@pytest.mark.thorough
 @parametrized(PACKED)
 def test_batches_depend_neither_on_workers_nor_on_read_ahead(packed_rows, knobs):
     few, _ = run(packed_rows, 24, buffer_size=3, **knobs)
@@ -163,6 +166,7 @@ def test_batches_depend_neither_on_workers_nor_on_read_ahead(packed_rows, knobs)
     assert [step.batches for step in few] == [step.batches for step in many]
 
 
+@pytest.mark.thorough
 def test_a_state_from_behind_a_loop_and_one_from_behind_its_last_batch_go_on_alike(packed_rows):
     for knobs in PACKED.values():
         with make(packed_rows, **knobs) as loader:
@@ -192,6 +196,7 @@ def test_a_file_of_the_state_serves_every_rank(packed_rows, tmp_path):
         assert_same(found, [step.batches[rank] for step in steps[20:30]], f"rank {rank}")
 
 
+@pytest.mark.thorough
 @parametrized({name: (PACKED | UNPACKED)[name] for name in RACED})
 def test_a_state_that_is_loaded_while_the_loader_starts_is_gone_on_with_as_well(packed_rows, knobs):
     """Whether its threads have begun something or not, nothing of that is left."""
@@ -259,6 +264,7 @@ ELASTIC: list[list[tuple[Stage, int | None]]] = [
 ]
 
 
+@pytest.mark.thorough
 @parametrized(PACKED | UNPACKED)
 @pytest.mark.parametrize("stages", ELASTIC, ids=lambda stages: " to ".join(f"{w}x{b}x{a}" for (w, b, a), _ in stages))
 def test_ranks_and_batches_may_change_at_a_restart_and_no_sample_is_repeated_or_missing(packed_rows, knobs, stages):
@@ -267,6 +273,7 @@ def test_ranks_and_batches_may_change_at_a_restart_and_no_sample_is_repeated_or_
     check_once(packed_rows, found, 2, leaves_out=is_xtuners(knobs))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sizes", [[16, 32], [32, 16, 8]])
 @parametrized(UNPACKED)
 def test_large_batches_may_change_at_a_restart(plain_rows, knobs, sizes):
@@ -310,6 +317,7 @@ def random_packing(rng: random.Random, *, across_epochs: bool) -> SoftPacking | 
 # Whole runs
 
 
+@pytest.mark.thorough
 @parametrized(PACKED)
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_a_run_of_three_epochs_has_every_sample_once_an_epoch_in_packs_that_are_not_too_long(
@@ -321,6 +329,7 @@ def test_a_run_of_three_epochs_has_every_sample_once_an_epoch_in_packs_that_are_
     assert all(0 < len(tokens) <= MAX_LENGTH for tokens in found.packs)
 
 
+@pytest.mark.thorough
 @parametrized({name: way for name, way in (PACKED | UNPACKED).items() if is_by_epoch(name, way)})
 def test_where_epochs_are_not_packed_together_each_has_every_sample_once(packed_rows, knobs):
     with Ranks(packed_rows, 2, epochs=3, round_up=False, **knobs) as ranks:
@@ -330,6 +339,7 @@ def test_where_epochs_are_not_packed_together_each_has_every_sample_once(packed_
         check_once(packed_rows, Run([steps[first:end]], 0), 1)
 
 
+@pytest.mark.thorough
 @parametrized({name: PACKED[name] for name in PACKED if "hard" not in name} | UNPACKED)
 def test_where_samples_are_not_cut_each_document_is_a_whole_sample(packed_rows, knobs):
     rows = {row["id"]: numbered(row) for row in map(json.loads, packed_rows.read_text().splitlines())}

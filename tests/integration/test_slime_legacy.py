@@ -33,6 +33,7 @@ def ragged(chance: random.Random, offset: int, num_rows: int) -> int:
     return chance.choice([1, 1, 2, chance.randint(1, num_rows), num_rows, num_rows - offset or 1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [0, 42, -3])
 @pytest.mark.parametrize("shuffled", [True, False])
 @pytest.mark.parametrize("num_workers", [0, 1, pytest.param(2), pytest.param(4, marks=pytest.mark.slow)])

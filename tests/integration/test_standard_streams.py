@@ -13,6 +13,8 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.thorough
+
 COMMANDS = {
     "data": ["order", "rows.jsonl"],
     "JSON": ["order", "rows.jsonl", "--json"],

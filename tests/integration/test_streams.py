@@ -74,6 +74,7 @@ class Watched(msgspec.Struct, frozen=True):
 # One order
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shuffle", [SHUFFLE, Shuffle(enabled=False, block_bytes=1024, window_blocks=2), True, False])
 def test_the_order_follows_from_seed_and_rows_alone(path, shuffle):
     settings = shuffle if isinstance(shuffle, Shuffle) else Shuffle(enabled=shuffle)
@@ -85,6 +86,7 @@ def test_the_order_follows_from_seed_and_rows_alone(path, shuffle):
             assert ids(loader.get_next_batch(2 * NUM_ROWS)) == expected, knobs
 
 
+@pytest.mark.thorough
 def test_it_does_not_depend_on_how_the_rows_are_packed(tmp_path):
     packings = {
         "one.jsonl.gz": members([jsonl(ROWS)]),
@@ -102,6 +104,7 @@ def test_it_does_not_depend_on_how_the_rows_are_packed(tmp_path):
 # Exact resume
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_restored_at_every_batch_it_is_the_uninterrupted_run_and_reads_no_row_again(path, num_workers):
     expected = expected_ids(3)
@@ -132,7 +135,8 @@ def test_a_restart_reads_its_window_and_not_what_comes_before():
         loader.load_state_dict(state)
         assert ids(loader.get_next_batch(1)) == expected_ids(1)[300:301]
 
-    ((epoch, at),) = again.reads
+    *others, (epoch, at) = again.reads
+    assert others in ([], [(0, None)])  # reading from the start may have begun before the state was loaded
     first = windows_before(state["position"][1] + 1)[-1][0]
     assert epoch == 0
     assert first - 5 < at["row"] <= first
@@ -190,6 +194,7 @@ def test_requests_that_are_not_acknowledged_are_served_again_from_their_own_wind
     assert again.reads[0][1]["row"] > 0
 
 
+@pytest.mark.thorough
 def test_restored_again_and_again_in_one_loader_it_is_the_last_that_counts(path):
     expected = expected_ids(3)
     with make(path, num_workers=1) as loader:
@@ -277,6 +282,7 @@ def test_what_a_users_generator_raises_is_its_cause():
         assert isinstance(caught.value.__cause__, KeyError)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_row_that_is_too_long_is_bad_at_its_turn(tmp_path, num_workers):
     rows = [*ROWS[:13], {"id": 13, "pad": "x" * 5000}, *ROWS[14:]]
@@ -288,6 +294,7 @@ def test_a_row_that_is_too_long_is_bad_at_its_turn(tmp_path, num_workers):
             loader.get_next_batch(1)
 
 
+@pytest.mark.thorough
 def test_a_row_larger_than_a_window_is_a_row_as_any_other(tmp_path):
     rows = [*ROWS[:13], {"id": 13, "pad": "x" * 50_000}, *ROWS[14:]]
     path = write(tmp_path / "rows.jsonl.gz", members([jsonl(rows)]))
@@ -296,6 +303,7 @@ def test_a_row_larger_than_a_window_is_a_row_as_any_other(tmp_path):
         assert sorted(ids(loader.get_next_batch(NUM_ROWS))) == list(range(NUM_ROWS))
 
 
+@pytest.mark.thorough
 def test_a_row_that_kills_its_workers_is_passed_and_stays_so_after_a_restart(path):
     knobs = {"num_workers": 1, "on_bad_row": "skip"}
     good = [number for number in expected_ids(1) if number != 13]

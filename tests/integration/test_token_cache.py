@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 pytest.importorskip("pyarrow")
 pytest.importorskip("xxhash")
 
+pytestmark = pytest.mark.thorough
+
 NUM_ROWS = 400
 
 

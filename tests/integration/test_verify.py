@@ -65,6 +65,7 @@ def wanted(path) -> dict[str, Any]:
         return as_dict(digest_of(seen(loader.get_next_batch(NUM_SAMPLES)), "tokens"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "knobs",
     [
@@ -97,6 +98,7 @@ def test_a_digest_is_of_what_was_delivered_and_not_of_what_is_read_ahead(path):
             assert digest(loader) == digest(loader)
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_restored_at_any_sample_goes_on_with_its_digest(path, wanted):
     for stop in (0, 1, 31, 99, 100, 101, 155):
         with make(path) as loader:
@@ -176,6 +178,7 @@ def test_each_of_many_ranks_has_the_digest_of_all_their_samples(path, rank):
 SOFT = SoftPacking(max_length=128, across_epochs=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("packing", "shuffle"),
     [(SOFT, RowShuffle()), (XTunerPacking(max_length=128, seed=5), True)],
@@ -243,6 +246,7 @@ def verdict_of(first: Path, second: Path) -> tuple[Verdict, str, set[str]]:
     return found.verdict, "; ".join(found.reasons), set(found.changes)
 
 
+@pytest.mark.thorough
 def test_two_runs_of_other_knobs_saw_the_same_stream(saved):
     verdict, reasons, changes = verdict_of(saved(50), saved(50, num_workers=2, buffer_size=7))
 
@@ -267,6 +271,7 @@ def test_runs_of_other_settings_saw_other_streams_and_what_differs_is_named(save
     assert named <= changes
 
 
+@pytest.mark.thorough
 def test_a_function_that_changes_and_does_not_say_so_is_found_by_the_digest_alone(saved, monkeypatch):
     before = saved(50, digests_fn.unsteady), saved(50, digests_fn.unsteady, digest="positions")
     monkeypatch.setattr(digests_fn, "last", 8)

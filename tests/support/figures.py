@@ -1,8 +1,8 @@
 """The figures R1 to R14 of reliability: what each has to be, and what the fault tests have found it to be.
 
 Tests :func:`record` counts. A count of bad things must be 0, or every test that finds one fails; what takes time or
-memory is reported and not asserted, as the machine may be busy. ``tests/faults/conftest.py`` writes all to a file and
-ends the run with the table; ``python -m tests.faults.table FILE`` prints it again.
+memory is reported and not asserted, as the machine may be busy. ``tests/conftest.py`` gathers what the workers of xdist
+have found, writes all to a file and ends the run with the table; ``python -m tests.faults.table FILE`` prints it again.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 import tempfile
@@ -32,6 +33,8 @@ STALLED_S = 1e6
 MANY = 8
 """Epochs: more than any trainer here comes to."""
 PACKING = SoftPacking(max_length=16, window_samples=8, across_epochs=True)
+PACK_SEEDS, PACK_BATCH_SIZES = range(3), (1, 3)
+"""What loaders of packs are opened with."""
 
 _kept: list[Any] = []
 
@@ -218,7 +221,8 @@ def batches_of(seed: int, batch_size: int) -> list[Any]:
 
 async def _packs(world: World, outcome: Outcome) -> None:
     """One task that loops over packed batches, is cancelled, begins its loop anew, saves and restores."""
-    chance, batches = world.chance, batches_of(seed := world.chance.randrange(3), size := world.chance.choice([1, 3]))
+    chance = world.chance
+    batches = batches_of(seed := chance.choice(PACK_SEEDS), size := chance.choice(PACK_BATCH_SIZES))
     knobs: Any = {"seed": seed, "batch_size": size, "packing": PACKING, "collate_fn": packs_of, "epochs": 2}
     outcome.append(f"packed, {seed=}, {size=}")
     saved: list[tuple[str, int]] = []
@@ -258,6 +262,9 @@ def simulate(seed: int, outcome: Outcome | None = None) -> Outcome:
     """
     told = Outcome() if outcome is None else outcome
     act = _packs if seed % 4 == 3 else _samples
+    if act is _packs:  # before the run: a loader that is opened in the world of a seed takes part in its schedule
+        for settings in itertools.product(PACK_SEEDS, PACK_BATCH_SIZES):
+            batches_of(*settings)
     run_seeded(lambda world: act(world, told), seed, told)
     return told
 

@@ -123,6 +123,7 @@ def test_every_command_speaks_json_and_can_be_verbose(name):
     assert {"--json", "--verbose"} <= {word for action in actions(COMMANDS[name]) for word in action.option_strings}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_is_data(name, capsys):
     with pytest.raises(SystemExit) as stop:
@@ -232,6 +233,7 @@ def test_a_bad_row_is_named_and_what_came_before_it_is_saved(jsonl_file, tmp_pat
     assert load(snapshot).position == (0, 0, 48)
 
 
+@pytest.mark.thorough
 def test_whoever_reads_only_the_first_lines_gets_no_error(data):
     with asyncdata_process("order", data, "--num", "0") as process:
         process.stdout.readline()
@@ -409,6 +411,7 @@ def test_every_event_is_on_stderr_if_that_is_asked_for(data, tmp_path, capsys):
     assert "asyncdata: info: snapshot.restored" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_ctrl_c_saves_and_is_status_130(data, tmp_path):
     snapshot, record = tmp_path / "s", tmp_path / "record.jsonl"
     words = (data, "--tokenizer", tokenizer_folder(), "--snapshot", snapshot, "--record", record, "--batch-size", "1")
@@ -448,6 +451,7 @@ def test_progress_for_programs_is_json_on_stderr(data, capsys):
     assert (lines[-1]["samples"], lines[-1]["fraction"]) == (NUM_ROWS, 1.0)
 
 
+@pytest.mark.thorough
 def test_progress_in_a_pipe_is_plain_lines(data):
     with asyncdata_process("run", data, "--tokenizer", tokenizer_folder(), "--num-workers", "1") as process:
         out, err = process.communicate()
@@ -482,6 +486,7 @@ def on_a_terminal(*words: object, **environment: str) -> str:
     return written.decode()
 
 
+@pytest.mark.thorough
 def test_progress_on_a_terminal_is_a_coloured_bar(data):
     written = on_a_terminal("run", data, "--tokenizer", tokenizer_folder(), "--num-workers", "1")
 
@@ -491,6 +496,7 @@ def test_progress_on_a_terminal_is_a_coloured_bar(data):
     assert "delivered    200 samples" in written
 
 
+@pytest.mark.thorough
 def test_no_color_is_obeyed(data):
     written = on_a_terminal("run", data, "--tokenizer", tokenizer_folder(), "--num-workers", "1", NO_COLOR="1")
 
@@ -557,6 +563,7 @@ def test_an_order_beyond_the_end_is_refused(data, capsys):
 # sample
 
 
+@pytest.mark.thorough
 def test_a_sample_is_found_by_its_position(data, run_json, tmp_path):
     record = tmp_path / "record.jsonl"
     run_json("run", data, *INLINE, "--epochs", 2, "--record", record, "--apply-chat-template")
@@ -579,6 +586,7 @@ def test_a_sample_is_found_by_its_position(data, run_json, tmp_path):
     assert (found["dropped"], found["error"], found["ordinal"]) == (None, None, None)
 
 
+@pytest.mark.thorough
 def test_a_sample_is_found_by_its_ordinal(data, run_json, tmp_path):
     record = tmp_path / "record.jsonl"
     run_json("run", data, *INLINE, "--epochs", 2, "--record", record)
@@ -592,6 +600,7 @@ def test_a_sample_is_found_by_its_ordinal(data, run_json, tmp_path):
     assert len(with_tokenizer["tokens"]) == wanted["num_tokens"]
 
 
+@pytest.mark.thorough
 def test_rows_that_the_run_dropped_do_not_count(data, run_json, tmp_path):
     record, snapshot = tmp_path / "record.jsonl", tmp_path / "s"
     words = (data, *INLINE, "--max-length", 20)

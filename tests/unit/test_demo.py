@@ -53,6 +53,7 @@ def test_the_prompts_are_questions_whose_answer_is_the_label(prompts):
     assert "Object for parsing command line strings into Python objects." in found["input"]
 
 
+@pytest.mark.thorough
 def test_the_same_python_writes_the_same_prompts(prompts, tmp_path):
     again = tmp_path / "again.jsonl"
     write_docstring_prompts(again, num_rows=1500)
@@ -60,6 +61,7 @@ def test_the_same_python_writes_the_same_prompts(prompts, tmp_path):
     assert again.read_bytes() == prompts.read_bytes()
 
 
+@pytest.mark.thorough
 def test_there_are_thousands_of_prompts():
     assert sum(1 for _ in islice(docstring_prompts(), 5000)) == 5000
 
@@ -105,6 +107,7 @@ def test_the_tokenizer_is_small():
     assert sum(sizes.values()) < 500_000
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_the_tokenizer_is_the_same_for_transformers(prompts, is_chat):
     transformers = pytest.importorskip("transformers")
@@ -181,6 +184,7 @@ def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_RUN_S", 1.0)
 
 
+@pytest.mark.thorough
 def test_a_killed_and_resumed_run_is_the_uninterrupted_one(capsys, in_a_hurry):
     assert main(["demo", "--rows", str(NUM_ROWS)]) == 0
 
@@ -195,6 +199,7 @@ def test_a_killed_and_resumed_run_is_the_uninterrupted_one(capsys, in_a_hurry):
     assert "\x1b" not in out + err
 
 
+@pytest.mark.thorough
 def test_the_numbers_of_the_demo_are_there_for_programs_and_its_files_can_be_kept(tmp_path, capsys, in_a_hurry):
     (tmp_path / "run.snapshot").write_text("of an earlier demo")
     (tmp_path / "killed.record.jsonl").write_text("of an earlier demo\n")
@@ -223,6 +228,7 @@ class WithAnotherSeed(RunProcess):
         super().__init__([*arguments, "--seed", "43"] if is_whole else arguments)
 
 
+@pytest.mark.thorough
 def test_a_difference_is_found_and_is_status_1(monkeypatch, capsys, in_a_hurry):
     monkeypatch.setattr(command, "RunProcess", WithAnotherSeed)
 
@@ -232,6 +238,7 @@ def test_a_difference_is_found_and_is_status_1(monkeypatch, capsys, in_a_hurry):
     assert out.splitlines()[3] == "DIFFERENT from sample 0 on"
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_over_before_it_can_be_killed_is_an_error(monkeypatch, capsys):
     monkeypatch.setattr(command, "_KILL_AT", 2.0)
     monkeypatch.setattr(command, "_RUN_S", 0.1)
@@ -248,6 +255,7 @@ class WithNoTokenizer(RunProcess):
         super().__init__([*arguments, "--tokenizer", "/no/such/folder"])
 
 
+@pytest.mark.thorough
 def test_what_a_failed_run_said_is_passed_on(monkeypatch, capsys):
     monkeypatch.setattr(command, "RunProcess", WithNoTokenizer)
 
@@ -257,6 +265,7 @@ def test_what_a_failed_run_said_is_passed_on(monkeypatch, capsys):
     assert "a run ended with exit status 1: asyncdata: ConfigError: AD413 tokenizer '/no/such/folder'" in err
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_the_demo_and_everything_it_started():
     options: dict[str, Any] = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     words = [sys.executable, "-m", "asyncdata", "demo", "--rows", str(NUM_ROWS)]

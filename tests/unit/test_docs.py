@@ -10,8 +10,10 @@ import doctest
 import importlib
 import inspect
 import io
+import os
 import re
 import shlex
+import subprocess
 import sys
 import tempfile
 import tomllib
@@ -156,6 +158,7 @@ def with_examples() -> list[Path]:
     return [page for page in PAGES if any(block.language in {"python", "console"} for block in blocks_of(page))]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", with_examples(), ids=name_of)
 def test_the_examples_of_a_page_run_and_print_what_it_says(page, folder):
     if name_of(page) in NEEDED:
@@ -326,6 +329,31 @@ def test_a_promise_tells_the_figures_that_the_page_of_reliability_tells():
 @pytest.mark.parametrize("page", sorted((DOCS / "promises").glob("*.md")), ids=name_of)
 def test_a_promise_names_the_tests_that_prove_it(page):
     assert re.search(r"`tests/[\w/]+\.py::[\w:]+`", section_of(page, "The proof"))
+
+
+def test_each_promise_is_held_by_an_integration_test_of_the_quick_selection():
+    named = {
+        name_of(page): re.findall(r"`(tests/integration/[\w/]+\.py::[\w:]+)`", section_of(page, "The proof"))
+        for page in sorted((DOCS / "promises").glob("*.md"))
+    }
+    quick = selected_by_default(sorted({name for names in named.values() for name in names}))
+
+    assert len(named) == 8
+    assert [page for page, names in named.items() if not quick.intersection(names)] == []
+
+
+def selected_by_default(names: list[str]) -> set[str]:
+    """Those of the tests that ``pytest`` without options runs."""
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *names],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return {line.partition("[")[0] for line in run.stdout.splitlines()}
 
 
 def section_of(page: Path, heading: str) -> str:
@@ -533,6 +561,7 @@ def logged_events() -> dict[str, tuple[str, set[str]]]:
     return events
 
 
+@pytest.mark.thorough
 def test_every_event_is_documented_with_its_level_and_fields_and_no_other():
     rows = table_rows(read("events.md"))
 

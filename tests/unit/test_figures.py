@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
+from tests.faults.table import figures_of
 from tests.support.figures import TARGETS, Figure, table, total
+
+TWO_MODULES = ("tests/faults/test_simulation.py", "tests/faults/test_snapshot_fuzz.py")
+"""Fault tests that record figures, and that two rounds are enough for: a second or two."""
 
 
 def block(figures: list[Figure], name: str) -> str:
@@ -45,3 +54,23 @@ def test_the_page_has_a_row_for_each_figure_and_names_tests_that_exist():
     named = [path for cells in rows.values() for path in re.findall(r"tests/[\w/.]+", cells[5])]
     assert len(named) > len(TARGETS)
     assert all((root / path).exists() for path in named)
+
+
+@pytest.mark.thorough
+def test_figures_found_by_several_processes_are_added_up(tmp_path):
+    path = tmp_path / "figures.json"
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "2", "-m", "", "-p", "no:cacheprovider", *TWO_MODULES],
+        cwd=Path(__file__).parents[2],
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        | {"ASYNCDATA_FAULT_ROUNDS": "2", "ASYNCDATA_FAULT_FIGURES": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.returncode == 0, run.stdout + run.stderr
+    figures = figures_of(path)
+    assert total(figures)["SIM"]["schedules"] == 2
+    assert total(figures)["R5"]["files"] >= 2
+    assert table(figures) in run.stdout

@@ -37,6 +37,7 @@ def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.thorough
 def test_a_forgotten_tokenize_fn_is_the_only_thing_said(tmp_path):
     done = python("from asyncdata import DataLoader\nDataLoader('rows.jsonl')\n", tmp_path)
 
@@ -110,6 +111,7 @@ def test_another_system_than_linux_is_named_at_once(jsonl_file, monkeypatch):
             DataLoader(path, tokenize_fn=len, num_workers=0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("missing", "code", "message"),
     [
@@ -147,6 +149,7 @@ def test_a_package_that_is_missing_is_named_with_what_needs_it(tmp_path, missing
     assert re.search(f"ConfigError: {message}pip install {missing}$", said, re.MULTILINE), said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shuffle", [RowShuffle(method="slime", only_kept=True), RowShuffle(only_kept=True)])
 def test_rows_of_which_none_has_a_number_are_counted_by_what_dropped_them(jsonl_file, shuffle):
     rows: list[dict[str, str] | bytes] = [{"input": "far too long a prompt " * 9}] * 3 + [b"{"] * 2

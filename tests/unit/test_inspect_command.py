@@ -22,6 +22,8 @@ from tests.unit.tokenization.trained import assistant, user
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(asyncdata.__file__).parents[1]
 TOKENIZER = ("--tokenizer", tokenizer_folder())
 CHATS = [

@@ -60,6 +60,7 @@ def test_the_rows_of_the_windows_are_what_the_loader_delivers(rows, shuffle):
     assert shown == [(sample.position, sample.source) for sample in samples]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shuffle", SHUFFLES.values(), ids=SHUFFLES)
 def test_a_look_at_a_row_is_what_a_worker_makes_of_it(rows, shuffle):
     with DataLoader(rows, tokenize_fn=row_id, seed=7, shuffle=shuffle, num_workers=0) as loader:
@@ -160,6 +161,7 @@ def test_a_file_that_disappeared_is_named(jsonl_file):
         rows_of_window(files, order, 0, 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shuffle", SHUFFLES.values(), ids=SHUFFLES)
 def test_the_position_of_a_row_number_is_found_across_epochs(rows, shuffle):
     files, order = open_order(rows, seed=7, shuffle=shuffle)
@@ -182,6 +184,7 @@ def test_the_number_of_rows_of_a_small_file_is_exact(rows):
     assert estimate_num_rows(files, order) == NUM_ROWS
 
 
+@pytest.mark.thorough
 def test_the_number_of_rows_of_a_large_file_is_estimated(jsonl_file):
     num_rows = 20_000
     path = jsonl_file([{"id": number, "text": "x" * (number * 7919 % 61)} for number in range(num_rows)])

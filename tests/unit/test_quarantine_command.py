@@ -102,6 +102,7 @@ def array(bad: bytes) -> str:
     return "rows.json"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("write", [plain, packed, array])
 def test_rows_that_were_mended_are_written_where_a_loader_can_read_them(run_json, write):
     quarantine = put_aside(write(b'{"text": "x", "label": 9}'))
@@ -119,6 +120,7 @@ def test_rows_that_were_mended_are_written_where_a_loader_can_read_them(run_json
         assert [sample.label for sample in loader.get_next_batch(1)] == [9]
 
 
+@pytest.mark.thorough
 def test_a_row_whose_line_was_not_known_is_found_by_its_byte_offset(run_json):
     Path("rows.jsonl").write_bytes(b"\n".join([*GOOD, MENDED, GOOD[0], b""]))
     path = str(Path("rows.jsonl").absolute())
@@ -132,6 +134,7 @@ def test_a_row_whose_line_was_not_known_is_found_by_its_byte_offset(run_json):
     assert Path("good.jsonl").read_bytes() == MENDED + b"\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("change", [0, -20, 1])
 def test_a_row_is_looked_for_where_it_begins_and_if_rows_before_it_were_mended_by_its_line(run_json, mark, change):
@@ -150,6 +153,7 @@ def test_a_row_is_looked_for_where_it_begins_and_if_rows_before_it_were_mended_b
     assert [json.loads(line)["label"] for line in Path("good.jsonl").read_bytes().splitlines()] == [0, 9]
 
 
+@pytest.mark.thorough
 def test_a_row_that_did_not_move_costs_no_search_for_its_line(run_json, monkeypatch):
     quarantine = put_aside(_written([GOOD[0], b"{", *GOOD]))
     monkeypatch.setattr("asyncdata.row_looks._line_start", lambda *_: pytest.fail("the file was searched"))
@@ -164,6 +168,7 @@ def _written(rows: list[bytes]) -> str:
     return "rows.jsonl"
 
 
+@pytest.mark.thorough
 def test_another_setting_may_be_what_they_lacked(run_json):
     quarantine = put_aside(plain(b'{"text": "x", "label": 9}'))
 
@@ -173,6 +178,7 @@ def test_another_setting_may_be_what_they_lacked(run_json):
     assert Path("retried.jsonl").read_bytes() == b'{"text": "x", "label": 9}\n'
 
 
+@pytest.mark.thorough
 def test_an_element_laid_out_over_lines_is_written_on_one(run_json):
     Path("rows.json").write_bytes(b'[{"text":\n "x",\n "label": 9}, ' + b", ".join(GOOD) + b"]")
     quarantine = put_aside("rows.json")
@@ -182,6 +188,7 @@ def test_an_element_laid_out_over_lines_is_written_on_one(run_json):
     assert Path("retried.jsonl").read_bytes() == b'{"text": "x", "label": 9}\n'
 
 
+@pytest.mark.thorough
 def test_parquet_rows_are_found_by_their_numbers(run_json):
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
@@ -197,6 +204,7 @@ def test_parquet_rows_are_found_by_their_numbers(run_json):
     assert json.loads(Path("retried.jsonl").read_text()) == rows[3]
 
 
+@pytest.mark.thorough
 def test_rows_of_a_saved_dataset_are_found_by_their_numbers(run_json):
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
@@ -209,6 +217,7 @@ def test_rows_of_a_saved_dataset_are_found_by_their_numbers(run_json):
     assert [(row["status"], row["row_number"]) for row in found["rows"]] == [("good", 3)]
 
 
+@pytest.mark.thorough
 def test_what_is_still_bad_dropped_or_cannot_be_tried_is_left_and_said(capsys):
     Path("rows.jsonl").write_bytes(b"\n".join([*GOOD, b"null", b'{"input": ""}', b"{}", b"[]", b""]))
     quarantine = "quarantine.jsonl"

@@ -70,6 +70,7 @@ def _texts() -> list[str]:
     return [text for text in {*texts, *names, *arguments} if "(?P<" not in text]
 
 
+@pytest.mark.thorough
 def test_no_text_of_ours_looks_like_a_secret():
     assert [text for text in _texts() if redacted(text) != text] == []
     assert redacted("set eos_token='x', pad_token=None, hf_dataset_shuffle_buffer=1") == (
@@ -77,6 +78,7 @@ def test_no_text_of_ours_looks_like_a_secret():
     )
 
 
+@pytest.mark.thorough
 @given(st.text())
 def test_it_is_found_once_and_for_all(text):
     assert redacted(redacted(text)) == redacted(text)
@@ -188,6 +190,7 @@ def test_of_an_error_of_the_users_function_places_and_type_are_left(tmp_path, or
     assert PRIVATE not in repr(vars(found.error)) + str(found.error)
 
 
+@pytest.mark.thorough
 @given(st.text(), st.booleans())
 def test_of_a_message_no_more_than_a_type_is_shown(text, is_trace):
     trace = (

@@ -53,6 +53,7 @@ def parquet(folder: Path) -> str:
 FORMATS = [jsonl, gzipped, array, parquet]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shuffle", SHUFFLES.values(), ids=SHUFFLES)
 @pytest.mark.parametrize("write", FORMATS)
 def test_the_first_rows_are_those_that_the_loader_delivers_first(tmp_path, write, shuffle):
@@ -67,6 +68,7 @@ def test_the_first_rows_are_those_that_the_loader_delivers_first(tmp_path, write
     assert [json.loads(look.raw)["id"] for look in looks] == [int(each.tokens[0]) for each in samples]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("write", FORMATS)
 def test_a_row_is_found_by_its_position_and_by_its_place_in_the_file(tmp_path, write):
     shuffle = SHUFFLES["many windows"]

@@ -57,6 +57,7 @@ def test_every_input_of_the_catalogue_is_on_its_page_in_its_order():
     assert list(rows_of_page()) == list(range(1, NUM_INPUTS + 1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", range(1, NUM_INPUTS + 1))
 def test_the_page_names_the_codes_that_the_tests_hold(number):
     named = set(re.findall(r"\bAD\d{3}\b", " ".join(rows_of_page()[number])))

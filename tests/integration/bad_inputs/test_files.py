@@ -63,6 +63,7 @@ def test_25_an_array_in_place_of_lines_is_refused_by_a_jsonl_and_read_by_a_json(
     assert (read.labels, read.error) == ([0, 1, 2, 3], None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
     ("spoil", "text"),
@@ -154,6 +155,7 @@ def test_29_a_parquet_page_that_is_not_what_its_checksum_says_is_named(tmp_path)
     assert str(outcome.error).startswith(f"AD304 cannot read {path}: row group 0 cannot be decoded: ")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_30_a_file_that_grows_is_read_to_where_it_ended_at_the_start(tmp_path, num_workers):
     """In later epochs too, as D may not change in a run: the new part is for the next run."""
@@ -166,6 +168,7 @@ def test_30_a_file_that_grows_is_read_to_where_it_ended_at_the_start(tmp_path, n
         assert ids(loader.get_next_batch(2 * NUM_ROWS - 1)) == expected[1:]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_31_a_file_that_shrinks_kills_nobody(tmp_path, num_workers):
     path = write_rows(tmp_path / "rows.jsonl", 4000)
@@ -177,6 +180,7 @@ def test_31_a_file_that_shrinks_kills_nobody(tmp_path, num_workers):
     assert seen == (3 * list(range(4000)))[1 : len(seen) + 1], "D, which has an epoch behind this one"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_31_rows_that_were_read_before_the_file_shrank_are_delivered(tmp_path, num_workers):
     """The next epoch's window is read while this one's rows are delivered; on a machine with much to do it is soon

@@ -31,6 +31,8 @@ from tests.support import tokenize_fns, worker_fns
 from tests.support.bad_inputs import GOOD, assert_is_ours, deliver, prompts
 from tests.support.loading import ids, line_of, write_rows
 
+pytestmark = pytest.mark.thorough
+
 NUM_ROWS = 30
 
 

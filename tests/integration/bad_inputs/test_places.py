@@ -151,6 +151,7 @@ def _written(path: Path, data: bytes, kind: Any) -> Any:
 TEXTS = {"plain": plain, "gzip": in_gzip, "zstd": in_zstd, "array": in_array}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.code)
 def test_a_bad_row_of_a_text_has_line_and_byte(fault, kind, tmp_path, function_of):
@@ -284,6 +285,7 @@ def test_the_same_error_stops_the_same_batch(mixed, knobs):
     assert re.match(rf"AD\d+ {mixed[0]}:\d+ \(byte \d+\): ", expected[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("knobs", SETTINGS, ids=str)
 def test_rows_are_put_aside_in_one_order_and_shift_nothing(mixed, whole, knobs, tmp_path):
     """The other rows keep their positions: each window is shuffled with its bad rows, which are then left out."""
@@ -325,6 +327,7 @@ def taken(loader: DataLoader) -> list[Any]:
         return end.samples
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("knobs", SETTINGS, ids=str)
 @pytest.mark.parametrize("max_bad_rows", [0, 1, 17])
 def test_the_budget_is_used_up_at_the_same_row(mixed, knobs, max_bad_rows, tmp_path):

@@ -117,6 +117,7 @@ def write(path: Path, data: bytes) -> str:
     return str(path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.number} {case.name}")
 def test_a_bad_line_is_named_at_its_turn_and_passed_over_where_that_is_asked(case, tmp_path):
     path = tmp_path / "rows.jsonl"
@@ -175,6 +176,7 @@ ACCEPTED = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: f"{case.number} {case.name}")
 def test_what_only_looks_bad_is_delivered(case, tmp_path):
     path = tmp_path / "rows.jsonl"
@@ -224,6 +226,7 @@ def test_05_lines_may_end_as_in_windows_and_offsets_count_every_byte(tmp_path):
     assert [sample.source.byte_offset for sample in found.samples] == [n * (len(GOOD[0]) + 2) for n in range(4)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_11_a_huge_line_is_not_held_and_is_one_bad_row(tmp_path, num_workers):
     path = tmp_path / "rows.jsonl"

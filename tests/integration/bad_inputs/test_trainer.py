@@ -274,6 +274,7 @@ CALLS: dict[str, Callable[[DataLoader, Any], Any]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", CALLS)
 def test_68_so_is_a_filter_and_nothing_is_changed(path, name):

@@ -67,6 +67,7 @@ def test_what_differs_decides(what):
     assert verdicts == VERDICTS[what]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_bytes", [SMALL, LARGE])
 @pytest.mark.parametrize("what", [what for what in VERDICTS if what])
 def test_other_content_is_never_the_same_file(what, num_bytes):

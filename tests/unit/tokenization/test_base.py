@@ -79,6 +79,7 @@ def write(rows: list[Any], out: ColumnWriter) -> ColumnWriter:
     return out
 
 
+@pytest.mark.thorough
 @given(st.lists(samples, max_size=12))
 def test_what_is_written_is_read_back(rows: list[Any]) -> None:
     reply = decode_reply(encode(write(rows, ColumnWriter()).finish(len(rows), 1.5)))
@@ -95,6 +96,7 @@ def test_what_is_written_is_read_back(rows: list[Any]) -> None:
     assert faults(chunk) == [(row, "AD421") for row, (kind, _, _) in enumerate(rows) if kind == "fail"]
 
 
+@pytest.mark.thorough
 @given(st.lists(samples, max_size=12), st.integers(0, 12))
 def test_a_request_written_in_pieces_reads_as_if_written_at_once(rows: list[Any], cut: int) -> None:
     cut = min(cut, len(rows))

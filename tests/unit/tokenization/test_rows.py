@@ -127,6 +127,7 @@ def test_no_bytes_raise_anything_but_a_row_fault(raw: bytes) -> None:
             encode(RowError(0, fault.code, fault.reason, fault.excerpt, fault.traceback))
 
 
+@pytest.mark.thorough
 @given(mutated_rows())
 def test_rows_are_accepted_and_refused_as_by_json(raw: bytes) -> None:
     try:

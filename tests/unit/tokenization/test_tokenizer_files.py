@@ -81,6 +81,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_tokens_are_those_of_transformers(edited: Edit, config: dict[str, Any]) -> None:
     transformers = pytest.importorskip("transformers", minversion="5.23", reason="the oracle is not installed")

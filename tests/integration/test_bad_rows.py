@@ -1,0 +1,219 @@
+"""``DataLoader``: a bad row or changed file stops the stream at its turn and is named, or is skipped and counted."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata import BadRowError, Shuffle, SourceChangedError, TooManyBadRowsError
+from asyncdata.order.order import Order
+from tests.support import worker_fns
+from tests.support.loaders import bad_row_at, make
+from tests.support.loading import ids, line_of, order_of, write_rows
+from tests.support.tokenize_fns import fails_on_13, hangs_on_13, kills_on_13
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+NUM_ROWS = 200
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+
+
+# Bad rows
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("buffer_size", [1, 20, 1000])
+def test_a_bad_row_stops_the_stream_at_its_turn_with_file_line_and_byte(path, num_workers, buffer_size):
+    expected = order_of(path)
+
+    with make(path, fails_on_13, num_workers=num_workers, buffer_size=buffer_size) as loader:
+        seen, error = bad_row_at(loader)
+
+    line, offset = line_of(path, 13)
+    assert seen == expected[: expected.index(13)]
+    assert (error.code, error.path, error.line, error.byte_offset) == ("AD421", str(path), line, offset)
+    assert str(error).startswith(
+        f"AD421 {path}:{line} (byte {offset}): the tokenize function raised KeyError('thirteen')\n"
+    )
+
+
+def test_a_bad_row_takes_nothing_of_a_larger_batch(path):
+    expected = order_of(path)
+    turn = expected.index(13)
+
+    with make(path, fails_on_13) as loader:
+        for _ in range(2):
+            with pytest.raises(BadRowError):
+                loader.get_next_batch(turn + 1)
+        assert ids(loader.get_next_batch(turn)) == expected[:turn]
+
+
+def test_bad_rows_are_skipped_and_counted(path):
+    with make(path, fails_on_13, on_bad_row="skip", batch_size=50) as loader:
+        seen = [number for batch in loader for number in ids(batch)]
+        statistics = loader.statistics()
+
+    assert seen == [number for number in order_of(path) if number != 13]
+    assert (statistics.bad_rows_total, statistics.dropped_total) == (1, {"bad row AD421": 1})
+
+
+def test_bad_rows_go_to_quarantine(path, tmp_path):
+    lines = path.read_bytes().splitlines()
+    lines[50] = b'{"id": 50, oops'
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    quarantine = tmp_path / "bad.jsonl"
+    knobs = {"on_bad_row": "quarantine", "quarantine_path": str(quarantine), "batch_size": 10}
+
+    with make(path, fails_on_13, **knobs) as loader:
+        seen = sorted(number for batch in loader for number in ids(batch))
+
+    assert seen == [number for number in range(NUM_ROWS) if number not in (13, 50)]
+    records = {record["code"]: record for record in map(json.loads, quarantine.read_text().splitlines())}
+    line, offset = line_of(path, 50)
+    assert records.keys() == {"AD101", "AD421"}
+    assert (records["AD101"]["path"], records["AD101"]["line"], records["AD101"]["byte_offset"]) == (
+        str(path),
+        line,
+        offset,
+    )
+
+
+def test_more_bad_rows_than_the_budget_stop_the_stream(path):
+    def never(row: dict[str, Any]) -> list[int]:
+        raise ValueError("no")
+
+    with make(path, never, on_bad_row="skip", max_bad_rows=3) as loader:
+        for _ in range(2):
+            with pytest.raises(TooManyBadRowsError, match="^a bad row, after max_bad_rows=3 of them: AD421 ") as caught:
+                loader.get_next_batch(1)
+
+    assert f"{path}:{line_of(path, order_of(path)[3])[0]} (byte " in str(caught.value)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("buffer_size", [1, 50, 1000])
+def test_a_row_that_kills_workers_is_found_and_named_at_its_turn(path, num_workers, buffer_size):
+    expected = order_of(path)
+
+    with make(path, kills_on_13, num_workers=num_workers, buffer_size=buffer_size) as loader:
+        seen, error = bad_row_at(loader)
+
+    line, offset = line_of(path, 13)
+    assert (error.code, error.line, error.byte_offset) == ("AD423", line, offset)
+    assert error.reason == "its worker died (SIGSEGV)"
+    assert seen == expected[: expected.index(13)]
+
+
+@pytest.mark.thorough
+def test_a_row_that_kills_workers_does_so_a_few_times_and_no_more(tmp_path):
+    """Here it is one of the fixed rows, too, that are to show whether the tokens are the same after a resume."""
+    path = write_rows(tmp_path / "rows.jsonl", 1000, {0: {"do": "die"}})
+
+    with make(path, worker_fns.as_told, num_workers=2, on_bad_row="skip", buffer_size=50, epochs=1) as loader:
+        assert sorted(ids(loader.get_next_batch(999))) == list(range(1, 1000))
+        assert loader.statistics().worker_restarts_total <= 2 + 3 * 2
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("what", ["dies", "hangs"])
+def test_a_row_that_kills_a_batch_is_told_from_the_row_that_was_read_last(path, what):
+    """A tokenizer reads row by row, and says so, and then encodes all at once."""
+    expected = order_of(path)
+    description = worker_fns.ReadsThenEncodes(what)
+
+    with make(path, description, num_workers=1, on_bad_row="skip", epochs=1, row_timeout_s=0.5) as loader:
+        assert ids(loader.get_next_batch(NUM_ROWS - 1)) == [number for number in expected if number != 13]
+        assert loader.statistics().bad_rows_total == 1
+
+
+def test_a_row_that_kills_workers_is_skipped_and_its_neighbours_are_not(path):
+    with make(path, kills_on_13, num_workers=2, on_bad_row="skip", batch_size=64) as loader:
+        seen = [number for batch in loader for number in ids(batch)]
+        state = loader.state_dict()
+
+    assert seen == [number for number in order_of(path) if number != 13]
+    assert state["journal"] == [[0, line_of(path, 13)[1]]]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_row_that_hangs_is_named_at_its_turn(path, num_workers):
+    expected = order_of(path)
+
+    with make(path, hangs_on_13, num_workers=num_workers, row_timeout_s=0.3) as loader:
+        seen, error = bad_row_at(loader)
+
+    assert (error.code, error.line) == ("AD422", 14)
+    assert error.reason == "no result in 0.3 s; its worker was killed (SIGKILL)"
+    assert seen == expected[: expected.index(13)]
+
+
+# Files that change
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("buffer_size", [1, 1000])
+def test_a_file_cut_short_stops_the_stream_at_the_first_window_that_is_read_after_it(
+    tmp_path, num_workers, buffer_size
+):
+    """The windows before it are delivered to their last row, however much was read ahead. What is left of the file may
+    not be what was there: who writes a file anew cuts it first.
+    """
+    path = write_rows(tmp_path / "rows.jsonl", 1000)
+    lines = path.read_bytes().splitlines(keepends=True)
+    shuffle = Shuffle(enabled=False, block_bytes=4096, window_blocks=2)
+    with make(path, num_workers=num_workers, shuffle=shuffle, buffer_size=buffer_size) as loader:
+        seen = []
+        os.truncate(path, 40_000)
+        with pytest.raises(SourceChangedError, match="^AD302 .* shrank"):
+            while True:
+                seen += ids(loader.get_next_batch(1))
+
+    order = Order(shuffle, 42, -(-len(b"".join(lines)) // 4096))
+    ends = [4096 * (int(order.blocks(0, window)[-1]) + 1) for window in range(order.num_windows)]
+    starts = [sum(map(len, lines[:row])) for row in range(1000)]
+    num_rows = [sum(start < end for start in starts) for end in (0, *ends)]  # to the end of each window
+    assert seen == list(range(len(seen)))
+    assert len(seen) in num_rows
+    assert len(seen) < 1000
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("buffer_size", [1, 1000])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_file_replaced_during_an_epoch_stops_the_stream(path, num_workers, buffer_size, is_known):
+    """At the next epoch's start it is looked at again, and wherever a worker opens it that had not; how much was read
+    ahead by then is not told. What is delivered is of the file that it was.
+    """
+    with make(path, num_workers=num_workers, buffer_size=buffer_size) as loader:
+        if is_known:
+            loader.state_dict()  # with a fingerprint of the content
+        seen = ids(loader.get_next_batch(1))
+        other = path.with_name("other")
+        other.write_bytes(path.read_bytes().replace(b"x", b"y"))
+        other.rename(path)
+        with pytest.raises(SourceChangedError, match="^AD303 .* was replaced or edited"):
+            while True:
+                seen += ids(loader.get_next_batch(1))
+
+    assert 0 < len(seen) <= 8 * NUM_ROWS
+    assert num_workers or len(seen) % NUM_ROWS == 0
+    assert seen == order_of(path, -(-len(seen) // NUM_ROWS))[: len(seen)]
+
+
+def test_a_file_that_grows_is_read_to_where_it_ended_at_the_start(path):
+    expected = order_of(path, 3)
+
+    with make(path) as loader:
+        loader.get_next_batch(1)
+        with path.open("a") as file:
+            file.write('{"id": 1000}\n' * 500)
+        assert ids(loader.get_next_batch(3 * NUM_ROWS - 1)) == expected[1:]

@@ -1,0 +1,358 @@
+"""Which states a loader refuses, what a state is made of, and what is saved of it."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from asyncdata import (
+    AsyncDataLoader,
+    ConfigError,
+    DataLoader,
+    EndOfData,
+    HardPacking,
+    RowShuffle,
+    Shuffle,
+    SnapshotError,
+    SnapshotMismatchError,
+)
+from tests.support import worker_fns
+from tests.support.faults import until
+from tests.support.loaders import make, resumed, state_after
+from tests.support.loading import SHUFFLE, ids, order_of, write_rows
+from tests.support.tokenize_fns import every_third_dropped, in_batches, row_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NUM_ROWS = 100
+PASSAGES: dict[str, Callable[[Any], Any]] = {
+    "as it is": lambda state: state,
+    "json": lambda state: json.loads(json.dumps(state)),
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda state: pickle.loads(pickle.dumps(state)),  # noqa: S301 - as torch.save does it; ours
+    "msgpack": lambda state: msgspec.msgpack.decode(msgspec.msgpack.encode(state)),
+}
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+
+
+# Refused
+
+
+def refused(path: Path, state: dict[str, Any], tokenize_fn: Any = row_id, **knobs: Any) -> SnapshotMismatchError:
+    """Why the state is refused; the loader goes on as if nothing had been."""
+    with make(path, tokenize_fn, **knobs) as loader:
+        seen = ids(loader.get_next_batch(5))
+        with pytest.raises(SnapshotMismatchError) as caught:
+            loader.load_state_dict(state)
+        seen += ids(loader.get_next_batch(5))
+    with make(path, tokenize_fn, **knobs) as loader:
+        assert ids(loader.get_next_batch(10)) == seen
+    return caught.value
+
+
+def test_another_seed_is_refused_or_begins_the_next_epoch(path):
+    state = state_after(path, 20)
+
+    error = refused(path, state, seed=7)
+    assert str(error).startswith("AD603 ")
+    assert "seed: saved 42, present 7" in str(error)
+    assert error.differences == {"seed": (42, 7)}
+    with make(path, seed=7) as loader:
+        loader.load_state_dict(state, allow_changed={"seed"})
+        assert ids(loader.get_next_batch(5)) == order_of(path, 2, seed=7)[NUM_ROWS : NUM_ROWS + 5]
+
+
+def test_other_data_is_refused_or_begins_the_next_epoch(path, tmp_path):
+    state = state_after(path, 20)
+    path = write_rows(tmp_path / "other.jsonl", 120)
+
+    error = refused(path, state)
+    assert set(error.differences) == {"data"}
+    assert "other.jsonl is new" in str(error)
+    with make(path) as loader:
+        loader.load_state_dict(state, allow_changed=["data"])
+        assert ids(loader.get_next_batch(5)) == order_of(path, 2)[120:125]
+
+
+def test_one_byte_of_other_data_is_refused(path):
+    state = state_after(path, 20)
+    path.write_bytes(path.read_bytes().replace(b'"id": 55', b'"id": 99'))
+
+    assert "rows.jsonl has other content" in str(refused(path, state))
+
+
+def test_a_file_of_the_same_content_elsewhere_is_the_same_data(path, tmp_path):
+    state = state_after(path, 20)
+    moved = tmp_path / "elsewhere" / path.name
+    moved.parent.mkdir()
+    path.rename(moved)
+
+    assert resumed(moved, state, 5) == order_of(moved)[20:25]
+
+
+def test_another_function_is_refused_or_goes_on(path):
+    state = state_after(path, 20)
+
+    error = refused(path, state, in_batches)
+    assert set(error.differences) == {"tokenize_fn"}
+    assert "row_id" in str(error)
+    assert "in_batches" in str(error)
+    with make(path, in_batches) as loader:
+        loader.load_state_dict(state, allow_changed={"tokenize_fn"})
+        assert ids(loader.get_next_batch(5)) == order_of(path)[20:25]
+
+
+@pytest.mark.parametrize(
+    "shuffle", [False, Shuffle(block_bytes=512, window_blocks=4), Shuffle(block_bytes=1024, window_blocks=9)]
+)
+def test_another_order_is_refused_or_begins_the_next_epoch(path, shuffle):
+    with make(path) as loader:
+        loader.get_next_batch(20)
+        until(lambda: loader.state_dict()["canaries"])
+        state = loader.state_dict()
+
+    assert all(name.startswith("order.") for name in refused(path, state, shuffle=shuffle).differences)
+    with make(path, shuffle=shuffle) as loader:
+        loader.load_state_dict(state, allow_changed={"order"})
+        described = shuffle if isinstance(shuffle, Shuffle) else Shuffle(enabled=False)
+        assert ids(loader.get_next_batch(5)) == order_of(path, 2, shuffle=described)[NUM_ROWS : NUM_ROWS + 5]
+
+
+def test_what_may_change_is_named_exactly(path):
+    state = state_after(path, 20)
+    with make(path) as loader:
+        for names in ({"everything"}, "seed", {"Seed"}):
+            with pytest.raises(ConfigError, match="^allow_changed must be a set of names"):
+                loader.load_state_dict(state, allow_changed=names)
+
+
+def test_other_tokens_of_the_same_function_are_found_by_canaries(path, tmp_path):
+    """Its path, settings and version are the same; what it calls is not."""
+    function = worker_fns.Shifted(str(tmp_path / "shift"))
+    with make(path, function) as loader:
+        loader.get_next_batch(10)
+        until(lambda: loader.state_dict()["canaries"])
+        state = loader.state_dict()
+    assert resumed(path, state, 5, function) == order_of(path)[10:15]
+
+    (tmp_path / "shift").write_text("1000")
+    with make(path, function) as loader:
+        loader.load_state_dict(state)
+        for _ in range(2):
+            with pytest.raises(SnapshotMismatchError, match="^AD603 the tokenize function gives other tokens"):
+                loader.get_next_batch(1)
+        loader.load_state_dict(state, allow_changed={"tokenize_fn"})
+        assert ids(loader.get_next_batch(5)) == [number + 1000 for number in order_of(path)[10:15]]
+
+
+@pytest.mark.parametrize("state", [None, {}, [], "state", {"position": [0, 0, 0]}, {"format": "asyncdata.snapshot"}])
+def test_what_is_no_state_is_refused_and_changes_nothing(path, state):
+    with make(path) as loader:
+        seen = ids(loader.get_next_batch(5))
+        with pytest.raises(SnapshotError, match="^AD602 "):
+            loader.load_state_dict(state)
+        assert seen + ids(loader.get_next_batch(5)) == order_of(path)[:10]
+
+
+# What a state is
+
+
+BEYOND = {"row": (0, 0, 10_000), "window": (0, 10_000, 0), "far": (0, 1 << 46, 1 << 46)}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("place", BEYOND.values(), ids=BEYOND)
+@pytest.mark.parametrize("kind", ["blocks", "full", "growing", "kept", "stream", "planned"])
+def test_a_place_that_does_not_exist_is_refused_and_nothing_is_passed_over(path, tmp_path, kind, place):
+    knobs: dict[str, Any] = {"blocks": {}, "full": {"shuffle": "full"}, "stream": {}}.get(kind) or {}
+    if kind in ("growing", "kept"):
+        knobs = {"shuffle": RowShuffle(method="none", only_kept=kind == "kept")}
+    if kind == "planned":
+        knobs = {
+            "shuffle": "full",
+            "packing": HardPacking(max_length=4, across_epochs=False),
+            "plan_packs": True,
+            "batch_size": 2,
+        }
+    if kind == "stream":
+        packed = tmp_path / "rows.jsonl.gz"
+        packed.write_bytes(gzip.compress(path.read_bytes()))
+        path = packed
+    with make(path, **knobs) as loader:
+        take_one(loader, kind)
+        state = loader.state_dict()
+    state["position"] = list(place)
+
+    with make(path, **knobs) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(SnapshotError, match=r"AD602 .*position"):
+            take_one(loader, kind)
+        loader.set_epoch(1)
+        take_one(loader, kind)
+        assert loader.statistics().epoch == 1
+
+
+def take_one(loader: DataLoader, kind: str) -> None:
+    if kind == "planned":
+        next(iter(loader))
+    else:
+        loader.get_next_batch(1)
+
+
+@pytest.mark.parametrize("passage", PASSAGES)
+def test_a_state_survives_whatever_carries_it(path, passage):
+    with make(path, n_samples_per_prompt=2) as loader:
+        groups = loader.get_samples(9)
+        loader.add_samples([groups[3]])
+        state = PASSAGES[passage](loader.state_dict())
+
+    with make(path, n_samples_per_prompt=2) as loader:
+        loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(6)) == [
+            number for number in (order_of(path)[3], *order_of(path)[9:11]) for _ in range(2)
+        ]
+
+
+def test_a_state_is_of_plain_builtins_and_its_own(path):
+    with make(path) as loader:
+        loader.add_samples([loader.get_next_batch(1)])
+        state = loader.state_dict()
+        copied = copy.deepcopy(state)
+        loader.get_next_batch(30)
+        loader.add_samples([loader.get_next_batch(1)])
+
+    assert state == copied, "what was taken does not change any more"
+    assert plain(state)
+
+
+def plain(value: Any) -> bool:
+    """Whether all of it is builtins, exactly."""
+    if type(value) is dict:
+        return all(type(key) is str and plain(item) for key, item in value.items())
+    if type(value) is list:
+        return all(map(plain, value))
+    return value is None or type(value) in (str, int, float, bool)
+
+
+@pytest.mark.thorough
+def test_states_taken_by_another_thread_are_of_one_moment_each(path):
+    expected = order_of(path, 6)
+    states: list[dict[str, Any]] = []
+    with make(path, num_workers=1, buffer_size=20) as loader:
+        done = threading.Event()
+
+        def take_states() -> None:
+            while not done.is_set():
+                states.append(loader.state_dict())
+
+        taking = threading.Thread(target=take_states)
+        taking.start()
+        for _ in range(50):
+            loader.get_next_batch(7)
+        done.set()
+        taking.join()
+
+    for state in states[:: max(1, len(states) // 15)]:
+        start = state["counters"]["num_samples"]
+        assert start % 7 == 0
+        assert resumed(path, state, 10) == expected[start : start + 10]
+
+
+def test_counters_go_on(path):
+    with make(path, every_third_dropped, n_samples_per_prompt=2) as loader:
+        loader.load_state_dict(state_after(path, 50, every_third_dropped, n_samples_per_prompt=2))
+        batch = loader.get_next_batch(50)
+        statistics = loader.statistics()
+    with make(path, every_third_dropped, n_samples_per_prompt=2) as loader:
+        uninterrupted = loader.get_next_batch(100)
+        expected = loader.statistics()
+
+    assert [sample.index for sample in batch] == list(range(50, 100))
+    assert [sample.group_index for sample in batch] == [sample.group_index for sample in uninterrupted[50:]]
+    for name in ("samples_total", "groups_total", "tokens_total", "dropped_total", "epoch", "window", "row"):
+        assert getattr(statistics, name) == getattr(expected, name), name
+
+
+def test_dropped_rows_at_the_position_are_counted_once(path):
+    """A state may lie just before rows that yield nothing."""
+    with make(path, every_third_dropped, epochs=1) as loader:
+        state = loader.state_dict()
+        for _ in range(66):
+            loader.load_state_dict(state)
+            loader.get_next_batch(1)
+            state = loader.state_dict()
+        with pytest.raises(EndOfData):
+            loader.get_next_batch(1)
+        assert loader.statistics().dropped_total == {"tokenize_fn": 34}
+
+
+# Files
+
+
+def test_a_saved_state_is_restored_from_its_file_and_the_last_three_are_kept(path, tmp_path):
+    file = tmp_path / "snapshot"
+    with make(path) as loader:
+        for _ in range(5):
+            loader.get_next_batch(10)
+            loader.save(file)
+
+    assert sorted(entry.name for entry in tmp_path.iterdir() if entry.name.startswith("snap")) == [
+        "snapshot",
+        "snapshot.1",
+        "snapshot.2",
+    ]
+    for name, start in (("snapshot", 50), ("snapshot.1", 40), ("snapshot.2", 30)):
+        with make(path) as loader:
+            loader.restore(str(tmp_path / name))
+            assert ids(loader.get_next_batch(10)) == order_of(path)[start : start + 10]
+
+
+def test_a_file_holds_no_code_and_code_is_not_run(path, tmp_path):
+    class Malicious:
+        def __reduce__(self) -> Any:
+            return (tmp_path.joinpath("pwned").touch, ())
+
+    file = tmp_path / "snapshot"
+    with make(path) as loader:
+        loader.get_next_batch(3)
+        loader.save(file)
+        assert file.read_bytes().startswith(b"ADSNAP1\n")
+        file.write_bytes(pickle.dumps({"state": Malicious()}))
+        with pytest.raises(SnapshotError, match="a pickle"):
+            loader.restore(file)
+        assert ids(loader.get_next_batch(3)) == order_of(path)[3:6]
+
+    assert not tmp_path.joinpath("pwned").exists()
+
+
+def test_a_file_that_is_not_there_is_a_snapshot_error(path, tmp_path):
+    with make(path) as loader, pytest.raises(SnapshotError, match="^AD602 .* cannot be read"):
+        loader.restore(tmp_path / "nothing")
+
+
+@pytest.mark.asyncio
+async def test_the_async_face_saves_and_restores_the_same(path, tmp_path):
+    settings: dict[str, Any] = {"tokenize_fn": row_id, "shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 30}
+    async with AsyncDataLoader(path, **settings) as loader:
+        await loader.get_next_batch(15)
+        loader.save(tmp_path / "snapshot")
+        state = loader.state_dict()
+
+    async with AsyncDataLoader(path, **settings) as loader:
+        loader.load_state_dict(state)
+        assert ids(await loader.get_next_batch(5)) == order_of(path)[15:20]
+        loader.restore(tmp_path / "snapshot")
+        assert ids(await loader.get_next_batch(5)) == order_of(path)[15:20]

@@ -1,0 +1,58 @@
+"""Loaders as the integration tests open them, and what several of those tests ask of one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata import BadRowError, DataLoader
+from tests.support.loading import SHUFFLE, ids, write_rows
+from tests.support.tokenize_fns import row_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def make(source: Any, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
+    """A loader that fails rather than hangs, inline where nothing else is asked for."""
+    knobs = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 30} | knobs
+    return DataLoader(source, tokenize_fn=tokenize_fn, **knobs)
+
+
+def gated(tmp_path: Path, row: int, num_rows: int = 200) -> tuple[Path, Path]:
+    """Rows of which one waits for a file, and the file."""
+    gate = tmp_path / "gate"
+    return write_rows(tmp_path / "gated.jsonl", num_rows, {row: {"gate": str(gate)}}), gate
+
+
+def num_waiting(loader: Any) -> int:
+    """How many calls wait for samples."""
+    return len(loader._engine.coordinator._requests)  # noqa: SLF001 - nothing public counts them
+
+
+def bad_row_at(loader: DataLoader) -> tuple[list[int], BadRowError]:
+    """What is delivered one by one before a bad row stops it, and how; twice, as nothing may be passed."""
+    seen = []
+    with pytest.raises(BadRowError) as caught:
+        while True:
+            seen += ids(loader.get_next_batch(1))
+    with pytest.raises(BadRowError) as again:
+        loader.get_next_batch(1)
+    assert str(again.value) == str(caught.value)
+    return seen, caught.value
+
+
+def state_after(source: Any, number: int, tokenize_fn: Any = row_id, **knobs: Any) -> dict[str, Any]:
+    """The state of a run that has delivered so many samples."""
+    with make(source, tokenize_fn, **knobs) as loader:
+        if number:
+            loader.get_next_batch(number)
+        return loader.state_dict()
+
+
+def resumed(source: Any, state: dict[str, Any], number: int, tokenize_fn: Any = row_id, **knobs: Any) -> list[int]:
+    """The ids of so many samples of a run that resumes from ``state``."""
+    with make(source, tokenize_fn, **knobs) as loader:
+        loader.load_state_dict(state)
+        return ids(loader.get_next_batch(number))

@@ -1,0 +1,213 @@
+"""Length grouping: every pack once, groups of like cost, sums that agree, no rank that always has the heaviest."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from itertools import permutations
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from asyncdata.batching.length_grouping import LengthGrouping, xtuner_order, xtuner_share
+from asyncdata.core.errors import ConfigError
+from asyncdata.order.torch_randperm import TorchGenerator
+
+# Promises to every snapshot there is: see tests/unit/order/test_order.py.
+ORDERS = {
+    "karmarkar_karp": "025cc23eeb3d8b15",
+    "snake": "6ebbc42046a15755",
+    "xtuner": "24bc0ca5394afbff",
+}
+ORDERS_OF_EQUALS = {
+    "karmarkar_karp": "98e0eed2d733cffe",
+    "snake": "de194ed3fae98b2b",
+    "xtuner": "8e0211eec2595a46",
+}
+METHODS = list(ORDERS)
+OURS = ["karmarkar_karp", "snake"]
+
+costs_of_packs = st.lists(st.integers(0, 50) | st.floats(0, 1e12), max_size=80)
+
+
+def costs(num_packs: int, seed: int = 0) -> list[float]:
+    """A few packs cost much more than the others."""
+    return np.round(1000 * np.random.default_rng(seed).lognormal(0, 0.5, num_packs)).tolist()
+
+
+def steps_of(order: Any, values: list[float], world_size: int, accumulation: int) -> Any:
+    """Costs, of shape (num_steps, accumulation, world_size)."""
+    per_step = world_size * accumulation
+    return np.asarray(values)[order[: len(order) // per_step * per_step]].reshape(-1, accumulation, world_size)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_order_is_the_same_for_ever(method: Any) -> None:
+    order = LengthGrouping(method=method).order(
+        costs(700), world_size=8, accumulation=4, seed=42, epoch=1, window=0 if method == "xtuner" else 3
+    )
+
+    assert blake2b(order.astype("<i8").tobytes(), digest_size=8).hexdigest() == ORDERS[method]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_packs_that_cost_the_same_come_in_the_same_order_for_ever(method: Any) -> None:
+    """Whatever sort a numpy or a processor has for numbers that may change places."""
+    values = [float(number % 3) for number in range(700)]
+
+    order = LengthGrouping(method=method).order(values, world_size=4, accumulation=40, seed=42, epoch=1)
+
+    assert blake2b(order.astype("<i8").tobytes(), digest_size=8).hexdigest() == ORDERS_OF_EQUALS[method]
+
+
+def test_without_accumulation_and_number_an_order_is_that_of_an_epochs_first_window() -> None:
+    grouping, values = LengthGrouping(), costs(64)
+
+    order = grouping.order(values, world_size=4, seed=3)
+
+    assert order.tolist() == grouping.order(values, world_size=4, accumulation=1, seed=3, epoch=0, window=0).tolist()
+
+
+@pytest.mark.thorough
+@given(costs_of_packs, st.integers(1, 9), st.integers(1, 4), st.sampled_from(METHODS), st.integers(-5, 5))
+def test_every_pack_comes_once(values: list[float], world_size: int, accumulation: int, method: Any, seed: int) -> None:
+    order = LengthGrouping(method=method).order(
+        values, world_size=world_size, accumulation=accumulation, seed=abs(seed), epoch=2
+    )
+
+    assert order.dtype == np.int64
+    assert sorted(order.tolist()) == list(range(len(values)))
+
+
+@pytest.mark.thorough
+@given(costs_of_packs, st.integers(1, 9), st.integers(1, 4), st.sampled_from(OURS))
+def test_packs_at_one_time_are_neighbours_in_cost_and_what_is_left_over_comes_last(
+    values: list[float], world_size: int, accumulation: int, method: Any
+) -> None:
+    order = LengthGrouping(method=method).order(values, world_size=world_size, accumulation=accumulation, seed=1)
+
+    num_grouped = len(values) // (world_size * accumulation) * world_size * accumulation
+    assert order[num_grouped:].tolist() == list(range(num_grouped, len(values)))
+    groups = order[:num_grouped].reshape(-1, world_size)
+    wanted = np.argsort(-np.asarray(values[:num_grouped], float), kind="stable").reshape(-1, world_size)
+    assert {frozenset(group.tolist()) for group in groups} == {frozenset(group.tolist()) for group in wanted}
+
+
+@pytest.mark.parametrize("method", OURS)
+def test_seed_epoch_and_window_each_make_another_order(method: Any) -> None:
+    grouping, values = LengthGrouping(method=method), costs(512)
+    settings = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+
+    orders = {
+        tuple(grouping.order(values, world_size=8, accumulation=2, seed=seed, epoch=epoch, window=window).tolist())
+        for seed, epoch, window in settings
+    }
+
+    assert len(orders) == len(settings)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(20))
+def test_two_groups_are_dealt_as_well_as_can_be(seed: int) -> None:
+    values = costs(8, seed)
+    ranks = {}
+    for method in OURS:
+        order = LengthGrouping(method=method).order(values, world_size=4, accumulation=2, seed=seed)  # type: ignore[arg-type]
+        ranks[method] = steps_of(order, values, 4, 2)[0].sum(axis=0)
+
+    heavy, light = np.split(np.sort(values)[::-1], 2)
+    best = min((heavy + np.array(dealt)).max() for dealt in permutations(light))
+    assert ranks["karmarkar_karp"].max() == best
+    assert ranks["snake"].max() == best
+
+
+@pytest.mark.parametrize("world_size", [2, 8, 64])
+def test_differencing_balances_sums_better_than_leaving_groups_sorted_and_no_worse_than_a_snake(
+    world_size: int,
+) -> None:
+    values = costs(world_size * 64, 5)
+    slowest = {}
+    for method in OURS:
+        order = LengthGrouping(method=method).order(values, world_size=world_size, accumulation=8, seed=0)  # type: ignore[arg-type]
+        steps = steps_of(order, values, world_size, 8)
+        slowest[method] = steps.sum(axis=1).max(axis=1).sum()
+        slowest["sorted"] = (-np.sort(-steps, axis=2)).sum(axis=1).max(axis=1).sum()
+
+    assert slowest["karmarkar_karp"] <= slowest["snake"] < slowest["sorted"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", OURS)
+@pytest.mark.parametrize("accumulation", [1, 8])
+def test_no_rank_has_always_more_to_do(method: Any, accumulation: int) -> None:
+    grouping, ours, theirs = LengthGrouping(method=method), [], []
+    for window in range(10):
+        values = costs(64 * 64, window)
+        order = grouping.order(values, world_size=64, accumulation=accumulation, seed=0, window=window)
+        ours.append(steps_of(order, values, 64, accumulation).sum(axis=1))
+        order = xtuner_order(values, 64, 64 * accumulation, window)
+        theirs.append(steps_of(order, values, 64, accumulation).sum(axis=1))
+    ranks, xtuners = np.concatenate(ours), np.concatenate(theirs)
+
+    totals = ranks.sum(axis=0)
+    assert totals.max() / totals.min() < 1.02
+    assert abs(totals[0] / totals[-1] - 1) < 0.01
+    assert np.bincount(ranks.argmax(axis=1)).max() <= len(ranks) // 8
+    assert (xtuners.argmax(axis=1) == 0).all()  # what is to be beaten
+
+
+def test_windows_grow_from_one_step_so_that_the_first_does_not_wait() -> None:
+    grouping = LengthGrouping(window=64)
+
+    assert [grouping.steps_of_window(number) for number in range(5)] == [1, 4, 16, 64, 64]
+    assert [grouping.steps_of_window(number, 8) for number in (0, 1, 2, 10**9)] == [1, 4, 8, 8]
+    assert LengthGrouping(window=2).steps_of_window(9, accumulation=4) == 1
+
+
+def test_the_window_of_xtuners_order_is_the_epoch() -> None:
+    assert LengthGrouping(method="xtuner").steps_of_window(0) is None
+
+
+def test_the_cost_of_a_pack_is_linear_in_tokens_and_quadratic_in_documents() -> None:
+    assert LengthGrouping(linear=10, quadratic=2).cost([3, 4]) == 10 * 7 + 2 * 25
+    assert LengthGrouping().cost([32768]) > 2 * LengthGrouping().cost([100] * 327)
+
+
+@pytest.mark.parametrize("cost", [float("nan"), float("inf")])
+def test_a_cost_that_is_no_number_is_refused(cost: float) -> None:
+    with pytest.raises(ConfigError, match="not finite"):
+        LengthGrouping().order([1.0, cost], world_size=1, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"window": 0}, "window=0"),
+        ({"linear": -1.0}, "linear=-1.0"),
+        ({"linear": 0, "quadratic": 0}, "all packs cost nothing"),
+        ({"method": "lpt"}, "method='lpt'"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LengthGrouping(**settings)
+
+
+def test_few_packs_are_sorted_by_xtuner_a_batch_at_a_time() -> None:
+    order = xtuner_order(list(range(12)), 2, 4, 0)
+
+    batches = [sorted(batch) for batch in order.reshape(3, 4).tolist()]
+    assert batches == [sorted(batch) for batch in TorchGenerator(0).randperm(12).reshape(3, 4).tolist()]
+    assert (order[::2] > order[1::2]).all()
+
+
+def test_a_rank_of_xtuner_gets_whole_batches() -> None:
+    order = np.arange(10)[::-1]
+
+    assert xtuner_share(order, 0, 2, 4).tolist() == [9, 7, 5, 3, 1, 9]
+    assert xtuner_share(order, 1, 2, 4).tolist() == [8, 6, 4, 2, 0, 8]
+    assert xtuner_share(order, 1, 2, 4, round_up=False).tolist() == [8, 6, 4, 2]
+    assert xtuner_share(order, 0, 2, 4, consumed=8).tolist() == [1, 9]
+    assert xtuner_share(order[:1], 2, 4, 4).tolist() == [9]

@@ -1,0 +1,139 @@
+"""Folders for one run: gone with their owner, however it ended, and never while somebody has them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncdata.core.temporary_folder import TemporaryFolder
+
+ROOT = Path(__file__).parents[3]
+OWNER = """
+import sys
+from asyncdata.core.temporary_folder import TemporaryFolder
+folder = TemporaryFolder("rows")
+open(f"{folder.path}/copy", "w").write("rows")
+print(folder.path, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def owner(place: Path, code: str = OWNER) -> subprocess.Popen[str]:
+    environment = {**os.environ, "TMPDIR": str(place), "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def told(process: subprocess.Popen[str]) -> Path:
+    assert process.stdout is not None
+    return Path(process.stdout.readline().strip())
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.communicate(timeout=60)
+
+
+def test_a_folder_is_private_and_gone_when_it_is_closed_or_garbage(place):
+    folder, other = TemporaryFolder("rows"), TemporaryFolder("rows")
+    assert stat.S_IMODE(os.stat(folder.path).st_mode) == 0o700
+    assert set(place.iterdir()) == {Path(folder.path), Path(other.path)}
+
+    folder.close()
+    folder.close()
+    del other
+    gc.collect()
+    assert list(place.iterdir()) == []
+
+
+def test_what_a_killed_process_left_goes_when_the_next_folder_is_made_and_a_living_ones_stays(place):
+    killed, living = owner(place), owner(place)
+    left, used = told(killed), told(living)
+    killed.kill()
+    end(killed)
+    assert (left / "copy").exists()
+    assert left.is_relative_to(place)
+
+    folder = TemporaryFolder("copy")
+    assert {path.resolve() for path in place.iterdir()} == {used.resolve(), Path(folder.path).resolve()}
+    assert (used / "copy").read_text() == "rows"
+
+    folder.close()
+    end(living)
+    assert list(place.iterdir()) == []
+
+
+def test_a_forked_child_removes_nothing(place):
+    child = "import os; pid = os.fork(); pid and (os.waitpid(pid, 0), print(pid, flush=True), sys.stdin.read())"
+    code = OWNER.replace("sys.stdin.read()", child)
+    with owner(place, code) as process:
+        folder = told(process)
+        assert int(str(told(process))) > 0, "the child is gone"
+        TemporaryFolder("copy").close()
+        assert (folder / "copy").exists()
+        process.communicate(timeout=60)
+    assert list(place.iterdir()) == []
+
+
+def test_what_is_not_surely_left_stays(place, monkeypatch):
+    made = TemporaryFolder("rows")
+    begin, _, name = Path(made.path).name.rpartition("-")
+    made.close()
+    elsewhere = begin.rpartition("-")[0]
+    kept = [place / f"{elsewhere}-00000000-{name}", place / f"{elsewhere}-{name}", place / f"{begin}-more-{name}"]
+    for folder in kept:
+        folder.mkdir()
+    target = place / "of the user"
+    target.mkdir()
+    link, file = place / f"{begin}-{name}", place / f"{begin}-abcdefgh"
+    link.symlink_to(target)
+    file.write_text("no folder")
+
+    TemporaryFolder("rows").close()
+    assert set(place.iterdir()) == {*kept, target, link, file}
+
+    link.unlink()
+    link.mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    TemporaryFolder("rows").close()
+    assert link.exists(), "another user's"
+    monkeypatch.undo()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    TemporaryFolder("rows").close()
+    assert set(place.iterdir()) == {*kept, target, file}
+
+
+@pytest.mark.parametrize(
+    "lacks",
+    [
+        "import fcntl; fcntl.flock = lambda *_: (_ for _ in ()).throw(OSError(95, 'Operation not supported'))",
+        "import asyncdata.core.temporary_folder; asyncdata.core.temporary_folder._BOOT_ID = '/of no machine'",
+    ],
+    ids=["locks", "a name of the machine"],
+)
+def test_where_it_cannot_be_told_whether_a_folder_is_in_use_it_is_never_taken_for_left(place, lacks):
+    process = owner(place, f"{lacks}\n{OWNER}")
+    folder = told(process)
+    TemporaryFolder("rows").close()
+    assert (folder / "copy").exists()
+
+    process.kill()
+    end(process)
+    TemporaryFolder("rows").close()
+    assert (folder / "copy").exists()

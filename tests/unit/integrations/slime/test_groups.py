@@ -1,0 +1,554 @@
+"""Groups in the buffer: what giving one back costs, the files of large ones, and what no checkpoint can hold."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import datetime
+import lzma
+import os
+import shutil
+import stat
+import threading
+import tracemalloc
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from asyncdata.checkpoint import snapshot as snapshots
+from asyncdata.core.checksummed_file import pack
+from asyncdata.core.errors import ConfigError, SnapshotError
+from asyncdata.integrations.slime import BadGroupError
+from asyncdata.integrations.slime import groups as slime_groups
+from tests.support.slime_source import labels, no_rollout, set_rollout_id, source_of, write_prompts
+
+__all__ = ("no_rollout",)
+
+pytestmark = pytest.mark.usefixtures("no_rollout")
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    return write_prompts(tmp_path / "prompts.jsonl", 10)
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> dict[str, Any]:
+    folder = str(tmp_path / "run")
+    return {"save": folder, "load": folder, "n_samples_per_prompt": 2}
+
+
+def own(given: dict[str, Any], rollout_id: Any) -> Path:
+    return Path(given["save"], "rollout", f"global_dataset_state_dict_{rollout_id}.asyncdata")
+
+
+def files_of(given: dict[str, Any]) -> list[Path]:
+    return sorted(Path(given["save"], "rollout", "asyncdata_groups").glob("*"))
+
+
+def with_experts(groups: list[list[Any]], num_bytes: int = 2 * MIB) -> list[list[Any]]:
+    """As a rollout that replays routing leaves them."""
+    for group in groups:
+        for sample in group:
+            sample.tokens = list(range(sample.index, sample.index + 9))
+            sample.rollout_routed_experts = np.full(num_bytes // 4, sample.index, np.int32)
+    return groups
+
+
+# What it costs
+
+
+def test_giving_a_group_back_copies_none_of_its_large_arrays(prompts, given):
+    with source_of(prompts, **given) as source:
+        groups = with_experts(source.get_samples(1), 32 * MIB)
+        tracemalloc.start()
+        try:
+            source.add_samples(groups)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+    assert peak < MIB
+
+
+def test_a_large_group_is_written_once_however_many_checkpoints_name_it(prompts, given):
+    with source_of(prompts, **given) as source:
+        source.add_samples(with_experts(source.get_samples(1)))
+        source.save(0)
+        (before,) = [path.stat() for path in files_of(given)]
+        source.save(1)
+        source.add_samples(with_experts(source.get_samples(2)[1:]))
+        source.save(2)
+
+        found = [path.stat() for path in files_of(given)]
+        assert len(found) == 2
+        assert (before.st_ino, before.st_mtime_ns) in [(file.st_ino, file.st_mtime_ns) for file in found]
+        assert {stat.S_IMODE(file.st_mode) for file in found} == {0o600}
+        assert stat.S_IMODE(files_of(given)[0].parent.stat().st_mode) == 0o700
+    assert all(own(given, rollout_id).stat().st_size < 100_000 for rollout_id in (0, 1, 2))
+
+
+def test_the_same_group_is_the_same_file_also_in_the_next_run(prompts, given):
+    with source_of(prompts, **given) as source:
+        source.add_samples(with_experts(source.get_samples(1)))
+        source.save(0)
+        names = [path.name for path in files_of(given)]
+    with source_of(prompts, **given) as source:
+        source.load(0)
+        source.save(1)
+        assert [path.name for path in files_of(given)] == names
+        shutil.rmtree(files_of(given)[0].parent)
+        source.save(2)  # it is missed, and written again
+
+        assert [path.name for path in files_of(given)] == names
+        source.load(2)
+
+
+def test_a_small_group_has_no_file_of_its_own(prompts, given):
+    with source_of(prompts, **given) as source:
+        source.add_samples(with_experts(source.get_samples(1), 100_000))
+        source.save(0)
+        source.save(0)
+
+    assert files_of(given) == []
+    assert len(snapshots.load(own(given, 0)).buffer) == 1
+
+
+def test_what_is_in_such_files_is_counted_where_a_snapshot_is_shown(prompts, given):
+    with source_of(prompts, **given) as source:
+        groups = with_experts(source.get_samples(3))
+        source.add_samples([groups[0], [groups[1], [groups[2][0]]]])
+        source.save(0)
+
+    found = snapshots.describe_file(own(given, 0))
+    assert (found["num_buffered_groups"], found["num_buffered_samples"], found["num_buffered_tokens"]) == (2, 5, 45)
+
+
+# What comes back
+
+
+def test_a_group_comes_back_as_it_was_given_back(prompts, given, tmp_path):
+    torch = pytest.importorskip("torch")
+    values = {
+        "rollout_routed_experts": torch.arange(3 * MIB // 2, dtype=torch.int16).reshape(3, -1),
+        "multimodal_train_inputs": {"pixel_values": torch.full((700, 700), 0.1, dtype=torch.bfloat16), "none": None},
+        "rollout_top_p_token_ids": np.arange(MIB, dtype=np.int64)[::2],
+        "metadata": {
+            "big": 2**80,
+            "text": "\ud800",
+            "tuple": (1, b"x" * MIB),
+            "__ndarray__": [1, 2],
+            "dates": np.arange(200_000).astype("M8[s]"),
+            "empty": np.empty((0, 4), np.float16),
+            "small": np.arange(4),
+        },
+        "rollout_log_probs": [-0.1, float("-inf")] * 1000,
+    }
+    with source_of(prompts, **given) as source:
+        groups = source.get_samples(2)
+        for group in groups:
+            for sample in group:
+                vars(sample).update(copy.deepcopy(values))
+        del groups[1][0].metadata["big"], groups[1][0].metadata["text"]
+        del groups[1][1].metadata["big"], groups[1][1].metadata["text"]  # this one is msgpack, the other one JSON
+        source.add_samples(groups)
+        source.save(0)
+    assert len(files_of(given)) == 2
+    elsewhere = {**given, "save": str(tmp_path / "elsewhere")}
+    with source_of(prompts, **elsewhere) as source:
+        source.load(0)
+        assert_same(source.buffer, groups)
+        source.save(1)  # into a folder that has none of the files
+    with source_of(prompts, **{**elsewhere, "load": elsewhere["save"]}) as source:
+        source.load(1)
+        assert_same(source.buffer, groups)
+        source.buffer[0][0].rollout_routed_experts[0, 0] = 5  # a trainer writes into them
+        source.buffer[0][0].metadata["dates"][0] = np.datetime64("now")
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for pair in zip(one, other, strict=True):
+            assert_same(*pair)
+    elif hasattr(one, "spec_info"):
+        assert_same(vars(one), vars(other))
+    elif hasattr(one, "shape"):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert bool((one == other).all())
+    else:
+        assert one == other
+
+
+def test_changes_after_it_was_given_back_are_not_in_the_checkpoint(prompts, given):
+    with source_of(prompts, **given) as source:
+        (group,) = with_experts(source.get_samples(1))
+        for sample in group:
+            sample.metadata["small"] = np.zeros(100_000, np.int8)
+            sample.metadata["bytes"] = bytearray(100_000)
+        before = copy.deepcopy(group)
+        source.add_samples([group])
+        for sample in group:
+            sample.tokens.append(7)
+            sample.metadata["tags"].append("new")
+            sample.metadata["small"][:] = 1
+            sample.metadata["bytes"][:] = b"1" * 100_000
+            sample.rollout_routed_experts = np.zeros(MIB)
+            sample.response = "changed"
+        source.save(0)
+        source.load(0)
+
+        for sample in before:
+            sample.metadata["bytes"] = bytes(sample.metadata["bytes"])
+        assert_same(source.buffer, [before])
+
+
+def test_a_large_array_is_read_when_the_checkpoint_is_written(prompts, given):
+    with source_of(prompts, **given) as source:
+        (group,) = with_experts(source.get_samples(1))
+        source.add_samples([group])
+        group[0].rollout_routed_experts[0] = 77
+        source.save(0)
+        group[0].rollout_routed_experts[0] = 78
+        source.save(1)
+        source.load(1)
+
+        assert source.buffer[0][0].rollout_routed_experts[:2].tolist() == [77, 0]
+
+
+@pytest.mark.thorough
+def test_a_large_array_that_a_thread_writes_into_meanwhile_does_not_tear_the_file(prompts, given):
+    stop = threading.Event()
+    with source_of(prompts, **given) as source:
+        (group,) = with_experts(source.get_samples(1))
+        array = group[0].rollout_routed_experts
+
+        def write_into_it() -> None:
+            while not stop.is_set():
+                array[:] += 1
+
+        thread = threading.Thread(target=write_into_it)
+        thread.start()
+        try:
+            for rollout_id in range(5):
+                source.add_samples([copy.copy(group)])
+                source.save(rollout_id)
+        finally:
+            stop.set()
+            thread.join()
+        source.load(4)
+
+        assert source.get_buffer_length() == 5
+
+
+def test_a_group_that_was_served_is_in_the_checkpoint_of_the_rollout_before(prompts, given):
+    with source_of(prompts, **given) as source:
+        set_rollout_id(0)
+        source.add_samples(with_experts(source.get_samples(1)))
+        set_rollout_id(1)
+        ((one, _),) = source.get_samples(1)
+        one.rollout_routed_experts = np.zeros(3)
+        one.response = "more"
+        source.save(0)
+        set_rollout_id(None)
+        source.load(0)
+
+        assert source.buffer[0][0].response == ""
+        assert source.buffer[0][0].rollout_routed_experts.tolist() == [0] * (MIB // 2)
+
+
+# Of the last version that wrote all groups into the snapshot, as LZMA and base85.
+OLD_CHECKPOINT = (
+    "T>t=p0RR90|NsC0{{SG72CQioWF0)ZBPG0Vf^5lz^%&p8z=Lvnq)C=2Dhgr~2E@um-7hQEigjWce{1}>&5}1g7|zRwh^9>^C&_oua^lpi"
+    "B`1_hxC%Xx4c3Pd@tD;xhUvSFELt~;T}v2*dVMksgYHrKm_-O0HBv0OlSE#w7}zwNI%V;?ZQnp;4Sgu5@m|zNLXU$^gaaVz12l-|<7xmL"
+    "gnJ<CGASgM9^&u;31ca=PSUc|njrxFLZF+EuJtL@qnN4}q|S%b{2dz-?u8+X-FXHI5xzncS7w*(+YF@VE&WmJnX0)#H=GZe>c9%_Q=|qi"
+    "DsNNxh5C)^x23D+Htz>tjM3e0i~;bnGGGvB>C$DWWXJw=b|mfBF}a&x1ZcGmXn7yhDVMbO!0Dl>JgBtKQ-SiMizp|gv+&H+*Q^TVp#jm_"
+    "An!sAZ4<#+pwwgPmN_79;I~3Po}e1b#jz_8Os$Vy;eO^`$cy<plbbUS5j=VHftlrj<{nL+S0KDEi{d=*?T*#{#8>3r%6oKl9qO0Usu>sq"
+    "m(Zx1hxClte(l?H)d|7?p{p-X6l(@MOa$mZ?Z7BKJ=r6~YM{LrZ{R@{&nkiKsZ5Y|U83{RKY8{QlPKWDRn$`93~S-uRb;CfMt4TrEptke"
+    "OGT&d!=;mfdxe&jGm1l|E-^e)s_T5C-=xx?YYO~Vy>A6Rq*-Uof8_`$h`u5HR&<UX!Irn*ZB||<=q~|J3sv*NjhtPR$j>O|!Ro$-EB#bD"
+    "py0{$Kk&>;yIQ4@b_Gn=Awn}YCp9fMZA;bapn$q;!u2Ibk-!|#?Ws|43K9*jz!)2x6`<_CY*6@7TQc2{-eoW_VqAb)h9z%A7&PNB=aS%M"
+    ">4!4HyX%|h%U%tdgidJ}w?<xwX*?o%NIjx@B1-h#IfiW8{l0_m&Dg*ph80DU7Lt0&FZC9$d6J=kBIG?MwT)V0gQmT!YQ9w@fX9$a_q$>f"
+    "b=;t%gwq_gW8xoPwkOvJ)Jabkj~ZRd9Cvp%alf9s0er&1M7V+Ue*7H;gm>q_rn#0-Ti?hjC=+Z4wi`ze5^(R)pHn$nde&%z-4MIVGvKr}"
+    "9l6XXoW+3XJ1tbRURD|Bw^lm%gK;%U(u|JE-3>$U5Vy~LQR|EL`$;P{Ul}9KS6EM5+~a^JNQR|4Qs0UA(!!s<=$Rz}>gdRob%$snPISgm"
+    "4Bi9dbWX~1U4d^B%75~@m83o-xGx7s*|kC`>J9|)UaJe(kjdA6XgN{)+uhuhgic0wx=iJt@;*!uIIYD6;n~(3?^fsIfN9(eUVnjInG@)F"
+    "e>gXcv1Duz;c80kaut=YBm7mL%>"
+)
+
+
+def test_a_checkpoint_of_before_groups_had_files_goes_on(given):
+    torch = pytest.importorskip("torch")
+    own(given, 3).parent.mkdir(parents=True)
+    own(given, 3).write_bytes(lzma.decompress(base64.b85decode(OLD_CHECKPOINT)))
+    with source_of(None, **given) as source:
+        for rollout_id in (3, 4):  # as it was, and as it is written now
+            source.load(rollout_id)
+            (one, _), ((three, _), (four,)) = source.buffer
+            assert [one.index, three.index, four.index, source.sample_group_index] == [0, 2, 4, 3]
+            assert (one.tokens, one.status.value, one.spec_info.spec_verify_ct) == ([1, 2, 3], "aborted", 4)
+            assert one.metadata == {"big": [2**63, -1.5, None], "__odd__": 1}
+            assert_same(one.rollout_routed_experts, np.full(30_000, 7, np.int32))
+            assert one.multimodal_train_inputs["__tensor__"] == (1, b"x")
+            assert_same(one.multimodal_train_inputs["pixel_values"], torch.ones(3, 5, dtype=torch.bfloat16))
+            one.rollout_routed_experts[:] = 7  # writable
+            source.save(4)
+
+
+# Files
+
+
+@pytest.mark.thorough
+def test_files_that_no_kept_checkpoint_names_are_removed(prompts, given):
+    with source_of(prompts, **given) as source:
+        source.add_samples(with_experts(source.get_samples(2)))
+        source.save(0)
+        source.save(1)
+        source.get_samples(1)
+        for _ in range(3):  # of one rollout, three are kept
+            source.save(0)
+        assert len(files_of(given)) == 2, "rollout 1 names both"
+        own(given, 1).unlink()
+        (files_of(given)[0].parent / "notes.txt").touch()
+        source.save(2)
+        assert len(files_of(given)) == 2, "one group, and what is none of ours"
+        (files_of(given)[0].parent / "notes.txt").unlink(missing_ok=True)
+        source.get_samples(1)
+        for _ in range(3):
+            source.save(0)
+        own(given, 2).unlink()
+        source.save(3)
+
+    assert not Path(given["save"], "rollout", "asyncdata_groups").exists()
+
+
+def test_nothing_is_removed_while_a_checkpoint_cannot_be_read(prompts, given):
+    with source_of(prompts, **given) as source:
+        source.add_samples(with_experts(source.get_samples(1)))
+        source.save(0)
+        own(given, 0).write_bytes(b"damaged")
+        source.get_samples(1)
+        with capture_logs() as events:
+            source.save(1)
+
+    assert len(files_of(given)) == 1
+    (event,) = [event for event in events if event["event"] == "checkpoint.groups_not_removed"]
+    assert "_0.asyncdata may name some, and cannot be read: it is not a snapshot" in event["reason"]
+
+
+def test_what_a_killed_process_left_half_written_is_removed_an_hour_later(prompts, given):
+    with source_of(prompts, **given) as source:
+        source.add_samples(with_experts(source.get_samples(1)))
+        source.save(0)
+        (path,) = files_of(given)
+        old, new = (path.parent / f".{path.name}.77.{end}.tmp" for end in ("0123abcd", "4567abcd"))
+        old.touch()
+        new.touch()
+        os.utime(old, (0, 0))
+        source.save(1)
+
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda path, other: path.unlink(), "it is not there; a checkpoint is moved"),
+        (lambda path, other: path.write_bytes(path.read_bytes()[:-1]), "it is cut off"),
+        (lambda path, other: path.write_bytes(path.read_bytes()[:-1] + b"?"), "its checksum does not match"),
+        (lambda path, other: path.write_bytes(other.read_bytes()), "it is another group's"),
+        (lambda path, other: (path.unlink(), path.mkdir()), "it is not a regular file|Is a directory"),
+        (lambda path, other: (path.unlink(), os.mkfifo(path)), "it is not a regular file"),
+    ],
+)
+def test_a_file_that_is_missing_or_damaged_is_named_and_nothing_is_restored(prompts, given, harm, reason):
+    with source_of(prompts, **given) as source:
+        groups = with_experts(source.get_samples(2))
+        source.add_samples(groups)
+        source.save(0)
+        one, other = files_of(given)
+        harm(one, other)
+        with pytest.raises(SnapshotError, match=rf"AD602 .*/asyncdata_groups/{one.name}: ({reason})") as caught:
+            source.load(0)
+
+        assert "load an older checkpoint" in str(caught.value)
+        assert source.buffer == groups
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x01" + bytes(8), (1).to_bytes(8, "little") + b"\x07"])
+def test_a_whole_file_that_holds_no_group_is_refused(prompts, given, content, monkeypatch):
+    monkeypatch.setattr(slime_groups, "_pieces", lambda samples, encode: [content])
+    monkeypatch.setattr(slime_groups, "FILE_BYTES", 0)
+    with source_of(prompts, **given) as source:
+        source.add_samples(source.get_samples(1))
+        source.save(0)
+        with pytest.raises(SnapshotError, match="AD602 .*its content cannot be decoded"):
+            source.load(0)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("place", [[0, 10**9], [-1, 8], [8, -8], [10**9, 8], "ab", None])
+def test_bytes_outside_of_the_file_are_refused(prompts, given, place, monkeypatch):
+    record = [{"rollout_routed_experts": {"__ndarray__": ["<i4", [2], place]}}]
+    monkeypatch.setattr(slime_groups, "FILE_BYTES", 0)
+    with source_of(prompts, **given) as source:
+        source.add_samples(source.get_samples(1))
+        with monkeypatch.context() as patch:
+            pieces = slime_groups._pieces  # noqa: SLF001
+            patch.setattr(slime_groups, "_pieces", lambda samples, encode: pieces(record, encode))
+            source.save(0)
+        with pytest.raises(SnapshotError, match="AD602 a group in the snapshot's buffer cannot be read"):
+            source.load(0)
+
+
+@pytest.mark.parametrize("name", ["../../secret", "a" * 63, "A" * 64, 5, None])
+def test_a_name_that_is_no_checksum_is_never_opened(prompts, given, name):
+    with source_of(prompts, **given) as source:
+        source.save(0)
+        base, fields = snapshots.load_fields(own(given, 0))
+        stored = {"file": name, "num_bytes": 1, "num_samples": 1, "num_tokens": 0}
+        payload = snapshots.msgspec.msgpack.encode({**fields, "buffer": [[{"__samples__": stored}]]})
+        head = pack(payload, "msgpack", schema=base.schema, library=base.library)
+        own(given, 0).write_bytes(head + payload)
+        with pytest.raises(SnapshotError, match="AD602 .*names no file"):
+            source.load(0)
+
+
+@pytest.mark.thorough
+def test_a_group_that_cannot_be_written_leaves_what_was_there(prompts, given, monkeypatch):
+    with source_of(prompts, **given) as source:
+        source.add_samples(with_experts(source.get_samples(1)))
+        source.save(0)
+        before = sorted(Path(given["save"], "rollout").rglob("*"))
+        source.add_samples(with_experts(source.get_samples(2)[1:]))
+
+        def full(*args: Any, **kwargs: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(slime_groups, "replace_file", full)
+            with pytest.raises(SnapshotError, match="AD601 a group of the buffer .*No space left on device; free some"):
+                source.save(0)
+        assert sorted(Path(given["save"], "rollout").rglob("*")) == before
+        with monkeypatch.context() as patch:
+            patch.setattr("asyncdata.checkpoint.snapshot.replace_file", full)
+            with pytest.raises(SnapshotError, match="AD601 .*No space left on device"):
+                source.save(0)
+        assert [path for path in files_of(given) if path not in before] == [], "nothing names it"
+        source.load(0)
+        assert source.get_buffer_length() == 1
+
+
+# What no checkpoint can hold
+
+UNPERSISTABLE = [
+    {"of": {1, 2}},
+    {"at": datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC)},
+    {"id": uuid.UUID(int=1)},
+    {5: "a number as its key"},
+    {"lock": object()},
+]
+SERVE = {"asyncdata_unpersistable": "serve_without_saving"}
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("depth", [500, 100_000])
+def test_what_is_nested_too_deep_is_refused_by_name(prompts, depth):
+    with source_of(prompts) as source:
+        (group,) = source.get_samples(1)
+        group[0].metadata["tree"] = nested(depth)
+        with pytest.raises(BadGroupError, match=r"AD432 group 0: \$\.metadata\.tree.* nested more than 200 deep"):
+            source.add_samples([group])
+
+
+def test_what_is_nested_as_deep_as_may_be_comes_back(prompts, given):
+    with source_of(prompts, **given) as source:
+        groups = source.get_samples(1)
+        groups[0][0].metadata = {"lists": nested(197), "dicts": {}}
+        inner = groups[0][0].metadata
+        for _ in range(198):
+            inner["dicts"] = {}
+            inner = inner["dicts"]
+        source.add_samples(groups)
+        source.save(0)
+        source.load(0)
+        assert_same(source.buffer, groups)
+
+
+def test_refusing_is_the_default_and_says_how_to_have_it_otherwise(prompts):
+    with source_of(prompts) as source:
+        (group,) = source.get_samples(1)
+        for metadata in UNPERSISTABLE:
+            group[0].metadata = metadata
+            with pytest.raises(BadGroupError, match="AD432 group 0: .*asyncdata_unpersistable: serve_without_saving"):
+                source.add_samples([group])
+        assert source.buffer == []
+
+
+def test_a_group_that_cannot_be_kept_is_served_if_that_is_asked_for(prompts, given):
+    with capture_logs() as events, source_of(prompts, **given, **SERVE) as source:
+        groups = source.get_samples(7)
+        for group, metadata in zip(groups, [*UNPERSISTABLE, {"tree": nested(500)}], strict=False):
+            group[0].metadata = metadata
+        source.add_samples(groups[:3])
+        source.add_samples(groups[3:])
+        assert source.statistics()["asyncdata_unpersistable_groups_total"] == 6
+        source.save(0)
+        assert source.get_samples(3) == groups[:3]
+        source.save(1)
+
+    (event,) = [event for event in events if event["event"] == "buffer.not_saved"]
+    assert (event["group_index"], event["log_level"]) == (0, "warning")
+    assert event["reason"] == "$.metadata.of is a builtins.set, which a snapshot cannot hold"
+    _, fields = snapshots.load_fields(own(given, 0))
+    assert [lost["group_index"] for lost in fields["slime"]["unsaved"]] == [0, 1, 2, 3, 4, 5]
+    assert "nested more than 200 deep" in fields["slime"]["unsaved"][5]["reason"]
+    assert len(fields["buffer"]) == 1
+    _, fields = snapshots.load_fields(own(given, 1))
+    assert [lost["group_index"] for lost in fields["slime"]["unsaved"]] == [3, 4, 5]
+
+
+def test_what_a_restart_loses_of_them_is_logged_and_counted(prompts, given):
+    with source_of(prompts, **given, **SERVE) as source:
+        groups = source.get_samples(3)
+        groups[0][0].metadata = {1: 2}
+        groups[2][1].metadata["set"] = {3}
+        source.add_samples(groups)
+        source.save(0)
+    for knob in (SERVE, {}):
+        with capture_logs() as events, source_of(prompts, **given, **knob) as source:
+            source.load(0)
+            assert labels(source.buffer) == ["1"]
+            assert source.statistics()["asyncdata_dropped_groups_unpersistable_total"] == 2
+            source.save(1)
+            assert labels(source.get_samples(2)) == ["1", "3"]
+        (event,) = [event for event in events if event["event"] == "checkpoint.groups_lost"]
+        assert (event["num_groups"], event["log_level"]) == (2, "warning")
+        assert [number for number, _ in event["groups"]] == [0, 2]
+
+
+def test_what_is_no_group_at_all_is_refused_either_way(prompts, given):
+    with source_of(prompts, **given, **SERVE) as source:
+        (group,) = source.get_samples(1)
+        for bad in ([group[:1]], [tuple(group)], (group,)):
+            with pytest.raises(BadGroupError, match="AD432"):
+                source.add_samples(bad)
+    with pytest.raises(ConfigError, match="asyncdata_unpersistable"), source_of(prompts, asyncdata_unpersistable="no"):
+        pass

@@ -1,0 +1,470 @@
+"""The producer: reads ahead, sends chunks that nobody can see in D, and has an answer to everything a worker says."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata.core import errors
+from asyncdata.core.errors import BadRowError, SnapshotError, SourceChangedError, SourceError, WorkerError
+from asyncdata.core.messages import Failed, Ready, Scan, Tokenize
+from asyncdata.core.types import Position
+from asyncdata.delivery.requests import Request
+from tests.support.still_loader import DIED, HUNG, StillLoader, WorkerKilled
+from tests.support.tokenize_fns import row_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def loader_of(jsonl_file: Callable[..., Path]) -> Iterator[Callable[..., StillLoader]]:
+    """A function that makes a loader of so many rows, of ten bytes or so, three to a block of 32."""
+    loaders = []
+
+    def make(num_rows: int = 40, function: Any = row_id, **settings: Any) -> StillLoader:
+        path = jsonl_file(({"id": number} for number in range(num_rows)), f"{len(loaders)}/rows.jsonl")
+        loader = StillLoader(path, function, **{"block_bytes": 32, **settings})
+        loader.start()
+        loaders.append(loader)
+        return loader
+
+    yield make
+    for loader in loaders:
+        loader.close()
+
+
+def killed_by(*numbers: int) -> Any:
+    def tokenize(row: dict[str, Any]) -> list[int]:
+        if row["id"] in numbers:
+            raise WorkerKilled
+        return [row["id"]]
+
+    return tokenize
+
+
+def asked(loader: StillLoader, kind: type) -> list[int]:
+    """The numbers of the requests of this kind that wait for an answer."""
+    return [number for number, item in enumerate(loader.executor.asked) if isinstance(item.request, kind)]
+
+
+def scan_until_tokenizing(loader: StillLoader) -> None:
+    while not asked(loader, Tokenize):
+        loader.work_on()
+
+
+# Reading ahead
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("capacity", [1, 2, 7, 64, 1000])
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("row_s", [0.0, 0.01])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_chunks_are_invisible(loader_of: Any, capacity: int, num_workers: int, row_s: float, shuffle: bool) -> None:
+    expected = loader_of(shuffle=shuffle, window_blocks=3)
+    loader = loader_of(shuffle=shuffle, window_blocks=3, capacity=capacity, num_workers=num_workers, row_s=row_s)
+
+    assert loader.ids(100) == expected.ids(100)
+
+
+def test_the_first_chunks_are_small_so_that_the_first_batch_is_soon_there(loader_of: Any) -> None:
+    loader = loader_of(4000, capacity=100_000, window_blocks=10_000)
+
+    loader.take(500)
+
+    assert loader.executor.num_rows_asked[:3] == [32] * 3
+    assert max(loader.executor.num_rows_asked) > 100
+
+
+def test_every_worker_has_work_and_one_more_chunk_waiting(loader_of: Any) -> None:
+    loader = loader_of(4000, capacity=100_000, window_blocks=10_000, num_workers=3)
+
+    scan_until_tokenizing(loader)
+    while asked(loader, Scan):
+        loader.executor.answer(asked(loader, Scan)[0])
+
+    assert len(asked(loader, Tokenize)) == 6
+
+
+def test_the_next_window_is_read_while_this_one_is_tokenized(loader_of: Any) -> None:
+    loader = loader_of(window_blocks=4)
+
+    scan_until_tokenizing(loader)
+
+    assert asked(loader, Scan), "the second window"
+    assert asked(loader, Tokenize), "the first"
+
+
+def test_the_next_epochs_first_window_is_read_while_the_last_one_of_this_is_tokenized(loader_of: Any) -> None:
+    """An epoch is one window here, so there is no edge of a window that is not one of an epoch."""
+    loader = loader_of(400, window_blocks=10_000, capacity=64)
+    scan_until_tokenizing(loader)
+    first, second = loader.executor.asked[asked(loader, Tokenize)[0]], loader.executor.asked[asked(loader, Scan)[0]]
+
+    assert first.request.slot != second.request.slot
+    while asked(loader, Scan):
+        loader.executor.answer(asked(loader, Scan)[0])
+    assert loader.ids(399) == list(range(399))
+    assert not asked(loader, Scan), "it has been there all the time"
+    assert loader.ids(2) == [399, 0]
+
+
+def test_windows_without_a_row_are_passed(jsonl_file: Any) -> None:
+    """Rows are longer than blocks, and longer than whole windows."""
+    path = jsonl_file({"id": number, "pad": "x" * 50} for number in range(10))
+
+    with StillLoader(path, block_bytes=8, window_blocks=2, slack_bytes=4) as loader:
+        assert loader.ids(25) == [*range(10), *range(10), *range(5)]
+
+
+def test_a_slot_is_not_read_into_while_rows_in_it_are_still_to_be_tokenized(loader_of: Any) -> None:
+    """The last request is always answered first: chunks of old windows are answered as late as they can be."""
+    loader = loader_of(400, window_blocks=2, capacity=1000, num_workers=8)
+    request = Request(300)
+
+    while (samples := loader.coordinator.poll(request)) is None:
+        loader.executor.answer(len(loader.executor.asked) - 1)
+
+    assert [int(sample.tokens[0]) for sample in samples] == list(range(300))
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_nothing_is_read_beyond_the_last_epoch(loader_of: Any, epochs: int) -> None:
+    loader = loader_of(20, epochs=epochs, capacity=1000)
+
+    loader.work_off()
+
+    assert loader.coordinator.channel.num_produced == 20 * epochs
+    assert loader.coordinator.channel.ended_epoch == epochs - 1
+
+
+def test_blank_lines_are_counted(jsonl_file: Any) -> None:
+    with StillLoader(jsonl_file([b"", {"id": 1}, b"  ", b"\r", {"id": 2}]), epochs=2) as loader:
+        loader.work_off()
+
+        assert loader.producer.num_blank == 6
+
+
+def test_the_row_that_holds_up_all_others_is_known(loader_of: Any) -> None:
+    loader = loader_of(400, capacity=1000, window_blocks=1000)
+    scan_until_tokenizing(loader)
+    first, second = asked(loader, Tokenize)[:2]
+    loader.executor.answer(second)
+
+    oldest = loader.coordinator.channel.oldest_in_flight
+
+    assert oldest.location().byte_offset == 0
+    loader.executor.answer(first)
+    assert loader.coordinator.channel.oldest_in_flight.location().byte_offset > 0
+
+
+# Starting anew
+
+
+def test_it_begins_where_the_ledger_stands(loader_of: Any) -> None:
+    loader, other = loader_of(shuffle=True, window_blocks=3), loader_of(shuffle=True, window_blocks=3)
+    expected = loader.ids(100)
+
+    for num_groups in (1, 20, 17, 2, 5, 30):
+        first = other.coordinator.ledger.counters.num_groups
+        assert other.ids(num_groups) == expected[first : first + num_groups]
+        other.restore(other.snapshot())
+
+
+def test_a_position_behind_the_last_row_of_a_window_goes_on_with_the_next(loader_of: Any) -> None:
+    loader = loader_of(40, window_blocks=4, epochs=2)
+    state = loader.snapshot()
+    samples = loader.take(40)
+    num_rows = sum(sample.position.window == 0 for sample in samples)
+    state["counters"]["epoch_groups"] = num_rows
+
+    loader.restore({**state, "position": (0, 0, num_rows)})
+    assert loader.ids(2) == [num_rows, num_rows + 1]
+
+    last = loader.order.num_windows - 1
+    num_last = sum(sample.position.window == last for sample in samples)
+    loader.restore({**state, "position": (0, last, num_last)})
+    assert loader.ids(2) == [0, 1], "of the next epoch"
+
+
+def test_a_position_that_no_row_can_have_left_is_refused(loader_of: Any) -> None:
+    loader = loader_of(40, window_blocks=4, epochs=2)
+    state = loader.snapshot()
+    num_rows = sum(sample.position.window == 0 for sample in loader.take(40))
+
+    loader.restore({**state, "position": (0, 0, num_rows + 1)})
+    with pytest.raises(SnapshotError, match=f"AD602 .* row {num_rows + 1} of window 0 of epoch 0, .* {num_rows} rows"):
+        loader.ids(1)
+
+
+def test_requests_of_before_are_forgotten_and_their_slots_are_not_used_before_they_end(loader_of: Any) -> None:
+    loader = loader_of(200, window_blocks=2, num_workers=4)
+    state = loader.snapshot()
+    for _ in range(7):
+        for _ in range(5):
+            loader.executor.answer(len(loader.executor.asked) - 1)
+        loader.restore(state)
+
+    assert loader.ids(150) == list(range(150))
+
+
+def test_a_reply_to_a_request_of_before_changes_nothing(loader_of: Any) -> None:
+    loader = loader_of(200)
+    scan_until_tokenizing(loader)
+    old = loader.coordinator.channel
+
+    loader.restore(loader.snapshot())
+    loader.work_off()
+
+    assert old.num_produced == 0
+    assert loader.ids(3) == [0, 1, 2]
+
+
+def test_restarting_again_and_again_leaves_every_slot_usable(loader_of: Any) -> None:
+    """Canaries that are asked for and forgotten must let go of theirs."""
+    loader = loader_of(40)
+    loader.take(10)
+    loader.work_off()
+    state = loader.snapshot()
+    assert state["canaries"]
+
+    for restored in range(10):
+        loader.producer.canaries.digests = []
+        loader.restore(state)
+        for _ in range(restored % 3):
+            loader.work_on()
+
+    assert loader.ids(20) == list(range(10, 30))
+
+
+# Workers that are lost
+
+
+@pytest.mark.parametrize("names_the_row", [False, True])
+@pytest.mark.parametrize("poison", [(0,), (39,), (17,), (16, 17), (0, 1, 2, 38, 39), tuple(range(40))[::3]], ids=str)
+def test_only_the_rows_that_bring_down_workers_are_bad(loader_of: Any, poison: Any, names_the_row: bool) -> None:
+    loader = loader_of(40, killed_by(*poison), names_the_row=names_the_row, bad_row_stops=False, epochs=1, capacity=100)
+
+    good = [number for number in range(40) if number not in poison]
+    assert loader.ids(len(good)) == good
+    with pytest.raises(errors.EndOfData):
+        loader.take(1)
+
+    assert {error.code for error in loader.quarantined} == {"AD423"}
+    assert [error.line - 1 for error in loader.quarantined] == list(poison)
+    assert loader.coordinator.ledger.journal == {(0, error.byte_offset) for error in loader.quarantined}
+
+
+def test_a_row_that_brings_down_workers_is_found_by_halving(loader_of: Any) -> None:
+    loader = loader_of(32, killed_by(21), capacity=1000, window_blocks=100, bad_row_stops=False, epochs=1)
+
+    loader.work_off()
+
+    sizes = [size for size in loader.executor.num_rows_asked if size != 8]  # eight rows are canaries, or a quarter
+    assert sorted(sizes, reverse=True) == [32, 16, 16, 4, 4, 2, 2, 1, 1]
+
+
+def test_a_half_needs_only_one_more_death(loader_of: Any) -> None:
+    loader = loader_of(32, capacity=1000, window_blocks=100)
+    scan_until_tokenizing(loader)
+
+    loader.executor.lose(asked(loader, Tokenize)[0])
+
+    halves = [item for item in loader.executor.asked if isinstance(item.request, Tokenize)]
+    assert [(item.num_rows, item.strikes) for item in halves if item.num_rows == 16] == [(16, 1), (16, 1)]
+
+
+def test_where_the_row_is_known_the_others_are_sent_again_as_if_nothing_had_been(loader_of: Any) -> None:
+    loader = loader_of(32, capacity=1000, window_blocks=100, bad_row_stops=False)
+    scan_until_tokenizing(loader)
+
+    loader.executor.lose(asked(loader, Tokenize)[0], DIED._replace(row=21))
+
+    parts = [item for item in loader.executor.asked if isinstance(item.request, Tokenize)]
+    assert sorted((item.num_rows, item.strikes) for item in parts if item.num_rows in {10, 21}) == [(10, 0), (21, 0)]
+    assert loader.ids(31) == [number for number in range(32) if number != 21]
+
+
+@pytest.mark.parametrize("row", [0, 31])
+def test_the_known_row_may_be_the_first_or_the_last(loader_of: Any, row: int) -> None:
+    loader = loader_of(32, capacity=1000, window_blocks=100, bad_row_stops=False, epochs=1)
+    scan_until_tokenizing(loader)
+
+    loader.executor.lose(asked(loader, Tokenize)[0], DIED._replace(row=row))
+
+    assert loader.ids(31) == [number for number in range(32) if number != row]
+    assert loader.coordinator.ledger.position == Position(int(row == 0), 0, 0 if row == 0 else 31)
+
+
+def test_workers_killed_from_outside_cost_no_row(loader_of: Any) -> None:
+    """Whatever is asked is lost once more, and the halves are not."""
+    loader = loader_of(64, capacity=1000)
+    for _ in range(30):
+        number = next(
+            (n for n, item in enumerate(loader.executor.asked) if item.num_rows > 1 and not item.strikes), None
+        )
+        if number is None:
+            loader.work_on()
+        else:
+            loader.executor.lose(number)
+
+    assert loader.ids(100) == [*range(64), *range(36)]
+
+
+@pytest.mark.parametrize(("crash", "code"), [(DIED, "AD423"), (HUNG, "AD422")])
+def test_a_lone_row_is_blamed_by_what_it_did(loader_of: Any, crash: Any, code: str) -> None:
+    loader = loader_of(5, capacity=1)
+    scan_until_tokenizing(loader)
+
+    loader.executor.lose(asked(loader, Tokenize)[0], crash)
+
+    with pytest.raises(BadRowError) as caught:
+        loader.take(1)
+    assert (caught.value.code, caught.value.line, caught.value.reason) == (code, 1, crash.reason)
+    assert caught.value.excerpt == '{"id": 0}'
+
+
+def test_rows_of_a_lost_chunk_are_still_in_their_slot_when_they_are_asked_for_again(loader_of: Any) -> None:
+    """It is the last chunk of its window, whose slot nobody else holds; the next windows are waiting to be read."""
+    loader = loader_of(200, window_blocks=1, num_workers=4, capacity=1000)
+    for _ in range(20):
+        last_of_window = next((n for n in asked(loader, Tokenize) if loader.executor.asked[n].strikes == 0), None)
+        if last_of_window is not None and loader.executor.asked[last_of_window].num_rows > 1:
+            loader.executor.lose(last_of_window)
+        loader.executor.answer(len(loader.executor.asked) - 1)
+
+    assert loader.ids(150) == list(range(150))
+
+
+def test_the_diagnosis_of_a_lost_chunk_knows_its_rows_too(loader_of: Any) -> None:
+    loader = loader_of(32, capacity=1000, window_blocks=100)
+    scan_until_tokenizing(loader)
+    loader.executor.lose(asked(loader, Tokenize)[0])
+    entry = loader.coordinator.channel.oldest_in_flight
+
+    first_half = next(n for n in asked(loader, Tokenize) if loader.executor.asked[n].num_rows == 16)
+    other_half = next(n for n in asked(loader, Tokenize)[::-1] if loader.executor.asked[n].num_rows == 16)
+    assert entry.location().byte_offset == 0
+    loader.executor.answer(max(first_half, other_half))
+
+    assert loader.coordinator.channel.oldest_in_flight.location().byte_offset == 10 * 10 + 6 * 11
+
+
+def test_a_read_that_is_lost_is_tried_again(loader_of: Any) -> None:
+    loader = loader_of()
+
+    for _ in range(4):
+        loader.executor.lose(asked(loader, Scan)[0])
+
+    assert loader.ids(3) == [0, 1, 2]
+
+
+def test_a_read_that_is_lost_for_ever_is_an_error(loader_of: Any) -> None:
+    loader = loader_of()
+
+    for _ in range(5):
+        loader.executor.lose(asked(loader, Scan)[0])
+
+    with pytest.raises(WorkerError, match="AD423 .*its worker died"):
+        loader.take(1)
+
+
+# Workers that fail
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "message"),
+    [
+        (Failed("SourceChangedError", "AD302 it shrank"), SourceChangedError, r"^AD302 it shrank$"),
+        (Failed("SourceError", "AD304 gone", "trace"), SourceError, r"^AD304 gone\ntrace$"),
+        (Failed("NoSuchError", "boom"), WorkerError, "^boom$"),
+        (Ready(1), WorkerError, "answered with Ready; it is out of step"),
+    ],
+)
+@pytest.mark.parametrize("request_kind", [Scan, Tokenize])
+def test_a_request_that_fails_as_a_whole_is_the_users_error(
+    loader_of: Any, request_kind: type, reply: Any, kind: type[Exception], message: str
+) -> None:
+    loader = loader_of()
+    while not asked(loader, request_kind):
+        loader.work_on()
+
+    loader.executor.reply(reply, asked(loader, request_kind)[0])
+
+    for _ in range(2):
+        with pytest.raises(kind, match=message):
+            loader.take(1)
+
+
+def test_a_chunk_that_fails_comes_at_its_turn(loader_of: Any) -> None:
+    loader = loader_of(400, capacity=1000, window_blocks=1000)
+    scan_until_tokenizing(loader)
+    num_rows = loader.executor.num_rows_asked[0]
+
+    loader.executor.reply(Failed("SourceError", "AD304 gone"), asked(loader, Tokenize)[1])
+
+    assert loader.ids(num_rows) == list(range(num_rows))
+    with pytest.raises(SourceError, match="AD304"):
+        loader.take(1)
+
+
+def test_a_window_that_cannot_be_read_comes_at_its_turn(loader_of: Any) -> None:
+    """It is read ahead: its fault must not overtake the rows before it."""
+    loader = loader_of(40, window_blocks=4, capacity=4)
+    scan_until_tokenizing(loader)
+    num_rows_before = loader.producer._windows[0].num_rows  # noqa: SLF001
+
+    loader.executor.reply(Failed("SourceError", "AD304 gone"), asked(loader, Scan)[0])
+
+    assert loader.ids(num_rows_before) == list(range(num_rows_before))
+    with pytest.raises(SourceError, match="AD304"):
+        loader.take(1)
+
+
+def test_a_file_that_is_another_in_the_next_epoch_comes_after_this_epoch(loader_of: Any) -> None:
+    loader = loader_of(20, capacity=4, num_workers=1)
+    loader.files.fingerprint()
+    loader.take(2)
+    (file,) = loader.files.files
+    with open(file.path, "rb") as opened:  # by another: one that is edited in place ends this epoch
+        content = opened.read()
+    with open(f"{file.path}.new", "wb") as opened:
+        opened.write(b'{"id":99}' + content[9:])
+    os.replace(f"{file.path}.new", file.path)
+
+    assert len(loader.ids(18)) == 18
+    with pytest.raises(SourceChangedError, match="AD303 .* was replaced or edited"):
+        loader.take(1)
+
+
+# The journal
+
+
+def test_rows_in_the_journal_are_given_up_without_another_try(loader_of: Any) -> None:
+    poison = (0, 3, 4, 39)
+    loader = loader_of(40, killed_by(*poison), bad_row_stops=False)
+    good = [number for number in range(40) if number not in poison]
+    assert loader.ids(36) == good
+    state = loader.snapshot()
+    assert len(state["journal"]) == 3, "the last row comes behind the last sample"
+
+    again = loader_of(40, row_id, bad_row_stops=False)
+    again.restore({**state, "position": (0, 0, 0), "counters": {}})
+
+    assert again.ids(37) == [*good, 39]
+    assert again.coordinator.ledger.counters.drops == {"journal": 3}
+    assert again.coordinator.ledger.counters.num_bad_rows == 0
+
+
+def test_a_journal_of_other_files_and_other_windows_does_no_harm(loader_of: Any) -> None:
+    loader = loader_of(40, window_blocks=2)
+    state = loader.snapshot()
+    offset_of_30 = 10 * 10 + 20 * 11
+
+    loader.restore({**state, "journal": [(0, offset_of_30), (0, 5), (9, 0)]})
+
+    assert loader.ids(79) == [n for n in range(40) if n != 30] + [n for n in range(40) if n != 30] + [0]

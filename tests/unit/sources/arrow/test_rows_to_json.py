@@ -1,0 +1,265 @@
+"""Rows of Arrow as JSON texts: one form for every type, and a row's text follows from the row alone."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import json
+import math
+import uuid
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from asyncdata.sources.row_json import encode_row
+from asyncdata.tokenization.rows import RowDecoder, RowFault, decode_object
+
+pa = pytest.importorskip("pyarrow")
+
+from asyncdata.sources.arrow.column_types import is_same_form  # noqa: E402
+from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows  # noqa: E402 - without pyarrow there is nothing to test
+
+DAY = datetime.date(2024, 1, 31)
+NOON = datetime.datetime(2024, 1, 31, 12)
+MAX_TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
+
+
+def texts_of(*values: Any, type: Any = None) -> list[str]:
+    """The JSON texts of the values of one column."""
+    array = values[0] if len(values) == 1 and isinstance(values[0], pa.Array) else pa.array(list(values), type)
+    batch = pa.record_batch({"v": array})
+    return [row.decode()[len('{"v":') : -1] for row in RowWriter(batch.schema, ["v"])(batch)]
+
+
+def bad_text(data: bytes) -> Any:
+    return pa.array([data], pa.binary()).view(pa.string())
+
+
+# The forms
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        (pa.null(), None, "null"),
+        (pa.bool_(), True, "true"),
+        (pa.int8(), -128, "-128"),
+        (pa.int64(), 2**63 - 1, "9223372036854775807"),
+        (pa.uint64(), 2**64 - 1, "18446744073709551615"),
+        (pa.float64(), 0.1, "0.1"),
+        (pa.float64(), float("nan"), "NaN"),
+        (pa.float64(), float("-inf"), "-Infinity"),
+        (pa.float32(), 0.5, "0.5"),
+        (pa.float16(), 0.5, "0.5"),
+        (pa.string(), 'é"\n\u2028', '"é\\"\\n\u2028"'),
+        (pa.large_string(), "a", '"a"'),
+        (pa.string_view(), "a", '"a"'),
+        (pa.dictionary(pa.int8(), pa.string()), "a", '"a"'),
+        (pa.decimal128(10, 2), decimal.Decimal("1.20"), '"1.20"'),
+        (pa.decimal256(50, 2), decimal.Decimal("-1.20"), '"-1.20"'),
+        (pa.date32(), DAY, '"2024-01-31"'),
+        (pa.date64(), DAY, '"2024-01-31"'),
+        (pa.time32("s"), datetime.time(1, 2, 3), '"01:02:03"'),
+        (pa.time64("us"), datetime.time(1, 2, 3, 40), '"01:02:03.000040"'),
+        (pa.timestamp("s"), NOON, '"2024-01-31T12:00:00"'),
+        (pa.timestamp("ms"), NOON.replace(microsecond=5000), '"2024-01-31T12:00:00.005000"'),
+        (pa.timestamp("us", "UTC"), NOON.replace(tzinfo=datetime.UTC), '"2024-01-31T12:00:00+00:00"'),
+        (pa.timestamp("us", "Asia/Kolkata"), NOON.replace(tzinfo=datetime.UTC), '"2024-01-31T17:30:00+05:30"'),
+        (pa.duration("ms"), datetime.timedelta(milliseconds=1500), "1.5"),
+        (pa.binary(), b"\xff\x00", '"/wA="'),
+        (pa.binary_view(), b"\xff\x00", '"/wA="'),
+        (pa.binary(2), b"\xff\x00", '"/wA="'),
+        (pa.list_(pa.int32()), [1, None], "[1,null]"),
+        (pa.large_list(pa.date32()), [DAY], '["2024-01-31"]'),
+        (pa.list_(pa.bool_(), 2), [True, False], "[true,false]"),
+        (pa.struct([("b", pa.int8()), ("a", pa.date32())]), {"a": DAY, "b": None}, '{"b":null,"a":"2024-01-31"}'),
+        (pa.map_(pa.string(), pa.date32()), [("k", DAY), ("l", None)], '{"k":"2024-01-31","l":null}'),
+        (pa.map_(pa.int8(), pa.string()), [(1, "x")], '[[1,"x"]]'),
+        (pa.list_(pa.struct([("t", pa.timestamp("s"))])), [{"t": NOON}, None], '[{"t":"2024-01-31T12:00:00"},null]'),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_value_has_one_form_and_a_null_is_null(kind, value, text):
+    assert texts_of(value, None, type=kind) == [text, "null"]
+
+
+def test_a_nanosecond_is_kept_and_a_whole_microsecond_is_written_as_one():
+    found = texts_of(pa.array([1, 1000, 0], pa.timestamp("ns", "UTC")))
+
+    assert found == [
+        '"1970-01-01T00:00:00.000000001+00:00"',
+        '"1970-01-01T00:00:00.000001+00:00"',
+        '"1970-01-01T00:00:00+00:00"',
+    ]
+
+
+def test_times_that_python_cannot_hold_do_no_harm():
+    assert [len(json.loads(text)) > 0 for text in texts_of(pa.array([2**62, -(2**62)], pa.timestamp("s")))] == [
+        True
+    ] * 2
+
+
+def test_a_uuid_is_text():
+    found = uuid.UUID(int=5)
+
+    assert texts_of(pa.array([found.bytes], pa.uuid())) == [f'"{found}"']
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.month_day_nano_interval(),
+        pa.list_view(pa.int32()),
+        pa.run_end_encoded(pa.int32(), pa.string()),
+        pa.struct([("a", pa.list_(pa.month_day_nano_interval()))]),
+        pa.timestamp("us", "No/Such_Zone"),
+    ],
+    ids=str,
+)
+def test_a_type_without_a_form_is_refused_by_its_columns_name(kind):
+    with pytest.raises(TypeError, match="column 'what' is .* which has no form in JSON: "):
+        RowWriter(pa.schema([("what", kind)]), ["what"])
+
+
+@pytest.mark.thorough
+@given(
+    st.fixed_dictionaries(
+        {
+            "text": st.none() | MAX_TEXT,
+            "when": st.none() | st.datetimes(),
+            "day": st.none() | st.dates(),
+            "span": st.none() | st.timedeltas(datetime.timedelta(-1000), datetime.timedelta(1000)),
+            "bytes": st.none() | st.binary(max_size=8),
+            "number": st.none() | st.integers(-(2**63), 2**63 - 1),
+            "float": st.none() | st.floats(),
+            "chat": st.none() | st.lists(st.none() | st.fixed_dictionaries({"role": MAX_TEXT, "n": st.floats()})),
+        }
+    )
+)
+def test_a_row_is_the_same_as_the_same_python_objects_of_a_stream(row):
+    schema = pa.schema(
+        [
+            ("text", pa.string()),
+            ("when", pa.timestamp("us")),
+            ("day", pa.date32()),
+            ("span", pa.duration("us")),
+            ("bytes", pa.binary()),
+            ("number", pa.int64()),
+            ("float", pa.float64()),
+            ("chat", pa.list_(pa.struct([("role", pa.string()), ("n", pa.float64())]))),
+        ]
+    )
+    batch = pa.RecordBatch.from_pylist([row], schema)
+
+    (found,) = RowWriter(schema, schema.names)(batch)
+
+    assert json.dumps(json.loads(found), sort_keys=True) == json.dumps(json.loads(encode_row(row)), sort_keys=True)
+
+
+# A row's text follows from the row alone
+
+
+@pytest.mark.thorough
+@given(st.lists(st.none() | st.floats(), min_size=1, max_size=6), st.lists(st.binary(max_size=3), max_size=6))
+def test_a_row_has_the_same_text_alone_and_among_others(numbers, raw):
+    raw += [b""] * (len(numbers) - len(raw))
+    column = pa.array(raw[: len(numbers)], pa.binary()).view(pa.string())
+    batch = pa.record_batch({"n": pa.array(numbers, pa.float64()), "s": column})
+    write = RowWriter(batch.schema, ["n", "s"])
+
+    assert write(batch) == [write(batch.slice(row, 1))[0] for row in range(batch.num_rows)]
+
+
+def test_a_nan_is_not_a_null():
+    assert texts_of([1.5, None], [float("nan")], type=pa.list_(pa.float64())) == ["[1.5,null]", "[NaN]"]
+    assert math.isnan(decode_object(b'{"v":' + texts_of(float("nan"))[0].encode() + b"}")["v"])
+
+
+def test_text_that_is_not_utf_8_reaches_whoever_reads_the_row_and_is_named_there():
+    columns = {
+        "s": bad_text(b'a\xff"'),
+        "b": pa.array([b"\xff"]),
+        "l": pa.ListArray.from_arrays([0, 1], bad_text(b"\xfe")),
+        "d": pa.array([DAY]),
+    }
+    batch = pa.record_batch(columns)
+
+    (found,) = RowWriter(batch.schema, list(columns))(batch)
+
+    assert found == b'{"s":"a\xff\\"","b":"' + base64.b64encode(b"\xff") + b'","l":["\xfe"],"d":"2024-01-31"}'
+    with pytest.raises(RowFault, match="is not UTF-8") as caught:
+        RowDecoder(["b"])(found)
+    assert caught.value.code == "AD106"
+
+
+def test_what_lies_beside_text_that_is_not_utf_8_is_what_it_is_without_it():
+    """The row is read another way then, down to the last field."""
+    kind = pa.map_(pa.string(), pa.list_(pa.int8()))
+    rest = {
+        "st": pa.array(
+            [{"n": 1, "t": None, "b": b"\x00"}], pa.struct({"n": pa.int8(), "t": pa.string(), "b": pa.binary()})
+        ),
+        "m": pa.array([[("k", [1, None])]], kind),
+        "none": pa.nulls(1, pa.string()),
+        "nothing": pa.nulls(1, kind),
+    }
+    bad, good = (pa.record_batch({"s": text, **rest}) for text in (bad_text(b"\xff"), pa.array(["?"])))
+
+    (found,), (plain,) = (RowWriter(batch.schema, batch.schema.names)(batch) for batch in (bad, good))
+
+    assert found == plain.replace(b"?", b"\xff")
+
+
+def test_keys_come_in_the_order_asked_for():
+    batch = pa.record_batch({"a": [1], "b": [2], "c": [3]})
+
+    assert RowWriter(batch.schema, ["c", "a"])(batch) == [b'{"c":3,"a":1}']
+
+
+# Types that go together
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (pa.int32(), pa.int64(), True),
+        (pa.int32(), pa.float64(), False),
+        (pa.string(), pa.large_string(), True),
+        (pa.string(), pa.dictionary(pa.int32(), pa.string()), True),
+        (pa.string(), pa.binary(), False),
+        (pa.null(), pa.list_(pa.string()), True),
+        (pa.timestamp("us"), pa.string(), True),
+        (pa.list_(pa.int32()), pa.large_list(pa.int64()), True),
+        (pa.list_(pa.int32()), pa.int32(), False),
+        (pa.struct([("a", pa.int32()), ("b", pa.null())]), pa.struct([("b", pa.string()), ("a", pa.int8())]), True),
+        (pa.struct([("a", pa.int32())]), pa.struct([("b", pa.int32())]), False),
+        (pa.map_(pa.string(), pa.int32()), pa.map_(pa.string(), pa.string()), False),
+    ],
+    ids=str,
+)
+def test_types_are_the_same_where_their_json_is(a, b, expected):
+    assert is_same_form(a, b) is is_same_form(b, a) is expected
+
+
+# What a block is given as
+
+
+@given(st.lists(st.integers(0, 20).map(lambda n: b"x" * n), max_size=20), st.integers(0, 100), st.integers(0, 15))
+def test_as_many_rows_as_find_room_are_in_a_block_and_the_others_are_told(rows, num_bytes, max_row_bytes):
+    found = block_rows(rows, num_bytes, max_row_bytes)
+
+    assert len(found.data) <= num_bytes
+    assert found.offsets.tolist() == list(range(len(rows)))
+    assert found.lengths.tolist() == [len(row) if len(row) <= max_row_bytes else -1 for row in rows]
+    size = 0
+    for row, start, length in zip(rows, found.starts, found.lengths, strict=True):
+        if length >= 0 and size + length <= num_bytes:
+            assert bytes(found.data[start : start + length]) == row
+            size += length
+        else:
+            assert start == -1
+    assert size == len(found.data)

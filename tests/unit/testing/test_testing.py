@@ -1,0 +1,201 @@
+"""The conformance kit: a sound loader passes, ours does, and each check finds the loader that is broken in its way."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import asyncdata
+from asyncdata.core.errors import ConfigError
+from asyncdata.testing import CHECKS, FEATURES, Knobs, Lab, run_checks
+from asyncdata.testing.__main__ import main
+from asyncdata.testing.lab import difference, raised
+from asyncdata.testing.ours import AsyncData
+from tests.benchmarks.conformance import tables
+from tests.support.toy_loaders import BROKEN, Narrow, ToyAdapter, epochs_of
+
+FAST = [name for name in CHECKS if name != "after_sigkill"]
+
+
+def test_there_are_fourteen_checks_and_each_says_what_goes_wrong_and_where_it_was_seen():
+    assert len(CHECKS) == 14
+    for name, check in CHECKS.items():
+        assert check.name == name
+        assert check.about.endswith(".")
+        assert check.seen_in
+
+
+@pytest.mark.thorough
+def test_a_sound_loader_passes_every_check():
+    report = run_checks(ToyAdapter())
+
+    assert [outcome for outcome in report.outcomes if outcome.result != "passed"] == []
+    assert [outcome.check for outcome in report.outcomes] == list(CHECKS)
+
+
+@pytest.mark.thorough
+def test_ours_passes_every_check():
+    report = run_checks(AsyncData())
+
+    assert [outcome for outcome in report.outcomes if outcome.result != "passed"] == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("check", CHECKS)
+def test_each_check_finds_the_loader_that_is_broken_in_its_way_and_is_the_only_one(check, monkeypatch):
+    monkeypatch.setattr("asyncdata.testing.checks._PATIENCE_S", 0.1)
+    report = run_checks(BROKEN[check](), [*FAST, check] if check not in FAST else FAST)
+
+    assert [outcome.check for outcome in report.failures] == [check]
+    assert re.search(r"row|worker|epoch", report.failures[0].detail)
+
+
+@pytest.mark.parametrize(
+    ("check", "detail"),
+    [
+        ("between_items", "resumed after 1 rows: row 1 should come first, and row 2 came (1 lost, 0 too many)"),
+        (
+            "other_workers",
+            "begun with 2 workers, resumed with 1: it raised AssertionError: another number of workers",
+        ),
+        ("idle_workers", "of 2 workers over one file, 1 did all the work, epoch after epoch"),
+    ],
+)
+def test_a_failure_says_what_came_in_place_of_what(check, detail, monkeypatch):
+    monkeypatch.setattr("asyncdata.testing.checks._PATIENCE_S", 0.1)
+
+    (outcome,) = run_checks(BROKEN[check](), [check]).outcomes
+
+    assert outcome.detail == detail
+
+
+def test_what_a_loader_cannot_do_is_not_held_against_it_and_the_reason_is_told():
+    report = run_checks(Narrow(), FAST)
+
+    results = {outcome.check: (outcome.result, outcome.detail) for outcome in report.outcomes}
+    assert report.failures == []
+    assert {check for check, (result, _) in results.items() if result == "passed"} == {
+        "second_resume",
+        "later_epoch",
+        "between_items",
+        "epoch_boundary",
+        "short_tail",
+    }
+    assert results["bad_rows"] == ("not applicable", "a bad row ends it")
+    assert results["read_ahead"] == ("not applicable", "it does not read ahead")
+    assert set(Narrow.lacks) == set(FEATURES)
+
+
+def test_a_loader_that_another_process_cannot_import_is_not_killed():
+    class Here(ToyAdapter):
+        pass
+
+    (outcome,) = run_checks(Here(), ["after_sigkill"]).outcomes
+
+    assert outcome.result == "not applicable"
+    assert "cannot be imported" in outcome.detail
+
+
+def test_a_check_that_there_is_not_is_named():
+    with pytest.raises(ConfigError, match="there is no check 'luck'; there are second_resume, "):
+        run_checks(ToyAdapter(), ["luck"])
+
+
+def test_a_report_is_a_table_and_plain_builtins():
+    report = run_checks(BROKEN["between_items"](), ["second_resume", "between_items"])
+
+    head, first, second = report.table().splitlines()
+    assert head == "toy 1: 1 passed, 1 failed, 0 not applicable"
+    assert first == "second_resume  passed"
+    assert second.startswith("between_items  failed          resumed after 1 rows: ")
+    assert json.loads(json.dumps(report.to_dict())) == report.to_dict()
+    assert report.to_dict()["outcomes"][0] == {"check": "second_resume", "result": "passed", "detail": ""}
+
+
+def test_the_exit_status_says_whether_a_check_failed(capsys):
+    toys = "tests.support.toy_loaders"
+
+    assert main([f"{toys}:ToyAdapter", "--check", "second_resume"]) == 0
+    assert capsys.readouterr().out.startswith("toy 1: 1 passed, 0 failed")
+    assert main([f"{toys}:FreezesItsStateAdapter", "--check", "second_resume", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["outcomes"][0]["result"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ([1, 2, 3, 4, 9], None),
+        ([1, 2, 4, 3], "row 3 should come after 2 others, and row 4 came (the same rows in another order)"),
+        ([1, 2, 2, 3], "row 3 should come after 2 others, and row 2 came (1 lost, 1 too many)"),
+        ([1, 2], "row 3 should come after 2 others, and nothing came (2 lost, 0 too many)"),
+        ([], "row 1 should come first, and nothing came (4 lost, 0 too many)"),
+    ],
+)
+def test_the_first_difference_is_told_in_words(found, words):
+    assert difference([1, 2, 3, 4], found) == words
+
+
+def test_of_an_assertion_that_says_nothing_its_line_is_told():
+    try:
+        assert FAST == []  # said nothing
+    except AssertionError as error:
+        error.args = ()
+        assert raised(error) == "it raised AssertionError: assert FAST == []  # said nothing"
+
+
+def test_rows_of_the_data_have_the_numbers_that_the_checks_speak_of(tmp_path):
+    rows = Lab(ToyAdapter(), str(tmp_path)).data(6, bad=(2,))
+
+    assert list(epochs_of(ToyAdapter().open(rows, Knobs(passes_bad_rows=True)), 2)) == [[0, 1, 3, 4, 5]] * 2
+    assert list(epochs_of(ToyAdapter().open(rows, Knobs(keep_every=3)), 1)) == [[0, 3]]
+
+
+def page(name: str) -> str:
+    return (Path(__file__).parents[3] / "docs" / name).read_text(encoding="utf-8")
+
+
+def test_the_reference_lists_every_check_knob_and_feature():
+    text = page("reference/testing.md")
+
+    for name, check in CHECKS.items():
+        assert f"| `{name}` | {check.about} | {check.seen_in} |" in text
+    for name, default in Knobs._field_defaults.items():
+        assert f"| `{name}` | `{default}` | " in text
+    for name, meaning in FEATURES.items():
+        assert f"| `{name}` | {meaning} |" in text
+
+
+def test_the_table_of_results_has_every_check_and_ours_passes_it():
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page("explanation/resume-conformance.md"), re.MULTILINE)
+
+    assert rows == [(name, "passed") for name in CHECKS]
+
+
+def test_the_table_is_made_of_reports():
+    failing = run_checks(BROKEN["between_items"](), FAST).to_dict()
+    failing["outcomes"].append({"check": "after_sigkill", "result": "not applicable", "detail": "no | processes"})
+
+    text = tables([failing])
+
+    assert text.startswith("| check | toy |\n|---|---|\n| `second_resume` | passed |\n")
+    assert "| `between_items` | **failed** |" in text
+    assert "| toy | `between_items` | resumed after 1 rows: " in text
+    assert "| toy | `after_sigkill` | not applicable: no / processes |" in text
+    assert "\n- toy: 1\n" in text
+
+
+def test_the_kit_needs_nothing_but_python(tmp_path):
+    """So that it runs in the environment of any loader: with the standard library alone."""
+    program = (
+        "import sys; sys.modules.update({name: None for name in ('msgspec', 'numpy', 'anyio', 'structlog')}); "
+        f"sys.path.insert(0, {str(Path(asyncdata.__file__).parents[1])!r}); "
+        "from asyncdata.testing import run_checks; from tests.support.toy_loaders import ToyAdapter; "
+        "assert not run_checks(ToyAdapter(), ['second_resume']).failures"
+    )
+
+    subprocess.run([sys.executable, "-I", "-c", program], check=True, cwd=tmp_path)

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncdata.tokenization.chat_template.compiled.cache import Shapes
+from asyncdata.tokenization.chat_template.compiled.program import ADD, NOTHING_PROVEN, Program, Step
+from asyncdata.tokenization.chat_template.template import ChatTemplate
+
+Message = dict[str, Any]
+
+
+def user(text: str, **more: Any) -> Message:
+    return {"role": "user", "content": text, **more}
+
+
+class Prover:
+    """Says that a text is the first content in brackets, for contents of the same length; notes what it is asked."""
+
+    def __init__(self, *, proves: bool = True) -> None:
+        self.asked: list[tuple[list[Message], Any, Any]] = []
+        self.proves = proves
+
+    def __call__(self, messages: list[Message], tools: Any, more: Any) -> Program:
+        self.asked.append((messages, tools, more))
+        steps = [Step(0, len, len(messages[0]["content"]))]
+        return Program([(0, "content")], steps, [("[", 0, "]")] if self.proves else None)
+
+
+@pytest.fixture
+def prover() -> Prover:
+    return Prover()
+
+
+def test_a_shape_is_proven_when_it_comes_for_the_second_time(prover: Prover) -> None:
+    shapes = Shapes(prover)
+
+    assert [shapes.texts([user(text)], None) for text in "abc"] == [None, ["[b]"], ["[c]"]]
+    assert prover.asked == [([user("b")], None, None)]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "other",
+    [
+        ([user("a"), user("b")], None, None),
+        ([{"role": "system", "content": "a"}], None, None),
+        ([user("a", name="x")], None, None),
+        ([{"content": "a", "role": "user"}], None, None),
+        ([{"role": "user", "content": ["a"]}], None, None),
+        ([{"role": "user", "content": None}], None, None),
+        ([user("a")], [], None),
+        ([user("a")], None, (1,)),
+    ],
+    ids=["length", "role", "keys", "order", "type", "null", "tools", "more"],
+)
+def test_what_a_chat_is_like_tells_shapes_apart(prover: Prover, other: tuple[Any, Any, Any]) -> None:
+    shapes = Shapes(prover)
+    for _ in range(2):
+        shapes.texts([user("a")], None)
+
+    assert shapes.texts(*other) is None
+    assert len(prover.asked) == 1
+
+
+def test_a_flag_and_a_number_that_are_equal_are_of_different_shapes(prover: Prover) -> None:
+    shapes = Shapes(prover)
+
+    for value in (1, True, 1.0):
+        assert shapes.texts([user("a", loss=value)], None) is None
+    assert prover.asked == []
+
+
+def test_chats_that_give_other_answers_have_a_program_of_their_own_up_to_eight(prover: Prover) -> None:
+    shapes = Shapes(prover)
+    shapes.texts([user("")], None)
+
+    found = [shapes.texts([user("a" * length)], None) for length in range(10)]
+
+    assert found == [[f"[{'a' * length}]"] for length in range(8)] + [None, None]
+    assert shapes.texts([user("bbb")], None) == ["[bbb]"]
+    assert len(prover.asked) == 8
+
+
+def test_a_shape_whose_chats_keep_giving_other_answers_is_given_up(prover: Prover) -> None:
+    shapes = Shapes(prover)
+    for length in range(100):
+        shapes.texts([user("a" * length)], None)
+
+    assert shapes.texts([user("bbb")], None) is None
+    assert len(prover.asked) == 8
+
+
+def test_a_shape_whose_programs_serve_as_often_as_not_is_kept(prover: Prover) -> None:
+    shapes = Shapes(prover)
+    for length in range(200):
+        shapes.texts([user("a" * length)], None)
+        shapes.texts([user("b")], None)
+
+    assert shapes.texts([user("bbb")], None) == ["[bbb]"]
+
+
+def test_as_many_shapes_are_kept_as_came_lately(prover: Prover) -> None:
+    shapes = Shapes(prover)
+    often = [user("a", often=1)]
+    for number in range(2000):
+        shapes.texts([user("a", **{str(number): 1})], None)
+        shapes.texts(often, None)
+
+    assert len(prover.asked) == 1
+    assert shapes.num_kept <= 256
+    assert shapes.texts([user("a", **{"1999": 1})], None) == ["[a]"]
+    assert shapes.texts([user("a", **{"0": 1})], None) is None
+
+
+def test_where_nothing_can_be_proven_it_is_not_tried_for_ever() -> None:
+    prover = Prover(proves=False)
+    shapes = Shapes(prover)
+
+    for number in range(100):
+        for _ in range(2):
+            assert shapes.texts([user("a", **{str(number): 1})], None) is None
+
+    assert len(prover.asked) == 32
+
+
+def test_where_something_was_proven_what_cannot_be_is_tried_for_each_shape() -> None:
+    prover = Prover()
+    shapes = Shapes(prover)
+    for _ in range(2):
+        shapes.texts([user("a")], None)
+    prover.proves = False
+
+    for number in range(100):
+        for _ in range(3):
+            assert shapes.texts([user("a", **{str(number): 1})], None) is None
+
+    assert len(prover.asked) == 101
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[user("a")] * 129, [{"role": ["user"], "content": "a"}], [{"role": 1, "content": "a"}], [{"content": "a"}]],
+    ids=["too many", "list", "number", "none"],
+)
+def test_chats_that_are_too_long_or_have_odd_roles_are_rendered(prover: Prover, messages: list[Message]) -> None:
+    shapes = Shapes(prover)
+
+    assert [shapes.texts(messages, None) for _ in range(3)] == [None, None, None]
+    assert prover.asked == []
+
+
+# Programs
+
+
+def test_a_program_asks_makes_and_fills_in() -> None:
+    steps = [Step(0, bool, True), Step(0, str.strip, ADD), Step((2, "-", 1), str.upper, ADD)]
+    program = Program([(1, "content"), (None, "tools")], steps, [("<", 2, ">"), (), (3, "!")])
+    chat = [user("x"), user(" a ")]
+
+    values = program.values(chat, "t")
+
+    assert values == [" a ", "t", "a", "A-T"]
+    assert program.texts(values) == ["<a>", "", "A-T!"]
+    assert program.values([user("x"), user("")], "t") is None
+
+
+def test_a_value_with_what_it_must_not_have_is_rendered() -> None:
+    program = Program([(0, "content"), (0, "thinking")], [], [("x", 0), ("b",)], absent=("x", "y"))
+
+    assert program.texts(["z", ["x"]]) == ["xz", "b"]
+    assert program.texts(["cy", "z"]) is None
+    assert program.texts(["z", "x"]) is None
+
+
+def test_a_value_that_is_too_deep_to_be_made_into_text_is_rendered() -> None:
+    deep: Any = "a"
+    for _ in range(100_000):
+        deep = [deep]
+    program = Program([(0, "content")], [Step(0, repr, ADD)], [(1,)])
+
+    assert program.values([{"role": "user", "content": deep}], None) is None
+    while isinstance(deep, list):  # or Python would take it apart recursively
+        deep = deep.pop()
+
+
+def test_a_program_that_comes_to_another_text_than_the_template_is_not_used() -> None:
+    program = Program([(0, "content")], [], [("a", 0)])
+
+    assert program.checked([user("b")], None, lambda: ["ab"]) is program
+    assert program.checked([user("b")], None, lambda: ["ac"]).segments is None
+    assert NOTHING_PROVEN.checked([user("b")], None, lambda: ["ac"]) is NOTHING_PROVEN
+
+
+# What it is for
+
+
+def test_a_template_is_not_run_for_a_shape_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate("<{{ messages[0].content }}>", {})
+    for text in "ab":
+        assert template.render([user(text)]) == f"<{text}>"
+    monkeypatch.setattr(template, "rendered", None)
+
+    assert template.render([user("c")]) == "<c>"
+
+
+def test_a_template_of_which_nothing_is_proven_is_run() -> None:
+    template = ChatTemplate("{{ messages[0].content[0] }}{% block x %}{% endblock %}", {})
+
+    assert [template.render([user(text)]) for text in ("ab", "bc", "cd", "de")] == ["a", "b", "c", "d"]

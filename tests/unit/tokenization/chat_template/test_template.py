@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.chat_template.jinja_environment import make_environment
+from asyncdata.tokenization.chat_template.template import ChatTemplate, choose_templates
+from asyncdata.tokenization.rows import RowFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+CHAT = [
+    {"role": "system", "content": "Be <brief> & 'kind' – \U0001f600."},
+    {"role": "user", "content": "  Why?\n"},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": {"at": "ü"}}}]},
+    {"role": "tool", "content": "[1, 2]", "name": "look"},
+    {"role": "assistant", "content": "Because.", "thinking": "Hm."},
+]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"at": {"type": "string"}, "n": 1e400}}}]
+
+TEMPLATES = {
+    "for": "{% for m in messages %}\n  {{ m.role }}: {{ m.content }}\n{% endfor %}\n",
+    "trim and lstrip": "  {% if true %}  \n  a\n  {%- endif -%}  \n\nb\n\n",
+    "break and continue": "{% for m in messages %}{% if loop.index == 2 %}{% continue %}{% endif %}{{ m.role }}"
+    "{% if m.role == 'tool' %}{% break %}{% endif %}{% endfor %}",
+    "generation": "{% for m in messages %}{% generation %}{{ m.content }}|{% set x = 1 %}{% endgeneration %}"
+    "{{ x is defined }}{% endfor %}",
+    "generation with whitespace": "a\n  {%- generation -%}\n  b\n  {%- endgeneration %}\nc",
+    "tojson": "{{ messages | tojson }}\n{{ tools | tojson(indent=2) }}{{ tools | tojson(sort_keys=true) }}"
+    "{{ messages | tojson(ensure_ascii=true) }}{{ messages[0] | tojson(separators=(',', ':')) }}",
+    "namespace": "{% set ns = namespace(n=0, self=2) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+    "{{ ns.n }}{{ ns.self }}",
+    "dict": "{% set d = dict(a=1, **{'b': 2}) %}{{ d }}{{ dict.fromkeys(['a', 'b'], 3) }}{{ dict([('k', 'v')]) }}",
+    "macro": "{% macro say(m, end='.') %}{{ m.role }}{{ caller() if caller }}{{ end }}{% endmacro %}"
+    "{% for m in messages %}{% call say(m) %}!{% endcall %}{% endfor %}",
+    "keys without a value": "{% for m in messages %}{{ 'content' in m }}{{ m.content is defined }}{{ m }}{% endfor %}",
+    "reasoning": "{% for m in messages %}{{ m.reasoning_content }}-{{ m.thinking }}-{{ m.keys() | list }}{% endfor %}",
+    "tools and documents": "{{ tools is none }}{{ documents is defined }}{{ documents is none }}{{ tools | length }}",
+    "variables": "{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}{{ thinking }}{{ add_generation_prompt }}",
+    "raises": "{{ messages[0].role }}{{ raise_exception('roles must alternate') }}",
+    "undefined": "{{ messages[0].nothing.at_all }}",
+    "adds none": "{% for m in messages %}{{ m.role + m.content }}{% endfor %}",
+    "private name": "{% set ns = namespace(_x=1) %}{{ ns._x }}",
+    "private name later": "{% set ns = namespace(x=1) %}{% set ns._x = 1 %}",
+    "type of dict": "{{ dict.mro() }}",
+    "changes the chat": "{{ messages.append(1) }}",
+    "leaves the sandbox": "{{ messages.__class__.__mro__ }}",
+    "huge range": "{{ range(1000000) | length }}",
+    "strings": "{{ messages[0].content.upper().split(' ') | join('\\n') }}{{ 'a\\tb' }}{{ 'ab'[::-1] }}{{ '%s' % 3 }}",
+}
+
+
+@pytest.fixture(scope="module")
+def their_tokenizer(small_tokenizer: Path) -> Any:
+    transformers = pytest.importorskip("transformers", minversion="5.23", reason="the oracle is not installed")
+    return transformers.AutoTokenizer.from_pretrained(small_tokenizer, bos_token="<|endoftext|>")
+
+
+def attempt(render: Callable[[], str]) -> str | None:
+    try:
+        return render()
+    except Exception:
+        return None
+
+
+def both(their_tokenizer: Any, template: str, messages: Any, tools: Any = None, **kwargs: Any) -> tuple[Any, Any]:
+    """What transformers renders and what we render; None for an error."""
+    variables = {"add_generation_prompt": True, **their_tokenizer.special_tokens_map, **kwargs}
+    ours = attempt(lambda: ChatTemplate(template, variables).render(messages, tools))
+    theirs = attempt(
+        lambda: their_tokenizer.apply_chat_template(
+            messages, tools=tools, chat_template=template, tokenize=False, **{"add_generation_prompt": True, **kwargs}
+        )
+    )
+    return theirs, ours
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+@pytest.mark.parametrize("tools", [None, [], TOOLS], ids=["no tools", "empty tools", "tools"])
+def test_text_is_that_of_transformers(their_tokenizer: Any, template: str, tools: Any) -> None:
+    kwargs = {"thinking": False, "eos_token": "<end>"}
+
+    theirs, ours = both(their_tokenizer, template, CHAT, tools, **kwargs)
+
+    assert ours == theirs
+
+
+def test_the_templates_above_both_render_and_fail(their_tokenizer: Any) -> None:
+    failing = {name for name, text in TEMPLATES.items() if both(their_tokenizer, text, CHAT, TOOLS)[0] is None}
+
+    assert failing == {
+        "raises", "undefined", "adds none", "private name", "private name later", "type of dict", "changes the chat",
+        "leaves the sandbox", "huge range",
+    }  # fmt: skip
+
+
+values = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=6)
+messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "assistant", "tool"])},
+        optional={
+            "content": values | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": values}), max_size=2),
+            "reasoning_content": values,
+            "thinking": values,
+            "reasoning": values,
+            "tool_calls": st.none()
+            | st.lists(st.fixed_dictionaries({"name": values, "arguments": values}), max_size=2),
+        },
+    ),
+    min_size=1,
+    max_size=4,
+)
+ANYTHING = "{% for m in messages %}{{ m | tojson }}{{ m.content }}{% endfor %}{{ tools | tojson }}"
+
+
+@pytest.mark.thorough
+@given(messages, st.none() | st.lists(st.dictionaries(st.text(max_size=3), values, max_size=2), max_size=2))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_chat_is_rendered_as_by_transformers(their_tokenizer: Any, chat: Any, tools: Any) -> None:
+    for template in (ANYTHING, their_tokenizer.chat_template):
+        theirs, ours = both(their_tokenizer, template, chat, tools)
+        assert ours == theirs
+
+
+CONSTANTS = ["'z' * 4", "'zz' + 'zz'", "'zz' ~ 'zz'", "'%s%s' % ('zz', 'zz')", "'ZZZZ' | lower", "['ZZZZ' | lower][0]"]
+
+
+@pytest.mark.parametrize("constant", CONSTANTS)
+@pytest.mark.parametrize(
+    "template", ["{{ $ }}", "{% set x = $ %}{{ x }}", "{% if $ %}{{ ($) if $ else 1 }}{% endif %}"]
+)
+def test_a_template_is_compiled_without_running_any_of_it(template: str, constant: str) -> None:
+    source = template.replace("$", constant)
+
+    assert "zzzz" not in str(make_environment(ImmutableSandboxedEnvironment).compile(source, raw=True))
+    assert ChatTemplate(source, {}).render([]) == "zzzz"
+
+
+def test_autoescape_is_no_way_to_run_something_as_a_template_is_compiled() -> None:
+    for expression in ("1 + 1", "9 ** (9 ** 9)"):  # the first one fails at once, where the second would hang
+        with pytest.raises(ConfigError, match="AD411 .* line 1 is no Jinja: autoescape must be true or false"):
+            ChatTemplate(f"{{% autoescape {expression} %}}{{% endautoescape %}}", {})
+
+    assert ChatTemplate("{% autoescape true %}{{ '<' }}{% endautoescape %}", {}).render([]) == "&lt;"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("source", ["{{ " + "(" * 5000 + " }}", "{% for a in [] %}" * 120 + "{% endfor %}" * 120])
+def test_a_template_that_cannot_be_compiled_is_refused(source: str) -> None:
+    with pytest.raises(ConfigError, match="AD411 the chat template"):
+        ChatTemplate(source, {})
+
+
+def test_messages_and_tools_are_left_as_they_were() -> None:
+    message = {"role": "user", "content": None, "reasoning": "x"}
+
+    ChatTemplate("{{ messages }}", {}).render([message])
+
+    assert message == {"role": "user", "content": None, "reasoning": "x"}
+
+
+def test_a_template_that_asks_for_the_date_is_told_the_one_that_was_given() -> None:
+    today = datetime.datetime(2024, 7, 26)
+
+    assert ChatTemplate("{{ strftime_now('%d %b %Y') }}", {}, today).render([]) == "26 Jul 2024"
+    assert ChatTemplate("{{ strftime_now(format='%Y') }}", {}, today).render([]) == "2024"
+
+
+def test_a_template_never_sees_the_clock() -> None:
+    with pytest.raises(ConfigError, match="today="):
+        ChatTemplate("{{ strftime_now('%d %b %Y') }}", {})
+
+    with pytest.raises(RowFault, match="today="):
+        ChatTemplate("{{ strftime_now('%d %b %Y') }}", {"date_string": "26 Jul 2024"}).render([])
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("\n\n{{ raise_exception('roles must alternate') }}", "chat template line 3: roles must alternate"),
+        (
+            "a\n{% for m in messages %}\n{{ m.role + 1 }}\n{% endfor %}",
+            "chat template line 3: TypeError: can only concat",
+        ),
+        ("{{ x.y.z }}", "chat template line 1: UndefinedError: 'x' is undefined"),
+        ("{% macro f() %}\n{{ 1 / 0 }}\n{% endmacro %}\n\n{{ f() }}", "chat template line 2: ZeroDivisionError"),
+        ("\n{% generation %}\n{{ 1 / 0 }}{% endgeneration %}", "chat template line 3: ZeroDivisionError"),
+    ],
+)
+def test_a_templates_error_names_its_line(template: str, reason: str) -> None:
+    with pytest.raises(RowFault) as caught:
+        ChatTemplate(template, {}).render([{"role": "user"}])
+
+    assert caught.value.code == "AD412"
+    assert caught.value.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    "template", ["{% if %}", "a\n{% generation %}", "{{ 'x }}", "{% nothing %}", "{{ x | nothing }}"]
+)
+def test_a_template_that_is_no_jinja_is_refused_at_once(template: str) -> None:
+    with pytest.raises(ConfigError, match=f"line {template.count(chr(10)) + 1} is no Jinja"):
+        ChatTemplate(template, {})
+
+
+def test_a_template_is_chosen_as_transformers_does() -> None:
+    templates = {"default": "D", "tool_use": "T", "rag": "R"}
+
+    assert choose_templates({"default": "D"}) == ("D", "D")
+    assert choose_templates(templates) == ("D", "T")
+    assert choose_templates(templates, "rag") == ("R", "R")
+    assert choose_templates(templates, "default") == ("D", "D")
+    assert choose_templates(templates, "{{ messages }}") == ("{{ messages }}", "{{ messages }}")
+    assert choose_templates({}, "{{ messages }}") == ("{{ messages }}", "{{ messages }}")
+
+
+def test_a_template_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ConfigError, match="AD411 the tokenizer has no chat template 'default': it has none"):
+        choose_templates({})
+    with pytest.raises(ConfigError, match="AD411 .* 'default': its templates are rag, tool_use"):
+        choose_templates({"tool_use": "T", "rag": "R"})
+    with pytest.raises(ConfigError, match="AD411 .* 'tooluse': its templates are default, tool_use"):
+        choose_templates({"tool_use": "T", "default": "D"}, "tooluse")

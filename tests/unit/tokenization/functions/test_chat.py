@@ -1,0 +1,633 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import unicodedata
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from asyncdata import DataLoader
+from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.base import TokenizeFn, describe, open_spec
+from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
+from tests.unit.tokenization.trained import (
+    added_tokens,
+    assistant,
+    mask_of,
+    rows_of,
+    their_mask,
+    tokenizer_of,
+    trained,
+    trained_texts,
+    user,
+    variant,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+END = "<|im_end|>"
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    user("Why?"),
+    assistant("Because."),
+    user("And then?"),
+    assistant("Nothing."),
+]
+TOOL = {"type": "function", "function": {"name": "look"}}
+WITH_CALLS = """\
+{%- if tools %}{{ '<|im_start|>tools\\n' + (tools | tojson) + '<|im_end|>\\n' }}{% endif %}
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.content is defined %}{{ m.content }}{% endif %}
+{%- for call in m.tool_calls or [] %}{{ '<call>' + call.function.name + '</call>' }}{% endfor %}
+{{- '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+GENERATION = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}
+{%- else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"""
+
+# As the templates of models that think: only the last turn keeps its thoughts, and always has a place for them.
+DROPS_THINKING = """\
+{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role != 'assistant' %}{{ m.content }}
+{%- elif loop.index0 > ns.last %}
+{{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' + m.content.split('</think>')[-1] }}
+{%- else %}{{ m.content.split('</think>')[-1] }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"""
+OPENS_THINKING = """\
+{%- for m in messages %}{% if m.role == 'user' %}{{ '<|im_start|>' + m.content }}
+{%- else %}{{ '[A]' + m.content.split('</think>')[-1] + '<|im_end|>' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '[A]<think>\\n' }}{% endif %}"""
+ENDS_ONCE = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% else %}{{ '<|im_end|>' }}{% endif %}"""
+SHOUTS_AT_THE_END = """\
+{%- for m in messages %}{{ m.content | upper if loop.last else m.content | lower }}{{ '<|im_end|>' }}{% endfor %}"""
+BACKWARDS = WITH_CALLS.replace("in messages", "in messages | reverse")
+WITHOUT_STOP = """\
+{%- for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"""
+
+
+@pytest.fixture
+def name(small_tokenizer: Path) -> str:
+    return str(small_tokenizer)
+
+
+# What is trained
+
+
+def test_what_the_assistant_says_is_trained_with_its_stop_token_and_nothing_else(name: str) -> None:
+    fn = ChatTokenizeFn(name)
+
+    chunk = run(fn.open(), [{"messages": CHAT, "metadata": {"id": 7}}])
+
+    assert trained_texts(chunk, tokenizer_of(fn)) == [[f"Because.{END}", f"Nothing.{END}"]]
+    assert (values(chunk, "metadata"), faults(chunk), drops(chunk)) == ([{"id": 7}], [], {})
+
+
+def test_the_tokens_are_those_of_the_whole_rendering(name: str, small_tokenizer: Path) -> None:
+    text = "".join(f"<|im_start|>{message['role']}\n{message['content']}{END}\n" for message in CHAT)
+
+    chunk = run(ChatTokenizeFn(name).open(), [{"messages": CHAT}])
+
+    assert token_ids(chunk) == [tokenizer_of(ChatTokenizeFn(name)).encode(text, add_special_tokens=False).ids]
+
+
+def test_the_last_message_of_the_assistant_can_be_trained_alone(name: str) -> None:
+    fn = ChatTokenizeFn(name, train_on="last_assistant")
+
+    assert trained(fn, {"messages": CHAT}) == [f"Nothing.{END}"]
+    assert trained(fn, {"messages": [*CHAT, user("Thanks.")]}) == [f"Nothing.{END}"]
+
+
+def test_each_message_can_say_whether_it_is_trained(name: str) -> None:
+    fn = ChatTokenizeFn(name, train_on="loss")
+    chat = [user("a"), assistant("b", loss=False), user("c"), assistant("d", loss=True), assistant("e")]
+
+    assert trained(fn, {"messages": chat}) == [f"d{END}", f"e{END}"]
+    assert trained(fn, {"messages": [{**user("a"), "loss": False}, assistant("b", loss=None)]}) == [f"b{END}"]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (assistant("b", loss=1), "'messages'[1]: 'loss' must be true or false, got a number"),
+        ({**user("b"), "loss": True}, "'messages'[1] has loss, and is no message of the assistant"),
+    ],
+)
+def test_a_loss_that_cannot_be_is_a_bad_row(name: str, message: dict[str, Any], reason: str) -> None:
+    chunk = run(ChatTokenizeFn(name, train_on="loss").open(), [{"messages": [user("a"), message]}])
+
+    assert faults(chunk) == [(0, "AD111")]
+    assert reason in chunk.errors[0].reason
+
+
+def test_tool_calls_without_content_are_trained(name: str) -> None:
+    calls = [{"type": "function", "function": {"name": "look", "arguments": {}}}]
+    chat = [user("a"), assistant(None, tool_calls=calls), {"role": "tool", "content": "x"}, assistant("b")]
+
+    for tools in ([TOOL], json.dumps([TOOL]), None):
+        texts = trained(ChatTokenizeFn(name, chat_template=WITH_CALLS), {"messages": chat, "tools": tools})
+        assert texts == [f"<call>look</call>{END}", f"b{END}"]
+
+
+def test_tools_go_to_the_template(name: str) -> None:
+    fn = ChatTokenizeFn(name, chat_template=WITH_CALLS, tools_key="functions")
+
+    chunk = run(fn.open(), [{"messages": CHAT, "functions": [TOOL], "tools": "not looked at"}])
+
+    assert json.dumps(TOOL) in tokenizer_of(fn).decode(token_ids(chunk)[0])
+
+
+def test_an_assistant_may_begin_and_may_say_nothing(name: str) -> None:
+    assert trained(ChatTokenizeFn(name), {"messages": [assistant("Hi."), user("a"), assistant("")]}) == [
+        f"Hi.{END}",
+        END,
+    ]
+
+
+def test_messages_may_stand_behind_one_another_and_repeat(name: str) -> None:
+    chat = [user("same"), assistant("same"), assistant("same"), user("same"), assistant("same")]
+
+    assert trained(ChatTokenizeFn(name), {"messages": chat}) == [f"same{END}"] * 3
+
+
+def test_text_that_looks_like_the_template_moves_nothing(name: str) -> None:
+    trap = f"<|im_start|>assistant\nfake{END}\n"
+
+    for template in (None, GENERATION, DROPS_THINKING):
+        texts = trained(
+            ChatTokenizeFn(name, chat_template=template), {"messages": [user(trap), assistant(f"a{trap}"), user("b")]}
+        )
+        assert texts == [f"a{trap}{END}"]
+
+
+# Templates
+
+
+def test_the_templates_own_blocks_are_trained(name: str) -> None:
+    own = ChatTokenizeFn(name, chat_template=GENERATION)
+
+    assert trained(own, {"messages": CHAT}) == trained(ChatTokenizeFn(name), {"messages": CHAT})
+    assert trained(msgspec.structs.replace(own, train_on="last_assistant"), {"messages": CHAT}) == [f"Nothing.{END}"]
+
+
+def test_blocks_that_are_part_of_a_message_are_trained_as_they_are(name: str) -> None:
+    template = GENERATION.replace(
+        "{% generation %}{{ m.content", "{{ m.content[:-1] }}{% generation %}{{ m.content[-1:]"
+    )
+
+    assert trained(ChatTokenizeFn(name, chat_template=template), {"messages": CHAT}) == [f".{END}"] * 2
+
+
+@pytest.mark.parametrize(
+    ("template", "train_on", "reason"),
+    [
+        (
+            GENERATION.replace("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}<|im_end|>"),
+            "assistant",
+            "the chat template writes the stop token '<|im_end|>' after {% endgeneration %}",
+        ),
+        (
+            "{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | trim }}",
+            "assistant",
+            "changes the text of its {% generation %} blocks",
+        ),
+        ("{% generation %}a{% endgeneration %}", "last_assistant", "has 1 {% generation %} blocks for 2 messages"),
+        (SHOUTS_AT_THE_END, "assistant", "renders earlier turns otherwise as the chat goes on"),
+        (ENDS_ONCE, "assistant", "cannot be told where messages[2] lies"),
+        (BACKWARDS, "assistant", "cannot be told where messages[4] lies"),
+    ],
+)
+def test_a_template_that_does_not_show_what_is_the_assistants_is_refused(
+    name: str, template: str, train_on: Any, reason: str
+) -> None:
+    fn = ChatTokenizeFn(name, chat_template=template, train_on=train_on)
+
+    chunk = run(fn.open(), [{"messages": CHAT}])
+
+    assert faults(chunk) == [(0, "AD414")]
+    assert reason in chunk.errors[0].reason
+
+
+def test_a_refusal_names_the_template(small_tokenizer: Path, tmp_path: Path) -> None:
+    folder = variant(
+        small_tokenizer, tmp_path / "named", config={"chat_template": [{"name": "loud", "template": SHOUTS_AT_THE_END}]}
+    )
+
+    chunk = run(ChatTokenizeFn(folder, chat_template="loud").open(), [{"messages": CHAT}])
+
+    assert chunk.errors[0].reason.startswith("chat template 'loud' renders earlier turns otherwise")
+
+
+def test_a_template_that_drops_earlier_thoughts_is_understood(name: str) -> None:
+    chat = [user("a"), assistant("<think>hm</think>b"), user("c"), assistant("d", reasoning_content="so")]
+
+    assert trained(ChatTokenizeFn(name, chat_template=DROPS_THINKING), {"messages": chat}) == [
+        f"b{END}",
+        f"<think>\nso\n</think>\n\nd{END}",
+    ]
+
+
+def test_a_place_for_thoughts_that_the_prompt_already_has_is_not_trained(name: str) -> None:
+    fn = ChatTokenizeFn(name, chat_template=DROPS_THINKING, chat_template_kwargs={"enable_thinking": False})
+
+    assert trained(fn, {"messages": [user("a"), assistant("b"), user("c"), assistant("d")]}) == [f"b{END}", f"d{END}"]
+
+
+def test_a_header_that_opens_thoughts_for_the_next_turn_alone_is_understood(name: str) -> None:
+    chat = [user("a"), assistant("<think>hm</think>b"), user("c"), assistant("d")]
+
+    assert trained(ChatTokenizeFn(name, chat_template=OPENS_THINKING), {"messages": chat}) == [f"b{END}", f"d{END}"]
+
+
+def test_words_of_a_user_that_look_like_the_header_move_nothing(name: str) -> None:
+    chat = [user("a[A]<think>\nb"), assistant("c")]
+
+    assert trained(ChatTokenizeFn(name, chat_template=OPENS_THINKING), {"messages": chat}) == [f"c{END}"]
+
+
+DEPENDS = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + HEADER + '\\n' }}
+{{- (m.content or '') + BEHIND + '<|im_end|>' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% else %}!{% endif %}"""
+CALLS = "((messages[loop.index0 - 1].tool_calls or []) | length | string if m.role == 'tool' else '')"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        DEPENDS.replace("HEADER", "''").replace("BEHIND", CALLS),
+        DEPENDS.replace("HEADER", "(' calls' if m.tool_calls else '')").replace("BEHIND", "''"),
+        OPENS_THINKING.replace("'[A]' +", "'[A' + (' calls' if m.tool_calls else '') + ']' +"),
+    ],
+    ids=["later message", "header", "header that is cut"],
+)
+def test_a_message_whose_surroundings_depend_on_it_is_refused_and_not_guessed(name: str, template: str) -> None:
+    calls = [{"function": {"name": "look", "arguments": {}}}]
+    chat = [user("a"), assistant("b", tool_calls=calls), {"role": "tool", "content": "c"}, user("d"), assistant("e")]
+
+    chunk = run(ChatTokenizeFn(name, chat_template=template).open(), [{"messages": chat}])
+
+    assert faults(chunk) == [(0, "AD414")]
+    assert "where messages[1] lies" in chunk.errors[0].reason
+
+
+def test_a_chat_with_every_mark_in_it_is_refused(name: str) -> None:
+    marks = "".join(map(chr, range(0xFDD0, 0xFDF0)))
+
+    for template, code in ((GENERATION, [(0, "AD414")]), (None, [])):
+        chunk = run(ChatTokenizeFn(name, chat_template=template).open(), [{"messages": [user(marks), assistant("a")]}])
+        assert faults(chunk) == code
+
+
+def test_a_stop_token_that_only_the_whole_chat_has_is_found(name: str) -> None:
+    assert trained(ChatTokenizeFn(name, chat_template=ENDS_ONCE), {"messages": [user("a"), assistant("b")]}) == [
+        f"b{END}"
+    ]
+
+
+def test_white_space_behind_a_message_is_trained_only_where_no_token_ends_it(name: str) -> None:
+    fn = ChatTokenizeFn(name, chat_template=WITHOUT_STOP)
+
+    assert trained(fn, {"messages": [user("a"), assistant("b"), user("c")]}) == [" b\n"]
+
+
+# From characters to tokens
+
+
+def test_a_token_that_straddles_the_border_of_a_message_is_not_trained(name: str) -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ '<|im_end|>' }}{% endif %}{% endfor %}"
+    )
+    fn = ChatTokenizeFn(name, chat_template=template)
+    text = "return value"
+    *before, cut, last = tokenizer_of(fn).encode(text, add_special_tokens=False).tokens
+    assert len(cut) > 1, "which tokens there are depends on the docstrings of this Python"
+    assert last == "Ġvalue"
+
+    border = len("".join(before)) + 1
+    assert trained(fn, {"messages": [user(text[:border]), assistant(text[border:])]}) == [f" value{END}"]
+
+
+def test_characters_of_many_tokens_are_trained_whole(name: str) -> None:
+    said = "\U0001f600\U0001f1e9\U0001f1ea é 你好 e\u0301"
+
+    assert trained(ChatTokenizeFn(name), {"messages": [user("\U0001f600"), assistant(said)]}) == [said + END]
+
+
+def test_a_space_that_a_post_processor_hides_belongs_to_its_token(small_tokenizer: Path, tmp_path: Path) -> None:
+    post_processor = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    folder = variant(small_tokenizer, tmp_path / "trimming", post_processor=post_processor)
+    template = """\
+{%- for m in messages %}{% if m.role == 'user' %}{{ m.content }}
+{%- else %}{% generation %}{{ m.content }}{% endgeneration %}value<|im_end|>{% endif %}{% endfor %}"""
+
+    chunk = run(ChatTokenizeFn(folder, chat_template=template).open(), [{"messages": [user("a"), assistant(" b ")]}])
+
+    # The space is the assistant's, and "value" is not, so that the token of " value" straddles the border.
+    assert trained_texts(chunk, tokenizer_of(ChatTokenizeFn(folder))) == [[" b"]]
+    assert notes(chunk)["straddling_token"] == [0]
+
+
+def test_a_stop_token_that_swallows_the_line_break_behind_it_is_trained(small_tokenizer: Path, tmp_path: Path) -> None:
+    folder = variant(
+        small_tokenizer,
+        tmp_path / "stripping",
+        added_tokens=added_tokens(small_tokenizer, rstrip=True),
+        config={"added_tokens_decoder": {}},
+    )
+
+    texts = trained(ChatTokenizeFn(folder), {"messages": CHAT})
+
+    assert texts == [f"Because.{END}", f"Nothing.{END}"]
+
+
+def test_text_that_is_normalized_is_trained_whole(small_tokenizer: Path, tmp_path: Path) -> None:
+    folder = variant(small_tokenizer, tmp_path / "nfc", normalizer={"type": "NFC"})
+    said = "e\u0301 caf\u00e9 e\u0301"
+
+    texts = trained(ChatTokenizeFn(folder), {"messages": [user("e\u0301"), assistant(said), user("e\u0301")]})
+
+    assert texts == [unicodedata.normalize("NFC", said) + END]
+
+
+# What is not kept
+
+
+def test_a_row_with_nothing_to_train_on_is_dropped_and_counted(name: str) -> None:
+    rows = [
+        {"messages": CHAT},
+        {"messages": [user("a")]},
+        {"messages": []},
+        {"messages": "one user turn"},
+        {"messages": [assistant("a", loss=False)]},
+    ]
+
+    chunk = run(ChatTokenizeFn(name, train_on="loss").open(), rows)
+
+    assert (chunk.num_samples, drops(chunk), faults(chunk)) == (1, {"no_trained_tokens": [1, 2, 3, 4]}, [])
+
+
+def overlong(name: str, how: Any, max_length: int) -> Any:
+    return run(ChatTokenizeFn(name, max_length=max_length, overlong=how).open(), [{"messages": CHAT}])
+
+
+def test_a_chat_of_exactly_max_length_is_kept_and_a_longer_one_dropped(name: str) -> None:
+    whole = run(ChatTokenizeFn(name).open(), [{"messages": CHAT}])
+    length = len(token_ids(whole)[0])
+
+    assert token_ids(overlong(name, "drop", length)) == token_ids(whole)
+    assert drops(overlong(name, "drop", length - 1)) == {"max_length": [0]}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["truncate_left", "truncate_right"])
+def test_a_chat_that_is_cut_keeps_the_labels_of_the_tokens_that_are_left(name: str, how: str) -> None:
+    whole = run(ChatTokenizeFn(name).open(), [{"messages": CHAT}])
+    ids = token_ids(whole)[0]
+    flags = [any(start <= at < stop for start, stop in values(whole, "spans")[0]) for at in range(len(ids))]
+
+    for length in range(1, len(ids)):
+        window = slice(0, length) if how == "truncate_right" else slice(-length, None)
+        kept = flags[window]
+        kept[0] = False  # nothing stands before it that it could be predicted from
+        chunk = overlong(name, how, length)
+        if not any(kept):
+            assert drops(chunk) == {"no_trained_tokens": [0]}
+        else:
+            assert token_ids(chunk) == [ids[window]]
+            found = [any(start <= at < stop for start, stop in values(chunk, "spans")[0]) for at in range(length)]
+            assert found == kept
+
+
+def test_a_chat_that_is_too_long_can_be_an_error(name: str) -> None:
+    chunk = overlong(name, "error", 5)
+
+    assert faults(chunk) == [(0, "AD415")]
+    assert "tokens are more than max_length=5; raise it, or set overlong=" in chunk.errors[0].reason
+    assert chunk.errors[0].excerpt.startswith('{"messages"')
+
+
+BAD_ROWS: list[tuple[bytes, str, str]] = [
+    (b'{"message": []}', "AD110", "no key 'messages': the row has 'message': set messages_key='message'?"),
+    (b'{"messages": 5}', "AD111", "'messages' must be a string or a list of messages, got a number"),
+    (b'{"messages": [{"content": "a"}]}', "AD112", "'messages'[0] has no 'role'; it has 'content'"),
+    (b'{"messages": [{"role": "assistant", "content": "\\ud800"}]}', "AD107", "unpaired surrogate"),
+    (b'{"messages": [{"role": "assistant", "content": [1]}]}', "AD412", "chat template line 2: TypeError"),
+    (b'{"messages": [], "tools": 5}', "AD111", "'tools' must be a list of JSON schemas, got a number"),
+    (b"[]", "AD113", "got an array"),
+]
+
+
+@pytest.mark.parametrize(("row", "code", "reason"), BAD_ROWS, ids=[row.decode()[:60] for row, _, _ in BAD_ROWS])
+def test_a_bad_row_is_named_and_the_others_are_kept(name: str, row: bytes, code: str, reason: str) -> None:
+    chunk = run(ChatTokenizeFn(name).open(), [{"messages": CHAT}, row, {"messages": CHAT}])
+
+    assert (chunk.num_samples, faults(chunk)) == (2, [(1, code)])
+    assert reason in chunk.errors[0].reason
+
+
+# The description
+
+
+def test_it_is_a_description_that_a_worker_makes_again(name: str) -> None:
+    fn = ChatTokenizeFn(name, train_on="loss", chat_template=GENERATION, max_length=100)
+    row = json.dumps({"messages": CHAT}).encode()
+
+    assert isinstance(fn, TokenizeFn)
+    again = run(open_spec(describe(fn.resolve())), [row])
+    assert token_ids(again) == token_ids(run(fn.open(), [row]))
+    assert fn.resolve().fingerprints() == fn.fingerprints()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"messages_key": "chat"},
+        {"tools_key": None},
+        {"train_on": "last_assistant"},
+        {"max_length": 5},
+        {"overlong": "error"},
+        {"metadata_key": None},
+        {"today": "2026-01-31"},
+        {"chat_template_kwargs": {"a": 1}},
+        {"chat_template": GENERATION},
+    ],
+)
+def test_every_setting_is_in_the_fingerprint(name: str, settings: dict[str, Any]) -> None:
+    assert ChatTokenizeFn(name, **settings).fingerprints() != ChatTokenizeFn(name).fingerprints()
+
+
+def test_where_the_tokenizer_lies_is_not_in_the_fingerprint(small_tokenizer: Path, tmp_path: Path) -> None:
+    elsewhere = shutil.copytree(small_tokenizer, tmp_path / "elsewhere")
+
+    assert ChatTokenizeFn(str(elsewhere)).fingerprints() == ChatTokenizeFn(str(small_tokenizer)).fingerprints()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"train_on": "user"}, "train_on='user'"),
+        ({"overlong": "cut"}, "overlong='cut'"),
+        ({"max_length": 0}, "max_length=0"),
+        ({"messages_key": ""}, "messages_key=''"),
+        ({"today": "tomorrow"}, "today is a date"),
+        ({"chat_template_kwargs": {"messages": []}}, "cannot be given messages"),
+        ({"chat_template_kwargs": {"add_generation_prompt": True}}, "cannot be given add_generation_prompt"),
+        ({"chat_template_kwargs": {"a": {1}}}, "must be JSON values"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(name: str, settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason.replace("[", r"\[")):
+        ChatTokenizeFn(name, **settings)
+
+
+def test_a_template_that_is_none_is_refused_before_any_worker(name: str) -> None:
+    for template in ("{% if %}", "nothing"):
+        with pytest.raises(ConfigError, match="AD411"):
+            ChatTokenizeFn(name, chat_template=template).resolve()
+
+
+def test_a_date_is_asked_for_in_words_that_fit_every_function(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"fix it: today='2026-01-31'"):
+        ChatTokenizeFn(name, chat_template="{{ strftime_now('%Y') }}").resolve()
+
+
+@pytest.mark.thorough
+def test_a_worker_imports_no_framework_for_it(name: str) -> None:
+    code = (
+        "import json, sys\n"
+        "from asyncdata.tokenization.base import ColumnWriter\n"
+        "from asyncdata.tokenization.functions.chat import ChatTokenizeFn\n"
+        f"ChatTokenizeFn({name!r}).open()([{json.dumps({'messages': CHAT}).encode()!r}], ColumnWriter())\n"
+        "print(*sys.modules)"
+    )
+
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+
+    assert {"numpy", "torch", "transformers", "anyio"} & set(found) == set()
+
+
+@pytest.mark.thorough
+def test_a_loader_gives_samples_with_labels(name: str, jsonl_file: Callable[..., Path]) -> None:
+    path = jsonl_file([{"messages": CHAT}, {"messages": [user("a")]}, {"messages": CHAT[:3]}])
+
+    with DataLoader(str(path), tokenize_fn=ChatTokenizeFn(name), shuffle=False, num_workers=1, epochs=1) as loader:
+        first, second = loader.get_next_batch(2)
+        dropped = loader.statistics().dropped_total
+
+    tokenizer = tokenizer_of(ChatTokenizeFn(name))
+    for sample, said in ((first, f"Because.{END}Nothing.{END}"), (second, f"Because.{END}")):
+        is_trained = sample.labels != -100
+        assert tokenizer.decode(sample.tokens[is_trained].tolist(), skip_special_tokens=False) == said
+        assert (sample.labels[is_trained] == sample.tokens[is_trained]).all()
+    assert dropped == {"no_trained_tokens": 1}
+
+
+# Against transformers
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_masks_are_those_of_transformers_where_these_are_right(name: str) -> None:
+    theirs = their_mask(name, CHAT, template=GENERATION)
+
+    ours = run(ChatTokenizeFn(name, chat_template=GENERATION).open(), [{"messages": CHAT}])
+
+    assert token_ids(ours) == [theirs["input_ids"]]
+    assert mask_of(ours) == theirs["assistant_masks"]
+
+
+@pytest.fixture
+def word_tokenizer(tmp_path: Path) -> str:
+    """Words, and no token for white space: a block that ends on some has no token there."""
+    words = ["[UNK]", "U", "A", ":", "why", "how", "so", "thus", "when"]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_span_ends_with_its_block_where_that_of_transformers_runs_to_the_end(word_tokenizer: str) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}A: {% generation %}{{ m.content + '\\n' }}"
+        "{% endgeneration %}{% else %}U: {{ m.content }}\n{% endif %}{% endfor %}"
+    )
+    chat = [user("why"), assistant("so"), user("how"), assistant("thus"), user("when")]
+
+    theirs = their_mask(word_tokenizer, chat, template=template)
+    ours = run(ChatTokenizeFn(word_tokenizer, chat_template=template).open(), [{"messages": chat}])
+
+    assert token_ids(ours) == [theirs["input_ids"]]
+    assert trained_texts(ours, tokenizer_of(ChatTokenizeFn(word_tokenizer))) == [["so", "thus"]]
+    assert sum(mask_of(ours)) == 2
+    if sum(theirs["assistant_masks"]) != 2:  # a later release may be right
+        assert sum(theirs["assistant_masks"]) == len(theirs["input_ids"]) - theirs["assistant_masks"].index(1)
+
+
+# Real chats
+
+
+def said(message: dict[str, Any]) -> str:
+    text = message.get("content") or ""
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        text += f'<tool_call>\n{{"name": "{call["function"]["name"]}", "arguments": {arguments}}}\n</tool_call>'
+    return text + END
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("template", ["plain", "generation"])
+@pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"])
+def test_what_is_trained_of_real_chats_is_exactly_what_the_assistant_said(
+    test_data: Path, tokenizer: str, template: str
+) -> None:
+    folder = test_data / "tokenizers" / tokenizer
+    marked = (test_data / "tokenizers" / "qwen2-bpe-151k" / "chat_template_generation.jinja").read_text()
+    fn = ChatTokenizeFn(str(folder), chat_template=marked if template == "generation" else None)
+    lines = rows_of(test_data / "chat_sft" / "chat_sft.jsonl")
+
+    chunk = run(fn.open(), lines)
+
+    assert (chunk.num_samples, drops(chunk), faults(chunk)) == (912, {}, [])
+    for row, texts in zip(map(json.loads, lines), trained_texts(chunk, tokenizer_of(fn)), strict=True):
+        wanted = [said(message) for message in row["messages"] if message["role"] == "assistant"]
+        if tokenizer.startswith("qwen2"):  # it normalizes all text
+            wanted = [unicodedata.normalize("NFC", text) for text in wanted]
+        assert texts == wanted
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+def test_masks_of_real_chats_are_those_of_transformers(test_data: Path) -> None:
+    folder = str(test_data / "tokenizers" / "gpt2-bpe-50k-generation")
+    lines = rows_of(test_data / "chat_sft" / "chat_sft.jsonl")[::15]
+    transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    chunk = run(ChatTokenizeFn(folder).open(), lines)
+
+    for number, row in enumerate(map(json.loads, lines)):
+        theirs = tokenizer.apply_chat_template(
+            row["messages"], tools=row.get("tools"), return_dict=True, return_assistant_tokens_mask=True
+        )
+        assert token_ids(chunk)[number] == theirs["input_ids"]
+        assert mask_of(chunk, number) == theirs["assistant_masks"]

@@ -1,0 +1,446 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tokenizers import processors
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.base import TokenizeFn, describe, open_spec
+from asyncdata.tokenization.functions.fixed_length import FixedLengthTokenizeFn
+from tests.unit.tokenization import drops, faults, run, token_ids, values
+from tests.unit.tokenization.trained import tokenizer_of, trained_texts, variant
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asyncdata.delivery.chunk import Chunk
+
+END = "<|im_end|>"
+CONTEXT = " ".join(f"Mary went to the garden {number} times. \U0001f600" for number in range(30))
+ROW = {"input": CONTEXT, "question": "Where is Mary? ", "target": "garden"}
+SUFFIX = "\nQuestion: Where is Mary? \nAnswer:"
+CUTS = ["truncate_context_left", "truncate_context_right", "truncate_context_middle"]
+
+
+@pytest.fixture
+def name(small_tokenizer: Path) -> str:
+    return str(small_tokenizer)
+
+
+def babilong(name: str, max_length: int = 1000, **settings: Any) -> FixedLengthTokenizeFn:
+    return FixedLengthTokenizeFn.babilong(name, max_length, **settings)
+
+
+def texts(fn: FixedLengthTokenizeFn, chunk: Chunk) -> list[str]:
+    """Each sample's text without its padding."""
+    tokenizer = tokenizer_of(fn)
+    ends = [
+        len(ids) - extra["num_padding"] for ids, extra in zip(token_ids(chunk), values(chunk, "extra"), strict=True)
+    ]
+    return [
+        tokenizer.decode(ids[:end], skip_special_tokens=False) for ids, end in zip(token_ids(chunk), ends, strict=True)
+    ]
+
+
+# The shape of a sample
+
+
+def test_a_sample_is_prompt_answer_end_and_padding_and_only_the_answer_is_trained(name: str) -> None:
+    fn = babilong(name)
+
+    chunk = run(fn.open(), [ROW])
+
+    (ids,), (extra,) = token_ids(chunk), values(chunk, "extra")
+    assert len(ids) == 1000
+    assert texts(fn, chunk) == [f"{CONTEXT}{SUFFIX} garden{END}"]
+    assert trained_texts(chunk, tokenizer_of(fn)) == [[f" garden{END}"]]
+    assert set(ids[1000 - extra["num_padding"] :]) == {tokenizer_of(fn).token_to_id("<|endoftext|>")}
+    assert values(chunk, "label") == ["garden"]
+
+
+def test_the_tokens_are_those_of_the_whole_text(name: str) -> None:
+    fn = babilong(name, add_eos=False)
+    ids = tokenizer_of(fn).encode(f"{CONTEXT}{SUFFIX} garden").ids
+
+    chunk = run(fn.open(), [ROW])
+
+    assert token_ids(chunk)[0][: len(ids)] == ids
+    assert values(chunk, "extra") == [{"num_padding": 1000 - len(ids)}]
+
+
+def test_padding_is_the_token_that_is_asked_for(name: str) -> None:
+    (ids,) = token_ids(run(babilong(name, pad_id=77).open(), [ROW]))
+
+    assert ids[-1] == 77
+
+
+def test_a_tokenizer_without_padding_is_padded_with_its_end(small_tokenizer: Path, tmp_path: Path) -> None:
+    folder = variant(small_tokenizer, tmp_path / "no_pad", config={"pad_token": None})
+    (ids,) = token_ids(run(babilong(folder).open(), [ROW]))
+    assert ids[-1] == 2
+
+    folder = variant(small_tokenizer, tmp_path / "neither", config={"pad_token": None, "eos_token": None})
+    with pytest.raises(ConfigError, match="neither pad_token nor eos_token; pass pad_id="):
+        babilong(folder, add_eos=False).resolve()
+
+
+def test_the_way_out_that_a_missing_end_token_names_works(small_tokenizer: Path, tmp_path: Path) -> None:
+    folder = variant(small_tokenizer, tmp_path / "no_end", config={"eos_token": None})
+    with pytest.raises(ConfigError, match="^AD410 add_eos=True, .* has no eos_token; pass add_eos='the token', or"):
+        babilong(folder).resolve()
+
+    fn = babilong(folder, add_eos="<|im_end|>")
+    fn.resolve()
+
+    assert trained_texts(run(fn.open(), [ROW]), tokenizer_of(fn)) == [[" garden<|im_end|>"]]
+
+
+def test_special_tokens_in_front_are_kept_and_none_come_between_prompt_and_answer(
+    small_tokenizer: Path, tmp_path: Path
+) -> None:
+    around = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
+    )
+    folder = variant(small_tokenizer, tmp_path / "around", post_processor=json.loads(around.__getstate__()))
+
+    with_them = run(babilong(folder, 60, on_overlong="truncate_context_left").open(), [ROW])
+    without = run(babilong(folder, 60, on_overlong="truncate_context_left", add_special_tokens=False).open(), [ROW])
+
+    assert token_ids(with_them)[0][0] == 1
+    assert token_ids(with_them)[0].count(2) == token_ids(without)[0].count(2) == 1
+    assert token_ids(without)[0][0] != 1
+
+
+def test_any_keys_of_a_row_can_be_laid_out(name: str) -> None:
+    fn = FixedLengthTokenizeFn(name, max_length=40, prompt="{{{a}}} {b} or {b}?", answer=" {c}, {a}")
+
+    chunk = run(fn.open(), [{"a": "one", "b": "two", "c": "three"}])
+
+    assert texts(fn, chunk) == [f"{{one}} two or two? three, one{END}"]
+    assert trained_texts(chunk, tokenizer_of(fn)) == [[f" three, one{END}"]]
+
+
+# What is too long
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("cut", CUTS)
+def test_the_question_and_the_answer_are_never_cut(name: str, cut: str) -> None:
+    fn = babilong(name, on_overlong=cut)
+    tail = f"{SUFFIX} garden{END}"
+    shortest = len(tokenizer_of(fn).encode(tail).ids)
+
+    for length in range(shortest, 200):
+        chunk = run(babilong(name, length, on_overlong=cut).open(), [ROW])
+        if chunk.num_samples == 0:
+            assert (drops(chunk), length < shortest + 10) == ({"context_too_short": [0]}, True)
+            continue
+        (text,), (extra,) = texts(fn, chunk), values(chunk, "extra")
+        assert len(token_ids(chunk)[0]) == length
+        assert text.endswith(tail)
+        assert trained_texts(chunk, tokenizer_of(fn)) == [[f" garden{END}"]]
+        assert extra["num_padding"] < 4  # where a character of several tokens would have been cut
+        assert "\ufffd" not in text
+
+
+def test_a_context_is_cut_where_it_is_asked_for(name: str) -> None:
+    kept = {}
+    for cut in CUTS:
+        fn = babilong(name, 100, on_overlong=cut)
+        (text,) = texts(fn, run(fn.open(), [ROW]))
+        kept[cut] = text.removesuffix(f"{SUFFIX} garden{END}")
+
+    assert CONTEXT.endswith(kept["truncate_context_left"])
+    assert CONTEXT.startswith(kept["truncate_context_right"])
+    middle = kept["truncate_context_middle"]
+    half = len(middle) // 2 - 5
+    assert CONTEXT.startswith(middle[:half])
+    assert CONTEXT.endswith(middle[-half:])
+
+
+def test_by_default_what_is_too_long_is_dropped_and_counted(name: str) -> None:
+    length = len(token_ids(run(babilong(name, add_eos=True).open(), [ROW]))[0])
+    (extra,) = values(run(babilong(name).open(), [ROW]), "extra")
+    exact = length - extra["num_padding"]
+
+    chunk = run(babilong(name, exact).open(), [ROW])
+    assert values(chunk, "extra") == [{"num_padding": 0}]
+    assert drops(run(babilong(name, exact - 1).open(), [ROW])) == {"max_length": [0]}
+
+
+def test_what_is_too_long_can_be_an_error(name: str) -> None:
+    chunk = run(babilong(name, 50, on_overlong="error").open(), [ROW])
+
+    assert faults(chunk) == [(0, "AD415")]
+    assert "tokens are more than max_length=50; raise it, or set on_overlong=" in chunk.errors[0].reason
+
+
+def test_a_row_of_which_too_little_context_would_be_left_is_dropped(name: str) -> None:
+    fn = babilong(name, 60, on_overlong="truncate_context_left", min_context_tokens=50)
+
+    assert drops(run(fn.open(), [ROW, {**ROW, "question": "?" * 200}])) == {"context_too_short": [0, 1]}
+
+
+def test_a_row_whose_context_no_longer_has_the_answer_can_be_dropped(name: str) -> None:
+    rows = [{**ROW, "input": f"{front} {'filler ' * 100} {back}"} for front, back in (("garden", ""), ("", "garden"))]
+
+    for cut, lost in (("truncate_context_left", [0]), ("truncate_context_right", [1]), ("truncate_context_middle", [])):
+        fn = babilong(name, 80, on_overlong=cut, keep_answer=True)
+        assert drops(run(fn.open(), rows)).get("answer_lost", []) == lost
+        assert drops(run(babilong(name, 80, on_overlong=cut).open(), rows)) == {}
+
+
+@pytest.mark.parametrize(
+    ("row", "code", "reason"),
+    [
+        (b'{"input": "a", "question": "b"}', "AD110", "no key 'target'"),
+        (b'{"input": "a", "question": 5, "target": "c"}', "AD111", "'question' must be a string, got a number"),
+        (b'{"input": "\\ud800", "question": "b", "target": "c"}', "AD107", "in 'input'"),
+    ],
+)
+def test_a_bad_row_is_named(name: str, row: bytes, code: str, reason: str) -> None:
+    chunk = run(babilong(name).open(), [row])
+
+    assert faults(chunk) == [(0, code)]
+    assert reason in chunk.errors[0].reason
+
+
+# The split
+
+
+ROWS = [{"input": f"text {number}", "question": "q", "target": "t"} for number in range(600)]
+
+
+def part(name: str, split: Any, rows: Any = ROWS, **settings: Any) -> set[str]:
+    fn = babilong(name, 40, split=split, add_eos=False, **settings)
+    chunk = run(fn.open(), rows)
+    assert sum(map(len, drops(chunk).values())) + chunk.num_samples == len(rows)
+    assert set(drops(chunk)) <= {"split"}
+    return {text.partition("\n")[0] for text in texts(fn, chunk)}
+
+
+def test_the_parts_of_a_split_are_disjoint_and_together_all_rows(name: str) -> None:
+    train, evaluation = part(name, "train", train_ratio=0.8), part(name, "eval", train_ratio=0.8)
+
+    assert train | evaluation == {row["input"] for row in ROWS}
+    assert train & evaluation == set()
+    assert abs(len(train) - 480) < 40  # four standard deviations
+
+
+def test_a_rows_part_depends_on_its_text_alone(name: str) -> None:
+    reordered = [dict(reversed(row.items())) | {"other": 1} for row in reversed(ROWS)]
+
+    assert part(name, "eval", reordered) == part(name, "eval")
+    assert part(name, "eval", ROWS[::2]) <= part(name, "eval")
+    assert part(name, "eval", split_seed=1) != part(name, "eval")
+
+
+def test_a_part_may_be_everything_or_nothing(name: str) -> None:
+    assert len(part(name, "train", train_ratio=1.0)) == 600
+    assert part(name, "train", train_ratio=0.0) == set()
+
+
+# As the recipe had it
+
+
+def seed_steps(tokenizer: Any, row: dict[str, str], max_length: int, reserve: int) -> dict[str, list[int]]:
+    """The recipe's own steps, by a tokenizer of transformers."""
+    prompt = f"{row['input']}\n\nQuestion: {row['question']}\nAnswer:"  # a blank line behind the context
+    prompt_ids = tokenizer(prompt, add_special_tokens=True, truncation=True, max_length=max_length - reserve)[
+        "input_ids"
+    ]
+    answer_ids = tokenizer(f" {row['target']}", add_special_tokens=False)["input_ids"]
+    input_ids = (prompt_ids + answer_ids)[:max_length]
+    labels = ([-100] * len(prompt_ids) + answer_ids)[:max_length]
+    num_padding = max_length - len(input_ids)
+    pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return {
+        "input_ids": input_ids + [pad_id] * num_padding,
+        "labels": labels + [-100] * num_padding,
+        "attention_mask": [1] * len(input_ids) + [0] * num_padding,
+    }
+
+
+def as_arrays(chunk: Chunk, sample: int) -> dict[str, list[int]]:
+    ids = token_ids(chunk)[sample]
+    labels = [-100] * len(ids)
+    for start, stop in values(chunk, "spans")[sample]:
+        labels[start:stop] = ids[start:stop]
+    num_padding = values(chunk, "extra")[sample]["num_padding"]
+    return {"input_ids": ids, "labels": labels, "attention_mask": [1] * (len(ids) - num_padding) + [0] * num_padding}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("max_length", [300, 420, 600, 1000])
+def test_seed_compat_is_the_recipe_also_where_special_tokens_are_put_around(
+    small_tokenizer: Path, tmp_path: Path, max_length: int
+) -> None:
+    transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
+    around = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
+    )
+    folder = variant(small_tokenizer, tmp_path / "around", post_processor=json.loads(around.__getstate__()))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    chunk = run(babilong(folder, max_length, seed_compat=True, reserve=10).open(), [ROW])
+
+    assert as_arrays(chunk, 0) == seed_steps(tokenizer, ROW, max_length, 10)
+
+
+def test_only_the_recipes_prompt_has_a_blank_line_behind_the_context(name: str) -> None:
+    assert babilong(name, seed_compat=True).prompt == "{input}\n\nQuestion: {question}\nAnswer:"
+    assert babilong(name).prompt == "{input}\nQuestion: {question}\nAnswer:", "runs of ours go on"
+    assert babilong(name, seed_compat=True, prompt="{input}: {question}").prompt == "{input}: {question}"
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
+@pytest.mark.parametrize(
+    ("file", "max_length"),
+    [("qa1_4k.json", 2048), ("qa1_4k.json", 4096), ("qa1_32k.json", 16384), ("qa1_32k.json", 32768)],
+)
+def test_seed_compat_is_the_recipe_on_babilong(test_data: Path, tokenizer: str, file: str, max_length: int) -> None:
+    transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
+    folder = str(test_data / "tokenizers" / tokenizer)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = json.loads((test_data / "babilong" / file).read_text(encoding="utf-8"))
+    fn = babilong(folder, max_length, seed_compat=True)
+
+    chunk = run(fn.open(), rows)
+
+    assert chunk.num_samples == len(rows)
+    for number, row in enumerate(rows):
+        assert as_arrays(chunk, number) == seed_steps(theirs, row, max_length, 64)
+        is_lost = f"Question: {row['question'].strip()}" not in texts(fn, chunk)[number]
+        assert values(chunk, "extra")[number]["question_lost"] is is_lost
+
+
+@pytest.mark.thorough
+def test_seed_compat_says_whether_the_cut_took_the_question_or_only_words_behind_it(name: str) -> None:
+    facts = set()
+    for reserve in range(1, 40):
+        fn = babilong(
+            name,
+            len(tokenizer_of(babilong(name)).encode(f"{CONTEXT}\n{SUFFIX}").ids),
+            seed_compat=True,
+            reserve=reserve,
+        )
+        chunk = run(fn.open(), [ROW])
+        (extra,), (text,) = values(chunk, "extra"), texts(fn, chunk)
+        assert extra["question_lost"] is ("Question: Where is Mary?" not in text)
+        facts.add((extra["question_lost"], "Answer:" in text))
+
+    assert facts == {(False, False), (True, False)}
+
+
+def test_an_answer_longer_than_its_reserve_is_cut_as_in_the_recipe(name: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
+    row = {**ROW, "target": "garden " * 20}
+
+    chunk = run(babilong(name, 100, seed_compat=True, reserve=8).open(), [row])
+
+    assert as_arrays(chunk, 0) == seed_steps(transformers.AutoTokenizer.from_pretrained(name), row, 100, 8)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(("file", "max_length"), [("qa1_4k.json", 512), ("qa1_32k.json", 31000)])
+def test_below_the_prompts_length_every_sample_of_babilong_has_its_question(
+    test_data: Path, tokenizer: str, cut: str, file: str, max_length: int
+) -> None:
+    rows = json.loads((test_data / "babilong" / file).read_text(encoding="utf-8"))
+    fn = babilong(str(test_data / "tokenizers" / tokenizer), max_length, on_overlong=cut)
+
+    chunk = run(fn.open(), rows)
+
+    assert (chunk.num_samples, faults(chunk)) == (len(rows), [])
+    assert {len(ids) for ids in token_ids(chunk)} == {max_length}
+    assert trained_texts(chunk, tokenizer_of(fn)) == [[f" {row['target']}{END}"] for row in rows]
+    for row, text in zip(rows, texts(fn, chunk), strict=True):
+        assert text.endswith(f"\nQuestion: {row['question']}\nAnswer: {row['target']}{END}")
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
+@pytest.mark.parametrize(("file", "max_length"), [("qa1_4k.json", 2048), ("qa1_32k.json", 16384)])
+def test_half_as_long_as_the_prompts_the_recipe_trains_no_answer_behind_its_question_and_we_every_one(
+    test_data: Path, tokenizer: str, file: str, max_length: int
+) -> None:
+    rows = json.loads((test_data / "babilong" / file).read_text(encoding="utf-8"))
+    folder = str(test_data / "tokenizers" / tokenizer)
+    recipe = babilong(folder, max_length, seed_compat=True)
+    ours = babilong(folder, max_length, on_overlong="truncate_context_middle", keep_answer=True)
+
+    theirs, chunk = run(recipe.open(), rows), run(ours.open(), rows)
+
+    assert [extra["question_lost"] for extra in values(theirs, "extra")] == [True] * len(rows)
+    assert trained_texts(theirs, tokenizer_of(recipe)) == [[f" {row['target']}"] for row in rows]
+    assert chunk.num_samples + len(drops(chunk).get("answer_lost", [])) == len(rows)
+    for number in range(chunk.num_samples):
+        row, text = rows[chunk.row_of(number)], texts(ours, chunk)[number]
+        context, _, rest = text.rpartition("\nQuestion: ")
+        assert rest == f"{row['question']}\nAnswer: {row['target']}{END}"
+        assert row["target"] in context
+
+
+# The description
+
+
+def test_it_is_a_description_that_a_worker_makes_again(name: str) -> None:
+    fn = babilong(name, 80, on_overlong="truncate_context_middle", split="train", train_ratio=1.0)
+
+    assert isinstance(fn, TokenizeFn)
+    again = run(open_spec(describe(fn.resolve())), [ROW])
+    assert token_ids(again) == token_ids(run(fn.open(), [ROW]))
+
+
+def test_every_setting_is_in_the_fingerprint(name: str) -> None:
+    changes: list[dict[str, Any]] = [
+        {"max_length": 9},
+        {"prompt": "{input}{question}"},
+        {"answer": "{target}"},
+        {"context_key": "question"},
+        {"on_overlong": "error"},
+        {"min_context_tokens": 2},
+        {"keep_answer": True},
+        {"add_special_tokens": False},
+        {"add_eos": False},
+        {"pad_id": 3},
+        {"split": "eval"},
+        {"train_ratio": 0.5},
+        {"split_seed": 1},
+        {"seed_compat": True},
+        {"reserve": 5},
+    ]
+    prints = [babilong(name, **{"max_length": 99} | settings).fingerprints() for settings in [{}, *changes]]
+
+    assert len({print["tokenize_fn"] for print in prints}) == 16
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"max_length": 0}, "max_length=0"),
+        ({"prompt": "{question}"}, "context_key='input' must be one field of prompt"),
+        ({"prompt": "{input}{input}"}, "must be one field of prompt"),
+        ({"prompt": "{input}{"}, "write a brace that is meant as two"),
+        ({"prompt": "{input}{a.b}"}, r"a field is a key of the row in braces, as \{question\}; got 'a.b'"),
+        ({"prompt": "{input}{}"}, "a field is a key"),
+        ({"answer": "yes"}, r"has no field, such as '\{target\}'"),
+        ({"context_key": None, "on_overlong": "truncate_context_left"}, "needs a context_key"),
+        ({"train_ratio": 1.5}, "train_ratio=1.5"),
+        ({"split": "test"}, "split='test'"),
+        ({"seed_compat": True, "add_eos": True}, "seed_compat cuts at the right and has no end token"),
+        ({"seed_compat": True, "on_overlong": "error"}, "seed_compat cuts at the right and has no end token"),
+        ({"seed_compat": True, "max_length": 64}, "reserve=64 leaves nothing of max_length=64"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(name: str, settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        babilong(name, **{"max_length": 99} | settings)

@@ -1,0 +1,716 @@
+"""Worker processes that die, hang, stop, or never start: what is lost is sent again, and who is to blame is found."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import os
+import random
+import resource
+import signal
+import time
+from array import array
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import psutil
+import pytest
+
+from asyncdata.core.errors import WorkerError
+from asyncdata.core.framing import frame
+from asyncdata.core.messages import NO_SLOT, Failed, OrderPacks, Overflow, Permuted, Ready, Tokenize
+from asyncdata.prefetch.windows.block_window import Window
+from asyncdata.workers.base import NUM_SLOTS, Crashed
+from asyncdata.workers.pool.process_pool import ProcessExecutor
+from asyncdata.workers.pool.processes import Forked
+from tests.support import worker_fns
+from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until, value_of
+from tests.support.tokenize_fns import kills_on_13, kills_on_13_in_batches, row_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture
+def rows(jsonl_file) -> Callable[..., Path]:
+    """A function that writes rows 0 to n-1, each with what is given for it."""
+
+    def write(number: int, special: dict[int, dict[str, Any]] | None = None) -> Path:
+        return jsonl_file([{"id": i, **(special or {}).get(i, {})} for i in range(number)])
+
+    return write
+
+
+def pids(executor: ProcessExecutor) -> list[int]:
+    return [worker.pid for worker in executor.statistics().workers if worker.pid is not None]
+
+
+def states(executor: ProcessExecutor) -> list[str]:
+    return [worker.state for worker in executor.statistics().workers]
+
+
+async def all_ready(executor: ProcessExecutor) -> None:
+    await until(lambda: states(executor) == ["idle"] * executor.num_workers)
+
+
+# Death
+
+
+async def test_workers_killed_at_random_lose_double_and_mix_up_nothing(rows):
+    executor = ProcessExecutor(2)
+    path = rows(400, {i: {"sleep_s": 0.0005} for i in range(400)})
+    client = Client(executor, path, worker_fns.takes_its_time)
+    chance = random.Random(7)
+    async with client.running():
+        window = await client.window()
+        asked = {client.ask(window.request(first, first + 2)): first for first in range(0, 400, 2)}
+        for number in range(8):
+            await until(lambda: "starting" not in states(executor))
+            # What the last kill hit is done: a request that is hit twice is blamed, as it should be.
+            num_done = sum(map(bool, client.replies))
+            wanted = min(num_done + 8, len(client.replies))
+            await client.until(lambda wanted=wanted: sum(map(bool, client.replies)) >= wanted)
+            await anyio.sleep(chance.random() * 0.01)
+            os.kill(chance.choice(pids(executor)), signal.SIGKILL)
+            await until(lambda number=number: executor.statistics().num_restarts == number + 1)
+        await client.until(lambda: all(client.replies[number] for number in asked))
+
+    assert {number: [ids_of(reply) for reply in client.replies[number]] for number in asked} == {
+        number: [[first, first + 1]] for number, first in asked.items()
+    }
+
+
+@pytest.mark.thorough
+async def test_a_request_larger_than_a_socket_takes_comes_whole(rows):
+    """A plan of packs asks with some bytes for every row there is."""
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(5), row_id)
+    costs = np.arange(500_000, dtype=np.float64)
+    request = OrderPacks(costs.tobytes(), None, False, 1, 1, 0, 0)
+    async with client.running():
+        window = await client.window()
+        asked = [client.ask(request), client.ask(window.request(0, 5)), client.ask(request)]
+        plan, reply, again = await client.answers(asked)
+
+    assert ids_of(reply) == [0, 1, 2, 3, 4]
+    for found in (plan, again):
+        assert isinstance(found, Permuted)
+        assert np.frombuffer(found.rows, np.uint32).tolist() == list(range(500_000))
+
+
+@pytest.mark.thorough
+async def test_a_worker_killed_while_idle_is_replaced(rows):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(5), row_id)
+    async with client.running():
+        window = await client.window()
+        await all_ready(executor)
+        before = pids(executor)
+        os.kill(before[0], signal.SIGKILL)
+        await until(lambda: pids(executor) != before)
+        reply = await client.tokenized(window)
+
+    assert ids_of(reply) == [0, 1, 2, 3, 4]
+    assert executor.statistics().num_restarts == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGRTMIN + 3])
+async def test_it_does_not_matter_which_signal_kills_a_worker(rows, number):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(5), row_id)
+    async with client.running():
+        window = await client.window()
+        await all_ready(executor)
+        os.kill(pids(executor)[0], number)
+        assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.thorough
+async def test_slots_outlive_the_workers_that_wrote_them(rows):
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(50), row_id)
+    async with client.running():
+        window = await client.window()
+        await all_ready(executor)
+        before = pids(executor)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: not set(pids(executor)) & set(before))
+        reply = await client.tokenized(window)
+
+    assert ids_of(reply) == list(range(50))
+
+
+async def test_a_slot_is_not_free_while_a_dead_workers_request_waits_to_be_sent_again(rows, tmp_path):
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
+    freed = []
+    executor.slots.on_free = lambda: freed.append(True)
+    async with client.running():
+        window = await client.window()
+        freed.clear()
+        asked = client.ask(window.request(0, 1))
+        executor.slots.release(window.slot)
+        await until(began.exists)
+        began.unlink()
+        os.kill(pids(executor)[0], signal.SIGKILL)
+        await until(began.exists)
+        assert freed == []
+
+        gate.touch()
+        await client.answer(asked)
+        assert freed == [True]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_forgotten", [False, True])
+async def test_a_dead_workers_slot_and_requests_wait_until_it_is_reaped(rows, tmp_path, monkeypatch, is_forgotten):
+    """Its socket has ended, and it may still write: no slot is free, and no other worker has its rows, before it has
+    been waited for.
+    """
+    began, gate, reaped = tmp_path / "began", tmp_path / "gate", anyio.Event()
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
+    freed, seen, really = [], [], Forked.ended
+    executor.slots.on_free = lambda: freed.append(True)
+
+    async def ended(life: Forked) -> None:
+        seen.append((list(freed), began.exists(), executor.statistics().num_queued))
+        await reaped.wait()
+        await really(life)
+
+    async with client.running():
+        window = await client.window()
+        await all_ready(executor)
+        freed.clear()
+        asked = client.ask(window.request(0, 1))
+        executor.slots.release(window.slot)
+        await until(began.exists)
+        pid = int(began.read_text())
+        began.unlink()
+        if is_forgotten:
+            executor.forget()
+        monkeypatch.setattr(Forked, "ended", ended)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: seen)
+        now = list(freed), began.exists(), executor.statistics().num_queued
+        reaped.set()  # before anything is asserted: the executor waits for it, whatever comes
+        gate.touch()
+        assert seen == [([], False, 0)]
+        assert now == ([], False, 0)
+        if is_forgotten:
+            await until(lambda: freed)
+        else:
+            assert ids_of(await client.answer(asked)) == [0]
+            assert began.exists()
+        assert freed == [True]
+
+
+@pytest.mark.thorough
+async def test_a_forgotten_request_is_not_sent_again_when_its_worker_dies(rows, tmp_path):
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(2, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
+    async with client.running():
+        window = await client.window()
+        client.ask(window.request(0, 1))
+        await until(began.exists)
+        began.unlink()
+        executor.forget()
+        os.kill(pids(executor)[0], signal.SIGKILL)
+        reply = await client.tokenized(window, 1, 2)
+        executor.slots.release(window.slot)
+
+    assert ids_of(reply) == [1]
+    assert not began.exists()
+    assert [executor.slots.hold() for _ in range(NUM_SLOTS)] == list(range(NUM_SLOTS))
+
+
+async def test_who_watches_is_called_when_a_worker_dies_of_what_nobody_wants(rows, tmp_path):
+    began = tmp_path / "began"
+    path = rows(1, {0: {"began": str(began), "gate": str(tmp_path / "gate")}})
+    client = Client(ProcessExecutor(1), path, worker_fns.waits)
+    async with client.running():
+        executor = client.executor
+        place, length = Overflow(0, 0, 0), len(path.read_bytes()) - 1
+        client.ask(Tokenize(NO_SLOT, array("i", [-1]).tobytes(), array("i", [length]).tobytes(), [place]))
+        await until(began.exists)
+        executor.forget()
+        before, seen = executor.num_wanted, []
+        executor.watch(lambda: seen.append(executor.num_wanted))
+        os.kill(int(began.read_text()), signal.SIGKILL)
+        await until(lambda: before + 1 in seen)
+
+    assert client.replies == [[]]
+
+
+async def test_who_watches_is_called_when_there_are_other_workers(rows):
+    client = Client(ProcessExecutor(1), rows(3), row_id)
+    async with client.running():
+        seen: list[int] = []
+        client.executor.watch(lambda: seen.append(client.executor.num_wanted))
+        client.executor.set_num_workers(3)
+
+    assert seen == [6]
+
+
+# Who is to blame
+
+
+@pytest.mark.thorough
+async def test_a_request_that_brings_down_two_workers_comes_back(rows):
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(30), kills_on_13)
+    async with client.running():
+        window = await client.window()
+        asked = {client.ask(window.request(first, first + 5)): first for first in range(0, 30, 5)}
+        replies = dict(zip(asked, await client.answers(asked), strict=True))
+
+    for number, first in asked.items():
+        if first == 10:
+            assert replies[number] == Crashed("AD423", "its worker died (SIGSEGV)", row=3)
+        else:
+            assert ids_of(replies[number]) == list(range(first, first + 5))
+    assert executor.statistics().num_restarts == 2
+
+
+@pytest.mark.thorough
+async def test_a_function_of_many_rows_does_not_tell_which_one_it_was(rows):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(20), kills_on_13_in_batches)
+    async with client.running():
+        window = await client.window()
+        reply = await client.answer(client.ask(window.request(10, 15)))
+
+    assert reply == Crashed("AD423", "its worker died (SIGSEGV)", row=None)
+
+
+@pytest.mark.thorough
+async def test_a_request_that_comes_back_keeps_its_slot_until_it_is_told(rows):
+    """Its rows are still there to be asked for once more."""
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(20), kills_on_13)
+    told, asked, freed = [], [], []
+    async with client.running():
+        window = await client.window()
+        executor.slots.on_free = lambda: freed.append(list(told))
+
+        def ask_again(reply: object) -> None:
+            told.append(reply)
+            asked.append(client.ask(window.request(0, 5)))
+
+        executor.submit(window.request(10, 15), ask_again)
+        executor.slots.release(window.slot)
+        await until(lambda: told)
+        assert ids_of(await client.answer(asked[0])) == [0, 1, 2, 3, 4]
+
+    assert len(told) == 1
+    assert freed == [told]
+
+
+@pytest.mark.thorough
+async def test_a_request_with_a_strike_comes_back_after_one_more(rows):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(20), kills_on_13)
+    async with client.running():
+        window = await client.window()
+        reply = await client.answer(client.ask(window.request(13, 14), strikes=1))
+
+    assert isinstance(reply, Crashed)
+    assert executor.statistics().num_restarts == 1
+
+
+@pytest.mark.thorough
+async def test_a_request_that_only_waited_is_not_to_blame(rows, tmp_path):
+    """Its worker had it in its queue, twice, behind one that kills."""
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(20), kills_on_13)
+    async with client.running():
+        window = await client.window()
+        killer = client.ask(window.request(13, 14))
+        innocent = client.ask(window.request(0, 13), strikes=1)
+        assert isinstance(await client.answer(killer), Crashed)
+        assert ids_of(await client.answer(innocent)) == list(range(13))
+
+
+@pytest.mark.thorough
+async def test_a_request_that_ends_the_process_says_how(rows):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(1, {0: {"do": "die"}}), worker_fns.as_told)
+    async with client.running():
+        window = await client.window()
+        reply = await client.answer(client.ask(window.request(0, 1)))
+
+    assert reply == Crashed("AD423", "its worker died (exit status 3)", row=0)
+
+
+# Hanging
+
+
+async def test_a_row_that_hangs_comes_back_and_its_worker_is_replaced(rows, tmp_path):
+    began = tmp_path / "began"
+    executor = ProcessExecutor(2, row_timeout_s=0.3)
+    client = Client(executor, rows(12, {5: {"gate": "/never", "began": str(began)}}), worker_fns.waits)
+    async with client.running():
+        window = await client.window()
+        asked = {client.ask(window.request(first, first + 3)): first for first in range(0, 12, 3)}
+        replies = await client.answers(asked)
+
+    hung = replies.pop(1)
+    assert hung == Crashed("AD422", "no result in 0.3 s; its worker was killed (SIGKILL)", row=2)
+    assert [ids_of(reply) for reply in replies] == [[0, 1, 2], [6, 7, 8], [9, 10, 11]]
+    assert executor.statistics().num_restarts == 2
+
+
+@pytest.mark.thorough
+async def test_rows_that_take_their_time_together_are_not_hung(rows):
+    executor = ProcessExecutor(1, row_timeout_s=1.5)
+    client = Client(executor, rows(8, {i: {"sleep_s": 0.3} for i in range(8)}), worker_fns.takes_its_time)
+    async with client.running():
+        reply = await client.tokenized(await client.window())
+
+    assert ids_of(reply) == list(range(8))
+    assert executor.statistics().num_restarts == 0
+
+
+@pytest.mark.thorough
+async def test_an_idle_worker_is_never_hung(rows):
+    executor = ProcessExecutor(1, row_timeout_s=0.05)
+    client = Client(executor, rows(5), row_id)
+    async with client.running():
+        window = await client.window()
+        await all_ready(executor)
+        before = pids(executor)
+        await anyio.sleep(0.2)  # four times as long as a row may take
+        assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4]
+        assert pids(executor) == before
+
+
+async def test_a_stopped_worker_is_replaced(rows, tmp_path):
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    executor = ProcessExecutor(1, row_timeout_s=0.3)
+    client = Client(executor, rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
+    async with client.running():
+        window = await client.window()
+        asked = client.ask(window.request(0, 1))
+        await until(began.exists)
+        gate.touch()
+        os.kill(pids(executor)[0], signal.SIGSTOP)
+        assert ids_of(await client.answer(asked)) == [0]
+
+
+# Starting
+
+
+@pytest.mark.thorough
+async def test_windows_are_read_before_there_is_a_worker(rows, tmp_path):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(200), worker_fns.Opening("waits", str(tmp_path)))
+    async with client.running():
+        window = await client.window()
+        asked = client.ask(window.request(0, 3))
+        assert states(executor) == ["starting"]
+
+        (tmp_path / "open").touch()
+        assert ids_of(await client.answer(asked)) == [0, 1, 2]
+        assert ids_of(await client.tokenized(await client.window())) == list(range(200)), "workers read the next"
+
+
+@pytest.mark.thorough
+async def test_what_is_read_before_there_is_a_worker_can_be_forgotten(rows, tmp_path):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(200), worker_fns.Opening("waits", str(tmp_path)), block_bytes=64)
+    blocks = client.files.blocks(range(client.files.num_blocks))
+    window = Window(client.files, blocks, 0, client.job.stride, partial(np.arange, dtype=np.int64))
+    async with client.running():
+        forgotten = [client.ask(scan) for scan in window.scans()]
+        executor.forget()
+        (tmp_path / "open").touch()
+        assert ids_of(await client.tokenized(await client.window(1))) == list(range(200))
+        await until(lambda: [executor.slots.hold() for _ in range(NUM_SLOTS)] == list(range(NUM_SLOTS)))
+
+    assert [client.replies[number] for number in forgotten] == [[]] * len(forgotten)
+
+
+async def failure_to_run(client: Client) -> str:
+    """Why the executor gave up."""
+    client.executor.prepare(client.slot_bytes)
+    with anyio.fail_after(NEVER_S), pytest.raises(WorkerError) as caught:
+        await client.executor.run(client.job)
+    return str(caught.value)
+
+
+@pytest.mark.thorough
+async def test_a_worker_that_dies_three_times_at_its_start_is_given_up_with_what_it_said(rows, tmp_path):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(1), worker_fns.Opening("dies", str(tmp_path), times=1000))
+
+    message = await failure_to_run(client)
+
+    assert message.startswith("AD426 a worker died 3 times while starting (exit status 5)\n")
+    assert "what I wanted to say" in message
+    assert executor.statistics().num_restarts == 3
+
+
+@pytest.mark.thorough
+async def test_a_worker_that_dies_twice_at_its_start_is_forgiven(rows, tmp_path):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(3), worker_fns.Opening("dies", str(tmp_path), times=2))
+    async with client.running():
+        assert ids_of(await client.tokenized(await client.window())) == [0, 1, 2]
+
+    assert executor.statistics().num_restarts == 2
+
+
+@pytest.mark.thorough
+async def test_workers_that_never_finish_anything_are_given_up(rows):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(1, {0: {"do": "print and die"}}), worker_fns.as_told)
+    client.executor.prepare(client.slot_bytes)
+    again_and_again = []
+
+    def ask_again(reply: object) -> None:
+        again_and_again.append(reply)
+        executor.submit(request, ask_again)
+
+    with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:
+        async with anyio.create_task_group() as group:
+            group.start_soon(executor.run, client.job)
+            request = (await client.window()).request(0, 1)
+            executor.submit(request, ask_again)
+
+    (error,) = caught.value.exceptions
+    assert isinstance(error, WorkerError)
+    assert str(error).startswith("AD426 14 workers died without finishing one request; the last exit status 3\n")
+    assert "farewell" in str(error)
+    assert all(isinstance(reply, Crashed) for reply in again_and_again[:-1])
+    assert failure_of(again_and_again[-1]).message == str(error), "the last is told what everybody is told"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("request_id", "said", "reason"),
+    [
+        (99, Permuted(b""), "a worker answered request 99 out of turn"),
+        (2, Ready(1), "a worker announced itself twice; it is out of step"),
+    ],
+)
+async def test_what_is_no_answer_to_the_request_is_nobodys_samples(rows, request_id, said, reason):
+    """A function that writes to a descriptor that is not its own ends the run: what is right is not known any more."""
+    noise = base64.b64encode(frame(request_id, said)).decode()
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(2, {1: {"bytes": noise}}), worker_fns.writes_everywhere)
+    with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:
+        async with client.running():
+            asked = client.ask((await client.window()).request(1, 2))
+            assert asked == 1, "the second, so that its id is 2"
+            await anyio.sleep_forever()
+
+    (error,) = caught.value.exceptions
+    assert isinstance(error, WorkerError)
+    assert str(error) == reason
+    assert not [reply for reply in client.replies[asked] if not isinstance(reply, Failed)]
+
+
+@pytest.mark.thorough
+async def test_what_is_under_way_hears_that_there_will_be_no_worker(rows, tmp_path):
+    """Read here already, and waiting for a worker that will never be."""
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(20), worker_fns.Opening("waits and raises", str(tmp_path)))
+    with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup):
+        async with client.running():
+            window = await client.window()
+            asked = [client.ask(window.request(row, row + 1)) for row in range(20)]
+            executor.slots.release(window.slot)
+            (tmp_path / "open").touch()
+            await anyio.sleep_forever()
+
+    for number in asked:
+        (reply,) = client.replies[number]
+        assert failure_of(reply).message.startswith("AD426 the tokenize function cannot be opened: ")
+    assert [executor.slots.hold() for _ in range(NUM_SLOTS)] == list(range(NUM_SLOTS))
+
+
+@pytest.mark.thorough
+async def test_a_function_that_no_worker_can_import_is_named(rows):
+    import msgspec
+
+    from asyncdata.core.specs import TokenizeSpec
+
+    client = Client(ProcessExecutor(1), rows(1), row_id)
+    client.job = msgspec.structs.replace(client.job, tokenize=TokenizeSpec("tests.support.nowhere:fn"))
+
+    message = await failure_to_run(client)
+
+    assert message.startswith("AD426 the tokenize function cannot be opened: ")
+    assert "cannot import 'tests.support.nowhere:fn'" in message
+
+
+async def test_without_room_for_workers_it_says_so_and_leaves_nothing_open(rows):
+    """At any descriptor that is one too many."""
+    path, told = rows(1), []
+    before = sorted(os.listdir("/proc/self/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for room in itertools.count(4):
+        executor = ProcessExecutor(2)
+        client = Client(executor, path, row_id)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (room, limits[1]))
+        try:
+            executor.prepare(client.slot_bytes)
+            break
+        except WorkerError as error:
+            told.append(str(error).partition(";")[0])
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert sorted(os.listdir("/proc/self/fd")) == before
+
+    with anyio.move_on_after(0):
+        await executor.run(client.job)
+    assert set(told) == {"AD426 workers cannot be started: Too many open files"}
+    assert len(told) > 5
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+# More workers and fewer
+
+
+@pytest.mark.thorough
+async def test_workers_are_added_and_serve(rows):
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(60, {i: {"sleep_s": 0.002} for i in range(60)}), worker_fns.tells_who)
+    async with client.running():
+        window = await client.window()
+        executor.set_num_workers(3)
+        await all_ready(executor)
+        asked = [client.ask(window.request(first, first + 2)) for first in range(0, 60, 2)]
+        replies = await client.answers(asked)
+
+    assert len({value_of(reply, "extra")["pid"] for reply in replies}) == 3
+    assert [ids_of(reply) for reply in replies] == [[first, first + 1] for first in range(0, 60, 2)]
+
+
+@pytest.mark.thorough
+async def test_a_worker_that_is_no_longer_wanted_finishes_what_it_was_asked(rows, tmp_path):
+    gates = {i: {"began": str(tmp_path / f"began {i}"), "gate": str(tmp_path / f"gate {i}")} for i in range(2)}
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(9, gates), worker_fns.waits)
+    async with client.running():
+        window = await client.window()
+        await all_ready(executor)
+        asked = [client.ask(window.request(row, row + 1)) for row in range(2)]
+        await until(lambda: all((tmp_path / f"began {row}").exists() for row in range(2)))
+        going = psutil.Process(pids(executor)[1])
+        executor.set_num_workers(1)
+        behind = [client.ask(window.request(row, row + 1)) for row in range(2, 9)]
+        assert len(pids(executor)) == 2
+
+        for row in range(2):
+            (tmp_path / f"gate {row}").touch()
+        assert [ids_of(reply) for reply in await client.answers([*asked, *behind])] == [[row] for row in range(9)]
+        await until(lambda: len(pids(executor)) == 1)
+        assert not going.is_running()
+
+    assert executor.statistics().num_restarts == 0
+
+
+@pytest.mark.thorough
+async def test_a_worker_that_dies_on_its_way_out_leaves_its_requests_to_the_others(rows, tmp_path):
+    gates = {i: {"began": str(tmp_path / f"began {i}"), "gate": str(tmp_path / "gate")} for i in range(2)}
+    executor = ProcessExecutor(2)
+    client = Client(executor, rows(4, gates), worker_fns.waits)
+    async with client.running():
+        window = await client.window()
+        await all_ready(executor)
+        asked = [client.ask(window.request(row, row + 1)) for row in range(4)]
+        await until(lambda: all((tmp_path / f"began {row}").exists() for row in range(2)))
+        executor.set_num_workers(1)
+        os.kill(pids(executor)[1], signal.SIGKILL)
+        await until(lambda: len(pids(executor)) == 1)
+        (tmp_path / "gate").touch()
+        assert [ids_of(reply) for reply in await client.answers(asked)] == [[row] for row in range(4)]
+
+    assert executor.statistics().num_restarts == 0
+
+
+async def test_wanting_a_worker_back_at_once_loses_nothing(rows):
+    executor = ProcessExecutor(3)
+    client = Client(executor, rows(200), row_id)
+    chance = random.Random(11)
+    async with client.running():
+        window = await client.window()
+        asked = {}
+        for first in range(0, 200, 2):
+            executor.set_num_workers(chance.randint(-1, 4))
+            asked[client.ask(window.request(first, first + 2))] = [first, first + 1]
+            executor.set_num_workers(chance.randint(1, 4))
+            await anyio.sleep(chance.choice([0, 0, 0.001, 0.01]))
+        replies = await client.answers(asked)
+        executor.set_num_workers(2)
+        await all_ready(executor)
+
+    assert [ids_of(reply) for reply in replies] == list(asked.values())
+    assert executor.statistics().num_restarts == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("wanted", "got"), [(-3, 1), (0, 1), (2, 2), (9, 3)])
+async def test_there_is_always_one_worker_and_never_more_than_there_is_room_for(rows, wanted, got):
+    executor = ProcessExecutor(2, max_workers=3)
+    client = Client(executor, rows(3), row_id)
+    async with client.running():
+        executor.set_num_workers(wanted)
+        assert executor.num_workers == got
+        await until(lambda: states(executor) == ["idle"] * got)
+        assert executor.num_wanted == 2 * got
+
+
+async def test_the_number_may_change_before_the_start_and_before_the_loop(rows):
+    executor = ProcessExecutor(4)
+    client = Client(executor, rows(3), row_id)
+    executor.set_num_workers(3)
+    executor.prepare(client.slot_bytes)
+    executor.set_num_workers(1)
+    async with anyio.create_task_group() as group:
+        group.start_soon(executor.run, client.job)
+        with anyio.fail_after(NEVER_S):
+            await until(lambda: states(executor) == ["idle"])
+            assert ids_of(await client.tokenized(await client.window())) == [0, 1, 2]
+        group.cancel_scope.cancel()
+
+
+# Order in the house
+
+
+@pytest.mark.thorough
+async def test_nothing_is_left_open(rows):
+    for _ in range(2):  # what is imported or opened once is not counted
+        before = sorted(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True))
+        executor = ProcessExecutor(2)
+        client = Client(executor, rows(5), row_id)
+        async with client.running():
+            await client.tokenized(await client.window())
+            os.kill(pids(executor)[0], signal.SIGKILL)
+            await until(lambda executor=executor: executor.statistics().num_restarts == 1)
+        after = sorted(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True))
+
+    assert after == before
+
+
+async def test_closing_does_not_wait_for_a_row(rows, tmp_path):
+    began = tmp_path / "began"
+    executor = ProcessExecutor(1)
+    client = Client(executor, rows(1, {0: {"began": str(began)}}), worker_fns.stuck_in_c)
+    async with client.running():
+        client.ask((await client.window()).request(0, 1))
+        await until(began.exists)
+        busy = psutil.Process(int(began.read_text()))
+        before = time.monotonic()
+
+    assert not busy.is_running()
+    assert time.monotonic() - before < NEVER_S

@@ -1,0 +1,543 @@
+"""What every executor promises, whoever runs the tokenize function. A new one has to pass this suite unchanged."""
+
+from __future__ import annotations
+
+from array import array
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import numpy as np
+import pytest
+
+from asyncdata.core.errors import WorkerError
+from asyncdata.core.messages import NO_SLOT, Overflow, Permute, Tokenize, Tokenized
+from asyncdata.prefetch.windows.block_window import Window
+from asyncdata.workers.base import NUM_SLOTS
+from asyncdata.workers.inline import InlineExecutor
+from asyncdata.workers.pool.process_pool import ProcessExecutor
+from tests.support import worker_fns
+from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until, value_of
+from tests.support.tokenize_fns import fails_on_13, in_batches, row_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from asyncdata.workers.base import Executor
+
+EXECUTORS: dict[str, Callable[[Any], Executor]] = {
+    "inline": InlineExecutor,
+    "process": lambda function: ProcessExecutor(2),
+}
+BACKENDS = {
+    "asyncio": ("asyncio", {}),
+    "uvloop": ("asyncio", {"use_uvloop": True}),
+    "trio": ("trio", {}),
+}
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture(params=EXECUTORS)
+def make(request: pytest.FixtureRequest) -> Callable[[Any], Executor]:
+    return EXECUTORS[request.param]
+
+
+@pytest.fixture
+def rows(jsonl_file) -> Callable[..., Path]:
+    """A function that writes rows 0 to n-1, each with what is given for it."""
+
+    def write(number: int, special: dict[int, dict[str, Any]] | None = None) -> Path:
+        return jsonl_file([{"id": i, **(special or {}).get(i, {})} for i in range(number)])
+
+    return write
+
+
+def errors_of(reply: Tokenized) -> list[tuple[int, str]]:
+    return [(error.row, error.code) for error in reply.errors]
+
+
+def free_slots(executor: Executor) -> int:
+    """How many slots can be held now; they are given back."""
+    held = [slot for slot in (executor.slots.hold() for _ in range(NUM_SLOTS)) if slot is not None]
+    for slot in held:
+        executor.slots.release(slot)
+    return len(held)
+
+
+# Requests and replies
+
+
+async def test_every_request_is_answered_once_with_its_own_rows(make, rows):
+    client = Client(make(row_id), rows(500), row_id)
+    async with client.running():
+        window = await client.window()
+        asked = {client.ask(window.request(first, first + 7)): first for first in range(0, 497, 7)}
+        await client.until(lambda: all(client.replies[number] for number in asked))
+        await client.tokenized(window)  # one more, behind all others: nothing is answered twice
+
+    for number, first in asked.items():
+        (reply,) = client.replies[number]
+        assert ids_of(reply) == list(range(first, first + 7))
+
+
+async def test_requests_may_come_before_the_start(make, rows):
+    client = Client(make(row_id), rows(20), row_id)
+    blocks = client.files.blocks(range(client.files.num_blocks))
+    window = Window(client.files, blocks, 0, client.job.stride, partial(np.arange, dtype=np.int64))
+    early = [client.ask(scan) for scan in window.scans()]
+
+    async with client.running():
+        (scanned,) = await client.answers(early)
+
+    assert window.add(0, scanned)
+    assert window.num_rows == 20
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_it_runs_on_every_backend(make, rows, backend):
+    async def main() -> list[int]:
+        client = Client(make(row_id), rows(50), row_id)
+        async with client.running():
+            return ids_of(await client.tokenized(await client.window()))
+
+    name, options = BACKENDS[backend]
+    in_its_own_thread = partial(anyio.run, main, backend=name, backend_options=options)
+    assert await anyio.to_thread.run_sync(in_its_own_thread) == list(range(50))
+
+
+async def test_no_row_is_a_request_too(make, rows):
+    client = Client(make(row_id), rows(3), row_id)
+    async with client.running():
+        reply = await client.tokenized(await client.window(), 0, 0)
+
+    assert (ids_of(reply), reply.errors, reply.drops) == ([], [], {})
+
+
+async def test_what_is_forgotten_is_not_answered_and_what_comes_later_is(make, rows, tmp_path):
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    client = Client(make(worker_fns.waits), rows(40, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
+    async with client.running():
+        window = await client.window()
+        forgotten = [client.ask(window.request(first, first + 4)) for first in range(0, 40, 4)]
+        await until(began.exists)
+        answered = {number for number in forgotten if client.replies[number]}
+        client.executor.forget()
+        wanted = client.ask(window.request(8, 12))
+        gate.touch()
+        reply = await client.answer(wanted)
+        executor = client.executor
+        executor.slots.release(window.slot)
+        await until(lambda: free_slots(executor) == NUM_SLOTS)
+
+    assert ids_of(reply) == [8, 9, 10, 11]
+    assert {number for number in forgotten if client.replies[number]} == answered
+    assert forgotten[0] not in answered
+
+
+async def test_forgetting_twice_is_forgetting(make, rows):
+    client = Client(make(row_id), rows(10), row_id)
+    async with client.running():
+        window = await client.window()
+        client.ask(window.request(0, 5))
+        client.executor.forget()
+        client.executor.forget()
+        reply = await client.tokenized(window, 5, 10)
+
+    assert ids_of(reply) == [5, 6, 7, 8, 9]
+
+
+@pytest.mark.thorough
+async def test_cancelled_in_the_middle_of_a_row_it_stops_at_once(make, rows, tmp_path):
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    client = Client(make(worker_fns.waits), rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
+    with anyio.fail_after(NEVER_S):
+        async with client.running():
+            client.ask((await client.window()).request(0, 1))
+            await until(began.exists)
+
+    gate.touch()  # the thread that was left behind ends
+
+
+# Slots
+
+
+@pytest.mark.thorough
+async def test_a_slot_is_free_when_every_request_that_uses_it_is_answered(make, rows, tmp_path):
+    gate = tmp_path / "gate"
+    client = Client(make(worker_fns.waits), rows(10, {0: {"gate": str(gate)}}), worker_fns.waits)
+    slots = client.executor.slots
+    freed = []
+    slots.on_free = lambda: freed.append(True)
+    async with client.running():
+        window = await client.window()
+        assert free_slots(client.executor) == NUM_SLOTS - 1
+        freed.clear()
+        asked = [client.ask(window.request(0, 5)), client.ask(window.request(5, 10))]
+        slots.release(window.slot)
+        assert freed == []
+        assert free_slots(client.executor) == NUM_SLOTS - 1
+
+        freed.clear()  # what looking for free slots has made
+        gate.touch()
+        await client.answers(asked)
+        assert freed == [True]
+        assert free_slots(client.executor) == NUM_SLOTS
+
+
+async def test_a_forgotten_request_keeps_its_slot_until_it_is_done_with(make, rows, tmp_path):
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    client = Client(make(worker_fns.waits), rows(9, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
+    executor = client.executor
+    async with client.running():
+        window = await client.window()
+        for first in range(0, 9, 3):
+            client.ask(window.request(first, first + 3))
+        await until(began.exists)
+        executor.forget()
+        executor.slots.release(window.slot)
+        assert free_slots(executor) == NUM_SLOTS - 1
+
+        gate.touch()
+        await until(lambda: free_slots(executor) == NUM_SLOTS)
+
+
+async def test_a_slot_that_is_used_again_holds_no_stale_bytes(make, jsonl_file):
+    """Rows of the second file are shorter: what the first left behind them must not show."""
+    long = jsonl_file([{"id": i, "text": "x" * 300} for i in range(60)], "long.jsonl")
+    client = Client(make(row_id), long, row_id, block_bytes=1000, slack_bytes=100)
+    async with client.running():
+        window = await client.window(0)
+        assert ids_of(await client.tokenized(window)) == list(range(60))
+
+        window = await client.window(0)
+        assert ids_of(await client.tokenized(window, 30, 60)) == list(range(30, 60))
+
+
+# What a tokenize function may do
+
+
+async def test_a_row_whose_function_raises_is_bad_and_its_neighbours_are_not(make, rows):
+    client = Client(make(fails_on_13), rows(30), fails_on_13)
+    async with client.running():
+        reply = await client.tokenized(await client.window())
+
+    (error,) = reply.errors
+    assert (error.row, error.code) == (13, "AD421")
+    assert error.reason == "the tokenize function raised KeyError('thirteen')"
+    assert '"id": 13' in error.excerpt
+    assert "tokenize_fns.py" in error.traceback
+    assert "asyncdata/tokenization" not in error.traceback, "the library's own frames only hide the user's"
+    assert ids_of(reply) == [i for i in range(30) if i != 13]
+
+
+NONSENSE = (
+    "a number",
+    "bytes of text",
+    "words",
+    "no input_ids",
+    "text as input_ids",
+    "negative",
+    "too large",
+    "fractions",
+    "nested",
+    "not JSON",
+)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("function", [worker_fns.as_told, worker_fns.as_told_in_batches])
+async def test_nonsense_is_a_bad_row_each(make, rows, function):
+    special = {1 + 2 * i: {"do": what} for i, what in enumerate(NONSENSE)}
+    client = Client(make(function), rows(2 * len(NONSENSE) + 1, special), function)
+    async with client.running():
+        reply = await client.tokenized(await client.window())
+
+    assert errors_of(reply) == [(row, "AD425") for row in special]
+    assert ids_of(reply) == list(range(0, 2 * len(NONSENSE) + 1, 2))
+
+
+@pytest.mark.parametrize("function", [worker_fns.as_told, worker_fns.as_told_in_batches])
+async def test_drops_are_counted_by_reason(make, rows, function):
+    special = {2: {"do": "nothing"}, 3: {"do": "a reason"}, 5: {"do": "a reason"}}
+    client = Client(make(function), rows(7, special), function)
+    async with client.running():
+        reply = await client.tokenized(await client.window())
+
+    assert {reason: np.frombuffer(rows, np.int32).tolist() for reason, rows in reply.drops.items()} == {
+        "tokenize_fn": [2],
+        "too dull": [3, 5],
+    }
+    assert ids_of(reply) == [0, 1, 4, 6]
+
+
+async def test_a_batch_that_raises_is_run_row_by_row(make, rows):
+    function = worker_fns.as_told_in_batches
+    client = Client(make(function), rows(20, {4: {"do": "raise"}, 17: {"do": "raise"}}), function)
+    async with client.running():
+        reply = await client.tokenized(await client.window())
+
+    assert errors_of(reply) == [(4, "AD421"), (17, "AD421")]
+    assert ids_of(reply) == [i for i in range(20) if i not in (4, 17)]
+
+
+async def test_a_batch_that_loses_a_row_is_bad_as_a_whole(make, rows):
+    function = worker_fns.as_told_in_batches
+    client = Client(make(function), rows(3, {1: {"do": "lose one"}}), function)
+    async with client.running():
+        reply = await client.tokenized(await client.window())
+
+    assert errors_of(reply) == [(0, "AD425"), (1, "AD425"), (2, "AD425")]
+    assert reply.errors[0].reason == "the batched tokenize function returned 2 results for 3 rows"
+
+
+async def test_a_row_that_calls_exit_is_bad(make, rows):
+    """SystemExit is no Exception; neither is what a panic in Rust becomes."""
+    client = Client(make(worker_fns.as_told), rows(5, {3: {"do": "exit"}}), worker_fns.as_told)
+    async with client.running():
+        reply = await client.tokenized(await client.window())
+
+    assert errors_of(reply) == [(3, "AD421")]
+    assert reply.errors[0].reason == "the tokenize function raised SystemExit(3)"
+    assert ids_of(reply) == [0, 1, 2, 4]
+
+
+async def test_broken_rows_are_bad_and_the_function_never_sees_them(make, jsonl_file):
+    lines = [b'{"id": 0}', b'{"id": 1', b'{"id": 2}', b"\xff\xfe", b"[4]", b'{"id": 5}']
+    client = Client(make(in_batches), jsonl_file(lines), in_batches)
+    async with client.running():
+        reply = await client.tokenized(await client.window())
+
+    assert errors_of(reply) == [(1, "AD101"), (3, "AD106"), (4, "AD113")]
+    assert ids_of(reply) == [0, 2, 5]
+
+
+@pytest.mark.parametrize("what", ["raises", "exits"])
+async def test_a_function_that_cannot_be_opened_is_a_worker_error(make, rows, what):
+    description = worker_fns.Opening(what)
+    executor = make(description)
+    client = Client(executor, rows(1), description)
+    executor.prepare(client.slot_bytes)
+
+    with anyio.fail_after(NEVER_S), pytest.raises(WorkerError, match=r"^AD426 .*(no tokenizer\.json|not today)"):
+        await executor.run(client.job)
+
+
+# Long rows
+
+
+async def test_a_row_longer_than_the_limit_is_bad(make, jsonl_file):
+    path = jsonl_file([{"id": 0}, {"id": 1, "text": "x" * 5000}, {"id": 2}, {"id": 3, "text": "y" * 99_000}, {"id": 4}])
+    client = Client(make(row_id), path, row_id, block_bytes=512, slack_bytes=64, max_row_bytes=4000)
+    async with client.running():
+        window = await client.window()
+        reply = await client.tokenized(window)
+
+    assert window.num_rows == 5
+    assert errors_of(reply) == [(1, "AD108"), (3, "AD108")]
+    assert ids_of(reply) == [0, 2, 4]
+
+
+@pytest.mark.parametrize("function", [worker_fns.as_told, worker_fns.as_told_in_batches])
+async def test_errors_keep_their_rows_beside_rows_too_long(make, jsonl_file, function):
+    path = jsonl_file([{"id": 0, "x": "x" * 5000}, {"id": 1}, {"id": 2, "do": "raise"}, {"id": 3}])
+    client = Client(make(function), path, function, block_bytes=512, slack_bytes=64, max_row_bytes=4000)
+    async with client.running():
+        reply = await client.tokenized(await client.window())
+
+    assert errors_of(reply) == [(0, "AD108"), (2, "AD421")]
+    assert ids_of(reply) == [1, 3]
+    assert np.frombuffer(reply.kept, np.int32).tolist() == [1, 3]
+
+
+async def test_rows_that_do_not_lie_wholly_in_the_slot_are_read_again(make, jsonl_file):
+    """Block after block is crossed by rows longer than the over-read."""
+    texts = [chr(ord("a") + i % 26) * (i * 37 % 900) for i in range(80)]
+    path = jsonl_file([{"id": i, "prompt": text} for i, text in enumerate(texts)])
+    client = Client(make(worker_fns.echoes), path, worker_fns.echoes, block_bytes=256, slack_bytes=32)
+    async with client.running():
+        window = await client.window()
+        request = window.request(0, 80)
+        reply = await client.answer(client.ask(request))
+
+    assert len(request.overflow) > 20
+    assert isinstance(reply, Tokenized)
+    assert [value_of(reply, "prompt", i) for i in range(80)] == texts
+
+
+# Files
+
+
+async def test_a_file_that_shrank_fails_the_request(make, rows):
+    path = rows(500)
+    client = Client(make(row_id), path, row_id, block_bytes=512)
+    async with client.running():
+        path.write_bytes(path.read_bytes()[:700])
+        scan = next(iter(_scans(client)))
+        failed = failure_of(await client.answer(client.ask(scan)))
+
+    assert failed.kind == "SourceChangedError"
+    assert failed.message.startswith("AD302") and str(path) in failed.message
+
+
+async def test_a_file_that_is_gone_fails_the_request(make, rows):
+    path = rows(5)
+    client = Client(make(row_id), path, row_id)
+    async with client.running():
+        path.unlink()
+        failed = failure_of(await client.answer(client.ask(next(iter(_scans(client))))))
+
+    assert failed.kind == "SourceError"
+    assert failed.message.startswith("AD304") and str(path) in failed.message
+
+
+def _scans(client: Client) -> Any:
+    blocks = client.files.blocks(range(client.files.num_blocks))
+    return Window(client.files, blocks, 0, client.job.stride, partial(np.arange, dtype=np.int64)).scans()
+
+
+async def test_more_files_than_may_be_open_at_once(make, tmp_path):
+    for i in range(150):
+        (tmp_path / f"{i:03}.jsonl").write_text(f'{{"id": {i}}}\n')
+    client = Client(make(row_id), tmp_path, row_id)
+    async with client.running():
+        window = await client.window()
+        asked = [client.ask(window.request(first, first + 10)) for first in range(0, 150, 10)]
+        replies = await client.answers(asked)
+
+    assert [number for reply in replies for number in ids_of(reply)] == list(range(150))
+
+
+# What it says of itself
+
+
+async def test_it_wants_work_until_it_has_enough(make, rows, tmp_path):
+    gate = tmp_path / "gate"
+    client = Client(make(worker_fns.waits), rows(50, {i: {"gate": str(gate)} for i in range(50)}), worker_fns.waits)
+    executor = client.executor
+    wanted = [executor.num_wanted]
+    async with client.running():
+        window = await client.window()
+        asked = []
+        while executor.num_wanted > 0:
+            asked.append(client.ask(window.request(len(asked), len(asked) + 1)))
+            wanted.append(executor.num_wanted)
+            await anyio.lowlevel.checkpoint()
+        gate.touch()
+        await client.answers(asked)
+
+        assert executor.num_workers < len(asked) + 1 < 50
+        assert wanted == list(range(wanted[0], -1, -1))
+        assert executor.num_wanted == wanted[0]
+
+
+async def test_statistics_say_who_is_busy_and_how_far(make, rows, tmp_path):
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    special = {i: {"gate": str(gate)} for i in range(20)}
+    special[4] |= {"began": str(began)}
+    for i in range(4):
+        special[i] = {}
+    client = Client(make(worker_fns.waits), rows(20, special), worker_fns.waits)
+    executor = client.executor
+    async with client.running():
+        window = await client.window()
+        idle = executor.statistics()
+        asked = [client.ask(window.request(first, first + 5)) for first in range(0, 20, 5)]
+        await until(began.exists)
+        busy = executor.statistics()
+        gate.touch()
+        await client.answers(asked)
+        again = executor.statistics()
+
+    assert "busy" not in {worker.state for worker in idle.workers}
+    assert len(idle.workers) == executor.num_workers
+    first = next(worker for worker in busy.workers if worker.num_rows_done == 4)
+    assert first.state == "busy"
+    assert first.busy_s > 0
+    assert "busy" not in {worker.state for worker in again.workers}
+    assert (busy.num_restarts, again.num_restarts, again.num_queued) == (0, 0, 0)
+
+
+async def test_requests_without_a_worker_are_queued(make, rows, tmp_path):
+    gate = tmp_path / "gate"
+    client = Client(make(worker_fns.waits), rows(12, {i: {"gate": str(gate)} for i in range(12)}), worker_fns.waits)
+    executor = client.executor
+    async with client.running():
+        window = await client.window()
+        asked = [client.ask(window.request(i, i + 1)) for i in range(12)]
+        assert executor.statistics().num_queued >= 12 - 2 * executor.num_workers
+        assert executor.num_wanted <= 0
+        gate.touch()
+        await client.answers(asked)
+
+    assert executor.statistics().num_queued == 0
+
+
+# Who watches
+
+
+class Watch:
+    """What an executor says of its changes.
+
+    :ivar seen: what ``look`` gave at each of them.
+    """
+
+    def __init__(self, executor: Executor, look: Callable[[], Any]) -> None:
+        self.seen: list[Any] = []
+        executor.watch(lambda: self.seen.append(look()))
+
+
+async def test_who_watches_is_called_when_a_reply_has_had_its_effect(make, rows):
+    client = Client(make(row_id), rows(10), row_id)
+    async with client.running():
+        number = len(client.replies)
+        watch = Watch(client.executor, lambda: [len(replies) for replies in client.replies[number:]])
+        await client.answer(client.ask(Permute(5, 1)))
+        await until(lambda: watch.seen)
+
+    assert watch.seen[-1] == [1]
+
+
+async def test_who_watches_is_called_for_a_reply_that_nobody_wants(make, rows, tmp_path):
+    """It has no slot that could tell of it; and by then there is room for more."""
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    path = rows(1, {0: {"began": str(began), "gate": str(gate)}})
+    client = Client(make(worker_fns.waits), path, worker_fns.waits)
+    async with client.running():
+        executor = client.executor
+        length = len(path.read_bytes()) - 1
+        place = Overflow(0, 0, 0)
+        read = Tokenize(NO_SLOT, array("i", [-1]).tobytes(), array("i", [length]).tobytes(), [place])
+        client.ask(read)
+        await until(began.exists)
+        executor.forget()
+        before = executor.num_wanted
+        watch = Watch(executor, lambda: executor.num_wanted)
+        gate.touch()
+        await until(lambda: watch.seen)
+
+    assert client.replies == [[]]
+    assert watch.seen[-1] == before + 1
+
+
+async def test_who_watches_is_called_when_a_slot_becomes_free(make, rows):
+    client = Client(make(row_id), rows(10), row_id)
+    async with client.running():
+        window = await client.window()
+        watch = Watch(client.executor, lambda: free_slots_seen(client.executor))
+        client.executor.slots.release(window.slot)
+
+    assert watch.seen[-1] == NUM_SLOTS
+
+
+def free_slots_seen(executor: Executor) -> int:
+    """As :func:`free_slots`, where giving one back is a change itself."""
+    executor.slots.on_free, on_free = bool, executor.slots.on_free
+    try:
+        return free_slots(executor)
+    finally:
+        executor.slots.on_free = on_free
