@@ -37,6 +37,15 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from asyncdata.core.types import Group, Position, Sample, SourceLocation, Status
+    from asyncdata.delivery.buffer_filters import (
+        BalancedByMetadata,
+        ByMetadata,
+        ByReward,
+        ByStaleness,
+        Chain,
+        has_reward_spread,
+        reset_response,
+    )
     from asyncdata.delivery.rollout_buffer import first_in_first_out
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.loader import AsyncDataLoader, DataLoader
@@ -59,6 +68,11 @@ __all__ = (
     "AsyncDataError",
     "AsyncDataLoader",
     "BadRowError",
+    "BalancedByMetadata",
+    "ByMetadata",
+    "ByReward",
+    "ByStaleness",
+    "Chain",
     "ChatTokenizeFn",
     "ConfigError",
     "DataLoader",
@@ -70,6 +84,7 @@ __all__ = (
     "FixedLengthTokenizeFn",
     "Group",
     "HardPacking",
+    "has_reward_spread",
     "HuggingFaceSource",
     "InvalidGroupError",
     "IterableSource",
@@ -88,6 +103,7 @@ __all__ = (
     "PrefetchTimeoutError",
     "PromptTokenizeFn",
     "QuarantineError",
+    "reset_response",
     "RowShuffle",
     "Sample",
     "Shuffle",
@@ -111,6 +127,15 @@ __all__ = (
 
 # A worker imports only the modules it needs, and `import asyncdata` none of them.
 _HOMES = {
+    "delivery.buffer_filters": (
+        "BalancedByMetadata",
+        "ByMetadata",
+        "ByReward",
+        "ByStaleness",
+        "Chain",
+        "has_reward_spread",
+        "reset_response",
+    ),
     "delivery.rollout_buffer": ("first_in_first_out",),
     "batching.collators.base": ("Document",),
     "batching.collators.packed": ("PackedCollator",),
