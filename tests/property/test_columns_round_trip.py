@@ -6,6 +6,7 @@ import json
 from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from asyncdata.columns import Chunk
@@ -13,6 +14,8 @@ from asyncdata.tokenization.base import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.types import Lot, Position, SourceLocation
 from asyncdata.wire import decode_reply, encode
+
+pytestmark = pytest.mark.thorough
 
 COLUMNS = ("prompt", "label", "metadata", "extra")
 json_values = st.recursive(

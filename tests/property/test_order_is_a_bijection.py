@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata.order import Order, Shuffle, feistel_permutation, shuffled_rows
+
+pytestmark = pytest.mark.thorough
 
 seeds = st.integers(-(2**70), 2**70)
 epochs = st.integers(0, 2**40)

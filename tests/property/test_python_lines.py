@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import tempfile
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncdata.sources.python_lines import PythonLineReader
 from asyncdata.wire import Block, FileRef, Job, ReaderSpec
+
+pytestmark = pytest.mark.thorough
 
 MAX_ROW_BYTES = 1 << 20
 

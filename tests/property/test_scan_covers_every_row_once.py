@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import tempfile
 
+import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from asyncdata.sources.scan import read_block, read_row
 from asyncdata.wire import Block, FileRef
 from tests.support.model import rows_of
+
+pytestmark = pytest.mark.thorough
 
 BOM = b"\xef\xbb\xbf"
 NO_LIMIT = 1 << 20

@@ -107,6 +107,7 @@ def test_a_file_gives_back_the_snapshot(path, snapshot):
     assert load(path) == snapshot
 
 
+@pytest.mark.thorough
 @some
 @given(snapshot=snapshots)
 def test_a_state_dict_and_its_json_give_back_the_snapshot(snapshot):
@@ -116,6 +117,7 @@ def test_a_state_dict_and_its_json_give_back_the_snapshot(snapshot):
     assert to_state_dict(from_state_dict(state)) == state
 
 
+@pytest.mark.thorough
 @some
 @given(sample=samples)
 def test_a_sample_comes_out_of_the_file_as_the_trainer_gave_it_back(path, sample):
@@ -128,6 +130,7 @@ def test_a_sample_comes_out_of_the_file_as_the_trainer_gave_it_back(path, sample
     )
 
 
+@pytest.mark.thorough
 @many
 @given(data=st.data())
 def test_flipped_bits_are_always_found(path, data):
@@ -140,6 +143,7 @@ def test_flipped_bits_are_always_found(path, data):
         load_bytes(path, bytes(whole))
 
 
+@pytest.mark.thorough
 @many
 @given(data=st.data())
 def test_bytes_cut_out_put_in_or_moved_are_always_found(path, data):
@@ -160,6 +164,7 @@ def test_any_other_file_is_refused(path, data):
         load_bytes(path, data)
 
 
+@pytest.mark.thorough
 @many
 @given(
     payload=st.binary(max_size=200)
@@ -175,6 +180,7 @@ def test_any_content_in_a_whole_file_is_a_snapshot_or_refused(path, payload, enc
         load_bytes(path, whole)
 
 
+@pytest.mark.thorough
 @some
 @given(
     changes=st.dictionaries(
@@ -189,6 +195,7 @@ def test_any_state_is_a_snapshot_or_refused_and_can_be_looked_at(changes):
             check(restored, {"seed": 1, "shuffle": True}, {"data": {"digest": "d"}, "tokenizer": "t"})
 
 
+@pytest.mark.thorough
 @many
 @given(state=json_values | kept_values)
 def test_any_value_at_all_is_no_state_dict(state: Any):
@@ -196,6 +203,7 @@ def test_any_value_at_all_is_no_state_dict(state: Any):
         from_state_dict(state)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [2**16, 2**31, 2**32 - 1])
 @pytest.mark.parametrize("kind", [b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"])
 def test_a_claim_of_a_great_length_takes_no_memory(path, kind, size):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.template_program import Program
 
+pytestmark = pytest.mark.thorough
+
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 PIECES = ["a", "b", "ab", " ", "\n", "é", "\U0001f600", "<think>", "</think>", "<tool_response>", "</tool_response>"]
 TRAPS = [
