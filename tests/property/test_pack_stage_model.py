@@ -25,6 +25,8 @@ from asyncdata.types import Position
 if TYPE_CHECKING:
     from asyncdata.packing.base import Packing
 
+pytestmark = pytest.mark.thorough
+
 ROWS = 20  # of an epoch, some of which yield no sample
 
 across = st.booleans()
@@ -181,7 +183,6 @@ def ordered(rules: PackRules, packs: list[Any], window: int) -> list[Any]:
     return [packs[number] for number in order]
 
 
-@pytest.mark.thorough
 @given(rules, lengths, steps)
 def test_packs_follow_from_d_alone_whatever_comes_between(
     rules: PackRules, sizes: list[int], steps: list[str | int]
@@ -203,7 +204,6 @@ def test_packs_follow_from_d_alone_whatever_comes_between(
     assert run.delivered == modelled(rules, samples)
 
 
-@pytest.mark.thorough
 @given(rules, lengths, st.lists(st.tuples(st.integers(0, 40), st.integers(1, 4), st.integers(1, 3)), max_size=4))
 def test_no_token_is_lost_or_repeated_when_the_ranks_change(
     rules: PackRules, sizes: list[int], changes: list[tuple[int, int, int]]
@@ -228,7 +228,6 @@ def test_no_token_is_lost_or_repeated_when_the_ranks_change(
     )
 
 
-@pytest.mark.thorough
 @given(rules, lengths)
 def test_each_rank_can_show_its_share_and_all_shares_are_the_whole(rules: PackRules, sizes: list[int]) -> None:
     """Though each lets go of what only the others need."""

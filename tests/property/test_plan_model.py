@@ -24,6 +24,8 @@ from asyncdata.shares import Share
 from asyncdata.torch_random import TorchGenerator
 from asyncdata.wire import decode_reply, decode_request, encode
 
+pytestmark = pytest.mark.thorough
+
 Piece = tuple[int, int, int]
 
 row_lengths = st.lists(st.integers(0, 30), min_size=1, max_size=60)
@@ -101,7 +103,6 @@ def by_way_of_a_worker(order: PlannedOrder, lengths: list[int], epoch: int, deal
     return PlannedEpoch(packs, numbers, order.plan.num_delivered(len(numbers)))
 
 
-@pytest.mark.thorough
 @given(row_lengths, xtuners)
 def test_xtuners_packs_are_those_of_the_rows_that_have_tokens(lengths, packing) -> None:
     packs = pack_rows(packing, counted(lengths), halves(lengths))
@@ -119,7 +120,6 @@ def test_xtuners_packs_are_those_of_the_rows_that_have_tokens(lengths, packing) 
     assert num_packed + packs.counts.tokens.get("tail", 0) == sum(lengths)
 
 
-@pytest.mark.thorough
 @given(row_lengths, ours, shuffles, st.integers(-3, 3), st.integers(0, 3))
 def test_other_packs_are_those_of_a_packer_that_takes_the_rows_as_they_come(lengths, packing, shuffle, seed, epoch):
     order = PlannedOrder(Plan(packing=packing), shuffle, seed)
@@ -140,7 +140,6 @@ def test_other_packs_are_those_of_a_packer_that_takes_the_rows_as_they_come(leng
     assert same == (0 if shuffle.method == "none" else epoch)
 
 
-@pytest.mark.thorough
 @given(
     row_lengths,
     xtuners | ours,
@@ -206,7 +205,6 @@ def windows_of(packs: list[list[Piece]], grouping: LengthGrouping, dealt: Dealt,
     return numbers
 
 
-@pytest.mark.thorough
 @given(row_lengths, xtuners | ours, groupings)
 def test_rows_and_packs_of_an_epoch_find_each_other(lengths, packing, grouping) -> None:
     order = PlannedOrder(Plan(packing=packing, grouping=grouping, world_size=2), RowShuffle(only_kept=True), 0)
@@ -227,7 +225,6 @@ def test_rows_and_packs_of_an_epoch_find_each_other(lengths, packing, grouping) 
     assert found == [piece for _, piece in rows]
 
 
-@pytest.mark.thorough
 @given(row_lengths, groupings, st.integers(1, 4), st.integers(1, 4))
 def test_how_packs_are_dealt_changes_only_the_order_of_packs(lengths, grouping, world_size, accumulation) -> None:
     packs = pack_rows(SinglePacking(), counted(lengths), halves(lengths))
@@ -256,7 +253,6 @@ def test_a_rounded_epoch_has_whole_steps_and_a_restart_at_a_batch_does_not_chang
     assert plan.num_delivered(num_packs, first) == whole
 
 
-@pytest.mark.thorough
 @given(st.integers(1, 60), st.lists(st.integers(1, 4), min_size=6, max_size=6), st.booleans(), st.data())
 def test_an_epoch_that_goes_on_with_other_ranks_has_whole_batches_for_them(num_packs, sizes, round_up, data) -> None:
     before, after = (plan_of(*some, round_up=round_up) for some in (sizes[:3], sizes[3:]))
@@ -293,7 +289,6 @@ def test_packs_that_are_not_xtuners_are_not_rounded() -> None:
 # Shares.
 
 
-@pytest.mark.thorough
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 50), st.integers(0, 60), st.integers(0, 200))
 @example(world_size=8, batch_size=1, first=3, num_left=9, behind=0)
 def test_each_rank_owns_as_much_of_every_batch_and_all_own_what_fills_none(

@@ -25,6 +25,8 @@ from asyncdata.types import Position, Sample, SourceLocation, Status
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.thorough
+
 texts = st.text(st.characters(exclude_categories=[]), max_size=20)  # lone surrogates too, as rows may hold them
 floats = st.floats(allow_nan=False)
 scalars = st.none() | st.booleans() | st.integers() | floats | texts
@@ -107,7 +109,6 @@ def test_a_file_gives_back_the_snapshot(path, snapshot):
     assert load(path) == snapshot
 
 
-@pytest.mark.thorough
 @some
 @given(snapshot=snapshots)
 def test_a_state_dict_and_its_json_give_back_the_snapshot(snapshot):
@@ -117,7 +118,6 @@ def test_a_state_dict_and_its_json_give_back_the_snapshot(snapshot):
     assert to_state_dict(from_state_dict(state)) == state
 
 
-@pytest.mark.thorough
 @some
 @given(sample=samples)
 def test_a_sample_comes_out_of_the_file_as_the_trainer_gave_it_back(path, sample):
@@ -130,7 +130,6 @@ def test_a_sample_comes_out_of_the_file_as_the_trainer_gave_it_back(path, sample
     )
 
 
-@pytest.mark.thorough
 @many
 @given(data=st.data())
 def test_flipped_bits_are_always_found(path, data):
@@ -143,7 +142,6 @@ def test_flipped_bits_are_always_found(path, data):
         load_bytes(path, bytes(whole))
 
 
-@pytest.mark.thorough
 @many
 @given(data=st.data())
 def test_bytes_cut_out_put_in_or_moved_are_always_found(path, data):
@@ -164,7 +162,6 @@ def test_any_other_file_is_refused(path, data):
         load_bytes(path, data)
 
 
-@pytest.mark.thorough
 @many
 @given(
     payload=st.binary(max_size=200)
@@ -180,7 +177,6 @@ def test_any_content_in_a_whole_file_is_a_snapshot_or_refused(path, payload, enc
         load_bytes(path, whole)
 
 
-@pytest.mark.thorough
 @some
 @given(
     changes=st.dictionaries(
@@ -195,7 +191,6 @@ def test_any_state_is_a_snapshot_or_refused_and_can_be_looked_at(changes):
             check(restored, {"seed": 1, "shuffle": True}, {"data": {"digest": "d"}, "tokenizer": "t"})
 
 
-@pytest.mark.thorough
 @many
 @given(state=json_values | kept_values)
 def test_any_value_at_all_is_no_state_dict(state: Any):
@@ -203,7 +198,6 @@ def test_any_value_at_all_is_no_state_dict(state: Any):
         from_state_dict(state)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("size", [2**16, 2**31, 2**32 - 1])
 @pytest.mark.parametrize("kind", [b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"])
 def test_a_claim_of_a_great_length_takes_no_memory(path, kind, size):

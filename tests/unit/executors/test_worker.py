@@ -128,6 +128,7 @@ async def test_it_knows_its_place(jsonl_file, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     names = ["ASYNCDATA_TEST_NAME", "CUDA_VISIBLE_DEVICES", "TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"]
     names.append("OMP_NUM_THREADS")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     found = await seen_from_inside(jsonl_file([{"id": 1, "names": names}]))
 
     assert found["environment"] == {
