@@ -32,6 +32,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["ASYNCDATA_PROVE"] = "off"  # a minute of both cores beside every loader; its own tests turn it on
 
+if (
+    "PYTEST_XDIST_WORKER" in os.environ
+):  # torch would have a thread for each core in each of them, which spin as they wait
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # HYPOTHESIS_PROFILE=long looks harder; it needs --timeout=0 as well. A CI run tries the same examples every time.
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=100, derandomize="CI" in os.environ)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=20_000, derandomize=False)

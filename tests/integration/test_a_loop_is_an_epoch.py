@@ -61,6 +61,7 @@ def tokens_of(loop: Any) -> Counter[int]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 def test_each_loop_has_every_token_once(tmp_path: Path, way: str) -> None:
     with make(written(tmp_path / "rows.jsonl", LENGTHS), **WAYS[way]) as loader:
@@ -71,6 +72,7 @@ def test_each_loop_has_every_token_once(tmp_path: Path, way: str) -> None:
     assert epoch == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 def test_the_first_loop_of_all_ranks_has_every_token_where_packs_are_grouped(tmp_path: Path, way: str) -> None:
     path, world_size = written(tmp_path / "rows.jsonl", LENGTHS), 4

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from asyncdata.loader.autotune.policy import Limits, Observation
 
+pytestmark = pytest.mark.thorough
+
 NUM_ROWS = 500
 
 

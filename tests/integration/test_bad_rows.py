@@ -30,6 +30,7 @@ def path(tmp_path) -> Path:
 # Bad rows
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("buffer_size", [1, 20, 1000])
 def test_a_bad_row_stops_the_stream_at_its_turn_with_file_line_and_byte(path, num_workers, buffer_size):
@@ -99,6 +100,7 @@ def test_more_bad_rows_than_the_budget_stop_the_stream(path):
     assert f"{path}:{line_of(path, order_of(path)[3])[0]} (byte " in str(caught.value)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize("buffer_size", [1, 50, 1000])
 def test_a_row_that_kills_workers_is_found_and_named_at_its_turn(path, num_workers, buffer_size):
@@ -144,6 +146,7 @@ def test_a_row_that_kills_workers_is_skipped_and_its_neighbours_are_not(path):
     assert state["journal"] == [[0, line_of(path, 13)[1]]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_row_that_hangs_is_named_at_its_turn(path, num_workers):
     expected = order_of(path)
@@ -159,6 +162,7 @@ def test_a_row_that_hangs_is_named_at_its_turn(path, num_workers):
 # Files that change
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("buffer_size", [1, 1000])
 def test_a_file_cut_short_stops_the_stream_at_the_first_window_that_is_read_after_it(
@@ -186,6 +190,7 @@ def test_a_file_cut_short_stops_the_stream_at_the_first_window_that_is_read_afte
     assert len(seen) < 1000
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("buffer_size", [1, 1000])
 @pytest.mark.parametrize("is_known", [True, False])

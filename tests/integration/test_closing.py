@@ -53,6 +53,7 @@ def in_a_forked_child(function: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_is_refused_and_the_parent_goes_on(path):
     with make(path, num_workers=1, batch_size=2) as loader:
@@ -263,6 +264,7 @@ def test_a_closed_loaders_state_is_that_of_its_last_delivery(path):
         assert ids(loader.get_next_batch(3)) == order_of(path)[33:36]
 
 
+@pytest.mark.thorough
 def test_samples_outlive_their_loader(path):
     with make(path, num_workers=1) as loader:
         batch = loader.get_next_batch(50)

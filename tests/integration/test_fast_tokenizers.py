@@ -44,6 +44,7 @@ def files(small_tokenizer: Path) -> TokenizerFiles:
     return TokenizerFiles(str(small_tokenizer))
 
 
+@pytest.mark.thorough
 def test_a_short_sweep_proves_every_backend_for_a_small_tokenizer(backend: str, files: TokenizerFiles) -> None:
     tokenizer = files.load()
 
@@ -75,6 +76,7 @@ print(os.waitstatus_to_exitcode(status), encode(["and so does its parent"]).ends
 """
 
 
+@pytest.mark.thorough
 def test_a_backend_is_loaded_without_a_thread_so_that_forked_processes_can_use_it(
     backend: str, small_tokenizer: Path
 ) -> None:
@@ -92,6 +94,7 @@ def test_a_backend_is_loaded_without_a_thread_so_that_forked_processes_can_use_i
     assert done.stdout.splitlines() == ["1 False", "0 True"]
 
 
+@pytest.mark.thorough
 def test_a_thread_of_the_trainer_has_the_same_ids_and_leaves_modules_alone(backend: str, files: TokenizerFiles) -> None:
     """There another thread may import the module that a worker takes the place of for a moment."""
     texts = ["one", "", "two words", "\u4e2d\u6587"]
@@ -118,6 +121,7 @@ def proven(monkeypatch: pytest.MonkeyPatch, files: TokenizerFiles, backend: str)
     keep(Proof(subject=subject, exceptions=[(0x80, 0x110000)], around=([], [])))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_d_is_the_same_by_every_backend(
     backend: str,
@@ -138,6 +142,7 @@ def test_d_is_the_same_by_every_backend(
     assert delivered("auto") == delivered(backend) == delivered("hf")
 
 
+@pytest.mark.thorough
 def test_text_that_is_trained_whole_is_the_same_by_every_backend(
     backend: str, files: TokenizerFiles, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +172,7 @@ def child_of(process: psutil.Process) -> psutil.Process:
                 return child
 
 
+@pytest.mark.thorough
 def test_a_loader_proves_beside_the_run_at_the_lowest_priority_and_ends_that_with_itself(
     backend: str, small_tokenizer: Path, jsonl_file: Any, may_prove: None
 ) -> None:
@@ -196,6 +202,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("forks", [False, True])
 def test_a_proof_ends_with_the_process_that_wanted_it_even_if_that_is_killed(
     backend: str, small_tokenizer: Path, may_prove: None, forks: bool

@@ -63,6 +63,7 @@ def noted(loader: DataLoader) -> int:
 RECIPE = {"fn": {"seed_compat": True, "reserve": 16}, "epochs": 2}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_lost_questions_are_counted_as_they_are_delivered(path: Path, small_tokenizer: Path, num_workers: int) -> None:
     samples = []
@@ -79,6 +80,7 @@ def test_lost_questions_are_counted_as_they_are_delivered(path: Path, small_toke
     assert dropped == {}, "they are samples"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_before", [0, 7, NUM_ROWS - 1, NUM_ROWS, NUM_ROWS + 13])
 def test_lost_questions_are_counted_once_over_a_resume(path: Path, small_tokenizer: Path, num_before: int) -> None:
     with make(path, small_tokenizer, **RECIPE) as loader:

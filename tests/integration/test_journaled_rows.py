@@ -34,6 +34,7 @@ def with_journal(path: Path, state: dict[str, Any]) -> dict[str, Any]:
     return {**json.loads(json.dumps(state)), "journal": [[0, offset]]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_index_known", [True, False])
 @pytest.mark.parametrize("shuffle", ["full", RowShuffle(method="slime"), RowShuffle(method="none"), True], ids=str)
 def test_a_row_of_the_journal_is_left_out_in_every_epoch(path, shuffle, is_index_known):

@@ -37,6 +37,7 @@ def test_any_function_runs_inline_and_workers_say_what_they_need(path):
         make(path, lambda row: [row["id"]], num_workers=1)
 
 
+@pytest.mark.thorough
 def test_a_function_by_its_import_path(path):
     with make(path, "tests.support.tokenize_fns:row_id", num_workers=1) as loader:
         assert ids(loader.get_next_batch(3)) == order_of(path)[:3]
@@ -48,6 +49,7 @@ def test_a_function_that_cannot_be_imported_is_refused_at_once(path, name):
         make(path, name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_tokenizer_that_cannot_be_opened_is_an_error_at_every_call(path, num_workers):
     with make(path, worker_fns.Opening("raises"), num_workers=num_workers) as loader:
@@ -59,6 +61,7 @@ def test_a_tokenizer_that_cannot_be_opened_is_an_error_at_every_call(path, num_w
             loader.get_next_batch(1)
 
 
+@pytest.mark.thorough
 def test_a_function_that_calls_exit_has_a_bad_row(path):
     special = write_rows(path, NUM_ROWS, {13: {"do": "exit"}})
     for num_workers in (0, 1):
@@ -67,6 +70,7 @@ def test_a_function_that_calls_exit_has_a_bad_row(path):
         assert (error.code, error.line) == ("AD421", 14)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("knobs", "match"),
     [
@@ -113,6 +117,7 @@ def test_anything_else_is_no_source(source):
         make(source)
 
 
+@pytest.mark.thorough
 def test_a_prompt_is_tokenized_by_workers_as_inline(tmp_path, small_tokenizer):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"What is {i} + {i}?", "label": i}) + "\n" for i in range(100)))
@@ -131,6 +136,7 @@ def test_a_prompt_is_tokenized_by_workers_as_inline(tmp_path, small_tokenizer):
 # What it says of itself
 
 
+@pytest.mark.thorough
 def test_statistics_count_what_was_delivered(path):
     with make(path, n_samples_per_prompt=2, num_workers=1) as loader:
         loader.get_next_batch(20)
@@ -147,6 +153,7 @@ def test_statistics_count_what_was_delivered(path):
     assert all(isinstance(value, int | float) for value in flat.values())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_statistics_may_be_asked_for_whenever(tmp_path, num_workers):
     path, gate = gated(tmp_path, 0)

@@ -77,6 +77,7 @@ def test_every_epoch_is_a_permutation_of_all_rows(path):
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("combination", SOME, ids=str)
 def test_some_of_all_ways_to_run_it_give_that_order(path, combination):
     assert digest(run(path, combination)) == ORDER
@@ -96,6 +97,7 @@ def test_all_ways_to_run_it_give_that_order(path):
     assert wrong == []
 
 
+@pytest.mark.thorough
 @pytest.mark.asyncio
 @pytest.mark.parametrize("combination", SOME[::3], ids=str)
 async def test_the_async_face_gives_that_order(path, combination):
@@ -105,6 +107,7 @@ async def test_the_async_face_gives_that_order(path, combination):
     assert digest(found) == ORDER
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_files_are_mixed_and_give_one_order_too(tmp_path, num_workers):
     """Three files, one of them without a final newline, one with rows longer than a block."""

@@ -46,6 +46,7 @@ def test_packs_that_are_not_grouped_come_in_one_order_whatever_the_batch_size(
     assert all(packs(path, size, **settings) == one for size in (2, 3, 5, 8))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", [{}, PLANNED], ids=["as they come", "planned"])
 def test_grouped_packs_come_in_one_order_for_each_global_batch(path: Path, settings: dict[str, Any]) -> None:
     grouped = {**settings, "length_grouping": LengthGrouping(window=8)}

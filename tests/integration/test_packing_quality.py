@@ -16,6 +16,8 @@ from tests.benchmarks.packing import LAWS, SEEDS, balance, costs_of, fill, ours_
 if TYPE_CHECKING:
     from tests.benchmarks.packing import Costs
 
+pytestmark = pytest.mark.thorough
+
 MAX_LENGTHS = (4096, 8192, 32768)
 NUM_PACKS = 7400
 

@@ -16,6 +16,8 @@ from tests.support.tokenize_fns import id_and_text
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.thorough
+
 NUM_ROWS = 1500
 
 

@@ -155,6 +155,7 @@ def test_leases_survive_a_second_resume(path):
         assert groups_of(loader.get_samples(6)) == [0, 1, 3, 4, 5, 6]
 
 
+@pytest.mark.thorough
 def test_acknowledging_over_an_epochs_end_counts_every_epoch_once(path):
     expected = order_of(path, 3)
     seen: list[int] = []

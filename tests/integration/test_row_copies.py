@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
+pytestmark = pytest.mark.thorough
+
 NUM_ROWS = 600
 
 

@@ -136,6 +136,7 @@ def test_resumed_at_any_of_40_cuts_in_epochs_of_16_steps_the_batches_are_those_o
     assert len(ends) == 2, "two epochs end between the cuts"
 
 
+@pytest.mark.thorough
 @parametrized(UNPACKED)
 def test_resumed_at_any_of_40_cuts_without_packing(plain_rows, knobs):
     ends = check_cuts(plain_rows, 12, batch_size=2, **knobs)

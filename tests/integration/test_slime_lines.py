@@ -14,6 +14,8 @@ from asyncdata.integrations.slime import AsyncDataSource
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.thorough
+
 ODD = [
     '\u2028{"input": "line separator"}',
     '{"input": "ideographic space"}\u3000',

@@ -26,7 +26,7 @@ from tests.support.slime_source import labels, no_rollout, numbers, slimes_sourc
 
 __all__ = ("no_rollout",)
 
-pytestmark = pytest.mark.usefixtures("no_rollout")
+pytestmark = [pytest.mark.usefixtures("no_rollout"), pytest.mark.thorough]
 
 ROOT = Path(__file__).parents[2]
 NEEDED = ("torch", "httpx", "aiohttp", "pylatexenc", "sympy")

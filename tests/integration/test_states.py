@@ -158,6 +158,7 @@ def test_other_tokens_of_the_same_function_are_found_by_canaries(path, tmp_path)
         assert ids(loader.get_next_batch(5)) == [number + 1000 for number in order_of(path)[10:15]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("state", [None, {}, [], "state", {"position": [0, 0, 0]}, {"format": "asyncdata.snapshot"}])
 def test_what_is_no_state_is_refused_and_changes_nothing(path, state):
     with make(path) as loader:
@@ -212,6 +213,7 @@ def take_one(loader: DataLoader, kind: str) -> None:
         loader.get_next_batch(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("passage", PASSAGES)
 def test_a_state_survives_whatever_carries_it(path, passage):
     with make(path, n_samples_per_prompt=2) as loader:

@@ -159,6 +159,7 @@ def test_a_thread_that_gives_up_lets_the_next_one_pass(tmp_path):
     assert taken == [0, 1, 2]
 
 
+@pytest.mark.thorough
 def test_it_may_be_used_inside_a_running_loop(path):
     async def main() -> list[int]:
         with make(path, num_workers=1) as loader:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata.loader.autotune.policy import Autotuner, Change, Limits, Observation, Settled
 from tests.support.simulated import Simulation, Step, limits
+
+pytestmark = pytest.mark.thorough
 
 shares = st.floats(0, 1)
 all_limits = st.builds(

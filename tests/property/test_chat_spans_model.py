@@ -12,6 +12,8 @@ from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
 from asyncdata.tokenization.chat_template.template import ChatTemplate
 from asyncdata.tokenization.rows import RowFault
 
+pytestmark = pytest.mark.thorough
+
 START, STOP = "<|start|>", "<|stop|>"
 
 # (( and )) stand for what is trained. They become {% generation %} and {% endgeneration %}, or nothing.

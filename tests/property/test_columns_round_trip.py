@@ -6,6 +6,7 @@ import json
 from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from asyncdata.core.messages import decode_reply, encode
@@ -13,6 +14,8 @@ from asyncdata.core.types import Lot, Position, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
+
+pytestmark = pytest.mark.thorough
 
 COLUMNS = ("prompt", "label", "metadata", "extra")
 json_values = st.recursive(

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from asyncdata.delivery.ledger import Lease
     from tests.support.model import RawRow
 
+pytestmark = pytest.mark.thorough
+
 MAX_ROW_BYTES = 100
 BAD_CODES = {"fails": "AD421", "garbled": "AD101", "long": "AD108", "kills": "AD423"}
 GOOD = st.sampled_from(["kept", "kept", "kept", "kept", "short", "rude", "blank"])

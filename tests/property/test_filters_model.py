@@ -9,12 +9,15 @@ from fractions import Fraction
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from asyncdata.core.types import Group, Sample
 from asyncdata.delivery.ledger import Returned
 from asyncdata.delivery.rollout_buffer import choose
 from asyncdata.filters import BalancedByMetadata, ByMetadata, ByReward, ByStaleness, Chain, has_reward_spread
+
+pytestmark = pytest.mark.thorough
 
 PLACES = ("first", "last", "stay")
 SOURCES = ("math", "code", "chat")

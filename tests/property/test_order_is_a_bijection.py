@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata.order.order import Order
 from asyncdata.order.permutation import feistel_permutation, shuffled_rows
 from asyncdata.order.shuffle import Shuffle
+
+pytestmark = pytest.mark.thorough
 
 seeds = st.integers(-(2**70), 2**70)
 epochs = st.integers(0, 2**40)

@@ -25,6 +25,8 @@ from asyncdata.delivery.ledger import Counters
 if TYPE_CHECKING:
     from asyncdata.batching.packers.base import Packing
 
+pytestmark = pytest.mark.thorough
+
 ROWS = 20  # of an epoch, some of which yield no sample
 
 across = st.booleans()

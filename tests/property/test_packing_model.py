@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given
 
 from asyncdata.batching.packers.hard import HardPacking
@@ -15,6 +16,8 @@ from asyncdata.batching.packers.xtuner import XTunerPacking
 
 if TYPE_CHECKING:
     from asyncdata.batching.packers.base import Pack, Packer
+
+pytestmark = pytest.mark.thorough
 
 sizes = st.integers(1, 4) | st.integers(0, 40)
 cuts = st.lists(st.integers(0, 120), max_size=6)

@@ -25,6 +25,8 @@ from asyncdata.order.rank_share import Share
 from asyncdata.order.shuffle import RowShuffle
 from asyncdata.order.torch_randperm import TorchGenerator
 
+pytestmark = pytest.mark.thorough
+
 Piece = tuple[int, int, int]
 
 row_lengths = st.lists(st.integers(0, 30), min_size=1, max_size=60)

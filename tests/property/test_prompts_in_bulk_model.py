@@ -16,6 +16,8 @@ from asyncdata.tokenization.rows import RowDecoder
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.thorough
+
 VALUES = st.none() | st.booleans() | st.integers() | st.just("") | st.text(max_size=8) | st.just({}) | st.just([1])
 METADATA = VALUES | st.dictionaries(st.text(max_size=3), VALUES, max_size=2)
 GOOD = st.fixed_dictionaries(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import tempfile
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncdata.core.messages import Block, FileRef, Job
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.sources.text.python_lines import PythonLineReader
+
+pytestmark = pytest.mark.thorough
 
 MAX_ROW_BYTES = 1 << 20
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from asyncdata.core.errors import SnapshotError
 from asyncdata.integrations.slime.rollout_ledger import Entry, Numbering, RolloutLedger
+
+pytestmark = pytest.mark.thorough
 
 
 class Event(NamedTuple):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import tempfile
 
+import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from asyncdata.core.messages import Block, FileRef
 from asyncdata.sources.text.line_scanner import read_block, read_row
 from tests.support.model import rows_of
+
+pytestmark = pytest.mark.thorough
 
 BOM = b"\xef\xbb\xbf"
 NO_LIMIT = 1 << 20

@@ -25,6 +25,8 @@ from asyncdata.core.types import Position, Sample, SourceLocation, Status
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.thorough
+
 texts = st.text(st.characters(exclude_categories=[]), max_size=20)  # lone surrogates too, as rows may hold them
 floats = st.floats(allow_nan=False)
 scalars = st.none() | st.booleans() | st.integers() | floats | texts

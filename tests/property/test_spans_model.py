@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from asyncdata.core.types import Lot
@@ -25,6 +26,8 @@ from tests.unit.tokenization import read_back
 
 if TYPE_CHECKING:
     from asyncdata.tokenization.spans import Span
+
+pytestmark = pytest.mark.thorough
 
 CUTS = st.sampled_from(["truncate_context_left", "truncate_context_right", "truncate_context_middle"])
 

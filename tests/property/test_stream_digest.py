@@ -24,6 +24,8 @@ from tests.support.digests import Seen, digest_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.thorough
+
 token_lists = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4)
 rows = st.lists(st.one_of(token_lists, st.just("short")), min_size=1, max_size=40)
 OF = st.sampled_from(["positions", "tokens"])

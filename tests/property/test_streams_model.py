@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -18,6 +19,8 @@ from tests.support.streams import ListStream, cut, texts_of, windows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = pytest.mark.thorough
 
 sizes = st.lists(st.integers(1, 12), max_size=60)
 lines = st.lists(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.chat_template.compiled.program import Program
 
+pytestmark = pytest.mark.thorough
+
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 PIECES = ["a", "b", "ab", " ", "\n", "é", "\U0001f600", "<think>", "</think>", "<tool_response>", "</tool_response>"]
 TRAPS = [
@@ -101,7 +103,6 @@ def prove_text(template: ChatTemplate, chat: Chat) -> Program:
 GIVEN = {f"{name}, {prompt}": (text, prompt) for name, text in WELL_KNOWN.items() for prompt in (True, False)}
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("text", "prompt"), GIVEN.values(), ids=GIVEN)
 @given(chats=alike())
 def test_what_is_proven_of_a_text_holds_for_every_chat_of_the_shape(text: str, prompt: bool, chats: list[Chat]) -> None:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from asyncdata.sources.reader import BlockRows
 
+pytestmark = pytest.mark.thorough
+
 BLOCK_BYTES = 1000
 SLOT_BYTES = 1 << 20
 

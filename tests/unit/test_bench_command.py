@@ -71,6 +71,7 @@ def made_up(**figures: Any) -> dict[str, Any]:
 # What is measured
 
 
+@pytest.mark.thorough
 def test_every_figure_is_there_and_is_a_number(prompts, report):
     found = report(prompts, *TOKENIZER, *SHORT, "--label-key", "label")
 
@@ -83,6 +84,7 @@ def test_every_figure_is_there_and_is_a_number(prompts, report):
     assert (found["num_workers"], found["buffer_size"]) == (1, 1000)
 
 
+@pytest.mark.thorough
 def test_a_function_without_prompts_has_no_tokenizer_of_its_own_beside_it(prompts, report):
     found = report(prompts, "--tokenize-fn", "tests.support.tokenize_fns:id_and_text", *SHORT)
 
@@ -90,6 +92,7 @@ def test_a_function_without_prompts_has_no_tokenizer_of_its_own_beside_it(prompt
     assert found["tokenize_fn_rows_per_s"] > 0
 
 
+@pytest.mark.thorough
 def test_the_work_can_be_done_without_processes(prompts, report):
     found = report(prompts, *TOKENIZER, "--seconds", "0.5", "--num-workers", 0)
 
@@ -97,6 +100,7 @@ def test_the_work_can_be_done_without_processes(prompts, report):
     assert found["rows_per_s"] > 0
 
 
+@pytest.mark.thorough
 def test_fewer_rows_than_a_batch_are_enough(jsonl_file, report):
     path = jsonl_file([{"input": "One row."}])
 
@@ -106,6 +110,7 @@ def test_fewer_rows_than_a_batch_are_enough(jsonl_file, report):
     assert found["tokenize_fn_rows_per_s"] > 0
 
 
+@pytest.mark.thorough
 def test_bad_rows_that_may_be_skipped_do_not_stop_it_however_often_they_come_by(jsonl_file, report):
     path = jsonl_file([{"input": "One."}, *[b"{"] * 120, {"input": "Two."}])
 
@@ -118,6 +123,7 @@ def test_bad_rows_that_may_be_skipped_do_not_stop_it_however_often_they_come_by(
 # What it refuses
 
 
+@pytest.mark.thorough
 def test_a_bad_row_is_an_error_that_names_it(jsonl_file, report):
     path = jsonl_file([{"input": "One."}, b"{"])
 

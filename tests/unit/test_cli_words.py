@@ -64,6 +64,7 @@ def test_without_a_command_the_commands_are_listed(capsys):
     assert {"demo", "run", "order", "inspect", "bench"} <= set(err.split())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("row", "options", "kind"),
     [

@@ -356,6 +356,15 @@ def selected_by_default(names: list[str]) -> set[str]:
     return {line.partition("[")[0] for line in run.stdout.splitlines()}
 
 
+def test_the_modules_of_faults_and_property_are_thorough_as_the_page_for_contributors_says():
+    folders = [ROOT / "tests" / name for name in ("faults", "property")]
+    modules = [path for folder in folders for path in sorted(folder.glob("test_*.py"))]
+    mark = re.compile(r"^pytestmark = .*\bpytest\.mark\.thorough\b", re.MULTILINE)
+
+    assert len(modules) > 30
+    assert [name_of(path) for path in modules if not mark.search(path.read_text(encoding="utf-8"))] == []
+
+
 def section_of(page: Path, heading: str) -> str:
     return section(page.read_text(encoding="utf-8"), heading)
 

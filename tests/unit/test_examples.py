@@ -53,12 +53,15 @@ def test_every_example_is_known_here():
     assert {path.stem for path in EXAMPLES} == {*SAID, *TRAINING, *HELPERS}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SAID)
 def test_an_example_runs(name):
     assert SAID[name] in run(ROOT / "examples" / f"{name}.py")
 
 
+@pytest.mark.thorough
 @needs_torch
+@pytest.mark.timeout(600)  # half a minute on an idle machine; they train a model twice and more
 @pytest.mark.parametrize("name", TRAINING)
 def test_a_training_example_resumes_with_the_same_losses_and_draws_them(name, tmp_path):
     said = run(ROOT / "examples" / f"{name}.py", "--out", str(tmp_path / "losses.png"))
@@ -96,6 +99,7 @@ def test_losses_are_a_table_where_matplotlib_is_not_installed(tmp_path, monkeypa
     assert "matplotlib is not installed" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_short(path):
     is_a_loop = path.stem[0] == "_" or path.stem in TRAINING or path.stem[:2] in {"04", "05", "06"}
@@ -103,6 +107,7 @@ def test_an_example_is_short(path):
     assert len(path.read_text().splitlines()) <= (MAX_LINES_OF_A_LOOP if is_a_loop else MAX_LINES)
 
 
+@pytest.mark.thorough
 def test_the_tokenizer_of_the_demo_can_be_made_again(tmp_path):
     said = run(ROOT / "examples" / "train_demo_tokenizer.py", str(tmp_path), "1000")
 

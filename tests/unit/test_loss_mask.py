@@ -46,6 +46,7 @@ def test_what_is_trained_of_a_chat_is_shown_with_its_turns(jsonl_file: Callable[
     assert 0 < text.num_trained < text.num_tokens
 
 
+@pytest.mark.thorough
 def test_the_numbers_are_those_of_the_samples(test_data: Path) -> None:
     path = test_data / "chat_sft" / "chat_sft.jsonl"
     fn = ChatTokenizeFn(str(test_data / "tokenizers" / "gpt2-bpe-50k"), max_length=900, overlong="truncate_left")

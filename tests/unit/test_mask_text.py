@@ -56,6 +56,7 @@ def read_back(shown: str) -> list[tuple[str, bool, bool]]:
     return found
 
 
+@pytest.mark.thorough
 @given(
     texts=st.lists(
         st.one_of(
@@ -76,6 +77,7 @@ def test_what_is_shown_without_colour_can_be_read_back(texts):
         assert read_back(plain(*texts)) == wanted
 
 
+@pytest.mark.thorough
 @given(texts=st.lists(st.tuples(st.text(CHARS, max_size=6), st.booleans()), max_size=8))
 def test_no_text_can_command_the_terminal_or_hide_a_line(texts):
     shown = plain(*texts)

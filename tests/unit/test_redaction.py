@@ -151,6 +151,7 @@ def repeats_the_row(row: dict[str, Any]) -> list[int]:
     return [1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("policy", ["raise", "skip", "quarantine"])
 def test_nothing_that_a_row_says_is_shown_where_that_is_not_wanted(tmp_path, row, policy):

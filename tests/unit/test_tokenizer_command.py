@@ -44,6 +44,7 @@ def test_show_says_what_is_known(run: Any) -> None:
     assert lines(run("show", installed=("fastokens",))[1])[1:] == ["not installed", "1.0 not proven yet"]
 
 
+@pytest.mark.thorough
 def test_prove_proves_and_show_remembers(run: Any) -> None:
     status, proved, talk = run("prove")
 

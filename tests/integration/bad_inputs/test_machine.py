@@ -119,6 +119,7 @@ def test_72_a_snapshot_of_other_data_or_settings_is_refused_and_says_what_differ
         assert any(name.startswith(what) for name in caught.value.differences), caught.value.differences
 
 
+@pytest.mark.thorough
 def test_73_two_who_save_to_one_file_never_leave_a_broken_one(path, tmp_path):
     """There is no lock: each writes a file of its own name, and the last rename is the snapshot."""
     snapshot = tmp_path / "state" / "run.snapshot"
@@ -181,6 +182,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("room", [5, 7, 10, 16, 24])
 def test_75_a_system_that_has_no_more_files_is_named_and_nobody_hangs(path, room, num_workers):

@@ -81,6 +81,7 @@ def open_dataset(chats, opened):
     return lambda **changes: opened(AsyncDataset(chats, **settings(**changes)))
 
 
+@pytest.mark.thorough
 def test_a_dataset_is_an_iterable_dataset_of_the_loaders_batches(open_loader, open_dataset):
     dataset = open_dataset()
 
@@ -146,6 +147,7 @@ def test_a_dataset_resumes_and_goes_to_epochs(open_loader, open_dataset):
     assert run(resumed, 1) == whole[3:]
 
 
+@pytest.mark.thorough
 def test_a_dataset_is_of_this_process_rank_unless_it_is_told(environment, open_loader, open_dataset):
     environment.setenv("RANK", "1")
     environment.setenv("WORLD_SIZE", "2")

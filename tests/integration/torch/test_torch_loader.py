@@ -72,6 +72,7 @@ def test_tensors_are_found_in_tuples_and_made_of_arrays_that_are_read_only_or_ba
     assert fixed.tolist() == [0, 1, 2]
 
 
+@pytest.mark.thorough
 def test_one_for_is_one_epoch_and_one_that_was_left_goes_on(open_loader):
     whole, parts = open_loader(), open_loader()
     epochs = [[plain(batch) for batch in whole] for _ in range(2)]
@@ -224,6 +225,7 @@ def test_ranks_have_disjoint_batches_and_one_state(open_loader):
     assert plain(next(chain_epochs(resumed))) == plain(next(iterators[1]))
 
 
+@pytest.mark.thorough
 def test_set_epoch_keeps_a_run_in_the_middle_of_that_epoch_and_goes_to_another(open_loader):
     whole = open_loader()
     epochs = [[plain(batch) for batch in whole] for _ in range(3)]

@@ -56,6 +56,7 @@ def epochs_of(loader):
         yield from LooksAhead(loader)
 
 
+@pytest.mark.thorough
 def test_a_loop_that_was_left_gives_back_what_the_trainer_held(open_loader):
     whole = run(open_loader(), 2)
     loader = open_loader(trainer_lookahead=1)
@@ -92,6 +93,7 @@ def test_only_one_batch_is_fetched_ahead(open_loader, monkeypatch):
 # Distributed checkpoints
 
 
+@pytest.mark.thorough
 def test_it_is_stateful_for_distributed_checkpoints(open_loader, opened, chats):
     stateful = pytest.importorskip("torch.distributed.checkpoint.stateful")
 

@@ -544,6 +544,7 @@ def fail(code: int):
 
 
 class TestDamage:
+    @pytest.mark.thorough
     def test_every_single_bit_counts(self, tmp_path):
         whole = base64.b64decode(GOLDEN)
         path = tmp_path / "s"

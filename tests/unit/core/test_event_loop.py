@@ -124,6 +124,7 @@ def test_nothing_is_raised_once_the_loop_has_ended(run):
     assert called == []
 
 
+@pytest.mark.thorough
 def test_a_loop_is_not_taken_for_one_that_ran_here_before(run):
     async def main() -> bool:
         call_soon, event = call_soon_in_this_loop(), anyio.Event()

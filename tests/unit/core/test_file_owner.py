@@ -88,6 +88,7 @@ def loader(tmp_path: Path, kind: str = "jsonl") -> DataLoader:
     return DataLoader(str(path), tokenize_fn=row_id, **settings)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(("kind", "suffix"), [("jsonl", ".index"), ("parquet", ".index"), ("parquet", ".rows")])
 def test_a_row_index_that_another_user_may_have_written_is_refused(tmp_path, monkeypatch, kind, suffix, change):

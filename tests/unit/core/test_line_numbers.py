@@ -25,6 +25,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_numbers, "_counts", OrderedDict())
 
 
+@pytest.mark.thorough
 @given(st.lists(st.sampled_from([b"\n", b"x", b"\r\n", b"yyyy"])), st.lists(st.floats(0, 1)))
 def test_a_line_is_one_more_than_the_newlines_before_it(tmp_path_factory, pieces, places):
     data, path = b"".join(pieces), tmp_path_factory.mktemp("lines") / "rows.jsonl"

@@ -60,6 +60,7 @@ def said_by(code: str) -> tuple[str, str]:
     return result.stdout, result.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("code", ["", "import structlog"])
 def test_where_nobody_has_configured_anything_warnings_go_to_stderr_and_nothing_to_stdout(code):
     out, err = said_by(code)
@@ -83,6 +84,7 @@ def test_what_the_application_has_told_logging_holds():
     assert silent == ("", "")
 
 
+@pytest.mark.thorough
 def test_where_structlog_is_configured_it_gets_every_event():
     out, err = said_by("import structlog; structlog.configure(processors=[structlog.processors.KeyValueRenderer()])")
 
@@ -90,6 +92,7 @@ def test_where_structlog_is_configured_it_gets_every_event():
     assert err == ""
 
 
+@pytest.mark.thorough
 def test_a_logger_neither_imports_structlog_nor_configures_anything():
     code = (
         "import sys, logging; from asyncdata.core.log import get_logger; get_logger('asyncdata.x').warning('a'); "

@@ -50,6 +50,7 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=60)
 
 
+@pytest.mark.thorough
 def test_a_folder_is_private_and_gone_when_it_is_closed_or_garbage(place):
     folder, other = TemporaryFolder("rows"), TemporaryFolder("rows")
     assert stat.S_IMODE(os.stat(folder.path).st_mode) == 0o700

@@ -81,6 +81,7 @@ def test_what_is_no_position_is_refused_with_an_example(text):
     assert repr(text) in str(caught.value)
 
 
+@pytest.mark.thorough
 @given(places=st.lists(st.tuples(*[st.integers(0, 3)] * 3)))
 def test_positions_are_ordered_as_they_come(places):
     assert sorted(Position(*place) for place in places) == [Position(*place) for place in sorted(places)]
@@ -297,6 +298,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(
     tokens=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=9),
     label=json_values,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from asyncdata.core.errors import SourceChangedError
@@ -61,6 +62,7 @@ def test_what_is_done_first_waits_for_what_comes_first() -> None:
     assert line.oldest_in_flight is None
 
 
+@pytest.mark.thorough
 @given(st.permutations(range(6)))
 def test_the_order_of_filling_does_not_matter(order: list[int]) -> None:
     line = channel()

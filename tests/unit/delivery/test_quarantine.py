@@ -135,6 +135,7 @@ def test_one_that_is_not_there_is_named(tmp_path):
         read_quarantine(str(tmp_path / "x"))
 
 
+@pytest.mark.thorough
 @given(
     st.builds(
         BadRowError,
@@ -226,6 +227,7 @@ def test_a_device_holds_no_bad_rows(path):
         Quarantine.opened(path)
 
 
+@pytest.mark.thorough
 def test_a_line_longer_than_any_of_ours_is_never_held(tmp_path):
     """A disk that lost power may leave a hole of any size."""
     path = tmp_path / "bad.jsonl"

@@ -280,6 +280,7 @@ def chi_square(counts: np.ndarray) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_blocks", [16, 160, 1600])
 def test_over_many_epochs_a_block_comes_everywhere_alike(num_blocks: int) -> None:
     order = Order(Shuffle(window_blocks=num_blocks), 42, num_blocks)

@@ -105,6 +105,7 @@ def test_petabytes_cost_nothing():
     assert files.blocks([2**48 - 1, 2**48]) == [Block(0, 2**60 - 4096, 2**60), Block(1, 0, 4096)]
 
 
+@pytest.mark.thorough
 @given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=8), block_bytes=st.integers(1, 60))
 def test_blocks_cover_every_byte_of_every_file_once(sizes, block_bytes):
     files = imagined(*sizes, block_bytes=block_bytes)
@@ -116,6 +117,7 @@ def test_blocks_cover_every_byte_of_every_file_once(sizes, block_bytes):
     assert all(0 < block.stop - block.start <= block_bytes for block in blocks)
 
 
+@pytest.mark.thorough
 @given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=8), data=st.data())
 def test_a_block_alone_is_the_block_among_all(sizes, data):
     files = imagined(*sizes)
@@ -129,6 +131,7 @@ def test_a_block_alone_is_the_block_among_all(sizes, data):
     assert first_blocks[block.file_id] + block.start // 10 == number
 
 
+@pytest.mark.thorough
 @given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=6), block_bytes=st.integers(1, 60))
 def test_a_block_is_known_by_its_first_byte_and_by_no_other(sizes, block_bytes):
     """The token cache finds by it what it holds: another block's samples would be delivered."""

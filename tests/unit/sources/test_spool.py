@@ -60,6 +60,7 @@ def test_no_more_than_some_copies_are_open_at_once(reader, tmp_path, monkeypatch
         assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
+@pytest.mark.thorough
 @given(st.data())
 def test_whatever_byte_of_a_copy_is_another_one_the_row_is_read_from_its_source_and_the_copy_mended(
     tmp_path_factory, data

@@ -37,6 +37,7 @@ def test_an_object_for_xtuner_runs_as_it_is_in_this_process(path: str) -> None:
     assert tokens(path, Characters(2)) == [97, 98]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fn", "wanted"),
     [

@@ -117,6 +117,7 @@ def test_what_json_accepts_is_accepted(raw: bytes) -> None:
     assert same(decode_value(text), loads(raw)["input"])
 
 
+@pytest.mark.thorough
 @given(st.binary())
 @example(b'{"input": "\\ud83d\\ud83d"}')
 def test_no_bytes_raise_anything_but_a_row_fault(raw: bytes) -> None:

@@ -67,6 +67,7 @@ def text_of(pieces: list[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
+@pytest.mark.thorough
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_the_texts_of_byte_level_tokens_are_the_text(text: str) -> None:
     ids = BYTE_LEVEL.encode(text).ids
@@ -77,6 +78,7 @@ def test_the_texts_of_byte_level_tokens_are_the_text(text: str) -> None:
     assert ("\ufffd" in text_of(pieces)) == ("\ufffd" in text)
 
 
+@pytest.mark.thorough
 @given(
     text=st.text(st.sampled_from(f"ab .é{GRIN}字"), max_size=20).map(lambda text: f"a{text}"),
 )
@@ -106,6 +108,7 @@ def test_a_character_that_is_split_over_tokens_is_one_piece() -> None:
     ]
 
 
+@pytest.mark.thorough
 @given(
     text=st.text(st.sampled_from(f"xé字{GRIN}"), min_size=1, max_size=6), cut=st.integers(0, 24), end=st.integers(0, 24)
 )
@@ -160,6 +163,7 @@ def test_tokens_without_a_tokenizer_are_numbers() -> None:
     assert without_texts([5, 6], [False, True]) == [Piece(0, 1, "5", "5", False), Piece(1, 2, "6", "6", True)]
 
 
+@pytest.mark.thorough
 @given(data=st.data())
 def test_no_piece_is_both_trained_and_context(data: Any) -> None:
     ids = BYTE_LEVEL.encode(data.draw(st.text(st.sampled_from(f"ab {GRIN}"), max_size=12))).ids
@@ -172,6 +176,7 @@ def test_no_piece_is_both_trained_and_context(data: Any) -> None:
     assert all(one.stop == other.start for one, other in pairwise(pieces))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
 def test_the_texts_of_real_chats_are_the_texts(test_data: Path, tokenizer: str) -> None:
     loaded = Tokenizer.from_file(str(test_data / "tokenizers" / tokenizer / "tokenizer.json"))

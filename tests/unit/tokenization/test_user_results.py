@@ -31,6 +31,7 @@ def labels_of(tokens: list[int], spans: list[list[int]]) -> list[int]:
     return labels
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("read", READERS)
 @given(sample=samples(), as_array=st.booleans(), name=st.sampled_from(["input_ids", "tokens"]))
 def test_labels_are_kept_exactly(read: Any, sample: Any, as_array: bool, name: str) -> None:
@@ -69,6 +70,7 @@ def test_input_ids_go_before_tokens() -> None:
     assert (token_ids(chunk), values(chunk, "extra")) == ([[1]], [{"tokens": ["a"]}])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize(
     ("labels", "reason"),

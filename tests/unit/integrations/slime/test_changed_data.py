@@ -41,6 +41,7 @@ def warnings_of(events: list[Any]) -> list[Any]:
     return [event for event in events if event["event"] == "snapshot.rows_left_out"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_allowed_other_data_warns_with_the_number_of_rows_left_out(prompts, given, tmp_path, order):
     given |= order
@@ -57,6 +58,7 @@ def test_allowed_other_data_warns_with_the_number_of_rows_left_out(prompts, give
     assert (event["log_level"], event["epoch"]) == ("warning", 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_a_renamed_file_of_the_same_rows_goes_on_at_its_place(prompts, given, tmp_path, order):
     given |= order
@@ -91,6 +93,7 @@ def test_other_rows_that_are_said_to_be_the_same_are_refused(prompts, given, tmp
         assert source.sample_offset == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_at_an_epochs_end_nothing_is_left_out(prompts, given, tmp_path, order):
     given |= order

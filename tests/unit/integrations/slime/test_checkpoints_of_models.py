@@ -91,6 +91,7 @@ def processed(_args: Any, media: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return media
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("takes_images", [True, False])
 def test_images_that_stand_in_messages_are_handed_to_a_model_that_takes_images(
     tmp_path: Path, small_tokenizer: Path, takes_images: bool

@@ -213,6 +213,7 @@ def test_a_symptom_is_in_the_words_of_our_messages(text):
     assert is_written(text)
 
 
+@pytest.mark.thorough
 def test_symptoms_are_found_and_compared():
     assert len(quoted()) > 10
     assert is_written("AD510 no data for ...")

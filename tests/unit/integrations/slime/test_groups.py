@@ -133,6 +133,7 @@ def test_what_is_in_such_files_is_counted_where_a_snapshot_is_shown(prompts, giv
 # What comes back
 
 
+@pytest.mark.thorough
 def test_a_group_comes_back_as_it_was_given_back(prompts, given, tmp_path):
     torch = pytest.importorskip("torch")
     values = {

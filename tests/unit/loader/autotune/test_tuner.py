@@ -158,6 +158,7 @@ def test_a_full_channel_is_told(tuned: Callable[..., Tuned]) -> None:
     assert one.script.seen[-1].full_s == 5.0
 
 
+@pytest.mark.thorough
 def test_memory_of_the_largest_worker_is_looked_up_when_there_are_others_and_now_and_then(
     tuned: Callable[..., Tuned],
 ) -> None:
@@ -206,6 +207,7 @@ def test_that_there_is_nothing_to_decide_is_logged_and_changes_nothing(tuned: Ca
     assert one.tuner.num_changes == 0
 
 
+@pytest.mark.thorough
 def test_more_room_is_used_at_once(tuned: Callable[..., Tuned]) -> None:
     one = tuned(10_000, block_bytes=1 << 17)
     one.loader.work_off()
@@ -239,6 +241,7 @@ def test_what_was_found_outlives_a_restart(tuned: Callable[..., Tuned]) -> None:
     assert one.loader.coordinator.channel.num_produced > 190
 
 
+@pytest.mark.thorough
 def test_chunks_follow_the_channel_and_the_workers(tuned: Callable[..., Tuned]) -> None:
     one = tuned(10_000, block_bytes=1 << 17)
     one.loader.tune(2, 4000)

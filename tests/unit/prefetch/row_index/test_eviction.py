@@ -45,6 +45,7 @@ def names(folder: Path) -> set[str]:
     return {path.name.partition(".")[0] for path in folder.iterdir()}
 
 
+@pytest.mark.thorough
 @given(
     ages=st.lists(st.integers(1, 50), min_size=1, max_size=6, unique=True),
     rows=st.integers(0, 500),

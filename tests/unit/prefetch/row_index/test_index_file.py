@@ -45,6 +45,7 @@ def test_what_was_written_is_read_again(tmp_path):
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
 
+@pytest.mark.thorough
 @given(st.data())
 def test_a_file_that_was_cut_or_damaged_anywhere_gives_a_beginning_and_can_be_written_on(tmp_path_factory, data):
     folder = str(tmp_path_factory.mktemp("index"))

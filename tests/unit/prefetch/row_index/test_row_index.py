@@ -62,6 +62,7 @@ marks = st.lists(st.lists(st.sampled_from([GOOD, GOOD, NO_SAMPLE, NO_OBJECT]), m
 bounds = st.none() | st.integers(-12, 25)
 
 
+@pytest.mark.thorough
 @given(marks, bounds, bounds, st.booleans(), st.integers(1, 5))
 def test_the_rows_that_have_a_number_are_those_of_a_list_filtered_and_sliced(blocks, first, stop, only_kept, cut):
     index = index_of(
@@ -85,6 +86,7 @@ def test_the_rows_that_have_a_number_are_those_of_a_list_filtered_and_sliced(blo
     assert list(zip(places.file_ids.tolist(), places.offsets.tolist(), strict=True)) == [place for place, _ in expected]
 
 
+@pytest.mark.thorough
 @given(marks, bounds, bounds, st.booleans(), st.floats(0, 1), st.integers(0, 2**31))
 def test_the_parts_of_a_split_are_disjoint_and_together_all_rows(blocks, first, stop, only_kept, ratio, seed):
     settings = {"first": first, "stop": stop, "only_kept": only_kept}
@@ -112,6 +114,7 @@ def test_a_split_is_torchs(seed):
         assert index.places(np.arange(index.num_rows)).rows.tolist() == sorted(expected)
 
 
+@pytest.mark.thorough
 @given(marks, bounds, bounds)
 def test_tokens_are_those_of_the_rows_that_have_a_number(blocks, first, stop):
     index = index_of(RowShuffle(first=first, stop=stop, only_kept=True), part(blocks))
@@ -152,6 +155,7 @@ def test_rows_that_were_copied_are_read_from_the_copy_and_named_by_their_origin(
     assert origins[1].tolist() == places.offsets.tolist() == [0, 1, 2, 100, 0, 1], "counted in their file"
 
 
+@pytest.mark.thorough
 @given(marks, st.integers(0, 25), st.integers(0, 25))
 def test_when_it_is_settled_no_further_row_gets_a_number(blocks, first, stop):
     index = RowIndex(Pieces(), RowShuffle(method="none", first=first, stop=stop, only_kept=True))

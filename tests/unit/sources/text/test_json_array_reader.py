@@ -83,6 +83,7 @@ def split(text: bytes) -> tuple[list[tuple[int, int]], str]:
     return found, ""
 
 
+@pytest.mark.thorough
 @given(data=st.data(), text=arrays(), block_bytes=st.integers(1, 50), piece_bytes=st.integers(1, 80))
 def test_blocks_in_any_order_have_the_elements_of_the_array(tmp_path_factory, data, text, block_bytes, piece_bytes):
     path = tmp_path_factory.mktemp("array") / "rows.json"
@@ -110,6 +111,7 @@ def test_blocks_in_any_order_have_the_elements_of_the_array(tmp_path_factory, da
         assert seen in (text[offset : offset + n], b"")
 
 
+@pytest.mark.thorough
 @given(
     text=arrays(),
     harm=st.sampled_from([b",", b"]", b"}", b"", b"x", b'"']),

@@ -75,6 +75,7 @@ def test_real_arrays_are_read_as_json_reads_them(test_data):
     assert [json.loads(text or b"") for text in read(opened(paths))] == expected
 
 
+@pytest.mark.thorough
 def test_elements_of_megabytes_are_read_whole(tmp_path):
     elements = [{"id": n, "text": 'a"\\\n' * 300_000, "deep": [[[n]]]} for n in range(4)]
 
@@ -93,6 +94,7 @@ def test_of_an_element_that_is_too_long_only_the_length_is_known(tmp_path):
     assert [length for rows in found for length in rows.lengths.tolist()] == [9, len(json.dumps(elements[1])), 9]
 
 
+@pytest.mark.thorough
 def test_it_goes_on_at_an_element_without_reading_what_comes_before(tmp_path):
     elements = [json.dumps({"id": n, "pad": "x" * (n % 90)}).encode() for n in range(20_000)]
     path = write(tmp_path / "a.json", b"[" + b",\n".join(elements) + b"]")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import unicodedata
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,8 @@ from asyncdata.tokenization.encoders.character_sets import (
     to_code_points,
     unknown_characters,
 )
+
+pytestmark = pytest.mark.thorough
 
 POINTS = st.sets(st.integers(0, 0x10FFFF), max_size=30)
 NEAR = st.sampled_from(["a", "\n", "é", "ÿ", "Ā", "中", "\U0001f600", "\ud800", "\U0010ffff"])

@@ -88,6 +88,7 @@ def test_a_proof_of_anything_else_is_none(subject: Subject, change: dict[str, st
     assert find(other) is None
 
 
+@pytest.mark.thorough
 def test_a_proof_that_is_damaged_anywhere_is_none_and_is_made_anew(files: TokenizerFiles, subject: Subject) -> None:
     proof = make(files, subject)
     path = proof_path(subject)
@@ -107,6 +108,7 @@ def test_a_proof_that_is_damaged_anywhere_is_none_and_is_made_anew(files: Tokeni
     assert (again.exceptions, find(subject)) == (proof.exceptions, again)
 
 
+@pytest.mark.thorough
 def test_a_proof_is_made_once(files: TokenizerFiles, subject: Subject, right: Fake) -> None:
     proof = make(files, subject)
     num_texts = right.num_texts
@@ -116,6 +118,7 @@ def test_a_proof_is_made_once(files: TokenizerFiles, subject: Subject, right: Fa
     assert right.num_texts == num_texts
 
 
+@pytest.mark.thorough
 def test_auto_takes_the_first_that_is_proven_and_tokenizers_where_none_is(
     monkeypatch: pytest.MonkeyPatch, files: TokenizerFiles, right: Fake, wrong: Fake
 ) -> None:
@@ -186,6 +189,7 @@ def test_models_that_no_other_library_knows_are_not_even_tried(
     assert loads == {"gigatoken": 0}
 
 
+@pytest.mark.thorough
 def test_who_is_revoked_is_chosen_no_more(files: TokenizerFiles, subject: Subject) -> None:
     make(files, subject)
 
@@ -197,6 +201,7 @@ def test_who_is_revoked_is_chosen_no_more(files: TokenizerFiles, subject: Subjec
         choose(files, "gigatoken")
 
 
+@pytest.mark.thorough
 def test_without_a_cache_folder_a_proof_holds_for_the_process(
     monkeypatch: pytest.MonkeyPatch, files: TokenizerFiles, subject: Subject, tmp_path: Path
 ) -> None:
@@ -209,6 +214,7 @@ def test_without_a_cache_folder_a_proof_holds_for_the_process(
     assert not proof.refusal
 
 
+@pytest.mark.thorough
 def test_the_ids_around_a_text_are_part_of_the_proof(
     monkeypatch: pytest.MonkeyPatch, small_tokenizer: Path, tmp_path: Path
 ) -> None:

@@ -15,6 +15,8 @@ from tests.support.executors import NEVER_S
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.thorough
+
 TEXTS = ["one two", "", "three", "<|im_end|> four"]
 
 LOADS = """

@@ -540,6 +540,7 @@ def test_a_loader_gives_samples_with_labels(name: str, jsonl_file: Callable[...,
 # Against transformers
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 def test_masks_are_those_of_transformers_where_these_are_right(name: str) -> None:
     theirs = their_mask(name, CHAT, template=GENERATION)

@@ -336,6 +336,7 @@ def test_seed_compat_says_whether_the_cut_took_the_question_or_only_words_behind
     assert facts == {(False, False), (True, False)}
 
 
+@pytest.mark.thorough
 def test_an_answer_longer_than_its_reserve_is_cut_as_in_the_recipe(name: str) -> None:
     transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
     row = {**ROW, "target": "garden " * 20}

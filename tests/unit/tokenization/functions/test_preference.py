@@ -63,6 +63,7 @@ def test_a_prompt_that_is_null_is_none(name: str) -> None:
     assert both(PreferenceTokenizeFn(name), row)[0][0] == "The sky is"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("explicit", [True, False])
 def test_a_pair_of_chats_is_trained_on_what_comes_behind_the_prompt(name: str, explicit: bool) -> None:
     prompt = [user("a"), assistant("said before"), user("c")]
@@ -123,6 +124,7 @@ def test_a_pair_of_which_one_has_nothing_to_train_is_dropped(name: str, answers:
     assert drops(run(PreferenceTokenizeFn(name, eos=False).open(), [row])) == {"no_trained_tokens": [0]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("row", "code", "reason"),
     [

@@ -34,6 +34,7 @@ def test_all_tokens_of_a_text_are_trained_but_the_first_and_its_end_is_too(name:
     assert values(chunk, "metadata") == [{"a": 1}]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("settings", "before", "after"),
     [

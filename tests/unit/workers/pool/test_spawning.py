@@ -206,6 +206,7 @@ async def test_a_request_is_not_to_blame_for_the_death_of_the_template(rows, tmp
         assert ids_of(await client.answer(asked)) == [0]
 
 
+@pytest.mark.thorough
 @pytest.mark.asyncio
 async def test_template_and_workers_may_be_killed_together(rows):
     executor = ProcessExecutor(2)

@@ -56,6 +56,7 @@ async def test_a_reply_is_sent_to_its_end_wherever_the_system_stops(num_bytes):
     assert sock.sent == b"onetwo"
 
 
+@pytest.mark.thorough
 async def test_what_waits_for_a_pause_is_done_when_a_worker_has_nothing_else_to_do(jsonl_file, tmp_path):
     mark = tmp_path / "mark"
     executor = ProcessExecutor(1)
@@ -105,6 +106,7 @@ async def test_it_imports_nothing_heavy(jsonl_file):
     assert "msgspec" in found["modules"]
 
 
+@pytest.mark.thorough
 async def test_a_tokenizer_needs_nothing_heavy_either(jsonl_file, small_tokenizer):
     from asyncdata import PromptTokenizeFn
 
@@ -126,6 +128,7 @@ async def test_it_knows_its_place(jsonl_file, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     names = ["ASYNCDATA_TEST_NAME", "CUDA_VISIBLE_DEVICES", "TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"]
     names.append("OMP_NUM_THREADS")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     found = await seen_from_inside(jsonl_file([{"id": 1, "names": names}]))
 
     assert found["environment"] == {
@@ -148,6 +151,7 @@ def absolute(paths: list[str]) -> list[str]:
     return [os.path.abspath(path) for path in paths]
 
 
+@pytest.mark.thorough
 async def test_ctrl_c_is_not_for_it(jsonl_file, tmp_path):
     began, gate = tmp_path / "began", tmp_path / "gate"
     executor = ProcessExecutor(1)
@@ -181,6 +185,7 @@ async def test_what_is_printed_there_goes_to_the_log(jsonl_file):
     assert (first["worker"], first["pid"], first["log_level"]) == (0, worker.pid, "info")
 
 
+@pytest.mark.thorough
 async def test_its_output_never_stops_it_and_does_not_fill_the_log(jsonl_file):
     client = Client(ProcessExecutor(1), jsonl_file([{"id": i} for i in range(20)]), worker_fns.noisy)
     with structlog.testing.capture_logs() as events:
