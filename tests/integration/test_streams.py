@@ -23,7 +23,7 @@ from asyncdata import (
     SnapshotMismatchError,
     SourceError,
 )
-from asyncdata.inspection import open_order
+from asyncdata.cli.inspection.window_view import open_order
 from tests.support.faults import until
 from tests.support.loading import NEVER_S, ids
 from tests.support.streams import ListStream, jsonl, members, stream_order_of, windows_of, write

@@ -9,7 +9,7 @@ import pytest
 
 from asyncdata import ConfigError, DataLoader, LengthGrouping, RowShuffle, SnapshotError, SoftPacking, XTunerPacking
 from asyncdata import snapshot as snapshots
-from asyncdata.cli import main
+from asyncdata.cli.main import main
 from asyncdata.snapshot import Snapshot, from_state_dict
 from asyncdata.verifying import Verdict, compare
 from tests.support import digests_fn

@@ -10,7 +10,7 @@ from tests.unit.test_architecture import LEVELS, PACKAGE
 
 @pytest.mark.parametrize(
     ("path", "module"),
-    [("errors.py", "errors"), ("__init__.py", "asyncdata"), ("sources/__init__.py", "sources"), ("cli.py", "cli")],
+    [("errors.py", "errors"), ("__init__.py", "asyncdata"), ("sources/__init__.py", "sources"), ("cli/main.py", "cli")],
 )
 def test_a_file_has_the_level_of_its_module_or_folder(path, module):
     assert level_of(PACKAGE / path) == LEVELS[module]

@@ -15,11 +15,11 @@ import pytest
 
 import asyncdata
 from asyncdata import PromptTokenizeFn, demo
-from asyncdata.cli import main
-from asyncdata.commands import demo as command
-from asyncdata.commands.child import RunProcess
-from asyncdata.commands.deliveries import Delivered
-from asyncdata.commands.demo import compare
+from asyncdata.cli.commands import demo as command
+from asyncdata.cli.commands.demo import compare
+from asyncdata.cli.commands.run_record import Delivered
+from asyncdata.cli.commands.watched_run import RunProcess
+from asyncdata.cli.main import main
 from asyncdata.demo import docstring_prompts, tokenizer_folder, write_docstring_prompts
 from asyncdata.errors import ConfigError, SourceError
 from asyncdata.tokenization.base import ColumnWriter

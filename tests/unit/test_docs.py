@@ -25,7 +25,7 @@ import pytest
 import structlog
 
 import asyncdata
-from asyncdata import cli
+from asyncdata.cli import main as cli
 from asyncdata.envelope import Header
 from asyncdata.executors.base import WorkerState
 from asyncdata.ledger import Counters

@@ -11,7 +11,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.cli import main
+from asyncdata.cli.main import main
 from asyncdata.index_eviction import hold_rows, kept_indexes, make_room
 from asyncdata.index_file import IndexFile
 from asyncdata.sources.spool import part_path, write_part

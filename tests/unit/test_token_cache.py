@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import ConfigError, Shuffle, service
-from asyncdata.cli import main
+from asyncdata.cli.main import main
 from asyncdata.sources.jsonl import JsonlSource
 from asyncdata.token_messages import EvictTokens, SegmentListing
 from asyncdata.wire import Block

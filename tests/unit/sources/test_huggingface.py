@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 
 from asyncdata import ConfigError, DataLoader, HuggingFaceSource, SnapshotMismatchError, SourceChangedError, SourceError
+from asyncdata.cli.inspection.window_view import open_order
 from asyncdata.import_path import resolve_path
-from asyncdata.inspection import open_order
 from asyncdata.sources.base import Source
 from asyncdata.sources.reader import FileChangedError
 from asyncdata.sources.row_json import encode_row

@@ -21,12 +21,12 @@ from asyncdata import (
     SourceChangedError,
     SourceError,
     SourceLocation,
-    cli,
 )
+from asyncdata.cli import main as cli
+from asyncdata.cli.inspection.window_view import estimate_num_rows, open_order
 from asyncdata.errors import NoSamplesError
 from asyncdata.fingerprint import FileStamp
 from asyncdata.import_path import resolve_path
-from asyncdata.inspection import estimate_num_rows, open_order
 from asyncdata.sources import parquet_reader
 from asyncdata.sources.base import Source
 from asyncdata.sources.parquet import ParquetBlocks

@@ -1,0 +1,193 @@
+"""``asyncdata inspect``: some rows, token by token, and which of them are trained."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.cli.commands.mask_text import lines_of, plain_text, styled_text
+from asyncdata.cli.commands.tokenizer_facts import backend_line, encoding_of, template_lines, template_of
+from asyncdata.cli.inspection.find_rows import RowLooks
+from asyncdata.cli.inspection.loss_mask import LossMask
+from asyncdata.cli.options import shuffle_of, tokenize_fn_of
+from asyncdata.cli.output import fields, is_terminal, log_to_stderr, printable, shown_path
+from asyncdata.cli.row_kinds import settle_kind
+from asyncdata.tokenization.template_shapes import seen_shapes
+from asyncdata.types import Position
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from asyncdata.cli.commands.mask_text import Line
+    from asyncdata.cli.inspection.loss_mask import MaskedText
+    from asyncdata.cli.inspection.window_view import Look
+    from asyncdata.cli.output import Output
+
+__all__ = ("run",)
+
+_SHORT = 40
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """The command."""
+    log_to_stderr(is_verbose=args.verbose)
+    settle_kind(args, output, says_prompt=True)
+    tokenize_fn = tokenize_fn_of(args)
+    looks = RowLooks(args.data, tokenize_fn, seed=args.seed, shuffle=shuffle_of(args))
+    mask = LossMask(tokenize_fn, args.tokenizer)
+    total = _Total()
+    with seen_shapes() as seen:
+        for look in _looks(args, looks):
+            texts = mask(look)
+            total.add(look, texts)
+            if output.as_json:
+                output.json(_record(look, texts))
+            else:
+                _show(args, output, look, texts)
+    template, encoding = template_of(seen), encoding_of(tokenize_fn)
+    if output.as_json:
+        output.json({"total": total.counts(), "template": template, "encoding": encoding})
+    else:
+        lines = total.lines(is_masked=args.loss_mask) + template_lines(template)
+        output.data(fields(lines + ([("encoder", backend_line(encoding))] if encoding else [])))
+    return 0
+
+
+def _looks(args: argparse.Namespace, looks: RowLooks) -> Iterator[Look]:
+    if not (args.position or args.row):
+        yield from looks.first(args.num or sys.maxsize)
+
+    for place in args.position or ():
+        yield looks.at(Position.parse(place))
+    for place in args.row or ():
+        yield looks.in_file(place)
+
+
+class _Total:
+    """Counts what was shown."""
+
+    def __init__(self) -> None:
+        self._num_rows = self._num_samples = self._num_bad_rows = self._num_tokens = self._num_trained = 0
+        self._dropped: Counter[str] = Counter()
+
+    def add(self, look: Look, texts: list[MaskedText]) -> None:
+        """Count a row."""
+        self._num_rows += 1
+        self._num_samples += look.sample is not None
+        self._num_bad_rows += look.error is not None
+        if look.dropped:
+            self._dropped[look.dropped] += 1
+        self._num_tokens += sum(text.num_tokens for text in texts)
+        self._num_trained += sum(text.num_trained for text in texts)
+
+    def counts(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "num_rows": self._num_rows,
+            "num_samples": self._num_samples,
+            "dropped": dict(self._dropped),
+            "bad_rows": self._num_bad_rows,
+            "num_tokens": self._num_tokens,
+            "num_trained": self._num_trained,
+        }
+
+    def lines(self, *, is_masked: bool) -> list[tuple[str, str]]:
+        """For people."""
+        dropped = ", ".join(f"{number:,} {reason}" for reason, number in self._dropped.items())
+        tokens = _counted(self._num_tokens, self._num_trained) if is_masked else f"{self._num_tokens:,} tokens"
+        return [
+            ("rows", f"{self._num_rows:,}, of which {self._num_samples:,} became samples"),
+            ("dropped", printable(dropped) or "nothing"),
+            ("bad rows", f"{self._num_bad_rows:,}"),
+            ("tokens", tokens),
+        ]
+
+
+def _counted(num_tokens: int, num_trained: int) -> str:
+    share = num_trained / num_tokens if num_tokens else 0.0
+    return f"{num_tokens:,} tokens, {num_trained:,} trained ({share:.1%})"
+
+
+def _show(args: argparse.Namespace, output: Output, look: Look, texts: list[MaskedText]) -> None:
+    is_coloured = _is_coloured(args.color)
+    for heading, lines in _parts(args, look, texts):
+        if is_coloured:
+            body = styled_text(lines, is_masked=args.loss_mask)
+            output.styled([(heading, "bold"), ("\n", ""), *body, ("\n" if body else "", "")])
+        else:
+            output.data(f"{heading}\n{plain_text(lines)}" + ("\n" if lines else ""))
+
+
+def _parts(args: argparse.Namespace, look: Look, texts: list[MaskedText]) -> Iterator[tuple[str, list[Line]]]:
+    """What is said of a row, and the lines under it."""
+    place = f"{look.position}  {_place(look)}"
+    if look.error is not None:
+        yield f"{place}  bad row: {printable(f'{look.error.code} {look.error.reason}')}", []
+    elif not texts:
+        yield f"{place}  dropped: {printable(look.dropped)}", []
+    for text in texts:
+        facts = ", ".join(printable(f"{name} {value}")[:_SHORT] for name, value in _facts(look).items())
+        heading = "  ".join(filter(None, (place, text.name, _heading(text, args.loss_mask), facts)))
+        yield heading, lines_of(text if args.loss_mask else _unmasked(text), args.context_tokens)
+
+
+def _place(look: Look) -> str:
+    found = look.location
+    path = printable(shown_path(found.path))
+    return f"{path}:{found.line_number()}" if found.row_number is None else f"{path}:{found.row_number} (row number)"
+
+
+def _heading(text: MaskedText, is_masked: bool) -> str:
+    if not is_masked:
+        return f"{text.num_tokens:,} tokens"
+
+    return _counted(text.num_tokens, text.num_trained) if text.is_labelled else f"{text.num_tokens:,} tokens, no labels"
+
+
+def _facts(look: Look) -> dict[str, bool | int | float | str]:
+    """What else the tokenize function says of the sample, as far as it is short."""
+    extra = look.sample.extra if look.sample is not None else {}
+    return {
+        name: value
+        for name, value in extra.items()
+        if isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
+    }
+
+
+def _unmasked(text: MaskedText) -> MaskedText:
+    return text._replace(pieces=[piece._replace(is_trained=False) for piece in text.pieces])
+
+
+def _is_coloured(choice: str) -> bool:
+    return choice == "always" or (choice == "auto" and is_terminal(sys.stdout) and not os.environ.get("NO_COLOR"))
+
+
+def _record(look: Look, texts: list[MaskedText]) -> dict[str, Any]:
+    found = look.location
+    place = {"row_number": found.row_number} if found.row_number is not None else {"line": found.line_number()}
+    return {
+        "position": str(look.position),
+        "path": found.path,
+        **place,
+        "num_tokens": sum(text.num_tokens for text in texts),
+        "num_trained": sum(text.num_trained for text in texts),
+        "texts": [_text_record(text) for text in texts],
+        "extra": _facts(look),
+        "dropped": look.dropped or None,
+        "error": f"{look.error.code} {look.error.reason}" if look.error is not None else None,
+    }
+
+
+def _text_record(text: MaskedText) -> dict[str, Any]:
+    return {
+        "name": text.name,
+        "is_labelled": text.is_labelled,
+        "num_tokens": text.num_tokens,
+        "num_trained": text.num_trained,
+        "turns": [turn._asdict() for turn in text.turns],
+        "pieces": [piece._asdict() for piece in text.pieces],
+    }

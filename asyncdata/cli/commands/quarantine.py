@@ -1,0 +1,210 @@
+"""``asyncdata quarantine``: the bad rows that a run passed over, and those of them that are good by now."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncdata.cli.inspection.find_rows import RowLooks
+from asyncdata.cli.options import tokenize_fn_of
+from asyncdata.cli.output import fields, log_to_stderr, printable, shown_path
+from asyncdata.durable import replace_file, sync_folder
+from asyncdata.errors import AsyncDataError, ConfigError
+from asyncdata.line_numbers import line_number
+from asyncdata.order import Shuffle
+from asyncdata.quarantine import read_quarantine
+from asyncdata.tokenization.resolved import resolved
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable
+
+    from asyncdata.cli.inspection.window_view import Look
+    from asyncdata.cli.output import Output
+    from asyncdata.quarantine import Entry, Quarantined
+
+__all__ = ("retry", "show")
+
+_IN_ORDER = Shuffle(enabled=False, window_blocks=32)  # a row is looked for by reading its window
+_NOT_TRIED = {"AD422": "it hung its worker", "AD423": "its worker died of it"}
+
+
+def _read(path: str, output: Output) -> Quarantined | None:
+    """What the file holds; None, after saying so, if it is another kind of file: then the command line is wrong."""
+    found = read_quarantine(path)
+    if found.entries or not found.num_unreadable:
+        return found
+
+    message = f"{path} is no quarantine file: none of its {found.num_unreadable:,} lines tells of a bad row"
+    if output.as_json:
+        output.json({"error": {"type": "ConfigError", "message": message}})
+    output.say(f"asyncdata: {message}", "red")
+    return None
+
+
+def show(args: argparse.Namespace, output: Output) -> int:
+    """``asyncdata quarantine show``."""
+    found = _read(args.file, output)
+    if found is None:
+        return 2
+
+    codes = Counter(entry.code for entry in found.entries)
+    if output.as_json:
+        rows = [_record(entry) | {"times": times} for entry, times in zip(found.entries, found.times, strict=True)]
+        output.json({"rows": rows, "codes": dict(codes), "num_unreadable": found.num_unreadable})
+        return 0
+
+    for entry, times in zip(found.entries, found.times, strict=True):
+        again = f"  ({times} times)" if times > 1 else ""
+        output.data(f"{_place(entry)}  {printable(f'{entry.code} {entry.reason}')}{again}")
+        if entry.excerpt:
+            output.data(f"  row: {printable(entry.excerpt)}")
+    output.data(_counts(found, codes))
+    return 0
+
+
+def _counts(found: Quarantined, codes: Counter[str]) -> str:
+    lines = [("rows", f"{len(found.entries):,}")]
+    lines += [(code, f"{number:,}") for code, number in sorted(codes.items())]
+    if found.num_unreadable:
+        lines.append(("unreadable", f"{found.num_unreadable:,} lines of the file"))
+    return fields(lines)
+
+
+def _record(entry: Entry) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in entry.__struct_fields__}
+
+
+def _place(entry: Entry) -> str:
+    return printable(entry.place.replace(entry.path, shown_path(entry.path), 1))
+
+
+class _Outcome(NamedTuple):
+    """What became of a row that was read again.
+
+    :ivar status: ``good``, ``dropped``, ``bad``, or ``not tried``.
+    :ivar raw: the row, where it is good.
+    """
+
+    entry: Entry
+    status: str
+    reason: str
+    raw: bytes = b""
+
+
+def retry(args: argparse.Namespace, output: Output) -> int:
+    """``asyncdata quarantine retry``."""
+    log_to_stderr(is_verbose=args.verbose)
+    path = os.path.abspath(args.output)
+    if os.path.lexists(path):
+        raise ConfigError(f"{args.output} is there already; name another file by --output")
+
+    found = _read(args.file, output)
+    if found is None:
+        return 2
+
+    outcomes = list(_Rows(resolved(tokenize_fn_of(args))).again(found.entries))
+    good = [_line(outcome.raw) for outcome in outcomes if outcome.status == "good"]
+    if good:
+        replace_file(path, good, keep=1)
+        sync_folder(path)
+    counts = Counter(outcome.status for outcome in outcomes)
+    if output.as_json:
+        rows = [_record(each.entry) | {"status": each.status, "now": each.reason} for each in outcomes]
+        output.json({"rows": rows, "counts": dict(counts), "output": args.output if good else None})
+    else:
+        _say(output, outcomes, counts, args.output)
+    return 0
+
+
+def _line(raw: bytes) -> bytes:
+    """The row on one line: an element of an array may be laid out over many."""
+    return (json.dumps(json.loads(raw)).encode("ascii") if b"\n" in raw else raw.rstrip(b"\r")) + b"\n"
+
+
+def _say(output: Output, outcomes: Iterable[_Outcome], counts: Counter[str], path: str) -> None:
+    for outcome in outcomes:
+        reason = f": {printable(outcome.reason)}" if outcome.reason else ""
+        output.data(f"{_place(outcome.entry)}  {outcome.status}{reason}")
+    lines = [(status, f"{counts[status]:,}") for status in ("good", "dropped", "bad", "not tried")]
+    if counts["good"]:
+        lines.append(("written to", path))
+    output.data(fields(lines))
+
+
+class _Rows:
+    """Reads rows again, each where its entry says that it was."""
+
+    def __init__(self, tokenize_fn: Any) -> None:
+        self._tokenize_fn = tokenize_fn
+        self._looks: dict[str, RowLooks | str] = {}
+
+    def again(self, entries: Iterable[Entry]) -> Iterable[_Outcome]:
+        """What becomes of each row now, in this process."""
+        for entry in entries:
+            if entry.code in _NOT_TRIED:
+                reason = f"{entry.code} {_NOT_TRIED[entry.code]}, and would hurt this process; run it with on_bad_row"
+                yield _Outcome(entry, "not tried", reason)
+            else:
+                yield self._one(entry)
+
+    def _one(self, entry: Entry) -> _Outcome:
+        looks = self._source_of(entry.path)
+        if isinstance(looks, str):
+            return _Outcome(entry, "not tried", looks)
+
+        try:
+            look = _look(looks, entry)
+        except AsyncDataError as error:
+            return _Outcome(entry, "not tried", str(error))
+
+        if look is None:
+            return _Outcome(entry, "not tried", "its line was not known, and no row begins at its byte any more")
+
+        if look.error is not None:
+            return _Outcome(entry, "bad", f"{look.error.code} {look.error.reason}")
+
+        if look.sample is None:
+            return _Outcome(entry, "dropped", look.dropped)
+
+        return _Outcome(entry, "good", "", look.raw)
+
+    def _source_of(self, path: str) -> RowLooks | str:
+        """The rows of a file, or of a saved dataset; or why they cannot be read."""
+        if path not in self._looks:
+            self._looks[path] = self._open(path)
+        return self._looks[path]
+
+    def _open(self, path: str) -> RowLooks | str:
+        names = [path, re.sub(r"\[[^]]*\]$", "", path)]  # a split stands behind a dataset's name
+        place = next((name for name in names if os.path.exists(name)), None)
+        if place is None:
+            return f"{path} is no file, or is not there any more"
+
+        try:
+            return RowLooks(place, self._tokenize_fn, shuffle=_IN_ORDER)
+        except AsyncDataError as error:
+            return str(error)
+
+
+def _look(looks: RowLooks, entry: Entry) -> Look | None:
+    """The row of an entry; None if it cannot be found.
+
+    It is where it was, unless a row before it was mended and has become longer or shorter: then its line tells.
+    """
+    if entry.row_number is not None:
+        return looks.in_file(str(entry.row_number))
+
+    found = looks.at_byte(entry.byte_offset) if _has_not_moved(entry) else None
+    return looks.in_file(str(entry.line)) if found is None and entry.line is not None else found
+
+
+def _has_not_moved(entry: Entry) -> bool:
+    """Whether the entry's byte is on the entry's line, as far as that is known."""
+    if not 0 <= entry.byte_offset < os.path.getsize(entry.path):
+        return False
+
+    return entry.line is None or line_number(entry.path, entry.byte_offset) == entry.line

@@ -1,0 +1,105 @@
+"""``asyncdata sample``: the one row behind a position, as for a loss spike: where it lies and what it becomes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.cli.inspection.window_view import WindowView, open_order, position_of
+from asyncdata.cli.options import has_tokenize_fn, loader_of, shuffle_of, tokenize_fn_of
+from asyncdata.cli.output import fields, log_to_stderr, printable, shown_path
+from asyncdata.cli.row_kinds import settle_kind
+from asyncdata.errors import ConfigError
+from asyncdata.types import Position
+
+if TYPE_CHECKING:
+    import argparse
+
+    from asyncdata.cli.inspection.window_view import Look
+    from asyncdata.cli.output import Output
+
+__all__ = ("run",)
+
+_BATCH = 4096
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """The command."""
+    log_to_stderr(is_verbose=args.verbose)
+    settle_kind(args, output)
+    files, order = open_order(args.data, seed=args.seed, shuffle=shuffle_of(args))
+    if args.position is not None:
+        position = Position.parse(args.position)
+    elif not has_tokenize_fn(args):
+        position = position_of(files, order, args.ordinal)
+    else:
+        position = _position_of_sample(args)
+    tokenize_fn = tokenize_fn_of(args) if has_tokenize_fn(args) else None
+    with WindowView(files, order, position.epoch, position.window, tokenize_fn) as view:
+        report = _report(args, position, view.look(position.row))
+    if output.as_json:
+        output.json(report)
+    else:
+        output.data(_text(report))
+    return 0
+
+
+def _position_of_sample(args: argparse.Namespace) -> Position:
+    """Where the sample with this index came from: rows may have been dropped before it, so all are tokenized."""
+    with loader_of(args) as loader:
+        if args.snapshot is not None:
+            loader.restore(args.snapshot)
+        left = args.ordinal - loader.statistics().samples_total
+        if left < 0:
+            raise ConfigError(
+                f"--ordinal {args.ordinal} lies before {args.snapshot}, which was written after "
+                f"{args.ordinal - left} samples; name an older snapshot, or none"
+            )
+
+        while left:
+            left -= len(loader.get_next_batch(min(left, _BATCH)))
+        position = loader.get_next_batch(1)[0].position
+        if position is None:
+            raise ConfigError(f"sample {args.ordinal} was made by hand and has no position")
+
+        return position
+
+
+def _report(args: argparse.Namespace, position: Position, look: Look) -> dict[str, Any]:
+    found, sample = look.location, look.sample
+    lies_at = {"line": found.line_number(), "byte_offset": found.byte_offset}
+    return {
+        "position": str(position),
+        "ordinal": args.ordinal,
+        "path": found.path,
+        **(lies_at if found.row_number is None else {"row_number": found.row_number}),
+        "num_bytes": found.num_bytes if found.num_bytes >= 0 else None,
+        "row": look.raw.decode("utf-8", "backslashreplace"),
+        "prompt": sample.prompt if sample is not None else None,
+        "tokens": sample.tokens.tolist() if sample is not None else None,
+        "dropped": look.dropped or None,
+        "error": f"{look.error.code} {look.error.reason}" if look.error is not None else None,
+    }
+
+
+def _text(report: dict[str, Any]) -> str:
+    size = report["num_bytes"] if report["num_bytes"] is not None else "?"
+    if "row_number" in report:
+        place = [("row number", report["row_number"]), ("bytes", f"{size} as JSON")]
+    else:
+        place = [("line", report["line"]), ("bytes", f"{size} from {report['byte_offset']}")]
+    lines = [
+        ("position", report["position"]),
+        ("file", shown_path(report["path"])),
+        *place,
+        ("row", printable(report["row"])),
+    ]
+    if report["ordinal"] is not None:
+        lines.insert(1, ("ordinal", report["ordinal"]))
+    if report["tokens"] is not None:
+        lines.append(("prompt", printable(str(report["prompt"]))))
+        lines.append(("tokens", f"{len(report['tokens'])}: {' '.join(map(str, report['tokens']))}"))
+    if report["dropped"]:
+        lines.append(("dropped", report["dropped"]))
+    if report["error"]:
+        lines.append(("bad row", printable(report["error"])))
+    return fields(lines)

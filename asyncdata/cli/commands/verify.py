@@ -1,0 +1,42 @@
+"""``asyncdata verify``: whether two runs saw the same stream, by the digests in their snapshots."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from asyncdata.cli.output import fields, printable, shown_path
+from asyncdata.snapshot import load
+from asyncdata.verifying import Comparison, Verdict, compare
+
+if TYPE_CHECKING:
+    import argparse
+
+    from asyncdata.cli.output import Output
+
+__all__ = ("STATUS", "run")
+
+STATUS = {Verdict.SAME: 0, Verdict.DIFFERENT: 3, Verdict.UNDECIDED: 4}
+"""1 is an error: a file that cannot be read is not a stream that differs."""
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """The command."""
+    found = compare(load(args.first), load(args.second))
+    if output.as_json:
+        output.json(msgspec.to_builtins(found))
+    else:
+        output.data(_text(found, [shown_path(args.first), shown_path(args.second)]))
+    return STATUS[found.verdict]
+
+
+def _text(found: Comparison, paths: list[str]) -> str:
+    lines: list[tuple[str, str]] = [("verdict", found.verdict)]
+    lines += [("", reason) for reason in found.reasons]
+    for name, path, position, number in zip(
+        ("first", "second"), paths, found.positions, found.num_samples, strict=True
+    ):
+        lines.append((name, f"{path}: {number:,} samples of the stream; {position} comes next"))
+    lines += [("differs", change) for change in found.changes.values()]
+    return fields((name, printable(value)) for name, value in lines)

@@ -1,0 +1,56 @@
+"""What the rows are - prompts, chats, text, pairs - by the keys of the first ones, where the command was not told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.cli.inspection.find_rows import RowLooks
+from asyncdata.errors import ConfigError
+from asyncdata.tokenization.rows import RowFault, decode_object
+
+if TYPE_CHECKING:
+    import argparse
+
+    from asyncdata.cli.output import Output
+
+__all__ = ("kind_of", "settle_kind")
+
+_ROWS_LOOKED_AT = 20
+_KEYS = {
+    "chat": {"messages"},
+    "preference": {"chosen", "rejected"},
+    "babilong": {"input", "question", "target"},
+    "text": {"text"},
+}
+
+
+def kind_of(row: dict[str, Any]) -> str:
+    """What rows are, by the keys of one."""
+    return next((kind for kind, keys in _KEYS.items() if keys <= set(row)), "prompt")
+
+
+def settle_kind(args: argparse.Namespace, output: Output, *, says_prompt: bool = False) -> None:
+    """Put into ``args.kind`` what the rows are, unless the command was told, and say so.
+
+    ``--prompt-key`` and ``--apply-chat-template``, which only prompts have, tell as well.
+
+    :param says_prompt: say it of prompts too, which most rows are.
+    :raises ConfigError: if none of the first rows is a JSON object.
+    """
+    if args.kind is not None or args.tokenizer is None or args.tokenize_fn is not None:
+        return
+
+    is_told = args.prompt_key is not None or args.apply_chat_template is not None
+    args.kind = kind = "prompt" if is_told else _kind_of_rows(args)
+    if says_prompt or kind != "prompt":
+        output.say(f"rows are taken to be of the kind {kind!r}; --kind says otherwise", "dim")
+
+
+def _kind_of_rows(args: argparse.Namespace) -> str:
+    for look in RowLooks(args.data, shuffle=False).first(_ROWS_LOOKED_AT):
+        try:
+            return kind_of(decode_object(look.raw))
+        except RowFault:
+            continue
+
+    raise ConfigError(f"none of the first {_ROWS_LOOKED_AT} rows is a JSON object; say what rows are by --kind")
