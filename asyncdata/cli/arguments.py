@@ -51,15 +51,29 @@ def add_order_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", metavar="N", type=int, default=42, help="any integer (%(default)s)")
     group.add_argument(
         "--shuffle",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="mix the rows (the default), or leave them as they lie",
+        nargs="?",
+        const="windows",
+        default="windows",
+        choices=("windows", "full"),
+        help="mix the rows of windows of blocks, or all rows (%(default)s)",
+    )
+    group.add_argument(
+        "--no-shuffle", dest="shuffle", action="store_const", const="none", help="leave rows as they lie"
     )
     group.add_argument(
         "--block-bytes", metavar="N", type=whole(1), default=32 * 1024, help="size of a block (%(default)s)"
     )
     group.add_argument(
         "--window-blocks", metavar="N", type=whole(1), default=1024, help="blocks mixed together (%(default)s)"
+    )
+    group.add_argument(
+        "--loader",
+        metavar="NAME=VALUE",
+        dest="loader",
+        type=setting,
+        action="append",
+        default=[],
+        help="another argument of the loader, as JSON or text, such as plan_packs=true; may be repeated",
     )
 
 

@@ -207,6 +207,7 @@ def _add_order(commands: Any) -> None:
         "(epoch:window:row), path, byte offset, length in bytes. With --json, one object a line.",
     )
     add_data(parser)
+    add_tokenizer(parser)
     add_order_options(parser)
     parser.add_argument("--epoch", metavar="E", type=whole(0), default=0, help="the epoch (%(default)s)")
     parser.add_argument("--window", metavar="W", type=whole(0), help="only this window; without it, all of the epoch")
@@ -326,9 +327,9 @@ def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             if path is not None and os.path.exists(path) and not args.resume:
                 parser.error(f"{path} is there already: add --resume to go on from there, or name another file")
 
-    if args.run in ("run:run", "sample:run", "inspect:run", "bench:run", "quarantine:retry"):
+    if args.run in ("run:run", "order:run", "sample:run", "inspect:run", "bench:run", "quarantine:retry"):
         is_told = args.tokenizer is not None or args.tokenize_fn is not None
-        if not is_told and args.run != "sample:run":
+        if not is_told and args.run not in ("sample:run", "order:run"):
             parser.error("--tokenizer DIR or --tokenize-fn PATH is required")
 
         if args.kind is not None and args.tokenize_fn is not None:

@@ -7,10 +7,15 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.errors import ConfigError
 from asyncdata.import_path import resolve_path
+from asyncdata.length_grouping import LengthGrouping
 from asyncdata.loader import DataLoader
 from asyncdata.order import Shuffle
+from asyncdata.packing.hard import HardPacking
+from asyncdata.packing.soft import SoftPacking
+from asyncdata.packing.xtuner import XTunerPacking
 from asyncdata.tokenization.base import TokenizeFn
 from asyncdata.tokenization.chat import ChatTokenizeFn
 from asyncdata.tokenization.fixed_length import FixedLengthTokenizeFn
@@ -23,7 +28,7 @@ from asyncdata.tokenization.xtuner_fn import XTunerTokenizeFn, is_of_xtuner
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ("has_tokenize_fn", "loader_of", "shuffle_of", "tokenize_fn_of")
+__all__ = ("has_tokenize_fn", "loader_of", "opened_order", "order_of", "tokenize_fn_of")
 
 _CLASSES: dict[str, Any] = {
     "prompt": PromptTokenizeFn,
@@ -32,12 +37,30 @@ _CLASSES: dict[str, Any] = {
     "preference": PreferenceTokenizeFn,
     "babilong": FixedLengthTokenizeFn,
 }
+_PACKINGS = {kind.__name__: kind for kind in (SoftPacking, HardPacking, XTunerPacking)}
 _SETTINGS = ("prompt_key", "label_key", "metadata_key", "tool_key", "apply_chat_template", "max_length", "train_on")
 
 
-def shuffle_of(args: argparse.Namespace) -> Shuffle:
-    """The order's settings."""
-    return Shuffle(enabled=args.shuffle, block_bytes=args.block_bytes, window_blocks=args.window_blocks)
+def order_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The loader's arguments that D depends on."""
+    blocks = {"block_bytes": args.block_bytes, "window_blocks": args.window_blocks}
+    shuffle = "full" if args.shuffle == "full" else Shuffle(enabled=args.shuffle != "none", **blocks)
+    return {"seed": args.seed, "shuffle": shuffle, **{name: _knob(name, text) for name, text in args.loader}}
+
+
+def _knob(name: str, text: str) -> Any:
+    """An argument of the loader. A description is written as its settings; of a packing, its class says which."""
+    value = _value(text)
+    if name == "packing" and isinstance(value, dict) and len(value) == 1 and set(value) <= set(_PACKINGS):
+        ((kind, settings),) = value.items()
+        return _made(_PACKINGS[kind], settings)
+
+    return _made(LengthGrouping, value) if name == "length_grouping" and isinstance(value, dict) else value
+
+
+def opened_order(args: argparse.Namespace) -> OpenedOrder:
+    """D, to look at its rows; with samples, if the command was told how to tokenize. It is to be closed."""
+    return OpenedOrder(args.data, tokenize_fn_of(args) if has_tokenize_fn(args) else None, **order_of(args))
 
 
 def has_tokenize_fn(args: argparse.Namespace) -> bool:
@@ -114,15 +137,6 @@ def _made(kind: type, settings: dict[str, Any]) -> Any:
 
 def loader_of(args: argparse.Namespace, **knobs: Any) -> DataLoader:
     """The loader, not yet started."""
-    return DataLoader(
-        args.data,
-        tokenize_fn=tokenize_fn_of(args),
-        seed=args.seed,
-        shuffle=shuffle_of(args),
-        num_workers=args.num_workers,
-        on_bad_row=args.on_bad_row,
-        max_bad_rows=args.max_bad_rows,
-        quarantine_path=args.quarantine_path,
-        log_excerpts=args.log_excerpts,
-        **knobs,
-    )
+    names = ("num_workers", "on_bad_row", "max_bad_rows", "quarantine_path", "log_excerpts")
+    told = {name: getattr(args, name) for name in names}
+    return DataLoader(args.data, tokenize_fn=tokenize_fn_of(args), **{**told, **knobs, **order_of(args)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.cli.inspection.find_rows import RowLooks
+from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.errors import ConfigError
 from asyncdata.tokenization.rows import RowFault, decode_object
 
@@ -47,10 +47,11 @@ def settle_kind(args: argparse.Namespace, output: Output, *, says_prompt: bool =
 
 
 def _kind_of_rows(args: argparse.Namespace) -> str:
-    for look in RowLooks(args.data, shuffle=False).first(_ROWS_LOOKED_AT):
-        try:
-            return kind_of(decode_object(look.raw))
-        except RowFault:
-            continue
+    with OpenedOrder(args.data, shuffle=False) as opened:
+        for row in opened.first(_ROWS_LOOKED_AT):
+            try:
+                return kind_of(decode_object(row.raw))
+            except RowFault:
+                continue
 
     raise ConfigError(f"none of the first {_ROWS_LOOKED_AT} rows is a JSON object; say what rows are by --kind")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.cli.options import loader_of, shuffle_of, tokenize_fn_of
+from asyncdata.cli.options import loader_of, order_of, tokenize_fn_of
 from asyncdata.errors import AsyncDataError, EndOfData
 from asyncdata.loader import DataLoader
 from asyncdata.tokenization.base import ColumnWriter, open_tokenize_fn
@@ -71,7 +71,7 @@ def tokenizer_alone(args: Namespace, number: int, num_processes: int, seconds: f
 
 def _rows(args: Namespace, num_rows: int) -> list[bytes]:
     """The first rows of the order, as JSON. Bad ones are left out: the loader has said what it thinks of them."""
-    knobs = {"seed": args.seed, "shuffle": shuffle_of(args), "epochs": 1, "on_bad_row": "skip", "max_bad_rows": None}
+    knobs = {**order_of(args), "epochs": 1, "on_bad_row": "skip", "max_bad_rows": None}
     with DataLoader(args.data, tokenize_fn=_row_itself, num_workers=0, **knobs) as loader:
         try:
             samples: list[Sample] = loader.get_next_batch(num_rows)

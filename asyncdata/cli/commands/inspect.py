@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.cli.commands.mask_text import lines_of, plain_text, styled_text
 from asyncdata.cli.commands.tokenizer_facts import backend_line, encoding_of, template_lines, template_of
-from asyncdata.cli.inspection.find_rows import RowLooks
+from asyncdata.cli.inspection.find_rows import row_in_file
 from asyncdata.cli.inspection.loss_mask import LossMask
-from asyncdata.cli.options import shuffle_of, tokenize_fn_of
+from asyncdata.cli.options import opened_order, tokenize_fn_of
 from asyncdata.cli.output import fields, is_terminal, log_to_stderr, printable, shown_path
 from asyncdata.cli.row_kinds import settle_kind
 from asyncdata.tokenization.template_shapes import seen_shapes
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from asyncdata.cli.commands.mask_text import Line
     from asyncdata.cli.inspection.loss_mask import MaskedText
-    from asyncdata.cli.inspection.window_view import Look
+    from asyncdata.cli.inspection.window_view import InspectedRow, OpenedOrder
     from asyncdata.cli.output import Output
 
 __all__ = ("run",)
@@ -37,17 +37,16 @@ def run(args: argparse.Namespace, output: Output) -> int:
     log_to_stderr(is_verbose=args.verbose)
     settle_kind(args, output, says_prompt=True)
     tokenize_fn = tokenize_fn_of(args)
-    looks = RowLooks(args.data, tokenize_fn, seed=args.seed, shuffle=shuffle_of(args))
     mask = LossMask(tokenize_fn, args.tokenizer)
     total = _Total()
-    with seen_shapes() as seen:
-        for look in _looks(args, looks):
-            texts = mask(look)
-            total.add(look, texts)
+    with seen_shapes() as seen, opened_order(args) as opened:
+        for row in _rows(args, opened):
+            texts = mask(row)
+            total.add(row, texts)
             if output.as_json:
-                output.json(_record(look, texts))
+                output.json(_record(row, texts))
             else:
-                _show(args, output, look, texts)
+                _show(args, output, row, texts)
     template, encoding = template_of(seen), encoding_of(tokenize_fn)
     if output.as_json:
         output.json({"total": total.counts(), "template": template, "encoding": encoding})
@@ -57,14 +56,14 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _looks(args: argparse.Namespace, looks: RowLooks) -> Iterator[Look]:
+def _rows(args: argparse.Namespace, opened: OpenedOrder) -> Iterator[InspectedRow]:
     if not (args.position or args.row):
-        yield from looks.first(args.num or sys.maxsize)
+        yield from opened.first(args.num or sys.maxsize)
 
     for place in args.position or ():
-        yield looks.at(Position.parse(place))
+        yield opened.at(Position.parse(place))
     for place in args.row or ():
-        yield looks.in_file(place)
+        yield row_in_file(opened, place)
 
 
 class _Total:
@@ -74,13 +73,13 @@ class _Total:
         self._num_rows = self._num_samples = self._num_bad_rows = self._num_tokens = self._num_trained = 0
         self._dropped: Counter[str] = Counter()
 
-    def add(self, look: Look, texts: list[MaskedText]) -> None:
+    def add(self, row: InspectedRow, texts: list[MaskedText]) -> None:
         """Count a row."""
         self._num_rows += 1
-        self._num_samples += look.sample is not None
-        self._num_bad_rows += look.error is not None
-        if look.dropped:
-            self._dropped[look.dropped] += 1
+        self._num_samples += row.sample is not None
+        self._num_bad_rows += row.error is not None
+        if row.dropped:
+            self._dropped[row.dropped] += 1
         self._num_tokens += sum(text.num_tokens for text in texts)
         self._num_trained += sum(text.num_trained for text in texts)
 
@@ -112,9 +111,9 @@ def _counted(num_tokens: int, num_trained: int) -> str:
     return f"{num_tokens:,} tokens, {num_trained:,} trained ({share:.1%})"
 
 
-def _show(args: argparse.Namespace, output: Output, look: Look, texts: list[MaskedText]) -> None:
+def _show(args: argparse.Namespace, output: Output, row: InspectedRow, texts: list[MaskedText]) -> None:
     is_coloured = _is_coloured(args.color)
-    for heading, lines in _parts(args, look, texts):
+    for heading, lines in _parts(args, row, texts):
         if is_coloured:
             body = styled_text(lines, is_masked=args.loss_mask)
             output.styled([(heading, "bold"), ("\n", ""), *body, ("\n" if body else "", "")])
@@ -122,21 +121,21 @@ def _show(args: argparse.Namespace, output: Output, look: Look, texts: list[Mask
             output.data(f"{heading}\n{plain_text(lines)}" + ("\n" if lines else ""))
 
 
-def _parts(args: argparse.Namespace, look: Look, texts: list[MaskedText]) -> Iterator[tuple[str, list[Line]]]:
+def _parts(args: argparse.Namespace, row: InspectedRow, texts: list[MaskedText]) -> Iterator[tuple[str, list[Line]]]:
     """What is said of a row, and the lines under it."""
-    place = f"{look.position}  {_place(look)}"
-    if look.error is not None:
-        yield f"{place}  bad row: {printable(f'{look.error.code} {look.error.reason}')}", []
+    place = f"{row.position}  {_place(row)}"
+    if row.error is not None:
+        yield f"{place}  bad row: {printable(f'{row.error.code} {row.error.reason}')}", []
     elif not texts:
-        yield f"{place}  dropped: {printable(look.dropped)}", []
+        yield f"{place}  dropped: {printable(row.dropped)}", []
     for text in texts:
-        facts = ", ".join(printable(f"{name} {value}")[:_SHORT] for name, value in _facts(look).items())
+        facts = ", ".join(printable(f"{name} {value}")[:_SHORT] for name, value in _facts(row).items())
         heading = "  ".join(filter(None, (place, text.name, _heading(text, args.loss_mask), facts)))
         yield heading, lines_of(text if args.loss_mask else _unmasked(text), args.context_tokens)
 
 
-def _place(look: Look) -> str:
-    found = look.location
+def _place(row: InspectedRow) -> str:
+    found = row.location
     path = printable(shown_path(found.path))
     return f"{path}:{found.line_number()}" if found.row_number is None else f"{path}:{found.row_number} (row number)"
 
@@ -148,9 +147,9 @@ def _heading(text: MaskedText, is_masked: bool) -> str:
     return _counted(text.num_tokens, text.num_trained) if text.is_labelled else f"{text.num_tokens:,} tokens, no labels"
 
 
-def _facts(look: Look) -> dict[str, bool | int | float | str]:
+def _facts(row: InspectedRow) -> dict[str, bool | int | float | str]:
     """What else the tokenize function says of the sample, as far as it is short."""
-    extra = look.sample.extra if look.sample is not None else {}
+    extra = row.sample.extra if row.sample is not None else {}
     return {
         name: value
         for name, value in extra.items()
@@ -166,19 +165,19 @@ def _is_coloured(choice: str) -> bool:
     return choice == "always" or (choice == "auto" and is_terminal(sys.stdout) and not os.environ.get("NO_COLOR"))
 
 
-def _record(look: Look, texts: list[MaskedText]) -> dict[str, Any]:
-    found = look.location
+def _record(row: InspectedRow, texts: list[MaskedText]) -> dict[str, Any]:
+    found = row.location
     place = {"row_number": found.row_number} if found.row_number is not None else {"line": found.line_number()}
     return {
-        "position": str(look.position),
+        "position": str(row.position),
         "path": found.path,
         **place,
         "num_tokens": sum(text.num_tokens for text in texts),
         "num_trained": sum(text.num_trained for text in texts),
         "texts": [_text_record(text) for text in texts],
-        "extra": _facts(look),
-        "dropped": look.dropped or None,
-        "error": f"{look.error.code} {look.error.reason}" if look.error is not None else None,
+        "extra": _facts(row),
+        "dropped": row.dropped or None,
+        "error": f"{row.error.code} {row.error.reason}" if row.error is not None else None,
     }
 
 

@@ -1,77 +1,74 @@
-"""``asyncdata order``: D, printed. Determinism one can see."""
+"""``asyncdata order``: prints D, so that anybody can see which row comes when."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from asyncdata.cli.inspection.window_view import line_numbers, open_order, rows_of_window
-from asyncdata.cli.options import shuffle_of
-from asyncdata.cli.output import printable, shown_path, to_json
+from asyncdata.cli.inspection.window_view import line_numbers
+from asyncdata.cli.options import opened_order
+from asyncdata.cli.output import log_to_stderr, printable, shown_path, to_json
+from asyncdata.cli.row_kinds import settle_kind
 from asyncdata.errors import ConfigError
-from asyncdata.types import Position, SourceLocation
+from asyncdata.types import Position
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
+    from asyncdata.cli.inspection.window_view import OpenedOrder
     from asyncdata.cli.output import Output
-    from asyncdata.order import Order
-    from asyncdata.sources.base import Blocks
+    from asyncdata.types import SourceLocation
 
 __all__ = ("run",)
 
 
-class _Entry(NamedTuple):
-    position: Position
-    location: SourceLocation
-
-
 def run(args: argparse.Namespace, output: Output) -> int:
     """The command."""
-    files, order = open_order(args.data, seed=args.seed, shuffle=shuffle_of(args))
-    is_numbered = files.location(0, 0, 0).row_number is not None
-    if is_numbered and args.lines:
-        raise ConfigError("--lines is for files of lines; these have rows, and their numbers are printed as it is")
+    log_to_stderr(is_verbose=args.verbose)
+    settle_kind(args, output)
+    columns: list[str] = []
+    with opened_order(args) as opened:
+        for first, found in _stretches(opened, args):
+            is_numbered = found[0].row_number is not None
+            if is_numbered and args.lines:
+                raise ConfigError("--lines is for files of lines; the numbers of these rows are printed without it")
 
-    place = "row_number" if is_numbered else "byte_offset"
-    columns = ("position", "path", place, "num_bytes", *(("line",) if args.lines else ()))
-    if not output.as_json:
-        output.data("\t".join(columns), "dim")
-    for entries in _windows(files, order, args):
-        lines = line_numbers([entry.location for entry in entries]) if args.lines else []
-        rows = [_values(entry, output.as_json) + lines[i : i + 1] for i, entry in enumerate(entries)]
-        if output.as_json:
-            output.data("\n".join(to_json(dict(zip(columns, row, strict=True))) for row in rows))
-        else:
-            output.data("\n".join("\t".join(map(str, row)) for row in rows))
+            if not columns:
+                place = "row_number" if is_numbered else "byte_offset"
+                columns = ["position", "path", place, "num_bytes", *(["line"] if args.lines else [])]
+                if not output.as_json:
+                    output.data("\t".join(columns), "dim")
+            lines = line_numbers(found) if args.lines else []
+            rows = [
+                [f"{first.epoch}:{first.window}:{first.row + i}", *_values(each, output.as_json), *lines[i : i + 1]]
+                for i, each in enumerate(found)
+            ]
+            if output.as_json:
+                output.data("\n".join(to_json(dict(zip(columns, row, strict=True))) for row in rows))
+            else:
+                output.data("\n".join("\t".join(map(str, row)) for row in rows))
     return 0
 
 
-def _values(entry: _Entry, is_for_programs: bool) -> list[Any]:
-    found = entry.location
+def _values(found: SourceLocation, is_for_programs: bool) -> list[Any]:
     path = found.path if is_for_programs else printable(shown_path(found.path))
-    offset = found.byte_offset if found.row_number is None else found.row_number
-    return [str(entry.position), path, offset, found.num_bytes]
+    return [path, found.byte_offset if found.row_number is None else found.row_number, found.num_bytes]
 
 
-def _windows(files: Blocks, order: Order, args: argparse.Namespace) -> Iterator[list[_Entry]]:
-    """The entries that are asked for, window by window, to the end of the window or of the epoch."""
-    windows = range(order.num_windows) if args.window is None else [args.window]
+def _stretches(opened: OpenedOrder, args: argparse.Namespace) -> Iterator[tuple[Position, list[SourceLocation]]]:
+    """The rows that are asked for, window by window, with the position of the first; to the end of the epoch."""
     first, left = args.first, args.num or sys.maxsize
-    for window in windows:
-        if left == 0:
-            return
-
-        rows = rows_of_window(files, order, args.epoch, window)
-        if first >= len(rows) and window == windows[-1]:
+    for view in opened.windows(args.epoch, args.window or 0):
+        is_last = view.is_last or args.window is not None
+        if first >= view.num_rows and is_last:
             raise ConfigError(
-                f"--from {args.first} is beyond the end: window {window} of epoch {args.epoch} has {len(rows)} rows"
+                f"--from {args.first} is beyond the end: window {view.first.window} of epoch {args.epoch} has "
+                f"{view.num_rows} rows"
             )
 
-        found = [_Entry(Position(args.epoch, window, row), rows[row]) for row in range(first, len(rows))]
-        entries = found[:left]
-        first = max(0, first - len(rows))
-        left -= len(entries)
-        if entries:
-            yield entries
+        if found := view.locations()[first : first + left]:
+            yield Position(args.epoch, view.first.window, first), found
+        first, left = max(0, first - view.num_rows), left - len(found)
+        if is_last or left == 0:
+            return

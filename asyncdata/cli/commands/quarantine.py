@@ -6,9 +6,11 @@ import json
 import os
 import re
 from collections import Counter
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata.cli.inspection.find_rows import RowLooks
+from asyncdata.cli.inspection.find_rows import row_at_byte, row_in_file
+from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.cli.options import tokenize_fn_of
 from asyncdata.cli.output import fields, log_to_stderr, printable, shown_path
 from asyncdata.durable import replace_file, sync_folder
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-    from asyncdata.cli.inspection.window_view import Look
+    from asyncdata.cli.inspection.window_view import InspectedRow
     from asyncdata.cli.output import Output
     from asyncdata.quarantine import Entry, Quarantined
 
@@ -106,15 +108,16 @@ def retry(args: argparse.Namespace, output: Output) -> int:
     if found is None:
         return 2
 
-    outcomes = list(_Rows(resolved(tokenize_fn_of(args))).again(found.entries))
+    with _Rows(resolved(tokenize_fn_of(args))) as rows:
+        outcomes = list(rows.again(found.entries))
     good = [_line(outcome.raw) for outcome in outcomes if outcome.status == "good"]
     if good:
         replace_file(path, good, keep=1)
         sync_folder(path)
     counts = Counter(outcome.status for outcome in outcomes)
     if output.as_json:
-        rows = [_record(each.entry) | {"status": each.status, "now": each.reason} for each in outcomes]
-        output.json({"rows": rows, "counts": dict(counts), "output": args.output if good else None})
+        records = [_record(each.entry) | {"status": each.status, "now": each.reason} for each in outcomes]
+        output.json({"rows": records, "counts": dict(counts), "output": args.output if good else None})
     else:
         _say(output, outcomes, counts, args.output)
     return 0
@@ -135,12 +138,13 @@ def _say(output: Output, outcomes: Iterable[_Outcome], counts: Counter[str], pat
     output.data(fields(lines))
 
 
-class _Rows:
-    """Reads rows again, each where its entry says that it was."""
+class _Rows(ExitStack):
+    """Reads rows again, each where its entry says that it was. To be used in a ``with``."""
 
     def __init__(self, tokenize_fn: Any) -> None:
+        super().__init__()
         self._tokenize_fn = tokenize_fn
-        self._looks: dict[str, RowLooks | str] = {}
+        self._looks: dict[str, OpenedOrder | str] = {}
 
     def again(self, entries: Iterable[Entry]) -> Iterable[_Outcome]:
         """What becomes of each row now, in this process."""
@@ -172,34 +176,34 @@ class _Rows:
 
         return _Outcome(entry, "good", "", look.raw)
 
-    def _source_of(self, path: str) -> RowLooks | str:
+    def _source_of(self, path: str) -> OpenedOrder | str:
         """The rows of a file, or of a saved dataset; or why they cannot be read."""
         if path not in self._looks:
             self._looks[path] = self._open(path)
         return self._looks[path]
 
-    def _open(self, path: str) -> RowLooks | str:
+    def _open(self, path: str) -> OpenedOrder | str:
         names = [path, re.sub(r"\[[^]]*\]$", "", path)]  # a split stands behind a dataset's name
         place = next((name for name in names if os.path.exists(name)), None)
         if place is None:
             return f"{path} is no file, or is not there any more"
 
         try:
-            return RowLooks(place, self._tokenize_fn, shuffle=_IN_ORDER)
+            return self.enter_context(OpenedOrder(place, self._tokenize_fn, shuffle=_IN_ORDER))
         except AsyncDataError as error:
             return str(error)
 
 
-def _look(looks: RowLooks, entry: Entry) -> Look | None:
+def _look(opened: OpenedOrder, entry: Entry) -> InspectedRow | None:
     """The row of an entry; None if it cannot be found.
 
     It is where it was, unless a row before it was mended and has become longer or shorter: then its line tells.
     """
     if entry.row_number is not None:
-        return looks.in_file(str(entry.row_number))
+        return row_in_file(opened, str(entry.row_number))
 
-    found = looks.at_byte(entry.byte_offset) if _has_not_moved(entry) else None
-    return looks.in_file(str(entry.line)) if found is None and entry.line is not None else found
+    found = row_at_byte(opened, entry.byte_offset) if _has_not_moved(entry) else None
+    return row_in_file(opened, str(entry.line)) if found is None and entry.line is not None else found
 
 
 def _has_not_moved(entry: Entry) -> bool:

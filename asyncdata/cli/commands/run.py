@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.cli.commands.run_record import Deliveries
-from asyncdata.cli.inspection.window_view import estimate_num_rows, open_order
-from asyncdata.cli.options import loader_of, shuffle_of
+from asyncdata.cli.inspection.window_view import OpenedOrder
+from asyncdata.cli.options import loader_of
 from asyncdata.cli.output import fields, log_to_stderr, shown_path
 from asyncdata.cli.progress import Reading, meter
 from asyncdata.cli.row_kinds import settle_kind
@@ -73,7 +73,8 @@ class _Trial:
         self._loader = loader
         self._deliveries = deliveries
         self._limit: int | None = args.num_batches * args.batch_size if args.num_batches else None
-        self._max_rows: int | None = epochs * _rows_of_epoch(args) if epochs else None
+        rows_of_epoch = _rows_of_epoch(args) if epochs else None
+        self._max_rows = max(1, epochs * rows_of_epoch) if epochs and rows_of_epoch else None
         self._before = loader.statistics()
         self._first: Statistics | None = None
         self._began = self._first_batch_at = self._ended = began
@@ -183,9 +184,10 @@ class _Trial:
         }
 
 
-def _rows_of_epoch(args: argparse.Namespace) -> int:
-    files, order = open_order(args.data, seed=args.seed, shuffle=shuffle_of(args))
-    return max(1, estimate_num_rows(files, order))
+def _rows_of_epoch(args: argparse.Namespace) -> int | None:
+    """About how many rows an epoch has; None where that is not known before it is over."""
+    with OpenedOrder(args.data) as opened:
+        return opened.estimate_num_rows()
 
 
 def _rows(now: Statistics) -> int:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.cli.inspection.window_view import WindowView, open_order, position_of
-from asyncdata.cli.options import has_tokenize_fn, loader_of, shuffle_of, tokenize_fn_of
+from asyncdata.cli.options import has_tokenize_fn, loader_of, opened_order
 from asyncdata.cli.output import fields, log_to_stderr, printable, shown_path
 from asyncdata.cli.row_kinds import settle_kind
 from asyncdata.errors import ConfigError
@@ -14,7 +13,7 @@ from asyncdata.types import Position
 if TYPE_CHECKING:
     import argparse
 
-    from asyncdata.cli.inspection.window_view import Look
+    from asyncdata.cli.inspection.window_view import InspectedRow
     from asyncdata.cli.output import Output
 
 __all__ = ("run",)
@@ -26,16 +25,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """The command."""
     log_to_stderr(is_verbose=args.verbose)
     settle_kind(args, output)
-    files, order = open_order(args.data, seed=args.seed, shuffle=shuffle_of(args))
-    if args.position is not None:
-        position = Position.parse(args.position)
-    elif not has_tokenize_fn(args):
-        position = position_of(files, order, args.ordinal)
-    else:
-        position = _position_of_sample(args)
-    tokenize_fn = tokenize_fn_of(args) if has_tokenize_fn(args) else None
-    with WindowView(files, order, position.epoch, position.window, tokenize_fn) as view:
-        report = _report(args, position, view.look(position.row))
+    is_by_sample = args.position is None and has_tokenize_fn(args)
+    position = _position_of_sample(args) if is_by_sample else None
+    with opened_order(args) as opened:
+        if position is None:
+            position = Position.parse(args.position) if args.position else opened.position_of(args.ordinal)
+        report = _report(args, opened.at(position))
     if output.as_json:
         output.json(report)
     else:
@@ -64,20 +59,20 @@ def _position_of_sample(args: argparse.Namespace) -> Position:
         return position
 
 
-def _report(args: argparse.Namespace, position: Position, look: Look) -> dict[str, Any]:
-    found, sample = look.location, look.sample
+def _report(args: argparse.Namespace, row: InspectedRow) -> dict[str, Any]:
+    found, sample = row.location, row.sample
     lies_at = {"line": found.line_number(), "byte_offset": found.byte_offset}
     return {
-        "position": str(position),
+        "position": str(row.position),
         "ordinal": args.ordinal,
         "path": found.path,
         **(lies_at if found.row_number is None else {"row_number": found.row_number}),
         "num_bytes": found.num_bytes if found.num_bytes >= 0 else None,
-        "row": look.raw.decode("utf-8", "backslashreplace"),
+        "row": row.raw.decode("utf-8", "backslashreplace"),
         "prompt": sample.prompt if sample is not None else None,
         "tokens": sample.tokens.tolist() if sample is not None else None,
-        "dropped": look.dropped or None,
-        "error": f"{look.error.code} {look.error.reason}" if look.error is not None else None,
+        "dropped": row.dropped or None,
+        "error": f"{row.error.code} {row.error.reason}" if row.error is not None else None,
     }
 
 

@@ -1,175 +1,124 @@
-"""Looks at rows, one by one: the first ones of D, or those at a place in a file; also of what is read as a stream."""
+"""Finds rows of D by their place in the data: by line, by row number, or by byte."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asyncdata.cli.inspection.window_view import OpenView, WindowView, Witness
-from asyncdata.config import LoaderConfig
 from asyncdata.errors import ConfigError
-from asyncdata.executors.handler import Handler
-from asyncdata.order import Order, Shuffle
-from asyncdata.sources.described import described
-from asyncdata.sources.stream import RowStream, StreamOrder
-from asyncdata.stream_pass import StreamPass
-from asyncdata.stream_windows import StreamWindow
-from asyncdata.types import Position
-from asyncdata.window import SLACK_BYTES
-from asyncdata.wire import Job
+from asyncdata.order import Order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from asyncdata.cli.inspection.window_view import Look
-    from asyncdata.sources.base import Blocks, Source
-    from asyncdata.tokenization.base import TokenizeFn
+    from asyncdata.cli.inspection.window_view import InspectedRow, OpenedOrder, WindowView
 
-__all__ = ("RowLooks",)
+__all__ = ("row_at_byte", "row_in_file")
 
 _BOM_BYTES = 3
 _PIECE_BYTES = 1 << 20
 
 
-class RowLooks:
-    """The rows of D, as a loader with these arguments has them, and what becomes of each.
+def row_in_file(opened: OpenedOrder, place: str) -> InspectedRow:
+    """The row at ``LINE``, or ``FILE:LINE``: in files of lines counted from 1, else the row's number from 0.
 
-    :param tokenize_fn: None for the rows alone.
-    :raises SourceError: for files that cannot be read.
-    :raises ConfigError: for a setting that cannot work.
+    :raises ConfigError: if there is none.
     """
+    path, colon, number = place.rpartition(":")
+    if not number.isdecimal():
+        raise ConfigError(f"a row's place is written LINE or FILE:LINE, as in data.jsonl:12; got {place!r}")
 
-    def __init__(
-        self,
-        source: Source | str | list[str],
-        tokenize_fn: TokenizeFn | Callable[..., Any] | None = None,
-        *,
-        seed: int = 42,
-        shuffle: bool | Shuffle = True,
-    ) -> None:
-        config = LoaderConfig.of({"seed": seed, "shuffle": shuffle})
-        blocks = config.shuffle if isinstance(config.shuffle, Shuffle) else Shuffle(enabled=config.shuffle)
-        files = described(source).open(blocks.block_bytes)
-        witness = Witness(tokenize_fn)
-        self._views: _BlockViews | _StreamViews
-        if isinstance(files, RowStream):
-            self._views = _StreamViews(files, StreamOrder(blocks, config.seed, len(files.files)), witness)
+    paths = [file.path for file in opened.files.files]
+    file_id = _file_id(paths, path) if colon else _only_file(paths, place)
+    if _has_numbers(opened, file_id):
+        offsets = [int(number)]
+    else:
+        start = _line_start(paths[file_id], int(number))
+        offsets = [] if start is None else [start] if start else [0, _BOM_BYTES]
+    found = _find(opened, file_id, offsets)
+    if found is None:
+        raise ConfigError(f"there is no row at {paths[file_id]}:{number}: it is blank, beyond the end, or left out")
+
+    return found
+
+
+def row_at_byte(opened: OpenedOrder, byte_offset: int) -> InspectedRow | None:
+    """The row that begins at a byte of the only file; None if none does, or if rows have numbers there."""
+    file_id = _only_file([file.path for file in opened.files.files], f"byte {byte_offset}")
+    return None if _has_numbers(opened, file_id) else _find(opened, file_id, [byte_offset])
+
+
+def _has_numbers(opened: OpenedOrder, file_id: int) -> bool:
+    """Whether a file's rows are known by their numbers, as in Parquet, arrays and streams, and not by their lines."""
+    files = opened.files
+    return files.num_blocks == 0 or _is_array(opened, file_id) or files.location(file_id, 0, 0).row_number is not None
+
+
+def _is_array(opened: OpenedOrder, file_id: int) -> bool:
+    """Whether a file is an array whose elements are read by their bytes, and counted all the same."""
+    return opened.files.num_blocks > 0 and bool(opened.files.are_arrays) and opened.files.are_arrays[file_id]
+
+
+def _file_id(paths: list[str], path: str) -> int:
+    wanted = os.path.abspath(path)
+    named = [number for number, each in enumerate(paths) if os.path.abspath(each) == wanted]
+    named = named or [number for number, each in enumerate(paths) if os.path.basename(each) == path]
+    if len(named) != 1:
+        why = "several files of the data have that name" if named else "it is no file of the data"
+        raise ConfigError(f"{path}: {why}; give its path as the data has it, such as {paths[0]}")
+
+    return named[0]
+
+
+def _only_file(paths: list[str], place: str) -> int:
+    if len(paths) > 1:
+        raise ConfigError(f"the data has {len(paths)} files; say which: {paths[0]}:{place}")
+
+    return 0
+
+
+def _find(opened: OpenedOrder, file_id: int, offsets: list[int]) -> InspectedRow | None:
+    """The row at one of these places of a file, in epoch 0."""
+    for view in _windows_with(opened, file_id, offsets[0]) if offsets else ():
+        if _is_array(opened, file_id):
+            path = opened.files.files[file_id].path
+            named = [(location.path, location.row_number) for location in view.locations()]
+            rows = [named.index((path, offsets[0]))] if (path, offsets[0]) in named else []
         else:
-            order = Order(blocks, config.seed, files.num_blocks, files.block_bytes)
-            self._views = _BlockViews(files, order, witness)
-        self._paths = [file.path for file in files.files]
+            rows = view.find({(file_id, offset) for offset in offsets})
+        if rows:
+            return view.inspect(rows[0])
 
-    def first(self, num_rows: int, epoch: int = 0) -> Iterator[Look]:
-        """The first rows of an epoch, in the order of delivery."""
-        for view in self._views.each(epoch):
-            with view:
-                for row in range(min(num_rows, view.num_rows)):
-                    yield view.look(row)
-                num_rows -= view.num_rows
-            if num_rows <= 0:
-                return
-
-    def at(self, position: Position) -> Look:
-        """The row at a position.
-
-        :raises ConfigError: if there is none.
-        """
-        with self._views.at(position.epoch, position.window) as view:
-            return view.look(position.row)
-
-    def in_file(self, place: str) -> Look:
-        """The row at ``LINE``, or ``FILE:LINE``: in files of lines counted from 1, else the row's number from 0.
-
-        :raises ConfigError: if there is none.
-        """
-        path, colon, number = place.rpartition(":")
-        if not number.isdecimal():
-            raise ConfigError(f"a row's place is written LINE or FILE:LINE, as in data.jsonl:12; got {place!r}")
-
-        file_id = self._file_id(path) if colon else self._only_file(place)
-        found = self._views.find(file_id, int(number))
-        if found is None:
-            raise ConfigError(f"there is no row at {self._paths[file_id]}:{number}: it is blank, or beyond the end")
-
-        return found
-
-    def at_byte(self, byte_offset: int) -> Look | None:
-        """The row that begins at a byte of the only file; None if none does, or if rows have numbers there."""
-        return self._views.find_byte(self._only_file(f"byte {byte_offset}"), byte_offset)
-
-    def _file_id(self, path: str) -> int:
-        wanted = os.path.abspath(path)
-        named = [number for number, each in enumerate(self._paths) if os.path.abspath(each) == wanted]
-        named = named or [number for number, each in enumerate(self._paths) if os.path.basename(each) == path]
-        if len(named) != 1:
-            why = "several files of the data have that name" if named else "it is no file of the data"
-            raise ConfigError(f"{path}: {why}; give its path as the data has it, such as {self._paths[0]}")
-
-        return named[0]
-
-    def _only_file(self, place: str) -> int:
-        if len(self._paths) > 1:
-            raise ConfigError(f"the data has {len(self._paths)} files; say which: {self._paths[0]}:{place}")
-
-        return 0
+    return None
 
 
-class _BlockViews:
-    """Windows of blocks, opened."""
+def _windows_with(opened: OpenedOrder, file_id: int, offset: int) -> Iterator[WindowView]:
+    """The windows that may have a row: the one that has its block, or all where rows are not ordered by blocks."""
+    order = opened.order
+    if not isinstance(order, Order):
+        yield from opened.windows(0)
+        return
 
-    def __init__(self, files: Blocks, order: Order, witness: Witness) -> None:
-        self._files = files
-        self._order = order
-        self._witness = witness
+    block = _block_of(opened, file_id, offset)
+    for number in range(order.num_windows):
+        if block in order.blocks(0, number):
+            with opened.window(0, number) as view:
+                yield view
 
-    def each(self, epoch: int) -> Iterator[OpenView]:
-        """The windows of an epoch, from its start."""
-        for window in range(self._order.num_windows):
-            yield self.at(epoch, window)
 
-    def at(self, epoch: int, window: int) -> OpenView:
-        """One window."""
-        return WindowView(self._files, self._order, epoch, window, self._witness)
-
-    def find(self, file_id: int, number: int) -> Look | None:
-        """The row with this number or on this line, in epoch 0; None if there is none."""
-        offsets = [number]
-        if self._files.location(file_id, 0, 0).row_number is None:
-            start = _line_start(self._files.files[file_id].path, number)
-            offsets = [] if start is None else [start] if start else [0, _BOM_BYTES]
-        return self._find_at(file_id, offsets)
-
-    def find_byte(self, file_id: int, offset: int) -> Look | None:
-        """The row that begins at this byte; None if there is none, or rows have numbers."""
-        if self._files.location(file_id, 0, 0).row_number is not None:
-            return None
-
-        return self._find_at(file_id, [offset])
-
-    def _find_at(self, file_id: int, offsets: list[int]) -> Look | None:
-        """The row at one of these places of a file."""
-        block = self._block_of(file_id, offsets[0]) if offsets else None
-        for window in range(self._order.num_windows if block is not None else 0):
-            if block in self._order.blocks(0, window):
-                with self.at(0, window) as view:
-                    rows = view.window.find({(file_id, offset) for offset in offsets})
-                    return view.look(rows[0]) if rows else None
-
-        return None
-
-    def _block_of(self, file_id: int, offset: int) -> int | None:
-        """The number of the block that has the offset: blocks lie as files do."""
-        low, high = 0, self._files.num_blocks
-        while low < high:
-            middle = (low + high) // 2
-            (block,) = self._files.blocks([middle])
-            if (block.file_id, block.stop) <= (file_id, offset):
-                low = middle + 1
-            else:
-                high = middle
-        return low if low < self._files.num_blocks else None
+def _block_of(opened: OpenedOrder, file_id: int, offset: int) -> int:
+    """The number of the block that has the offset; the number of blocks if none has. Blocks are in the files' order."""
+    low, high = 0, opened.files.num_blocks
+    while low < high:
+        middle = (low + high) // 2
+        (block,) = opened.files.blocks([middle])
+        if (block.file_id, block.stop) <= (file_id, offset):
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def _line_start(path: str, line: int) -> int | None:
@@ -187,57 +136,3 @@ def _line_start(path: str, line: int) -> int | None:
             left -= len(ends)
             offset += len(piece)
     return None if left else offset
-
-
-class _StreamViews:
-    """Windows of a stream, read one after the other."""
-
-    def __init__(self, stream: RowStream, order: StreamOrder, witness: Witness) -> None:
-        self._stream = stream
-        self._order = order
-        self._witness = witness
-        self._job = Job(
-            files=stream.files,
-            tokenize=None,
-            max_row_bytes=stream.max_row_bytes,
-            block_bytes=order.shuffle.block_bytes,
-            slack_bytes=SLACK_BYTES,
-            reader=stream.reader,
-        )
-
-    def each(self, epoch: int, first: int = 0) -> Iterator[OpenView]:
-        """The windows of an epoch, from window ``first`` on."""
-        memory = memoryview(bytearray(max(self._order.window_bytes, self._stream.max_row_bytes) + 1))
-        reading = StreamPass(self._stream, self._order, epoch, None, bool)
-        try:
-            is_last = False
-            while not is_last:
-                rows = reading.read_window(memory)
-                is_last = rows.is_last
-                if reading.number > first:
-                    window = StreamWindow(self._stream, 0)
-                    window.fill(rows, self._order.rows(epoch, reading.number - 1, len(rows.lengths)))
-                    handler = Handler(self._job, [memory], self._witness)
-                    yield OpenView(window, handler, self._witness, Position(epoch, reading.number - 1, 0))
-        finally:
-            reading.close()
-
-    def at(self, epoch: int, window: int) -> OpenView:
-        """One window; reads all that comes before it."""
-        for view in self.each(epoch, window):
-            return view
-
-        raise ConfigError(f"there is no window {window} in epoch {epoch}")
-
-    def find(self, file_id: int, number: int) -> Look | None:
-        """The row with this number, in epoch 0; None if there is none."""
-        for view in self.each(0):
-            with view:
-                rows = view.window.find({(file_id, number)})
-                if rows:
-                    return view.look(rows[0])
-
-        return None
-
-    def find_byte(self, file_id: int, offset: int) -> Look | None:
-        """None: rows of a stream have numbers."""

@@ -14,7 +14,7 @@ from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 if TYPE_CHECKING:
     from asyncdata.cli.inspection.chat_turns import Turn
     from asyncdata.cli.inspection.token_text import Piece
-    from asyncdata.cli.inspection.window_view import Look
+    from asyncdata.cli.inspection.window_view import InspectedRow
     from asyncdata.types import Sample
 
 __all__ = ("LossMask", "MaskedText")
@@ -60,9 +60,9 @@ class LossMask:
         self._texts = None if name is None else TokenTexts(TokenizerFiles(resolve(name, revision).folder).load())
         self._turns = _turns_of(tokenize_fn)
 
-    def __call__(self, look: Look) -> list[MaskedText]:
+    def __call__(self, row: InspectedRow) -> list[MaskedText]:
         """The texts of the sample that a row became; two for a pair, none for a row that is no sample."""
-        sample = look.sample
+        sample = row.sample
         if sample is None:
             return []
 
@@ -70,13 +70,15 @@ class LossMask:
         trained = [False] * len(sample.tokens) if labels is None else (labels == sample.tokens).tolist()
         other = _rejected(sample)
         name = "" if other is None else "chosen"
-        masked = [self._masked(look, name, sample.tokens.tolist(), trained, labels is not None)]
-        return masked if other is None else [*masked, self._masked(look, "rejected", *other, is_labelled=True)]
+        masked = [self._masked(row, name, sample.tokens.tolist(), trained, labels is not None)]
+        return masked if other is None else [*masked, self._masked(row, "rejected", *other, is_labelled=True)]
 
-    def _masked(self, look: Look, name: str, ids: list[int], trained: list[bool], is_labelled: bool) -> MaskedText:
+    def _masked(
+        self, row: InspectedRow, name: str, ids: list[int], trained: list[bool], is_labelled: bool
+    ) -> MaskedText:
         pieces = without_texts(ids, trained) if self._texts is None else self._texts(ids, trained)
         find = self._turns.get(name)
-        turns = [] if find is None else find(look.raw, "".join(piece.text for piece in pieces))
+        turns = [] if find is None else find(row.raw, "".join(piece.text for piece in pieces))
         return MaskedText(name, pieces, turns, is_labelled)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import pty
@@ -17,7 +18,7 @@ import pytest
 import structlog
 
 import asyncdata
-from asyncdata import DataLoader, PromptTokenizeFn
+from asyncdata import DataLoader, LengthGrouping, PromptTokenizeFn, RowShuffle, SoftPacking
 from asyncdata.cli.commands.run_record import combined_digest, read_record
 from asyncdata.cli.main import main, make_parser
 from asyncdata.cli.output import fields, printable, shown_path, si, table
@@ -501,13 +502,34 @@ def test_no_color_is_obeyed(data):
 # order
 
 
-def test_the_order_is_that_of_the_loader(data, capsys):
-    assert main(["order", data, "--seed", "5", "--num", "0", "--lines"]) == 0
+SLIME = """shuffle={"method": "slime", "stop": 150}"""
+KEPT = """shuffle={"method": "keyed", "only_kept": true}"""
+
+
+@pytest.mark.parametrize(
+    ("words", "knobs"),
+    [
+        ([], {}),
+        (["--no-shuffle"], {"shuffle": False}),
+        (["--shuffle"], {"shuffle": True}),
+        (["--shuffle", "full"], {"shuffle": "full"}),
+        (["--loader", SLIME], {"shuffle": RowShuffle(method="slime", stop=150)}),
+        (["--loader", KEPT, *INLINE[:2], "--max-length", "20"], {"shuffle": RowShuffle(only_kept=True)}),
+    ],
+    ids=["windows", "as they lie", "shuffle", "full", "slime", "only kept"],
+)
+def test_the_order_is_that_of_the_loader(data, capsys, tmp_path, words, knobs):
+    cache = str(tmp_path / "cache")
+    assert main(["order", data, "--seed", "5", "--num", "0", "--lines", *words, "--loader", f"cache_dir={cache}"]) == 0
 
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split("\t") == ["position", "path", "byte_offset", "num_bytes", "line"]
-    with DataLoader(data, tokenize_fn=PromptTokenizeFn(tokenizer_folder()), seed=5, num_workers=0) as loader:
-        samples = loader.get_next_batch(NUM_ROWS, timeout_s=30)
+    tokenize_fn = PromptTokenizeFn(tokenizer_folder(), max_length=20 if "--max-length" in words else None)
+    knobs = {"seed": 5, "num_workers": 0, "cache_dir": cache, **knobs}
+    with DataLoader(data, tokenize_fn=tokenize_fn, **knobs) as loader:
+        samples = loader.get_next_batch(len(lines), timeout_s=30)
+    assert len(lines) > NUM_ROWS // 5
+    assert samples[-1].position.epoch == 0
     assert [line.split("\t") for line in lines] == [
         [
             str(sample.position),
@@ -526,6 +548,48 @@ def test_the_order_is_json_lines_for_programs(data, capsys):
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["position"] for line in lines] == ["0:0:0", "0:0:1", "0:0:2"]
     assert all(set(line) == {"position", "path", "byte_offset", "num_bytes"} for line in lines)
+
+
+def test_the_order_of_planned_packs_is_that_of_the_loader(data, capsys):
+    words = ["--loader", 'packing={"SoftPacking": {"max_length": 64}}', "--loader", "plan_packs=true"]
+    words += ["--loader", "batch_size=2", "--loader", 'length_grouping={"window": 4}', "--shuffle", "full"]
+    assert main(["order", data, *INLINE[:2], *words, "--num", "0", "--json"]) == 0
+
+    printed = [json.loads(line)["position"] for line in capsys.readouterr().out.splitlines()]
+    tokenize_fn = PromptTokenizeFn(tokenizer_folder())
+    knobs = {"packing": SoftPacking(max_length=64), "plan_packs": True, "batch_size": 2, "shuffle": "full"}
+    grouping = LengthGrouping(window=4)
+    with DataLoader(data, tokenize_fn=tokenize_fn, collate_fn=list, length_grouping=grouping, **knobs) as loader:
+        delivered = [piece.sample for packs in loader for pack in packs for piece in pack]
+    assert len(printed) == NUM_ROWS
+    assert printed == [str(sample.position) for sample in delivered]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (['packing={"Trunk": {}}'], "packing"),
+        (['packing={"SoftPacking": {"size": 4}}'], "SoftPacking cannot be made of the settings"),
+        (["plan_packs=true"], "plan_packs=True plans packs: it needs a packing"),
+        (["speed=9"], "there is no knob 'speed'"),
+        (['shuffle={"method": "keyed", "only_kept": true}'], "say how rows are tokenized"),
+    ],
+)
+def test_a_loader_s_argument_that_cannot_work_is_named(data, capsys, words, reason):
+    assert main(["order", data, *(each for word in words for each in ("--loader", word))]) == 1
+
+    assert reason in capsys.readouterr().err
+
+
+def test_a_compressed_file_can_be_run_ordered_and_sampled(data, tmp_path, run_json, capsys):
+    path = tmp_path / "data.jsonl.gz"
+    path.write_bytes(gzip.compress(Path(data).read_bytes()))
+
+    assert run_json("run", path, *INLINE)["num_samples"] == NUM_ROWS
+    assert main(["order", str(path), "--num", "2"]) == 0
+    head, first, _ = capsys.readouterr().out.splitlines()
+    assert head.split("\t") == ["position", "path", "row_number", "num_bytes"]
+    assert run_json("sample", path, "--position", "0:0:0")["row_number"] == int(first.split("\t")[2])
 
 
 def positions(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:

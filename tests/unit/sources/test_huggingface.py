@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 
 from asyncdata import ConfigError, DataLoader, HuggingFaceSource, SnapshotMismatchError, SourceChangedError, SourceError
-from asyncdata.cli.inspection.window_view import open_order
+from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.import_path import resolve_path
 from asyncdata.sources.base import Source
 from asyncdata.sources.reader import FileChangedError
@@ -326,8 +326,8 @@ def test_rows_larger_than_a_block_are_blocks_of_their_own():
     blocks = opened(dataset, 1000)
 
     assert blocks.blocks(range(3)) == [Block(0, 0, 1), Block(0, 1, 2), Block(0, 2, 3)]
-    _, order = open_order(HuggingFaceSource(dataset))
-    assert order.num_windows == 1
+    with OpenedOrder(HuggingFaceSource(dataset)) as one:
+        assert one.order.num_windows == 1
 
 
 # Temporary files

@@ -1,21 +1,24 @@
-"""Looks at rows are what a loader delivers, wherever they lie."""
+"""Rows are found where they are in the data, and are what a loader delivers."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from contextlib import ExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import DataLoader, Shuffle
-from asyncdata.cli.inspection.find_rows import RowLooks
+from asyncdata import DataLoader, RowShuffle, Shuffle
+from asyncdata.cli.inspection.find_rows import row_in_file
+from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.errors import ConfigError, SourceError
 from asyncdata.types import Position
 from tests.support.tokenize_fns import every_third_dropped, row_id
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 SHUFFLES = {
@@ -50,87 +53,113 @@ def parquet(folder: Path) -> str:
     return str(folder / "rows.parquet")
 
 
-FORMATS = [jsonl, gzipped, array, parquet]
+def orders(shuffles: list[Any]) -> list[tuple[Any, Any]]:
+    """Each format with each shuffle, less what there is not: gzip has no order of single rows."""
+    formats = (jsonl, gzipped, array, parquet)
+    return [(write, shuffle) for write in formats for shuffle in shuffles if (write, shuffle) != (gzipped, "full")]
 
 
-@pytest.mark.parametrize("shuffle", SHUFFLES.values(), ids=SHUFFLES)
-@pytest.mark.parametrize("write", FORMATS)
-def test_the_first_rows_are_those_that_the_loader_delivers_first(tmp_path, write, shuffle):
+@pytest.fixture
+def opened() -> Iterator[Callable[..., OpenedOrder]]:
+    """Opens orders that are closed when the test is over."""
+    with ExitStack() as stack:
+        yield lambda *arguments, **knobs: stack.enter_context(OpenedOrder(*arguments, **{"cache_dir": "", **knobs}))
+
+
+@pytest.mark.parametrize(("write", "shuffle"), orders([*SHUFFLES.values(), "full"]))
+def test_the_first_rows_are_those_that_the_loader_delivers_first(tmp_path, opened, write, shuffle):
     path = write(tmp_path)
-    with DataLoader(path, tokenize_fn=row_id, seed=7, shuffle=shuffle, num_workers=0) as loader:
+    knobs = {"seed": 7, "shuffle": shuffle, "cache_dir": ""}
+    with DataLoader(path, tokenize_fn=row_id, num_workers=0, **knobs) as loader:
         samples = loader.get_next_batch(NUM_ROWS, timeout_s=30)
 
-    looks = list(RowLooks(path, row_id, seed=7, shuffle=shuffle).first(NUM_ROWS + 5))
+    rows = list(opened(path, row_id, **knobs).first(NUM_ROWS + 5))
 
-    assert [(look.position, look.location) for look in looks] == [(each.position, each.source) for each in samples]
-    assert [look.sample.tokens.tolist() for look in looks] == [each.tokens.tolist() for each in samples]
-    assert [json.loads(look.raw)["id"] for look in looks] == [int(each.tokens[0]) for each in samples]
+    assert [(row.position, row.location) for row in rows] == [(each.position, each.source) for each in samples]
+    assert [row.sample.tokens.tolist() for row in rows] == [each.tokens.tolist() for each in samples]
+    assert [json.loads(row.raw)["id"] for row in rows] == [int(each.tokens[0]) for each in samples]
 
 
-@pytest.mark.parametrize("write", FORMATS)
-def test_a_row_is_found_by_its_position_and_by_its_place_in_the_file(tmp_path, write):
-    shuffle = SHUFFLES["many windows"]
-    looks = RowLooks(write(tmp_path), row_id, seed=7, shuffle=shuffle)
+@pytest.mark.parametrize(("write", "shuffle"), orders([SHUFFLES["many windows"], "full"]))
+def test_a_row_is_found_by_its_position_and_by_its_place_in_the_file(tmp_path, opened, write, shuffle):
+    order = opened(write(tmp_path), row_id, seed=7, shuffle=shuffle)
 
-    for look in islice(looks.first(NUM_ROWS), 0, NUM_ROWS, 23):
-        found = look.location
+    for row in list(islice(order.first(NUM_ROWS), 0, NUM_ROWS, 23)):
+        found = row.location
         place = found.line_number() if found.row_number is None else found.row_number
         for words in (f"{place}", f"{found.path}:{place}", f"{found.path.rpartition('/')[2]}:{place}"):
-            assert looks.in_file(words).position == look.position
-        assert looks.at(look.position).raw == look.raw
+            assert row_in_file(order, words).position == row.position
+        assert order.at(row.position).raw == row.raw
 
 
-def test_a_row_is_found_in_its_own_file(tmp_path):
+def test_a_row_is_found_in_its_own_file(tmp_path, opened):
     paths = []
     for name in ("a", "b"):
         paths.append(str(tmp_path / f"{name}.jsonl"))
         (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"id": {n}, "of": "{name}"}}\n' for n in range(40)))
-    looks = RowLooks(paths, shuffle=Shuffle(block_bytes=64, window_blocks=3))
+    order = opened(paths, shuffle=Shuffle(block_bytes=64, window_blocks=3))
 
-    assert json.loads(looks.in_file("b.jsonl:18").raw) == {"id": 17, "of": "b"}
-    assert json.loads(looks.in_file(f"{paths[0]}:40").raw) == {"id": 39, "of": "a"}
+    assert json.loads(row_in_file(order, "b.jsonl:18").raw) == {"id": 17, "of": "b"}
+    assert json.loads(row_in_file(order, f"{paths[0]}:40").raw) == {"id": 39, "of": "a"}
     for words, reason in (("7", "the data has 2 files; say which: .*a.jsonl:7"), ("c.jsonl:1", "no file of the data")):
         with pytest.raises(ConfigError, match=reason):
-            looks.in_file(words)
+            row_in_file(order, words)
 
 
 @pytest.mark.parametrize("place", ["2", "4", "0", "rows.jsonl:9"])
-def test_a_place_without_a_row_is_named(jsonl_file, place):
+def test_a_place_without_a_row_is_named(jsonl_file, opened, place):
     path = jsonl_file([{"id": 1}, b"   ", {"id": 2}])
 
-    with pytest.raises(ConfigError, match=r"there is no row at .*rows.jsonl:\d: it is blank, or beyond the end"):
-        RowLooks(str(path)).in_file(place)
+    with pytest.raises(ConfigError, match=r"there is no row at .*rows.jsonl:\d: it is blank, beyond the end, or left"):
+        row_in_file(opened(str(path)), place)
+
+
+def test_a_row_that_the_order_leaves_out_is_not_found(tmp_path, opened):
+    order = opened(jsonl(tmp_path), shuffle=RowShuffle(method="none", stop=5))
+
+    assert json.loads(row_in_file(order, "6").raw)["id"] == 4
+    with pytest.raises(ConfigError, match="there is no row at .*:7: .* left out"):
+        row_in_file(order, "7")
 
 
 @pytest.mark.parametrize("write", [gzipped, array, parquet])
-def test_a_number_beyond_the_end_is_named(tmp_path, write):
+def test_a_number_beyond_the_end_is_named(tmp_path, opened, write):
     with pytest.raises(ConfigError, match=f"there is no row at .*:{NUM_ROWS}: "):
-        RowLooks(write(tmp_path)).in_file(f"{NUM_ROWS}")
+        row_in_file(opened(write(tmp_path)), f"{NUM_ROWS}")
 
 
 @pytest.mark.parametrize("place", ["", "x", "rows.jsonl:", "rows.jsonl:x", "-1"])
-def test_what_is_no_place_is_refused(jsonl_file, place):
+def test_what_is_no_place_is_refused(jsonl_file, opened, place):
     with pytest.raises(ConfigError, match="a row's place is written LINE or FILE:LINE"):
-        RowLooks(str(jsonl_file([{"id": 1}]))).in_file(place)
+        row_in_file(opened(str(jsonl_file([{"id": 1}]))), place)
 
 
 @pytest.mark.parametrize("write", [jsonl, array])
-def test_a_window_that_is_not_there_is_named(tmp_path, write):
+def test_a_window_that_is_not_there_is_named(tmp_path, opened, write):
     with pytest.raises(ConfigError, match="there is no window 99 in epoch 0"):
-        RowLooks(write(tmp_path)).at(Position(0, 99, 0))
+        opened(write(tmp_path)).at(Position(0, 99, 0))
 
 
-def test_a_look_says_why_a_row_is_no_sample_and_without_a_function_there_is_none(tmp_path):
+def test_windows_of_a_stream_are_read_in_any_order(tmp_path, opened):
+    order = opened(gzipped(tmp_path), row_id, seed=7, shuffle=SHUFFLES["many windows"])
+    rows = {row.position: row.raw for row in order.first(NUM_ROWS)}
+    positions = sorted(rows)
+
+    for position in (positions[-1], positions[0], positions[NUM_ROWS // 2], positions[-1]):
+        assert order.at(position).raw == rows[position]
+
+
+def test_a_row_that_is_no_sample_says_why_and_without_a_function_there_is_none(tmp_path, opened):
     path = array(tmp_path)
-    looks: list[Any] = list(RowLooks(path, every_third_dropped, shuffle=False).first(4))
+    rows: list[Any] = list(opened(path, every_third_dropped, shuffle=False).first(4))
 
-    assert [look.dropped for look in looks] == ["tokenize_fn", "", "", "tokenize_fn"]
-    assert next(RowLooks(path).first(1)).sample is None
+    assert [row.dropped for row in rows] == ["tokenize_fn", "", "", "tokenize_fn"]
+    assert next(opened(path).first(1)).sample is None
 
 
-def test_an_array_that_is_cut_off_is_named(tmp_path):
+def test_an_array_that_is_cut_off_is_named(tmp_path, opened):
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(ROWS)[:-30], encoding="utf-8")
 
     with pytest.raises(SourceError, match="AD120"):
-        list(RowLooks(str(path)).first(NUM_ROWS))
+        list(opened(str(path)).first(NUM_ROWS))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn, PromptTokenizeFn, TextTokenizeFn
-from asyncdata.cli.inspection.find_rows import RowLooks
 from asyncdata.cli.inspection.loss_mask import LossMask, MaskedText
+from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.errors import ConfigError
 from tests.support.tokenize_fns import every_third_dropped
 from tests.unit.tokenization.trained import assistant, user
@@ -23,7 +23,8 @@ GRIN = "\U0001f600"
 
 def masked(path: Path | str, fn: Any, tokenizer: str | None = None) -> list[list[MaskedText]]:
     mask = LossMask(fn, tokenizer)
-    return [mask(look) for look in RowLooks(str(path), fn, shuffle=False).first(1 << 20)]
+    with OpenedOrder(str(path), fn, shuffle=False) as opened:
+        return [mask(row) for row in opened.first(1 << 20)]
 
 
 def trained(text: MaskedText) -> str:
@@ -49,17 +50,18 @@ def test_what_is_trained_of_a_chat_is_shown_with_its_turns(jsonl_file: Callable[
 def test_the_numbers_are_those_of_the_samples(test_data: Path) -> None:
     path = test_data / "chat_sft" / "chat_sft.jsonl"
     fn = ChatTokenizeFn(str(test_data / "tokenizers" / "gpt2-bpe-50k"), max_length=900, overlong="truncate_left")
-    looks = list(RowLooks(str(path), fn, seed=3).first(40))
+    with OpenedOrder(str(path), fn, seed=3) as opened:
+        rows = list(opened.first(40))
     mask = LossMask(fn)
     with DataLoader(str(path), tokenize_fn=fn, seed=3, num_workers=0) as loader:
         samples = {sample.position: sample for sample in loader.get_next_batch(40, timeout_s=60)}
 
-    for look in looks:
-        if look.sample is None:
-            assert look.dropped == "no_trained_tokens"
+    for row in rows:
+        if row.sample is None:
+            assert row.dropped == "no_trained_tokens"
             continue
-        (text,) = mask(look)
-        labels = samples[look.position].labels
+        (text,) = mask(row)
+        labels = samples[row.position].labels
         by_token = [piece.is_trained for piece in text.pieces for _ in range(piece.start, piece.stop)]
         assert by_token == (labels != -100).tolist()
         assert (text.num_tokens, text.num_trained) == (len(labels), int((labels != -100).sum()))
