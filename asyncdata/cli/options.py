@@ -138,5 +138,5 @@ def _made(kind: type, settings: dict[str, Any]) -> Any:
 def loader_of(args: argparse.Namespace, **knobs: Any) -> DataLoader:
     """The loader, not yet started."""
     names = ("num_workers", "on_bad_row", "max_bad_rows", "quarantine_path", "log_excerpts")
-    told = {name: getattr(args, name) for name in names}
+    told = {name: getattr(args, name) for name in names if hasattr(args, name)}
     return DataLoader(args.data, tokenize_fn=tokenize_fn_of(args), **{**told, **knobs, **order_of(args)})

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if args.num_workers is None:
         args.num_workers = min(_MAX_WORKERS, num_usable_cpus())
     part_s, ends = _SHARE * args.seconds, time.perf_counter() + args.seconds
-    knobs = {"buffer_size": args.buffer_size, "timeout_s": _TIMEOUT_S}
+    knobs = {"buffer_size": args.buffer_size, "timeout_s": _TIMEOUT_S, "max_bad_rows": None}
     with loader_of(args, **knobs) as loader:
         output.say(f"at full rate, then at half of it, --num-workers {args.num_workers} ...")
         report = _full_rate(loader, part_s)

@@ -1,40 +1,74 @@
-"""``asyncdata cache``: which samples are kept, whether they are whole, and a way to be rid of them."""
+"""``asyncdata cache``: which token caches and row indexes there are, whether they are whole, and how to remove them.
+
+Token caches need packages that row indexes do not, so what knows them is imported only where it is used.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+import time
+from typing import TYPE_CHECKING
 
-from asyncdata.cli.commands.row_indexes import say_removed, when
 from asyncdata.cli.output import printable, shown_path, si, table
-from asyncdata.token_cache.folder import default_root
-from asyncdata.token_cache.inventory import caches, chosen, remove, verify
+from asyncdata.errors import ConfigError
+from asyncdata.index_eviction import kept_indexes, remove_index
+from asyncdata.index_file import cache_folder
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from asyncdata.cli.output import Output
+    from asyncdata.index_eviction import KeptIndex
     from asyncdata.token_cache.inventory import Cache
 
-__all__ = ("ls", "rm", "run_verify")
+__all__ = ("ls", "rm", "verify")
 
 _SHORT = 12
 
 
 def ls(args: argparse.Namespace, output: Output) -> int:
     """``asyncdata cache ls``."""
-    found = caches(_root(args))
-    if output.as_json:
-        output.json([_record(cache) for cache in found])
-    elif found:
-        heading = ("key", "segments", "rows", "samples", "bytes", "last used", "in use", "tokenize_fn")
-        output.data(table([heading, *map(_row, found)]))
+    if args.row_index:
+        root, what = _index_root(args), "row index"
+        indexes = kept_indexes(root)
+        records = [
+            {"key": index.identity, "num_bytes": index.num_bytes, "used_s": index.used_ns / 1e9} for index in indexes
+        ]
+        head: tuple[str, ...] = ("key", "bytes", "last used")
+        rows: list[tuple[str, ...]] = [
+            (index.identity[:_SHORT], si(index.num_bytes), _when(index.used_ns / 1e9)) for index in indexes
+        ]
     else:
-        output.say(f"no token cache in {shown_path(_root(args))}")
+        from asyncdata.token_cache.inventory import caches
+
+        root, what = _cache_root(args), "token cache"
+        found = caches(root)
+        records = [cache._asdict() | {"faults": [fault._asdict() for fault in cache.faults]} for cache in found]
+        head = ("key", "segments", "rows", "samples", "bytes", "last used", "in use", "tokenize_fn")
+        rows = [_row(cache) for cache in found]
+    if output.as_json:
+        output.json(records)
+    elif rows:
+        output.data(table([head, *rows]))
+    else:
+        output.say(f"no {what} in {shown_path(root)}")
     return 0
 
 
-def _root(args: argparse.Namespace) -> str:
+def _cache_root(args: argparse.Namespace) -> str:
+    from asyncdata.token_cache.folder import default_root
+
     return str(args.dir) if args.dir is not None else default_root()
+
+
+def _index_root(args: argparse.Namespace) -> str:
+    return str(args.dir) if args.dir is not None else os.path.join(cache_folder(), "index")
+
+
+def _when(seconds: float) -> str:
+    """A Unix time for people; 0 is never."""
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds)) if seconds else "never"
 
 
 def _row(cache: Cache) -> tuple[str, ...]:
@@ -45,21 +79,17 @@ def _row(cache: Cache) -> tuple[str, ...]:
         f"{cache.num_rows:,}",
         f"{cache.num_samples:,}",
         si(cache.num_bytes),
-        when(cache.used_s),
+        _when(cache.used_s),
         "yes" if cache.is_in_use else "no",
         printable(str(cache.about.get("function", {}).get("tokenize_fn", "unknown"))),
     )
 
 
-def _record(cache: Cache) -> dict[str, Any]:
-    record = cache._asdict()
-    record["faults"] = [fault._asdict() for fault in cache.faults]
-    return record
-
-
-def run_verify(args: argparse.Namespace, output: Output) -> int:
+def verify(args: argparse.Namespace, output: Output) -> int:
     """``asyncdata cache verify``."""
-    found = {cache.key: verify(cache) for cache in chosen(_root(args), args.key)}
+    from asyncdata.token_cache.inventory import chosen, verify
+
+    found = {cache.key: verify(cache) for cache in chosen(_cache_root(args), args.key)}
     faults = [fault for faults in found.values() for fault in faults]
     if output.as_json:
         output.json({key: [fault._asdict() for fault in faults] for key, faults in found.items()})
@@ -72,8 +102,46 @@ def run_verify(args: argparse.Namespace, output: Output) -> int:
 
 def rm(args: argparse.Namespace, output: Output) -> int:
     """``asyncdata cache rm``."""
-    removed = chosen(_root(args), args.key)
-    for cache in removed:
-        remove(cache)
-    say_removed(output, "token caches", [cache.key for cache in removed], sum(cache.num_bytes for cache in removed))
+    if bool(args.key) == args.all:
+        raise ConfigError("name the caches that are to be removed, or say --all")
+
+    removed = _removed_indexes(args) if args.row_index else _removed_caches(args)
+    num_bytes = sum(removed.values())
+    if output.as_json:
+        output.json({"removed": list(removed), "num_bytes": num_bytes})
+    else:
+        what = "row indexes" if args.row_index else "token caches"
+        output.data(f"removed {len(removed)} {what}, {si(num_bytes)}B")
     return 0
+
+
+def _removed_caches(args: argparse.Namespace) -> dict[str, int]:
+    """Remove the chosen caches: their keys, and the bytes of each."""
+    from asyncdata.token_cache.inventory import chosen, remove
+
+    caches = chosen(_cache_root(args), args.key)
+    for cache in caches:
+        remove(cache)
+    return {cache.key: cache.num_bytes for cache in caches}
+
+
+def _removed_indexes(args: argparse.Namespace) -> dict[str, int]:
+    """Remove the chosen row indexes: their keys, and the bytes of each."""
+    root = _index_root(args)
+    indexes = _chosen_indexes(root, args.key)
+    for index in indexes:
+        if not remove_index(root, index.identity):
+            raise ConfigError(f"AD614 a run is using {os.path.join(root, index.identity)}; end it first")
+
+    return {index.identity: index.num_bytes for index in indexes}
+
+
+def _chosen_indexes(root: str, keys: Sequence[str]) -> list[KeptIndex]:
+    """The indexes of these keys, which may be shortened; without keys, all."""
+    found = kept_indexes(root)
+    matching = {key: [index for index in found if index.identity.startswith(key)] for key in keys}
+    for key, indexes in matching.items():
+        if len(indexes) != 1:
+            raise ConfigError(f"{len(indexes)} row indexes in {root} begin with {key!r}; asyncdata cache ls has them")
+
+    return [index for indexes in matching.values() for index in indexes] if keys else found

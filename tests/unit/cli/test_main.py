@@ -179,7 +179,7 @@ def test_the_version_is_the_package_s(capsys):
         ("sample d", "one of the arguments --position --ordinal is required"),
         ("sample d --position 1:2", "a position is written EPOCH:WINDOW:ROW, as in 0:3:128, not '1:2'"),
         ("sample d --position 0:0:0 --ordinal 3", "not allowed with argument --position"),
-        ("sample d --position 0:0:0 --snapshot s", "--snapshot shortens the way to --ordinal with --tokenizer"),
+        ("sample d --position 0:0:0 --snapshot s", "--snapshot is for --ordinal with --tokenizer"),
         ("snapshot", "required: COMMAND"),
         ("demo --rows 3", "a whole number from 500 on is needed"),
     ],
@@ -360,7 +360,7 @@ def test_a_file_is_not_overwritten_by_a_run_that_does_not_resume(data, tmp_path,
         main(["run", data, *INLINE, option, str(path)])
 
     assert stop.value.code == 2
-    assert f"{path} is there already: add --resume to go on from there" in capsys.readouterr().err
+    assert f"{path} is there already: add --resume to continue from there" in capsys.readouterr().err
     assert path.read_text() == "anything"
 
 
