@@ -374,7 +374,7 @@ def _add(parser: Any, argument: _Option | _Group) -> None:
 
     words, about, kind, default, how = argument
     name, _, metavar = words.rpartition(" ")
-    how = {"help": about if default is None else f"{about} (%(default)s)", **how}
+    how = {"help": about if default in (None, []) else f"{about} (%(default)s)", **how}
     how |= kind if isinstance(kind, dict) else {"choices" if isinstance(kind, tuple) else "type": kind}
     if default is not None:
         how["default"] = default

@@ -1,6 +1,7 @@
-"""What ``asyncdata bench`` measures in processes of their own: a first batch, and the tokenizer with no loader around.
+"""What ``asyncdata bench`` measures in processes of their own: a first batch, and the tokenizer without a loader.
 
-``python -m asyncdata.cli.commands.bench_child JSON``: the options, and which part. It prints one line of JSON.
+``python -m asyncdata.cli.commands.bench_child JSON``: the command's options, and which part. It prints a line when it
+is ready, waits for one on stdin, and prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ from asyncdata.tokenization.prompt_parts import OfTokenizer
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from asyncdata.types import Sample
-    from asyncdata.wire import Column
 
 __all__ = ("first_batch", "tokenizer_alone")
 
@@ -34,12 +34,13 @@ _MAX_ROWS = 8192
 """Of each process. They are held in memory, and none is tokenized twice: a tokenizer remembers words."""
 
 
-def first_batch(args: Namespace) -> dict[str, Any]:
-    """Deliver one batch, and say so at once: whoever started this process has the clock."""
+def first_batch(args: Namespace, began_s: float) -> dict[str, Any]:
+    """Seconds to the first batch, from when this process was started; ``began_s`` is the monotonic clock's."""
     with loader_of(args, buffer_size=args.buffer_size, max_bad_rows=None) as loader:
-        num_samples = len(loader.get_next_batch(BATCH))
-        _say("delivered")
-    return {"num_samples": num_samples}
+        loader.get_next_batch(BATCH)
+        found = {"first_batch_s": time.monotonic() - began_s}
+        _wait_for_the_others()
+    return found
 
 
 def tokenizer_alone(args: Namespace, number: int, num_processes: int, seconds: float) -> dict[str, Any]:
@@ -48,29 +49,34 @@ def tokenizer_alone(args: Namespace, number: int, num_processes: int, seconds: f
     :param number: of this process, which takes every ``num_processes``-th row from there.
     :return: ``tokenize_fn_rows_per_s``; ``tokenizer_rows_per_s``, None where samples have no prompt to encode.
     """
-    rows = _rows(args, _MAX_ROWS * num_processes)[number::num_processes] or _rows(args, 1)
+    rows = _rows(args, _MAX_ROWS * num_processes)
+    rows = rows[number::num_processes] or rows[:1]
     fn = tokenize_fn_of(args)
     tokenize = open_tokenize_fn(fn)
-    prompts: list[Column] = []
+    texts: list[str] = []
 
     def run(some: Sequence[bytes]) -> None:
         out = ColumnWriter()
         tokenize(some, out)
         column = out.finish(len(some), 0.0).columns.get("prompt_text")
         if column is not None:
-            prompts.append(column)
+            ends = memoryview(column.ends).cast("I").tolist()
+            texts.extend(str(column.data[start:end], "utf-8") for start, end in zip([0, *ends], ends, strict=False))
 
     run(rows[:1])
-    _say("ready")
-    sys.stdin.readline()  # until the others are
-    found: dict[str, Any] = {"tokenize_fn_rows_per_s": _rate(run, rows, seconds)}
-    texts = [text for column in prompts[1:] for text in _texts(column)]
-    rate = _tokenizer_rate(fn, texts, seconds) if isinstance(fn, OfTokenizer) and texts else None
-    return found | {"tokenizer_rows_per_s": rate}
+    texts.clear()
+    _wait_for_the_others()
+    found: dict[str, Any] = {"tokenize_fn_rows_per_s": _rate(run, rows, seconds), "tokenizer_rows_per_s": None}
+    if isinstance(fn, OfTokenizer) and texts:
+        engine = TokenizerFiles(resolve(fn.tokenizer, getattr(fn, "revision", None)).folder).load()
+        encode = engine.encode_batch_fast
+        rate = _rate(lambda some: encode(list(some), add_special_tokens=False), texts, seconds)
+        found["tokenizer_rows_per_s"] = rate
+    return found
 
 
 def _rows(args: Namespace, num_rows: int) -> list[bytes]:
-    """The first rows of the order, as JSON. Bad ones are left out: the loader has said what it thinks of them."""
+    """The first rows of the order, as JSON, without bad ones: the loader has said what is wrong with them."""
     knobs = {**order_of(args), "epochs": 1, "on_bad_row": "skip", "max_bad_rows": None}
     with DataLoader(args.data, tokenize_fn=_row_itself, num_workers=0, **knobs) as loader:
         try:
@@ -84,13 +90,14 @@ def _row_itself(row: dict[str, Any]) -> dict[str, Any]:
     return {"input_ids": [0], "metadata": row}
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
+def _wait_for_the_others() -> None:
+    sys.stdout.write("ready\n")
     sys.stdout.flush()
+    sys.stdin.readline()
 
 
 def _rate(run: Callable[[Sequence[Any]], object], rows: Sequence[Any], seconds: float) -> float:
-    """Rows by second, for so long or until there are no more."""
+    """Rows by second, for this long or until there are no more."""
     num_done, began = 0, time.perf_counter()
     while num_done < len(rows) and time.perf_counter() - began < seconds:
         run(rows[num_done : num_done + _ROWS_AT_ONCE])
@@ -98,30 +105,18 @@ def _rate(run: Callable[[Sequence[Any]], object], rows: Sequence[Any], seconds: 
     return num_done / max(time.perf_counter() - began, 1e-9)
 
 
-def _texts(column: Column) -> Iterator[str]:
-    start = 0
-    for end in memoryview(column.ends).cast("I"):
-        yield str(column.data[start:end], "utf-8")
-        start = end
-
-
-def _tokenizer_rate(fn: OfTokenizer, texts: list[str], seconds: float) -> float:
-    """``encode_batch_fast`` of Hugging Face's tokenizers over the rendered prompts, and nothing else."""
-    engine = TokenizerFiles(resolve(fn.tokenizer, getattr(fn, "revision", None)).folder).load()
-    return _rate(lambda some: engine.encode_batch_fast(list(some), add_special_tokens=False), texts, seconds)
-
-
 def main() -> int:
     """Do what the first argument says."""
     told = json.loads(sys.argv[1])
     args = Namespace(**told.pop("args"))
+    measure: Any = {"first_batch": first_batch, "tokenizer_alone": tokenizer_alone}[told.pop("part")]
     try:
-        found = tokenizer_alone(args, **told) if told else first_batch(args)
+        found = measure(args, **told)
     except AsyncDataError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1
 
-    _say(json.dumps(found))
+    sys.stdout.write(json.dumps(found) + "\n")
     return 0
 
 

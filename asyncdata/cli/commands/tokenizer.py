@@ -14,6 +14,7 @@ from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from asyncdata.cli.output import Output
     from asyncdata.tokenization.proofs import Proof, Subject
@@ -52,26 +53,24 @@ def prove(args: argparse.Namespace, output: Output) -> int:
         if args.again:
             with suppress(FileNotFoundError):
                 os.unlink(proof_path(subject))
-        proof = make(files, subject, _Talk(name, output))
+        proof = make(files, subject, _said(name, output))
         found[name] = _facts(subject, proof)
         is_exact |= not proof.refusal
     _put(files, found, output)
     return 0 if is_exact else 1
 
 
-class _Talk:
-    """Says every tenth of the sweep."""
+def _said(name: str, output: Output) -> Callable[[str, float], None]:
+    """Says how far the sweep is, at every tenth of it."""
+    said = [""]
 
-    def __init__(self, name: str, output: Output) -> None:
-        self._name = name
-        self._say = output.say
-        self._last = ""
+    def say(part: str, share: float) -> None:
+        text = f"{name}: {part}, {10 * int(10 * share)} %"
+        if text != said[0]:
+            output.say(text)
+        said[0] = text
 
-    def __call__(self, part: str, share: float) -> None:
-        text = f"{self._name}: {part}, {10 * int(10 * share)} %"
-        if text != self._last:
-            self._last = text
-            self._say(text)
+    return say
 
 
 def _facts(subject: Subject | None, proof: Proof | None) -> dict[str, Any]:
@@ -83,14 +82,8 @@ def _facts(subject: Subject | None, proof: Proof | None) -> dict[str, Any]:
     if proof is None:
         return known
 
-    return known | {
-        "state": "refused" if proof.refusal else "exact",
-        "refusal": proof.refusal,
-        "num_exceptions": proof.num_exceptions,
-        "num_texts": proof.num_texts,
-        "num_differences": proof.num_differences,
-        "seconds": proof.seconds,
-    }
+    names = ("refusal", "num_exceptions", "num_texts", "num_differences", "seconds")
+    return known | {"state": "refused" if proof.refusal else "exact"} | {name: getattr(proof, name) for name in names}
 
 
 def _put(files: TokenizerFiles, found: dict[str, dict[str, Any]], output: Output) -> None:

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ("RunProcess",)
+__all__ = ("RunProcess", "environment")
+
+
+def environment() -> dict[str, str]:
+    """The variables with which a new Python process imports what this process can, in the same order."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
 
 
 class RunProcess:
@@ -39,8 +44,7 @@ class RunProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # Whatever this process could import, and in the same order.
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)},
+            env=environment(),
         )
 
     def readings(self) -> Iterator[Reading]:

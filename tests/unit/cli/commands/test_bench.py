@@ -181,8 +181,8 @@ def pairs(lines: list[str]) -> list[tuple[str, str]]:
         ({"rows_per_s": 3000.0, "tokenize_fn_rows_per_s": 3100.0}, "look at the template"),
         ({"tokenizer_rows_per_s": None}, "0.96 of the function alone"),
         ({"tokenizer_rows_per_s": 500.0}, "0.96 of the function alone"),
-        ({"data_wait_share": 0.2}, "A larger --buffer-size (now 1,000) carries over"),
-        ({"longest_call_us": 9000.0}, "A larger --buffer-size (now 1,000) carries over"),
+        ({"data_wait_share": 0.2}, "A larger --buffer-size (now 1,000) bridges"),
+        ({"longest_call_us": 9000.0}, "A larger --buffer-size (now 1,000) bridges"),
         ({"memory_bytes": None}, "unknown"),
     ],
 )
