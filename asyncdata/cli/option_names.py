@@ -1,4 +1,4 @@
-"""The library's settings in a message, said as options of the command: ``max_length=9`` is ``--max-length 9``."""
+"""Rewrites the library's settings in a message as options of the command: ``max_length=9`` is ``--max-length 9``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a command's words go: data to stdout, talk to stderr; styled on a terminal, plain everywhere else."""
+"""Output of commands: data to stdout, messages to stderr; styled on a terminal, plain everywhere else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_WIDTH = 100
 
 
 class Output:
-    """Styles are rich's; they are given for a terminal, and rich is imported only if there is one.
+    """Writes data and messages. Styles are those of rich, which is imported only for a terminal.
 
     :ivar as_json: data is wanted as JSON.
     """
@@ -39,12 +39,12 @@ class Output:
         self.as_json = as_json
 
     def data(self, text: str, style: str = "") -> None:
-        """A line, or some, of what was asked for."""
+        """Write a line or several of data."""
         with writing_stdout():
             _write(sys.stdout, text, style)
 
     def styled(self, parts: Iterable[tuple[str, str]]) -> None:
-        """What was asked for, in colour wherever it goes: texts and their styles."""
+        """Write data in colour, also where stdout is no terminal: texts and their styles."""
         from rich.console import Console
         from rich.text import Text
 
@@ -61,22 +61,22 @@ class Output:
             console.print(text, soft_wrap=True)
 
     def json(self, value: Any) -> None:
-        """What was asked for, as one line of JSON."""
+        """Write data as one line of JSON."""
         with writing_stdout():
             _write(sys.stdout, to_json(value))
 
     def say(self, text: str, style: str = "") -> None:
-        """A line, or some, for whoever is looking."""
+        """Write a line or several to stderr, for people."""
         _write(sys.stderr, text, style)
 
 
 def to_json(value: Any) -> str:
-    """One line, in plain ASCII, so that no pipe can spoil it."""
+    """One line of ASCII, which every encoding can hold."""
     return json.dumps(value, allow_nan=False)
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a bar may move there."""
+    """Whether the stream is a terminal that can redraw a line."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
@@ -108,7 +108,7 @@ def log_to_stderr(*, is_verbose: bool) -> None:
             _event_as_line,
         ],
         wrapper_class=structlog.make_filtering_bound_logger("info" if is_verbose else "warning"),
-        # Asked for anew at each event: a progress bar stands in for sys.stderr while it moves.
+        # Looked up at each event: a progress bar replaces sys.stderr while it is shown.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
@@ -121,19 +121,19 @@ def _event_as_line(_logger: Any, _method: str, event: MutableMapping[str, Any]) 
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> str:
-    """Names and values under one another."""
+    """Names and values, one pair per line, values aligned."""
     pairs = list(pairs)
     width = max((len(name) for name, _ in pairs), default=0)
     return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in pairs)
 
 
 def printable(text: str) -> str:
-    """On one line, and without a character that a terminal would obey."""
+    """The text on one line, with control characters escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def shown_path(path: str) -> str:
-    """As short as it can be: relative where the file lies under the present folder."""
+    """The path, relative if it is in the current folder or below it."""
     here = os.getcwd()
     return os.path.relpath(path, here) if os.path.commonpath([here, os.path.abspath(path)]) == here else path
 
@@ -150,7 +150,7 @@ def si(number: float) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns, the first to the left and the rest to the right."""
+    """Aligned columns: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *rest in rows:

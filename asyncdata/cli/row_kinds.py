@@ -1,4 +1,4 @@
-"""What the rows are - prompts, chats, text, pairs - by the keys of the first ones, where the command was not told."""
+"""Finds out what the rows are (prompts, chats, text, pairs) by the keys of the first ones."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def kind_of(row: dict[str, Any]) -> str:
 
 
 def settle_kind(args: argparse.Namespace, output: Output, *, says_prompt: bool = False) -> None:
-    """Put into ``args.kind`` what the rows are, unless the command was told, and say so.
+    """Set ``args.kind`` to what the rows are, unless options say it, and tell the user.
 
-    ``--prompt-key`` and ``--apply-chat-template``, which only prompts have, tell as well.
+    ``--prompt-key`` and ``--apply-chat-template`` say that rows are prompts.
 
-    :param says_prompt: say it of prompts too, which most rows are.
+    :param says_prompt: tell the user of prompts too, the most common kind.
     :raises ConfigError: if none of the first rows is a JSON object.
     """
     if args.kind is not None or args.tokenizer is None or args.tokenize_fn is not None:

@@ -1,4 +1,4 @@
-"""The standard streams of a command. Where stdout is closed or full, that is an error; where stderr is, nothing is."""
+"""The standard streams of a command: a stdout that is closed or full is an error, a stderr that is so is ignored."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ("StdoutError", "discard", "hold_descriptors", "quiet_stderr", "writin
 
 
 class StdoutError(Exception):
-    """What was asked for cannot be written."""
+    """Stdout cannot be written."""
 
 
 def hold_descriptors() -> None:
-    """Give closed standard streams a place: or the next file to be opened would be taken for stdout."""
+    """Open /dev/null for closed standard streams: otherwise the next file that is opened would become one."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -28,7 +28,7 @@ def hold_descriptors() -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Let go of what is not written yet, or Python would try again when it ends."""
+    """Drop what is not written yet: otherwise Python would try to write it at exit."""
     with contextlib.suppress(OSError, ValueError):
         number = stream.fileno()
         devnull = os.open(os.devnull, os.O_WRONLY)
@@ -38,7 +38,7 @@ def discard(stream: TextIO) -> None:
 
 @contextlib.contextmanager
 def writing_stdout() -> Iterator[None]:
-    """Errors of what is written to stdout are its own.
+    """Tell errors of writing to stdout from other errors.
 
     :raises BrokenPipeError: if the reader has gone.
     :raises StdoutError: if it cannot be written for another reason.
@@ -53,12 +53,12 @@ def writing_stdout() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """What cannot be said on stderr is left out, and ends nothing."""
-    with contextlib.redirect_stderr(_Talk(sys.stderr)):
+    """Ignore errors of writing to stderr."""
+    with contextlib.redirect_stderr(_ForgivingStream(sys.stderr)):
         yield
 
 
-class _Talk:
+class _ForgivingStream:
     """A text stream that may be closed or full."""
 
     encoding = "utf-8"

@@ -1,4 +1,4 @@
-"""``asyncdata demo``: a run is killed with SIGKILL and resumed, and proven to be the run that nobody killed."""
+"""``asyncdata demo``: kills a run with SIGKILL, resumes it, and compares it with the same run without a kill."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 def run(args: argparse.Namespace, output: Output) -> int:
     """The command."""
     with _folder(args.keep) as folder:
-        outcome = _Story(args, output, folder).tell()
+        outcome = _Demo(args, output, folder).run()
     return 0 if outcome.is_identical and outcome.repeated_identical else 1
 
 
 @contextlib.contextmanager
 def _folder(keep: str | None) -> Iterator[Path]:
-    """Where the files lie: for good, or for the time of the demo."""
+    """The folder of the files; without ``--keep`` it is removed at the end."""
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="asyncdata-demo-") as name:
             yield Path(name)
@@ -91,8 +91,8 @@ def _folder(keep: str | None) -> Iterator[Path]:
     yield folder
 
 
-class _Story:
-    """The demo, from its data to its proof."""
+class _Demo:
+    """The demo, from its data to the comparison."""
 
     def __init__(self, args: argparse.Namespace, output: Output, folder: Path) -> None:
         self._output = output
@@ -103,8 +103,8 @@ class _Story:
         self._data = folder / "prompts.jsonl"
         self._facts: dict[str, Any] = {}
 
-    def tell(self) -> Outcome:
-        """All of it."""
+    def run(self) -> Outcome:
+        """Make the data, run, kill, resume, run without a kill, and compare."""
         self._output.say(f"asyncdata demo: Python {platform.python_version()}, {num_usable_cpus()} CPUs", "bold")
         rows = self._write_data()
         num_batches = rows * _EPOCHS // _BATCH_SIZE
@@ -117,7 +117,7 @@ class _Story:
         self._resume(pace)
         self._run_through()
         outcome = compare(*map(self._record, _RUNS))
-        self._tell_outcome(outcome)
+        self._report(outcome)
         return outcome
 
     def _write_data(self) -> int:
@@ -143,7 +143,7 @@ class _Story:
 
     def _resume(self, pace: dict[str, Any]) -> None:
         num_workers = self._num_workers + 1
-        self._step(3, f"A new process goes on from the snapshot, with {num_workers} workers")
+        self._step(3, f"A new process continues from the snapshot, with {num_workers} workers")
         with self._start("resumed", {**pace, "--num-workers": num_workers}, "--resume") as process:
             self._watch(process)
             report = process.report()
@@ -151,7 +151,7 @@ class _Story:
         resumed_at = report["samples_total"] - report["num_samples"]
         repeated = len(self._record("killed")) - resumed_at
         self._note(f"resumed at sample {resumed_at:,}; first batch {first_batch_s:.2f} s after its start")
-        self._note(f"{repeated:,} samples came again: those behind the last snapshot")
+        self._note(f"{repeated:,} samples came again: those after the last snapshot")
         step = f"a pretended training step of {1000 * float(pace['--step-s']):.1f} ms"
         self._note(f"{step} waited for data {report['data_wait_share']:.1%} of the time")
         self._facts |= {"first_batch_s": round(first_batch_s, 3), "data_wait_share": report["data_wait_share"]}
@@ -201,18 +201,18 @@ class _Story:
     def _note(self, text: str, style: str = "") -> None:
         self._output.say(_INDENT + text, style)
 
-    def _tell_outcome(self, outcome: Outcome) -> None:
+    def _report(self, outcome: Outcome) -> None:
         folder = str(self._folder.absolute()) if self._is_kept else None
         if self._output.as_json:
             self._output.json({**msgspec.structs.asdict(outcome), **self._facts, "folder": folder})
         else:
             self._output.say("")
             self._output.data(_text(outcome))
-            self._tell_verdict(outcome)
+            self._say_verdict(outcome)
         if folder is not None:
             self._output.say(f"\nData, snapshot and records are in {folder}")
 
-    def _tell_verdict(self, outcome: Outcome) -> None:
+    def _say_verdict(self, outcome: Outcome) -> None:
         if outcome.first_difference is not None:
             self._output.data(f"DIFFERENT from sample {outcome.first_difference:,} on", "bold red")
         elif not outcome.repeated_identical:
@@ -228,14 +228,14 @@ def _text(outcome: Outcome) -> str:
     return table([head, ("killed and resumed", *joined), ("never interrupted", *whole)])
 
 
-def _may_be_killed(now: Reading, least_behind: int) -> bool:
-    """In the middle, and some way behind the last snapshot, so that there is something to repeat; but not too late."""
-    is_behind = now.samples - now.snapshot_samples > least_behind
-    return now.snapshot_samples > 0 and now.fraction > (_KILL_AT if is_behind else _KILL_AT + 0.2)
+def _may_be_killed(now: Reading, least_ahead: int) -> bool:
+    """In the middle, and some samples after the last snapshot, so that some are repeated; but not too late."""
+    is_ahead = now.samples - now.snapshot_samples > least_ahead
+    return now.snapshot_samples > 0 and now.fraction > (_KILL_AT if is_ahead else _KILL_AT + 0.2)
 
 
 def compare(killed: list[Delivered], resumed: list[Delivered], uninterrupted: list[Delivered]) -> Outcome:
-    """The killed run up to where the resumed one began, and that one, beside the uninterrupted run."""
+    """Compare the killed run up to where the resumed one began, and the resumed one, with the uninterrupted run."""
     resumed_at = resumed[0].index if resumed else len(killed)
     joined = killed[:resumed_at] + resumed
     again = killed[resumed_at:]

@@ -1,11 +1,10 @@
-"""``asyncdata inspect``: some rows, token by token, and which of them are trained."""
+"""``asyncdata inspect``: shows some rows token by token, and which tokens are trained."""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.cli.commands.mask_text import lines_of, plain_text, styled_text
@@ -38,20 +37,21 @@ def run(args: argparse.Namespace, output: Output) -> int:
     settle_kind(args, output, says_prompt=True)
     tokenize_fn = tokenize_fn_of(args)
     mask = LossMask(tokenize_fn, args.tokenizer)
-    total = _Total()
+    counts = ("num_rows", "num_samples", "dropped", "bad_rows", "num_tokens", "num_trained")
+    total: dict[str, Any] = {**dict.fromkeys(counts, 0), "dropped": {}}
     with seen_shapes() as seen, opened_order(args) as opened:
         for row in _rows(args, opened):
             texts = mask(row)
-            total.add(row, texts)
+            _add(total, row, texts)
             if output.as_json:
                 output.json(_record(row, texts))
             else:
                 _show(args, output, row, texts)
     template, encoding = template_of(seen), encoding_of(tokenize_fn)
     if output.as_json:
-        output.json({"total": total.counts(), "template": template, "encoding": encoding})
+        output.json({"total": total, "template": template, "encoding": encoding})
     else:
-        lines = total.lines(is_masked=args.loss_mask) + template_lines(template)
+        lines = _lines(total, is_masked=args.loss_mask) + template_lines(template)
         output.data(fields(lines + ([("encoder", backend_line(encoding))] if encoding else [])))
     return 0
 
@@ -66,44 +66,27 @@ def _rows(args: argparse.Namespace, opened: OpenedOrder) -> Iterator[InspectedRo
         yield row_in_file(opened, place)
 
 
-class _Total:
-    """Counts what was shown."""
+def _add(total: dict[str, Any], row: InspectedRow, texts: list[MaskedText]) -> None:
+    """Count a row."""
+    total["num_rows"] += 1
+    total["num_samples"] += row.sample is not None
+    total["bad_rows"] += row.error is not None
+    if row.dropped:
+        total["dropped"][row.dropped] = total["dropped"].get(row.dropped, 0) + 1
+    total["num_tokens"] += sum(text.num_tokens for text in texts)
+    total["num_trained"] += sum(text.num_trained for text in texts)
 
-    def __init__(self) -> None:
-        self._num_rows = self._num_samples = self._num_bad_rows = self._num_tokens = self._num_trained = 0
-        self._dropped: Counter[str] = Counter()
 
-    def add(self, row: InspectedRow, texts: list[MaskedText]) -> None:
-        """Count a row."""
-        self._num_rows += 1
-        self._num_samples += row.sample is not None
-        self._num_bad_rows += row.error is not None
-        if row.dropped:
-            self._dropped[row.dropped] += 1
-        self._num_tokens += sum(text.num_tokens for text in texts)
-        self._num_trained += sum(text.num_trained for text in texts)
-
-    def counts(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            "num_rows": self._num_rows,
-            "num_samples": self._num_samples,
-            "dropped": dict(self._dropped),
-            "bad_rows": self._num_bad_rows,
-            "num_tokens": self._num_tokens,
-            "num_trained": self._num_trained,
-        }
-
-    def lines(self, *, is_masked: bool) -> list[tuple[str, str]]:
-        """For people."""
-        dropped = ", ".join(f"{number:,} {reason}" for reason, number in self._dropped.items())
-        tokens = _counted(self._num_tokens, self._num_trained) if is_masked else f"{self._num_tokens:,} tokens"
-        return [
-            ("rows", f"{self._num_rows:,}, of which {self._num_samples:,} became samples"),
-            ("dropped", printable(dropped) or "nothing"),
-            ("bad rows", f"{self._num_bad_rows:,}"),
-            ("tokens", tokens),
-        ]
+def _lines(total: dict[str, Any], *, is_masked: bool) -> list[tuple[str, str]]:
+    """The counts, for people."""
+    dropped = ", ".join(f"{number:,} {reason}" for reason, number in total["dropped"].items())
+    num_tokens, num_trained = total["num_tokens"], total["num_trained"]
+    return [
+        ("rows", f"{total['num_rows']:,}, of which {total['num_samples']:,} became samples"),
+        ("dropped", printable(dropped) or "nothing"),
+        ("bad rows", f"{total['bad_rows']:,}"),
+        ("tokens", _counted(num_tokens, num_trained) if is_masked else f"{num_tokens:,} tokens"),
+    ]
 
 
 def _counted(num_tokens: int, num_trained: int) -> str:
@@ -122,7 +105,7 @@ def _show(args: argparse.Namespace, output: Output, row: InspectedRow, texts: li
 
 
 def _parts(args: argparse.Namespace, row: InspectedRow, texts: list[MaskedText]) -> Iterator[tuple[str, list[Line]]]:
-    """What is said of a row, and the lines under it."""
+    """The headings of a row, each with the lines under it."""
     place = f"{row.position}  {_place(row)}"
     if row.error is not None:
         yield f"{place}  bad row: {printable(f'{row.error.code} {row.error.reason}')}", []
@@ -148,7 +131,7 @@ def _heading(text: MaskedText, is_masked: bool) -> str:
 
 
 def _facts(row: InspectedRow) -> dict[str, bool | int | float | str]:
-    """What else the tokenize function says of the sample, as far as it is short."""
+    """The short values of the sample's ``extra``."""
     extra = row.sample.extra if row.sample is not None else {}
     return {
         name: value
@@ -182,11 +165,5 @@ def _record(row: InspectedRow, texts: list[MaskedText]) -> dict[str, Any]:
 
 
 def _text_record(text: MaskedText) -> dict[str, Any]:
-    return {
-        "name": text.name,
-        "is_labelled": text.is_labelled,
-        "num_tokens": text.num_tokens,
-        "num_trained": text.num_trained,
-        "turns": [turn._asdict() for turn in text.turns],
-        "pieces": [piece._asdict() for piece in text.pieces],
-    }
+    lists = {"turns": [turn._asdict() for turn in text.turns], "pieces": [piece._asdict() for piece in text.pieces]}
+    return {**text._asdict(), "num_tokens": text.num_tokens, "num_trained": text.num_trained, **lists}

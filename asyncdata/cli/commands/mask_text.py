@@ -1,8 +1,8 @@
-"""A sample's text for the terminal: what is trained, what is context, and whose turn it is. Nothing in it can be both.
+"""A sample's text for the terminal: what is trained, what is context, and whose turn it is.
 
-Trained text stands in ``⟦ ⟧`` where there is no colour. What is no text stands in ``⟨ ⟩``: special tokens, characters
-that cannot be shown, bytes without a character, and what is left out. A line break of the text is ``↵``, a tab ``⇥``.
-Where the text itself has one of these signs, it is shown by its number.
+Without colour, trained text is in ``⟦ ⟧``. In ``⟨ ⟩`` is what is not text: special tokens, characters that cannot be
+shown, bytes without a character, and a note where text is left out. A line break of the text is ``↵``, a tab ``⇥``.
+If the text itself has one of these signs, it is shown by its number.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _plain(cells: list[Cell]) -> str:
 def styled_text(lines: list[Line], *, is_masked: bool = True) -> list[tuple[str, str]]:
     """The lines as texts with their styles, which are rich's.
 
-    :param is_masked: False where nobody asked what is trained: then context is not dim.
+    :param is_masked: False to show all text alike, trained or not.
     """
     margin = _margin(lines)
     parts = []

@@ -1,4 +1,4 @@
-"""``asyncdata order``: prints D, so that anybody can see which row comes when."""
+"""``asyncdata order``: prints D, the order in which rows are delivered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``asyncdata quarantine``: the bad rows that a run passed over, and those of them that are good by now."""
+"""``asyncdata quarantine``: the bad rows that a run skipped, and which of them are good now."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 __all__ = ("retry", "show")
 
 _IN_ORDER = Shuffle(enabled=False, window_blocks=32)  # a row is looked for by reading its window
-_NOT_TRIED = {"AD422": "it hung its worker", "AD423": "its worker died of it"}
+_NOT_TRIED = {"AD422": "its worker hung", "AD423": "its worker died"}
 
 
 def _read(path: str, output: Output) -> Quarantined | None:
-    """What the file holds; None, after saying so, if it is another kind of file: then the command line is wrong."""
+    """What the file holds; None, after a message, if it is another kind of file: then the command line is wrong."""
     found = read_quarantine(path)
     if found.entries or not found.num_unreadable:
         return found
 
-    message = f"{path} is no quarantine file: none of its {found.num_unreadable:,} lines tells of a bad row"
+    message = f"{path} is not a quarantine file: none of its {found.num_unreadable:,} lines describes a bad row"
     if output.as_json:
         output.json({"error": {"type": "ConfigError", "message": message}})
     output.say(f"asyncdata: {message}", "red")
@@ -85,7 +85,7 @@ def _place(entry: Entry) -> str:
 
 
 class _Outcome(NamedTuple):
-    """What became of a row that was read again.
+    """The result of reading a row again.
 
     :ivar status: ``good``, ``dropped``, ``bad``, or ``not tried``.
     :ivar raw: the row, where it is good.
@@ -109,7 +109,7 @@ def retry(args: argparse.Namespace, output: Output) -> int:
         return 2
 
     with _Rows(resolved(tokenize_fn_of(args))) as rows:
-        outcomes = list(rows.again(found.entries))
+        outcomes = [rows.again(entry) for entry in found.entries]
     good = [_line(outcome.raw) for outcome in outcomes if outcome.status == "good"]
     if good:
         replace_file(path, good, keep=1)
@@ -144,66 +144,58 @@ class _Rows(ExitStack):
     def __init__(self, tokenize_fn: Any) -> None:
         super().__init__()
         self._tokenize_fn = tokenize_fn
-        self._looks: dict[str, OpenedOrder | str] = {}
+        self._path: str | None = None
+        self._opened: OpenedOrder
 
-    def again(self, entries: Iterable[Entry]) -> Iterable[_Outcome]:
-        """What becomes of each row now, in this process."""
-        for entry in entries:
-            if entry.code in _NOT_TRIED:
-                reason = f"{entry.code} {_NOT_TRIED[entry.code]}, and would hurt this process; run it with on_bad_row"
-                yield _Outcome(entry, "not tried", reason)
-            else:
-                yield self._one(entry)
-
-    def _one(self, entry: Entry) -> _Outcome:
-        looks = self._source_of(entry.path)
-        if isinstance(looks, str):
-            return _Outcome(entry, "not tried", looks)
+    def again(self, entry: Entry) -> _Outcome:
+        """Read a row again, in this process."""
+        if entry.code in _NOT_TRIED:
+            reason = f"{entry.code} {_NOT_TRIED[entry.code]}, and so could this process; run it with on_bad_row"
+            return _Outcome(entry, "not tried", reason)
 
         try:
-            look = _look(looks, entry)
+            row = _row(self._order_of(entry.path), entry)
         except AsyncDataError as error:
             return _Outcome(entry, "not tried", str(error))
 
-        if look is None:
-            return _Outcome(entry, "not tried", "its line was not known, and no row begins at its byte any more")
+        if row.error is not None:
+            return _Outcome(entry, "bad", f"{row.error.code} {row.error.reason}")
 
-        if look.error is not None:
-            return _Outcome(entry, "bad", f"{look.error.code} {look.error.reason}")
+        return _Outcome(entry, "dropped", row.dropped) if row.sample is None else _Outcome(entry, "good", "", row.raw)
 
-        if look.sample is None:
-            return _Outcome(entry, "dropped", look.dropped)
+    def _order_of(self, path: str) -> OpenedOrder:
+        """The rows of a file or a saved dataset. One is open at a time."""
+        if path != self._path:
+            self.close()
+            self._path = None
+            names = [path, re.sub(r"\[[^]]*\]$", "", path)]  # a dataset's name may end with a split
+            place = next((name for name in names if os.path.exists(name)), None)
+            if place is None:
+                raise ConfigError(f"{path} does not exist any more, or is not a file")
 
-        return _Outcome(entry, "good", "", look.raw)
-
-    def _source_of(self, path: str) -> OpenedOrder | str:
-        """The rows of a file, or of a saved dataset; or why they cannot be read."""
-        if path not in self._looks:
-            self._looks[path] = self._open(path)
-        return self._looks[path]
-
-    def _open(self, path: str) -> OpenedOrder | str:
-        names = [path, re.sub(r"\[[^]]*\]$", "", path)]  # a split stands behind a dataset's name
-        place = next((name for name in names if os.path.exists(name)), None)
-        if place is None:
-            return f"{path} is no file, or is not there any more"
-
-        try:
-            return self.enter_context(OpenedOrder(place, self._tokenize_fn, shuffle=_IN_ORDER))
-        except AsyncDataError as error:
-            return str(error)
+            self._opened = self.enter_context(OpenedOrder(place, self._tokenize_fn, shuffle=_IN_ORDER))
+            self._path = path
+        return self._opened
 
 
-def _look(opened: OpenedOrder, entry: Entry) -> InspectedRow | None:
-    """The row of an entry; None if it cannot be found.
+def _row(opened: OpenedOrder, entry: Entry) -> InspectedRow:
+    """The row of an entry.
 
-    It is where it was, unless a row before it was mended and has become longer or shorter: then its line tells.
+    It is where it was, unless a row before it was mended and is now longer or shorter: then it is found by its line.
+
+    :raises ConfigError: if it cannot be found.
     """
     if entry.row_number is not None:
         return row_in_file(opened, str(entry.row_number))
 
     found = row_at_byte(opened, entry.byte_offset) if _has_not_moved(entry) else None
-    return row_in_file(opened, str(entry.line)) if found is None and entry.line is not None else found
+    if found is not None:
+        return found
+
+    if entry.line is None:
+        raise ConfigError("its line is not known, and no row begins at its byte any more")
+
+    return row_in_file(opened, str(entry.line))
 
 
 def _has_not_moved(entry: Entry) -> bool:

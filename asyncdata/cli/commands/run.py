@@ -1,4 +1,4 @@
-"""``asyncdata run``: stream the user's data as a trainer would, and say how it went."""
+"""``asyncdata run``: streams the user's data as a trainer would, and reports how fast it was."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from asyncdata.cli.commands.run_record import Deliveries
 from asyncdata.cli.inspection.window_view import OpenedOrder
@@ -46,7 +48,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _resume(args: argparse.Namespace, loader: DataLoader, output: Output) -> None:
-    """Go on from the snapshot, if that is asked for and there is one."""
+    """Continue from the snapshot, if that was asked for and the file exists."""
     if not args.resume:
         return
 
@@ -69,9 +71,7 @@ class _Trial:
         epochs: int | None,
         began: float,
     ) -> None:
-        self._args = args
-        self._loader = loader
-        self._deliveries = deliveries
+        self._args, self._loader, self._deliveries = args, loader, deliveries
         self._limit: int | None = args.num_batches * args.batch_size if args.num_batches else None
         rows_of_epoch = _rows_of_epoch(args) if epochs else None
         self._max_rows = max(1, epochs * rows_of_epoch) if epochs and rows_of_epoch else None
@@ -81,7 +81,7 @@ class _Trial:
         self._snapshot_samples = self._before.samples_total
 
     def go(self) -> None:
-        """Deliver everything, with a snapshot now and then, and one at the end, whatever the end is."""
+        """Deliver everything, with snapshots, and one at the end, also after an error or an interrupt."""
         shown = meter(self._args.progress)
         try:
             while (batch := self._next_batch()) is not None:
@@ -90,8 +90,9 @@ class _Trial:
                     self._save()
                 if shown.is_due:
                     shown.show(self._reading())
-                self._stand_in_for_a_step()
-            shown.show(self._reading())
+                if self._args.step_s:
+                    threading.Event().wait(self._args.step_s)
+            shown.show(msgspec.structs.replace(self._reading(), fraction=1.0))
         finally:
             self._ended = time.monotonic()
             shown.close()
@@ -115,16 +116,12 @@ class _Trial:
             self._first_batch_at = time.monotonic()
             self._first = self._loader.statistics()
 
-    def _stand_in_for_a_step(self) -> None:
-        if self._args.step_s:
-            threading.Event().wait(self._args.step_s)
-
     def _save(self) -> None:
         self._loader.save(self._args.snapshot)
         self._snapshot_samples = self._loader.statistics().samples_total
 
     def _save_what_was_done(self) -> None:
-        """Not if nothing was, and not if an interrupt came between a batch's delivery and its record."""
+        """Save, unless nothing is new, or an interrupt came between the delivery of a batch and its record."""
         num_delivered = self._before.samples_total + self._deliveries.num_samples
         is_news = num_delivered != self._snapshot_samples
         if self._args.snapshot and is_news and num_delivered == self._loader.statistics().samples_total:
@@ -151,7 +148,7 @@ class _Trial:
         return min(1.0, max(of_batches, of_epochs))
 
     def _rates(self, now: Statistics, until: float) -> tuple[float, float]:
-        """Rows and tokens by second since the first batch, or of it where there is no other."""
+        """Rows and tokens per second since the first batch; of the first batch if it is the only one."""
         since, began = self._first or self._before, self._first_batch_at
         if since.samples_total == now.samples_total:
             since, began = self._before, self._began

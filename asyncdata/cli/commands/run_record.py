@@ -1,4 +1,4 @@
-"""What a run delivered, so that two runs can be compared: a digest per sample, one for all, and a record on disk."""
+"""Records what a run delivered, to compare two runs: a digest per sample, one of all samples, and a file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def combined_digest(digests: Iterable[str]) -> str:
 
 
 class Deliveries:
-    """Takes every batch that is delivered.
+    """Records every batch that is delivered.
 
     :param path: a file that gets a JSON object per sample: index, position, path, byte_offset, num_bytes, num_tokens
         and digest. It is appended to.
@@ -60,7 +60,7 @@ class Deliveries:
         self.num_tokens = 0
         self.first_index: int | None = None
         self._state = blake2b(digest_size=16)
-        # Unbuffered: what a kill interrupts has been written down.
+        # Unbuffered: after a kill, all batches before it are in the file.
         self._file = open(path, "ab", buffering=0) if path is not None else None
 
     @property
@@ -69,7 +69,7 @@ class Deliveries:
         return self._state.hexdigest()
 
     def add(self, batch: list[Sample]) -> None:
-        """Account for a batch, and write it down in one piece."""
+        """Count a batch, and append it to the file in one write."""
         digests = [sample_digest(sample) for sample in batch]
         if self.first_index is None and batch:
             self.first_index = batch[0].index
@@ -107,6 +107,6 @@ def _line(sample: Sample, digest: bytes) -> bytes:
 
 
 def read_record(path: str | os.PathLike[str]) -> list[Delivered]:
-    """The lines of a record; a last one that a kill has cut off is left out."""
+    """The lines of a record. A last line that a kill has cut off is left out."""
     with open(path, "rb") as file:
         return [msgspec.json.decode(line, type=Delivered) for line in file if line.endswith(b"\n")]

@@ -1,4 +1,4 @@
-"""``asyncdata sample``: the one row behind a position, as for a loss spike: where it lies and what it becomes."""
+"""``asyncdata sample``: the row at one position, as after a loss spike: its place in the data, and its tokens."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def prove(args: argparse.Namespace, output: Output) -> int:
 
 
 def _said(name: str, output: Output) -> Callable[[str, float], None]:
-    """Says how far the sweep is, at every tenth of it."""
+    """Reports the progress of the sweep, at every tenth."""
     said = [""]
 
     def say(part: str, share: float) -> None:

@@ -1,4 +1,4 @@
-"""How rows are tokenized, for ``asyncdata inspect``: which chats are proven, and which library encodes."""
+"""What ``asyncdata inspect`` says of speed: which shapes of chats are proven, and which library encodes."""
 
 from __future__ import annotations
 

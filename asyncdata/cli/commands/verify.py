@@ -1,4 +1,4 @@
-"""``asyncdata verify``: whether two runs saw the same stream, by the digests in their snapshots."""
+"""``asyncdata verify``: compares the streams of two runs, by the digests in their snapshots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ("STATUS", "run")
 
 STATUS = {Verdict.SAME: 0, Verdict.DIFFERENT: 3, Verdict.UNDECIDED: 4}
-"""1 is an error: a file that cannot be read is not a stream that differs."""
+"""Exit statuses. 1 is an error, such as a file that cannot be read."""
 
 
 def run(args: argparse.Namespace, output: Output) -> int:

@@ -1,4 +1,4 @@
-"""``asyncdata run`` in a process of its own, watched, and killed if need be: what the demo is played with."""
+"""Starts ``asyncdata run`` in a process of its own, and can kill it: the demo is made of such runs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def environment() -> dict[str, str]:
 
 
 class RunProcess:
-    """A run; it does not outlive the ``with`` it is used in.
+    """A run. It ends with the ``with`` block, at the latest.
 
     :param arguments: those of ``asyncdata run``.
-    :ivar first_batch_s: seconds from the process's birth to its first batch; None before that.
+    :ivar first_batch_s: seconds from the start of the process to its first batch; None before that.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
@@ -48,7 +48,7 @@ class RunProcess:
         )
 
     def readings(self) -> Iterator[Reading]:
-        """How far it is, as it goes on, until it ends."""
+        """How far the run is, until it ends."""
         for line in self._process.stderr or ():
             try:
                 reading = msgspec.json.decode(line, type=Reading)

@@ -1,4 +1,4 @@
-"""Which message of a chat each part of its text belongs to, for people who look at it."""
+"""Finds which message of a chat each part of its text belongs to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ("Turn", "Turns")
 
 _LONE_BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))
-"""What stands for the bytes of a character that a cut has parted."""
+"""Stand for the bytes of a character that was cut in two."""
 
 
 class Turn(NamedTuple):
@@ -29,10 +29,10 @@ class Turn(NamedTuple):
 
 
 class Turns:
-    """Finds the turns of a chat that a description has made text of.
+    """Finds the turns in the text that a tokenize function made of a chat.
 
-    A template is asked for the chat up to each message. Where that is no prefix of the whole, as in templates that
-    change earlier turns, the message and the next are one turn.
+    The template renders the chat up to each message. Where that is not a prefix of the whole, as with templates that
+    change earlier turns, the message and the next one are one turn.
 
     :param keys: where a row has the parts of its chat.
     """
@@ -82,7 +82,7 @@ def _turns(chat: Conversation) -> list[Turn]:
 
 
 def _place(text: str, chat: str) -> int | None:
-    """Where in the chat the text begins, of which an end may be missing."""
+    """Where in the chat the text begins. It may be cut at one end."""
     whole = text.strip(_LONE_BYTES)
     if chat.startswith(whole):
         return -_num_lone(text)
@@ -91,12 +91,12 @@ def _place(text: str, chat: str) -> int | None:
 
 
 def _num_lone(text: str) -> int:
-    """How many bytes of a parted character the text begins with."""
+    """How many bytes of a cut character the text begins with."""
     return len(text) - len(text.lstrip(_LONE_BYTES))
 
 
 def _seen(turns: list[Turn], first: int, text: str) -> list[Turn]:
-    """The turns that a text shows which begins at ``first`` of the chat."""
+    """The turns of a text that begins at character ``first`` of the chat."""
     moved = [Turn(turn.start - first, turn.role) for turn in turns if turn.start - first < len(text)]
     num_before = sum(turn.start <= max(0, _num_lone(text) - 1) for turn in moved)
     return [Turn(0, moved[num_before - 1].role), *moved[num_before:]] if num_before else moved

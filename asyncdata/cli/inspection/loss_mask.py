@@ -1,4 +1,4 @@
-"""Which tokens of a sample are trained, with the text of each and the turn it belongs to: what a person looks at."""
+"""Which tokens of a sample are trained, with the text of each token and the turn of the chat that it belongs to."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LossMask:
         self._turns = _turns_of(tokenize_fn)
 
     def __call__(self, row: InspectedRow) -> list[MaskedText]:
-        """The texts of the sample that a row became; two for a pair, none for a row that is no sample."""
+        """The texts of a row's sample: two for a pair, none if the row yields no sample."""
         sample = row.sample
         if sample is None:
             return []

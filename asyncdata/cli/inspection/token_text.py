@@ -1,4 +1,4 @@
-"""The text of each token, exactly: for people who want to see what becomes of theirs."""
+"""The exact text of each token of a sample."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Piece(NamedTuple):
 
 
 class TokenTexts:
-    """Takes a sample's tokens apart into pieces whose texts, end to end, are what the tokenizer decodes them to.
+    """Splits a sample's tokens into pieces; their texts, joined, are what the tokenizer decodes all tokens to.
 
-    A byte-level token is taken for its bytes, so that characters that are split over tokens come out whole. Any other
-    is decoded behind the one before it.
+    Byte-level tokens are joined as bytes, so that characters that are split over tokens are shown whole. Any other
+    token is decoded together with the one before it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -93,7 +93,7 @@ class TokenTexts:
         return bytes.fromhex(found[1]) if found else None
 
     def _decoded(self, id: int, before: int | None) -> bytes:
-        """A token's text where it stands: at the start of a text some tokenizers take away a space."""
+        """A token's text after the token before it: some tokenizers remove a space at the start of a text."""
         ids = [id] if before is None else [before, id]
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
         alone = self._tokenizer.decode(ids[:-1], skip_special_tokens=False)
@@ -101,7 +101,7 @@ class TokenTexts:
 
 
 class _Run:
-    """Tokens whose bytes have not come to whole characters.
+    """Tokens whose bytes are not whole characters yet.
 
     :ivar start: the first of them.
     """
@@ -117,7 +117,7 @@ class _Run:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no character is begun and not ended."""
+        """Whether the bytes so far are whole characters."""
         return not self._decoder.getstate()[0]
 
     def end(self, stop: int, is_trained: bool) -> Iterator[Piece]:
@@ -129,5 +129,5 @@ class _Run:
 
 
 def without_texts(ids: Sequence[int], is_trained: Sequence[bool]) -> list[Piece]:
-    """The pieces of tokens whose tokenizer is not known: each by its number."""
+    """The pieces of tokens without a known tokenizer: each is shown as its number."""
     return [Piece(at, at + 1, str(id), str(id), is_trained[at]) for at, id in enumerate(ids)]

@@ -113,7 +113,7 @@ class OpenedOrder:
         stack.callback(self._portal.call, self._portal.stop, True)
         self._executor.watch(self._notify)
         self._windows.on_ready = self._notify
-        self._serving = self._portal.start_task_soon(self._executor.run, self._reading.job)
+        self._serving = self._portal.start_task_soon(self._serve)
         self._portal.start_task_soon(self._windows.run)
         self._portal.call(self._windows.restart)
 
@@ -271,6 +271,12 @@ class OpenedOrder:
     def _notify(self) -> None:
         if self._changed is not None:
             self._changed.set()
+
+    async def _serve(self) -> None:
+        try:
+            await self._executor.run(self._reading.job)
+        finally:
+            self._notify()  # a waiting call must not wait any longer
 
     async def _until(self, is_done: Callable[[], bool]) -> None:
         while not is_done():

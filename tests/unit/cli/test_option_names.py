@@ -38,7 +38,7 @@ PAIR = {"chosen": [*CHAT["messages"]], "rejected": [CHAT["messages"][0], {"role"
         ("another_setting=9 of a Struct(max_length=9)", "another_setting=9 of a Struct(--max-length 9)"),
     ],
 )
-def test_settings_in_a_message_are_said_as_options(said, told):
+def test_settings_in_a_message_are_rewritten_as_options(said, told):
     names = {"allow_changed", "prompt_key", "apply_chat_template", "max_bad_rows", "quarantine_path", "max_length"}
 
     assert as_options(said, names) == told
@@ -76,7 +76,7 @@ def test_without_a_command_the_commands_are_listed(capsys):
         (TEXT, ["--kind", "prompt", "--prompt-key", "text"], ""),
     ],
 )
-def test_run_and_sample_find_out_what_rows_are(jsonl_file, capsys, row, options, kind):
+def test_run_and_sample_find_the_kind_of_rows_by_their_keys(jsonl_file, capsys, row, options, kind):
     path = str(jsonl_file([row] * 8))
     for words in (["run", "--num-batches", "2", "--batch-size", "4"], ["sample", "--position", "0:0:0"]):
         assert main([words[0], path, *TOKENIZER, "--num-workers", "0", *words[1:], *options, "--json"]) == 0
@@ -87,7 +87,9 @@ def test_run_and_sample_find_out_what_rows_are(jsonl_file, capsys, row, options,
         assert report.get("num_tokens", len(report.get("tokens") or "")) > 0
 
 
-def test_rows_of_no_known_kind_are_said_to_be_none(jsonl_file: Callable[..., Path], capsys: Any) -> None:
+def test_a_run_asks_for_the_kind_if_none_of_the_first_rows_is_an_object(
+    jsonl_file: Callable[..., Path], capsys: Any
+) -> None:
     assert main(["run", str(jsonl_file([b"7"] * 30)), *TOKENIZER, "--num-workers", "0"]) == 1
 
     assert "none of the first 20 rows is a JSON object; say what rows are by --kind" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``asyncdata bench``: the shape of its report, what it refuses, and that it leaves nothing behind."""
+"""``asyncdata bench``: the shape of its report, what it refuses, and that no process is left."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import structlog
 
 from asyncdata.cli.commands.bench_report import as_text
 from asyncdata.cli.main import main
@@ -14,19 +13,13 @@ from asyncdata.cli.output import MAX_WIDTH
 from asyncdata.demo import tokenizer_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 TOKENIZER = ("--tokenizer", tokenizer_folder())
 SHORT = ("--seconds", "0.5", "--num-workers", "1")
 RATES = {"rows_per_s", "tokens_per_s", "tokenize_fn_rows_per_s", "tokenizer_rows_per_s"}
 TIMES = {"first_batch_s", "call_us", "call_p999_us", "longest_call_us", "cpu_us_per_row"}
-
-
-@pytest.fixture(autouse=True)
-def the_log_is_as_it_was() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture
@@ -71,7 +64,7 @@ def made_up(**figures: Any) -> dict[str, Any]:
 # What is measured
 
 
-def test_every_figure_is_there_and_is_a_number(prompts, report):
+def test_bench_measures_every_figure(prompts, report):
     found = report(prompts, *TOKENIZER, *SHORT, "--label-key", "label")
 
     assert RATES | TIMES <= set(found)
@@ -90,14 +83,14 @@ def test_a_function_without_prompts_has_no_tokenizer_of_its_own_beside_it(prompt
     assert found["tokenize_fn_rows_per_s"] > 0
 
 
-def test_the_work_can_be_done_without_processes(prompts, report):
+def test_bench_works_without_worker_processes(prompts, report):
     found = report(prompts, *TOKENIZER, "--seconds", "0.5", "--num-workers", 0)
 
     assert found["num_workers"] == 0
     assert found["rows_per_s"] > 0
 
 
-def test_fewer_rows_than_a_batch_are_enough(jsonl_file, report):
+def test_bench_works_with_fewer_rows_than_a_batch(jsonl_file, report):
     path = jsonl_file([{"input": "One row."}])
 
     found = report(path, *TOKENIZER, *SHORT)
@@ -186,11 +179,11 @@ def pairs(lines: list[str]) -> list[tuple[str, str]]:
         ({"memory_bytes": None}, "unknown"),
     ],
 )
-def test_the_advice_follows_from_the_figures(figures, advice):
+def test_the_advice_of_bench_follows_from_the_figures(figures, advice):
     text = " ".join(as_text(made_up(**figures)).split())
 
     assert advice in text
 
 
-def test_nothing_is_advised_where_nothing_waits():
+def test_bench_advises_no_larger_buffer_if_nothing_waits():
     assert "--buffer-size (now" not in as_text(made_up())

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import structlog
 
 import asyncdata
 from asyncdata.cli.main import main
@@ -29,12 +28,6 @@ CHATS = [
     [user("Nobody answers.")],
     [{"role": "user"}, assistant("x")],
 ]
-
-
-@pytest.fixture(autouse=True)
-def the_log_is_as_it_was() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture
@@ -246,14 +239,14 @@ def test_on_a_terminal_there_is_colour_unless_it_is_not_wanted(chats, words, no_
         ({"input": "Hi"}, (), ""),
     ],
 )
-def test_what_rows_are_is_told_by_their_keys(jsonl_file, records, row, words, wanted):
+def test_the_kind_of_rows_follows_from_their_keys(jsonl_file, records, row, words, wanted):
     shown, _ = records("inspect", jsonl_file([b"{", row]), *TOKENIZER, "--row", 2, *words)
 
     assert shown["error"] is None
     assert trained(shown) == wanted
 
 
-def test_what_rows_are_can_be_said(jsonl_file, records, printed, tmp_path):
+def test_the_option_kind_chooses_the_tokenize_function(jsonl_file, records, printed, tmp_path):
     path = jsonl_file([{"messages": CHATS[0], "text": "A story."}])
     (tmp_path / "template").write_text("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}")
 
@@ -266,7 +259,7 @@ def test_what_rows_are_can_be_said(jsonl_file, records, printed, tmp_path):
     assert "need --max-length" in refused
 
 
-def test_rows_of_which_none_can_be_read_are_of_no_kind(jsonl_file, printed):
+def test_the_kind_of_rows_is_asked_for_if_none_of_the_first_rows_is_an_object(jsonl_file, printed):
     assert "say what rows are by --kind" in printed("inspect", jsonl_file([b"{", b"["]), *TOKENIZER, status=1)
 
 
@@ -360,5 +353,5 @@ def test_a_run_and_a_sample_take_it_too(texts, records):
         ((*TOKENIZER, "--kind", "text", "--set", "length=3"), "has no setting length"),
     ],
 )
-def test_what_cannot_be_made_is_refused_with_the_way_out(texts, printed, words, reason):
+def test_a_tokenize_function_that_cannot_be_made_is_refused_with_the_reason(texts, printed, words, reason):
     assert reason in printed("inspect", texts, *words, status=1)

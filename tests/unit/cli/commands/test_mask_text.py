@@ -77,7 +77,7 @@ def test_what_is_shown_without_colour_can_be_read_back(texts):
 
 
 @given(texts=st.lists(st.tuples(st.text(CHARS, max_size=6), st.booleans()), max_size=8))
-def test_no_text_can_command_the_terminal_or_hide_a_line(texts):
+def test_no_text_can_control_the_terminal_or_hide_a_line(texts):
     shown = plain(*texts)
 
     assert all(char.isprintable() for char in shown if char != "\n")
@@ -121,11 +121,11 @@ def test_padding_is_counted():
     assert plain(("a", True), *[("<pad>", False, "<pad>")] * 1200) == "│ ⟦a⟧⟨<pad> ×1,200⟩"
 
 
-def test_a_name_cannot_pass_for_the_end_of_one():
+def test_a_special_token_with_brackets_in_its_name_is_shown_by_their_numbers():
     assert plain(("x", False, "⟩\n")) == "│ ⟨U+27E9U+000A⟩"
 
 
-def test_nothing_is_nothing():
+def test_a_text_without_tokens_has_no_lines():
     assert plain() == ""
 
 
@@ -143,5 +143,5 @@ def test_colours_tell_what_is_trained_and_brackets_are_not_needed():
 
 
 @pytest.mark.parametrize(("char", "sign"), [("\x1b", "⟨U+001B⟩"), ("\udce2", "⟨0xE2⟩"), ("\u202e", "⟨U+202E⟩")])
-def test_what_cannot_be_shown_is_shown_by_its_number(char, sign):
+def test_a_character_that_cannot_be_shown_is_shown_by_its_number(char, sign):
     assert plain((char, False)) == f"│ {sign}"

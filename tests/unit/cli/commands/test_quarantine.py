@@ -56,7 +56,7 @@ def add(path: str, code: str, reason: str = "was bad", **place: Any) -> None:
         Quarantine("quarantine.jsonl").add(BadRowError(code, reason, path=path, **place))
 
 
-def test_show_says_where_why_and_what_and_counts(capsys, tmp_path):
+def test_quarantine_show_prints_place_reason_and_row_and_counts(capsys, tmp_path):
     Path("rows.jsonl").write_bytes(with_bad(b'{"input": "cut'))
     put_aside("rows.jsonl", num=9)
 
@@ -68,7 +68,7 @@ def test_show_says_where_why_and_what_and_counts(capsys, tmp_path):
     assert counts == ["rows   1", "AD101  1"]
 
 
-def test_show_for_programs(run_json):
+def test_quarantine_show_with_json_is_one_object(run_json):
     Path("rows.jsonl").write_bytes(with_bad(b"null"))
     put_aside("rows.jsonl")
     with Path("quarantine.jsonl").open("a") as file:
@@ -81,7 +81,7 @@ def test_show_for_programs(run_json):
     assert (found["codes"], found["num_unreadable"]) == ({"AD113": 1}, 1)
 
 
-def test_what_a_row_says_cannot_command_the_terminal(capsys):
+def test_control_characters_of_a_bad_row_are_escaped(capsys):
     add("/a", "AD101", "a\x1b[2Jb", line=1)
 
     assert main(["quarantine", "show", "quarantine.jsonl"]) == 0
@@ -165,7 +165,7 @@ def _written(rows: list[bytes]) -> str:
     return "rows.jsonl"
 
 
-def test_another_setting_may_be_what_they_lacked(run_json):
+def test_rows_that_are_good_under_another_setting_are_written(run_json):
     quarantine = put_aside(plain(b'{"text": "x", "label": 9}'))
 
     found = run_json("retry", quarantine, *TOKENS, "--prompt-key", "text")
@@ -210,7 +210,7 @@ def test_rows_of_a_saved_dataset_are_found_by_their_numbers(run_json):
     assert [(row["status"], row["row_number"]) for row in found["rows"]] == [("good", 3)]
 
 
-def test_what_is_still_bad_dropped_or_cannot_be_tried_is_left_and_said(capsys):
+def test_rows_that_are_still_bad_or_dropped_or_not_tried_are_reported_and_not_written(capsys):
     Path("rows.jsonl").write_bytes(b"\n".join([*GOOD, b"null", b'{"input": ""}', b"{}", b"[]", b""]))
     quarantine = "quarantine.jsonl"
     path = str(Path("rows.jsonl").absolute())
@@ -230,13 +230,13 @@ def test_what_is_still_bad_dropped_or_cannot_be_tried_is_left_and_said(capsys):
         ("/gone:1", "not tried"),
         ("module:make (row 1)", "not tried"),
     ]
-    assert "AD423 its worker died of it" in out
-    assert "/gone is no file, or is not there any more" in out
+    assert "AD423 its worker died, and so could this process" in out
+    assert "/gone does not exist any more, or is not a file" in out
     assert out.splitlines()[6:] == ["good       0", "dropped    1", "bad        1", "not tried  4"]
     assert not Path("retried.jsonl").exists()
 
 
-def test_an_output_that_is_there_is_not_written_over(capsys):
+def test_retry_does_not_overwrite_its_output(capsys):
     quarantine = put_aside(plain(b"null"))
     Path("retried.jsonl").write_text("mine")
 
@@ -245,31 +245,31 @@ def test_an_output_that_is_there_is_not_written_over(capsys):
     assert Path("retried.jsonl").read_text() == "mine"
 
 
-def test_without_a_tokenizer_it_is_a_wrong_command_line(capsys):
+def test_retry_without_a_tokenizer_is_status_2(capsys):
     with pytest.raises(SystemExit, match="^2$"):
         main(["quarantine", "retry", "quarantine.jsonl"])
     assert "--tokenizer DIR or --tokenize-fn PATH is required" in capsys.readouterr().err
 
 
-def test_a_quarantine_that_is_not_there_is_named(run_json):
+def test_a_quarantine_file_that_does_not_exist_is_named(run_json):
     found = run_json("show", "nothing.jsonl", status=1)
 
     assert found["error"]["message"] == "AD605 cannot read the quarantine nothing.jsonl: No such file or directory"
 
 
 @pytest.mark.parametrize("action", [["show"], ["retry", *TOKENS]])
-def test_a_file_that_is_no_quarantine_is_a_wrong_command_line(action, capsys):
+def test_a_file_that_is_not_a_quarantine_file_is_status_2(action, capsys):
     Path("rows.jsonl").write_text('{"input": "a"}\n{"input": "b"}\n')
     words = ["quarantine", action[0], "rows.jsonl", *action[1:]]
 
     assert main([*words, "--json"]) == 2
-    told = "rows.jsonl is no quarantine file: none of its 2 lines tells of a bad row"
+    told = "rows.jsonl is not a quarantine file: none of its 2 lines describes a bad row"
     assert json.loads(capsys.readouterr().out)["error"]["message"] == told
     assert main(words) == 2
     assert told in capsys.readouterr().err
 
 
-def test_a_run_may_keep_to_itself_what_rows_say(capsys):
+def test_no_excerpts_leaves_the_text_of_bad_rows_out(capsys):
     plain(b'{"input": "PRIVATE", "lab')
     policy = ("--on-bad-row", "quarantine", "--num-workers", "0", "--no-excerpts")
 

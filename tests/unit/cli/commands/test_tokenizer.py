@@ -39,7 +39,7 @@ def lines(text: str) -> list[str]:
     return [line.partition("  ")[2].strip() for line in text.splitlines()]
 
 
-def test_show_says_what_is_known(run: Any) -> None:
+def test_tokenizer_show_says_what_is_known(run: Any) -> None:
     assert lines(run("show")[1])[1:] == ["1.0 not proven yet", "1.0 not proven yet"]
     assert lines(run("show", installed=("fastokens",))[1])[1:] == ["not installed", "1.0 not proven yet"]
 
@@ -55,7 +55,7 @@ def test_prove_proves_and_show_remembers(run: Any) -> None:
     assert run("show")[1] == proved
 
 
-def test_with_json_it_is_json(run: Any) -> None:
+def test_tokenizer_show_with_json_is_one_object(run: Any) -> None:
     status, proved, _ = run("prove", "--json")
 
     found = json.loads(proved)["backends"]
@@ -67,18 +67,18 @@ def test_with_json_it_is_json(run: Any) -> None:
     }
 
 
-def test_where_none_is_exact_the_status_is_1(run: Any) -> None:
+def test_prove_is_status_1_if_no_backend_is_exact(run: Any) -> None:
     assert run("prove", "--backend", "fastokens")[0] == 1
 
 
-def test_where_none_is_installed_it_says_how(run: Any) -> None:
+def test_prove_says_how_to_install_a_backend(run: Any) -> None:
     status, _, talk = run("prove", "--backend", "fastokens", installed=("gigatoken",))
 
     assert status == 1
     assert "AD435 no fast tokenizer backend is installed; pip install fastokens" in talk
 
 
-def test_again_forgets_what_an_audit_revoked(run: Any, small_tokenizer: Path) -> None:
+def test_prove_again_forgets_what_an_audit_revoked(run: Any, small_tokenizer: Path) -> None:
     assert run("prove", "--backend", "gigatoken")[0] == 0
     subject = subject_of(TokenizerFiles(str(small_tokenizer)), "gigatoken")
     assert subject is not None

@@ -129,7 +129,7 @@ def test_a_number_beyond_the_end_is_named(tmp_path, opened, write):
 
 
 @pytest.mark.parametrize("place", ["", "x", "rows.jsonl:", "rows.jsonl:x", "-1"])
-def test_what_is_no_place_is_refused(jsonl_file, opened, place):
+def test_a_malformed_place_is_refused(jsonl_file, opened, place):
     with pytest.raises(ConfigError, match="a row's place is written LINE or FILE:LINE"):
         row_in_file(opened(str(jsonl_file([{"id": 1}]))), place)
 

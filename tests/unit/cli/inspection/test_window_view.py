@@ -265,5 +265,5 @@ def test_line_numbers_are_those_of_the_locations(rows):
     assert line_numbers(locations) == [location.line_number() for location in locations]
 
 
-def test_there_are_no_line_numbers_of_nothing():
+def test_no_locations_have_no_line_numbers():
     assert line_numbers([]) == []
