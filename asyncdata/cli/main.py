@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from asyncdata.cli.arguments import make_parser
 from asyncdata.cli.option_names import as_options
-from asyncdata.cli.output import Output
+from asyncdata.cli.output import Output, logging_to_stderr
 from asyncdata.cli.standard_streams import StdoutError, discard, hold_descriptors, quiet_stderr
 from asyncdata.errors import AsyncDataError
 from asyncdata.import_path import resolve_path
@@ -55,7 +55,8 @@ def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Output]:
 
 def _run(args: argparse.Namespace, output: Output) -> int:
     try:  # the command's module is imported here: `--help` need not wait for the library
-        return int(resolve_path(f"asyncdata.cli.commands.{args.run}")(args, output))
+        with logging_to_stderr(is_verbose=args.verbose):
+            return int(resolve_path(f"asyncdata.cli.commands.{args.run}")(args, output))
     except KeyboardInterrupt:
         output.say("\ninterrupted", "yellow")
         return 130

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.cli.standard_streams import writing_stdout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, MutableMapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
     from typing import TextIO
 
 __all__ = (
@@ -18,7 +19,7 @@ __all__ = (
     "Output",
     "fields",
     "is_terminal",
-    "log_to_stderr",
+    "logging_to_stderr",
     "printable",
     "shown_path",
     "si",
@@ -65,6 +66,13 @@ class Output:
         with writing_stdout():
             _write(sys.stdout, to_json(value))
 
+    def put(self, value: Any, as_text: Callable[[Any], str]) -> None:
+        """Write data as JSON, if that is wanted, and otherwise as text."""
+        if self.as_json:
+            self.json(value)
+        else:
+            self.data(as_text(value))
+
     def say(self, text: str, style: str = "") -> None:
         """Write a line or several to stderr, for people."""
         _write(sys.stderr, text, style)
@@ -97,10 +105,12 @@ def _encodable(text: str, encoding: str) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def log_to_stderr(*, is_verbose: bool) -> None:
-    """Send the library's events to stderr: warnings, or everything."""
+@contextlib.contextmanager
+def logging_to_stderr(*, is_verbose: bool) -> Iterator[None]:
+    """Send the library's events to stderr in the meantime: warnings, or all of them."""
     import structlog
 
+    before = structlog.get_config() if structlog.is_configured() else None
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -112,6 +122,13 @@ def log_to_stderr(*, is_verbose: bool) -> None:
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
+    try:
+        yield
+    finally:
+        if before is None:
+            structlog.reset_defaults()
+        else:
+            structlog.configure(**before)
 
 
 def _event_as_line(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.cli.commands.bench_report import as_text
 from asyncdata.cli.commands.watched_run import environment
 from asyncdata.cli.options import loader_of
-from asyncdata.cli.output import log_to_stderr
 from asyncdata.cli.row_kinds import settle_kind
 from asyncdata.errors import WorkerError
 from asyncdata.machine import num_usable_cpus
@@ -39,7 +38,6 @@ _WARM_UP_SHARE = 0.25
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """The command."""
-    log_to_stderr(is_verbose=args.verbose)
     settle_kind(args, output)
     if args.num_workers is None:
         args.num_workers = min(_MAX_WORKERS, num_usable_cpus())
@@ -61,10 +59,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     alone = _in_processes(args, [{**told, "number": number} for number in range(num_processes)])
     report |= started | {name: _total([one[name] for one in alone]) for name in alone[0]}
     report |= {"num_workers": args.num_workers, "buffer_size": args.buffer_size, "num_cpus": num_usable_cpus()}
-    if output.as_json:
-        output.json(report)
-    else:
-        output.data(as_text(report))
+    output.put(report, as_text)
     return 0
 
 

@@ -106,12 +106,9 @@ def rm(args: argparse.Namespace, output: Output) -> int:
         raise ConfigError("name the caches that are to be removed, or say --all")
 
     removed = _removed_indexes(args) if args.row_index else _removed_caches(args)
-    num_bytes = sum(removed.values())
-    if output.as_json:
-        output.json({"removed": list(removed), "num_bytes": num_bytes})
-    else:
-        what = "row indexes" if args.row_index else "token caches"
-        output.data(f"removed {len(removed)} {what}, {si(num_bytes)}B")
+    what, num_bytes = "row indexes" if args.row_index else "token caches", sum(removed.values())
+    text = f"removed {len(removed)} {what}, {si(num_bytes)}B"
+    output.put({"removed": list(removed), "num_bytes": num_bytes}, lambda _: text)
     return 0
 
 

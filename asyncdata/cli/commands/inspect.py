@@ -12,7 +12,7 @@ from asyncdata.cli.commands.tokenizer_facts import backend_line, encoding_of, te
 from asyncdata.cli.inspection.find_rows import row_in_file
 from asyncdata.cli.inspection.loss_mask import LossMask
 from asyncdata.cli.options import opened_order, tokenize_fn_of
-from asyncdata.cli.output import fields, is_terminal, log_to_stderr, printable, shown_path
+from asyncdata.cli.output import fields, is_terminal, printable, shown_path
 from asyncdata.cli.row_kinds import settle_kind
 from asyncdata.tokenization.template_shapes import seen_shapes
 from asyncdata.types import Position
@@ -33,7 +33,6 @@ _SHORT = 40
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """The command."""
-    log_to_stderr(is_verbose=args.verbose)
     settle_kind(args, output, says_prompt=True)
     tokenize_fn = tokenize_fn_of(args)
     mask = LossMask(tokenize_fn, args.tokenizer)
@@ -48,11 +47,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
             else:
                 _show(args, output, row, texts)
     template, encoding = template_of(seen), encoding_of(tokenize_fn)
-    if output.as_json:
-        output.json({"total": total, "template": template, "encoding": encoding})
-    else:
-        lines = _lines(total, is_masked=args.loss_mask) + template_lines(template)
-        output.data(fields(lines + ([("encoder", backend_line(encoding))] if encoding else [])))
+    lines = _lines(total, is_masked=args.loss_mask) + template_lines(template)
+    lines += [("encoder", backend_line(encoding))] if encoding else []
+    output.put({"total": total, "template": template, "encoding": encoding}, lambda _: fields(lines))
     return 0
 
 
@@ -107,8 +104,8 @@ def _show(args: argparse.Namespace, output: Output, row: InspectedRow, texts: li
 def _parts(args: argparse.Namespace, row: InspectedRow, texts: list[MaskedText]) -> Iterator[tuple[str, list[Line]]]:
     """The headings of a row, each with the lines under it."""
     place = f"{row.position}  {_place(row)}"
-    if row.error is not None:
-        yield f"{place}  bad row: {printable(f'{row.error.code} {row.error.reason}')}", []
+    if row.fault is not None:
+        yield f"{place}  bad row: {printable(row.fault)}", []
     elif not texts:
         yield f"{place}  dropped: {printable(row.dropped)}", []
     for text in texts:
@@ -160,7 +157,7 @@ def _record(row: InspectedRow, texts: list[MaskedText]) -> dict[str, Any]:
         "texts": [_text_record(text) for text in texts],
         "extra": _facts(row),
         "dropped": row.dropped or None,
-        "error": f"{row.error.code} {row.error.reason}" if row.error is not None else None,
+        "error": row.fault,
     }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.cli.inspection.window_view import line_numbers
+from asyncdata.cli.inspection.find_rows import line_numbers
 from asyncdata.cli.options import opened_order
-from asyncdata.cli.output import log_to_stderr, printable, shown_path, to_json
+from asyncdata.cli.output import printable, shown_path, to_json
 from asyncdata.cli.row_kinds import settle_kind
 from asyncdata.errors import ConfigError
 from asyncdata.types import Position
@@ -25,7 +25,6 @@ __all__ = ("run",)
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """The command."""
-    log_to_stderr(is_verbose=args.verbose)
     settle_kind(args, output)
     columns: list[str] = []
     with opened_order(args) as opened:

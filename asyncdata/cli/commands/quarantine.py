@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncdata.cli.inspection.find_rows import row_at_byte, row_in_file
 from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.cli.options import tokenize_fn_of
-from asyncdata.cli.output import fields, log_to_stderr, printable, shown_path
+from asyncdata.cli.output import fields, printable, shown_path
 from asyncdata.durable import replace_file, sync_folder
 from asyncdata.errors import AsyncDataError, ConfigError
 from asyncdata.line_numbers import line_number
@@ -99,7 +99,6 @@ class _Outcome(NamedTuple):
 
 def retry(args: argparse.Namespace, output: Output) -> int:
     """``asyncdata quarantine retry``."""
-    log_to_stderr(is_verbose=args.verbose)
     path = os.path.abspath(args.output)
     if os.path.lexists(path):
         raise ConfigError(f"{args.output} is there already; name another file by --output")
@@ -158,8 +157,8 @@ class _Rows(ExitStack):
         except AsyncDataError as error:
             return _Outcome(entry, "not tried", str(error))
 
-        if row.error is not None:
-            return _Outcome(entry, "bad", f"{row.error.code} {row.error.reason}")
+        if row.fault is not None:
+            return _Outcome(entry, "bad", row.fault)
 
         return _Outcome(entry, "dropped", row.dropped) if row.sample is None else _Outcome(entry, "good", "", row.raw)
 

@@ -12,7 +12,7 @@ import msgspec
 from asyncdata.cli.commands.run_record import Deliveries
 from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.cli.options import loader_of
-from asyncdata.cli.output import fields, log_to_stderr, shown_path
+from asyncdata.cli.output import fields, shown_path
 from asyncdata.cli.progress import Reading, meter
 from asyncdata.cli.row_kinds import settle_kind
 from asyncdata.errors import EndOfData
@@ -30,7 +30,6 @@ __all__ = ("run",)
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """The command."""
-    log_to_stderr(is_verbose=args.verbose)
     settle_kind(args, output)
     began = time.monotonic()
     epochs = args.epochs or (None if args.num_batches else 1)
@@ -40,10 +39,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         trial = _Trial(args, loader, deliveries, epochs, began)
         trial.go()
         report = trial.report()
-    if output.as_json:
-        output.json(report)
-    else:
-        output.data(_text(report))
+    output.put(report, _text)
     return 0
 
 

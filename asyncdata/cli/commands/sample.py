@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.cli.options import has_tokenize_fn, loader_of, opened_order
-from asyncdata.cli.output import fields, log_to_stderr, printable, shown_path
+from asyncdata.cli.output import fields, printable, shown_path
 from asyncdata.cli.row_kinds import settle_kind
 from asyncdata.errors import ConfigError
 from asyncdata.types import Position
@@ -23,7 +23,6 @@ _BATCH = 4096
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """The command."""
-    log_to_stderr(is_verbose=args.verbose)
     settle_kind(args, output)
     is_by_sample = args.position is None and has_tokenize_fn(args)
     position = _position_of_sample(args) if is_by_sample else None
@@ -31,10 +30,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         if position is None:
             position = Position.parse(args.position) if args.position else opened.position_of(args.ordinal)
         report = _report(args, opened.at(position))
-    if output.as_json:
-        output.json(report)
-    else:
-        output.data(_text(report))
+    output.put(report, _text)
     return 0
 
 
@@ -72,7 +68,7 @@ def _report(args: argparse.Namespace, row: InspectedRow) -> dict[str, Any]:
         "prompt": sample.prompt if sample is not None else None,
         "tokens": sample.tokens.tolist() if sample is not None else None,
         "dropped": row.dropped or None,
-        "error": f"{row.error.code} {row.error.reason}" if row.error is not None else None,
+        "error": row.fault,
     }
 
 

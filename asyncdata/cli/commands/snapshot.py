@@ -19,10 +19,7 @@ __all__ = ("show",)
 def show(args: argparse.Namespace, output: Output) -> int:
     """The command."""
     found = describe_file(args.file)
-    if output.as_json:
-        output.json(found)
-    else:
-        output.data(_text(found))
+    output.put(found, _text)
     return 0
 
 

@@ -87,13 +87,9 @@ def _facts(subject: Subject | None, proof: Proof | None) -> dict[str, Any]:
 
 
 def _put(files: TokenizerFiles, found: dict[str, dict[str, Any]], output: Output) -> None:
-    if output.as_json:
-        output.json({"tokenizer": files.folder, "backends": found})
-        return
-
-    lines = [("tokenizer", shown_path(files.folder))]
-    lines += [(name, _line(facts)) for name, facts in found.items()]
-    output.data(fields((name, printable(value)) for name, value in lines))
+    lines = [("tokenizer", shown_path(files.folder)), *((name, _line(facts)) for name, facts in found.items())]
+    text = fields((name, printable(value)) for name, value in lines)
+    output.put({"tokenizer": files.folder, "backends": found}, lambda _: text)
 
 
 def _line(facts: dict[str, Any]) -> str:

@@ -24,10 +24,8 @@ STATUS = {Verdict.SAME: 0, Verdict.DIFFERENT: 3, Verdict.UNDECIDED: 4}
 def run(args: argparse.Namespace, output: Output) -> int:
     """The command."""
     found = compare(load(args.first), load(args.second))
-    if output.as_json:
-        output.json(msgspec.to_builtins(found))
-    else:
-        output.data(_text(found, [shown_path(args.first), shown_path(args.second)]))
+    paths = [shown_path(args.first), shown_path(args.second)]
+    output.put(msgspec.to_builtins(found), lambda _: _text(found, paths))
     return STATUS[found.verdict]
 
 

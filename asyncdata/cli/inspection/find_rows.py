@@ -11,11 +11,12 @@ from asyncdata.errors import ConfigError
 from asyncdata.order import Order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from asyncdata.cli.inspection.window_view import InspectedRow, OpenedOrder, WindowView
+    from asyncdata.types import SourceLocation
 
-__all__ = ("row_at_byte", "row_in_file")
+__all__ = ("line_numbers", "row_at_byte", "row_in_file")
 
 _BOM_BYTES = 3
 _PIECE_BYTES = 1 << 20
@@ -136,3 +137,17 @@ def _line_start(path: str, line: int) -> int | None:
             left -= len(ends)
             offset += len(piece)
     return None if left else offset
+
+
+def line_numbers(locations: Sequence[SourceLocation]) -> list[int]:
+    """The line of each location, counted from 1. Reads each file once, up to the last of its locations."""
+    found: dict[tuple[str, int], int] = {}
+    for path in {location.path for location in locations}:
+        place, line = 0, 1
+        with open(path, "rb", buffering=0) as file:
+            for offset in sorted({location.byte_offset for location in locations if location.path == path}):
+                while place < offset and (piece := file.read(min(_PIECE_BYTES, offset - place))):
+                    place += len(piece)
+                    line += piece.count(b"\n")
+                found[path, offset] = line
+    return [found[location.path, location.byte_offset] for location in locations]

@@ -42,12 +42,11 @@ if TYPE_CHECKING:
     from asyncdata.window import OpenWindow
     from asyncdata.wire import Reply, Request, RowError
 
-__all__ = ("InspectedRow", "OpenedOrder", "WindowView", "line_numbers")
+__all__ = ("InspectedRow", "OpenedOrder", "WindowView")
 
 ReplyT = TypeVar("ReplyT", Scanned, Tokenized)
 
 _MAX_BLOCKS_FOR_ESTIMATE = 256
-_PIECE_BYTES = 1 << 20
 
 
 class InspectedRow(NamedTuple):
@@ -65,6 +64,11 @@ class InspectedRow(NamedTuple):
     sample: Sample | None
     dropped: str
     error: RowError | None
+
+    @property
+    def fault(self) -> str | None:
+        """The code and the reason of the error, in one text."""
+        return None if self.error is None else f"{self.error.code} {self.error.reason}"
 
 
 class OpenedOrder:
@@ -380,17 +384,3 @@ class _RecordingTokenizer:
 
 def _needs_samples(order: Any) -> bool:
     return isinstance(order, RowShuffle) and order.only_kept
-
-
-def line_numbers(locations: Sequence[SourceLocation]) -> list[int]:
-    """The line of each location, counted from 1. Reads each file once, up to the last of its locations."""
-    found: dict[tuple[str, int], int] = {}
-    for path in {location.path for location in locations}:
-        place, line = 0, 1
-        with open(path, "rb", buffering=0) as file:
-            for offset in sorted({location.byte_offset for location in locations if location.path == path}):
-                while place < offset and (piece := file.read(min(_PIECE_BYTES, offset - place))):
-                    place += len(piece)
-                    line += piece.count(b"\n")
-                found[path, offset] = line
-    return [found[location.path, location.byte_offset] for location in locations]

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 
 import asyncdata
 from asyncdata.cli.main import main, make_parser
@@ -164,6 +165,17 @@ def test_an_error_is_json_where_json_is_wanted(run_json, tmp_path):
 
     assert printed["error"]["type"] == "SourceError"
     assert printed["error"]["message"].startswith("AD304")
+
+
+@pytest.mark.parametrize("is_configured", [False, True])
+def test_a_command_leaves_the_configuration_of_the_log_as_it_was(data, capsys, is_configured):
+    if is_configured:
+        structlog.configure(processors=[structlog.processors.add_log_level])
+    before = structlog.get_config()
+
+    assert main(["order", data, "--num", "1"]) == 0
+
+    assert (structlog.is_configured(), structlog.get_config()) == (is_configured, before)
 
 
 def test_an_error_of_the_operating_system_is_one_message_too(data, tmp_path, capsys):

@@ -18,7 +18,8 @@ from asyncdata import (
     SoftPacking,
     XTunerPacking,
 )
-from asyncdata.cli.inspection.window_view import InspectedRow, OpenedOrder, line_numbers
+from asyncdata.cli.inspection.find_rows import line_numbers
+from asyncdata.cli.inspection.window_view import InspectedRow, OpenedOrder
 from asyncdata.errors import ConfigError, EndOfData, NoSamplesError, SourceChangedError, SourceError
 from asyncdata.executors import base, handler
 from asyncdata.types import Position
