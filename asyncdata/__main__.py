@@ -2,7 +2,7 @@
 
 import sys
 
-from asyncdata.cli import main
+from asyncdata.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

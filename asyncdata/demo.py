@@ -1,4 +1,4 @@
-"""Something to try the library on: real prompts that every Python has with it, and a small tokenizer that is ours.
+"""Data to try the library on: prompts that every Python installation has, and a small tokenizer of asyncdata.
 
 The prompts are questions about the docstrings of the installed standard library. Nothing is downloaded.
 """
@@ -47,7 +47,7 @@ def write_docstring_prompts(path: str | os.PathLike[str], num_rows: int | None =
 
     The same Python writes the same file every time.
 
-    :param num_rows: at most so many; None for all there are, some thousands.
+    :param num_rows: the most rows; None for all, some thousands.
     :raises SourceError: if this Python was installed without the source of its standard library.
     """
     if num_rows is not None and num_rows < 1:
@@ -98,7 +98,7 @@ class _Docstring(NamedTuple):
 
 
 def _parse(path: Path) -> ast.Module:
-    """The file's syntax tree; an empty one where it is no Python of this version."""
+    """The file's syntax tree; an empty one if this version of Python cannot parse it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # escapes that are deprecated
         try:

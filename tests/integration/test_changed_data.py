@@ -18,7 +18,7 @@ from asyncdata import (
     SnapshotMismatchError,
 )
 from asyncdata.checkpoint import snapshot as snapshots
-from asyncdata.cli import main
+from asyncdata.cli.main import main
 from tests.support.loading import ids, order_of, write_rows
 from tests.support.tokenize_fns import every_third_dropped, row_id
 

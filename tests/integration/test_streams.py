@@ -23,7 +23,7 @@ from asyncdata import (
     SnapshotMismatchError,
     SourceError,
 )
-from asyncdata.inspection import open_order
+from asyncdata.cli.inspection.window_view import OpenedOrder
 from tests.support.faults import until
 from tests.support.loading import NEVER_S, ids
 from tests.support.streams import ListStream, jsonl, members, stream_order_of, windows_of, write
@@ -373,6 +373,10 @@ def test_an_order_of_single_rows_is_refused(path):
         make(path, shuffle="full")
 
 
-def test_looking_into_the_middle_of_its_order_is_refused(path):
-    with pytest.raises(ConfigError, match=r"rows\.jsonl\.gz is read from front to back: there is no looking into"):
-        open_order(str(path))
+def test_rows_in_the_middle_of_its_order_are_shown(path):
+    with make(path) as loader:
+        samples = loader.get_next_batch(NUM_ROWS)
+
+    with OpenedOrder(str(path), row_id, shuffle=SHUFFLE) as opened:
+        for sample in (samples[-1], samples[NUM_ROWS // 2], samples[0]):
+            assert opened.at(sample.position).location == sample.source

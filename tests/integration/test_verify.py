@@ -11,7 +11,7 @@ from asyncdata import ConfigError, DataLoader, LengthGrouping, RowShuffle, Snaps
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.compare_runs import Verdict, compare
 from asyncdata.checkpoint.snapshot import Snapshot, from_state_dict
-from asyncdata.cli import main
+from asyncdata.cli.main import main
 from tests.support import digests_fn
 from tests.support.digests import Seen, digest_of
 from tests.support.loading import SHUFFLE, write_rows

@@ -34,12 +34,7 @@ FOLDERS = (
 )
 
 # Files beside the folders: public import paths, each of which stands where the folder stands whose names it gives.
-FILES = {
-    "filters": "loader",
-    "verifying": "loader",
-    "demo": "testing",
-    **dict.fromkeys(("commands", "inspection", "row_looks", "loss_mask"), "cli"),
-}
+FILES = {"filters": "loader", "verifying": "loader", "demo": "testing"}
 
 # They know no event loop and no tensor: values in, values out.
 WITHOUT_AN_EVENT_LOOP = {"order", "tokenization", "sources", "delivery", "batching", "checkpoint"}

@@ -27,8 +27,8 @@ import pytest
 import structlog
 
 import asyncdata
-from asyncdata import cli
 from asyncdata.checkpoint.snapshot import Snapshot
+from asyncdata.cli import main as cli
 from asyncdata.core.checksummed_file import Header
 from asyncdata.delivery.ledger import Counters
 from asyncdata.workers.base import WorkerState

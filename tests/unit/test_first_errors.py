@@ -133,7 +133,7 @@ def test_a_package_that_is_missing_is_named_with_what_needs_it(tmp_path, missing
         find_spec = importlib.util.find_spec
         importlib.util.find_spec = lambda name, *rest: None if name == {missing!r} else find_spec(name, *rest)
         from asyncdata import ConfigError, DataLoader
-        from asyncdata.cli import main
+        from asyncdata.cli.main import main
         from asyncdata.batching.collators.torch_tensors import to_torch
         from asyncdata.integrations import torch
         try:

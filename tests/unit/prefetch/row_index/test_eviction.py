@@ -11,7 +11,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.cli import main
+from asyncdata.cli.main import main
 from asyncdata.core.messages import Indexed
 from asyncdata.prefetch.row_index.eviction import hold_rows, kept_indexes, make_room
 from asyncdata.prefetch.row_index.index_file import IndexFile

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import ConfigError, Shuffle
-from asyncdata.cli import main
+from asyncdata.cli.main import main
 from asyncdata.core.cache_messages import EvictTokens, SegmentListing
 from asyncdata.core.messages import Block
 from asyncdata.loader import service

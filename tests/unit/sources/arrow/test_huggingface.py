@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 
 from asyncdata import ConfigError, DataLoader, HuggingFaceSource, SnapshotMismatchError, SourceChangedError, SourceError
+from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.messages import Block, Job, Overflow
 from asyncdata.core.types import SourceLocation
-from asyncdata.inspection import open_order
 from asyncdata.sources.base import Source
 from asyncdata.sources.reader import FileChangedError
 from asyncdata.sources.row_json import encode_row
@@ -331,8 +331,8 @@ def test_rows_larger_than_a_block_are_blocks_of_their_own():
     blocks = opened(dataset, 1000)
 
     assert blocks.blocks(range(3)) == [Block(0, 0, 1), Block(0, 1, 2), Block(0, 2, 3)]
-    _, order = open_order(HuggingFaceSource(dataset))
-    assert order.num_windows == 1
+    with OpenedOrder(HuggingFaceSource(dataset)) as one:
+        assert one.order.num_windows == 1
 
 
 # Temporary files

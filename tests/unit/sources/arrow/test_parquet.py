@@ -21,12 +21,12 @@ from asyncdata import (
     SourceChangedError,
     SourceError,
     SourceLocation,
-    cli,
 )
+from asyncdata.cli import main as cli
+from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.core.errors import NoSamplesError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.messages import Block, Job, Overflow
-from asyncdata.inspection import estimate_num_rows, open_order
 from asyncdata.sources.arrow import parquet_reader
 from asyncdata.sources.arrow.parquet import ParquetBlocks
 from asyncdata.sources.base import Source
@@ -104,7 +104,8 @@ def test_a_path_is_known_for_parquet_wherever_a_loader_is_made(tmp_path):
     for source in (tmp_path / "a.parquet", str(tmp_path / "*.parquet"), tmp_path, [tmp_path, tmp_path / "sub"]):
         with DataLoader(source, tokenize_fn=row_id, num_workers=0, timeout_s=30) as loader:
             assert len(loader.get_next_batch(100)) == 100
-        assert open_order(source)[0].reader.path.endswith(":ParquetReader")
+        with OpenedOrder(source) as opened:
+            assert opened.files.reader.path.endswith(":ParquetReader")
 
 
 def test_formats_are_not_mixed(tmp_path):
@@ -112,14 +113,14 @@ def test_formats_are_not_mixed(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"id": 1}\n')
 
     with pytest.raises(ConfigError, match=r"a\.parquet is Parquet and .*b\.jsonl is not"):
-        open_order([str(tmp_path / "a.parquet"), str(tmp_path / "b.jsonl")])
+        OpenedOrder([str(tmp_path / "a.parquet"), str(tmp_path / "b.jsonl")])
     with pytest.raises(ConfigError, match=r"the folder .* holds \*\.jsonl and \*\.parquet; say which"):
-        open_order(str(tmp_path))
+        OpenedOrder(str(tmp_path))
 
 
 def test_what_is_no_source_is_told_what_is():
     with pytest.raises(ConfigError, match="a source is a path, .* a ParquetSource, .* got int"):
-        open_order(5)
+        OpenedOrder(5)
 
 
 # What is refused
@@ -316,12 +317,15 @@ def test_a_block_is_known_by_its_first_row_and_by_no_other(files, block_bytes):
     assert found.tolist() == [known.get(place, -1) for place in places]
 
 
+def order_of(source: Source, shuffle: Shuffle) -> Any:
+    with OpenedOrder(source, shuffle=shuffle) as opened:
+        return opened.order
+
+
 def test_where_blocks_must_be_larger_a_window_keeps_its_size_and_has_fewer(tmp_path):
     path = write(tmp_path / "a", 4000, group_rows=2000)
     shuffle = Shuffle(block_bytes=1024, window_blocks=32)
-    windows = {
-        reads: open_order(ParquetSource(str(path), reads_per_group=reads), shuffle=shuffle)[1] for reads in (1, 4, 100)
-    }
+    windows = {reads: order_of(ParquetSource(str(path), reads_per_group=reads), shuffle) for reads in (1, 4, 100)}
 
     assert [order.num_blocks for order in windows.values()] == [2, 8, pytest.approx(200, rel=0.5)]
     assert windows[1].max_window_blocks == 1
@@ -486,7 +490,8 @@ def test_the_command_line_names_rows_by_their_number(tmp_path, monkeypatch, caps
 
 
 def test_how_many_rows_there_are_is_known_without_reading_them(tmp_path):
-    assert estimate_num_rows(*open_order(str(write(tmp_path / "a.parquet", 4321)))) == 4321
+    with OpenedOrder(str(write(tmp_path / "a.parquet", 4321))) as opened:
+        assert opened.estimate_num_rows() == 4321
 
 
 # Files that change

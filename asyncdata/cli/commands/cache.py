@@ -1,0 +1,144 @@
+"""``asyncdata cache``: which token caches and row indexes there are, whether they are whole, and how to remove them.
+
+Token caches need packages that row indexes do not, so what knows them is imported only where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from asyncdata.cli.output import printable, shown_path, si, table
+from asyncdata.core.cache_dir import cache_folder
+from asyncdata.core.errors import ConfigError
+from asyncdata.prefetch.row_index.eviction import kept_indexes, remove_index
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from asyncdata.cli.output import Output
+    from asyncdata.prefetch.row_index.eviction import KeptIndex
+    from asyncdata.prefetch.token_cache.inventory import Cache
+
+__all__ = ("ls", "rm", "verify")
+
+_SHORT = 12
+
+
+def ls(args: argparse.Namespace, output: Output) -> int:
+    """``asyncdata cache ls``."""
+    if args.row_index:
+        root, what = _index_root(args), "row index"
+        indexes = kept_indexes(root)
+        records = [
+            {"key": index.identity, "num_bytes": index.num_bytes, "used_s": index.used_ns / 1e9} for index in indexes
+        ]
+        head: tuple[str, ...] = ("key", "bytes", "last used")
+        rows: list[tuple[str, ...]] = [
+            (index.identity[:_SHORT], si(index.num_bytes), _when(index.used_ns / 1e9)) for index in indexes
+        ]
+    else:
+        from asyncdata.prefetch.token_cache.inventory import caches
+
+        root, what = _cache_root(args), "token cache"
+        found = caches(root)
+        records = [cache._asdict() | {"faults": [fault._asdict() for fault in cache.faults]} for cache in found]
+        head = ("key", "segments", "rows", "samples", "bytes", "last used", "in use", "tokenize_fn")
+        rows = [_row(cache) for cache in found]
+    if output.as_json:
+        output.json(records)
+    elif rows:
+        output.data(table([head, *rows]))
+    else:
+        output.say(f"no {what} in {shown_path(root)}")
+    return 0
+
+
+def _cache_root(args: argparse.Namespace) -> str:
+    from asyncdata.prefetch.token_cache.folder import default_root
+
+    return str(args.dir) if args.dir is not None else default_root()
+
+
+def _index_root(args: argparse.Namespace) -> str:
+    return str(args.dir) if args.dir is not None else os.path.join(cache_folder(), "index")
+
+
+def _when(seconds: float) -> str:
+    """A Unix time for people; 0 is never."""
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds)) if seconds else "never"
+
+
+def _row(cache: Cache) -> tuple[str, ...]:
+    damaged = f" ({len(cache.faults)} damaged)" if cache.faults else ""
+    return (
+        cache.key[:_SHORT],
+        f"{len(cache.segments):,}{damaged}",
+        f"{cache.num_rows:,}",
+        f"{cache.num_samples:,}",
+        si(cache.num_bytes),
+        _when(cache.used_s),
+        "yes" if cache.is_in_use else "no",
+        printable(str(cache.about.get("function", {}).get("tokenize_fn", "unknown"))),
+    )
+
+
+def verify(args: argparse.Namespace, output: Output) -> int:
+    """``asyncdata cache verify``."""
+    from asyncdata.prefetch.token_cache.inventory import chosen, verify
+
+    found = {cache.key: verify(cache) for cache in chosen(_cache_root(args), args.key)}
+    faults = [fault for faults in found.values() for fault in faults]
+    if output.as_json:
+        output.json({key: [fault._asdict() for fault in faults] for key, faults in found.items()})
+    else:
+        for fault in faults:
+            output.data(f"{shown_path(fault.path)}: {printable(fault.reason)}")
+        output.say(f"{len(found)} token caches: {len(faults) or 'no'} damaged segments")
+    return 1 if faults else 0
+
+
+def rm(args: argparse.Namespace, output: Output) -> int:
+    """``asyncdata cache rm``."""
+    if bool(args.key) == args.all:
+        raise ConfigError("name the caches that are to be removed, or say --all")
+
+    removed = _removed_indexes(args) if args.row_index else _removed_caches(args)
+    what, num_bytes = "row indexes" if args.row_index else "token caches", sum(removed.values())
+    text = f"removed {len(removed)} {what}, {si(num_bytes)}B"
+    output.put({"removed": list(removed), "num_bytes": num_bytes}, lambda _: text)
+    return 0
+
+
+def _removed_caches(args: argparse.Namespace) -> dict[str, int]:
+    """Remove the chosen caches: their keys, and the bytes of each."""
+    from asyncdata.prefetch.token_cache.inventory import chosen, remove
+
+    caches = chosen(_cache_root(args), args.key)
+    for cache in caches:
+        remove(cache)
+    return {cache.key: cache.num_bytes for cache in caches}
+
+
+def _removed_indexes(args: argparse.Namespace) -> dict[str, int]:
+    """Remove the chosen row indexes: their keys, and the bytes of each."""
+    root = _index_root(args)
+    indexes = _chosen_indexes(root, args.key)
+    for index in indexes:
+        if not remove_index(root, index.identity):
+            raise ConfigError(f"AD614 a run is using {os.path.join(root, index.identity)}; end it first")
+
+    return {index.identity: index.num_bytes for index in indexes}
+
+
+def _chosen_indexes(root: str, keys: Sequence[str]) -> list[KeptIndex]:
+    """The indexes of these keys, which may be shortened; without keys, all."""
+    found = kept_indexes(root)
+    matching = {key: [index for index in found if index.identity.startswith(key)] for key in keys}
+    for key, indexes in matching.items():
+        if len(indexes) != 1:
+            raise ConfigError(f"{len(indexes)} row indexes in {root} begin with {key!r}; asyncdata cache ls has them")
+
+    return [index for indexes in matching.values() for index in indexes] if keys else found

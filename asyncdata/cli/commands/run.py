@@ -1,0 +1,214 @@
+"""``asyncdata run``: streams the user's data as a trainer would, and reports how fast it was."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncdata.cli.commands.run_record import Deliveries
+from asyncdata.cli.inspection.window_view import OpenedOrder
+from asyncdata.cli.options import loader_of
+from asyncdata.cli.output import fields, shown_path
+from asyncdata.cli.progress import Reading, meter
+from asyncdata.cli.row_kinds import settle_kind
+from asyncdata.core.errors import EndOfData
+
+if TYPE_CHECKING:
+    import argparse
+
+    from asyncdata.cli.output import Output
+    from asyncdata.core.types import Sample
+    from asyncdata.loader.loader import DataLoader
+    from asyncdata.loader.statistics import Statistics
+
+__all__ = ("run",)
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """The command."""
+    settle_kind(args, output)
+    began = time.monotonic()
+    epochs = args.epochs or (None if args.num_batches else 1)
+    loader = loader_of(args, epochs=epochs, buffer_size=args.buffer_size, digest=args.digest)
+    _resume(args, loader, output)
+    with loader, Deliveries(args.record) as deliveries:
+        trial = _Trial(args, loader, deliveries, epochs, began)
+        trial.go()
+        report = trial.report()
+    output.put(report, _text)
+    return 0
+
+
+def _resume(args: argparse.Namespace, loader: DataLoader, output: Output) -> None:
+    """Continue from the snapshot, if that was asked for and the file exists."""
+    if not args.resume:
+        return
+
+    if not os.path.exists(args.snapshot):
+        output.say(f"there is no {args.snapshot} yet: starting from the beginning")
+        return
+
+    loader.restore(args.snapshot, allow_changed=args.allow_changed, same_rows=args.same_rows)
+    output.say(f"resumed from {args.snapshot} at sample {loader.statistics().samples_total:,}")
+
+
+class _Trial:
+    """One run of the command, from where the loader is."""
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        loader: DataLoader,
+        deliveries: Deliveries,
+        epochs: int | None,
+        began: float,
+    ) -> None:
+        self._args, self._loader, self._deliveries = args, loader, deliveries
+        self._limit: int | None = args.num_batches * args.batch_size if args.num_batches else None
+        rows_of_epoch = _rows_of_epoch(args) if epochs else None
+        self._max_rows = max(1, epochs * rows_of_epoch) if epochs and rows_of_epoch else None
+        self._before = loader.statistics()
+        self._first: Statistics | None = None
+        self._began = self._first_batch_at = self._ended = began
+        self._snapshot_samples = self._before.samples_total
+
+    def go(self) -> None:
+        """Deliver everything, with snapshots, and one at the end, also after an error or an interrupt."""
+        shown = meter(self._args.progress)
+        try:
+            while (batch := self._next_batch()) is not None:
+                self._take(batch)
+                if self._args.snapshot and self._deliveries.num_batches % self._args.snapshot_every == 0:
+                    self._save()
+                if shown.is_due:
+                    shown.show(self._reading())
+                if self._args.step_s:
+                    threading.Event().wait(self._args.step_s)
+            shown.show(msgspec.structs.replace(self._reading(), fraction=1.0))
+        finally:
+            self._ended = time.monotonic()
+            shown.close()
+            self._save_what_was_done()
+
+    def _next_batch(self) -> list[Sample] | None:
+        size = self._args.batch_size
+        if self._limit is not None:
+            size = min(size, self._limit - self._before.samples_total - self._deliveries.num_samples)
+        if size <= 0:
+            return None
+
+        try:
+            return self._loader.get_next_batch(size)
+        except EndOfData as end:
+            return end.samples or None
+
+    def _take(self, batch: list[Sample]) -> None:
+        self._deliveries.add(batch)
+        if self._first is None:
+            self._first_batch_at = time.monotonic()
+            self._first = self._loader.statistics()
+
+    def _save(self) -> None:
+        self._loader.save(self._args.snapshot)
+        self._snapshot_samples = self._loader.statistics().samples_total
+
+    def _save_what_was_done(self) -> None:
+        """Save, unless nothing is new, or an interrupt came between the delivery of a batch and its record."""
+        num_delivered = self._before.samples_total + self._deliveries.num_samples
+        is_news = num_delivered != self._snapshot_samples
+        if self._args.snapshot and is_news and num_delivered == self._loader.statistics().samples_total:
+            self._save()
+
+    def _reading(self) -> Reading:
+        now = self._loader.statistics()
+        rows_per_s, tokens_per_s = self._rates(now, time.monotonic())
+        return Reading(
+            samples=now.samples_total,
+            rows=_rows(now),
+            epoch=now.epoch,
+            seconds=time.monotonic() - self._began,
+            rows_per_s=rows_per_s,
+            tokens_per_s=tokens_per_s,
+            channel_fill=min(1.0, now.ready_samples / now.capacity_samples),
+            fraction=self._fraction(now),
+            snapshot_samples=self._snapshot_samples,
+        )
+
+    def _fraction(self, now: Statistics) -> float:
+        of_batches = now.samples_total / self._limit if self._limit else 0.0
+        of_epochs = _rows(now) / self._max_rows if self._max_rows else 0.0
+        return min(1.0, max(of_batches, of_epochs))
+
+    def _rates(self, now: Statistics, until: float) -> tuple[float, float]:
+        """Rows and tokens per second since the first batch; of the first batch if it is the only one."""
+        since, began = self._first or self._before, self._first_batch_at
+        if since.samples_total == now.samples_total:
+            since, began = self._before, self._began
+        seconds = max(until - began, 1e-9)
+        return (_rows(now) - _rows(since)) / seconds, (now.tokens_total - since.tokens_total) / seconds
+
+    def report(self) -> dict[str, Any]:
+        """What is printed at the end; numbers are of this process, but for ``samples_total`` and ``position``."""
+        now, before, done = self._loader.statistics(), self._before, self._deliveries
+        rows_per_s, tokens_per_s = self._rates(now, self._ended)
+        first = self._first or before
+        waited_s = now.data_wait_seconds_total - first.data_wait_seconds_total
+        return {
+            "num_samples": done.num_samples,
+            "num_batches": done.num_batches,
+            "num_tokens": done.num_tokens,
+            "first_index": done.first_index,
+            "samples_total": now.samples_total,
+            "position": f"{now.epoch}:{now.window}:{now.row}",
+            "digest": done.digest,
+            "seconds": round(self._ended - self._began, 6),
+            "first_batch_s": round(self._first_batch_at - self._began, 6) if self._first else None,
+            "rows_per_s": round(rows_per_s, 3),
+            "tokens_per_s": round(tokens_per_s, 3),
+            "data_wait_share": round(min(1.0, waited_s / max(self._ended - self._first_batch_at, 1e-9)), 6),
+            "dropped": _grown(now.dropped_total, before.dropped_total),
+            "bad_rows": now.bad_rows_total - before.bad_rows_total,
+            "worker_restarts": now.worker_restarts_total,
+            "snapshot": os.path.abspath(self._args.snapshot) if self._args.snapshot else None,
+        }
+
+
+def _rows_of_epoch(args: argparse.Namespace) -> int | None:
+    """About how many rows an epoch has; None where that is not known before it is over."""
+    with OpenedOrder(args.data) as opened:
+        return opened.estimate_num_rows()
+
+
+def _rows(now: Statistics) -> int:
+    return now.samples_total + sum(now.dropped_total.values())
+
+
+def _grown(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:
+    return {name: number - before.get(name, 0) for name, number in now.items() if number > before.get(name, 0)}
+
+
+def _text(report: dict[str, Any]) -> str:
+    dropped = ", ".join(f"{number:,} {reason}" for reason, number in report["dropped"].items())
+    lines = [
+        (
+            "delivered",
+            f"{report['num_samples']:,} samples in {report['num_batches']:,} batches, {report['num_tokens']:,} tokens",
+        ),
+        ("so far", f"{report['samples_total']:,} samples; the next position is {report['position']}"),
+        ("dropped", dropped or "nothing"),
+    ]
+    if report["first_batch_s"] is not None:
+        lines += [
+            ("first batch", f"after {report['first_batch_s']:.2f} s"),
+            ("rate", f"{report['rows_per_s']:,.0f} rows/s, {report['tokens_per_s']:,.0f} tokens/s"),
+            ("data wait", f"{report['data_wait_share']:.1%} of the time after the first batch"),
+        ]
+    if report["worker_restarts"]:
+        lines.append(("restarts", f"{report['worker_restarts']} workers were replaced"))
+    if report["snapshot"]:
+        lines.append(("snapshot", shown_path(report["snapshot"])))
+    return fields([*lines, ("digest", f"{report['digest']} of positions and tokens")])

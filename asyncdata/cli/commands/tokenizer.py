@@ -1,0 +1,105 @@
+"""``asyncdata tokenizer prove`` and ``show``: which fast backends are exact for a tokenizer."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.cli.output import fields, printable, shown_path
+from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.encoders.equivalence_records import find, make, proof_path, subject_of
+from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
+from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from asyncdata.cli.output import Output
+    from asyncdata.tokenization.encoders.equivalence_records import Proof, Subject
+
+__all__ = ("prove", "show")
+
+_NOT_INSTALLED = "not installed"
+_UNKNOWN = "not proven yet"
+
+
+def show(args: argparse.Namespace, output: Output) -> int:
+    """The command."""
+    files = TokenizerFiles(resolve(args.tokenizer).folder)
+    found = {}
+    for name in FAST_BACKENDS:
+        subject = subject_of(files, name)
+        found[name] = _facts(subject, None if subject is None else find(subject))
+    _put(files, found, output)
+    return 0
+
+
+def prove(args: argparse.Namespace, output: Output) -> int:
+    """The command; exit status 1 where no backend was found exact."""
+    files = TokenizerFiles(resolve(args.tokenizer).folder)
+    names = [args.backend] if args.backend else [name for name in FAST_BACKENDS if version_of(name)]
+    if not names or version_of(names[0]) is None:
+        wanted = args.backend or "gigatoken"
+        raise ConfigError(f"AD435 no fast tokenizer backend is installed; pip install {wanted}")
+
+    found, is_exact = {}, False
+    for name in names:
+        subject = subject_of(files, name)
+        if subject is None:
+            continue
+
+        if args.again:
+            with suppress(FileNotFoundError):
+                os.unlink(proof_path(subject))
+        proof = make(files, subject, _said(name, output))
+        found[name] = _facts(subject, proof)
+        is_exact |= not proof.refusal
+    _put(files, found, output)
+    return 0 if is_exact else 1
+
+
+def _said(name: str, output: Output) -> Callable[[str, float], None]:
+    """Reports the progress of the sweep, at every tenth."""
+    said = [""]
+
+    def say(part: str, share: float) -> None:
+        text = f"{name}: {part}, {10 * int(10 * share)} %"
+        if text != said[0]:
+            output.say(text)
+        said[0] = text
+
+    return say
+
+
+def _facts(subject: Subject | None, proof: Proof | None) -> dict[str, Any]:
+    """What is known about one backend, for people and programs."""
+    if subject is None:
+        return {"version": None, "state": _NOT_INSTALLED}
+
+    known: dict[str, Any] = {"version": subject.backend_version, "state": _UNKNOWN, "proof": proof_path(subject)}
+    if proof is None:
+        return known
+
+    names = ("refusal", "num_exceptions", "num_texts", "num_differences", "seconds")
+    return known | {"state": "refused" if proof.refusal else "exact"} | {name: getattr(proof, name) for name in names}
+
+
+def _put(files: TokenizerFiles, found: dict[str, dict[str, Any]], output: Output) -> None:
+    lines = [("tokenizer", shown_path(files.folder)), *((name, _line(facts)) for name, facts in found.items())]
+    text = fields((name, printable(value)) for name, value in lines)
+    output.put({"tokenizer": files.folder, "backends": found}, lambda _: text)
+
+
+def _line(facts: dict[str, Any]) -> str:
+    if facts["state"] in (_NOT_INSTALLED, _UNKNOWN):
+        return " ".join(filter(None, (facts["version"], facts["state"])))
+
+    if facts["state"] == "refused":
+        return f"{facts['version']} refused: {facts['refusal']}"
+
+    return (
+        f"{facts['version']} exact on {facts['num_texts']:,} texts in {facts['seconds']:.0f} s; texts with one of "
+        f"{facts['num_exceptions']:,} characters go to tokenizers"
+    )

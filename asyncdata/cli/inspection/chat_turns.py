@@ -1,0 +1,102 @@
+"""Finds which message of a chat each part of its text belongs to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncdata.tokenization.chat_template.rendered_texts import Texts
+from asyncdata.tokenization.functions.conversation import conversation_of
+from asyncdata.tokenization.functions.tokenizer_settings import compile_templates
+from asyncdata.tokenization.row_fields import RowReader
+from asyncdata.tokenization.rows import RowDecoder, decode_value
+
+if TYPE_CHECKING:
+    from asyncdata.tokenization.functions.chat_settings import OfChat
+    from asyncdata.tokenization.functions.conversation import Conversation
+    from asyncdata.tokenization.functions.tokenizer_settings import Templates
+
+__all__ = ("Turn", "Turns")
+
+_LONE_BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))
+"""Stand for the bytes of a character that was cut in two."""
+
+
+class Turn(NamedTuple):
+    """From character ``start`` on, a message of ``role``; ``user+assistant`` where the border of two cannot be told."""
+
+    start: int
+    role: str
+
+
+class Turns:
+    """Finds the turns in the text that a tokenize function made of a chat.
+
+    The template renders the chat up to each message. Where that is not a prefix of the whole, as with templates that
+    change earlier turns, the message and the next one are one turn.
+
+    :param keys: where a row has the parts of its chat.
+    """
+
+    def __init__(self, fn: OfChat, keys: list[str]) -> None:
+        self._keys = keys
+        self._tools_key = fn.tools_key
+        self._row = RowReader({"prompt": keys[-1], "tools": fn.tools_key})
+        self._decode = RowDecoder((*keys, fn.tools_key or keys[-1]))
+        files = fn.files()
+        self._templates: Templates | None = None
+        if files.chat_templates or fn.chat_template is not None:
+            variables = {**fn.chat_template_kwargs, "add_generation_prompt": False}
+            self._templates = compile_templates(files, fn.chat_template, variables, fn.today)
+
+    def __call__(self, raw: bytes, text: str) -> list[Turn]:
+        """The turns of ``text``, which may be cut at either end; none where the row has no chat, or another one.
+
+        :param raw: a row that became a sample.
+        """
+        *parts, tools_text = self._decode(raw)
+        values = [decode_value(part) for part in parts if part is not None]
+        chats = [value for value in values if value is not None]
+        if self._templates is None or (len(self._keys) > 1 and any(isinstance(chat, str) for chat in chats)):
+            return []
+
+        messages = [message for chat in chats for message in self._row.chat(chat, raw)]
+        tools = None if self._tools_key is None or tools_text is None else self._row.tools(tools_text, raw)
+        schemas = self._row.schemas(tools, raw)
+        template = self._templates.without_tools if schemas is None else self._templates.with_tools
+        conversation = conversation_of(template, messages, schemas, Texts([]))
+        first = _place(text, conversation.text)
+        return [] if first is None else _seen(_turns(conversation), first, text)
+
+
+def _turns(chat: Conversation) -> list[Turn]:
+    turns, start, roles = [], 0, list[str]()
+    for number, message in enumerate(chat.messages):
+        roles.append(str(message["role"]))
+        up_to: str | None = chat.text
+        if number + 1 < len(chat.messages):
+            up_to = chat.up_to(number)
+        if up_to is not None and chat.text.startswith(up_to):
+            turns.append(Turn(start, "+".join(roles)))
+            start, roles = len(up_to), []
+    return turns
+
+
+def _place(text: str, chat: str) -> int | None:
+    """Where in the chat the text begins. It may be cut at one end."""
+    whole = text.strip(_LONE_BYTES)
+    if chat.startswith(whole):
+        return -_num_lone(text)
+
+    return len(chat) - len(whole) - _num_lone(text) if chat.endswith(whole) else None
+
+
+def _num_lone(text: str) -> int:
+    """How many bytes of a cut character the text begins with."""
+    return len(text) - len(text.lstrip(_LONE_BYTES))
+
+
+def _seen(turns: list[Turn], first: int, text: str) -> list[Turn]:
+    """The turns of a text that begins at character ``first`` of the chat."""
+    moved = [Turn(turn.start - first, turn.role) for turn in turns if turn.start - first < len(text)]
+    num_before = sum(turn.start <= max(0, _num_lone(text) - 1) for turn in moved)
+    return [Turn(0, moved[num_before - 1].role), *moved[num_before:]] if num_before else moved

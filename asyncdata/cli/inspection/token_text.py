@@ -1,0 +1,133 @@
+"""The exact text of each token of a sample."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tokenizers import Tokenizer
+
+__all__ = ("Piece", "TokenTexts", "without_texts")
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The characters by which byte-level vocabularies write bytes, as in GPT-2: printable ones stand for themselves."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_of_char()
+
+
+class Piece(NamedTuple):
+    """Tokens ``[start, stop)`` of a sample: one, or those that a character is split over.
+
+    :ivar text: a byte that belongs to no whole character is U+DC00 with the byte added, as ``surrogateescape`` has it.
+    :ivar name: that of a special token, or the number of one that the tokenizer does not know; empty for others.
+    :ivar is_trained: of all of them.
+    """
+
+    start: int
+    stop: int
+    text: str
+    name: str
+    is_trained: bool
+
+
+class TokenTexts:
+    """Splits a sample's tokens into pieces; their texts, joined, are what the tokenizer decodes all tokens to.
+
+    Byte-level tokens are joined as bytes, so that characters that are split over tokens are shown whole. Any other
+    token is decoded together with the one before it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._names = {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        state = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else {}
+        self._steps = {step.get("type") for step in state.get("decoders", [state])}
+
+    def __call__(self, ids: Sequence[int], is_trained: Sequence[bool]) -> list[Piece]:
+        """The pieces of a sample.
+
+        :param ids: its tokens.
+        :param is_trained: whether each of them is; a piece never has both.
+        """
+        return list(self._pieces(ids, is_trained))
+
+    def _pieces(self, ids: Sequence[int], is_trained: Sequence[bool]) -> Iterator[Piece]:
+        run = _Run()
+        before: int | None = None  # the last token that was no byte
+        for at, id in enumerate(ids):
+            token = self._tokenizer.id_to_token(id)
+            name = str(id) if token is None else self._names.get(id, "")
+            if name or (at and is_trained[at] != is_trained[at - 1]):
+                yield from run.end(at, is_trained[run.start])
+            if name:
+                yield Piece(at, at + 1, name, name, is_trained[at])
+                run.start, before = at + 1, id
+                continue
+
+            byte = self._bytes(token or "")
+            run.add(self._decoded(id, before) if byte is None else byte)
+            before = id if byte is None else before
+            if run.is_whole:
+                yield from run.end(at + 1, is_trained[at])
+        yield from run.end(len(ids), run.start < len(ids) and is_trained[run.start])
+
+    def _bytes(self, token: str) -> bytes | None:
+        """The bytes that a token stands for; None for one that stands for text."""
+        if self._steps <= {"ByteLevel", "Fuse"} and self._steps:
+            known = [_BYTE_OF_CHAR.get(char) for char in token]
+            return token.encode() if None in known else bytes(byte for byte in known if byte is not None)
+
+        found = _BYTE_TOKEN.fullmatch(token) if "ByteFallback" in self._steps else None
+        return bytes.fromhex(found[1]) if found else None
+
+    def _decoded(self, id: int, before: int | None) -> bytes:
+        """A token's text after the token before it: some tokenizers remove a space at the start of a text."""
+        ids = [id] if before is None else [before, id]
+        text = self._tokenizer.decode(ids, skip_special_tokens=False)
+        alone = self._tokenizer.decode(ids[:-1], skip_special_tokens=False)
+        return (text.removeprefix(alone) if text.startswith(alone) else self._tokenizer.decode([id])).encode()
+
+
+class _Run:
+    """Tokens whose bytes are not whole characters yet.
+
+    :ivar start: the first of them.
+    """
+
+    def __init__(self) -> None:
+        self.start = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self._text = ""
+
+    def add(self, data: bytes) -> None:
+        """Take the next token's bytes."""
+        self._text += self._decoder.decode(data)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the bytes so far are whole characters."""
+        return not self._decoder.getstate()[0]
+
+    def end(self, stop: int, is_trained: bool) -> Iterator[Piece]:
+        """The piece of the tokens up to ``stop``; none if there are none."""
+        text = self._text + self._decoder.decode(b"", final=True)
+        if self.start < stop:
+            yield Piece(self.start, stop, text, "", is_trained)
+        self.start, self._text = stop, ""
+
+
+def without_texts(ids: Sequence[int], is_trained: Sequence[bool]) -> list[Piece]:
+    """The pieces of tokens without a known tokenizer: each is shown as its number."""
+    return [Piece(at, at + 1, str(id), str(id), is_trained[at]) for at, id in enumerate(ids)]

@@ -1,0 +1,96 @@
+"""Runs a command, and turns what it raises into a message and an exit status. The commands are in ``commands``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from asyncdata.cli.arguments import make_parser
+from asyncdata.cli.option_names import as_options
+from asyncdata.cli.output import Output, logging_to_stderr
+from asyncdata.cli.standard_streams import StdoutError, discard, hold_descriptors, quiet_stderr
+from asyncdata.core.errors import AsyncDataError
+from asyncdata.core.import_path import resolve_path
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+__all__ = ("main", "make_parser")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status.
+
+    :param argv: the arguments; None for those of this process.
+    :raises SystemExit: with status 2 for a wrong command line, with 0 after ``--help``.
+    """
+    hold_descriptors()
+    with quiet_stderr():
+        if sys.stdout is None:
+            Output().say("asyncdata: stdout is closed: open it, or send it to /dev/null", "red")
+            return 1
+
+        try:
+            return _run(*_parsed(argv))
+        except BrokenPipeError:  # the reader has closed its end, as `head` does
+            discard(sys.stdout)
+            return 0
+        except StdoutError as error:
+            discard(sys.stdout)
+            Output().say(f"asyncdata: cannot write to stdout: {error}", "red")
+            return 1
+
+
+def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Output]:
+    parser = make_parser()
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.exit(2, parser.format_help())
+
+    args = parser.parse_args(argv)
+    _check(args, parser)
+    return args, Output(as_json=args.json)
+
+
+def _run(args: argparse.Namespace, output: Output) -> int:
+    try:  # the command's module is imported here: `--help` need not wait for the library
+        with logging_to_stderr(is_verbose=args.verbose):
+            return int(resolve_path(f"asyncdata.cli.commands.{args.run}")(args, output))
+    except KeyboardInterrupt:
+        output.say("\ninterrupted", "yellow")
+        return 130
+    except BrokenPipeError:
+        raise
+    except (AsyncDataError, OSError) as error:
+        _report(error, args, output)
+        return 1
+
+
+def _report(error: Exception, args: argparse.Namespace, output: Output) -> None:
+    name, message = type(error).__name__, as_options(str(error), vars(args))
+    output.say(f"asyncdata: {name}: {message}", "red")
+    if output.as_json:
+        output.json({"error": {"type": name, "message": message}})
+
+
+def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Refuse options that do not go together."""
+    if args.run == "run:run":
+        if args.resume and args.snapshot is None:
+            parser.error("--resume needs --snapshot FILE to continue from")
+
+        for path in (args.snapshot, args.record):
+            if path is not None and os.path.exists(path) and not args.resume:
+                parser.error(f"{path} is there already: add --resume to continue from there, or name another file")
+
+    if args.run in ("run:run", "order:run", "sample:run", "inspect:run", "bench:run", "quarantine:retry"):
+        is_told = args.tokenizer is not None or args.tokenize_fn is not None
+        if not is_told and args.run not in ("sample:run", "order:run"):
+            parser.error("--tokenizer DIR or --tokenize-fn PATH is required")
+
+        if args.kind is not None and args.tokenize_fn is not None:
+            parser.error("--kind chooses a tokenize function; leave it, or --tokenize-fn")
+
+        if args.run == "sample:run" and args.snapshot is not None and not (is_told and args.ordinal is not None):
+            parser.error("--snapshot is for --ordinal with --tokenizer; it does nothing else")
