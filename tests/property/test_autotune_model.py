@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from asyncdata.loader.autotune.policy import Autotuner, Change, Limits, Observation, Settled
 from tests.support.simulated import Simulation, Step, limits
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # many examples; minutes on a machine that is busy
 
 shares = st.floats(0, 1)
 all_limits = st.builds(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.chat_template.compiled.program import Program
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # many examples; minutes on a machine that is busy
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 PIECES = ["a", "b", "ab", " ", "\n", "é", "\U0001f600", "<think>", "</think>", "<tool_response>", "</tool_response>"]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from asyncdata.sources.reader import BlockRows
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # many examples; minutes on a machine that is busy
 
 BLOCK_BYTES = 1000
 SLOT_BYTES = 1 << 20
