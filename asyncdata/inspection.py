@@ -12,7 +12,7 @@ import numpy as np
 
 from asyncdata.core.errors import ConfigError, NoSamplesError, SourceError
 from asyncdata.core.messages import Job, Scan, Scanned, Tokenized
-from asyncdata.core.types import Lot, Position, Sample, SourceLocation
+from asyncdata.core.types import Position, Sample, SampleRange, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.loader.config import LoaderConfig
 from asyncdata.order.order import Order
@@ -139,7 +139,7 @@ class OpenView:
             position=position,
             location=self.location(row),
             raw=self._witness.raw,
-            sample=Lot(chunk, 0, 1, 0, 0, 1).samples()[0] if chunk.num_samples else None,
+            sample=SampleRange(chunk, 0, 1, 0, 0, 1).samples()[0] if chunk.num_samples else None,
             dropped=next((drop.reason for drop in chunk.drops), ""),
             error=next(iter(chunk.errors), None),
         )
