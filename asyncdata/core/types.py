@@ -15,7 +15,7 @@ from asyncdata.core.plain_values import from_builtins, to_builtins
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("Group", "Lot", "Packed", "Position", "Sample", "SourceLocation", "Status", "Tokens")
+__all__ = ("Group", "SampleRange", "Packed", "Position", "Sample", "SourceLocation", "Status", "Tokens")
 
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -100,11 +100,11 @@ class Packed(Protocol):
         ...
 
 
-class Lot(msgspec.Struct, frozen=True, gc=False):
-    """Samples ``[start, stop)`` of a chunk, delivered at once, each as a group of ``group_size``.
+class SampleRange(msgspec.Struct, frozen=True, gc=False):
+    """Samples ``[start, stop)`` of a chunk, delivered together, each as a group of ``group_size``.
 
-    :ivar index: number of the first in the run.
-    :ivar group_index: number of the first group.
+    :ivar index: number of the first sample in the whole stream.
+    :ivar group_index: number of the first group in the whole stream.
     """
 
     chunk: Packed
@@ -115,16 +115,16 @@ class Lot(msgspec.Struct, frozen=True, gc=False):
     group_size: int
 
     def samples(self) -> list[Sample]:
-        """The hot line of the library: one C call makes a batch; all they hold is worked out when it is touched."""
+        """The samples. The hot line of the library: one C call makes a batch, and fields are decoded on first use."""
         return list(map(Sample, repeat(self), range((self.stop - self.start) * self.group_size)))
 
     def row(self, number: int) -> int:
-        """The chunk's number of the lot's sample ``number``."""
+        """The number in the chunk of this range's sample ``number``."""
         return self.start + number // self.group_size
 
 
 class _Lazy:
-    """A field that still lies packed in the sample's chunk. msgspec cannot encode it, so it never leaks unseen."""
+    """A field that is still packed in the sample's chunk. msgspec cannot encode it, so it cannot leak by mistake."""
 
     __slots__ = ()
 
@@ -156,8 +156,8 @@ class Sample(msgspec.Struct, eq=False, gc=False):
     :ivar rollout_log_probs: one log-probability per response token.
     """
 
-    # The first two are given by position, in the one line that makes a batch: `AsyncDataLoader` spends its time there.
-    _lot: Lot | None = None
+    # The first two are given by position, in the one line that makes a batch: `SampleRange.samples`.
+    _range: SampleRange | None = None
     _number: int = -1
     index: int | None = _LAZY
     group_index: int | None = _LAZY
@@ -199,15 +199,15 @@ class Sample(msgspec.Struct, eq=False, gc=False):
         return cls(**known)
 
     def detach(self) -> None:
-        """Own everything and let go of the chunk, which keeps hundreds of neighbours in memory."""
-        if self._lot is not None:
+        """Copy all fields and release the chunk, which keeps hundreds of other samples in memory."""
+        if self._range is not None:
             for name in _LAZY_FIELDS:
                 getattr(self, name)
             self.tokens = self.tokens.copy()
-            self._lot = None
+            self._range = None
 
     def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Sample], tuple[dict[str, Any]]]:
-        """Pickled and deep-copied by value: the chunk stays behind."""
+        """Pickle and deep-copy by value, without the chunk."""
         return _from_fields, ({name: getattr(self, name) for name in _FIELDS},)
 
     def __repr__(self) -> str:
@@ -219,8 +219,8 @@ Group = list[Sample]
 """The samples of one prompt, ``n_samples_per_prompt`` of them."""
 
 _FIELDS = Sample.__struct_fields__[2:]
-_LAZY_FIELDS: dict[str, tuple[Callable[[Lot, int], Any], Callable[[], Any]]] = {
-    # field: (how a lot gives it, what it is in a sample made by hand)
+_LAZY_FIELDS: dict[str, tuple[Callable[[SampleRange, int], Any], Callable[[], Any]]] = {
+    # field: (its value from the range and the sample's number in it, its default in a sample made by hand)
     "index": (lambda lot, number: lot.index + number, lambda: None),
     "group_index": (lambda lot, number: lot.group_index + number // lot.group_size, lambda: None),
     "prompt": (lambda lot, number: lot.chunk.value("prompt", lot.row(number)), str),
@@ -251,15 +251,15 @@ def _from_fields(fields: dict[str, Any]) -> Sample:
 
 
 def _lazy_property(name: str) -> property:
-    """The Struct's own slot behind a property that fills it at the first look: a constructor stays a C call."""
+    """A property over the Struct's own slot, filled on first use. So the constructor stays one C call."""
     slot = Sample.__dict__[name]
-    from_lot, by_hand = _LAZY_FIELDS[name]
+    from_range, by_hand = _LAZY_FIELDS[name]
 
     def get(sample: Sample) -> Any:
         value = slot.__get__(sample)
         if value is _LAZY:
-            lot = sample._lot  # noqa: SLF001 - this is Sample's own code
-            value = by_hand() if lot is None else from_lot(lot, sample._number)  # noqa: SLF001
+            samples = sample._range  # noqa: SLF001 - this is Sample's own code
+            value = by_hand() if samples is None else from_range(samples, sample._number)  # noqa: SLF001
             slot.__set__(sample, value)
         return value
 

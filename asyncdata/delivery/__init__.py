@@ -1,5 +1,6 @@
-"""What was delivered, and what comes next: the channel, the ledger, the coordinator, the rollout buffer, its filters.
+"""Delivers samples in order: the channel (read-ahead), the ledger (progress), the coordinator, the rollout buffer.
 
-Chunks of samples come in from ``prefetch``; groups go out to the loader. Everything that a snapshot must know of
-progress is in the ledger. Nothing here reads a file of data or starts a process.
+In: chunks of samples from ``prefetch``, and groups that the trainer gives back. Out: groups of samples to the loader.
+All progress that a snapshot needs is in the ledger. Code here reads no data file, except a bad row's line for its
+error, and starts no process.
 """

@@ -1,4 +1,4 @@
-"""From a bad row in a chunk to the error that a user reads: where it is, and what stands there."""
+"""Turns a bad row of a chunk into the error that a user reads: its file, line and offset, and an excerpt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncdata.tokenization.rows import excerpt
 if TYPE_CHECKING:
     from asyncdata.core.messages import Failed
     from asyncdata.core.types import SourceLocation
-    from asyncdata.delivery.channel import Bad
+    from asyncdata.delivery.channel import BadRowItem
 
 __all__ = ("bad_row_error", "located", "without_text")
 
@@ -45,13 +45,13 @@ _REASONS = {
     "AD424": "it has other tokens than when they were counted",
     "AD425": "the tokenize function returned what is no sample",
 }
-"""What is wrong with a row, without a word of it."""
+"""What is wrong with a row, in words that quote nothing of the row."""
 
 
-def bad_row_error(bad: Bad, *, shows_row: bool = True) -> BadRowError:
+def bad_row_error(bad: BadRowItem, *, shows_row: bool = True) -> BadRowError:
     """The error for ``bad``. Reads the file up to the row, to count lines.
 
-    :param shows_row: whether it may show what stands in the row; see :func:`without_text`.
+    :param shows_row: whether the error may quote the row; see :func:`without_text`.
     """
     place, error = bad.chunk.row_location(bad.error.row), bad.error
     found = BadRowError(
@@ -68,7 +68,7 @@ def bad_row_error(bad: Bad, *, shows_row: bool = True) -> BadRowError:
 
 
 def located(failed: Failed, place: SourceLocation, *, shows_row: bool = True) -> Failed:
-    """``failed``, which the row at ``place`` brought to light, with that place in its message."""
+    """``failed`` with a location in its message: that of the row at ``place``, which caused it."""
     code, _, reason = failed.message.partition(" ")
     told = BadRowError(
         code,
@@ -86,7 +86,10 @@ def located(failed: Failed, place: SourceLocation, *, shows_row: bool = True) ->
 
 
 def without_text(error: BadRowError) -> BadRowError:
-    """The same without what the row says: no excerpt, no value in the reason; of the traceback, places and type."""
+    """``error`` without any text of the row: no excerpt, no value in the reason.
+
+    Of the traceback, only the file names, the line numbers and the type of the exception are left.
+    """
     frames, kind = _bare_traceback(error.traceback)
     reason = _REASONS.get(error.code, "a bad row") + (f" {kind}" if kind else "")
     return BadRowError(
@@ -101,7 +104,7 @@ def without_text(error: BadRowError) -> BadRowError:
 
 
 def _bare_traceback(text: str) -> tuple[str, str]:
-    """Where the first error of a traceback was raised, and its type. All else may quote the row."""
+    """Where the first exception of a traceback was raised, and its type. All other lines may quote the row."""
     head, *lines = text.splitlines() or [""]
     if head != _TRACEBACK:
         return "", ""
@@ -113,14 +116,14 @@ def _bare_traceback(text: str) -> tuple[str, str]:
 
 
 def _line_number(place: SourceLocation) -> int | None:
-    """The row's line; None where the file cannot be read any more, which must not hide what is wrong with the row."""
+    """The row's line number; None if the file can no longer be read. That must not hide the error of the row."""
     with suppress(OSError):
         return place.line_number()
     return None
 
 
 def _excerpt(place: SourceLocation) -> str:
-    """The beginning of a row of which its worker could not tell any more."""
+    """The start of a row whose worker died or hung, so that it sent no excerpt."""
     if place.row_number is not None:
         return ""
 

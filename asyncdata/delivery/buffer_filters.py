@@ -1,9 +1,10 @@
-"""Buffer filters that RL loops ask for: by staleness, by reward, by metadata, and several in a row.
+"""Buffer filters for RL loops: by staleness, by reward, by metadata, and several in a row.
 
-Each is a description that is called as ``filter(buffer, num_groups)`` and returns groups of that buffer. None changes a
-group or keeps anything between two calls. None loses a group either: what a filter does not return stays in the buffer.
-Where two groups rank alike, the one that was given back first comes first. A version, reward or value that cannot be
-ranked is an :class:`~asyncdata.InvalidGroupError` with AD433, which a loader's call raises as ``FilterError``.
+Each filter is a description that is called as ``filter(buffer, num_groups)`` and returns groups of that buffer. No
+filter changes a group or keeps state between calls, and no group is lost: groups that a filter does not return stay in
+the buffer. Of two groups with the same rank, the one that was given back first comes first. A version, reward or value
+that cannot be ranked is an :class:`~asyncdata.InvalidGroupError` with AD433; a loader's call raises it as
+``FilterError``.
 """
 
 from __future__ import annotations
@@ -34,28 +35,28 @@ VERSION_KEY = "policy_version"
 _DOWNWARDS = {"freshest_first", "highest_first", "descending"}
 
 Place = Literal["first", "last", "stay"]
-"""Where groups go that a filter does not rank: before the others, behind them, or not out of the buffer at all."""
+"""Where groups go that a filter does not rank: before the others, after them, or they stay in the buffer."""
 
 
 class ByStaleness(Description, frozen=True, kw_only=True):
-    """By the age of the policy that wrote a group's oldest token; what is too stale comes last.
+    """By the age of the policy that wrote a group's oldest token; groups that are too stale come last.
 
     The rollout writes the version of its policy to ``sample.extra[version_key]`` when it begins a response: a whole
     number that grows, such as the number of weight updates or of rollouts, or a list of them, of which the lowest
-    counts. A group's version is the lowest of its samples; samples without one have no token yet. A group in which no
-    sample has one counts as fresher than all others.
+    counts. A group's version is the lowest of its samples; a sample without a version has no token yet. A group in
+    which no sample has a version counts as fresher than all others.
 
-    Nothing stays in the buffer, unless ``too_stale="stay"``: then what is too stale does, and it never gets fresher.
-    By default the loop is served such groups, behind the others, and decides: :meth:`is_stale` says which they are, and
-    :func:`reset_response` makes prompts of them again.
+    No group stays in the buffer, unless ``too_stale="stay"``: then stale groups stay, and they never get fresher.
+    By default such groups are served after the others, and the loop decides: :meth:`is_stale` tells which they are, and
+    :func:`reset_response` turns them into prompts again.
 
     :ivar version_key: where a sample's ``extra`` has the version.
     :ivar order: ``"freshest_first"``; ``"stalest_first"``, to finish groups before they are too stale; or None, which
-        leaves them as they are.
-    :ivar max_staleness: ``current_version() - version`` may be this at most; None: nothing is too stale.
+        keeps the order of the buffer.
+    :ivar max_staleness: the largest allowed ``current_version() - version``; None: no group is too stale.
     :ivar current_version: the policy's version now, such as ``lambda: trainer.version``. It is called under the
         loader's lock, so it must not wait.
-    :ivar too_stale: where groups go that are staler than that.
+    :ivar too_stale: where groups go that are staler than ``max_staleness``.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -73,7 +74,7 @@ class ByStaleness(Description, frozen=True, kw_only=True):
             raise ConfigError(f"ByStaleness: max_staleness must be at least 0, got {self.max_staleness}")
 
     def __call__(self, buffer: list[Group], num_groups: int) -> list[Group]:
-        """At most ``num_groups`` groups of ``buffer``. AD433 for a version that is no whole number."""
+        """At most ``num_groups`` groups of ``buffer``. AD433 for a version that is not a whole number."""
         oldest = self._oldest_version()
         versions = [_version(group, self.version_key) for group in buffer]
         ranked, too_stale = _split(buffer, [version if version >= oldest else None for version in versions])
@@ -96,12 +97,12 @@ class ByReward(Description, frozen=True, kw_only=True):
     With group-relative advantages, a group whose rewards are all alike has no gradient: ``ByReward()`` serves those
     last, and ``ByReward(statistic="mean", above=0, below=1)`` first serves prompts that are solved sometimes.
 
-    Nothing stays in the buffer, unless ``outside`` or ``missing`` says so.
+    No group stays in the buffer, unless ``outside`` or ``missing`` is ``"stay"``.
 
-    :ivar statistic: ``"mean"`` or ``"std"``, the standard deviation of the group (not the estimate of a population's).
-    :ivar order: ``"highest_first"``, ``"lowest_first"``, or None, which leaves the groups as they are.
+    :ivar statistic: ``"mean"`` or ``"std"``, the standard deviation of the group (divided by n, not by n - 1).
+    :ivar order: ``"highest_first"``, ``"lowest_first"``, or None, which keeps the order of the buffer.
     :ivar above: the statistic must be higher than this; None: no bound.
-    :ivar below: it must be lower than this; None: no bound.
+    :ivar below: the statistic must be lower than this; None: no bound.
     :ivar outside: where groups go whose statistic is not within the bounds.
     :ivar missing: where groups go in which a sample's reward is None, NaN, infinite, or a dict without ``reward_key``.
     :ivar reward_key: which value of a reward that is a dict; needed for one.
@@ -118,11 +119,11 @@ class ByReward(Description, frozen=True, kw_only=True):
 
     def check(self) -> None:
         low, high = self._bounds()
-        if not low < high:  # nor is NaN
+        if not low < high:  # also refuses NaN
             raise ConfigError(f"ByReward: above must be lower than below, got above={low} and below={high}")
 
     def __call__(self, buffer: list[Group], num_groups: int) -> list[Group]:
-        """At most ``num_groups`` groups of ``buffer``. AD433 for a reward that is no number."""
+        """At most ``num_groups`` groups of ``buffer``. AD433 for a reward that is not a number."""
         low, high = self._bounds()
         measure = _mean if self.statistic == "mean" else _std
         rewards = [_rewards(group, self.reward_key) for group in buffer]
@@ -137,7 +138,7 @@ class ByReward(Description, frozen=True, kw_only=True):
 
 
 class _OfKey(Description, frozen=True):
-    """Its field may be given by position."""
+    """A filter whose first field may be given by position."""
 
     key: str
 
@@ -147,7 +148,7 @@ class ByMetadata(_OfKey, frozen=True, kw_only=True):
 
     The value is ``metadata[key]`` of the group's first sample: all numbers, or all texts.
 
-    Nothing stays in the buffer, unless ``missing="stay"``.
+    No group stays in the buffer, unless ``missing="stay"``.
 
     :ivar key: of the samples' metadata.
     :ivar order: ``"ascending"`` or ``"descending"``.
@@ -177,16 +178,16 @@ class BalancedByMetadata(_OfKey, frozen=True, kw_only=True):
 
         BalancedByMetadata("source", weights={"math": 3, "code": 1})
 
-    Every request is shared out among the values in proportion to their weights, as seats are among parties by the
-    method of A. Sainte-Laguë ("La représentation proportionnelle et la méthode des moindres carrés", 1910). Where a
-    value has too few groups, the others fill up. Within a value the oldest come first. The value is ``metadata[key]``
-    of the group's first sample: a number or a text. Each request is shared out by itself: what the last one had more
-    or less of does not count.
+    Every request is divided among the values in proportion to their weights, as seats are among parties by the
+    method of A. Sainte-Laguë ("La représentation proportionnelle et la méthode des moindres carrés", 1910). If a
+    value has too few groups, groups of the other values fill the request. Within a value the oldest come first. The
+    value is ``metadata[key]`` of the group's first sample: a number or a text. Each request is divided on its own: what
+    earlier requests were served does not count.
 
-    Nothing stays in the buffer, unless ``missing="stay"``.
+    No group stays in the buffer, unless ``missing="stay"``.
 
     :ivar key: of the samples' metadata.
-    :ivar weights: value -> weight, above 0; None: all values alike.
+    :ivar weights: value -> weight, above 0; None: equal weights.
     :ivar missing: where groups go that lack the key, have None or NaN there, or a value that is not in ``weights``.
     :raises ConfigError: for a setting that cannot work.
     """
@@ -213,16 +214,16 @@ class BalancedByMetadata(_OfKey, frozen=True, kw_only=True):
 
 
 class Chain(Description, frozen=True):
-    """Several filters in a row: each chooses among what the one before it returned, in that order.
+    """Several filters in a row: each chooses among the groups that the one before it returned, in that order.
 
-    So a first one may leave out what is not wanted, and the last one has the last word on the order:
-    ``Chain((ByMetadata("priority"), ByStaleness()))`` is by staleness, and by priority among groups of one version. The
-    last one is asked for as many groups as are wanted, those before it for as many as there are.
+    So an early filter can leave out unwanted groups, and the last filter decides the order:
+    ``Chain((ByMetadata("priority"), ByStaleness()))`` orders by staleness, and by priority among groups of one version.
+    The last filter is asked for the wanted number of groups, the filters before it for all groups.
 
-    What any of them does not return stays in the buffer.
+    Groups that one of the filters does not return stay in the buffer.
 
     :ivar filters: functions of (buffer, num_groups).
-    :raises ConfigError: if one of them is no function, or there is none.
+    :raises ConfigError: if one of them is not a function, or if there is none.
     """
 
     filters: tuple[Callable[[list[Group], int], list[Group]], ...]
@@ -234,7 +235,7 @@ class Chain(Description, frozen=True):
     def __call__(self, buffer: list[Group], num_groups: int) -> list[Group]:
         """What the last filter returns.
 
-        :raises TypeError: if one before it returned no list.
+        :raises TypeError: if an earlier filter did not return a list.
         """
         *earlier, last = self.filters
         for step in earlier:
@@ -249,13 +250,13 @@ class Chain(Description, frozen=True):
 def has_reward_spread(group: Group, *, reward_key: str | None = None, tolerance: float = 0.0) -> bool:
     """Whether the rewards of a group differ: what dynamic sampling keeps (Q. Yu et al., "DAPO", 2025, section 3.2).
 
-    With group-relative advantages, rewards that are all alike give no gradient. This is no filter of the buffer, but
-    for the loop that has just rewarded the group; what the loop drops, it should count.
+    With group-relative advantages, rewards that are all alike give no gradient. This is not a buffer filter: the loop
+    calls it after it has rewarded the group. The loop should count the groups that it drops.
 
     :param group: samples that all have a reward.
     :param reward_key: which value of a reward that is a dict.
-    :param tolerance: rewards that lie no further apart are alike.
-    :raises InvalidGroupError: AD433, for a reward that is missing, not finite, or no number.
+    :param tolerance: rewards whose difference is at most this count as alike.
+    :raises InvalidGroupError: AD433, for a reward that is missing, not finite, or not a number.
     """
     rewards = _rewards(group, reward_key)
     if rewards is None:
@@ -266,15 +267,16 @@ def has_reward_spread(group: Group, *, reward_key: str | None = None, tolerance:
 
 
 def reset_response(group: Group, *, response_in_tokens: bool, version_key: str = VERSION_KEY) -> None:
-    """Make prompts of a group's samples again, so that they are rolled out anew.
+    """Turn a group's samples into prompts again, for a new rollout.
 
     Clears response, response_length, reward, loss_mask, rollout_log_probs and ``extra[version_key]``, and sets the
-    status to pending. For groups that the loop holds, before it gives them back: one in the buffer is the loader's.
+    status to pending. Call it for groups that the loop holds, before it gives them back: groups in the buffer belong to
+    the loader.
 
-    :param group: all of its samples are reset, or, if one cannot be, none.
-    :param response_in_tokens: whether the rollout put the response's tokens behind those of the prompt in
-        ``sample.tokens``; then the last ``response_length`` of them are cut off.
-    :raises InvalidGroupError: AD433, for a sample with fewer tokens than its response is said to have.
+    :param group: either all of its samples are reset, or, if one of them cannot be, none.
+    :param response_in_tokens: whether the rollout appended the response's tokens to the prompt's in
+        ``sample.tokens``; then the last ``response_length`` tokens are cut off.
+    :raises InvalidGroupError: AD433, for a sample with fewer tokens than its ``response_length``.
     """
     for sample in group:
         length, num_tokens = sample.response_length, len(sample.tokens)
@@ -297,7 +299,7 @@ def _split(buffer: list[Group], values: Sequence[Any]) -> tuple[list[tuple[Any, 
 
 
 def _in_order(ranked: list[tuple[Any, Group]], order: str | None) -> list[Group]:
-    """By value; groups of one value stay in their order, whichever way the values go."""
+    """Sorted by value; groups of equal value keep their order, for ascending and descending order alike."""
     if order is not None:
         ranked = sorted(ranked, key=operator.itemgetter(0), reverse=order in _DOWNWARDS)
     return [group for _, group in ranked]
@@ -328,7 +330,7 @@ def _versions(sample: Sample, key: str) -> list[int]:
 
 
 def _rewards(group: Group, key: str | None) -> list[float] | None:
-    """One per sample; None if one is missing."""
+    """One reward per sample; None if one is missing."""
     rewards = [reward for sample in group if (reward := _reward(sample, key)) is not None]
     return rewards if len(rewards) == len(group) else None
 
@@ -354,16 +356,16 @@ def _mean(rewards: list[float]) -> float:
 
 
 def _std(rewards: list[float]) -> float:
-    """To 12 digits, so that groups which mirror one another, as 0, 0, 1 and 1, 1, 0 do, rank alike."""
+    """Rounded to 12 digits, so that mirrored groups, such as 0, 0, 1 and 1, 1, 0, rank alike."""
     if min(rewards) == max(rewards):
-        return 0.0  # the mean of equal numbers may be rounded, and lie beside them
+        return 0.0  # the mean of equal numbers may be rounded, and differ from them
 
     std = math.dist(rewards, [_mean(rewards)] * len(rewards)) / math.sqrt(len(rewards))
     return float(f"{std:.12g}")
 
 
 def _metadata(group: Group, key: str) -> str | float | None:
-    """The value of the group's first sample; None where there is none, and for NaN, which has no place in an order."""
+    """The value of the group's first sample; None if it is missing, or NaN, which cannot be ordered."""
     value = group[0].metadata.get(key)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None

@@ -1,7 +1,7 @@
-"""The channel: bounded, ordered read-ahead. A cache, not an owner: what it loses is made again from the ledger.
+"""The channel: bounded, ordered read-ahead. It is only a cache: after a restart it is filled again from the ledger.
 
-Work is entered in the order of D and filled in any order. The filled prefix is cut into *segments*, numbered from 0,
-which a delivery walks. Nothing here waits or locks; the coordinator does both.
+Entries are made in the order of D and filled in any order. The filled prefix is cut into *items*, numbered from 0,
+and a delivery takes items in that order. Nothing here waits or locks; the coordinator does both.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ if TYPE_CHECKING:
 
     from asyncdata.core.types import Position, SourceLocation
 
-__all__ = ("Bad", "Channel", "ChunkEnd", "Done", "Entry", "Failure", "Run", "Segment")
+__all__ = ("BadRowItem", "Channel", "ChunkEnd", "AlreadyAcked", "Entry", "Failure", "Run", "Item")
 
 
 class Run(msgspec.Struct, frozen=True, eq=False):
-    """Samples ``[start, stop)`` of a chunk, none of them special."""
+    """Samples ``[start, stop)`` of a chunk, to be delivered."""
 
     chunk: Chunk
     start: int
     stop: int
 
 
-class Done(msgspec.Struct, frozen=True, eq=False):
-    """A sample that was acknowledged before a restart: it is counted, not delivered."""
+class AlreadyAcked(msgspec.Struct, frozen=True, eq=False):
+    """A sample that was acknowledged before a restart: it is counted, but not delivered again."""
 
     chunk: Chunk
     sample: int
 
 
-class Bad(msgspec.Struct, frozen=True, eq=False):
-    """A bad row, at its turn."""
+class BadRowItem(msgspec.Struct, frozen=True, eq=False):
+    """A bad row, at its place in the order."""
 
     chunk: Chunk
     error: RowError
 
 
 class ChunkEnd(msgspec.Struct, frozen=True, eq=False):
-    """All rows of the chunk have had their turn."""
+    """The end of a chunk: all its rows are delivered, dropped or passed over."""
 
     chunk: Chunk
 
 
 class Failure(msgspec.Struct, frozen=True, eq=False):
-    """What stopped the stream here; nothing follows."""
+    """The error that ends the stream here; no item follows it."""
 
     error: AsyncDataError
 
 
-Segment = Run | Done | Bad | ChunkEnd | Failure
+Item = Run | AlreadyAcked | BadRowItem | ChunkEnd | Failure
 
 
 class Entry:
     """A place in the order for ``num_rows`` rows that are being tokenized.
 
-    :ivar location: tells where the first of them lies, for a diagnosis.
+    :ivar location: returns the location of the first row, for error messages.
     """
 
     __slots__ = ("content", "location", "num_rows")
@@ -75,17 +75,17 @@ class Entry:
 
 
 class Channel:
-    """Read-ahead from one position on; a restart makes a new one.
+    """Read-ahead from one position on; a restart makes a new channel.
 
     :param capacity: samples that may be ready or in flight.
     :param max_bytes: bytes that may be ready.
-    :param max_bad_rows: bad rows that may be passed over; one more ends the stream. None: as many as come.
-    :param epoch_groups: samples that the present epoch had before this channel's first row.
+    :param max_bad_rows: bad rows that may be passed over; one more ends the stream. None: no limit.
+    :param epoch_groups: samples that the current epoch had before this channel's first row.
     :param acked: positions that were acknowledged before a restart.
-    :ivar demand: samples that a waiting request needs; they are made even beyond the capacity.
+    :ivar demand: samples that a waiting request needs; they are read even beyond the capacity.
     :ivar num_produced: samples ever made ready.
-    :ivar is_stopped: whether a segment is there that nothing can follow.
-    :ivar ended_epoch: the last epoch whose end is among the segments; -1 for none.
+    :ivar is_stopped: whether the last item ends the stream.
+    :ivar ended_epoch: the last epoch whose end is among the items; -1 for none.
     """
 
     def __init__(
@@ -110,18 +110,18 @@ class Channel:
         self._acked = acked
         self._epoch_groups = epoch_groups
         self._entries: deque[Entry] = deque()
-        self._segments: deque[Segment] = deque()
-        self._num_segments = 0  # ever appended, which only the service's thread does: no interrupt falls between
+        self._items: deque[Item] = deque()
+        self._num_items = 0  # ever appended; only the service's thread appends, so that Ctrl-C cannot interrupt it
 
     def room(self, taken: int) -> int:
-        """Rows that may be entered now, when ``taken`` samples have been taken."""
+        """Rows that may be entered now, after ``taken`` samples were taken."""
         if self.is_stopped or (self.num_ready_bytes >= self.max_bytes and self.num_produced - taken > self.demand):
             return 0
 
         return max(0, -self.excess(taken))
 
     def excess(self, taken: int) -> int:
-        """Samples that are ready or in flight beyond what there is place for; below 0, the rows that may be entered."""
+        """Samples ready or in flight above the capacity. A negative number is the room that is left."""
         return self.num_rows_in_flight + self.num_produced - taken - max(self.capacity, self.demand)
 
     def enter(self, num_rows: int) -> Entry:
@@ -137,14 +137,14 @@ class Channel:
         entry.num_rows = num_rows
 
     def split(self, entry: Entry, num_rows: int) -> Entry:
-        """Cut an entry after ``num_rows`` rows; what is returned comes right behind it."""
-        behind = Entry(entry.num_rows - num_rows)
+        """Cut an entry after ``num_rows`` rows; the rest is returned, as the next entry in the order."""
+        rest = Entry(entry.num_rows - num_rows)
         entry.num_rows = num_rows
-        self._entries.insert(self._entries.index(entry) + 1, behind)
-        return behind
+        self._entries.insert(self._entries.index(entry) + 1, rest)
+        return rest
 
     def fill(self, entry: Entry, content: Chunk | Failure) -> None:
-        """The rows of ``entry`` are done; the filled prefix becomes segments."""
+        """Set the content of ``entry``; turn the filled prefix into items."""
         entry.content = content
         while self._entries and self._entries[0].content is not None:
             first = self._entries.popleft()
@@ -152,79 +152,81 @@ class Channel:
             self._append(first.content)
 
     def fail(self, error: AsyncDataError) -> None:
-        """Everything already in the order is delivered first, then ``error``."""
+        """Deliver ``error`` after everything that is already entered."""
         self.fill(self.enter(0), Failure(error))
 
     def _append(self, content: Chunk | Failure | None) -> None:
         if isinstance(content, Failure):
-            self._segments.append(content)
-            self._num_segments += 1
+            self._items.append(content)
+            self._num_items += 1
             self.is_stopped = True
         elif content is not None:
-            for segment in _segments_of(content, self._acked):
-                self._segments.append(segment)
-                self._num_segments += 1
-                self._account(segment)
+            for item in _items_of(content, self._acked):
+                self._items.append(item)
+                self._num_items += 1
+                self._account(item)
             self.num_ready_bytes += content.num_bytes
 
-    def _account(self, segment: Segment) -> None:
+    def _account(self, item: Item) -> None:
         if self.is_stopped:
             return
 
-        if isinstance(segment, Run):
-            self.num_produced += segment.stop - segment.start
-            self._epoch_groups += segment.stop - segment.start
-        elif isinstance(segment, Done):
+        if isinstance(item, Run):
+            self.num_produced += item.stop - item.start
+            self._epoch_groups += item.stop - item.start
+        elif isinstance(item, AlreadyAcked):
             self._epoch_groups += 1
-        elif isinstance(segment, Bad):
+        elif isinstance(item, BadRowItem):
             self._num_bad_rows += 1
             self.is_stopped = self._max_bad_rows is not None and self._num_bad_rows > self._max_bad_rows
-        elif isinstance(segment, ChunkEnd) and segment.chunk.ends_epoch:
-            self.ended_epoch = segment.chunk.first.epoch
-            self.is_stopped = self._epoch_groups == 0  # an epoch without a sample would be followed by more of them
+        elif isinstance(item, ChunkEnd) and item.chunk.ends_epoch:
+            self.ended_epoch = item.chunk.first.epoch
+            self.is_stopped = self._epoch_groups == 0  # the epochs after an empty epoch would be empty, too
             self._epoch_groups = 0
 
     @property
-    def _first_segment(self) -> int:
-        """Worked out, as an interrupt between forgetting a segment and counting it would lose the next one."""
-        return self._num_segments - len(self._segments)
+    def _first_item(self) -> int:
+        """Computed, not counted: an interrupt between removing an item and counting it would lose the next one."""
+        return self._num_items - len(self._items)
 
-    def segments(self, head: int) -> Iterator[Segment]:
-        """The ready segments from number ``head`` on; those before it are forgotten."""
-        while self._first_segment < head:
-            segment = self._segments.popleft()
-            if isinstance(segment, ChunkEnd):
-                self.num_ready_bytes -= segment.chunk.num_bytes
-        return iter(self._segments)
+    def items(self, head: int) -> Iterator[Item]:
+        """The ready items from number ``head`` on; earlier ones are removed."""
+        while self._first_item < head:
+            item = self._items.popleft()
+            if isinstance(item, ChunkEnd):
+                self.num_ready_bytes -= item.chunk.num_bytes
+        return iter(self._items)
 
-    def segment(self, number: int) -> Segment | None:
-        """The segment of that number, if it is ready and not forgotten."""
-        index = number - self._first_segment
-        return self._segments[index] if 0 <= index < len(self._segments) else None
+    def item(self, number: int) -> Item | None:
+        """The item of that number, if it is ready and not removed."""
+        index = number - self._first_item
+        return self._items[index] if 0 <= index < len(self._items) else None
 
     def remembers(self, head: int) -> bool:
-        """Whether :meth:`segments` can still go back to number ``head``."""
-        return self._first_segment <= head
+        """Whether :meth:`items` can still go back to number ``head``."""
+        return self._first_item <= head
 
     @property
     def oldest_in_flight(self) -> Entry | None:
-        """The entry that holds up the order, if any."""
+        """The oldest entry that is not filled, if any: later ones wait for it."""
         return self._entries[0] if self._entries else None
 
 
-def _segments_of(chunk: Chunk, acked: Set[Position]) -> Iterator[Segment]:
-    """The chunk's samples and bad rows in their order, and its end."""
-    marks: list[tuple[int, Segment]] = [(chunk.samples_before(error.row), Bad(chunk, error)) for error in chunk.errors]
+def _items_of(chunk: Chunk, acked: Set[Position]) -> Iterator[Item]:
+    """The chunk's samples and bad rows in their order, then its end."""
+    marks: list[tuple[int, Item]] = [
+        (chunk.samples_before(error.row), BadRowItem(chunk, error)) for error in chunk.errors
+    ]
     if acked:
-        marks += [(i, Done(chunk, i)) for i in range(chunk.num_samples) if chunk.position(i) in acked]
+        marks += [(i, AlreadyAcked(chunk, i)) for i in range(chunk.num_samples) if chunk.position(i) in acked]
         # A bad row comes before the sample that it precedes.
-        marks.sort(key=lambda mark: (mark[0], isinstance(mark[1], Done)))
+        marks.sort(key=lambda mark: (mark[0], isinstance(mark[1], AlreadyAcked)))
     start = 0
-    for sample, segment in marks:
+    for sample, item in marks:
         if start < sample:
             yield Run(chunk, start, sample)
-        yield segment
-        start = sample + 1 if isinstance(segment, Done) else sample
+        yield item
+        start = sample + 1 if isinstance(item, AlreadyAcked) else sample
     if start < chunk.num_samples:
         yield Run(chunk, start, chunk.num_samples)
     yield ChunkEnd(chunk)

@@ -1,4 +1,4 @@
-"""A chunk: the samples of consecutive positions, as the packed columns in which a worker sent them."""
+"""A chunk: the samples of consecutive positions, in the packed columns that a worker sent."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 __all__ = ("Chunk", "Drop", "Note", "Origin")
 
 _TEXTS = {"prompt": "prompt_text"}
-"""Columns of which there may be another that holds the texts themselves, in place of JSON."""
+"""Column -> the column that may hold its texts as plain text instead of JSON."""
 _JOURNAL = "journal"
-"""The reason for which a row is dropped that brought down workers, when a snapshot knows it."""
+"""Drop reason of a row that killed workers before, according to the journal in the snapshot."""
 
 
 class Origin(Protocol):
-    """Knows where the rows of a chunk came from."""
+    """Where the rows of a chunk come from."""
 
     def location(self, row: int) -> SourceLocation:
         """The location of the chunk's row ``row``, counted from 0."""
@@ -36,14 +36,14 @@ class Origin(Protocol):
 
 
 class Drop(NamedTuple):
-    """Rows of a chunk that yield no sample, and why. ``rows`` is int32, rising."""
+    """Rows of a chunk that yield no sample, and why. ``rows`` is int32, in ascending order."""
 
     reason: str
     rows: np.ndarray[Any, np.dtype[np.int32]]
 
 
 class Note(NamedTuple):
-    """Rows of a chunk that are kept and counted under a name. ``rows`` is int32, rising."""
+    """Rows of a chunk that are kept and counted under a name. ``rows`` is int32, in ascending order."""
 
     name: str
     rows: np.ndarray[Any, np.dtype[np.int32]]
@@ -52,16 +52,15 @@ class Note(NamedTuple):
 class Chunk:
     """Rows ``[first.row, first.row + num_rows)`` of one window, tokenized.
 
-    Where the tokens of rows were counted before, every row is a sample: bad rows, and those that another rank
-    tokenizes, have no tokens.
+    If the row index counted the tokens before, every row is a sample: bad rows and rows of other ranks have no tokens.
 
-    :ivar num_samples: rows that were kept; the chunk's samples are counted from 0 to here.
+    :ivar num_samples: rows that were kept; the chunk's samples are numbered from 0.
     :ivar drops: rows that yield no sample, by reason.
-    :ivar notes: what statistics count of rows that are kept, likewise by name.
+    :ivar notes: rows that are kept and counted in the statistics, by name.
     :ivar errors: bad rows, in their order.
-    :ivar ends_epoch: whether no row of the epoch follows.
-    :ivar num_bytes: memory the columns take.
-    :ivar sums: what a digest of the stream is made of.
+    :ivar ends_epoch: whether this is the last chunk of its epoch.
+    :ivar num_bytes: memory of the columns.
+    :ivar sums: running sums for the digest of the stream.
     """
 
     __slots__ = (
@@ -105,14 +104,14 @@ class Chunk:
         self.sums = sums_of(msgspec.structs.astuple(first), self._expected_ends(), self._kept, token_sums)
 
     def _expected_ends(self) -> np.ndarray[Any, Any]:
-        """Where the tokens of each sample stop, if those that another rank has were here."""
+        """End offset of each sample's tokens, as if the tokens of all ranks were here."""
         if self._expected is None:
             return np.frombuffer(self._token_ends, np.uint32)
 
         return np.cumsum(self._expected[0], dtype=np.uint64)
 
     def row_of(self, sample: int) -> int:
-        """The row, counted from the chunk's first, that became sample ``sample``."""
+        """The row of sample ``sample``, counted from the chunk's first row."""
         return sample if self._kept is None else int(self._kept[sample])
 
     def samples_before(self, row: int) -> int:
@@ -120,7 +119,7 @@ class Chunk:
         return min(row, self.num_samples) if self._kept is None else int(np.searchsorted(self._kept, row))
 
     def num_tokens(self, start: int, stop: int) -> int:
-        """Tokens of the samples ``[start, stop)``; also of those that another rank has."""
+        """Number of tokens of the samples ``[start, stop)``, including those that another rank tokenizes."""
         if self._expected is not None:
             return int(self._expected[0][start:stop].sum(dtype=np.int64))
 
@@ -130,12 +129,12 @@ class Chunk:
         return self._token_ends[stop - 1] - (self._token_ends[start - 1] if start else 0)
 
     def tokens_of(self, sample: int) -> Tokens:
-        """Read-only int32 view of shape (num_tokens,)."""
+        """The sample's tokens: a read-only int32 view of shape (num_tokens,)."""
         ends = self._token_ends
         return self._tokens[(ends[sample - 1] if sample else 0) : ends[sample]]
 
     def value(self, column: str, sample: int) -> Any:
-        """A column's JSON value, decoded afresh so that the caller may change it; None where there is none."""
+        """A column's JSON value, decoded at each call, so that the caller may change it; None if there is none."""
         if raw := self._raw(column, sample):
             return _decode(raw)
 
@@ -154,11 +153,11 @@ class Chunk:
         return Position(self.first.epoch, self.first.window, self.first.row + self.row_of(sample))
 
     def location(self, sample: int) -> SourceLocation:
-        """Where the row of sample ``sample`` lies."""
+        """The location of the row of sample ``sample``."""
         return self._origin.location(self.row_of(sample))
 
     def row_location(self, row: int) -> SourceLocation:
-        """Where row ``row``, counted from the chunk's first, lies."""
+        """The location of row ``row``, counted from the chunk's first row."""
         return self._origin.location(row)
 
     def row_key(self, row: int) -> tuple[int, int]:
@@ -167,7 +166,7 @@ class Chunk:
 
 
 def _tokens_of(reply: Tokenized) -> Tokens:
-    """The tokens, read-only, and aligned as users' code may rely on it. Those of a large reply are: no copy."""
+    """The tokens, read-only and aligned, as users' code may rely on it. Only unaligned (small) replies are copied."""
     tokens = np.frombuffer(reply.tokens, np.int32)
     if not tokens.flags.aligned:
         tokens = tokens.copy()
@@ -176,14 +175,14 @@ def _tokens_of(reply: Tokenized) -> Tokens:
 
 
 def _ends_of(data: Data) -> memoryview:
-    """The uint32 values of ``data``. One by one they come faster from a view than from an array."""
+    """The uint32 values of ``data``. Reading single values is faster from a memoryview than from an array."""
     return memoryview(data).cast("I")
 
 
 def _decode(raw: memoryview) -> Any:
     try:
         return msgspec.json.decode(raw)
-    except msgspec.DecodeError:  # NaN and lone surrogates, which the reader accepts as slime's does
+    except msgspec.DecodeError:  # NaN and lone surrogates, which our reader accepts because slime's does
         return json.loads(bytes(raw))
 
 
@@ -192,14 +191,14 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def _expected_of(reply: Tokenized) -> tuple[Int32, Bools]:
-    """How many tokens each row has, and whether it was to be tokenized here."""
+    """The number of tokens of each row, and whether this rank tokenizes it."""
     expected = np.frombuffer(reply.expected, np.int32)
     is_ours = expected >= 0
     return np.where(is_ours, expected, -1 - expected), is_ours
 
 
 def _with_every_row(reply: Tokenized, expected: Int32, is_ours: Bools) -> Tokenized:
-    """The reply with a sample for every row; ours that have not the tokens they should have are bad rows."""
+    """The reply with a sample for every row. Rows of this rank with an unexpected number of tokens are bad rows."""
     ends = np.frombuffer(reply.token_ends, np.uint32)
     kept = np.frombuffer(reply.kept, np.int32) if reply.kept else np.arange(len(ends))
     lengths = np.zeros(len(expected), np.int64)
@@ -221,7 +220,7 @@ def _with_every_row(reply: Tokenized, expected: Int32, is_ours: Bools) -> Tokeni
 
 
 def _without(reply: Tokenized, kept: Any, lengths: Any, expected: Int32, is_wrong: Bools) -> Tokenized:
-    """The reply without the tokens of rows that are wrong, which are errors now, no drops, and not noted."""
+    """The reply without the tokens of the wrong rows: they become errors, and are neither drops nor notes."""
     tokens = np.frombuffer(reply.tokens, np.int32)[np.repeat(~is_wrong[kept], lengths[kept])]
     errors = [
         RowError(row, "AD424", _other_tokens(int(lengths[row]), int(expected[row])))
@@ -237,7 +236,7 @@ def _without(reply: Tokenized, kept: Any, lengths: Any, expected: Int32, is_wron
 
 
 def _outside(rows_by_name: dict[str, Data], is_wrong: Bools) -> dict[str, Data]:
-    """Each one's rows that are not wrong, where there are any."""
+    """The rows of each name that are not wrong; names without such a row are left out."""
     left: dict[str, Data] = {}
     for name, data in rows_by_name.items():
         rows = np.frombuffer(data, np.int32)
@@ -257,7 +256,7 @@ def _other_tokens(num_tokens: int, num_expected: int) -> str:
 
 
 def _filled(ends: Data, kept: Any, num_rows: int) -> bytes:
-    """Where each row's value stops, if those that are not kept have none."""
+    """End offset of each row's value; rows that are not kept have an empty value."""
     sizes = np.zeros(num_rows, np.int64)
     sizes[kept] = np.diff(np.frombuffer(ends, np.uint32), prepend=np.uint32(0))
     return np.cumsum(sizes).astype(np.uint32).tobytes()

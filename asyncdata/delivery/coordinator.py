@@ -1,7 +1,7 @@
-"""Serves requests: the buffer first, then the stream, and one commit for both.
+"""Serves requests: first from the rollout buffer, then from the stream, with one commit for both.
 
 Nothing here waits: a request that cannot be served yet is queued, with a function that wakes its caller. One lock
-guards everything. The caller's thread delivers; the service's thread fills the channel.
+guards all state. The caller's thread delivers; the service's thread fills the channel.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import EndOfData, LoaderClosedError, TooManyBadRowsError
-from asyncdata.core.types import Lot, Sample
+from asyncdata.core.types import Sample, SampleRange
 from asyncdata.delivery.bad_rows import bad_row_error
 from asyncdata.delivery.channel import Channel, Failure, Run
 from asyncdata.delivery.ledger import Counters, Ledger
@@ -41,10 +42,10 @@ _structs = msgspec.structs
 class Coordinator:
     """Owns the ledger, the channel and the queue of requests.
 
-    :param quarantine: called with each bad row that is passed over, before the delivery that passes it is committed.
-    :ivar on_room: called when a delivery made the room in the channel that :meth:`reserve` did not find.
-    :ivar failed: calls whose caller got nothing: the request, if there was one, and what :meth:`take_ready` gave. A
-        caller appends, which nothing can interrupt half-way, and then has them settled.
+    :param quarantine: called with each bad row that is passed over, before the delivery is committed.
+    :ivar on_room: called when a delivery has made the room in the channel that :meth:`reserve` did not find.
+    :ivar failed: deliveries to roll back: the request, if there was one, and the samples of :meth:`take_ready`. On an
+        exception the caller appends to it, which is atomic under the GIL, and calls :meth:`settle`.
     """
 
     def __init__(
@@ -52,11 +53,11 @@ class Coordinator:
         rules: DeliveryRules,
         *,
         buffer_filter: BufferFilter = first_in_first_out,
-        quarantine: Callable[[BadRowError], object] = bool,
+        quarantine: Callable[[BadRowError], object] = no_op,
     ) -> None:
         self.rules = rules
         self._state = State(Ledger(counters=Counters(digest=StreamDigest(rules.digest))))
-        self.on_room: Callable[[], object] = bool
+        self.on_room: Callable[[], object] = no_op
         self.failed: deque[tuple[Request | None, list[Sample] | None]] = deque()
         self.channel = self._new_channel()
         self._chooser = Chooser(buffer_filter)
@@ -65,12 +66,12 @@ class Coordinator:
         self._requests: deque[Request] = deque()
         self._closed = ""
         self._wanted_room = 0
-        self._room_from = 0  # before so many samples are taken, there is not the wanted room
+        self._room_from = 0  # the wanted room is there once so many samples are taken
         self._is_over_budget = False
 
     @property
     def ledger(self) -> Ledger:
-        """What is delivered."""
+        """What was delivered so far."""
         if self.failed:
             self.settle()
         state = self._state
@@ -87,7 +88,10 @@ class Coordinator:
     # The caller's side.
 
     def take_ready(self, num_groups: int, last_epoch: int | None = None) -> list[Sample] | None:
-        """What :meth:`poll` would give, if that is the middle of a run of samples; the way of nearly every batch."""
+        """The fast path of :meth:`poll`, which serves nearly every batch; None if :meth:`poll` must be called.
+
+        It serves requests that end within the current run of samples.
+        """
         before = after = self._state
         ledger, run, num_taken = before.ledger, before.run, before.num_taken
         if run is None or ledger.buffer or self._requests or self._closed or self.failed or self.rules.commit_on_ack:
@@ -105,9 +109,9 @@ class Coordinator:
 
                 counters, size = ledger.counters, self.rules.samples_per_group
                 index, group_index = counters.num_samples + num_taken * size, counters.num_groups + num_taken
-                samples = Lot(run.chunk, start, stop, index, group_index, size).samples()
+                samples = SampleRange(run.chunk, start, stop, index, group_index, size).samples()
                 after = State(ledger, run, num_taken + num_groups)
-                self._state = after  # the commit: one assignment, which an interrupt finds done or not done
+                self._state = after  # the commit: one assignment, so that an interrupt comes before or after it
                 if self._wanted_room and ledger.taken + after.num_taken >= self._room_from:
                     self._offer_room()
             return samples
@@ -117,13 +121,13 @@ class Coordinator:
             raise
 
     def poll(self, request: Request) -> list[Sample] | None:
-        """The samples of the groups asked for, group after group, committed; None while they are not ready.
+        """Deliver the samples of the requested groups, group after group; None if they are not ready yet.
 
         Requests are served in the order in which they were first polled.
 
-        :raises EndOfData: if fewer are left; under ``drop_last=False`` they are in the error, and delivered.
-        :raises BadRowError: if the next row is bad and ``bad_row_stops``; at every call, for nothing is passed.
-        :raises AsyncDataError: whatever else stops the stream here.
+        :raises EndOfData: if fewer are left; under ``drop_last=False`` they are in the error, and count as delivered.
+        :raises BadRowError: if the next row is bad and ``bad_row_stops``; at every call, as the row is not passed over.
+        :raises AsyncDataError: any other error that ends the stream here.
         """
         with self._lock:
             self._chooser.refuse_calls()
@@ -144,9 +148,9 @@ class Coordinator:
             return samples
 
     def settle(self) -> None:
-        """What the calls in ``failed`` took counts as not delivered.
+        """Roll back the deliveries in ``failed``.
 
-        Should an interrupt come between, whoever comes next does it.
+        If an interrupt stops this, the next call of any method that reads the state completes it.
         """
         with self._lock:
             while self.failed:
@@ -158,7 +162,7 @@ class Coordinator:
                 self.failed.popleft()
 
     def withdraw(self, request: Request) -> None:
-        """The caller is gone, whatever the reason. A delivery that it cannot have received is taken back."""
+        """Drop the request of a caller that stopped waiting. Roll back a delivery that it cannot have received."""
         with self._lock:
             if request.commit is not None:
                 self._go_back(*request.commit)
@@ -169,13 +173,13 @@ class Coordinator:
             self._state = before
 
     def moment(self) -> Moment:
-        """What is delivered now, for :meth:`go_back`."""
+        """The current state of delivery, for :meth:`go_back`."""
         with self._lock:
             self.settle()
             return self._state, self.channel
 
     def go_back(self, before: Moment, after: Moment) -> None:
-        """Undo what was delivered between two moments; nothing, if something came behind them."""
+        """Undo the deliveries between two moments; do nothing if there were deliveries after the second one."""
         with self._lock:
             self.settle()
             if before[1] is after[1] is self.channel:
@@ -193,8 +197,8 @@ class Coordinator:
         if delivery.is_last and self.rules.drop_last:
             delivery, request.chosen = dropped(delivery), []
         samples = [sample for item in request.chosen for sample in item.group]
-        for lot in delivery.lots:
-            samples += lot.samples()
+        for sample_range in delivery.ranges:
+            samples += sample_range.samples()
         after = delivery.ledger
         if request.chosen:
             after = _structs.replace(after, buffer=without(after.buffer, request.chosen))
@@ -223,7 +227,7 @@ class Coordinator:
     def _deliver(self, ledger: Ledger, num_groups: int, last_epoch: int | None) -> Delivery | None:
         try:
             delivery = deliver(
-                self.channel.segments(ledger.head),
+                self.channel.items(ledger.head),
                 ledger,
                 num_groups,
                 samples_per_group=self.rules.samples_per_group,
@@ -251,8 +255,8 @@ class Coordinator:
         return TooManyBadRowsError(f"a bad row, after max_bad_rows={self.rules.max_bad_rows} of them: {error}")
 
     def _commit(self, request: Request, ledger: Ledger) -> None:
-        segment = self.channel.segment(ledger.head)
-        after = State(ledger, segment if isinstance(segment, Run) else None)
+        item = self.channel.item(ledger.head)
+        after = State(ledger, item if isinstance(item, Run) else None)
         request.commit = (self._state, after)
         self._state = after  # the commit, as in take_ready
         self._offer_room()
@@ -260,7 +264,7 @@ class Coordinator:
     def _offer_room(self) -> None:
         if self._wanted_room and self.channel.room(self._num_taken) >= self._wanted_room:
             self.on_room()
-            self._wanted_room = 0  # behind the call: interrupted, it is made again
+            self._wanted_room = 0  # after the call: if that is interrupted, it is repeated
 
     def _queue(self, request: Request) -> None:
         if not self._requests:
@@ -281,10 +285,10 @@ class Coordinator:
             if self._requests:
                 self._requests[0].wake()
 
-    # The trainer gives back and acknowledges.
+    # Groups that the trainer gives back or acknowledges.
 
     def add_groups(self, groups: Any) -> int:
-        """Append groups to the buffer, all or none; the number of them.
+        """Append groups to the buffer, all or none; return their number.
 
         :raises InvalidGroupError: if one of them cannot be kept.
         """
@@ -298,7 +302,10 @@ class Coordinator:
             return len(returned)
 
     def acknowledge(self, keys: Iterable[int] | None) -> None:
-        """Groups (None: all) need not be served again."""
+        """Mark groups (None: all) as done: they are not served again after a restart.
+
+        :param keys: of :func:`~asyncdata.delivery.ledger.lease_key`.
+        """
         with self._lock:
             self._chooser.refuse_calls()
             self._state = State(self.ledger.acknowledged(keys))
@@ -306,7 +313,7 @@ class Coordinator:
     # The service's side.
 
     def restart(self, change: Callable[[Ledger], Ledger]) -> None:
-        """Go on from what ``change`` makes of the ledger. What was read ahead is dropped; requests go on waiting."""
+        """Replace the ledger by ``change(ledger)``. The read-ahead is dropped; requests keep waiting."""
         with self._lock:
             self._chooser.refuse_calls()
             self._state = State(_structs.replace(change(self.ledger), head=0, offset=0, taken=0))
@@ -316,7 +323,7 @@ class Coordinator:
                 request.wake()
 
     def set_capacity(self, capacity: int) -> None:
-        """Read so many samples ahead from now on; whoever calls it then pumps. What is ready already stays."""
+        """Read so many samples ahead from now on. Samples that are ready stay. The caller must pump the producer."""
         with self._lock:
             self.rules = _structs.replace(self.rules, capacity=capacity)
             self.channel.capacity, self._wanted_room = capacity, 0
@@ -331,7 +338,7 @@ class Coordinator:
         )
 
     def _max_bad_rows(self) -> int | None:
-        """Bad rows that may still be passed over. Nothing is read beyond the first one too many."""
+        """Bad rows that may still be passed over. Reading ends at the first one above this limit."""
         most = 0 if self.rules.bad_row_stops else self.rules.max_bad_rows
         return None if most is None else max(0, most - self.ledger.counters.num_bad_rows)
 
@@ -353,7 +360,7 @@ class Coordinator:
             return channel.enter(min(max_rows, room))
 
     def _is_starving(self) -> bool:
-        """Somebody waits and nothing is on its way: any room will do."""
+        """Whether a request waits while no row is in flight: then any room is enough."""
         return bool(self._requests) and self.channel.num_rows_in_flight == 0
 
     def shorten(self, channel: Channel, entry: Entry, num_rows: int) -> None:
@@ -367,14 +374,14 @@ class Coordinator:
             return channel.split(entry, num_rows)
 
     def fill(self, channel: Channel, entry: Entry, content: Chunk | Failure) -> None:
-        """The rows of ``entry`` are done."""
+        """Set the content of ``entry``."""
         with self._lock:
             channel.fill(entry, content)
             if channel is self.channel:
                 self._wake_first()
 
     def fail(self, channel: Channel, failure: Failure) -> None:
-        """Deliver everything in the order before ``failure``, and then the failure."""
+        """Deliver everything that is entered, and then the failure."""
         with self._lock:
             channel.fail(failure.error)
             if channel is self.channel:
@@ -392,7 +399,7 @@ class Coordinator:
             first.wake()
 
     def close(self, reason: str) -> None:
-        """Every request, waiting or to come, ends in LoaderClosedError."""
+        """End every request, waiting or future, with LoaderClosedError."""
         with self._lock:
             self._closed = self._closed or reason
             for request in self._requests:

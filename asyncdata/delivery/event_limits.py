@@ -1,4 +1,4 @@
-"""What tokenize functions note of rows that are kept, and that the user should hear of: said once a loader."""
+"""Warnings about rows that are kept, from notes of the tokenize function: each is logged once per loader."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _NO_STOP_TOKEN = (
 
 
 class NotesLog:
-    """Logs the note that is to be heard of, when it first comes."""
+    """Logs a warning when a note that needs one comes for the first time."""
 
     def __init__(self) -> None:
-        self._has_said = False
+        self._was_logged = False
 
     def see(self, names: Container[str]) -> None:
-        """Some rows that were tokenized have these notes."""
-        if "no_stop_token" in names and not self._has_said:
-            self._has_said = True
+        """Look at the names of the notes of a chunk."""
+        if "no_stop_token" in names and not self._was_logged:
+            self._was_logged = True
             _log.warning("chat.no_stop_token", reason=_NO_STOP_TOKEN)

@@ -1,4 +1,4 @@
-"""What was delivered, as one immutable value: replacing it is the commit, and keeping the old one is the rollback."""
+"""What was delivered, as one immutable value. Replacing it is the commit; putting the old one back is the rollback."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ __all__ = ("Counters", "Lease", "Ledger", "Returned", "lease_key")
 
 
 class Returned(msgspec.Struct, frozen=True, eq=False):
-    """A group that the trainer gave back, and the builtins that a snapshot keeps of it."""
+    """A group that the trainer gave back, and its record for the snapshot, as builtins."""
 
     group: Group
     record: list[dict[str, Any]]
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """What was delivered from the stream so far, in this run and the runs it resumed.
+    """What was delivered from the stream so far, in this run and in the runs that it resumed.
 
     :ivar num_groups: groups of the stream; also the next ``group_index``.
     :ivar num_samples: samples of the stream; also the next ``index``.
     :ivar num_tokens: their tokens; a group's prompt counts once.
     :ivar num_bad_rows: bad rows that were passed over.
-    :ivar drops: rows that yielded no sample, by reason; bad rows are there as ``bad row <code>``.
-    :ivar epoch_groups: groups of the present epoch.
-    :ivar epoch_drops: drops of the present epoch.
+    :ivar drops: rows that yielded no sample, by reason; bad rows are counted as ``bad row <code>``.
+    :ivar epoch_groups: groups of the current epoch.
+    :ivar epoch_drops: drops of the current epoch.
     :ivar notes: rows that were kept and noted by the tokenize function, by name.
-    :ivar digest: which samples those were, in which order, of which tokens.
+    :ivar digest: of the delivered samples: their positions, their order and their tokens.
     """
 
     num_groups: int = 0
@@ -51,9 +51,9 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def restored(cls, saved: dict[str, Any], of: str) -> Self:
-        """Those of a snapshot; where it has no digest yet, one begins here.
+        """The counters of a snapshot; if it has no digest (older release), a new digest begins here.
 
-        :param of: what the digest is of from now on.
+        :param of: what the digest covers from now on; see :class:`~asyncdata.delivery.stream_digest.StreamDigest`.
         """
         counters = msgspec.convert(saved, cls)
         digest = counters.digest if "digest" in saved else StreamDigest(of, first=counters.num_groups)
@@ -61,12 +61,13 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, eq=False):
-    """A request that was served under ``commit="on_ack"`` and is not wholly acknowledged.
+    """A request that was served under ``commit="on_ack"`` and is not fully acknowledged.
 
     :ivar position: the ledger's position before the request.
-    :ivar counters: its counters before the request.
-    :ivar open: groups not acknowledged: :func:`lease_key`, and the position of a group of the stream, or a group from
-        the buffer, which D cannot make again, itself. Copies that a trainer made of a group have the same key.
+    :ivar counters: the ledger's counters before the request.
+    :ivar open: the groups that are not acknowledged: pairs of :func:`lease_key`, and the position of a group of the
+        stream, or the group itself if it came from the buffer, as D cannot make it again. A copy of a group has the
+        same key.
     :ivar acked: positions of the stream's groups that are acknowledged.
     """
 
@@ -89,12 +90,12 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The state of delivery. ``head``, ``offset`` and ``taken`` point into the channel; the rest is in the snapshot.
 
     :ivar position: the first row of D that is not delivered.
-    :ivar buffer: groups that the trainer gave back, the oldest first.
-    :ivar leases: requests waiting for an acknowledgement, the oldest first.
+    :ivar buffer: groups that the trainer gave back, oldest first.
+    :ivar leases: requests that wait for an acknowledgement, oldest first.
     :ivar acked: positions from ``position`` on that were acknowledged before a restart.
-    :ivar journal: rows (file number, byte offset) given up for good because they kill workers.
-    :ivar head: number of the channel's next segment.
-    :ivar offset: samples of it that are delivered.
+    :ivar journal: rows (file number, byte offset) that are always skipped, because they kill workers.
+    :ivar head: number of the channel's next item.
+    :ivar offset: samples of that item that are delivered.
     :ivar taken: samples taken from this channel.
     """
 
@@ -109,17 +110,17 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     taken: int = 0
 
     def with_returned(self, returned: Iterable[Returned]) -> Ledger:
-        """The ledger after the trainer gave groups back: they are at the buffer's end, and no lease holds them."""
+        """The ledger with groups that the trainer gave back: at the buffer's end, and acknowledged in all leases."""
         returned = tuple(returned)
         ledger = self.acknowledged(lease_key(item.group) for item in returned) if self.leases else self
         return msgspec.structs.replace(ledger, buffer=self.buffer + returned)
 
     def with_lease(self, before: Ledger, chosen: list[Returned], samples: list[Sample], group_size: int) -> Ledger:
-        """The ledger with a lease on all that a request was served.
+        """The ledger with a lease on all groups that a request was served.
 
         :param before: the ledger before the request.
         :param chosen: groups from the buffer.
-        :param samples: those of ``chosen``, and then those of the stream.
+        :param samples: the samples of ``chosen``, and then those of the stream.
         """
         leased: list[tuple[int, Position | Returned]] = [(lease_key(item.group), item) for item in chosen]
         firsts = samples[len(chosen) * group_size :: group_size]
@@ -128,7 +129,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return msgspec.structs.replace(self, leases=(*self.leases, lease))
 
     def acknowledged(self, keys: Iterable[int] | None) -> Ledger:
-        """The ledger after the groups of ``keys`` (None: all) are done with."""
+        """The ledger after the groups of ``keys`` (None: all) are acknowledged."""
         if keys is None:
             return msgspec.structs.replace(self, leases=())
 
@@ -139,13 +140,13 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return msgspec.structs.replace(self, leases=tuple(leases))
 
     def restart_point(self) -> tuple[Position, Counters, frozenset[Position]]:
-        """Where a restart goes on: before the oldest request that is not wholly acknowledged, or at the position."""
+        """Where a restart continues: before the oldest lease, or at the position if there is none."""
         start = self.leases[0] if self.leases else self
         acked = self.acked.union(*(lease.acked for lease in self.leases))
         return start.position, start.counters, frozenset(place for place in acked if place >= start.position)
 
     def at_epoch(self, epoch: int) -> Ledger:
-        """The ledger at the start of ``epoch``; only groups from the buffer are still leased."""
+        """The ledger at the start of ``epoch``. Of the leases, only groups from the buffer are kept."""
         position = Position(epoch)
         counters = msgspec.structs.replace(self.counters, epoch_groups=0, epoch_drops={})
         leased = tuple((lease_key(item.group), item) for item in self.leased_groups())
@@ -153,11 +154,11 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return msgspec.structs.replace(self, position=position, counters=counters, leases=leases, acked=frozenset())
 
     def leased_groups(self) -> list[Returned]:
-        """Groups served from the buffer and not acknowledged, in order: D cannot make them again."""
+        """Groups that were served from the buffer and are not acknowledged, in order. D cannot make them again."""
         return [owed for lease in self.leases for _, owed in lease.open if not isinstance(owed, Position)]
 
 
 def lease_key(group: Group) -> int:
-    """What names a group, in whatever list it comes: its index, or, if it has none, its first sample's identity."""
+    """The key of a group, which any copy of the list has too: its index, or ``id`` of its first sample (negated)."""
     index = group[0].group_index
     return -1 - id(group[0]) if index is None else index

@@ -1,6 +1,6 @@
-"""One delivery: from a ledger and the ready segments to samples and the ledger after them. Nothing is changed.
+"""One delivery: from a ledger and the channel's ready items to samples and the next ledger. It changes no state.
 
-The coordinator commits a delivery by replacing its ledger, so that an exception, a timeout or Ctrl-C before that loses
+The coordinator commits a delivery by replacing its ledger. So an exception, a timeout or Ctrl-C before the commit loses
 nothing, and putting the old ledger back undoes it.
 """
 
@@ -11,52 +11,52 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from asyncdata.core.errors import NoSamplesError
-from asyncdata.core.types import Lot, Position
-from asyncdata.delivery.channel import Bad, ChunkEnd, Done, Run
+from asyncdata.core.types import Position, SampleRange
+from asyncdata.delivery.channel import AlreadyAcked, BadRowItem, ChunkEnd, Run
 from asyncdata.delivery.ledger import Counters, Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from asyncdata.delivery.channel import Segment
+    from asyncdata.delivery.channel import Item
     from asyncdata.delivery.chunk import Chunk
 
 __all__ = ("BadRowStop", "Delivery", "advanced", "deliver", "dropped")
 
 POISON_CODES = frozenset({"AD422", "AD423"})
-"""Rows that hung or killed their worker. Whether they do so again is not certain, so a snapshot names them."""
+"""Codes of rows that hung or killed their worker. They may not do so again, so a snapshot names them in its journal."""
 
 
-class BadRowStop(Exception):  # noqa: N818 - flow between here and the coordinator, which makes an error of it
-    """The row at this turn is bad, and may not be passed over: ``on_bad_row`` is "raise", or the budget is used up.
+class BadRowStop(Exception):  # noqa: N818 - control flow; the coordinator turns it into an error for the user
+    """The next row is bad and may not be passed over: ``on_bad_row`` is "raise", or the limit is reached.
 
-    :ivar passed: bad rows that were passed over on the way to it.
+    :ivar passed: bad rows that this delivery passed over before it.
     """
 
-    def __init__(self, bad: Bad, passed: list[Bad]) -> None:
+    def __init__(self, bad: BadRowItem, passed: list[BadRowItem]) -> None:
         super().__init__()
         self.bad = bad
         self.passed = passed
 
 
 class Delivery(NamedTuple):
-    """Samples, and the ledger once they are delivered.
+    """Samples, and the ledger after their delivery.
 
-    :ivar lots: in order.
-    :ivar num_groups: how many samples of the stream that is.
-    :ivar passed: bad rows that were passed over on the way.
-    :ivar is_last: whether the stream ended (or the epoch, where asked to stop there) before all was found.
+    :ivar ranges: the samples, in order.
+    :ivar num_groups: the number of samples of the stream in ``ranges``; each becomes a group.
+    :ivar passed: bad rows that were passed over.
+    :ivar is_last: whether the stream ended (or the epoch ``last_epoch``) before enough samples were found.
     """
 
-    lots: list[Lot]
+    ranges: list[SampleRange]
     num_groups: int
     ledger: Ledger
-    passed: list[Bad]
+    passed: list[BadRowItem]
     is_last: bool = False
 
 
 def deliver(
-    segments: Iterable[Segment],
+    items: Iterable[Item],
     ledger: Ledger,
     num_groups: int,
     *,
@@ -65,24 +65,24 @@ def deliver(
     bad_row_stops: bool = True,
     max_bad_rows: int | None = None,
 ) -> Delivery | None:
-    """Take the next ``num_groups`` samples of the stream, each to become a group; None if they are not ready yet.
+    """Take the next ``num_groups`` samples of the stream; each becomes a group. None if they are not ready yet.
 
-    :param segments: the ready ones, from ``ledger.head`` on.
-    :param last_epoch: do not go beyond this epoch; fewer samples come if it ends.
-    :raises BadRowStop: if a bad row comes before the last sample asked for, and ``bad_row_stops`` or there were
-        ``max_bad_rows`` already.
+    :param items: the channel's ready items, from ``ledger.head`` on.
+    :param last_epoch: do not go beyond this epoch; there are fewer samples if it ends.
+    :raises BadRowStop: if a bad row comes before the last requested sample, and ``bad_row_stops`` is set or
+        ``max_bad_rows`` were passed over already.
     :raises NoSamplesError: if an epoch ends without a sample.
-    :raises AsyncDataError: what stopped the stream.
+    :raises AsyncDataError: the error that ended the stream.
     """
     if last_epoch is not None and ledger.position.epoch > last_epoch:
         return Delivery([], 0, ledger, [], is_last=num_groups > 0)
 
     walk = _Walk(ledger, num_groups, samples_per_group, bad_row_stops, max_bad_rows)
-    for segment in segments:
-        if walk.need == 0 and not walk.may_pass(segment):
+    for item in items:
+        if walk.need == 0 and not walk.may_pass(item):
             break
 
-        walk.step(segment)
+        walk.step(item)
         if last_epoch is not None and walk.position.epoch > last_epoch:
             return walk.result(is_last=walk.need > 0)
 
@@ -90,14 +90,14 @@ def deliver(
 
 
 def advanced(ledger: Ledger, run: Run, num_groups: int, samples_per_group: int) -> Ledger:
-    """The ledger after ``num_groups`` more samples of ``run``, the segment it points to; some of the run is left."""
+    """The ledger after ``num_groups`` more samples of ``run``, the item that it points to, without the run's end."""
     walk = _Walk(ledger, num_groups, samples_per_group, bad_row_stops=True, max_bad_rows=None)
     walk.step(run)
     return walk.result().ledger
 
 
 class _Walk:
-    """The changing values while segments are walked."""
+    """The changing values while items are walked."""
 
     def __init__(
         self, ledger: Ledger, need: int, samples_per_group: int, bad_row_stops: bool, max_bad_rows: int | None
@@ -107,8 +107,8 @@ class _Walk:
         self.need = need
         self.position = ledger.position
         self.head, self.offset, self.taken = ledger.head, ledger.offset, ledger.taken
-        self.lots: list[Lot] = []
-        self.passed: list[Bad] = []
+        self.ranges: list[SampleRange] = []
+        self.passed: list[BadRowItem] = []
         self._samples_per_group = samples_per_group
         self._bad_row_stops, self._max_bad_rows = bad_row_stops, max_bad_rows
         self._num_groups, self._epoch_groups = counters.num_groups, counters.epoch_groups
@@ -116,41 +116,42 @@ class _Walk:
         self._digest = counters.digest
         self._drops, self._epoch_drops, self._notes = counters.drops, counters.epoch_drops, counters.notes
 
-    def may_pass(self, segment: Segment) -> bool:
-        """Whether a segment behind the last sample asked for goes with it, so that an epoch's end is the next's
-        start.
+    def may_pass(self, item: Item) -> bool:
+        """Whether to take this item although enough samples are found.
+
+        A chunk's end is taken with its last sample, so that the position at an epoch's end is the start of the next.
         """
-        if self.offset:  # the run before it is not at its end
+        if self.offset:  # a part of the previous run is left
             return False
 
-        if isinstance(segment, ChunkEnd):
-            return not (segment.chunk.ends_epoch and self._epoch_groups == 0)
+        if isinstance(item, ChunkEnd):
+            return not (item.chunk.ends_epoch and self._epoch_groups == 0)
 
-        return isinstance(segment, Done)
+        return isinstance(item, AlreadyAcked)
 
-    def step(self, segment: Segment) -> None:
-        """Walk one segment, or as much of it as is needed."""
-        if isinstance(segment, Run):
-            self._run(segment)
-        elif isinstance(segment, ChunkEnd):
-            self._chunk_end(segment.chunk)
-        elif isinstance(segment, Done):
-            self._move_to(segment.chunk, segment.chunk.row_of(segment.sample) + 1)
-            self._num_tokens += segment.chunk.num_tokens(segment.sample, segment.sample + 1)
-            self._digest = self._digest.plus(segment.chunk.sums, segment.sample, segment.sample + 1)
+    def step(self, item: Item) -> None:
+        """Walk one item, or as much of it as is needed."""
+        if isinstance(item, Run):
+            self._run(item)
+        elif isinstance(item, ChunkEnd):
+            self._chunk_end(item.chunk)
+        elif isinstance(item, AlreadyAcked):
+            self._move_to(item.chunk, item.chunk.row_of(item.sample) + 1)
+            self._num_tokens += item.chunk.num_tokens(item.sample, item.sample + 1)
+            self._digest = self._digest.plus(item.chunk.sums, item.sample, item.sample + 1)
             self._num_groups += 1
             self._epoch_groups += 1
             self.head += 1
-        elif isinstance(segment, Bad):
-            self._bad(segment)
+        elif isinstance(item, BadRowItem):
+            self._bad(item)
         else:
-            raise segment.error
+            raise item.error
 
     def _run(self, run: Run) -> None:
         start = run.start + self.offset
         stop = min(run.stop, start + self.need)
         index, size = self._next_index(), self._samples_per_group
-        self.lots.append(Lot(run.chunk, start, stop, index, self._num_groups, size))
+        self.ranges.append(SampleRange(run.chunk, start, stop, index, self._num_groups, size))
         self._move_to(run.chunk, run.chunk.row_of(stop - 1) + 1)
         self._num_tokens += run.chunk.num_tokens(start, stop)
         self._digest = self._digest.plus(run.chunk.sums, start, stop)
@@ -174,7 +175,7 @@ class _Walk:
             self._epoch_groups, self._epoch_drops = 0, {}
         self.head += 1
 
-    def _bad(self, bad: Bad) -> None:
+    def _bad(self, bad: BadRowItem) -> None:
         num_bad = self.ledger.counters.num_bad_rows + len(self.passed)
         if self._bad_row_stops or (self._max_bad_rows is not None and num_bad >= self._max_bad_rows):
             raise BadRowStop(bad, self.passed)
@@ -185,7 +186,7 @@ class _Walk:
         self.head += 1
 
     def _move_to(self, chunk: Chunk, row: int) -> None:
-        """Every row of the chunk before ``row`` has had its turn."""
+        """Set the position to the chunk's row ``row``; count the drops and notes of the rows before it."""
         first, here = chunk.first, self.position
         done = here.row - first.row if (here.epoch, here.window) == (first.epoch, first.window) else 0
         for drop in chunk.drops:
@@ -230,15 +231,15 @@ class _Walk:
             offset=self.offset,
             taken=self.taken,
         )
-        return Delivery(self.lots, self.taken - before.taken, after, self.passed, is_last)
+        return Delivery(self.ranges, self.taken - before.taken, after, self.passed, is_last)
 
 
 def _num_between(rows: Any, start: int, stop: int) -> int:
-    """How many of ``rows``, which rise, are in ``[start, stop)``."""
+    """How many of ``rows``, in ascending order, are in ``[start, stop)``."""
     return int(rows.searchsorted(stop)) - int(rows.searchsorted(start))
 
 
-def _poison(passed: list[Bad]) -> list[tuple[int, int]]:
+def _poison(passed: list[BadRowItem]) -> list[tuple[int, int]]:
     return [bad.chunk.row_key(bad.error.row) for bad in passed if bad.error.code in POISON_CODES]
 
 
@@ -249,10 +250,10 @@ def _no_samples(epoch: int, drops: dict[str, int]) -> str:
 
 
 def dropped(delivery: Delivery) -> Delivery:
-    """The delivery with its samples dropped: a short last batch under ``drop_last``."""
+    """The delivery without its samples, which are counted as dropped: a short last batch under ``drop_last``."""
     counters, number = delivery.ledger.counters, delivery.num_groups
     if number:
         drops = {**counters.drops, "drop_last": counters.drops.get("drop_last", 0) + number}
         counters = msgspec.structs.replace(counters, drops=drops)
     ledger = msgspec.structs.replace(delivery.ledger, counters=counters)
-    return delivery._replace(lots=[], num_groups=0, ledger=ledger)
+    return delivery._replace(ranges=[], num_groups=0, ledger=ledger)

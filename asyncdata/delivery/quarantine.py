@@ -1,4 +1,4 @@
-"""Bad rows that were passed over: what is written of them, where, and how it is read again."""
+"""Writes bad rows that were passed over to the log and the quarantine file, and reads that file."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ("Entry", "Quarantine", "Quarantined", "read_quarantine", "record_of")
 
 _log = get_logger(__name__)
 _MAX_LOGGED = 10
-"""Bad rows of a code that are logged one by one."""
+"""Number of bad rows of one code that are logged one by one."""
 _MAX_LINE_BYTES = 1 << 20
 
 
 class Quarantine:
-    """Where bad rows go under ``on_bad_row``: to the log, and to a JSONL file if there is one.
+    """Where bad rows go that are passed over: to the log, and to a JSONL file if ``path`` is given.
 
-    :param path: the file; rows are appended. A run that resumes before a row writes it again.
+    :param path: the file; rows are appended. A run that resumes before a bad row writes that row again.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -38,7 +38,7 @@ class Quarantine:
 
     @classmethod
     def opened(cls, path: str | None) -> Quarantine:
-        """A quarantine whose file, if it has one, is there and can be written.
+        """A quarantine whose file, if it has one, exists and can be written.
 
         :raises ConfigError: if it cannot.
         """
@@ -51,9 +51,9 @@ class Quarantine:
         return cls(path)
 
     def add(self, error: BadRowError) -> None:
-        """Log the row, and write it down, durably, before the delivery that passes it is committed.
+        """Log the row, and write it to the file, durably. Called before the delivery is committed.
 
-        :raises QuarantineError: if that fails; the row is not passed over then.
+        :raises QuarantineError: if the write fails; then the row is not passed over.
         """
         self._log(error)
         if self._path is None:
@@ -69,7 +69,7 @@ class Quarantine:
             ) from error
 
     def _log(self, error: BadRowError) -> None:
-        """The first rows of a code one by one; then one row whenever there are twice as many."""
+        """Log the first rows of a code one by one; after that, one row each time their number has doubled."""
         number = self._num_logged[error.code] = self._num_logged.get(error.code, 0) + 1
         code, path, line, reason = error.code, error.path, error.line, error.reason
         if number <= _MAX_LOGGED:
@@ -100,14 +100,14 @@ def _append(path: str, line: bytes) -> None:
 
 
 def _take_back(fd: int, num_bytes: int) -> None:
-    """Half a line would spoil the next one; where others have appended behind it, it stays."""
+    """Remove a half-written line, which would spoil the next one; but not if another process has appended since."""
     end = os.lseek(fd, 0, os.SEEK_CUR)
     if num_bytes and end == os.fstat(fd).st_size:
         os.ftruncate(fd, end - num_bytes)
 
 
 def _is_torn(fd: int) -> bool:
-    """Whether the file ends with half a line, as of a process that was killed."""
+    """Whether the file ends with half a line, because a process was killed while it wrote."""
     num_bytes = os.fstat(fd).st_size
     return num_bytes > 0 and os.pread(fd, 1, num_bytes - 1) != b"\n"
 
@@ -125,13 +125,13 @@ def _open(path: str) -> int:
 
 
 def _refuse_others(fd: int, path: str) -> None:
-    """Of a FIFO or a device, nothing could be read back; some never end."""
+    """Refuse a FIFO or a device: what is written there cannot be read back, and reading may never end."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", path)
 
 
 def record_of(error: BadRowError) -> dict[str, Any]:
-    """What a quarantine file says of a bad row."""
+    """The JSON object that the quarantine file has for a bad row."""
     numbered = {} if error.row_number is None else {"row_number": error.row_number}
     return {
         "code": error.code,
@@ -145,7 +145,7 @@ def record_of(error: BadRowError) -> dict[str, Any]:
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A bad row, as :func:`record_of` wrote it down; see :class:`~asyncdata.BadRowError`."""
+    """A bad row, as :func:`record_of` wrote it; see :class:`~asyncdata.BadRowError`."""
 
     code: str
     path: str
@@ -157,7 +157,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """``FILE:LINE``, or the row's number where there are no lines; what is known of it."""
+        """``FILE:LINE`` if the line is known; otherwise the file with the row number or the byte offset."""
         if self.line is not None:
             return f"{self.path}:{self.line}"
 
@@ -165,11 +165,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quarantined(NamedTuple):
-    """What a quarantine file holds.
+    """The content of a quarantine file.
 
-    :ivar entries: each row once, as it was written down last, in the order of their first times.
-    :ivar times: how often each was written down: once in every epoch, and again after a resume.
-    :ivar num_unreadable: lines that say nothing of a row, as the last one of a process that was killed.
+    :ivar entries: each row once, as it was written last, in the order in which the rows were first written.
+    :ivar times: how often each row was written: once per epoch, and again after a resume.
+    :ivar num_unreadable: lines that are not a record, such as the last line of a process that was killed.
     """
 
     entries: list[Entry]
@@ -206,7 +206,7 @@ def read_quarantine(path: str) -> Quarantined:
 
 
 def _lines(path: str) -> Iterator[bytes]:
-    """The lines of the file; of one that is longer than any of ours, a beginning."""
+    """The lines of the file; of a line longer than any record, only the start."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         _refuse_others(file.fileno(), path)
         is_within = False

@@ -1,10 +1,12 @@
-"""What a caller asks for, the rules it is served by, and the state that serving it replaces."""
+"""A caller's request, the rules by which it is served, and the state of delivery that serving it replaces."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from asyncdata.core.callbacks import no_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,9 +19,9 @@ __all__ = ("DeliveryRules", "Request", "State")
 
 
 class DeliveryRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a delivery obeys; each field is a knob of the loader.
+    """The loader's knobs that delivery depends on; see :class:`~asyncdata.LoaderConfig`.
 
-    :ivar shows_rows: whether errors may show what stands in a row.
+    :ivar shows_rows: whether errors may quote a row.
     """
 
     capacity: int
@@ -35,9 +37,9 @@ class DeliveryRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """What is delivered: a ledger, and ``num_taken`` samples since from ``run``, the segment it points to.
+    """What is delivered: a ledger, and ``num_taken`` samples of ``run``, the channel item that it points to.
 
-    So the next batch of a run costs one small object, and position and counters are worked out when somebody asks.
+    So the next batch of a run costs one small object; position and counters are computed only when they are read.
     """
 
     ledger: Ledger
@@ -45,7 +47,7 @@ class State(msgspec.Struct, frozen=True, gc=False, eq=False):
     num_taken: int = 0
 
     def without(self, samples: list[Sample], samples_per_group: int) -> State:
-        """The state before ``samples`` were taken from the run; this one if others were taken since."""
+        """The state before ``samples`` were taken from the run; this state if other samples were taken after them."""
         ledger, run, num_taken = self.ledger, self.run, self.num_taken
         num_groups = len(samples) // samples_per_group
         if run is None or num_taken < num_groups:
@@ -56,11 +58,12 @@ class State(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class Request:
-    """A caller's wish for ``num_groups`` groups, kept while it waits.
+    """A caller's request for ``num_groups`` groups, kept while the caller waits.
 
-    :param last_epoch: do not go beyond this epoch; fewer groups may come then.
-    :ivar wake: called, from any thread, when it is worth polling again.
-    :ivar chosen: what the buffer filter chose; it stays in the buffer until the request is served.
+    :param last_epoch: do not go beyond this epoch; there may be fewer groups then.
+    :ivar wake: called, from any thread, when the caller should poll again.
+    :ivar chosen: the groups that the buffer filter chose; they stay in the buffer until the request is served.
+    :ivar commit: the states before and after the delivery that served it, so that it can be rolled back.
     """
 
     __slots__ = ("chosen", "commit", "last_epoch", "num_groups", "wake")
@@ -68,6 +71,6 @@ class Request:
     def __init__(self, num_groups: int, last_epoch: int | None = None) -> None:
         self.num_groups = num_groups
         self.last_epoch = last_epoch
-        self.wake: Callable[[], object] = bool
+        self.wake: Callable[[], object] = no_op
         self.chosen: list[Returned] | None = None
         self.commit: tuple[State, State] | None = None

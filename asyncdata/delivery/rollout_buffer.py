@@ -1,4 +1,4 @@
-"""The rollout buffer: groups the trainer gave back, what may enter, and what a filter may take out."""
+"""The rollout buffer: checks the groups that the trainer gives back, and calls the filter that takes groups out."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def first_in_first_out(buffer: list[Group], num_groups: int) -> list[Group]:
 
 
 def filter_of(buffer_filter: BufferFilter | str | None) -> BufferFilter:
-    """The filter that the loader's argument means: a function, or its import path.
+    """The filter of the loader's ``buffer_filter`` argument: a function, or its import path.
 
-    :raises ConfigError: if it is none.
+    :raises ConfigError: if it is not a function.
     """
     if buffer_filter is None:
         return first_in_first_out
@@ -40,12 +40,12 @@ def filter_of(buffer_filter: BufferFilter | str | None) -> BufferFilter:
 
 
 def choose(buffer: Sequence[Returned], num_groups: int, buffer_filter: BufferFilter) -> list[Returned]:
-    """At most ``num_groups`` groups of ``buffer``, as ``buffer_filter`` wants them.
+    """At most ``num_groups`` groups of ``buffer``, chosen by ``buffer_filter``.
 
-    The filter works on a copy, so whether it removes what it returns makes no difference, and a group can neither be
-    served twice nor be lost: what it returns beyond ``num_groups`` stays in the buffer.
+    The filter works on a copy, so it may or may not remove the groups that it returns. No group can be served twice or
+    be lost: groups above ``num_groups`` stay in the buffer.
 
-    :raises FilterError: if it raises, or returns anything but groups of the buffer.
+    :raises FilterError: if the filter raises, or returns something that is not a group of the buffer.
     """
     if not buffer or num_groups < 1:
         return []
@@ -64,8 +64,9 @@ def choose(buffer: Sequence[Returned], num_groups: int, buffer_filter: BufferFil
 
 
 class Chooser:
-    """Has the filter choose. Meanwhile the filter may not call its own loader: what it changed there would be undone by
-    the delivery that it is asked for, and what it waited for could not come.
+    """Calls the filter, and refuses the filter's calls to its own loader.
+
+    A change by such a call would be undone by the delivery in progress, and a call that waits would wait for ever.
     """
 
     def __init__(self, buffer_filter: BufferFilter) -> None:
@@ -81,9 +82,9 @@ class Chooser:
             self._is_choosing = False
 
     def refuse_calls(self) -> None:
-        """Under the loader's lock, so that only the filter itself can find it choosing.
+        """Refuse a call from within the filter. The caller holds the loader's lock, so no other thread is refused.
 
-        :raises ConfigError: if it does.
+        :raises ConfigError: if the filter is running.
         """
         if self._is_choosing:
             raise ConfigError(
@@ -116,7 +117,7 @@ def _name(function: Any) -> str:
 
 
 def without(buffer: tuple[Returned, ...], chosen: Sequence[Returned]) -> tuple[Returned, ...]:
-    """``buffer`` less the ``chosen`` ones, by identity."""
+    """``buffer`` without the ``chosen`` groups, by identity."""
     if not chosen:
         return buffer
 
@@ -127,7 +128,7 @@ def without(buffer: tuple[Returned, ...], chosen: Sequence[Returned]) -> tuple[R
 def validate_groups(groups: Any, samples_per_group: int, buffer: Sequence[Returned]) -> list[Returned]:
     """``groups`` as the buffer keeps them: each detached from its chunk, with its record for the snapshot.
 
-    :raises InvalidGroupError: naming the first group that cannot be kept. Nothing has been changed then.
+    :raises InvalidGroupError: naming the first group that cannot be kept; then no group is changed.
     """
     if not isinstance(groups, list | tuple):
         raise InvalidGroupError(f"AD432 add_samples takes a list of groups, got {type(groups).__name__}")

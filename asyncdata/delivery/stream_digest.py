@@ -1,13 +1,16 @@
-"""The digest of a stream: which samples were handed over, in which order, and of which tokens, in three sums.
+"""The digest of a stream: three sums that tell which samples were delivered, in which order, and with which tokens.
 
-Each sample has two words of 64 bits: ``p``, a mix of its position, and ``c``, of its number of tokens and, if asked
-for, the CRC-32 of its tokens. Modulo 2^64, the digest has the sum of all ``p``, which tells what positions came; the
-sum of that sum as it was behind each sample, which tells in what order, as in Fletcher's checksum (J. G. Fletcher, "An
-arithmetic checksum for serial transmissions", 1982); and the sum of all ``p * c``, ``p`` made odd, which tells of what
-tokens: a multilinear hash (D. Lemire and O. Kaser, "Strongly universal string hashing is fast", 2014).
+Each sample has two 64-bit words: ``p``, a mix of its position, and ``c``, a mix of its number of tokens and, if asked
+for, the CRC-32 of its tokens. The digest has three sums, modulo 2^64:
 
-Sums over a piece of a chunk follow from running sums: where batches, chunks and runs are cut makes no difference. It
-finds faults, not forgers: it is no cryptographic hash.
+- the sum of all ``p``: which positions were delivered;
+- the sum of the running sums of ``p``: in which order, as in Fletcher's checksum (J. G. Fletcher, "An arithmetic
+  checksum for serial transmissions", 1982);
+- the sum of all ``p * c``, with ``p`` made odd: which tokens, a multilinear hash (D. Lemire and O. Kaser, "Strongly
+  universal string hashing is fast", 2014).
+
+The sums over a part of a chunk follow from running sums, so it makes no difference where batches, chunks and runs are
+cut. The digest finds faults, not attacks: it is not a cryptographic hash.
 """
 
 from __future__ import annotations
@@ -51,15 +54,16 @@ def sums_of(
     """The running sums over samples of one window.
 
     :param first: epoch, window and row from which rows are counted.
-    :param token_ends: where the tokens of each sample stop, if all lie end to end: unsigned, shape (num_samples,).
-    :param kept: each one's row, counted from ``first``: int32, likewise; None: one row after the other.
-    :param token_sums: CRC-32 of each one's tokens as little-endian int32: uint32, likewise; None: not known.
+    :param token_ends: end offset of each sample's tokens, all tokens end to end: unsigned, shape (num_samples,).
+    :param kept: row of each sample, counted from ``first``: int32, shape (num_samples,); None: every row is a sample.
+    :param token_sums: CRC-32 of each sample's tokens as little-endian int32: uint32, shape (num_samples,); None: not
+        computed.
     """
     num_samples = len(token_ends)
     base = np.uint64(_base(*first[:2]) + first[2] * GOLDEN & MASK)
     places = mix(_steps(num_samples) + base if kept is None else kept.astype(np.uint64) * _GOLDEN + base)
     contents = token_ends * _GOLDEN
-    contents[1:] -= contents[:-1]  # how many tokens each has
+    contents[1:] -= contents[:-1]  # the number of tokens of each
     if token_sums is not None:
         contents += token_sums
     sums = np.zeros((3, num_samples + 1), np.uint64)
@@ -83,15 +87,15 @@ def _steps(number: int) -> Words:
 
 
 class StreamDigest(msgspec.Struct, frozen=True):
-    """What was handed over of the stream, as three sums modulo 2^64.
+    """The samples of the stream that were delivered, as three sums modulo 2^64.
 
-    :ivar of: ``positions``: the sums are of positions and numbers of tokens; ``tokens``: of the tokens too.
-    :ivar first: how many samples of the stream were handed over before the digest began: 0, unless the run goes on from
-        a snapshot that has none.
-    :ivar num_samples: how many it is over. The ``n`` samples of a group count once.
-    :ivar positions: which positions, in whatever order.
-    :ivar order: which position came when.
-    :ivar tokens: what the samples at those positions held; None from where a run went on with another ``of``.
+    :ivar of: ``positions``: the sums cover positions and numbers of tokens; ``tokens``: the tokens, too.
+    :ivar first: samples of the stream that were delivered before the digest began: 0, unless the run resumed from
+        a snapshot without a digest.
+    :ivar num_samples: samples that the digest covers. The ``n`` samples of a group count once.
+    :ivar positions: the sum that tells which positions were delivered.
+    :ivar order: the sum that tells in which order.
+    :ivar tokens: the sum that tells with which tokens; None after a run was resumed with another ``of``.
     """
 
     of: str = "positions"
@@ -118,5 +122,5 @@ class StreamDigest(msgspec.Struct, frozen=True):
         )
 
     def resumed(self, of: str) -> Self:
-        """The digest with which a run of another ``of`` goes on: what was not hashed cannot be made up for."""
+        """The digest of a run that resumes with ``of``. With another one than before, the sum of tokens is lost."""
         return self if of == self.of else msgspec.structs.replace(self, of=of, tokens=None)

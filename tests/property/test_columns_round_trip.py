@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from asyncdata.core.messages import decode_reply, encode
-from asyncdata.core.types import Lot, Position, SourceLocation
+from asyncdata.core.types import Position, SampleRange, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
@@ -98,7 +98,7 @@ def test_every_row_is_a_sample_or_a_drop_or_bad_and_is_read_as_it_was_written(fa
 
     assert chunk.num_samples == len(kept)
     for number, (row, fate) in enumerate(kept):
-        sample = Lot(chunk, number, number + 1, 0, 0, 1).samples()[0]
+        sample = SampleRange(chunk, number, number + 1, 0, 0, 1).samples()[0]
         assert sample.tokens.tolist() == fate.tokens
         assert [chunk.value(name, number) for name in COLUMNS] == [fate.values.get(name) for name in COLUMNS]
         assert (sample.position, sample.source) == (Position(1, 2, 10 + row), SourceLocation("/rows", row, 1))

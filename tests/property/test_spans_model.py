@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from asyncdata.core.types import Lot
+from asyncdata.core.types import SampleRange
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.functions.fixed_length_layout import place_cut
 from asyncdata.tokenization.spans import (
@@ -115,7 +115,7 @@ def test_labels_are_read_back_from_the_column_that_was_written(flags):
     out = ColumnWriter()
     out.keep(0, tokens, spans=encode_spans(trained_runs(labels)))
 
-    (sample,) = Lot(read_back(out.finish(1, 0.0), 1), 0, 1, 0, 0, 1).samples()
+    (sample,) = SampleRange(read_back(out.finish(1, 0.0), 1), 0, 1, 0, 0, 1).samples()
 
     assert sample.labels is not None
     assert sample.labels.tolist() == labels

@@ -83,7 +83,7 @@ def test_any_cut_into_chunks_batches_and_runs_gives_one_digest(rows, of, data):
             channel.fill(channel.enter(stop - first), chunk)
         ledger = msgspec.structs.replace(ledger, head=0, offset=0, taken=0)
         for first, stop in pieces(data, data.draw(st.integers(1, left))):
-            delivery = deliver(channel.segments(ledger.head), ledger, stop - first)
+            delivery = deliver(channel.items(ledger.head), ledger, stop - first)
             assert delivery is not None
             ledger, left = delivery.ledger, left - (stop - first)
             assert ledger.counters.digest == digest_of(seen[: len(seen) - left], of)

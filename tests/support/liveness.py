@@ -110,7 +110,7 @@ def _is_deliverable(coordinator: Any) -> bool:
     request, ledger, rules = coordinator._requests[0], coordinator.ledger, coordinator.rules
     try:
         found = deliver(
-            coordinator.channel.segments(ledger.head),
+            coordinator.channel.items(ledger.head),
             ledger,
             request.num_groups - len(request.chosen or ()),
             samples_per_group=rules.samples_per_group,

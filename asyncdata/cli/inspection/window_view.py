@@ -16,7 +16,7 @@ from anyio.from_thread import start_blocking_portal
 
 from asyncdata.core.errors import ConfigError, NoSamplesError, SnapshotError, SourceError
 from asyncdata.core.messages import Scan, Scanned, Tokenized
-from asyncdata.core.types import Lot, Position, Sample, SourceLocation
+from asyncdata.core.types import SampleRange, Position, Sample, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.loader.config import LoaderConfig
 from asyncdata.loader.opening import open_reading
@@ -256,7 +256,7 @@ class OpenedOrder:
             position=position,
             location=window.location(position.row),
             raw=self._tokenizer.raw,
-            sample=Lot(chunk, 0, 1, 0, 0, 1).samples()[0] if chunk.num_samples else None,
+            sample=SampleRange(chunk, 0, 1, 0, 0, 1).samples()[0] if chunk.num_samples else None,
             dropped=next((drop.reason for drop in chunk.drops), ""),
             error=next(iter(chunk.errors), None),
         )

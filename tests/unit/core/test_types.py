@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asyncdata.core.types import Lot, Position, Sample, SourceLocation, Status
+from asyncdata.core.types import Position, Sample, SampleRange, SourceLocation, Status
 
 LAZY = ("prompt", "tokens", "label", "metadata", "extra", "position", "source")
 VALUES = {"prompt": "hello", "label": [1], "metadata": {"a": [1]}, "extra": None, "spans": [[0, 1], [2, 3]]}
@@ -51,7 +51,7 @@ class Neighbours:
 
 def made_of(chunk: Neighbours, row: int, index: int = 0, group_index: int = 0) -> Sample:
     """The chunk's sample ``row``, as a loader makes it."""
-    return Lot(chunk, row, row + 1, index, group_index, 1).samples()[0]
+    return SampleRange(chunk, row, row + 1, index, group_index, 1).samples()[0]
 
 
 @pytest.fixture
@@ -276,7 +276,7 @@ def test_a_clone_has_every_value_and_no_chunk(sample, chunk, clone):
 
 
 def test_a_group_is_pickled_with_its_order(chunk):
-    group = Lot(chunk, 0, 1, 0, 0, 4).samples()
+    group = SampleRange(chunk, 0, 1, 0, 0, 4).samples()
 
     assert [found.index for found in by_pickle(group)] == [0, 1, 2, 3]
 

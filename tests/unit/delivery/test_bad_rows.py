@@ -8,7 +8,7 @@ import pytest
 
 from asyncdata.core.types import Position, SourceLocation
 from asyncdata.delivery.bad_rows import bad_row_error
-from asyncdata.delivery.channel import Bad
+from asyncdata.delivery.channel import BadRowItem
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
@@ -47,10 +47,10 @@ def error_of(path: Path, row: int, fault: RowFault, *, too_long: bool = False) -
     out = ColumnWriter()
     out.fail(row, fault)
     chunk = Chunk(out.finish(len(LINES), 0.0), Position(), len(LINES), Lines(path, too_long), ends_epoch=True)
-    return bad_row_error(Bad(chunk, chunk.errors[0]))
+    return bad_row_error(BadRowItem(chunk, chunk.errors[0]))
 
 
-def test_the_error_says_where_why_and_what_stands_there(path):
+def test_the_error_has_the_place_the_reason_and_an_excerpt(path):
     error = error_of(path, 1, RowFault("AD110", "cut off", LINES[1], "Traceback ..."))
 
     assert (error.code, error.path, error.line, error.byte_offset) == ("AD110", str(path), 2, 10)

@@ -1,4 +1,4 @@
-"""The shipped buffer filters: whom they serve, what stays, and what they say of a value they cannot rank."""
+"""The shipped buffer filters: which groups they serve, which stay, and the error for a value they cannot rank."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ EVERY_FILTER = [
 
 
 @pytest.mark.parametrize("buffer_filter", EVERY_FILTER, ids=lambda one: type(one).__name__)
-def test_groups_that_nothing_tells_apart_are_served_first_in_first_out(buffer_filter: Any) -> None:
+def test_groups_of_equal_rank_are_served_first_in_first_out(buffer_filter: Any) -> None:
     assert served(buffer_filter, rewarded(None, None, None)) == [0, 1, 2]
     assert served(buffer_filter, rewarded(None, None, None), 2) == [0, 1]
     assert buffer_filter([], 3) == []
@@ -248,7 +248,7 @@ def test_equal_rewards_have_no_spread_even_where_their_mean_is_rounded() -> None
 
 
 @pytest.mark.parametrize("size", [3, 5, 6, 7, 8, 12, 16])
-def test_as_many_rewards_of_one_as_of_nought_rank_alike_the_other_way_round(size: int) -> None:
+def test_mirrored_rewards_rank_alike(size: int) -> None:
     solved, failed = [1.0] + [0.0] * (size - 1), [0.0] + [1.0] * (size - 1)
     buffer = [group_of(number, size=size, reward=rewards) for number, rewards in enumerate([solved, failed, solved])]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from asyncdata.core.errors import SourceChangedError
 from asyncdata.core.types import Position
-from asyncdata.delivery.channel import Bad, Channel, ChunkEnd, Done, Failure, Run
+from asyncdata.delivery.channel import AlreadyAcked, BadRowItem, Channel, ChunkEnd, Failure, Run
 from tests.support.chunks import BadRow, chunk_of
 
 if TYPE_CHECKING:
@@ -30,24 +30,24 @@ def filled(channel: Channel, *chunks: Chunk) -> Channel:
 
 
 def shape(channel: Channel, head: int = 0) -> list[Any]:
-    """The ready segments in short: a run as (start, stop), a sample that is done as its number."""
+    """The ready items in short: a run as (start, stop), a sample that is done as its number."""
     names: list[Any] = []
-    for segment in channel.segments(head):
-        if isinstance(segment, Run):
-            names.append((segment.start, segment.stop))
-        elif isinstance(segment, Done):
-            names.append(segment.sample)
-        elif isinstance(segment, Bad):
-            names.append(segment.error.code)
+    for item in channel.items(head):
+        if isinstance(item, Run):
+            names.append((item.start, item.stop))
+        elif isinstance(item, AlreadyAcked):
+            names.append(item.sample)
+        elif isinstance(item, BadRowItem):
+            names.append(item.error.code)
         else:
-            names.append(type(segment).__name__)
+            names.append(type(item).__name__)
     return names
 
 
 # Order
 
 
-def test_what_is_done_first_waits_for_what_comes_first() -> None:
+def test_a_chunk_filled_early_waits_for_the_chunks_before_it() -> None:
     line = channel()
     first, second, third = (line.enter(1) for _ in range(3))
 
@@ -57,7 +57,7 @@ def test_what_is_done_first_waits_for_what_comes_first() -> None:
     assert line.oldest_in_flight is first
 
     line.fill(first, chunk_of(1))
-    runs = [segment for segment in line.segments(0) if isinstance(segment, Run)]
+    runs = [item for item in line.items(0) if isinstance(item, Run)]
     assert [run.chunk.tokens_of(0).tolist() for run in runs] == [[1], [2], [3]]
     assert line.oldest_in_flight is None
 
@@ -72,7 +72,7 @@ def test_the_order_of_filling_does_not_matter(order: list[int]) -> None:
     for number in order:
         line.fill(entries[number], chunks[number])
 
-    assert [segment.chunk for segment in line.segments(0) if isinstance(segment, ChunkEnd)] == chunks
+    assert [item.chunk for item in line.items(0) if isinstance(item, ChunkEnd)] == chunks
     assert (line.num_produced, line.num_rows_in_flight) == (12, 0)
 
 
@@ -80,15 +80,15 @@ def test_a_split_entry_keeps_its_place() -> None:
     line = channel()
     first, last = line.enter(4), line.enter(1)
 
-    behind = line.split(first, 1)
-    assert (first.num_rows, behind.num_rows, line.num_rows_in_flight) == (1, 3, 5)
+    rest = line.split(first, 1)
+    assert (first.num_rows, rest.num_rows, line.num_rows_in_flight) == (1, 3, 5)
 
     line.fill(last, chunk_of(9))
-    line.fill(behind, chunk_of(2, 3, 4))
+    line.fill(rest, chunk_of(2, 3, 4))
     assert shape(line) == []
 
     line.fill(first, chunk_of(1))
-    ends = [segment.chunk.num_rows for segment in line.segments(0) if isinstance(segment, ChunkEnd)]
+    ends = [item.chunk.num_rows for item in line.items(0) if isinstance(item, ChunkEnd)]
     assert ends == [1, 3, 1]
 
 
@@ -114,7 +114,7 @@ def test_a_chunk_without_samples_is_an_end() -> None:
     assert shape(filled(channel(), chunk_of("short", "short"), chunk_of())) == ["ChunkEnd", "ChunkEnd"]
 
 
-def test_acknowledged_samples_are_set_apart() -> None:
+def test_acknowledged_samples_are_items_of_their_own() -> None:
     acked = frozenset({Position(0, 0, 0), Position(0, 0, 3), Position(0, 0, 5), Position(0, 1, 1)})
     line = filled(channel(acked=acked), chunk_of(0, 1, "short", 3, BadRow("AD1"), 5, 6))
 
@@ -122,27 +122,27 @@ def test_acknowledged_samples_are_set_apart() -> None:
     assert line.num_produced == 2, "what is done takes no room"
 
 
-def test_a_bad_row_comes_before_the_acknowledged_sample_behind_it() -> None:
+def test_a_bad_row_comes_before_the_acknowledged_sample_after_it() -> None:
     acked = frozenset({Position(0, 0, 1)})
 
     assert shape(filled(channel(acked=acked), chunk_of(BadRow("AD1"), 1))) == ["AD1", 0, "ChunkEnd"]
 
 
-def test_segments_are_numbered_and_those_before_the_head_are_forgotten() -> None:
+def test_items_are_numbered_and_those_before_the_head_are_removed() -> None:
     line = filled(channel(), chunk_of(1), chunk_of(2))
-    run, end, other_run, other_end = line.segments(0)
+    run, end, other_run, other_end = line.items(0)
 
-    assert [line.segment(number) for number in range(5)] == [run, end, other_run, other_end, None]
-    assert list(line.segments(2)) == [other_run, other_end]
-    assert line.segment(1) is None
-    assert line.segment(2) is other_run
+    assert [line.item(number) for number in range(5)] == [run, end, other_run, other_end, None]
+    assert list(line.items(2)) == [other_run, other_end]
+    assert line.item(1) is None
+    assert line.item(2) is other_run
     assert [line.remembers(head) for head in range(4)] == [False, False, True, True]
 
 
 # Room
 
 
-def test_room_is_what_neither_is_ready_nor_in_flight() -> None:
+def test_room_is_the_capacity_less_ready_and_in_flight_rows() -> None:
     line = channel(capacity=10)
     assert line.room(0) == 10
 
@@ -154,7 +154,7 @@ def test_room_is_what_neither_is_ready_nor_in_flight() -> None:
     assert line.room(taken=2) == 10
 
 
-def test_rows_done_out_of_turn_are_still_in_flight() -> None:
+def test_rows_filled_out_of_order_still_count_as_in_flight() -> None:
     line = channel(capacity=10)
     _, second = line.enter(4), line.enter(4)
 
@@ -171,7 +171,7 @@ def test_a_request_larger_than_the_capacity_makes_its_own_room() -> None:
     assert line.room(0) == 5
 
 
-def test_beyond_the_byte_budget_there_is_room_only_for_who_waits() -> None:
+def test_above_the_byte_budget_there_is_room_only_for_waiting_requests() -> None:
     line = filled(channel(capacity=100, max_bytes=8), chunk_of([1, 2], [3]))
     assert line.num_ready_bytes == 12
     assert line.room(0) == 0
@@ -184,13 +184,13 @@ def test_beyond_the_byte_budget_there_is_room_only_for_who_waits() -> None:
     assert line.room(taken=1) == 99
 
 
-def test_bytes_are_free_once_their_chunk_is_walked_past() -> None:
+def test_bytes_are_free_once_their_chunk_is_delivered() -> None:
     line = filled(channel(max_bytes=8), chunk_of(1, 2), chunk_of(3))
 
-    line.segments(1)
+    line.items(1)
     assert line.num_ready_bytes == 12, "half a chunk is a chunk"
 
-    line.segments(2)
+    line.items(2)
     assert line.num_ready_bytes == 4
 
 
@@ -206,7 +206,7 @@ def test_nothing_follows_a_failure_and_everything_before_it_comes_first() -> Non
     assert not line.is_stopped
 
     line.fill(entry, chunk_of(1))
-    *_, last = line.segments(0)
+    *_, last = line.items(0)
     assert shape(line) == [(0, 1), "ChunkEnd", "Failure"]
     assert isinstance(last, Failure)
     assert last.error is error

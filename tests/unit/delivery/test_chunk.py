@@ -124,7 +124,7 @@ def test_a_value_is_none_where_the_row_or_the_whole_chunk_has_none(whole):
     assert whole.value("metadata", 0) is None
 
 
-def test_a_value_is_decoded_afresh_for_whoever_asks(whole):
+def test_a_value_is_decoded_again_at_each_call(whole):
     whole.value("label", 2).append(2)
 
     assert whole.value("label", 2) == [1]

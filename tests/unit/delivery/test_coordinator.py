@@ -1,4 +1,4 @@
-"""The coordinator: the buffer first, then the stream; one commit for both; and who asks first is served first."""
+"""The coordinator: the buffer first, then the stream; one commit for both; requests are served in their order."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_nothing_is_read_ahead_beyond_the_capacity(loader_of: Any) -> None:
     assert (channel.num_produced, channel.num_rows_in_flight) == (8, 0)
 
 
-def test_a_delivery_that_makes_room_has_more_read(loader_of: Any) -> None:
+def test_a_delivery_that_makes_room_resumes_the_read_ahead(loader_of: Any) -> None:
     loader = loader_of(50, capacity=8)
     loader.work_off()
 
@@ -126,7 +126,7 @@ def test_a_delivery_that_makes_room_has_more_read(loader_of: Any) -> None:
     assert loader.coordinator.channel.num_produced == 12
 
 
-def test_rows_that_are_dropped_are_made_up_for(loader_of: Any) -> None:
+def test_dropped_rows_are_replaced_by_later_rows(loader_of: Any) -> None:
     loader = loader_of(10, every_third_dropped)
 
     assert loader.ids(8) == [1, 2, 4, 5, 7, 8, 1, 2]
@@ -387,7 +387,7 @@ def test_groups_given_back_come_first_and_once(loader_of: Any) -> None:
     assert [ids(group) for group in loader.groups(1)] == [[5, 5]]
 
 
-def test_groups_keep_their_numbers_and_the_stream_goes_on_with_its_own(loader_of: Any) -> None:
+def test_groups_keep_their_numbers_and_the_stream_continues_with_its_own(loader_of: Any) -> None:
     loader = loader_of(20)
     groups = loader.groups(3)
 
@@ -483,7 +483,7 @@ def test_requests_are_served_in_the_order_they_came(loader_of: Any) -> None:
     assert ids(loader.coordinator.poll(second)) == [5]
 
 
-def test_who_asks_while_others_wait_queues_behind_them(loader_of: Any) -> None:
+def test_a_request_queues_after_the_requests_that_wait(loader_of: Any) -> None:
     loader = loader_of(40, capacity=16, window_blocks=64)
     loader.work_off()
     loader.take(1)
@@ -498,7 +498,7 @@ def test_who_asks_while_others_wait_queues_behind_them(loader_of: Any) -> None:
     assert ids(loader.coordinator.poll(second)) == [21]
 
 
-def test_one_that_gives_up_lets_the_next_one_go_on(loader_of: Any) -> None:
+def test_a_withdrawn_request_wakes_the_next_one(loader_of: Any) -> None:
     loader = loader_of(20)
     first, _ = waiting(loader, 5)
     second, wakes = waiting(loader, 2)
@@ -510,7 +510,7 @@ def test_one_that_gives_up_lets_the_next_one_go_on(loader_of: Any) -> None:
     assert ids(loader.coordinator.poll(second)) == [0, 1]
 
 
-def test_one_that_gives_up_takes_nothing_from_who_waits_before_it(loader_of: Any) -> None:
+def test_a_withdrawn_request_takes_nothing_from_earlier_requests(loader_of: Any) -> None:
     """The first wants more than is read ahead: that it waits is why more is read."""
     loader = loader_of(20, capacity=2)
     first, wakes = waiting(loader, 10)
@@ -544,7 +544,7 @@ def test_a_waiting_request_is_woken_at_the_end_of_the_data(loader_of: Any) -> No
         loader.coordinator.poll(request)
 
 
-def test_closing_wakes_everybody_with_the_reason(loader_of: Any) -> None:
+def test_closing_wakes_every_request_with_the_reason(loader_of: Any) -> None:
     loader = loader_of(20)
     requests = [waiting(loader, 5), waiting(loader, 5)]
 
@@ -582,7 +582,7 @@ def test_the_middle_of_a_run_is_taken_without_a_request(loader_of: Any) -> None:
     assert [sample.index for sample in loader.take(1)] == [10, 11]
 
 
-def test_what_is_taken_the_short_way_is_what_a_request_would_have_got(loader_of: Any) -> None:
+def test_the_fast_path_gives_the_samples_that_a_request_gets(loader_of: Any) -> None:
     short, long = (loader_of(40, every_third_dropped, seed=3, shuffle=True, window_blocks=64) for _ in range(2))
     for loader in (short, long):
         loader.work_off()
@@ -601,7 +601,7 @@ def test_what_is_taken_the_short_way_is_what_a_request_would_have_got(loader_of:
     assert False in found
 
 
-def test_the_short_way_is_closed_where_more_has_to_be_looked_at(loader_of: Any) -> None:
+def test_the_fast_path_is_not_used_where_a_request_is_needed(loader_of: Any) -> None:
     plain, on_ack = loader_of(20), loader_of(20, commit_on_ack=True)
     for loader in (plain, on_ack):
         loader.work_off()
@@ -616,7 +616,7 @@ def test_the_short_way_is_closed_where_more_has_to_be_looked_at(loader_of: Any) 
     assert plain.coordinator.take_ready(1) is None, "and there is more in it"
 
 
-def test_the_short_way_makes_room_too(loader_of: Any) -> None:
+def test_the_fast_path_makes_room_in_the_channel(loader_of: Any) -> None:
     loader = loader_of(50, capacity=16, window_blocks=64)
     loader.work_off()
     loader.take(1)
@@ -633,7 +633,7 @@ def test_the_short_way_makes_room_too(loader_of: Any) -> None:
 
 
 @pytest.mark.parametrize("commit_on_ack", [False, True])
-def test_a_delivery_that_nobody_received_is_taken_back(loader_of: Any, commit_on_ack: bool) -> None:
+def test_a_delivery_whose_caller_is_gone_is_rolled_back(loader_of: Any, commit_on_ack: bool) -> None:
     loader = loader_of(20, commit_on_ack=commit_on_ack)
     loader.take(2)
     loader.coordinator.add_groups([made_by_hand(100)])
@@ -647,7 +647,7 @@ def test_a_delivery_that_nobody_received_is_taken_back(loader_of: Any, commit_on
     assert loader.ids(3) == [100, 2, 3]
 
 
-def test_what_the_end_of_data_carried_is_not_taken_back(loader_of: Any) -> None:
+def test_groups_in_the_end_of_data_error_are_not_rolled_back(loader_of: Any) -> None:
     loader = loader_of(3, epochs=1)
     loader.work_off()
     request = Request(5)
@@ -659,8 +659,8 @@ def test_what_the_end_of_data_carried_is_not_taken_back(loader_of: Any) -> None:
     assert loader.coordinator.ledger.counters.num_groups == 3
 
 
-def test_a_delivery_is_not_taken_back_once_another_followed(loader_of: Any) -> None:
-    """It would be delivered after what came behind it."""
+def test_a_delivery_is_not_rolled_back_after_another_one(loader_of: Any) -> None:
+    """It would be delivered after the rows that follow it."""
     loader = loader_of(20)
     loader.work_off()
     request = Request(3)
@@ -672,7 +672,7 @@ def test_a_delivery_is_not_taken_back_once_another_followed(loader_of: Any) -> N
     assert loader.ids(1) == [5]
 
 
-def test_samples_taken_the_short_way_are_put_back(loader_of: Any) -> None:
+def test_samples_of_the_fast_path_are_rolled_back(loader_of: Any) -> None:
     loader = loader_of(20)
     loader.work_off()
     loader.take(2)
@@ -686,7 +686,7 @@ def test_samples_taken_the_short_way_are_put_back(loader_of: Any) -> None:
     assert loader.ids(3) == [2, 3, 4]
 
 
-def test_samples_taken_the_short_way_are_not_put_back_once_others_followed(loader_of: Any) -> None:
+def test_samples_of_the_fast_path_are_not_rolled_back_after_other_samples(loader_of: Any) -> None:
     loader = loader_of(20)
     loader.work_off()
     loader.take(1)
@@ -815,7 +815,7 @@ def test_a_group_given_back_is_owed_by_the_buffer_alone(loader_of: Any) -> None:
     assert restarted(loader).ids(4) == [1, 0, 2, 3]
 
 
-def test_a_group_is_acknowledged_in_whatever_copy_it_comes(loader_of: Any) -> None:
+def test_a_copy_of_a_group_acknowledges_the_group(loader_of: Any) -> None:
     loader = loader_of(20, commit_on_ack=True, samples_per_group=2)
     groups = loader.groups(3)
 
@@ -843,7 +843,7 @@ def test_a_group_made_by_hand_can_be_acknowledged(loader_of: Any) -> None:
     assert [ids(group) for group in restarted(loader).groups(2)] == [[101, 101], [0, 0]]
 
 
-def test_counters_are_those_of_the_place_where_a_restart_goes_on(loader_of: Any) -> None:
+def test_counters_are_those_of_the_restart_point(loader_of: Any) -> None:
     loader = loader_of(20, every_third_dropped, commit_on_ack=True)
     uninterrupted = loader_of(20, every_third_dropped)
     first, second = loader.take(3), loader.take(4)
@@ -859,7 +859,7 @@ def test_counters_are_those_of_the_place_where_a_restart_goes_on(loader_of: Any)
 # A restart
 
 
-def test_a_restart_forgets_what_was_read_ahead_and_serves_who_waits(loader_of: Any) -> None:
+def test_a_restart_drops_the_read_ahead_and_serves_waiting_requests(loader_of: Any) -> None:
     loader = loader_of(20, capacity=30)
     state = loader.snapshot()
     loader.take(15)
@@ -875,7 +875,7 @@ def test_a_restart_forgets_what_was_read_ahead_and_serves_who_waits(loader_of: A
     assert ids(loader.coordinator.poll(request)) == list(range(10))
 
 
-def test_a_waiting_request_chooses_anew_after_a_restart(loader_of: Any) -> None:
+def test_a_waiting_request_calls_the_filter_again_after_a_restart(loader_of: Any) -> None:
     """What it had chosen is not in the buffer any more."""
     loader = loader_of(20)
     state = loader.snapshot()
@@ -889,7 +889,7 @@ def test_a_waiting_request_chooses_anew_after_a_restart(loader_of: Any) -> None:
     assert ids(loader.coordinator.poll(request)) == [0, 1, 2]
 
 
-def test_a_channel_of_before_takes_no_more_entries(loader_of: Any) -> None:
+def test_an_old_channel_takes_no_more_entries(loader_of: Any) -> None:
     loader = loader_of(20)
     old = loader.coordinator.channel
 

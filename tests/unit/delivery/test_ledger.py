@@ -1,4 +1,4 @@
-"""The ledger: where a restart goes on, and what is still owed to the trainer."""
+"""The ledger: where a restart continues, and which groups are still to be delivered again."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def given_back(group_index: int) -> Returned:
     return Returned([Sample(group_index=group_index)], [{"group_index": group_index}])
 
 
-def test_without_leases_a_restart_goes_on_at_the_position() -> None:
+def test_without_leases_a_restart_continues_at_the_position() -> None:
     ledger = Ledger(position=place(7), counters=Counters(num_groups=6))
 
     assert ledger.restart_point() == (place(7), Counters(num_groups=6), frozenset())
     assert ledger.leased_groups() == []
 
 
-def test_a_restart_goes_on_before_the_oldest_request_that_is_not_wholly_acknowledged() -> None:
+def test_a_restart_continues_before_the_oldest_request_that_is_not_fully_acknowledged() -> None:
     ledger = Ledger(position=place(9), leases=(lease(0, 0, 1, 2), lease(3, 3, 4, 5), lease(6, 6, 7, 8)))
 
     ledger = ledger.acknowledged([0, 1, 2, 4, 8])
@@ -190,13 +190,13 @@ def test_a_ledger_is_a_value() -> None:
         ledger.position = place(3)
 
 
-def test_a_group_is_known_by_its_index_in_whatever_copy_it_comes() -> None:
+def test_copies_of_a_group_have_the_key_of_its_index() -> None:
     group = [Sample(group_index=7, index=14), Sample(group_index=7, index=15)]
 
     assert lease_key(group) == lease_key(copy.deepcopy(group)) == lease_key(group[1:]) == 7
 
 
-def test_a_group_without_an_index_is_known_by_its_samples_in_whatever_list() -> None:
+def test_a_group_without_an_index_has_the_key_of_its_samples_in_any_list() -> None:
     group, other = made_by_hand(1, size=2), made_by_hand(1, size=2)
 
     assert lease_key(group) == lease_key(list(group)) < 0

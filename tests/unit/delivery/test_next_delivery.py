@@ -26,11 +26,11 @@ def deliver_from(
     channel = Channel(capacity=1 << 20, max_bytes=1 << 30, acked=acked, epoch_groups=ledger.counters.epoch_groups)
     for content in contents:
         channel.fill(channel.enter(0), content)
-    return deliver(channel.segments(ledger.head), ledger, num_groups, **rules)
+    return deliver(channel.items(ledger.head), ledger, num_groups, **rules)
 
 
 def taken(delivery: Delivery) -> list[int]:
-    return [int(lot.chunk.tokens_of(i)[0]) for lot in delivery.lots for i in range(lot.start, lot.stop)]
+    return [int(found.chunk.tokens_of(i)[0]) for found in delivery.ranges for i in range(found.start, found.stop)]
 
 
 # What is taken
@@ -42,7 +42,7 @@ def test_it_takes_exactly_what_is_asked_for() -> None:
     found = deliver_from(chunks, 4)
 
     assert taken(found) == [0, 1, 2, 3]
-    assert [lot.group_index for lot in found.lots] == [0, 3]
+    assert [found.group_index for found in found.ranges] == [0, 3]
     assert (found.num_groups, found.ledger.taken, found.is_last) == (4, 4, False)
     assert found.ledger.position == Position(0, 0, 4)
     assert found.ledger.offset == 1, "one sample of the second run is delivered"
@@ -53,7 +53,7 @@ def test_it_is_none_until_all_is_ready() -> None:
     assert deliver_from([], 1) is None
 
 
-def test_the_next_delivery_goes_on_where_this_one_ended() -> None:
+def test_the_next_delivery_begins_where_this_one_ended() -> None:
     channel = Channel(capacity=100, max_bytes=100)
     for first in (0, 3, 6):
         chunk = chunk_of(first, first + 1, first + 2, first=Position(0, 0, first))
@@ -61,8 +61,8 @@ def test_the_next_delivery_goes_on_where_this_one_ended() -> None:
     ledger, found = Ledger(), []
 
     for num_groups in (1, 1, 3, 4):
-        delivery = deliver(channel.segments(ledger.head), ledger, num_groups)
-        found.append((taken(delivery), delivery.lots[0].group_index))
+        delivery = deliver(channel.items(ledger.head), ledger, num_groups)
+        found.append((taken(delivery), delivery.ranges[0].group_index))
         ledger = delivery.ledger
 
     assert found == [([0], 0), ([1], 1), ([2, 3, 4], 2), ([5, 6, 7, 8], 5)]
@@ -91,10 +91,10 @@ def test_what_the_trainer_has_and_gave_back_stays_as_it_was() -> None:
     assert (after.acked, after.journal) == (ledger.acked, ledger.journal)
 
 
-def test_to_ask_for_nothing_passes_what_nobody_gets() -> None:
+def test_a_request_for_nothing_passes_over_rows_without_a_sample() -> None:
     found = deliver_from([chunk_of("short", "short"), chunk_of(2, first=Position(0, 0, 2))], 0)
 
-    assert (found.lots, found.num_groups, found.is_last) == ([], 0, False)
+    assert (found.ranges, found.num_groups, found.is_last) == ([], 0, False)
     assert found.ledger.position == Position(0, 0, 2)
     assert found.ledger.counters.drops == {"short": 2}
 
@@ -115,7 +115,7 @@ def test_groups_samples_and_tokens_are_counted() -> None:
     assert counters.epoch_groups == 2
 
 
-def test_a_dropped_row_is_counted_when_its_turn_has_come() -> None:
+def test_a_dropped_row_is_counted_when_the_delivery_reaches_it() -> None:
     chunks = [chunk_of(0, "short", 1, "long", "short", 2, "short")]
 
     assert deliver_from(chunks, 1).ledger.counters.drops == {}
@@ -130,7 +130,7 @@ def test_drops_are_counted_once_over_many_deliveries() -> None:
     ledger, counts = Ledger(), []
 
     for _ in range(3):
-        ledger = deliver(channel.segments(ledger.head), ledger, 1).ledger
+        ledger = deliver(channel.items(ledger.head), ledger, 1).ledger
         counts.append(ledger.counters.drops["a"])
 
     assert counts == [1, 3, 4]
@@ -152,7 +152,7 @@ def test_a_restored_ledger_counts_only_what_comes_after_it() -> None:
     assert found.ledger.counters.drops == {"a": 5}
 
 
-def test_a_noted_row_is_counted_when_its_turn_has_come_and_is_no_drop() -> None:
+def test_a_noted_row_is_counted_when_the_delivery_reaches_it_and_is_not_dropped() -> None:
     chunks = [chunk_of(0, Noted(1), "short", 2, Noted(3), Noted(4))]
 
     found = [deliver_from(chunks, number).ledger.counters for number in range(1, 6)]
@@ -171,7 +171,7 @@ def test_notes_are_counted_once_over_many_deliveries_and_epochs() -> None:
     ledger, counts = Ledger(counters=Counters(notes={"seen": 10, "other": 1})), []
 
     for _ in range(5):
-        ledger = deliver(channel.segments(ledger.head), ledger, 2).ledger
+        ledger = deliver(channel.items(ledger.head), ledger, 2).ledger
         counts.append(ledger.counters.notes["seen"])
 
     assert counts == [11, 13, 14, 15, 16]
@@ -185,11 +185,11 @@ def test_acknowledged_samples_are_counted_and_not_delivered() -> None:
     found = deliver_from(chunks, 1, acked=acked)
 
     assert taken(found) == [1]
-    assert found.lots[0].group_index == 1
+    assert found.ranges[0].group_index == 1
     counters = found.ledger.counters
     assert (counters.num_groups, counters.num_samples, counters.num_tokens, counters.epoch_groups) == (4, 4, 5, 4)
     assert counters.notes == {"seen": 2}
-    assert found.ledger.position == Position(0, 0, 4), "those behind it go with it"
+    assert found.ledger.position == Position(0, 0, 4), "the rows dropped after it go with it"
     assert found.ledger.taken == 1, "they were never in the channel's room"
 
 
@@ -207,7 +207,7 @@ def epochs(*sizes: int) -> list[Chunk]:
     return chunks
 
 
-def test_it_goes_on_over_as_many_epochs_as_it_takes() -> None:
+def test_a_delivery_spans_as_many_epochs_as_it_needs() -> None:
     found = deliver_from(epochs(3, 3, 3), 8)
 
     assert taken(found) == [0, 1, 2, 3, 4, 5, 6, 7]
@@ -224,14 +224,14 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next() -> None:
     assert (found.ledger.counters.epoch_groups, found.ledger.counters.epoch_drops) == (0, {})
 
 
-def test_rows_dropped_behind_the_last_sample_end_the_epoch_too() -> None:
+def test_rows_dropped_after_the_last_sample_end_the_epoch_too() -> None:
     chunks = [chunk_of(0, "short"), chunk_of("short", first=Position(0, 0, 2), ends_epoch=True)]
 
     assert deliver_from(chunks, 1).ledger.position == Position(1, 0, 0)
     assert deliver_from(chunks, 1).ledger.counters.drops == {"short": 2}
 
 
-def test_a_bad_row_behind_the_last_sample_waits_for_who_asks_next() -> None:
+def test_a_bad_row_after_the_last_sample_is_left_for_the_next_request() -> None:
     chunks = [chunk_of(0, BadRow("AD101"), ends_epoch=True)]
 
     found = deliver_from(chunks, 1, bad_row_stops=False)
@@ -337,7 +337,7 @@ def test_one_bad_row_too_many_stops_it(before: int, max_bad_rows: int | None, is
     assert len(caught.value.passed) == max(0, max_bad_rows - before)
 
 
-def test_rows_that_bring_down_workers_are_written_into_the_journal() -> None:
+def test_rows_that_kill_workers_are_written_into_the_journal() -> None:
     chunks = [chunk_of(BadRow("AD422"), BadRow("AD101"), BadRow("AD423"), 1)]
     ledger = Ledger(journal=frozenset({(3, 3)}))
 
@@ -346,7 +346,7 @@ def test_rows_that_bring_down_workers_are_written_into_the_journal() -> None:
     assert found.ledger.journal == {(3, 3), (0, 0), (0, 20)}, "whether they do so again is not certain"
 
 
-def test_a_failure_is_raised_at_its_turn() -> None:
+def test_a_failure_is_raised_at_its_place_in_the_order() -> None:
     contents = [chunk_of(0, 1), Failure(SourceChangedError("gone"))]
 
     assert taken(deliver_from(contents, 2)) == [0, 1]
@@ -361,13 +361,13 @@ def test_a_ledger_advanced_within_a_run_is_the_one_that_delivering_makes() -> No
     chunk = chunk_of("a", [0, 0], "b", [1], [2, 2], "a", [3])
     channel = Channel(capacity=100, max_bytes=100)
     channel.fill(channel.enter(7), chunk)
-    first = deliver(channel.segments(0), Ledger(), 1, samples_per_group=2).ledger
-    run = channel.segment(first.head)
+    first = deliver(channel.items(0), Ledger(), 1, samples_per_group=2).ledger
+    run = channel.item(first.head)
     assert isinstance(run, Run)
 
     jumped = advanced(first, run, 2, samples_per_group=2)
 
-    walked = deliver(channel.segments(first.head), first, 2, samples_per_group=2).ledger
+    walked = deliver(channel.items(first.head), first, 2, samples_per_group=2).ledger
     for name in Ledger.__struct_fields__:
         assert getattr(jumped, name) == getattr(walked, name), name
 
@@ -378,7 +378,7 @@ def test_dropping_a_short_batch_counts_it_and_keeps_its_numbers_taken() -> None:
 
     found = dropped(short)
 
-    assert (found.lots, found.num_groups) == ([], 0)
+    assert (found.ranges, found.num_groups) == ([], 0)
     assert found.ledger.counters.drops == {"drop_last": 4}
     assert found.ledger.counters.num_groups == 3
     assert found.ledger.position == Position(1, 0, 0)

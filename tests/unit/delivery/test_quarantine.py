@@ -36,7 +36,7 @@ def test_a_record_says_where_why_and_what():
     assert record_of(ERROR) == RECORD
 
 
-def test_each_row_is_a_line_behind_what_was_there(tmp_path):
+def test_each_row_is_appended_as_a_line(tmp_path):
     path = tmp_path / "quarantine.jsonl"
     for _ in range(2):
         Quarantine(str(path)).add(ERROR)
@@ -103,7 +103,7 @@ def test_only_quarantine_writes_a_file(tmp_path, on_bad_row, writes):
     assert path.exists() == writes
 
 
-def test_it_is_read_again_each_row_once_however_often_it_was_written(tmp_path):
+def test_each_row_is_read_once_however_often_it_was_written(tmp_path):
     path = tmp_path / "quarantine.jsonl"
     other = BadRowError("AD421", "raised", path="/t.parquet", byte_offset=-1, row_number=7)
     later = BadRowError("AD110", "now another", path="/rows", line=3, byte_offset=9)
@@ -130,7 +130,7 @@ def test_lines_that_say_nothing_of_a_row_are_counted(tmp_path):
     assert (len(found.entries), found.num_unreadable) == (1, 3)
 
 
-def test_one_that_is_not_there_is_named(tmp_path):
+def test_a_missing_quarantine_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {tmp_path}/x: No such file"):
         read_quarantine(str(tmp_path / "x"))
 
@@ -182,7 +182,7 @@ def test_a_disk_that_fills_up_within_a_line_leaves_no_half_of_it(tmp_path, monke
     assert [json.loads(line) for line in path.read_bytes().splitlines()] == [RECORD, RECORD]
 
 
-def test_a_short_write_is_gone_on_with(tmp_path, monkeypatch):
+def test_a_short_write_is_continued(tmp_path, monkeypatch):
     path, write = tmp_path / "quarantine.jsonl", os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
     Quarantine(str(path)).add(ERROR)
@@ -207,7 +207,7 @@ def test_half_a_line_that_a_killed_process_left_does_not_swallow_the_next_entry(
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a FIFO", "a folder"])
-def test_what_is_no_file_is_refused_at_once_in_the_place_of_one(tmp_path, make):
+def test_anything_but_a_regular_file_is_refused_at_once(tmp_path, make):
     path = str(tmp_path / "bad.jsonl")
     make(path)
     with pytest.raises(ConfigError, match=f"^AD605 cannot write quarantine_path='{path}': "):

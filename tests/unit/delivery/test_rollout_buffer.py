@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asyncdata.core.errors import ConfigError, FilterError, InvalidGroupError
-from asyncdata.core.types import Group, Lot, Sample
+from asyncdata.core.types import Group, Sample, SampleRange
 from asyncdata.delivery.ledger import Returned
 from asyncdata.delivery.rollout_buffer import Chooser, choose, filter_of, first_in_first_out, validate_groups, without
 from asyncdata.filters import ByStaleness
@@ -142,7 +142,7 @@ def test_an_error_of_a_filter_is_named_with_the_filter() -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_a_filter_may_not_call_the_loader_that_asks_it_and_anyone_may_before_and_behind() -> None:
+def test_a_filter_may_not_call_its_loader_while_it_runs() -> None:
     def meddles(buffer: list[Group], num_groups: int) -> list[Group]:
         chooser.refuse_calls()
         return buffer
@@ -189,18 +189,18 @@ def test_a_group_enters_as_it_is_with_a_record_of_this_moment() -> None:
     assert [record["extra"] for record in item.record] == [{"score": 0.5}] * 2
 
 
-def test_a_group_lets_go_of_its_chunk() -> None:
+def test_a_group_in_the_buffer_releases_its_chunk() -> None:
     """Or one long rollout would keep hundreds of its neighbours in memory."""
     chunk = chunk_of([1, 2], [3])
-    sample = Lot(chunk, 0, 1, 0, 0, 1).samples()[0]
+    sample = SampleRange(chunk, 0, 1, 0, 0, 1).samples()[0]
 
     validate_groups([[sample]], 1, [])
 
-    assert sample._lot is None  # noqa: SLF001
+    assert sample._range is None  # noqa: SLF001
     assert (sample.tokens.tolist(), str(sample.position)) == ([1, 2], "0:0:0")
 
 
-def test_no_groups_are_fine() -> None:
+def test_an_empty_list_of_groups_is_accepted() -> None:
     assert validate_groups([], 3, []) == []
 
 
@@ -256,9 +256,9 @@ def test_what_no_snapshot_can_hold_is_refused_with_its_place_and_a_way_out() -> 
 
 
 def test_a_group_refused_leaves_all_of_them_as_they_were() -> None:
-    sample = Lot(chunk_of([1, 2]), 0, 1, 0, 0, 1).samples()[0]
+    sample = SampleRange(chunk_of([1, 2]), 0, 1, 0, 0, 1).samples()[0]
 
     with pytest.raises(InvalidGroupError):
         validate_groups([[sample], [object()]], 1, [])
 
-    assert sample._lot is not None  # noqa: SLF001
+    assert sample._range is not None  # noqa: SLF001

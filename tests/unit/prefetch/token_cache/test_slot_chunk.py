@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata.core.types import Lot, Position
+from asyncdata.core.types import Position, SampleRange
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.tokenization.column_writer import ColumnWriter
 
@@ -112,7 +112,7 @@ def test_tokens_that_were_given_away_are_nobody_elses(slot):
 @pytest.mark.parametrize("moves", [False, True])
 def test_the_samples_of_a_group_share_their_tokens(slot, moves):
     chunk = placed_in(slot)
-    lot = Lot(chunk, 0, 3, 0, 0, 4)
+    lot = SampleRange(chunk, 0, 3, 0, 0, 4)
     samples = lot.samples()
     first = samples[4].tokens
     if moves:
