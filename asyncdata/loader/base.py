@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from asyncdata.core.errors import ConfigError, LoaderClosedError
 from asyncdata.delivery.requests import Request
 from asyncdata.loader.batches.sample_batches import SampleBatches, Share
-from asyncdata.workers.pool.early_start import EarlyTemplate
+from asyncdata.workers.pool.early_start import EarlyForkServer
 
 # Whatever needs numpy is imported by the methods, all of it at the latest when the engine is made: until then, workers
 # already load what they need.
@@ -64,7 +64,7 @@ class LoaderFace:
         **knobs: Unpack[Knobs],
     ) -> None:
         _check_platform()
-        early = EarlyTemplate.for_workers(knobs.get("num_workers"))
+        early = EarlyForkServer.for_workers(knobs.get("num_workers"))
         try:
             if early is not None:
                 early.tell(tokenize_fn)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from asyncdata.sources.base import Source
     from asyncdata.sources.resolve import Paths
     from asyncdata.tokenization.base import TokenizeFn
-    from asyncdata.workers.pool.early_start import EarlyTemplate
+    from asyncdata.workers.pool.early_start import EarlyForkServer
 
 __all__ = ("Engine",)
 
@@ -65,7 +65,7 @@ _SHARED_WORK = (
 class Engine:
     """Everything behind a loader but the waiting.
 
-    :param early: a template that was born before all this; it is the engine's unless the constructor fails.
+    :param early: a fork server that was started before; the engine owns it unless the constructor fails.
     :raises ConfigError: for a setting that cannot work.
     :raises SourceError: for files that cannot be read.
     """
@@ -78,7 +78,7 @@ class Engine:
         config: LoaderConfig,
         packing: Packing | None = None,
         length_grouping: LengthGrouping | None = None,
-        early: EarlyTemplate | None = None,
+        early: EarlyForkServer | None = None,
     ) -> None:
         self.config = config
         self.packs_are_samples = packing is None

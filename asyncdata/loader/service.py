@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from asyncdata.prefetch.producer import Producer
     from asyncdata.prefetch.windows.base import Windows
     from asyncdata.workers.base import Executor
-    from asyncdata.workers.pool.early_start import EarlyTemplate
+    from asyncdata.workers.pool.early_start import EarlyForkServer
 
 __all__ = ("Service",)
 
@@ -50,7 +50,7 @@ class Service:
 
     :param slot_bytes: memory of a slot.
     :param backend: ``asyncio``, ``uvloop`` or ``trio``: the loop of its thread.
-    :param early: the template that was born before, with the thread that it is to run in.
+    :param early: the fork server that was started before, with the thread in which the service runs.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Service:
         *,
         slot_bytes: int,
         backend: str = "asyncio",
-        early: EarlyTemplate | None = None,
+        early: EarlyForkServer | None = None,
     ) -> None:
         self._job = job
         self._executor = executor

@@ -41,7 +41,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar num_workers: workers that there are to be.
     :ivar autotune_changes_total: changes of their number, and of the capacity.
     :ivar queued_requests: requests no worker has yet.
-    :ivar worker_restarts_total: workers, and templates of workers, that were replaced.
+    :ivar worker_restarts_total: workers and fork servers that were replaced.
     :ivar blank_lines_total: blank lines passed over, in what was read ahead.
     :ivar indexed_rows: rows that the row index knows so far; 0 where the order needs none.
     :ivar excluded_rows: those of them that the order leaves out, by reason.

@@ -1,4 +1,4 @@
-"""The Executor protocol, the slots that windows are read into, and the executor that needs no processes."""
+"""The Executor protocol, and what all executors share."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ("Crashed", "Executor", "ExecutorStatistics", "OnReply", "WorkerState"
 
 
 class Crashed(NamedTuple):
-    """In place of a reply: the request brought down its worker, again.
+    """Instead of a reply: two workers were lost while they processed the request.
 
-    Its slot stays in use until ``on_reply`` returns, so that the rows may be asked for once more.
+    Its slot stays in use until ``on_reply`` returns, so that the same rows can be requested again.
 
     :ivar code: ``AD422`` (hung) or ``AD423`` (died).
-    :ivar row: the row of the request that was being worked on both times; None if that is not known.
+    :ivar row: the row of the request that was processed both times; None if that is not known.
     """
 
     code: str
@@ -45,9 +45,9 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker is doing.
 
     :ivar state: ``starting``, ``idle`` or ``busy``.
-    :ivar pid: its process; None for a thread, and for one that is still to be born.
-    :ivar busy_s: seconds it has worked on its present request.
-    :ivar num_rows_done: rows of it that are behind it, where the tokenize function runs row by row.
+    :ivar pid: its process; None for a thread, and for a worker that has not started yet.
+    :ivar busy_s: seconds since it began its current request.
+    :ivar num_rows_done: rows of that request that are done, if the tokenize function runs row by row.
     """
 
     state: str
@@ -60,7 +60,7 @@ class ExecutorStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counters and gauges of an executor.
 
     :ivar num_queued: requests that no worker has yet.
-    :ivar num_restarts: workers, and templates of workers, that were replaced.
+    :ivar num_restarts: workers and fork servers that were replaced.
     """
 
     workers: list[WorkerState]
@@ -81,7 +81,7 @@ def error_of(reply: Reply | Crashed) -> AsyncDataError:
 
 
 class Executor(Protocol):
-    """Runs requests in any order, on any number of workers. All methods belong to the service's thread.
+    """Runs requests in any order, on any number of workers. All methods are called in the service's thread.
 
     :ivar num_workers: how many requests may run at the same time.
     """
@@ -90,48 +90,48 @@ class Executor(Protocol):
     slots: Slots
 
     def prepare(self, slot_bytes: int) -> None:
-        """Start what can be started without a loop: while that is imported, workers load their tokenizers."""
+        """Start what needs no event loop: workers load their tokenizers while the loop's modules are imported."""
         ...
 
     async def run(self, job: Job) -> None:
         """Serve until cancelled.
 
-        :raises WorkerError: if workers cannot be started, or die faster than they work.
+        :raises WorkerError: if workers cannot be started, or die again and again without finishing a request.
         """
         ...
 
     def memory(self, slot: int) -> memoryview:
-        """The bytes of ``slot``, for who fills it in this process. Any thread may ask, between the call of
+        """The bytes of ``slot``, to fill it in this process. Any thread may call this, between the call of
         :meth:`prepare` and the end of :meth:`run`.
         """
         ...
 
     def watch(self, on_change: Callable[[], object]) -> None:
-        """Have ``on_change`` called after each change that may let more be sent.
+        """Call ``on_change`` after each change that may allow another request to be sent.
 
-        That is: a request is done with, and its ``on_reply`` has returned, or the reply was not wanted; a slot became
-        free; there are other workers. One call too many does no harm, a missing one makes a loader hang.
+        Such changes are: a request is finished, and its ``on_reply`` has returned or its reply was dropped; a slot
+        became free; the workers changed. An extra call does no harm; a missing call makes a loader hang.
         """
         ...
 
     def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
         """Queue a request; ``on_reply`` is called once, unless :meth:`forget` comes first.
 
-        :param strikes: how often its rows have brought down a worker already.
+        :param strikes: how many workers its rows have already brought down.
         """
         ...
 
     def forget(self) -> None:
-        """Nobody wants the replies to earlier requests any more."""
+        """Drop the replies to all earlier requests."""
         ...
 
     def set_num_workers(self, num_workers: int) -> None:
-        """Grow or shrink the pool, to one worker at least. A worker that goes first finishes what it was asked."""
+        """Grow or shrink the pool, to at least one worker. A worker that is removed finishes its requests first."""
         ...
 
     @property
     def num_wanted(self) -> int:
-        """Requests that could be submitted now without waiting long for a worker."""
+        """How many requests could be submitted now without a long wait for a worker."""
         ...
 
     def statistics(self) -> ExecutorStatistics:
@@ -140,13 +140,14 @@ class Executor(Protocol):
 
 
 NUM_SLOTS = 3
-"""Two windows, one being delivered and one being read, and one for the canaries."""
+"""One for the window that is delivered, one for the window that is read, and one for the canaries."""
 
 
 async def in_a_thread(handler: Handler, request: Request) -> Reply:
-    """The handler's reply. Abandoned on cancellation: a user's function may never return, and close() has a deadline.
+    """Run the handler in a thread. On cancellation the thread is abandoned: a user's function may never return, and
+    close() has a deadline.
 
-    A :class:`Short` if there is no room for a thread.
+    Returns :class:`Short` if the system has no room for a thread.
     """
     try:
         return await anyio.to_thread.run_sync(handler, request, abandon_on_cancel=True)

@@ -1,4 +1,4 @@
-"""What a worker answers when the row index is made: which rows there are, and which of them are good. No numpy."""
+"""A worker's answers when the row index is built: which rows exist, and which of them are good. No numpy."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Buffer = bytes | memoryview
 
 _GOOD, _NO_SAMPLE, _NO_OBJECT = 0, 1, 2
 _NO_OBJECT_CODES = frozenset({"AD101", "AD104", "AD106", "AD108", "AD113", "AD117", "AD118", "AD119"})
-"""What is wrong with text that is no JSON object; whatever else is wrong with a row, it has keys and values."""
+"""Codes of rows that are not a JSON object. Rows with any other code have keys and values."""
 _ALL = 1 << 62
 
 
 class _Rows(NamedTuple):
-    """The rows of the blocks, their bytes end to end; a row that is too long has none."""
+    """The rows of the blocks, and their bytes; the bytes of a row that is too long are empty."""
 
     counts: array[int]
     offsets: array[int]
@@ -46,7 +46,7 @@ def index_blocks(
 ) -> Indexed:
     """Find the rows of the request's blocks.
 
-    :param write: runs the tokenize function over rows, but for those numbered in a set.
+    :param write: runs the tokenize function over rows, except those in a set of row numbers.
     """
     rows = _read(request.blocks, reader, with_bytes=request.check != "none" or bool(request.spool))
     offsets = write_part(request.spool, rows.raw, is_kept=request.is_kept) if request.spool else rows.offsets
@@ -96,7 +96,7 @@ def _place(row: int, blocks: list[Block], rows: _Rows) -> Overflow:
 
 
 def _num_tokens(reply: Tokenized, num_rows: int) -> bytes:
-    """The tokens of each row, int32."""
+    """The number of tokens of each row, as bytes of int32."""
     counts, start = array("i", bytes(4 * num_rows)), 0
     for row, end in zip(array("i", reply.kept), array("I", reply.token_ends), strict=True):
         counts[row] = end - start
@@ -115,7 +115,7 @@ def _read(blocks: list[Block], reader: BlockReader, *, with_bytes: bool) -> _Row
         num_blank += found.num_blank
         if with_bytes:
             rows.raw.extend(_bytes_of(block, found, reader))
-    reader.check()  # before anything of it is kept
+    reader.check()  # before anything that was read is stored
     return rows._replace(num_blank=num_blank)
 
 
@@ -147,7 +147,7 @@ def _decode(rows: _Rows) -> ColumnWriter:
 
 
 def permute(request: Permute) -> Permuted:
-    """Shuffle with Python's own generator, whose order of a list is what slime's dataset has."""
+    """Shuffle with Python's own generator, as slime's dataset does: the order is the same."""
     rows = array("I", range(request.num_rows))
     random.Random(request.seed).shuffle(rows)
     return Permuted(rows.tobytes())

@@ -1,4 +1,4 @@
-"""The executor that needs no processes: a thread of the trainer's own runs the tokenize function."""
+"""The executor without worker processes: a thread of the trainer's process runs the tokenize function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncdata.tokenization.base import open_tokenize_fn
 from asyncdata.workers.base import NUM_SLOTS, ExecutorStatistics, WorkerState, in_a_thread
 from asyncdata.workers.pool.deadlines import given_up, patience_of_a_request, pause
 from asyncdata.workers.request_handler import Handler
-from asyncdata.workers.slots import Slots
+from asyncdata.workers.slots import Slots, no_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ __all__ = ("InlineExecutor",)
 class InlineExecutor:
     """Runs requests one at a time in a thread of this process: for debugging and small data.
 
-    Any callable will do as tokenize function, and a breakpoint in it works. It holds the GIL, so the trainer waits.
+    Any callable works as tokenize function, and so do breakpoints in it. It holds the GIL, so the trainer waits.
     """
 
     num_workers = 1
@@ -41,8 +41,8 @@ class InlineExecutor:
         self._tokenize_fn = tokenize_fn
         self._queue: deque[tuple[Request, OnReply]] = deque()
         self._memory: list[memoryview] = []
-        self._on_change: Callable[[], object] = bool
-        self._wake: anyio.Event | None = None  # of the loop that runs it, which need not be the one that makes it
+        self._on_change: Callable[[], object] = no_op
+        self._wake: anyio.Event | None = None  # created in run(), by the loop that runs there
         self._began = 0.0
         self._generation = 0
         self._num_rows_done = 0
@@ -81,7 +81,7 @@ class InlineExecutor:
         self._on_change = self.slots.on_free = on_change
 
     async def _reply(self, handler: Handler, request: Request) -> Reply:
-        """The handler's; tried again for a while where the system is short of something."""
+        """The handler's reply; after a shortage of a system resource the request is tried again for a while."""
         patience, generation = patience_of_a_request(), self._generation
         while isinstance(reply := await in_a_thread(handler, request), Short):
             wait_s = patience.failed(may_pass=True)
@@ -109,7 +109,7 @@ class InlineExecutor:
             self.slots.done(self._queue.popleft()[0].slot)
 
     def set_num_workers(self, num_workers: int) -> None:
-        """As the protocol says; there is one thread, whatever is asked."""
+        """As the protocol says; there is always one thread."""
 
     @property
     def num_wanted(self) -> int:
@@ -119,13 +119,13 @@ class InlineExecutor:
     def statistics(self) -> ExecutorStatistics:
         """As the protocol says."""
         busy_s = time.monotonic() - self._began if self._began else 0.0
-        num_rows_done = max(0, self._num_rows_done)  # -1: rows are worked on together
+        num_rows_done = max(0, self._num_rows_done)  # -1: the rows are processed together
         state = WorkerState(state="busy" if self._began else "idle", busy_s=busy_s, num_rows_done=num_rows_done)
         return ExecutorStatistics(workers=[state], num_queued=len(self._queue))
 
 
 def _memory(num_bytes: int) -> memoryview:
-    """Memory of which only what is written to takes room: a slot is as large as the largest row may be."""
+    """Anonymous memory, as large as the largest row may be. Only pages that are written to use physical memory."""
     if num_bytes == 0:
         return memoryview(bytearray())
 

@@ -1,6 +1,6 @@
-"""What this process may use of the machine: CPUs, memory, and what a process takes of it. Linux, from /proc and /sys.
+"""CPUs and memory that this process may use, and memory that a process uses. Linux only, from /proc and /sys.
 
-A container's limits count: those of control groups, of version 1 and 2, on every level above this process.
+The limits of containers count: those of control groups, versions 1 and 2, at every level above this process.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ("available_memory", "num_usable_cpus", "process_memory", "resident_me
 _ROOT = Path("/")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _NO_LIMIT = 1 << 60
-"""Version 1 says "no limit" by a number of bytes that no machine has."""
+"""Version 1 writes "no limit" as a number of bytes that is larger than any machine's memory."""
 
 
 def num_usable_cpus(root: Path = _ROOT) -> int:
-    """CPUs that this process may use: those of its affinity mask, as Ray and batch systems set it, or fewer if its
-    control groups have a quota. A part of a CPU counts as one.
+    """CPUs that this process may use: those of its affinity mask, which Ray and batch systems set, or fewer if its
+    control groups have a quota. A fraction of a CPU counts as one.
 
     :param root: where /proc and /sys are.
     """
@@ -32,7 +32,7 @@ def num_usable_cpus(root: Path = _ROOT) -> int:
 
 
 def available_memory(root: Path = _ROOT) -> int:
-    """Bytes that can still be used without pushing anything out: of the machine, or of a control group with less.
+    """Bytes that can be allocated without evicting pages in use: of the machine, or of a control group that has less.
 
     :param root: where /proc and /sys are.
     """
@@ -42,14 +42,14 @@ def available_memory(root: Path = _ROOT) -> int:
 
 
 def process_memory(pid: int, root: Path = _ROOT) -> int:
-    """Bytes that a process takes, where what it shares with others counts by its share; 0 if that cannot be told."""
+    """Bytes that a process uses; shared pages count in proportion (PSS). 0 if that is not known."""
     return _named_numbers(root / f"proc/{pid}/smaps_rollup").get("Pss:", 0)
 
 
 def resident_memory(pid: int, root: Path = _ROOT) -> int:
-    """Bytes of a process that are in memory, as ``ps`` shows them: also what it shares; 0 if that cannot be told.
+    """Resident bytes of a process, as ``ps`` shows them; shared pages count fully. 0 if that is not known.
 
-    A thousand times as cheap to find out as :func:`process_memory`.
+    A thousand times cheaper than :func:`process_memory`.
     """
     pages = _text(root / f"proc/{pid}/statm").split()[1:2]
     return int(pages[0]) * _PAGE_BYTES if pages else 0
@@ -58,8 +58,8 @@ def resident_memory(pid: int, root: Path = _ROOT) -> int:
 def _control_groups(root: Path, controller: str) -> Iterator[Path]:
     """The folders of the control groups that bound this process in ``controller``, the innermost first.
 
-    A container may see its own group as the root, or be told a path that lies outside of what it sees: the root of what
-    is mounted is always among them.
+    A container may see its own group as the root, or read a path that is outside of its mount: the root of the mount is
+    always among them.
     """
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
@@ -71,7 +71,7 @@ def _control_groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _cpu_quota(group: Path) -> float:
-    """CPUs of a group: version 2 says quota and period in one file, version 1 in two."""
+    """The CPU quota of a group, in CPUs. Version 2 has quota and period in one file, version 1 in two."""
     words = _text(group / "cpu.max").split() or [
         *_text(group / "cpu.cfs_quota_us").split(),
         *_text(group / "cpu.cfs_period_us").split(),
@@ -83,7 +83,7 @@ def _cpu_quota(group: Path) -> float:
 
 
 def _memory_left(group: Path) -> int:
-    """Bytes below the limit of a group. Cached pages of files that nobody uses now can be had back."""
+    """Bytes left below the limit of a group. Cached file pages that are not in active use count as free."""
     for limit_file, used_file, cached in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -96,7 +96,7 @@ def _memory_left(group: Path) -> int:
 
 
 def _named_numbers(path: Path) -> dict[str, int]:
-    """Lines of a name, a number and perhaps a unit; in bytes."""
+    """Parse lines of a name, a number and an optional unit: ``{name: bytes}``."""
     found = {}
     for line in _text(path).splitlines():
         name, *values = line.split()
@@ -106,7 +106,7 @@ def _named_numbers(path: Path) -> dict[str, int]:
 
 
 def _text(path: Path) -> str:
-    """What the file says; nothing where it is not there, or not ours to read."""
+    """The text of a file; empty if it does not exist or cannot be read."""
     try:
         return path.read_text(encoding="ascii", errors="replace")
     except OSError:

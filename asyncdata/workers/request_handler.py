@@ -1,4 +1,4 @@
-"""What answers a request, in a worker process or in a thread: a function from rows to columns. Runs without numpy."""
+"""The handler of requests, in a worker process or in a thread: a function from rows to columns. Runs without numpy."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ __all__ = ("Handler",)
 _NONE: frozenset[int] = frozenset()
 _BEAT_S = 1.0
 _WORK_IN_WAITING = 0.25
-"""What counts as work is CPU time: on a machine that has too much to do, a chunk takes long and is little. But of a
-function that waits for something else, a part of the time counts, or its chunks would grow without an end."""
+"""The part of the wall time that counts as work at least. Otherwise work is CPU time, because wall time grows on an
+overloaded machine. But a function that waits uses little CPU time, and its chunks would grow without limit."""
 _PLANNER = "asyncdata.batching.planned.worker:answer"
 _TOKEN_CACHE = "asyncdata.prefetch.token_cache.worker:CacheWorker"
-"""By their paths, as a reader: a worker that is never asked for them starts without numpy."""
+"""Import paths, as for a reader: a worker that never gets such a request starts without numpy."""
 
 
 class CacheAnswers(Protocol):
-    """What the token cache answers."""
+    """The worker's side of the token cache."""
 
     def scan(self, request: Scan) -> Scanned: ...
 
@@ -61,7 +61,7 @@ class Handler:
     """Answers requests one at a time.
 
     :param slots: memory that windows are read into, shared with the other workers.
-    :param progress: told the row of the request that is being worked on.
+    :param progress: called with the number of the current row in the request.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Handler:
         self._is_closed = False
 
     def __call__(self, request: Request) -> Reply:
-        """The reply; an error that is no row's fault is a :class:`Failed`, or a :class:`Short`."""
+        """The reply. An error that no row has caused is returned as :class:`Failed` or :class:`Short`."""
         with self._at_work:
             began_s, cpu_s = time.perf_counter(), time.thread_time()
             reply = self._reply(request)
@@ -104,11 +104,11 @@ class Handler:
             return Failed("ConfigError", str(error), row=error.row, excerpt=error.excerpt, place=error.place)
         except (ConfigError, SourceError) as error:
             return Failed(type(error).__name__, str(error))
-        except Exception as error:  # whatever it is, the trainer must hear of it, and in order
+        except Exception as error:  # any error must reach the trainer, as the answer to this request
             return _failure(error)
 
     def _checked(self, request: Request) -> Reply:
-        """The answer, if the files that it was read from are what they were; if not, that is what is wrong."""
+        """The answer; raises FileChangedError instead if a file has changed since it was opened."""
         try:
             return self._answer(request)
         finally:
@@ -131,8 +131,8 @@ class Handler:
         return self._cache
 
     def _compute(self, request: Permute | PackRows | OrderPacks | ListTokens | StoreTokens | EvictTokens) -> Reply:
-        """It runs nobody's code but ours: it may be long, but cannot hang."""
-        with _alive(self._progress):
+        """Answer by library code only. It may be slow, so a heartbeat keeps the row timeout from firing."""
+        with _heartbeat(self._progress):
             if isinstance(request, Permute):
                 return permute(request)
 
@@ -143,7 +143,7 @@ class Handler:
             return answer(request)
 
     def close(self) -> None:
-        """Close the files; where a request is being worked on in another thread, that does it at its end."""
+        """Close the files; if another thread is answering a request, it closes them at the end of that request."""
         self._is_closed = True
         if self._at_work.acquire(blocking=False):
             self._reader.close()
@@ -168,7 +168,7 @@ class Handler:
         return self._token_cache.complete(request, fresh, began)
 
     def _tokenize_fresh(self, request: Tokenize, began: float) -> Tokenized:
-        """The reply for the rows that are no samples yet."""
+        """The reply for the rows whose samples are not cached."""
         starts, lengths = array("i", request.starts), array("i", request.lengths)
         slot = self._slots[request.slot]
         num_mended = self._num_mended
@@ -188,7 +188,7 @@ class Handler:
 
     @property
     def _num_mended(self) -> int:
-        """Rows whose copy was damaged, of a reader that reads copies."""
+        """Rows that were repaired because their copy was damaged; 0 for a reader that reads no copies."""
         return getattr(self._reader, "num_mended", 0)
 
     def _write(self, rows: list[bytes | memoryview], lengths: array[int], lost: frozenset[int] = _NONE) -> ColumnWriter:
@@ -200,11 +200,11 @@ class Handler:
         try:
             out = ColumnWriter(self._progress, good if bad else None)
             self._tokenizer([rows[row] for row in good] if bad else rows, out)
-        except WrongIdsError as error:  # no row's fault: nothing of this request can be believed
+        except WrongIdsError as error:  # the encoder is wrong, so no result of this request can be trusted
             error.row = self._row_with_wrong_ids(rows, good)
             raise
-        except BaseException:  # a panic in Rust is no Exception
-            # One row upset the whole batch. Row by row, only that one is bad.
+        except BaseException:  # a panic in Rust is not an Exception
+            # One row has failed the whole batch. Row by row, only that row is bad.
             out = ColumnWriter(self._progress)
             for row in good:
                 self._write_one(row, rows[row], out)
@@ -214,7 +214,7 @@ class Handler:
         return out
 
     def _row_with_wrong_ids(self, rows: list[bytes | memoryview], good: Iterable[int]) -> int:
-        """The row for which the backend was found out: it is refused again; -1 if that cannot be told any more."""
+        """The row for which the encoder gave wrong ids, found by a second run; -1 if no row fails again."""
         for row in good:
             self._progress(row)
             try:
@@ -222,7 +222,7 @@ class Handler:
             except WrongIdsError as error:
                 if error.is_here:
                     return row
-            except BaseException:  # another row, whatever is wrong with it: nobody will ask for it
+            except BaseException:  # a bad row, but the request fails anyway
                 continue
         return -1
 
@@ -256,13 +256,13 @@ def _failure(error: Exception) -> Failed | Short:
 
 
 def _with_name(error: Exception) -> str:
-    """What there is no more of, and the file that was wanted."""
+    """The resource that has run out, and the file that needed it."""
     name = error.filename if isinstance(error, OSError) else None
     return f"{short_of(error)}: {name}" if name else short_of(error)
 
 
 def _token_sums(reply: Tokenized) -> bytes:
-    """The CRC-32 of each sample's tokens."""
+    """The CRC-32 of each sample's tokens, as bytes of uint32."""
     tokens = memoryview(reply.tokens).cast("B").cast("i")
     sums, start = [], 0
     for stop in memoryview(reply.token_ends).cast("B").cast("I"):
@@ -272,8 +272,8 @@ def _token_sums(reply: Tokenized) -> bytes:
 
 
 @contextlib.contextmanager
-def _alive(progress: Callable[[int], None]) -> Iterator[None]:
-    """Show progress for as long as this lasts, of no row in particular."""
+def _heartbeat(progress: Callable[[int], None]) -> Iterator[None]:
+    """Report progress regularly during the block, without a row number."""
     is_done = threading.Event()
 
     def beat() -> None:

@@ -1,4 +1,4 @@
-"""What a worker answers to a scan: the rows of some blocks, put into a slot one block behind the other. No numpy."""
+"""A worker's answer to a scan: the rows of some blocks, written into a slot block after block. No numpy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ScannedRows:
         self._starts, self._lengths, self._offsets = array("i"), array("i"), array("i")
 
     def add(self, found: BlockRows) -> None:
-        """Put the block's text into the slot."""
+        """Copy the block's text into the slot."""
         base = self.base
         self._slot[base : base + len(found.data)] = found.data
         starts = [base + start if start >= 0 else -1 for start in found.starts]
@@ -37,7 +37,7 @@ class ScannedRows:
     def add_at(
         self, starts: Sequence[int], lengths: Sequence[int], offsets: Sequence[int], num_blank: int, num_bytes: int
     ) -> None:
-        """The block's rows are in the slot already, in ``num_bytes`` of it."""
+        """Add a block whose rows are already in the slot, where they take ``num_bytes``."""
         self._counts.append(len(starts))
         self._starts.extend(starts)
         self._lengths.extend(lengths)
@@ -46,7 +46,7 @@ class ScannedRows:
         self.base += num_bytes
 
     def reply(self) -> Scanned:
-        """Of all blocks."""
+        """The reply for all blocks."""
         return Scanned(
             counts=self._counts.tobytes(),
             starts=self._starts.tobytes(),

@@ -1,7 +1,6 @@
-"""Who still looks into slots that are free: before such a slot is filled again, they copy what is theirs.
+"""Borrowers: holders of memoryviews into released slots. They copy their data out before a slot is reused.
 
-So are they before a fork. The child shares the slots with workers that it knows nothing of, and what it holds must
-stay as it is.
+They also copy it before this process forks: the child shares the slots with the workers, and its data must not change.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ class Borrower(Protocol):
     """Something whose bytes lie in a slot."""
 
     def own(self) -> None:
-        """Copy them, and look into the slot no more. Any thread may say so."""
+        """Copy them, and drop the view into the slot. Any thread may call this."""
         ...
 
 
 class Borrowers:
-    """The borrowers of some slots. Whoever is gone needs nothing."""
+    """The borrowers of some slots, as weak references."""
 
     def __init__(self, num_slots: int) -> None:
         self._of: list[list[weakref.ref[Borrower]]] = [[] for _ in range(num_slots)]
         _everywhere.add(self)
 
     def add(self, slot: int, borrower: Borrower) -> None:
-        """It looks into the slot from now on."""
+        """Register a borrower of the slot."""
         self._of[slot].append(weakref.ref(borrower))
 
     def number(self, slot: int) -> int:
-        """How many look into the slot."""
+        """The number of borrowers of the slot that still exist."""
         return sum(found() is not None for found in self._of[slot])
 
     def evict(self, slot: int) -> None:
-        """Nobody looks into the slot any more."""
+        """Make all borrowers of the slot copy their data."""
         for found in self._of[slot]:
             borrower = found()
             if borrower is not None:
@@ -45,7 +44,7 @@ class Borrowers:
         self._of[slot].clear()
 
     def evict_all(self) -> None:
-        """Likewise, of every slot."""
+        """As :meth:`evict`, for every slot."""
         for slot in range(len(self._of)):
             for found in tuple(self._of[slot]):
                 borrower = found()

@@ -11,36 +11,40 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ("Slots",)
+__all__ = ("Slots", "no_op")
+
+
+def no_op() -> None:
+    """A callback that does nothing."""
 
 
 class Slots:
-    """Which window buffers are free. A slot is reused once every request that refers to it is answered.
+    """Tracks which slots are free. A slot is reused after every request that refers to it is answered.
 
     :ivar on_free: called when a slot becomes free; set by the executor whose slots they are.
-    :ivar borrowers: those who look into slots, also into free ones.
+    :ivar borrowers: objects with views into slots, including free slots.
     """
 
     def __init__(self, num_slots: int) -> None:
         self._num_requests = [0] * num_slots
         self._is_held = [False] * num_slots
-        self.on_free: Callable[[], object] = bool
+        self.on_free: Callable[[], object] = no_op
         self.borrowers = Borrowers(num_slots)
 
     def hold(self) -> int | None:
-        """A free slot, now taken, into which nobody looks any more; None where all are in use."""
+        """Take a free slot, after its borrowers have copied their data; None if all slots are in use."""
         places = zip(self._is_held, self._num_requests, strict=True)
         free = [slot for slot, (held, num_requests) in enumerate(places) if not held and num_requests == 0]
         if not free:
             return None
 
-        slot = min(free, key=self.borrowers.number)  # the more there are, the more has to be copied
+        slot = min(free, key=self.borrowers.number)  # fewer borrowers, fewer copies
         self.borrowers.evict(slot)
         self._is_held[slot] = True
         return slot
 
     def release(self, slot: int) -> None:
-        """No further request will refer to ``slot``."""
+        """Give ``slot`` back: no further request will refer to it."""
         if slot == NO_SLOT:
             return
 
@@ -55,7 +59,7 @@ class Slots:
         self._num_requests[slot] += 1
 
     def done(self, slot: int) -> None:
-        """... and is answered, or its worker is gone for certain."""
+        """A request that refers to ``slot`` is answered, or its worker has certainly ended."""
         if slot == NO_SLOT:
             return
 

@@ -79,7 +79,7 @@ def test_workers_die_with_the_trainer_although_a_forked_child_lives(tmp_path, wo
         assert "AD503" in said
         if work == "busy in C":
             until((folder / "began").exists)
-        until(lambda: len(program.alive()) == 5, why="trainer, child, template, two workers")
+        until(lambda: len(program.alive()) == 5, why="trainer, child, fork server, two workers")
         program.kill()
         program.assert_gone(int(pid))
         assert program.alive() == [int(pid)], "the child must not have gone with it"

@@ -28,11 +28,11 @@ RAY_ROUNDS = num_rounds(quick=2, full=10)
 BUSY = {
     "idle": "tests.support.tokenize_fns:row_id",
     "starting": "tests.support.tokenize_fns:row_id",
-    "still to be born": "tests.support.tokenize_fns:row_id",
+    "not started yet": "tests.support.tokenize_fns:row_id",
     "not asked for yet": "tests.support.tokenize_fns:row_id",
     "waiting": "tests.support.worker_fns:waits",
-    "waiting, their template stopped": "tests.support.worker_fns:waits",
-    "waiting, their template just killed": "tests.support.worker_fns:waits",
+    "waiting, their fork server stopped": "tests.support.worker_fns:waits",
+    "waiting, their fork server just killed": "tests.support.worker_fns:waits",
     "in C with the GIL": "tests.support.idling:multiplies",
     "in C with the GIL, not killed by the kernel": "tests.support.worker_fns:stuck_in_c_and_orphaned",
 }
@@ -50,17 +50,17 @@ def kill_trainer(folder: Path, doing: str, chance: random.Random) -> tuple[int, 
         if doing == "starting":
             until(lambda: len(trainer.alive()) > 2)
             time.sleep(chance.random() * 0.2)
-        elif doing == "still to be born":
+        elif doing == "not started yet":
             until(lambda: len(trainer.alive()) > 1)
             time.sleep(chance.random() * 0.1)
         elif doing == "not asked for yet":
             until(ready.exists)
         else:
             until(lambda: ready.exists() and (doing == "idle" or began.exists()))
-        num_workers = len(trainer.alive()) - 1  # and the template
-        if "template" in doing:
-            (template,) = psutil.Process(trainer.pid).children()
-            template.send_signal(signal.SIGSTOP if "stopped" in doing else signal.SIGKILL)
+        num_workers = len(trainer.alive()) - 1  # and the fork server
+        if "fork server" in doing:
+            (fork_server,) = psutil.Process(trainer.pid).children()
+            fork_server.send_signal(signal.SIGSTOP if "stopped" in doing else signal.SIGKILL)
         trainer.kill()
         return num_workers, trainer.assert_gone()
 
@@ -122,6 +122,6 @@ def test_no_worker_outlives_a_ray_actor_and_the_next_one_goes_on_from_its_snapsh
     found = [entry[4] for entry in delivered([log for log in logs if log is not None])]
     assert found == order_of(path, 2, shuffle=SHUFFLE)
     num_workers, slowest = sum(item["num_processes"] - 1 for item in kills), max(item["gone_s"] for item in kills)
-    assert num_workers >= 2 * RAY_ROUNDS, "a worker and the template at least"
+    assert num_workers >= 2 * RAY_ROUNDS, "a worker and the fork server at least"
     record("R7", "a Ray actor", kills=RAY_ROUNDS, processes=num_workers, left=0, gone_s=slowest)
     say(f"Ray actor killed: {RAY_ROUNDS} kills, {num_workers} processes, the last was gone after {slowest:.3f} s")

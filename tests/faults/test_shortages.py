@@ -92,7 +92,7 @@ def test_a_shortage_that_lasts_is_an_error_of_the_machine_and_the_row_is_deliver
     assert message.startswith("AD426 ")
     assert WORDS[what] in message
     assert f"{path}:14 (byte " in message
-    assert "the machine's doing and no row's" in message
+    assert "The machine is the cause, not a row" in message
     assert now.bad_rows_total == 0
     with make(path, what, folder, times=0, num_workers=num_workers) as loader:
         loader.load_state_dict(state, allow_changed=["tokenize_fn"])

@@ -42,13 +42,13 @@ def pids(loader: DataLoader, *states: str) -> list[int]:
     return [worker.pid for worker in loader.statistics().workers if worker.pid and worker.state in states]
 
 
-def templates(loader: DataLoader) -> list[int]:
-    """The one process, at most, that is this one's child and no worker."""
+def fork_servers(loader: DataLoader) -> list[int]:
+    """The child of this process that is not a worker; empty if there is none."""
     return [child.pid for child in psutil.Process().children() if child.pid not in pids(loader, "idle", "busy")]
 
 
 def family(loader: DataLoader) -> list[int]:
-    return templates(loader) + pids(loader, "idle", "busy")
+    return fork_servers(loader) + pids(loader, "idle", "busy")
 
 
 class Killer:
@@ -171,7 +171,7 @@ def test_kill_9_while_a_stream_is_read(path):
     say(f"kill -9 while a stream is read: {killer.num_sent} kills: {len(found)} samples as without workers")
 
 
-@pytest.mark.parametrize("victims", [templates, family])
+@pytest.mark.parametrize("victims", [fork_servers, family])
 def test_kill_9_of_the_template_and_of_whoever_there_is(path, victims):
     began = time.monotonic()
     with make(path, num_workers=2, buffer_size=200) as loader:

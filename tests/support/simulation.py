@@ -243,7 +243,7 @@ class World(NamedTuple):
         with (
             patch("asyncdata.loader.engine.Service", partial(SimulatedService, self.group, self.watcher)),
             patch("asyncdata.loader.engine.executor_of", lambda *_: self.executor),
-            patch("asyncdata.loader.base.EarlyTemplate.for_workers", lambda _: None),
+            patch("asyncdata.loader.base.EarlyForkServer.for_workers", lambda _: None),
         ):
             return SimulatedLoader(source, tokenize_fn=function, num_workers=1, **knobs)
 

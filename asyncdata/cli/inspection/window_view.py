@@ -16,7 +16,7 @@ from anyio.from_thread import start_blocking_portal
 
 from asyncdata.core.errors import ConfigError, NoSamplesError, SnapshotError, SourceError
 from asyncdata.core.messages import Scan, Scanned, Tokenized
-from asyncdata.core.types import SampleRange, Position, Sample, SourceLocation
+from asyncdata.core.types import Position, Sample, SampleRange, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.loader.config import LoaderConfig
 from asyncdata.loader.opening import open_reading

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from asyncdata.prefetch.producer import Producer
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.workers.base import Executor
-    from asyncdata.workers.pool.early_start import EarlyTemplate
+    from asyncdata.workers.pool.early_start import EarlyForkServer
 
 __all__ = ("FIRST_WORKERS", "Tuner", "executor_of", "limits_of")
 
@@ -52,11 +52,14 @@ def limits_of(config: LoaderConfig) -> Limits:
 
 
 def executor_of(
-    config: LoaderConfig, limits: Limits, function: TokenizeFn | Callable[..., Any], early: EarlyTemplate | None = None
+    config: LoaderConfig,
+    limits: Limits,
+    function: TokenizeFn | Callable[..., Any],
+    early: EarlyForkServer | None = None,
 ) -> Executor:
     """What does the work; metered, where there is anything to be found.
 
-    :param early: the template of the workers, if that was born before.
+    :param early: the fork server, if it was started before.
     """
     executor: Executor = InlineExecutor(function)
     if config.num_workers != 0:

@@ -1,4 +1,4 @@
-"""The requests of a pool that no worker has: those that wait for one, and those that are tried again after a while."""
+"""The requests of a pool that no worker has: those that wait for a worker, and those that are retried later."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ("Backlog",)
 
 
 class Backlog:
-    """A queue, and beside it what comes back to its front at a time of its own.
+    """A queue, and requests that return to its front at a given time.
 
-    :param on_due: called when something has come back.
+    :param on_due: called when a request has returned to the queue.
     """
 
     def __init__(self, slots: Slots, on_due: Callable[[], object]) -> None:
@@ -29,7 +29,7 @@ class Backlog:
         self._on_due = on_due
         self._queue: deque[Call] = deque()
         self._later: list[tuple[float, Call]] = []
-        self._wake: anyio.Event | None = None  # of the loop that runs it
+        self._wake: anyio.Event | None = None  # belongs to the loop that runs it
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._later)
@@ -41,41 +41,41 @@ class Backlog:
 
     @property
     def next_request(self) -> Request | None:
-        """What is asked for next."""
+        """The next request in the queue; None if it is empty."""
         return self._queue[0].request if self._queue else None
 
     def add(self, call: Call) -> None:
-        """It is the last."""
+        """Append it to the queue."""
         self._queue.append(call)
 
     def add_first(self, call: Call) -> None:
-        """It is the next."""
+        """Put it at the front of the queue."""
         self._queue.appendleft(call)
 
     def add_later(self, call: Call, wait_s: float) -> None:
-        """It is the next, in a while."""
+        """Put it at the front of the queue after ``wait_s`` seconds."""
         self._later.append((anyio.current_time() + wait_s, call))
         if self._wake is not None:
             self._wake.set()
 
     def take(self) -> Call:
-        """The next one; there must be one."""
+        """Remove and return the next one. The queue must not be empty."""
         return self._queue.popleft()
 
     def take_all(self) -> list[Call]:
-        """All there are: none is left."""
+        """Remove and return all of them."""
         calls = [*self._queue, *(call for _, call in self._later)]
         self._queue.clear()
         self._later.clear()
         return calls
 
     def forget(self) -> None:
-        """Drop them all: their replies are not wanted."""
+        """Drop all of them; their replies are no longer needed."""
         for call in self.take_all():
             self._slots.done(call.request.slot)
 
     async def run(self) -> None:
-        """Bring back what is due, until cancelled."""
+        """Return requests to the queue when they are due, until cancelled."""
         while True:
             self._wake = anyio.Event()
             with anyio.CancelScope(deadline=min((due for due, _ in self._later), default=math.inf)):

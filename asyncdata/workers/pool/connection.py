@@ -1,8 +1,8 @@
 """The parent's end of a worker's socket: whole frames, in as few system calls as possible.
 
-Beside a busy Python trainer every return from a call that released the GIL may wait 5 ms. So a frame costs one wait and
-one or two receives, and a send never waits: what the socket does not take at once, as of the request for a plan of many
-rows, a task sends later.
+While the trainer runs Python code, every return from a call that released the GIL may wait 5 ms. So a frame costs one
+wait and one or two receives, and a send never waits. A request may be larger than the socket's buffer, for example one
+for a plan of many rows; then a task sends the rest later.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ("Connection",)
 
 _SCRATCH_BYTES = 16 * 1024
-_STALLED = struct.pack("ll", 0, 20_000)  # 20 ms: a worker stopped in the middle of a frame must not stop the loop
+_STALLED = struct.pack("ll", 0, 20_000)  # 20 ms: a worker that stopped inside a frame must not block the loop
 
 
 class Connection:
@@ -34,7 +34,7 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _STALLED)
         self._sock = sock
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))  # headers, and what comes with them
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))  # headers, and the bytes that arrive with them
         self._start = self._end = 0
         self._request_id = 0
         self._body: memoryview | None = None
@@ -50,7 +50,7 @@ class Connection:
             view = view[self._sock.send(view, socket.MSG_DONTWAIT) :]
 
     def send(self, data: bytes | bytearray) -> None:
-        """Send a request: what there is room for now, and the rest by :meth:`send_rest`.
+        """Send a request: as much as the socket takes now, and the rest by :meth:`send_rest`.
 
         :raises OSError: if the worker is gone.
         """
@@ -62,7 +62,7 @@ class Connection:
             self._has_unsent.set()
 
     async def send_rest(self) -> None:
-        """Send what :meth:`send` left over, whenever there is any, until the worker is gone."""
+        """Send what :meth:`send` could not send, until the worker is gone."""
         with contextlib.suppress(OSError):
             while True:
                 self._has_unsent = anyio.Event()
@@ -81,15 +81,15 @@ class Connection:
             return 0
 
     def send_with(self, data: bytes, fds: Sequence[int]) -> None:
-        """Send ``data`` and descriptors, which the other end gets as its own.
+        """Send ``data`` and descriptors, which are duplicated into the other process.
 
-        :raises OSError: as :meth:`send` does.
+        :raises OSError: if the process is gone, or its socket is full.
         """
         if socket.send_fds(self._sock, [data], fds, socket.MSG_DONTWAIT) != len(data):
-            raise BrokenPipeError("a template's socket took only a part of a command")
+            raise BrokenPipeError("the fork server's socket took only a part of a command")
 
     async def receive(self) -> tuple[int, memoryview]:
-        """The next frame: its request id and body, which is the caller's own and read-only.
+        """The next frame: its request id, and its body, which is read-only and owned by the caller.
 
         :raises EOFError: if the worker is gone.
         """
@@ -100,7 +100,7 @@ class Connection:
         return self._request_id, body.toreadonly()
 
     def _whole_body(self) -> memoryview | None:
-        """The body that is being read, if it is all there. What is in the scratch buffer goes to it."""
+        """Move the bytes in the scratch buffer to the current body; return it if it is complete."""
         if self._body is None and self._end - self._start >= HEADER.size:
             self._begin_body()
         if self._body is None:
@@ -117,11 +117,11 @@ class Connection:
         if length > MAX_FRAME_BYTES:
             raise WorkerError(f"a worker announced a reply of {length} bytes; it is out of step")
 
-        import numpy as np  # not before: a template is already loading while it is imported
+        import numpy as np  # a late import: the fork server loads the tokenize function meanwhile
 
         self._start += HEADER.size
-        # Memory of its own for each: what is decoded from it are views, so that no byte is copied again. By numpy, as
-        # that does not fill it with zeros first.
+        # Each body has its own memory, because decoding returns views into it without a copy. np.empty does not fill
+        # it with zeros first.
         self._body, self._num_read = np.empty(length, np.uint8).data, 0
 
     def _read(self) -> None:
@@ -147,5 +147,5 @@ class Connection:
         return received
 
     def close(self) -> None:
-        """Close the socket; the worker sees its end."""
+        """Close the socket; the worker reads end-of-file."""
         self._sock.close()

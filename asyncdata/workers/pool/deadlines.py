@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again, and when to give it up. The loop's timers wait."""
+"""When to retry after a failure, and when to give up. All waits are timers of the event loop."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ("MAX_WAIT_S", "Patience", "given_up", "patience_of_a_request", "pause
 
 MAX_WAIT_S = 1.0
 _MAX_TRIES, _SHORTAGE_S = 3, 5.0
-"""A request for which the system has no more of something is given up after so many tries, and not before that time."""
+"""A request that runs into a shortage fails after this many tries, but not before this time."""
 _FIRST_WAIT_S = 0.05
 
 
 class Patience:
-    """Counts failures in a row.
+    """Counts consecutive failures, and decides when to give up.
 
-    One that would come again is given up after ``max_failures``. One that may pass, such as a kill from outside or a
-    system that is short of memory, is given up only if the first in the row is ``limit_s`` ago as well.
+    After ``max_failures`` permanent failures it gives up. Transient failures, such as a kill from outside or a shortage
+    of memory, also need ``limit_s`` to have passed since the first one.
 
-    :ivar num_failures: in a row.
+    :ivar num_failures: consecutive failures so far.
     :ivar max_failures: may be changed at any time.
     """
 
@@ -41,11 +41,11 @@ class Patience:
         self._since = 0.0
 
     def succeeded(self) -> None:
-        """The row of failures ends."""
+        """Start counting from zero again."""
         self.num_failures = self._num_own = 0
 
     def failed(self, *, may_pass: bool) -> float | None:
-        """One more: seconds to wait before the next try; None to give up."""
+        """Count one more failure: seconds to wait before the next try, or None to give up."""
         now = self._clock()
         if self.num_failures == 0:
             self._since = now
@@ -58,7 +58,7 @@ class Patience:
         return self._wait_s()
 
     def _wait_s(self) -> float:
-        """Nothing after the first failure: most are the only one."""
+        """No wait after the first failure: most failures happen once."""
         if self.num_failures == 1:
             return 0.0
 
@@ -66,21 +66,21 @@ class Patience:
 
 
 async def pause(seconds: float) -> None:
-    """Let other tasks run for so long."""
+    """Wait, while other tasks run."""
     with anyio.move_on_after(seconds):
         await anyio.Event().wait()
 
 
 def patience_of_a_request() -> Patience:
-    """With a system that is short of something."""
+    """For a request that runs into a shortage of a system resource."""
     return Patience(_MAX_TRIES, _SHORTAGE_S)
 
 
 def given_up(short: Short, num_tries: int) -> Failed:
-    """What is said of a request that could not be answered for want of something."""
+    """The error of a request that failed because the system has run out of a resource."""
     message = (
-        f"AD426 the system has no more of what the work needs, in {num_tries} tries: {short.reason}. This is the "
-        "machine's doing and no row's: none is lost. Raise the limit (ulimit -a; pids.max and memory.max of a "
-        "container) or free what is used up, and go on from the last state"
+        f"AD426 the system ran out of a resource in {num_tries} tries: {short.reason}. The machine is the cause, not a "
+        "row: no row is lost. Raise the limit (ulimit -a; pids.max and memory.max of a container) or free what "
+        "is used up, and resume from the last state"
     )
     return Failed("WorkerError", message, short.traceback, short.row, short.excerpt, short.place)

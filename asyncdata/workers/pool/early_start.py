@@ -1,7 +1,7 @@
-"""A template that is born in a loader's constructor, before the trainer imports what takes time.
+"""A fork server that starts in a loader's constructor, before the trainer imports any slow module.
 
-It loads the tokenize function meanwhile. It dies with the thread that made it; so that thread is the one that the
-loader's service runs in later.
+It loads the tokenize function meanwhile. It dies with the thread that started it, so the loader's service runs in that
+thread later.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.workers.pool.popen import Ends
 
-__all__ = ("EarlyTemplate", "Newborn")
+__all__ = ("EarlyForkServer", "StartedForkServer")
 
 _PATIENCE_S = 10.0
-"""Its start takes milliseconds, and it reads what it is told as soon as it runs. A constructor waits no longer."""
+"""How long a constructor waits for it. It starts within milliseconds, and then reads its message at once."""
 
 
-class Newborn:
-    """A template that was started, and what it has been told.
+class StartedForkServer:
+    """A fork server that was started, and the description that it was sent.
 
-    :ivar told: the frame of the description that it loads; empty while it has none.
+    :ivar told: the frame of the description that it loads; empty before it was sent.
     """
 
     def __init__(self, alive: AlivePipe) -> None:
@@ -42,19 +42,19 @@ class Newborn:
             self.ends: Ends = ends
 
     @classmethod
-    def with_pipe(cls) -> Newborn:
-        """One with an alive pipe of its own."""
+    def with_pipe(cls) -> StartedForkServer:
+        """Start one with a new alive pipe."""
         with contextlib.ExitStack() as failing:
             alive = AlivePipe()
             failing.callback(alive.close)
-            newborn = cls(alive)
+            started = cls(alive)
             failing.pop_all()
-        return newborn
+        return started
 
     def tell(self, told: bytes | bytearray) -> None:
-        """Send it the description that it is to load.
+        """Send it the description of the tokenize function to load.
 
-        :raises TimeoutError: if it does not read that; it has a part of it then, and is of no use.
+        :raises TimeoutError: if it does not read it. It may have a part of it then, and must be ended.
         :raises OSError: if it has died.
         """
         sock = self.ends.sock
@@ -64,44 +64,47 @@ class Newborn:
         self.told = told
 
     def end(self) -> None:
-        """Nobody needs it."""
+        """Kill it, and close all descriptors."""
         self.process.kill()
         self.process.wait()
         self.ends.close()
         self.alive.close()
 
 
-class EarlyTemplate:
-    """Started at once, unless that fails, for whatever reason: then it is tried again when a worker is needed, and the
-    reason is told.
+class EarlyForkServer:
+    """Starts a fork server in a thread. If the start fails, it is tried again when a worker is needed, and an error
+    then is reported.
 
-    :ivar thread: its mother; ends with :meth:`run`'s function, or with :meth:`close`.
-    :ivar function: the tokenize function, resolved; None where that cannot be done.
-    :raises WorkerError: if there is no room for a thread.
+    :ivar thread: the thread that started the fork server, which dies with it (PR_SET_PDEATHSIG). It ends after
+        :meth:`run`'s function, or with :meth:`close`.
+    :ivar function: the tokenize function, resolved; None if it cannot be resolved.
+    :raises WorkerError: if the system has no room for a thread.
     """
 
     def __init__(self) -> None:
         self.function: TokenizeFn | Callable[..., Any] | None = None
-        self._newborn: Newborn | None = None
+        self._fork_server: StartedForkServer | None = None
         self._is_tried = threading.Event()
-        self._errand: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._function_to_run: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self.thread = started(self._live, "asyncdata-service")
 
     @classmethod
-    def for_workers(cls, num_workers: object) -> EarlyTemplate | None:
-        """For a loader of so many: None takes a number of its own; without workers there is nothing to be born."""
+    def for_workers(cls, num_workers: object) -> EarlyForkServer | None:
+        """Start one for a loader with worker processes; None if it has none. ``num_workers=None`` lets the loader
+        choose the number.
+        """
         return cls() if num_workers is None or (isinstance(num_workers, int) and num_workers > 0) else None
 
     def _live(self) -> None:
-        with contextlib.suppress(BaseException):  # whatever it is, the constructor must not wait for ever
-            self._newborn = Newborn.with_pipe()
+        with contextlib.suppress(BaseException):  # after any error the constructor must not wait forever
+            self._fork_server = StartedForkServer.with_pipe()
         self._is_tried.set()
-        self._errand.get()()
+        self._function_to_run.get()()
 
     def tell(self, tokenize_fn: TokenizeFn | Callable[..., Any] | str) -> None:
-        """Have it load ``tokenize_fn``. What is wrong with that is for others to say, in their order."""
+        """Load ``tokenize_fn`` in the fork server. Errors are ignored here; the loader's own checks report them."""
         from asyncdata.core.framing import frame
-        from asyncdata.tokenization.base import describe  # while it boots
+        from asyncdata.tokenization.base import describe  # imported while the fork server boots
         from asyncdata.tokenization.resolve import resolved
 
         with contextlib.suppress(AsyncDataError):
@@ -111,32 +114,32 @@ class EarlyTemplate:
             self._tell(told)
 
     def _tell(self, told: bytes | bytearray) -> None:
-        if self._newborn is None:
+        if self._fork_server is None:
             return
 
         try:
-            self._newborn.tell(told)
+            self._fork_server.tell(told)
         except TimeoutError:
             self._end()
-        except OSError:  # it has died: that is noticed when it is needed
+        except OSError:  # it has died: that is detected when a worker is needed
             return
 
     def run(self, function: Callable[[], object]) -> None:
-        """Have the thread run ``function``, and then end."""
-        self._errand.put(function)
+        """Run ``function`` in the thread, which then ends."""
+        self._function_to_run.put(function)
 
-    def take(self) -> Newborn | None:
-        """It is the caller's from here on; None if there is none."""
-        newborn, self._newborn = self._newborn, None
-        return newborn
+    def take(self) -> StartedForkServer | None:
+        """Pass the fork server to the caller, who then owns it; None if there is none."""
+        started, self._fork_server = self._fork_server, None
+        return started
 
     def _end(self) -> None:
-        newborn = self.take()
-        if newborn is not None:
-            newborn.end()
+        started = self.take()
+        if started is not None:
+            started.end()
 
     def close(self) -> None:
-        """Nothing was run, and nothing will be; calling this again does nothing."""
+        """End the fork server and the thread without running a function; calling this again does nothing."""
         self._is_tried.wait(_PATIENCE_S)
         self._end()
-        self._errand.put(self._end)  # one that has started too late, in its own thread
+        self._function_to_run.put(self._end)  # in its own thread: ends a fork server that started after the wait

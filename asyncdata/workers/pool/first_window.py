@@ -1,4 +1,4 @@
-"""The first window is read in the trainer's process: nobody else is there yet, and reading needs no tokenizer."""
+"""The first window is read in the trainer's process: no worker is ready yet, and reading needs no tokenizer."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ("FirstScans",)
 
 
 class FirstScans:
-    """Answers scans, in a thread, until the first worker can.
+    """Answers scans in a thread until the first worker is ready.
 
-    Only lines are read here: other readers may import much, and this process is the trainer's.
+    It reads only line-based files: other readers may import large libraries, and this process is the trainer's.
 
-    :param on_reply: takes the reply to a call, which is taken out of the backlog.
-    :ivar here: the call that is being worked on.
+    :param on_reply: called with a call from the backlog, and its reply.
+    :ivar here: the call that it is working on.
     """
 
     def __init__(self, backlog: Backlog, on_reply: Callable[[Call, Reply], None]) -> None:
@@ -39,16 +39,16 @@ class FirstScans:
         self._is_over = False
 
     def wake(self) -> None:
-        """There may be a scan."""
+        """Check the backlog: it may have a scan."""
         self._wake.set()
 
     def end(self) -> None:
-        """Workers do it from here on."""
+        """Stop: workers answer scans now."""
         self._is_over = True
         self._wake.set()
 
     async def run(self, job: Job, memory: Callable[[int], memoryview]) -> None:
-        """Serve until :meth:`end`; nothing, where the job's reader is not that of lines.
+        """Serve until :meth:`end`; return at once if the job's reader does not read lines.
 
         :param memory: the bytes of a slot.
         """
@@ -69,7 +69,7 @@ class FirstScans:
                     await self._wake.wait()
         finally:
             handler.close()
-            slots.clear()  # or whatever keeps this frame would keep the memory
+            slots.clear()  # a reference to this frame, as in a traceback, must not keep the memory
 
 
 def _tokenize_nothing(rows: Sequence[bytes | memoryview], out: ColumnWriter) -> None:

@@ -1,8 +1,8 @@
-"""The template of the workers: a process that loads the tokenize function once, and is forked for each worker.
+"""The fork server: a process that loads the tokenize function once, and is forked for each worker.
 
-It has one thread, and no descriptor by which its children could disturb one another; where the tokenize function has
-opened or started one, it shares nothing, and becomes a worker itself. It ends as a worker does (see
-:mod:`asyncdata.workers.pool.worker_main`), and its workers end with it.
+It has one thread, and no descriptor through which its children could disturb one another. If the tokenize function has
+started a thread or opened a descriptor, the fork server shares nothing and becomes a worker itself. It ends as a worker
+does (see :mod:`asyncdata.workers.pool.worker_main`), and its workers end with it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,25 @@ from typing import TYPE_CHECKING
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.messages import decode_job, decode_spec
 from asyncdata.tokenization.encoders.fast_backends import give_back_memory
-from asyncdata.workers.pool.forkserver_messages import COMMAND, FORK, MAX_FDS, Born, Loaded, NotBorn, Reaped, framed
+from asyncdata.workers.pool.forkserver_messages import (
+    COMMAND,
+    FORK,
+    MAX_FDS,
+    ForkedWorker,
+    Loaded,
+    NotForked,
+    Reaped,
+    framed,
+)
 from asyncdata.workers.pool.worker_main import (
     Opened,
     SharedMemory,
     die_with,
-    open_or_tell,
-    print_by_the_line,
+    exit_at_end,
+    line_buffer_output,
+    open_or_report,
     receive,
     serve,
-    to_the_end,
 )
 
 if TYPE_CHECKING:
@@ -41,42 +50,42 @@ _FORK_FDS = 2
 
 
 def main(parent: int, sock_fd: int, alive_fd: int) -> None:
-    """Run the template of the workers of the process ``parent``, with the descriptors it was born with."""
-    with to_the_end():
+    """Run the fork server of the process ``parent``, with the descriptors that it inherited."""
+    with exit_at_end():
         own_alive_fd = die_with(parent, alive_fd)
-        print_by_the_line()
+        line_buffer_output()
         control = socket.socket(fileno=sock_fd)
         before = descriptors()
-        tokenizer = open_or_tell(control, decode_spec(receive(control)[1]))
+        tokenizer = open_or_report(control, decode_spec(receive(control)[1]))
         reason = why_not_shared(before)
         control.sendall(framed(Loaded(reason)))
         opened = _share(control, tokenizer)
         if reason:
             _become_a_worker(control, opened)
         else:
-            _Template(control, opened, alive_fd, own_alive_fd).run()
+            _ForkLoop(control, opened, alive_fd, own_alive_fd).run()
 
 
 def descriptors() -> set[str]:
-    """What is open, by number and name: another file under an old number is another one."""
+    """The open descriptors as "number (target)", so that a reused number with another target counts as new."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
             found.add(f"{fd} ({os.readlink(f'/proc/self/fd/{fd}')})")
-        except OSError:  # that by which the list was read
+        except OSError:  # the descriptor that listed the folder
             continue
     return found
 
 
 def why_not_shared(before: set[str]) -> str:
-    """Why this process cannot be forked without harm; nothing if it can.
+    """Why this process cannot be forked safely; empty if it can.
 
-    :param before: the descriptors that were open before the tokenize function was.
+    :param before: the descriptors that were open before the tokenize function was opened.
     """
     try:
-        _name_a_process()
+        _check_pidfd()
     except (AttributeError, OSError) as error:  # an old kernel, or a container that forbids it
-        return f"a process cannot be named for certain here: {error}"
+        return f"a process cannot be identified by a pidfd here: {error}"
 
     num_threads = len(os.listdir("/proc/self/task"))
     if num_threads > 1:
@@ -86,10 +95,11 @@ def why_not_shared(before: set[str]) -> str:
     return f"the tokenize function keeps open descriptor {opened[0]}" if opened else ""
 
 
-def _name_a_process() -> None:
-    """What the trainer has to do to end a worker that is not its child.
+def _check_pidfd() -> None:
+    """Try the calls by which the trainer ends a worker that is not its own child.
 
-    :raises OSError: if that is not to be had; AttributeError if Python was built without it.
+    :raises OSError: if the kernel or the container forbids them.
+    :raises AttributeError: if Python was built without them.
     """
     pidfd = os.pidfd_open(os.getpid())
     try:
@@ -99,7 +109,7 @@ def _name_a_process() -> None:
 
 
 def _share(control: socket.socket, tokenizer: BatchTokenizer) -> Opened:
-    """What workers need besides the tokenize function."""
+    """Receive what workers need besides the tokenize function."""
     _, _, fds = _receive_command(control)
     job = decode_job(receive(control)[1])
     opened = Opened(job, tokenizer, SharedMemory.of(fds[0], fds[1:]))
@@ -109,14 +119,14 @@ def _share(control: socket.socket, tokenizer: BatchTokenizer) -> Opened:
 
 
 def _become_a_worker(control: socket.socket, opened: Opened) -> None:
-    """The first to be asked for. The template's socket ends with that."""
+    """Become the first worker that is requested. The fork server's socket is closed."""
     _, number, fds = _receive_command(control)
     control.close()
     _work(number, fds, opened)
 
 
 def _work(number: int, fds: list[int], opened: Opened) -> None:
-    """Be worker ``number``, with the descriptors that it was given."""
+    """Run worker ``number``, with the descriptors of its socket and its output."""
     sock_fd, output_fd = fds
     for standard in (1, 2):
         os.dup2(output_fd, standard)
@@ -125,7 +135,7 @@ def _work(number: int, fds: list[int], opened: Opened) -> None:
 
 
 def _receive_command(control: socket.socket) -> tuple[int, int, list[int]]:
-    """What is to be done, for which worker, and with which descriptors."""
+    """The next command: its operation, its argument, and the descriptors that came with it."""
     data = b""
     fds: list[int] = []
     while len(data) < COMMAND.size:
@@ -139,8 +149,8 @@ def _receive_command(control: socket.socket) -> tuple[int, int, list[int]]:
     return operation, argument, fds
 
 
-class _Template:
-    """Forks a worker when it is told to, and waits for the end of one when it is told to."""
+class _ForkLoop:
+    """Forks and reaps workers on command."""
 
     def __init__(self, control: socket.socket, opened: Opened, alive_fd: int, own_alive_fd: int) -> None:
         self._control = control
@@ -152,10 +162,10 @@ class _Template:
         self._workers: set[int] = set()
 
     def run(self) -> None:
-        resolve_path(self._opened.job.reader.path)  # the module that every worker needs next
+        resolve_path(self._opened.job.reader.path)  # imported once, for all workers
         gc.collect()
-        give_back_memory()  # what workers fill anew need not be kept here
-        gc.freeze()  # or the first collection in a worker would copy all that it looks at
+        give_back_memory()  # free memory: each worker would get a copy of its pages as soon as it writes
+        gc.freeze()  # without it, the first collection in a worker would copy every page that it visits
         try:
             while True:
                 operation, argument, fds = _receive_command(self._control)
@@ -168,39 +178,39 @@ class _Template:
                 self._end_workers()
 
     def _fork(self, number: int, fds: list[int]) -> Answer:
-        """Born with the template's memory as it is: that is shared until somebody writes to it."""
+        """Fork a worker. Memory is shared with it until one side writes to a page."""
         if len(fds) < _FORK_FDS:
-            return NotBorn(errno.EMFILE)
+            return NotForked(errno.EMFILE)
 
         self._flush()
         try:
             pid = os.fork()
         except OSError as error:
-            return NotBorn(error.errno or errno.EAGAIN)
+            return NotForked(error.errno or errno.EAGAIN)
 
         if pid == 0:
-            with to_the_end():
-                self._begin_life()
+            with exit_at_end():
+                self._init_child()
                 _work(number, fds, self._opened)
         self._workers.add(pid)
-        return Born(pid)
+        return ForkedWorker(pid)
 
     def _flush(self) -> None:
-        """What was printed so far must not be printed by each worker again."""
+        """Flush what is buffered, so that no worker prints it again."""
         sys.stdout.flush()
         sys.stderr.flush()
         self._libc.fflush(None)
 
-    def _begin_life(self) -> None:
-        """In the worker: what a process of its own has of its own."""
+    def _init_child(self) -> None:
+        """Set up the forked worker: its signals, its descriptors and its random generator."""
         die_with(self._pid, self._alive_fd)
         os.close(self._own_alive_fd)
         self._control.close()
         if (numpy_random := sys.modules.get("numpy.random")) is not None:
-            numpy_random.seed()  # Python sees to that of its own
+            numpy_random.seed()  # Python reseeds its own generator after a fork
 
     def _reap(self, pid: int) -> Answer:
-        """Until then the system gives its pid to nobody else."""
+        """Reap a worker that has ended. Until then the system does not reuse its pid."""
         if pid not in self._workers:
             return Reaped(None)
 

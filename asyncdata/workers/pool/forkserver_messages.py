@@ -1,4 +1,4 @@
-"""What the trainer's process and the template of its workers say to one another."""
+"""The messages between the trainer's process and the fork server of its workers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = (
     "REAP",
     "SHARE",
     "Answer",
-    "Born",
+    "ForkedWorker",
     "Loaded",
-    "NotBorn",
+    "NotForked",
     "Reaped",
     "decode_answer",
     "framed",
@@ -26,10 +26,10 @@ __all__ = (
 
 COMMAND = struct.Struct("<Bi")
 SHARE, FORK, REAP = 1, 2, 3
-"""What to do:
+"""The commands:
 
-- SHARE, once: with it come the descriptors of the shared memory, and behind it the frame of the job. No answer.
-- FORK, with the number of a worker: with it come the worker's end of its socket, and what it writes its output to.
+- SHARE, sent once: carries the descriptors of the shared memory; the frame of the job follows. It has no answer.
+- FORK, with the number of a worker: carries the worker's end of its socket, and the descriptor of its output pipe.
 - REAP, with the pid of a worker that has ended.
 """
 MAX_FDS = 16
@@ -38,21 +38,21 @@ MAX_FDS = 16
 class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The answer to a description: the tokenize function is open.
 
-    ``reason`` says why a fork could not share it; empty: it can. With a reason, the template itself becomes the worker
-    of the first FORK.
+    ``reason`` says why forked workers cannot share it; empty if they can. With a reason, the fork server itself becomes
+    the worker of the first FORK.
     """
 
     reason: str
 
 
-class Born(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ForkedWorker(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A worker was forked."""
 
     pid: int
 
 
-class NotBorn(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The system has no room for one more."""
+class NotForked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The system has no room for one more process."""
 
     errno: int
 
@@ -63,13 +63,13 @@ class Reaped(msgspec.Struct, frozen=True, tag=True, array_like=True):
     status: int | None
 
 
-Answer = Loaded | Born | NotBorn | Reaped | Failed | Short
+Answer = Loaded | ForkedWorker | NotForked | Reaped | Failed | Short
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
 def framed(answer: Answer) -> bytes:
-    """``answer`` with its header, ready to be sent."""
+    """``answer`` with its header, ready to send."""
     body = _encode(answer)
     return HEADER.pack(len(body), 0) + body

@@ -1,4 +1,4 @@
-"""Why a process of the pool is lost, whether that may pass, and what is said when a pool gives up."""
+"""Why a process of the pool was lost, whether the cause is transient, and the errors when a pool gives up."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from asyncdata.workers.pool.deadlines import MAX_WAIT_S, Patience
 from asyncdata.workers.pool.worker_main import STATUS_SHORT
 
 if TYPE_CHECKING:
-    from asyncdata.workers.pool.processes import Offspring, WorkerProcess
+    from asyncdata.workers.pool.processes import ChildProcess, WorkerProcess
 
 __all__ = ("Health", "Lost", "died_starting", "first_worker_error", "may_pass", "new_patience", "ran_short")
 
 _log = get_logger(__name__)
 _MAX_STARTS = 3
-"""A process that ends by itself so often while it starts is given up at once."""
+"""A process that ends by itself this often while it starts is not started again."""
 _PATIENCE_S = 30.0
-"""What kills from outside may take to end, or the system to have room again."""
+"""How long kills from outside, or a shortage of a system resource, may last."""
 
 _CRASHES = frozenset(
     -number
@@ -35,52 +35,52 @@ _CRASHES = frozenset(
     )
 )
 _NO_MEMORY = ("memory allocation of ", "std::bad_alloc")
-"""What Rust and C++ write before they abort for want of memory."""
+"""What Rust and C++ print before they abort because no memory is left."""
 
 
 _MAX_LOST, _MAX_LOST_OF_EACH = 11, 3
-"""Workers that die without finishing one request: so many, and so many more for each worker there is."""
+"""The limit of consecutive worker deaths without a finished request: a base, and an addend for each worker."""
 
 
 class Lost(NamedTuple):
-    """Why a worker is no more: ``code`` is AD422 where it hung, and AD423 where it died."""
+    """Why a worker was lost: ``code`` is AD422 if it hung, and AD423 if it died."""
 
     code: str
     reason: str
 
 
-def ran_short(process: Offspring) -> str:
-    """What there was no more of when a process ended for want of it; empty where it ended otherwise."""
-    if process.life.status == STATUS_SHORT:
+def ran_short(process: ChildProcess) -> str:
+    """The resource that a process ran out of, if that was the cause of its end; empty otherwise."""
+    if process.handle.status == STATUS_SHORT:
         return (process.output.rstrip().splitlines() or ["out of memory"])[-1]
 
-    if process.life.status == -signal.SIGABRT and any(sign in process.output for sign in _NO_MEMORY):
+    if process.handle.status == -signal.SIGABRT and any(sign in process.output for sign in _NO_MEMORY):
         return next(line for line in process.output.splitlines() if any(sign in line for sign in _NO_MEMORY))
 
     return ""
 
 
-def may_pass(process: Offspring, lost: Lost | None = None) -> bool:
-    """Whether it was ended from outside, or for want of something: the next one need not end so.
+def may_pass(process: ChildProcess, lost: Lost | None = None) -> bool:
+    """Whether the cause is transient: it was killed from outside, or the system had run out of a resource.
 
-    :param lost: how it was lost; a worker that hung was killed by us.
+    :param lost: how it was lost; a worker that hung was killed by the pool itself.
     """
     if lost is not None and lost.code != "AD423":
         return False
 
-    status = process.life.status
+    status = process.handle.status
     is_own = status is not None and (status >= 0 or status in _CRASHES)
     return not is_own or bool(ran_short(process))
 
 
-def died_starting(process: Offspring, num_times: int) -> WorkerError:
-    """The pool gives up, as no worker comes up."""
+def died_starting(process: ChildProcess, num_times: int) -> WorkerError:
+    """The error when no worker starts successfully."""
     how = process.how_it_ended()
     return WorkerError(f"AD426 a worker died {num_times} times while starting ({how})\n{process.output}")
 
 
 def first_worker_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one that the user is to see; the rest are its consequences."""
+    """The error to show to the user; the others are its consequences."""
     matching = errors.subgroup(WorkerError) or errors
     error: BaseException = matching
     while isinstance(error, BaseExceptionGroup):
@@ -89,14 +89,14 @@ def first_worker_error(errors: BaseExceptionGroup[BaseException]) -> BaseExcepti
 
 
 def new_patience() -> Patience:
-    """For what has to start."""
+    """For the start of a process."""
     return Patience(_MAX_STARTS, _PATIENCE_S)
 
 
 class Health:
-    """Whether a pool can still be expected to do what it is asked.
+    """Decides after each lost worker whether the pool starts another one, or gives up.
 
-    :ivar has_started: whether any worker was ever ready. Where none was, what is wrong is told at once.
+    :ivar has_started: whether any worker was ever ready. Before that, errors are raised at once.
     """
 
     def __init__(self) -> None:
@@ -108,10 +108,11 @@ class Health:
         self._losses.succeeded()
 
     def wait_for_another(self, process: WorkerProcess, lost: Lost, starts: Patience | None, num_workers: int) -> float:
-        """A worker was lost, of so many: how long to wait before there is another.
+        """A worker was lost: seconds to wait before the next one starts.
 
-        :param starts: those of its number in a row that came to nothing, if this was one.
-        :raises WorkerError: if there is to be no other.
+        :param starts: counts the failed starts of workers with this number; None if this worker had been ready.
+        :param num_workers: how many workers the pool has.
+        :raises WorkerError: if the pool gives up.
         """
         self._losses.max_failures = _MAX_LOST + _MAX_LOST_OF_EACH * num_workers
         how, passes = process.how_it_ended(), may_pass(process, lost)
@@ -128,20 +129,20 @@ class Health:
 
         return wait_s or 0.0
 
-    def wait_for_room(self, error: WorkerError, rooms: Patience, *, is_anyone_ready: bool) -> float:
-        """There is no room for one more process: how long to wait before it is tried again. While others work, that is
-        done for ever.
+    def wait_for_room(self, error: WorkerError, rooms: Patience, *, is_any_ready: bool) -> float:
+        """The system has no room for one more process: seconds to wait before the next try. There is no limit on tries
+        while another worker is ready.
 
         :param rooms: counts the tries.
-        :raises WorkerError: ``error``, if it is not tried again, or is another.
+        :raises WorkerError: ``error``, if there is no further try, or if its cause is no shortage.
         """
         if not is_shortage(error):
             raise error
 
         wait_s = rooms.failed(may_pass=True)
-        if rooms.num_failures.bit_count() == 1:  # 1, 2, 4, 8 ...: it may last
+        if rooms.num_failures.bit_count() == 1:  # tries 1, 2, 4, 8 ...: the shortage may last long
             _log.warning("worker.not_started", reason=str(error), num_tries=rooms.num_failures)
-        if not self.has_started or (wait_s is None and not is_anyone_ready):
+        if not self.has_started or (wait_s is None and not is_any_ready):
             raise error
 
         return MAX_WAIT_S if wait_s is None else wait_s

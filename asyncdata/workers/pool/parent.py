@@ -1,4 +1,4 @@
-"""The end of a process with the one that has started it. Imports little."""
+"""Ending a process together with its parent. Imports little."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread ends that has started it, in the process ``parent``."""
+    """Ask the kernel to kill this process when the thread of ``parent`` that started it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we listened
+    if os.getppid() != parent:  # it died before the call
         os._exit(0)

@@ -1,6 +1,6 @@
-"""A process of a pool, born by exec: its descriptors, its environment, its end with the trainer. Imports little.
+"""Starting a process of a pool by exec: its descriptors, its environment, and its end with the trainer. Imports little.
 
-A loader's constructor starts its template with this, before it imports anything that takes time.
+A loader's constructor starts its fork server with this, before it imports any slow module.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAYON_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",  # an `import torch` in a user's function must not make a CUDA context
+    "CUDA_VISIBLE_DEVICES": "",  # an `import torch` in a user's function must not create a CUDA context
 }
 
 
@@ -54,7 +54,7 @@ _NOT_RUNNABLE = {errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR}
 
 
 def no_room(error: OSError) -> WorkerError:
-    """Why a worker cannot be started. To be raised from ``error``, by which it is known whether that may pass."""
+    """The error for a worker that cannot be started. Raise it from ``error``: its errno shows a shortage."""
     if error.errno in _NOT_RUNNABLE:
         return WorkerError(f"AD426 workers cannot be started: {error}; sys.executable is {sys.executable!r}: {_SET_IT}")
 
@@ -64,21 +64,21 @@ def no_room(error: OSError) -> WorkerError:
 
 
 def hold_standard_fds() -> None:
-    """See to it that descriptors 0 to 2 are taken, by ``/dev/null`` where a program was started without them.
+    """Open ``/dev/null`` for those of the descriptors 0 to 2 that are closed.
 
-    A pipe would get such a number otherwise, and a process of the pool has its own stdin, stdout and stderr there.
+    Otherwise a pipe could get one of these numbers, which are stdin, stdout and stderr in a process of the pool.
 
-    :raises OSError: if the system has no room for them.
+    :raises OSError: if no descriptor is left.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD_FD:
-        continue  # it stays open, as long as this process lives
+        continue  # it stays open until this process ends
     os.close(fd)
 
 
 class AlivePipe:
-    """A pipe of which this process is the only writer, and its end the end of all that were born with it.
+    """A pipe whose only writer is this process. When it closes, all processes of the pool that inherited it end.
 
-    It is made before all else that processes of a pool get.
+    It is created before all other descriptors of the pool.
     """
 
     def __init__(self) -> None:
@@ -94,15 +94,15 @@ class AlivePipe:
             self._write_fd = -1
 
     def forget_in_child(self) -> None:
-        """In a forked child of the trainer: it must not keep the workers alive by keeping the pipe open."""
+        """Close the write end in a forked child of the trainer, which would keep the workers alive otherwise."""
         if self._write_fd >= 0:
             os.close(self._write_fd)
             self._write_fd = -1
 
 
 _pipes: weakref.WeakSet[AlivePipe] = weakref.WeakSet()
-# A child that another thread forks meanwhile would inherit the pipe by which Popen hears of exec, and Popen would wait
-# for as long as that child lives.
+# If another thread forks meanwhile, the child inherits the pipe through which Popen learns of the exec, and Popen waits
+# until that child ends.
 _no_fork = threading.RLock()
 
 
@@ -127,18 +127,18 @@ class Ends(NamedTuple):
     their_fds: tuple[int, int]
 
     def close(self) -> None:
-        """Close ours."""
+        """Close our ends."""
         self.sock.close()
         os.close(self.output_fd)
 
 
 @contextlib.contextmanager
 def new_ends() -> Iterator[Ends]:
-    """New ends: theirs are closed here when the block is left, and ours as well if it fails.
+    """New ends. The other process's ends are closed here after the block, and ours too if the block fails.
 
-    Nothing is forked meanwhile: a child that held their ends would hide the end of the process that they are for.
+    No thread can fork during the block: a child that held these ends would hide the end of the process.
 
-    :raises WorkerError: if the system has no room for them, or for what is done with them.
+    :raises WorkerError: if the block fails with an OSError, or no descriptor is left.
     """
     try:
         with _no_fork, contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
@@ -157,9 +157,9 @@ def new_ends() -> Iterator[Ends]:
 
 
 def command_of(module: str, arguments: dict[str, Any]) -> list[str]:
-    """The command of a new interpreter that runs ``main`` of a module of this package, and finds what we find.
+    """The command of a new interpreter that runs ``main`` of a module of this package, with the same ``sys.path``.
 
-    :raises WorkerError: if ``sys.executable`` names no interpreter, as where Python is embedded.
+    :raises WorkerError: if ``sys.executable`` is empty, for example because Python is embedded.
     """
     if not sys.executable:
         raise WorkerError(f"AD426 workers cannot be started: sys.executable is {sys.executable!r}; {_SET_IT}")
@@ -169,8 +169,8 @@ def command_of(module: str, arguments: dict[str, Any]) -> list[str]:
 
 
 def _places() -> Iterator[str]:
-    """Where Python finds modules. It passes over entries that are no text, and relative ones if there is no folder that
-    they could be relative to; so do we.
+    """The folders where Python finds modules. Like Python, this skips entries that are not strings, and relative ones
+    if the current folder has been deleted.
     """
     for entry in sys.path:
         if isinstance(entry, str):
@@ -181,10 +181,10 @@ def _places() -> Iterator[str]:
 def execute(module: str, ends: Ends, alive: AlivePipe, fds: Sequence[int] = (), **more: Any) -> subprocess.Popen[bytes]:
     """A new interpreter that runs ``main`` of a module of this folder; it dies with the calling thread.
 
-    :param ends: it has the other ends.
+    :param ends: the new process inherits the other ends.
     :param fds: further descriptors that it inherits.
     :param more: further arguments of ``main``.
-    :raises OSError: if the system has no room for one more.
+    :raises OSError: if the system has no room for one more process.
     """
     sock_fd, output_fd = ends.their_fds
     arguments = {"parent": os.getpid(), "sock_fd": sock_fd, "alive_fd": alive.read_fd}
@@ -201,7 +201,7 @@ def execute(module: str, ends: Ends, alive: AlivePipe, fds: Sequence[int] = (), 
 
 @contextlib.contextmanager
 def _ctrl_c_blocked() -> Iterator[None]:
-    """A mask survives exec: Ctrl-C cannot end a worker that has not yet learnt to ignore it."""
+    """Block SIGINT. The mask survives exec, so Ctrl-C cannot end a worker before it ignores the signal itself."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield

@@ -1,8 +1,8 @@
-"""Worker processes of our own: forked from a template, fed over socketpairs, replaced when they die or hang.
+"""A pool of worker processes: forked from a fork server, fed over socketpairs, replaced when they die or hang.
 
-Nothing is forked from this process, pickled, or imported as ``__main__``. A request is sent again, whole, when its
-worker is lost; when it has brought down two, it comes back as :class:`Crashed`, and the producer looks for the row that
-is to blame.
+The trainer's process is never forked, nothing is pickled, and no ``__main__`` is imported again. When a worker is lost,
+its request is sent again as a whole. After the request has lost two workers, it is returned as :class:`Crashed`, and
+the producer searches for the row that is to blame.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from asyncdata.workers.pool.deadlines import given_up, pause
 from asyncdata.workers.pool.first_window import FirstScans
 from asyncdata.workers.pool.lost_workers import Health, Lost, first_worker_error, new_patience, ran_short
 from asyncdata.workers.pool.shared_resources import Spawner
-from asyncdata.workers.pool.spawning import Births
+from asyncdata.workers.pool.spawning import WorkerFactory
 from asyncdata.workers.pool.worker_state import Call, Worker, state_of
-from asyncdata.workers.slots import Slots
+from asyncdata.workers.slots import Slots, no_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Job, Reply, Request
     from asyncdata.workers.base import OnReply
     from asyncdata.workers.pool.deadlines import Patience
-    from asyncdata.workers.pool.early_start import EarlyTemplate
+    from asyncdata.workers.pool.early_start import EarlyForkServer
 
 __all__ = ("ProcessExecutor",)
 
 _log = get_logger(__name__)
-_WINDOW = 2
-"""Requests a worker has at a time: one to work on, and one so that it need not wait for the next."""
+_MAX_REQUESTS = 2
+"""Requests that a worker has at a time: one to work on, and one queued, so that it never waits for the next one."""
 _MAX_WORKERS = 64
 
 
 class ProcessExecutor:
     """A pool of worker processes.
 
-    :param num_workers: processes to start with; each runs one request at a time.
-    :param row_timeout_s: a worker that makes no progress for so long is hung, and is killed. Progress is a reply, or,
-        where the tokenize function runs row by row, a row.
-    :param max_workers: how many there can ever be; None for 64, or for ``num_workers`` where that is more.
-    :param early: a template that was born before; its thread must be that of :meth:`prepare`.
-    :param max_bytes_per_worker: one that takes more is replaced by another when it has answered what it was asked.
+    :param num_workers: processes at the start; each runs one request at a time.
+    :param row_timeout_s: a worker that makes no progress for so many seconds counts as hung, and is killed. Progress is
+        a reply, or, if the tokenize function runs row by row, a row.
+    :param max_workers: the largest number of workers; None means 64, or ``num_workers`` if that is more.
+    :param early: a fork server that was started before; :meth:`prepare` must run in its thread.
+    :param max_bytes_per_worker: a worker that uses more memory is replaced after it has answered its requests.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ProcessExecutor:
         num_workers: int,
         row_timeout_s: float = 60.0,
         max_workers: int | None = None,
-        early: EarlyTemplate | None = None,
+        early: EarlyForkServer | None = None,
         max_bytes_per_worker: int | None = None,
     ) -> None:
         self._max_workers = max(num_workers, max_workers or _MAX_WORKERS)
@@ -68,54 +68,54 @@ class ProcessExecutor:
         self._max_bytes = max_bytes_per_worker
         self._spawner: Spawner | None = None
         self._early = early
-        self._births: Births | None = None
+        self._factory: WorkerFactory | None = None
         self._first_scans: FirstScans | None = None
         self._backlog = Backlog(self.slots, self._dispatch)
         self._workers: dict[int, Worker] = {}
         self._kept: set[int] = set()
-        self._keep_one_more: Callable[[int], object] | None = None
-        self._on_change: Callable[[], object] = bool
+        self._start_one_more: Callable[[int], object] | None = None
+        self._on_change: Callable[[], object] = no_op
         self._next_id = 1
         self._num_restarts = 0
         self._health = Health()
 
     def prepare(self, slot_bytes: int) -> None:
-        """As the protocol says. The calling thread must live as long as the workers shall: they die with it."""
-        newborn = self._early.take() if self._early is not None else None
+        """As the protocol says. The workers die with the calling thread."""
+        started = self._early.take() if self._early is not None else None
         with contextlib.ExitStack() as failing:
-            if newborn is not None:
-                failing.callback(newborn.end)
-            alive = None if newborn is None else newborn.alive
+            if started is not None:
+                failing.callback(started.end)
+            alive = None if started is None else started.alive
             spawner = failing.enter_context(Spawner(self._max_workers, slot_bytes, NUM_SLOTS, alive))
-            self._births = Births(spawner, newborn)
+            self._factory = WorkerFactory(spawner, started)
             failing.pop_all()
         self._spawner = spawner
 
     async def run(self, job: Job) -> None:
-        """As the protocol says; in the thread that has called :meth:`prepare`."""
-        if self._spawner is None or self._births is None:
+        """As the protocol says; must run in the thread that called :meth:`prepare`."""
+        if self._spawner is None or self._factory is None:
             raise WorkerError("prepare() has not been called")
 
-        births = self._births
+        factory = self._factory
         with self._spawner:
             try:
                 async with anyio.create_task_group() as group:
-                    births.begin(group, job)
+                    factory.begin(group, job)
                     group.start_soon(self._backlog.run)
                     self._first_scans = FirstScans(self._backlog, self._settle)
                     group.start_soon(self._first_scans.run, job, self.memory)
-                    self._keep_one_more = lambda number: group.start_soon(self._keep, births, number)
+                    self._start_one_more = lambda number: group.start_soon(self._maintain, factory, number)
                     self._grow_and_shrink()
             except BaseExceptionGroup as errors:
                 error = first_worker_error(errors)
                 self._give_up(str(error))
                 raise error from None
             finally:
-                self._workers, self._kept, self._keep_one_more = {}, set(), None
-                births.close()
+                self._workers, self._kept, self._start_one_more = {}, set(), None
+                factory.close()
 
     def _give_up(self, reason: str) -> None:
-        """Nothing is answered any more: whoever waits for what is under way must hear of it, and in its order."""
+        """Answer all requests under way with ``reason``: no worker will answer them."""
         calls = [call for worker in self._workers.values() for call in worker.calls]
         calls += [*([self._here] if self._here is not None else ()), *self._backlog.take_all()]
         for call in calls:
@@ -130,13 +130,13 @@ class ProcessExecutor:
         self._on_change()
 
     def _grow_and_shrink(self) -> None:
-        """The workers with the highest numbers go."""
-        if self._keep_one_more is None:
+        """Start missing workers; dismiss those with the highest numbers."""
+        if self._start_one_more is None:
             return
 
         for number in sorted({*range(self.num_workers)} - self._kept):
             self._kept.add(number)
-            self._keep_one_more(number)
+            self._start_one_more(number)
         for worker in self._workers.values():
             self._dismiss_if_done(worker)
         self._dispatch()
@@ -146,34 +146,34 @@ class ProcessExecutor:
 
     def _dismiss_if_done(self, worker: Worker) -> None:
         if not worker.calls and (worker.is_spent or not self._is_wanted(worker)):
-            worker.is_dismissed = True  # should it be wanted again this moment, it is too late
+            worker.is_dismissed = True  # final: it gets no request, even if the pool grows again now
             worker.conversation.cancel()
 
-    async def _keep(self, births: Births, number: int) -> None:
-        """Worker ``number``, again and again, for as long as it is wanted."""
+    async def _maintain(self, factory: WorkerFactory, number: int) -> None:
+        """Start worker ``number``, and start it again when it ends, as long as it is wanted."""
         starts, rooms = new_patience(), new_patience()
         while number < self.num_workers:
             try:
-                process = await births.bear(number)
+                process = await factory.start_worker(number)
             except WorkerError as error:
-                is_anyone_ready = any(worker.is_ready for worker in self._workers.values())
-                await pause(self._health.wait_for_room(error, rooms, is_anyone_ready=is_anyone_ready))
+                is_any_ready = any(worker.is_ready for worker in self._workers.values())
+                await pause(self._health.wait_for_room(error, rooms, is_any_ready=is_any_ready))
                 continue
 
             rooms.succeeded()
-            await pause(await self._employ(Worker(process, self._max_bytes, self._row_timeout_s), starts))
+            await pause(await self._use(Worker(process, self._max_bytes, self._row_timeout_s), starts))
         self._kept.discard(number)
 
-    async def _employ(self, worker: Worker, starts: Patience) -> float:
-        """From its birth to its end; how long to wait before there is another."""
+    async def _use(self, worker: Worker, starts: Patience) -> float:
+        """Use the worker until its end: seconds to wait before the next one starts."""
         number, wait_s = worker.process.number, 0.0
         self._workers[number] = worker
         try:
-            lost = await self._converse(worker)
+            lost = await self._communicate(worker)
             if worker.is_ready or lost is None:
                 starts.succeeded()
             is_start = not worker.is_ready
-            worker.is_ready = False  # or what is submitted from here on could go to the dead
+            worker.is_ready = False  # a dead worker must not get new requests
             self._num_restarts += worker.is_spent
             await self._reap(worker)
             if lost is not None:
@@ -187,19 +187,19 @@ class ProcessExecutor:
         del self._workers[number]
         return wait_s
 
-    async def _converse(self, worker: Worker) -> Lost | None:
-        """Talk to the worker until it is lost; None if it was no longer wanted, and had nothing to do."""
+    async def _communicate(self, worker: Worker) -> Lost | None:
+        """Exchange messages with the worker until it is lost; None if it was dismissed."""
         lost = None
         async with anyio.create_task_group() as group:
             worker.conversation = group.cancel_scope
             group.start_soon(worker.process.pump_output)
             group.start_soon(worker.process.connection.send_rest)
             self._dismiss_if_done(worker)
-            lost = await self._talk(worker)
+            lost = await self._exchange(worker)
             group.cancel_scope.cancel()
         return lost
 
-    async def _talk(self, worker: Worker) -> Lost:
+    async def _exchange(self, worker: Worker) -> Lost:
         try:
             await worker.process.connection.send_first(worker.process.greeting)
             await self._await_ready(worker)
@@ -214,7 +214,7 @@ class ProcessExecutor:
         _, body = await worker.process.connection.receive()
         reply = decode_reply(body)
         if isinstance(reply, Short) and self._health.has_started:
-            raise EOFError  # it ends, and another is tried
+            raise EOFError  # the worker ends, and another one is started
 
         if isinstance(reply, Failed | Short):
             message = reply.message if isinstance(reply, Failed) else reply.reason
@@ -226,8 +226,8 @@ class ProcessExecutor:
         worker.look_at_memory()
         if worker.has_outgrown:
             raise WorkerError(
-                f"AD426 a worker takes {worker.num_bytes} bytes before it has tokenized a row, and "
-                f"max_bytes_per_worker is {self._max_bytes}: give it more"
+                f"AD426 a worker uses {worker.num_bytes} bytes before it has tokenized a row, but "
+                f"max_bytes_per_worker is {self._max_bytes}: raise it"
             )
 
         worker.is_ready = self._health.has_started = True
@@ -236,7 +236,7 @@ class ProcessExecutor:
         self._dispatch()
 
     async def _answer_until_late(self, worker: Worker) -> bool:
-        """Receive replies until none comes for a while; whether the worker has done a row in the last
+        """Receive replies until the next check of the progress. Return whether the worker has made progress within
         ``row_timeout_s``.
         """
         with anyio.CancelScope() as worker.patience:
@@ -267,13 +267,13 @@ class ProcessExecutor:
         self._hand_over(call, reply)
 
     def _settle(self, call: Call, reply: Reply) -> None:
-        """A scan that was done in this process."""
+        """Process the reply to a scan that this process has answered."""
         if not isinstance(reply, Short):
             self.slots.done(call.request.slot)
         self._hand_over(call, reply)
 
     def _hand_over(self, call: Call, reply: Reply) -> None:
-        """To who has asked; or ask again, where the system was short of something: another worker may do better."""
+        """Pass the reply to the caller; after a shortage, try the request again, as another worker may succeed."""
         if isinstance(reply, Short):
             self._try_again(call, reply)
         elif call.on_reply is not None:
@@ -291,20 +291,20 @@ class ProcessExecutor:
             call.on_reply(given_up(short, call.shortages.num_failures))
 
     async def _reap(self, worker: Worker) -> None:
-        """Make sure that it is gone: until then it could write into a slot that others use again."""
+        """Kill the worker and wait for its end. Before that, it could still write into a slot that is reused."""
         worker.process.kill()
         with anyio.CancelScope(shield=True):
-            await worker.process.life.ended()
-        await worker.process.life.ask_status()
+            await worker.process.handle.ended()
+        await worker.process.handle.ask_status()
 
     def _recover(self, worker: Worker, lost: Lost) -> None:
-        """Queue the lost worker's requests again, in front, less those that have brought down a second one.
+        """Put the lost worker's requests at the front of the queue, except those that have now lost a second worker.
 
-        A worker that went with its template, so that nobody saw how it ended, blames no request.
+        If the worker died with its fork server, its exit status is unknown, and no request is blamed.
         """
         culprit, row = worker.process.progress()
         want = ran_short(worker.process)
-        if lost.code == "AD423" and worker.process.life.status is None:
+        if lost.code == "AD423" and worker.process.handle.status is None:
             culprit = 0
         worker.process.clear_progress()
         reason = f"{lost.reason} ({worker.process.how_it_ended()})"
@@ -325,7 +325,7 @@ class ProcessExecutor:
         for call, outcome in crashed:
             if call.on_reply is not None:
                 call.on_reply(outcome)
-            self.slots.done(call.request.slot)  # not before: its rows may just have been asked for again
+            self.slots.done(call.request.slot)  # after on_reply: it may have requested the same rows again
         self._dispatch()
         self._on_change()
 
@@ -351,7 +351,7 @@ class ProcessExecutor:
 
     @property
     def _here(self) -> Call | None:
-        """A scan that is done in this process."""
+        """The scan that this process is answering."""
         return self._first_scans.here if self._first_scans is not None else None
 
     def _dispatch(self) -> None:
@@ -365,17 +365,17 @@ class ProcessExecutor:
 
     def _has_room(self, worker: Worker) -> bool:
         is_here = worker.is_ready and not worker.is_dismissed and not worker.is_spent
-        return is_here and self._is_wanted(worker) and len(worker.calls) < _WINDOW
+        return is_here and self._is_wanted(worker) and len(worker.calls) < _MAX_REQUESTS
 
     def _send(self, worker: Worker, call: Call) -> None:
         worker.calls.append(call)
         if len(worker.calls) == 1:
             worker.be_patient()
-        with contextlib.suppress(OSError):  # it is gone: its own task will notice, and recover the call
+        with contextlib.suppress(OSError):  # the worker is gone: its own task detects that, and recovers the call
             worker.process.connection.send(frame(call.request_id, call.request))
 
     def forget(self) -> None:
-        """As the protocol says. What is being worked on is finished, and thrown away."""
+        """As the protocol says. Requests that a worker has started are finished, and their replies dropped."""
         self._backlog.forget()
         for worker in self._workers.values():
             for call in worker.calls:
@@ -387,10 +387,10 @@ class ProcessExecutor:
     def num_wanted(self) -> int:
         """As the protocol says."""
         num_calls = sum(len(worker.calls) for worker in self._workers.values() if self._is_wanted(worker))
-        return _WINDOW * self.num_workers - num_calls - len(self._backlog) - (self._here is not None)
+        return _MAX_REQUESTS * self.num_workers - num_calls - len(self._backlog) - (self._here is not None)
 
     def statistics(self) -> ExecutorStatistics:
         """As the protocol says."""
         states = [state_of(self._workers.get(number)) for number in sorted(self._kept.copy())]
-        num_restarts = self._num_restarts + (self._births.num_lost if self._births is not None else 0)
+        num_restarts = self._num_restarts + (self._factory.num_lost if self._factory is not None else 0)
         return ExecutorStatistics(workers=states, num_queued=len(self._backlog), num_restarts=num_restarts)

@@ -1,4 +1,4 @@
-"""The processes of a pool as the trainer sees them: their sockets, their output, their progress, their ends."""
+"""The processes of a pool, from the trainer's side: their sockets, output, progress and exit status."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
     from asyncdata.workers.pool.connection import Connection
 
-__all__ = ("Executed", "Forked", "Life", "Offspring", "WorkerProcess")
+__all__ = ("Executed", "Forked", "ProcessHandle", "ChildProcess", "WorkerProcess")
 
 _log = get_logger(__name__)
 _OUTPUT_BYTES = 4096
 _MAX_OUTPUT_EVENTS = 100
 
 
-class Life(Protocol):
-    """A process that can be ended, and whose end can be waited for.
+class ProcessHandle(Protocol):
+    """A process that can be killed and waited for.
 
     :ivar status: how it ended: an exit status, or a signal as a negative number; None while that is not known.
     """
@@ -42,19 +42,19 @@ class Life(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it. Its pid may be another's by now: that one is safe."""
+        """Kill it. A process that has got its pid since then is not hit."""
         ...
 
     async def ended(self) -> None:
-        """Until it is gone for certain, and writes nowhere any more."""
+        """Wait until it has ended, and can no longer write to shared memory."""
         ...
 
     async def ask_status(self) -> None:
-        """Learn how it ended, once it has."""
+        """Read how it ended, after it has."""
         ...
 
     def wait(self) -> None:
-        """As :meth:`ended`, blocking; and give back what its handle costs."""
+        """As :meth:`ended`, but blocking; then close the handle."""
         ...
 
 
@@ -92,14 +92,14 @@ class Executed:
         self._process.wait()
 
     async def ask_status(self) -> None:
-        """As the protocol says; it is known already."""
+        """As the protocol says; the status is already known."""
 
     def wait(self) -> None:
         """As the protocol says."""
         self._process.wait()
 
     def wait_or_kill(self, timeout_s: float) -> None:
-        """Until it is gone: by itself, or else by force."""
+        """Wait until it ends by itself; kill it after ``timeout_s``."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -112,10 +112,10 @@ class Executed:
 
 
 class Forked:
-    """A grandchild: a child of the template.
+    """A grandchild: a child of the fork server.
 
-    :param pidfd: names it for ever, whatever becomes of its pid.
-    :param ask_status: asks the template how the child with a pid has ended.
+    :param pidfd: refers to this process even after its pid is reused.
+    :param ask_status: asks the fork server for the exit status of its child with a given pid.
     """
 
     def __init__(self, pid: int, pidfd: int, ask_status: Callable[[int], Awaitable[int | None]]) -> None:
@@ -150,25 +150,25 @@ class Forked:
         self.forget()
 
     def forget(self) -> None:
-        """Close the handle of what may be another process."""
+        """Close the pidfd, which may refer to another process."""
         os.close(self._pidfd)
         self._pidfd = -1
 
     def _adopt(self) -> None:
-        """A trainer that is process 1 of its container inherits the children of a template that died."""
+        """Reap it if this process is process 1 of its container, which inherits the children of a dead fork server."""
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
 
 
-class Offspring:
+class ChildProcess:
     """One process, its socket, and the pipe of its output.
 
-    :param name: what events call it: a worker's number, or ``template``.
+    :param name: its name in events: a worker's number, or ``forkserver``.
     """
 
-    def __init__(self, name: int | str, life: Life, connection: Connection, output_fd: int) -> None:
-        self.pid = life.pid
-        self.life = life
+    def __init__(self, name: int | str, handle: ProcessHandle, connection: Connection, output_fd: int) -> None:
+        self.pid = handle.pid
+        self.handle = handle
         self.connection = connection
         self._name = name
         self._output_fd = output_fd
@@ -180,7 +180,7 @@ class Offspring:
         return self._output.decode("utf-8", "replace")
 
     async def pump_output(self) -> None:
-        """Turn its stdout and stderr into events, until it ends. Unread, a full pipe would stop it."""
+        """Turn its stdout and stderr into events until it ends. A full pipe would block it."""
         num_events = 0
         while True:
             await anyio.wait_readable(self._output_fd)
@@ -194,7 +194,7 @@ class Offspring:
                 _log.info("worker.output", worker=self._name, pid=self.pid, text=text)
 
     def _read(self) -> bytes | None:
-        """What it has written; None if there is nothing yet, and nothing at all at the end."""
+        """What it has written: None if there is nothing yet, ``b""`` at the end."""
         try:
             piece = os.read(self._output_fd, 64 * 1024)
         except BlockingIOError:
@@ -203,70 +203,70 @@ class Offspring:
         self._output = (self._output + piece)[-_OUTPUT_BYTES:]
         return piece
 
-    def read_last_words(self) -> None:
-        """What it wrote before its end, and nobody has read yet."""
+    def read_remaining_output(self) -> None:
+        """Read what it wrote before its end and was not read yet."""
         with contextlib.suppress(OSError):
             self._read()
 
     def close_output(self) -> None:
-        """Nobody reads it any more; calling this again does nothing."""
+        """Close the pipe of its output; calling this again does nothing."""
         if self._output_fd >= 0:
             os.close(self._output_fd)
             self._output_fd = -1
 
     def how_it_ended(self) -> str:
         """``exit status 3`` or ``SIGSEGV``."""
-        status = self.life.status
+        status = self.handle.status
         if status is None:
-            return "nobody saw how"
+            return "exit status unknown"
 
-        names = {number.value: number.name for number in signal.Signals}  # not all of the real-time signals
+        names = {number.value: number.name for number in signal.Signals}  # without most real-time signals
         return names.get(-status, f"signal {-status}") if status < 0 else f"exit status {status}"
 
 
-class WorkerProcess(Offspring):
+class WorkerProcess(ChildProcess):
     """One worker, from the trainer's side.
 
-    :param greeting: the job, for a worker that has not got it from a template.
+    :param greeting: the frame of the job, for a worker that was not forked from a fork server that has it.
     """
 
     def __init__(
         self,
         number: int,
-        life: Life,
+        handle: ProcessHandle,
         connection: Connection,
         output_fd: int,
         page: mmap.mmap,
         greeting: bytes | bytearray = b"",
     ) -> None:
-        super().__init__(number, life, connection, output_fd)
+        super().__init__(number, handle, connection, output_fd)
         self.number = number
         self.greeting = greeting
         self._page = page
 
     def progress(self) -> tuple[int, int]:
-        """The request it is working on (0: none), and the row of it (-1: on all at once)."""
+        """The id of the request it is working on (0: none), and the row (-1: all rows at once)."""
         try:
             request_id, row = PROGRESS.unpack_from(self._page, self.number * PROGRESS_BYTES)
-        except ValueError:  # closed: any thread may ask, at any time
+        except ValueError:  # the page is closed: any thread may call this at any time
             return 0, -1
 
         return request_id, row
 
     def clear_progress(self) -> None:
-        """Forget what a dead worker was doing."""
+        """Reset the progress of a worker that has died."""
         PROGRESS.pack_into(self._page, self.number * PROGRESS_BYTES, 0, -1)
 
     def kill(self) -> None:
-        """End it and close our descriptors; calling this again does nothing."""
+        """Kill it and close our descriptors; calling this again does nothing."""
         if self._output_fd < 0:
             return
 
-        self.life.kill()
+        self.handle.kill()
         self.connection.close()
-        self.read_last_words()
+        self.read_remaining_output()
         self.close_output()
 
     def wait(self) -> None:
-        """Until it has ended."""
-        self.life.wait()
+        """Wait until it has ended."""
+        self.handle.wait()

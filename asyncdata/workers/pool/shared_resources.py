@@ -1,4 +1,4 @@
-"""What all processes of a pool share: the slots, the page of their progress, and the pipe that tells their end."""
+"""What all processes of a pool share: the slots, the page of their progress, and the pipe that ends them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from typing import Self
 
     from asyncdata.workers.pool.popen import Ends
-    from asyncdata.workers.pool.processes import Life
+    from asyncdata.workers.pool.processes import ProcessHandle
 
 __all__ = ("Spawner",)
 
 
 class Spawner:
-    """The descriptors that all processes of a pool share, and the making of a worker by exec.
+    """Holds the descriptors that all processes of a pool share, and starts workers by exec.
 
-    :param alive: the pipe of a template that was born before; None for a new one.
-    :raises WorkerError: if the system has no room for them.
+    :param alive: the pipe of a fork server that was started before; None for a new one.
+    :raises WorkerError: if no memory or no descriptor is left.
     """
 
     def __init__(self, num_workers: int, slot_bytes: int, num_slots: int, alive: AlivePipe | None = None) -> None:
@@ -41,7 +41,7 @@ class Spawner:
                 for number in range(num_slots):
                     self.memory_fds.append(_memory(f"slot {number}", slot_bytes))
                 progress_fd, *slot_fds = self.memory_fds
-                self._page = mmap.mmap(progress_fd, 0)  # our own memory, not a file of the user's
+                self._page = mmap.mmap(progress_fd, 0)  # our own memory, not a file of the user
                 self._slots = [memoryview(mmap.mmap(fd, 0) if slot_bytes else b"") for fd in slot_fds]
                 opened.pop_all()
         except OSError as error:
@@ -56,33 +56,35 @@ class Spawner:
         self.alive.close()
         _close(self.memory_fds)
         self._page.close()
-        self._slots.clear()  # not closed: a thread that was abandoned may still write there
+        self._slots.clear()  # not closed: an abandoned thread may still write there
 
     def memory(self, slot: int) -> memoryview:
         """The bytes of ``slot``.
 
-        :raises WorkerError: if the workers are gone.
+        :raises WorkerError: if the pool has ended.
         """
         if not self._slots:
-            raise WorkerError("the workers are gone, and the slots with them")
+            raise WorkerError("the workers have ended, and the slots are gone")
 
         return self._slots[slot]
 
     def spawn(self, number: int, greeting: bytes | bytearray = b"") -> WorkerProcess:
         """A new worker process; it dies with the calling thread.
 
-        :param greeting: its job, to be sent to it.
-        :raises WorkerError: if the system has no room for one more.
+        :param greeting: the frame of its job, to send to it.
+        :raises WorkerError: if the system has no room for one more process.
         """
         progress_fd, *slot_fds = self.memory_fds
         more = {"number": number, "progress_fd": progress_fd, "slot_fds": slot_fds}
         with new_ends() as ends:
-            life = Executed(execute("worker_main", ends, self.alive, self.memory_fds, **more))
-            return self.worker(number, life, ends, greeting)
+            handle = Executed(execute("worker_main", ends, self.alive, self.memory_fds, **more))
+            return self.worker(number, handle, ends, greeting)
 
-    def worker(self, number: int, life: Life, ends: Ends, greeting: bytes | bytearray = b"") -> WorkerProcess:
+    def worker(
+        self, number: int, handle: ProcessHandle, ends: Ends, greeting: bytes | bytearray = b""
+    ) -> WorkerProcess:
         """The worker that has the other ends of ``ends``."""
-        return WorkerProcess(number, life, Connection(ends.sock), ends.output_fd, self._page, greeting)
+        return WorkerProcess(number, handle, Connection(ends.sock), ends.output_fd, self._page, greeting)
 
 
 def _close(fds: list[int]) -> None:
@@ -91,7 +93,7 @@ def _close(fds: list[int]) -> None:
 
 
 def _memory(name: str, num_bytes: int) -> int:
-    """Anonymous shared memory that is gone with its last user."""
+    """Anonymous shared memory; the kernel frees it when its last user closes it."""
     fd = os.memfd_create(f"asyncdata {name}")
     os.ftruncate(fd, num_bytes)
     return fd

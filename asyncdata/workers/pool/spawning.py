@@ -1,4 +1,4 @@
-"""Who makes the workers: a template that is forked, or, where a fork could do harm, one exec after another."""
+"""Starting workers: by forking the fork server, or by exec for each worker where a fork is not safe."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Failed, Short
 from asyncdata.workers.pool.connection import Connection
 from asyncdata.workers.pool.deadlines import pause
-from asyncdata.workers.pool.early_start import Newborn
+from asyncdata.workers.pool.early_start import StartedForkServer
 from asyncdata.workers.pool.forkserver_messages import (
     COMMAND,
     FORK,
     REAP,
     SHARE,
-    Born,
+    ForkedWorker,
     Loaded,
-    NotBorn,
+    NotForked,
     Reaped,
     decode_answer,
 )
 from asyncdata.workers.pool.lost_workers import died_starting, may_pass, new_patience
 from asyncdata.workers.pool.popen import new_ends, no_room
-from asyncdata.workers.pool.processes import Executed, Forked, Offspring
+from asyncdata.workers.pool.processes import ChildProcess, Executed, Forked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,40 +39,41 @@ if TYPE_CHECKING:
     from asyncdata.workers.pool.processes import WorkerProcess
     from asyncdata.workers.pool.shared_resources import Spawner
 
-__all__ = ("Births",)
+__all__ = ("WorkerFactory",)
 
 _log = get_logger(__name__)
 _PATIENCE_S = 10.0
-"""An answer of the template takes milliseconds. One that has not come by then never will."""
-_FAREWELL_S = 1.0
-"""Its end takes no longer either."""
+"""The fork server answers within milliseconds. After this time it is taken to hang."""
+_SHUTDOWN_S = 1.0
+"""How long the fork server may take to end by itself."""
 
 
 class _LostError(Exception):
-    """The template has died, or is as good as dead."""
+    """The fork server has died, or was killed because it did not answer."""
 
 
-class _Template:
-    """A template, from the trainer's side.
+class _ForkServerHandle:
+    """A fork server, from the trainer's side.
 
-    :ivar reason: why it shares nothing; empty where it does, and before it has loaded anything.
+    :ivar reason: why its workers cannot share its memory; empty if they can, and before it has loaded anything.
     """
 
-    def __init__(self, spawner: Spawner, newborn: Newborn) -> None:
-        self._life = Executed(newborn.process)
-        self.process = Offspring("template", self._life, Connection(newborn.ends.sock), newborn.ends.output_fd)
+    def __init__(self, spawner: Spawner, started: StartedForkServer) -> None:
+        self._handle = Executed(started.process)
+        self.process = ChildProcess("forkserver", self._handle, Connection(started.ends.sock), started.ends.output_fd)
         self.reason = ""
-        self._told = newborn.told
+        self._told = started.told
         self._spawner = spawner
         self._is_open = False
         self._lost_because = ""
         self._turn = anyio.Lock()
 
     async def open(self, job: Job, *, is_first: bool) -> None:
-        """Have it load what ``job`` asks for, however long that takes.
+        """Load the tokenize function of ``job``, without a time limit.
 
-        :param is_first: whether no other has loaded it: then what the system is short of is an error, too.
-        :raises WorkerError: if that cannot be loaded.
+        :param is_first: whether no fork server has loaded it before. Then a shortage of memory, processes or
+            descriptors is an error, too.
+        :raises WorkerError: if it cannot be loaded.
         """
         if self._is_open:
             return
@@ -107,50 +108,50 @@ class _Template:
             raise self._lost("it died") from error
 
     async def pump_output(self) -> None:
-        """Until it has ended, and those who write to its pipe."""
+        """Log its output until it and all other writers of its pipe have ended."""
         try:
             await self.process.pump_output()
         finally:
             self.process.close_output()
 
-    async def bear(self, number: int) -> WorkerProcess:
-        """Worker ``number``: forked, or what the template becomes."""
+    async def fork_worker(self, number: int) -> WorkerProcess:
+        """Worker ``number``: a fork, or, if memory cannot be shared, the fork server itself."""
         async with self._turn:
             with new_ends() as ends:
                 self._send(FORK, number, ends.their_fds)
             try:
-                life = self._life if self.reason else await self._forked()
+                handle = self._handle if self.reason else await self._forked()
             except BaseException:
                 ends.close()
                 raise
 
-        return self._spawner.worker(number, life, ends)
+        return self._spawner.worker(number, handle, ends)
 
     async def _forked(self) -> Forked:
-        born = await self._answer_in_time()
-        if isinstance(born, NotBorn):
-            error = OSError(born.errno, os.strerror(born.errno))
+        answer = await self._answer_in_time()
+        if isinstance(answer, NotForked):
+            error = OSError(answer.errno, os.strerror(answer.errno))
             raise no_room(error) from error
 
-        if not isinstance(born, Born):
-            raise WorkerError(f"a template answered a fork with {type(born).__name__}; it is out of step")
+        if not isinstance(answer, ForkedWorker):
+            raise WorkerError(f"the fork server answered a fork with {type(answer).__name__}; it is out of step")
 
         try:
-            pidfd = os.pidfd_open(born.pid)
+            pidfd = os.pidfd_open(answer.pid)
         except ProcessLookupError as error:
             raise _LostError("it died") from error
         except OSError as error:
             raise no_room(error) from error
 
-        forked = Forked(born.pid, pidfd, self._status_of)
-        if not self._life.is_alive():  # then that pid may have been given to another meanwhile
+        forked = Forked(answer.pid, pidfd, self._status_of)
+        if not self._handle.is_alive():  # the pid may already belong to another process
             forked.forget()
             raise _LostError("it died")
 
         return forked
 
     async def _status_of(self, pid: int) -> int | None:
-        """How a worker that has ended did so; only the template can tell, as it is its parent."""
+        """The exit status of a worker that has ended. Only the fork server, its parent, can read it."""
         try:
             async with self._turn:
                 self._send(REAP, pid)
@@ -185,55 +186,56 @@ class _Template:
         return answer
 
     def _lost(self, reason: str) -> _LostError:
-        """No answer to an earlier question may be taken for one to a later: it is done with, and so are its workers."""
+        """Kill the fork server and its workers: a late answer could be taken for the answer to a later command."""
         self._lost_because = reason
-        self._life.kill()
+        self._handle.kill()
         return _LostError(reason)
 
     async def end(self) -> None:
-        """See to it that it is gone."""
-        self._life.kill()
+        """Kill it, and wait until it has ended."""
+        self._handle.kill()
         with anyio.CancelScope(shield=True):
-            await self._life.ended()
+            await self._handle.ended()
         self.process.connection.close()
-        self.process.read_last_words()
+        self.process.read_remaining_output()
 
     def close(self) -> None:
-        """Let it end by itself, as it has to see to its dead workers first; but not for long."""
+        """Let it reap its workers and end by itself; kill it if that takes too long."""
         self.process.connection.close()
-        self._life.wait_or_kill(_FAREWELL_S if self._is_open and not self._lost_because else 0)
+        self._handle.wait_or_kill(_SHUTDOWN_S if self._is_open and not self._lost_because else 0)
         self.process.close_output()
 
 
-class Births:
-    """Makes the workers of a pool.
+class WorkerFactory:
+    """Starts the workers of a pool.
 
-    The template is born at once; it loads what is shared while the caller's loop is still to come.
+    The fork server starts in the constructor, so it loads the tokenize function before the caller's loop runs.
 
-    :ivar num_lost: templates that were replaced.
-    :param newborn: a template that was born before; None for a new one.
+    :ivar num_lost: fork servers that were replaced.
+    :param started: a fork server that was started before; None for a new one.
     :raises WorkerError: if the system has no room for it.
     """
 
-    def __init__(self, spawner: Spawner, newborn: Newborn | None = None) -> None:
+    def __init__(self, spawner: Spawner, started: StartedForkServer | None = None) -> None:
         self.num_lost = 0
         self._losses = new_patience()
         self._has_started = False
         self._spawner = spawner
         self._shares = True
-        self._template: _Template | None = _Template(spawner, newborn or Newborn(spawner.alive))
+        started = started or StartedForkServer(spawner.alive)
+        self._fork_server: _ForkServerHandle | None = _ForkServerHandle(spawner, started)
         self._group: TaskGroup | None = None
         self._job: Job | None = None
         self._turn = anyio.Lock()
 
     def begin(self, group: TaskGroup, job: Job) -> None:
-        """From here on workers are born, with ``job`` to do."""
+        """Allow workers to start, with ``job`` to do."""
         self._group, self._job = group, job
-        if self._template is not None:
-            group.start_soon(self._template.pump_output)
+        if self._fork_server is not None:
+            group.start_soon(self._fork_server.pump_output)
 
-    async def bear(self, number: int) -> WorkerProcess:
-        """Worker ``number``.
+    async def start_worker(self, number: int) -> WorkerProcess:
+        """Start worker ``number``.
 
         :raises WorkerError: if the system has no room for it, or the tokenize function cannot be opened.
         """
@@ -243,49 +245,49 @@ class Births:
 
         async with self._turn:
             while self._shares:
-                template = self._present_template()
+                server = self._current_fork_server()
                 try:
-                    await template.open(job, is_first=not self._has_started)
-                    worker = await template.bear(number)
+                    await server.open(job, is_first=not self._has_started)
+                    worker = await server.fork_worker(number)
                 except _LostError as lost:
-                    await self._replace(template, str(lost))
+                    await self._replace(server, str(lost))
                     continue
 
                 self._losses.succeeded()
                 self._has_started = True
-                if template.reason:
-                    self._share_no_more(template)
+                if server.reason:
+                    self._share_no_more(server)
                 return worker
 
         return self._spawner.spawn(number, frame(0, job))
 
-    def _present_template(self) -> _Template:
-        if self._template is None:
-            self._template = _Template(self._spawner, Newborn(self._spawner.alive))
+    def _current_fork_server(self) -> _ForkServerHandle:
+        if self._fork_server is None:
+            self._fork_server = _ForkServerHandle(self._spawner, StartedForkServer(self._spawner.alive))
             if self._group is not None:
-                self._group.start_soon(self._template.pump_output)
-        return self._template
+                self._group.start_soon(self._fork_server.pump_output)
+        return self._fork_server
 
-    def _share_no_more(self, template: _Template) -> None:
-        """It is a worker now, and the others load for themselves."""
-        _log.info("workers.not_shared", reason=template.reason)
-        template.process.connection.close()
-        self._shares, self._template = False, None
+    def _share_no_more(self, server: _ForkServerHandle) -> None:
+        """It has become a worker. Later workers start by exec, and load the tokenize function themselves."""
+        _log.info("workers.not_shared", reason=server.reason)
+        server.process.connection.close()
+        self._shares, self._fork_server = False, None
 
-    async def _replace(self, template: _Template, reason: str) -> None:
-        await template.end()
-        self._template = None
+    async def _replace(self, server: _ForkServerHandle, reason: str) -> None:
+        await server.end()
+        self._fork_server = None
         self.num_lost += 1
-        how = template.process.how_it_ended()
-        _log.warning("template.lost", pid=template.process.pid, reason=reason, how=how)
-        wait_s = self._losses.failed(may_pass=may_pass(template.process))
+        how = server.process.how_it_ended()
+        _log.warning("forkserver.lost", pid=server.process.pid, reason=reason, how=how)
+        wait_s = self._losses.failed(may_pass=may_pass(server.process))
         if wait_s is None:
-            raise died_starting(template.process, self._losses.num_failures)
+            raise died_starting(server.process, self._losses.num_failures)
 
         await pause(wait_s)
 
     def close(self) -> None:
-        """End the template. The workers must have ended."""
-        if self._template is not None:
-            self._template.close()
-            self._template = None
+        """End the fork server. The workers must have ended."""
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None

@@ -1,8 +1,8 @@
 """A worker process: answers requests from its socket until the trainer's process is gone.
 
-It must never outlive the trainer, whatever it is doing. Three things see to that: the kernel kills it when the thread
-that made it ends (PR_SET_PDEATHSIG); the last write end of a pipe lies in the trainer, and its closing sends SIGIO,
-whose default action ends even a process that is stuck in C code; and its socket ends.
+It must never outlive the trainer, whatever it is doing. Three mechanisms ensure that. The kernel kills it when the
+thread that started it ends (PR_SET_PDEATHSIG). The trainer holds the only write end of a pipe; when that closes, the
+kernel sends SIGIO, whose default action ends even a process that is stuck in C code. And its socket closes.
 """
 
 from __future__ import annotations
@@ -45,38 +45,39 @@ __all__ = (
     "SharedMemory",
     "die_with",
     "main",
-    "open_or_tell",
-    "print_by_the_line",
+    "open_or_report",
+    "line_buffer_output",
     "receive",
     "send_pieces",
     "serve",
-    "to_the_end",
+    "exit_at_end",
 )
 
 PROGRESS = struct.Struct("<Qi")  # the id of the request that is being worked on (0: none), and its row (-1: all)
 PROGRESS_BYTES = 64  # one cache line each, so that workers do not disturb one another
 STATUS_SHORT = os.EX_TEMPFAIL
-"""How a process of the pool ends by itself when the system has no more of something: no row is to blame."""
+"""Exit status of a process of the pool that ran out of a system resource: no row is to blame."""
 _PAUSE_MS = 250
-"""What is done in it may take longer. But who asks so seldom has enough read ahead: four chunks for each worker."""
+"""No request for so long: the read-ahead is full (four chunks for each worker), so idle work may run, even if it takes
+longer than this."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def main(number: int, parent: int, sock_fd: int, alive_fd: int, progress_fd: int, slot_fds: list[int]) -> None:
-    """Run worker ``number`` of the process ``parent``, with the descriptors it was born with."""
-    with to_the_end():
+    """Run worker ``number`` of the process ``parent``, with the descriptors that it inherited."""
+    with exit_at_end():
         die_with(parent, alive_fd)
-        print_by_the_line()
+        line_buffer_output()
         sock, memory = socket.socket(fileno=sock_fd), SharedMemory.of(progress_fd, slot_fds)
         job = decode_job(receive(sock)[1])
-        serve(number, sock, Opened(job, open_or_tell(sock, job.tokenize), memory))
+        serve(number, sock, Opened(job, open_or_report(sock, job.tokenize), memory))
 
 
 @contextlib.contextmanager
-def to_the_end() -> Iterator[None]:
-    """Nothing comes behind this: no tidying up, and no threads or exit hooks of a user's that could keep the process.
+def exit_at_end() -> Iterator[None]:
+    """Exit the process after the block, without cleanup: threads or exit hooks of a user could keep it alive.
 
-    The end of the socket is the end that is meant.
+    The end of the socket is the normal end.
     """
     try:
         yield
@@ -88,26 +89,26 @@ def to_the_end() -> Iterator[None]:
     os._exit(0)
 
 
-def print_by_the_line() -> None:
-    """Into a pipe, what a user prints would come late, or never."""
+def line_buffer_output() -> None:
+    """Write stdout line by line: in the block buffer of a pipe, a user's output would arrive late, or never."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
 
 
 def die_with(parent: int, alive_fd: int) -> int:
-    """End with the process ``parent``, and with the last writer of the pipe ``alive_fd``.
+    """End this process when the process ``parent`` ends, and when the last writer of the pipe ``alive_fd`` closes it.
 
-    :return: a descriptor of that pipe that is this process's own.
+    :return: a descriptor of that pipe with an open file description of its own.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGIO])  # a mask survives exec
-    # Opened anew: who gets the signal is a property of the open file, which all workers would share.
+    # A second open: the receiver of the signal belongs to the open file description, which all workers would share.
     own_fd = os.open(f"/proc/self/fd/{alive_fd}", os.O_RDONLY | os.O_NONBLOCK)
     fcntl.fcntl(own_fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(own_fd, fcntl.F_SETFL, fcntl.fcntl(own_fd, fcntl.F_GETFL) | os.O_ASYNC)
     end_with_parent(parent)
-    if _has_ended(own_fd):  # before we listened
+    if _has_ended(own_fd):  # before the signal was enabled
         os._exit(0)
     return own_fd
 
@@ -120,23 +121,23 @@ def _has_ended(pipe_fd: int) -> bool:
 
 
 class SharedMemory(NamedTuple):
-    """What all workers of a pool map: where each tells its progress, and the slots."""
+    """The memory that all workers of a pool map: the page of their progress, and the slots."""
 
     page: mmap.mmap
     slots: list[memoryview]
 
     @classmethod
     def of(cls, progress_fd: int, slot_fds: list[int]) -> SharedMemory:
-        """Mapped here; our own memory, not files of the user's."""
+        """Map it. These are anonymous files of asyncdata, not files of the user."""
         slots = [memoryview(mmap.mmap(fd, 0)) if os.fstat(fd).st_size else memoryview(b"") for fd in slot_fds]
         return cls(mmap.mmap(progress_fd, 0), slots)
 
 
-def open_or_tell(sock: socket.socket, spec: TokenizeSpec | None) -> BatchTokenizer:
-    """The tokenize function, loaded. Where that cannot be done, the other end is told; where the system is short of
-    something, as a :class:`Short`.
+def open_or_report(sock: socket.socket, spec: TokenizeSpec | None) -> BatchTokenizer:
+    """Load the tokenize function. If that fails, report it through ``sock``: as :class:`Short` if the system has run
+    out of a resource, else as :class:`Failed`.
 
-    :raises EOFError: then.
+    :raises EOFError: after a failure was reported.
     """
     try:
         if spec is None:
@@ -150,7 +151,7 @@ def open_or_tell(sock: socket.socket, spec: TokenizeSpec | None) -> BatchTokeniz
 
 
 class Opened(NamedTuple):
-    """All that a worker works with."""
+    """What a worker needs to answer requests."""
 
     job: Job
     tokenizer: BatchTokenizer
@@ -158,7 +159,7 @@ class Opened(NamedTuple):
 
 
 class _Progress:
-    """Tells the parent, through shared memory, which request and row is being worked on."""
+    """Shows the parent, through shared memory, the current request and row."""
 
     def __init__(self, page: mmap.mmap, offset: int) -> None:
         self._page = page
@@ -174,12 +175,12 @@ class _Progress:
 
 
 def serve(number: int, sock: socket.socket, opened: Opened) -> None:
-    """Be worker ``number``: announce it, and answer requests.
+    """Run worker ``number``: announce that it is ready, and answer requests.
 
     :raises EOFError: when the socket ends.
     """
     _keep_freed_memory()
-    _let_the_trainer_go_first()
+    _use_batch_scheduling()
     progress = _Progress(opened.memory.page, number * PROGRESS_BYTES)
     sock.sendall(frame(0, Ready(os.getpid())))
     handler = Handler(opened.job, opened.memory.slots, opened.tokenizer, progress)
@@ -195,22 +196,22 @@ def serve(number: int, sock: socket.socket, opened: Opened) -> None:
 
 
 def _is_quiet(sock: socket.socket) -> bool:
-    """Whether nothing is asked for a while: who waits for what comes next has enough of it, most likely."""
+    """True if no request arrives for 250 ms: the read-ahead is probably full."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return not poll.poll(_PAUSE_MS)
 
 
 def send_pieces(sock: socket.socket, data: Sequence[Data | bytearray]) -> None:
-    """All of ``data``: in one call, if nothing comes between."""
+    """Send all of ``data``; normally in one system call."""
     left = sum(map(len, data)) - sock.sendmsg(data)
     if left:
         sock.sendall(b"".join(data)[-left:])
 
 
 def _keep_freed_memory() -> None:
-    """Have the memory of one reply serve for the next: the C library would give it back to the system each time, and
-    every page of it would fault again. Glibc only; others have no such function.
+    """Keep freed memory for the next reply. The C library would return it to the system each time, and every page would
+    fault again. Glibc only; other C libraries have no such function.
     """
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -218,12 +219,12 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
-def _let_the_trainer_go_first() -> None:
-    """A worker that has something to do again need not interrupt who runs on its CPU, which may be the trainer in a
-    call, or the thread that all workers wait for: it has its share of the CPU all the same. Linux only.
+def _use_batch_scheduling() -> None:
+    """Do not preempt the trainer when this worker wakes up. It could be in a call, or run the thread that all workers
+    wait for. The worker still gets its share of the CPU. Linux only.
 
-    Two workers and a trainer on two CPUs that takes half of what there is at most: the 99.9th percentile of its calls
-    was 0.22 ms in place of 2 to 16, and rows/s at full speed were the same.
+    Measured with two workers and a trainer on two CPUs, where the trainer takes half of the rows per second that are
+    possible: the 99.9th percentile of its calls was 0.22 ms instead of 2 to 16 ms; rows/s at full speed did not change.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # where a sandbox forbids it
@@ -233,7 +234,7 @@ def _let_the_trainer_go_first() -> None:
 def receive(sock: socket.socket) -> tuple[int, bytes]:
     """The next frame: its request id and body.
 
-    :raises EOFError: if there is none.
+    :raises EOFError: if the socket has ended.
     """
     length, request_id = HEADER.unpack(_exactly(sock, HEADER.size))
     return request_id, _exactly(sock, length)

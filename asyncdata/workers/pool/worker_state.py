@@ -1,4 +1,4 @@
-"""What a pool keeps of its workers: each process, the requests it has, and what it is doing."""
+"""The state of a worker in the pool: its process, its requests, and what it is doing."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ("Call", "Worker", "state_of")
 class Call:
     """A request under way.
 
-    :ivar suspect: the row that was being worked on when it lost its last worker.
-    :ivar shortages: how often the system was short of something for it.
+    :ivar suspect: the row that was processed when its last worker was lost.
+    :ivar shortages: counts its failures because of a shortage of a system resource.
     """
 
     __slots__ = ("on_reply", "request", "request_id", "shortages", "strikes", "suspect")
@@ -42,19 +42,20 @@ class Call:
 
 _LOOK_EVERY_S = 0.5
 _LOOKS = 4
-"""In the time that a row may take: looked at once, a worker that hangs behind its first row would have it twice."""
+"""Checks of the progress within the row timeout. With one check, a worker that hangs after its first row would be
+detected only after twice that time."""
 _log = get_logger(__name__)
 
 
 class Worker:
-    """A process, and what it has been asked.
+    """A process, and its requests.
 
-    :param max_bytes: memory that it may take; None does not limit it.
-    :param row_timeout_s: what a row may take.
-    :ivar num_bytes: memory that it took when it was looked at.
-    :ivar patience: the scope in which it is listened to.
-    :ivar has_outgrown: whether that was more than it may take.
-    :ivar is_short: whether the system had no more of something for it: another may do better.
+    :param max_bytes: memory that it may use; None means no limit.
+    :param row_timeout_s: seconds that a row may take.
+    :ivar num_bytes: memory that it used at the last check.
+    :ivar patience: the cancel scope in which replies are received; its deadline is the next check of the progress.
+    :ivar has_outgrown: whether it used more than ``max_bytes``.
+    :ivar is_short: whether it ran into a shortage of a system resource; another worker may succeed.
     """
 
     def __init__(self, process: WorkerProcess, max_bytes: int | None, row_timeout_s: float) -> None:
@@ -70,29 +71,29 @@ class Worker:
         self.is_dismissed = False
         self.busy_since = 0.0
         self._seen_progress = (0, 0)
-        self._num_looks = 0  # in a row that saw no progress
+        self._num_looks = 0  # consecutive checks without progress
         self.patience = anyio.CancelScope()
         self.conversation = anyio.CancelScope()
 
     @property
     def is_spent(self) -> bool:
-        """Whether it is to be replaced when it has answered what it was asked."""
+        """Whether to replace it after it has answered its requests."""
         return self.has_outgrown or self.is_short
 
     def be_patient(self) -> None:
-        """Wait for the first of its calls from now on, or for ever if it has none."""
+        """Start the timer for the first of its calls; no timer if it has none."""
         self.busy_since = time.monotonic()
         self._seen_progress = self.process.progress() if self.calls else (0, 0)
         self._num_looks = 0
         self.look_later()
 
     def look_later(self) -> None:
-        """Have :attr:`patience` end when it is time to look at its progress."""
+        """Set the deadline of :attr:`patience` to the next check of its progress."""
         look_s = self._row_timeout_s / _LOOKS
         self.patience.deadline = anyio.current_time() + look_s if self.calls else math.inf
 
     def is_at_work(self) -> bool:
-        """Whether it has done a row in the time that one may take; looked at whenever :attr:`patience` ends."""
+        """Whether it has made progress within the row timeout. Called whenever :attr:`patience` ends."""
         if self.process.progress() != self._seen_progress:
             self.be_patient()
         else:
@@ -100,7 +101,7 @@ class Worker:
         return self._num_looks < _LOOKS
 
     def look_at_memory(self) -> None:
-        """How much does it take? Not more often than the answer changes: the kernel has to be asked."""
+        """Measure its memory, but not at every reply: each measurement is a system call."""
         now = time.monotonic()
         if self._max_bytes is None or self.has_outgrown or now < self._next_look:
             return
@@ -113,14 +114,14 @@ class Worker:
             _log.warning("worker.outgrown", worker=number, pid=pid, num_bytes=self.num_bytes, max_bytes=self._max_bytes)
 
     def run_short(self, reason: str) -> None:
-        """The system had no more of something for it."""
+        """It ran into a shortage of a system resource."""
         if not self.is_short:
             self.is_short = True
             _log.warning("worker.short", worker=self.process.number, pid=self.process.pid, reason=reason)
 
 
 def state_of(worker: Worker | None) -> WorkerState:
-    """What ``worker`` is doing; None is one that is still to be born."""
+    """What ``worker`` is doing; None is one whose process does not exist yet."""
     if worker is None:
         return WorkerState(state="starting")
 

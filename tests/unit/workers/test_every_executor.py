@@ -1,4 +1,4 @@
-"""What every executor promises, whoever runs the tokenize function. A new one has to pass this suite unchanged."""
+"""The promises of every executor. A new executor has to pass this suite unchanged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[Any], Executor]:
 
 @pytest.fixture
 def rows(jsonl_file) -> Callable[..., Path]:
-    """A function that writes rows 0 to n-1, each with what is given for it."""
+    """A function that writes rows 0 to n-1, each with its special fields."""
 
     def write(number: int, special: dict[int, dict[str, Any]] | None = None) -> Path:
         return jsonl_file([{"id": i, **(special or {}).get(i, {})} for i in range(number)])
@@ -61,7 +61,7 @@ def errors_of(reply: Tokenized) -> list[tuple[int, str]]:
 
 
 def free_slots(executor: Executor) -> int:
-    """How many slots can be held now; they are given back."""
+    """How many slots can be held now; they are released again."""
     held = [slot for slot in (executor.slots.hold() for _ in range(NUM_SLOTS)) if slot is not None]
     for slot in held:
         executor.slots.release(slot)
@@ -77,7 +77,7 @@ async def test_every_request_is_answered_once_with_its_own_rows(make, rows):
         window = await client.window()
         asked = {client.ask(window.request(first, first + 7)): first for first in range(0, 497, 7)}
         await client.until(lambda: all(client.replies[number] for number in asked))
-        await client.tokenized(window)  # one more, behind all others: nothing is answered twice
+        await client.tokenized(window)  # one more, after all others: no request is answered twice
 
     for number, first in asked.items():
         (reply,) = client.replies[number]
@@ -99,7 +99,7 @@ async def test_requests_may_come_before_the_start(make, rows):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_it_runs_on_every_backend(make, rows, backend):
+async def test_every_executor_runs_on_every_event_loop(make, rows, backend):
     async def main() -> list[int]:
         client = Client(make(row_id), rows(50), row_id)
         async with client.running():
@@ -110,7 +110,7 @@ async def test_it_runs_on_every_backend(make, rows, backend):
     assert await anyio.to_thread.run_sync(in_its_own_thread) == list(range(50))
 
 
-async def test_no_row_is_a_request_too(make, rows):
+async def test_a_request_without_rows_is_answered(make, rows):
     client = Client(make(row_id), rows(3), row_id)
     async with client.running():
         reply = await client.tokenized(await client.window(), 0, 0)
@@ -118,7 +118,7 @@ async def test_no_row_is_a_request_too(make, rows):
     assert (ids_of(reply), reply.errors, reply.drops) == ([], [], {})
 
 
-async def test_what_is_forgotten_is_not_answered_and_what_comes_later_is(make, rows, tmp_path):
+async def test_forgotten_requests_are_not_answered_and_later_ones_are(make, rows, tmp_path):
     began, gate = tmp_path / "began", tmp_path / "gate"
     client = Client(make(worker_fns.waits), rows(40, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
     async with client.running():
@@ -139,7 +139,7 @@ async def test_what_is_forgotten_is_not_answered_and_what_comes_later_is(make, r
     assert forgotten[0] not in answered
 
 
-async def test_forgetting_twice_is_forgetting(make, rows):
+async def test_forget_may_be_called_twice(make, rows):
     client = Client(make(row_id), rows(10), row_id)
     async with client.running():
         window = await client.window()
@@ -152,7 +152,7 @@ async def test_forgetting_twice_is_forgetting(make, rows):
 
 
 @pytest.mark.thorough
-async def test_cancelled_in_the_middle_of_a_row_it_stops_at_once(make, rows, tmp_path):
+async def test_an_executor_cancelled_inside_a_row_stops_at_once(make, rows, tmp_path):
     began, gate = tmp_path / "began", tmp_path / "gate"
     client = Client(make(worker_fns.waits), rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
     with anyio.fail_after(NEVER_S):
@@ -160,7 +160,7 @@ async def test_cancelled_in_the_middle_of_a_row_it_stops_at_once(make, rows, tmp
             client.ask((await client.window()).request(0, 1))
             await until(began.exists)
 
-    gate.touch()  # the thread that was left behind ends
+    gate.touch()  # the abandoned thread ends
 
 
 # Slots
@@ -182,14 +182,14 @@ async def test_a_slot_is_free_when_every_request_that_uses_it_is_answered(make, 
         assert freed == []
         assert free_slots(client.executor) == NUM_SLOTS - 1
 
-        freed.clear()  # what looking for free slots has made
+        freed.clear()  # the calls that free_slots has made
         gate.touch()
         await client.answers(asked)
         assert freed == [True]
         assert free_slots(client.executor) == NUM_SLOTS
 
 
-async def test_a_forgotten_request_keeps_its_slot_until_it_is_done_with(make, rows, tmp_path):
+async def test_a_forgotten_request_keeps_its_slot_until_it_is_finished(make, rows, tmp_path):
     began, gate = tmp_path / "began", tmp_path / "gate"
     client = Client(make(worker_fns.waits), rows(9, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
     executor = client.executor
@@ -206,8 +206,8 @@ async def test_a_forgotten_request_keeps_its_slot_until_it_is_done_with(make, ro
         await until(lambda: free_slots(executor) == NUM_SLOTS)
 
 
-async def test_a_slot_that_is_used_again_holds_no_stale_bytes(make, jsonl_file):
-    """Rows of the second file are shorter: what the first left behind them must not show."""
+async def test_a_reused_slot_shows_no_stale_bytes(make, jsonl_file):
+    """Rows of the second file are shorter: bytes of the first file after them must not show."""
     long = jsonl_file([{"id": i, "text": "x" * 300} for i in range(60)], "long.jsonl")
     client = Client(make(row_id), long, row_id, block_bytes=1000, slack_bytes=100)
     async with client.running():
@@ -251,7 +251,7 @@ NONSENSE = (
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("function", [worker_fns.as_told, worker_fns.as_told_in_batches])
-async def test_nonsense_is_a_bad_row_each(make, rows, function):
+async def test_every_invalid_result_of_a_function_is_a_bad_row(make, rows, function):
     special = {1 + 2 * i: {"do": what} for i, what in enumerate(NONSENSE)}
     client = Client(make(function), rows(2 * len(NONSENSE) + 1, special), function)
     async with client.running():
@@ -285,7 +285,7 @@ async def test_a_batch_that_raises_is_run_row_by_row(make, rows):
     assert ids_of(reply) == [i for i in range(20) if i not in (4, 17)]
 
 
-async def test_a_batch_that_loses_a_row_is_bad_as_a_whole(make, rows):
+async def test_a_batched_result_with_too_few_rows_makes_all_rows_bad(make, rows):
     function = worker_fns.as_told_in_batches
     client = Client(make(function), rows(3, {1: {"do": "lose one"}}), function)
     async with client.running():
@@ -296,7 +296,7 @@ async def test_a_batch_that_loses_a_row_is_bad_as_a_whole(make, rows):
 
 
 async def test_a_row_that_calls_exit_is_bad(make, rows):
-    """SystemExit is no Exception; neither is what a panic in Rust becomes."""
+    """SystemExit is not an Exception, and neither is the error of a panic in Rust."""
     client = Client(make(worker_fns.as_told), rows(5, {3: {"do": "exit"}}), worker_fns.as_told)
     async with client.running():
         reply = await client.tokenized(await client.window())
@@ -343,7 +343,7 @@ async def test_a_row_longer_than_the_limit_is_bad(make, jsonl_file):
 
 
 @pytest.mark.parametrize("function", [worker_fns.as_told, worker_fns.as_told_in_batches])
-async def test_errors_keep_their_rows_beside_rows_too_long(make, jsonl_file, function):
+async def test_errors_keep_their_rows_between_rows_that_are_too_long(make, jsonl_file, function):
     path = jsonl_file([{"id": 0, "x": "x" * 5000}, {"id": 1}, {"id": 2, "do": "raise"}, {"id": 3}])
     client = Client(make(function), path, function, block_bytes=512, slack_bytes=64, max_row_bytes=4000)
     async with client.running():
@@ -354,8 +354,8 @@ async def test_errors_keep_their_rows_beside_rows_too_long(make, jsonl_file, fun
     assert np.frombuffer(reply.kept, np.int32).tolist() == [1, 3]
 
 
-async def test_rows_that_do_not_lie_wholly_in_the_slot_are_read_again(make, jsonl_file):
-    """Block after block is crossed by rows longer than the over-read."""
+async def test_rows_that_are_not_wholly_in_the_slot_are_read_again(make, jsonl_file):
+    """Rows that are longer than the over-read cross every block border."""
     texts = [chr(ord("a") + i % 26) * (i * 37 % 900) for i in range(80)]
     path = jsonl_file([{"id": i, "prompt": text} for i, text in enumerate(texts)])
     client = Client(make(worker_fns.echoes), path, worker_fns.echoes, block_bytes=256, slack_bytes=32)
@@ -412,10 +412,10 @@ async def test_more_files_than_may_be_open_at_once(make, tmp_path):
     assert [number for reply in replies for number in ids_of(reply)] == list(range(150))
 
 
-# What it says of itself
+# Statistics
 
 
-async def test_it_wants_work_until_it_has_enough(make, rows, tmp_path):
+async def test_num_wanted_falls_to_zero_when_enough_is_submitted(make, rows, tmp_path):
     gate = tmp_path / "gate"
     client = Client(make(worker_fns.waits), rows(50, {i: {"gate": str(gate)} for i in range(50)}), worker_fns.waits)
     executor = client.executor
@@ -477,11 +477,11 @@ async def test_requests_without_a_worker_are_queued(make, rows, tmp_path):
     assert executor.statistics().num_queued == 0
 
 
-# Who watches
+# The callback on_change
 
 
 class Watch:
-    """What an executor says of its changes.
+    """Records the calls of on_change.
 
     :ivar seen: what ``look`` gave at each of them.
     """
@@ -491,7 +491,7 @@ class Watch:
         executor.watch(lambda: self.seen.append(look()))
 
 
-async def test_who_watches_is_called_when_a_reply_has_had_its_effect(make, rows):
+async def test_on_change_is_called_after_on_reply_has_returned(make, rows):
     client = Client(make(row_id), rows(10), row_id)
     async with client.running():
         number = len(client.replies)
@@ -502,8 +502,8 @@ async def test_who_watches_is_called_when_a_reply_has_had_its_effect(make, rows)
     assert watch.seen[-1] == [1]
 
 
-async def test_who_watches_is_called_for_a_reply_that_nobody_wants(make, rows, tmp_path):
-    """It has no slot that could tell of it; and by then there is room for more."""
+async def test_on_change_is_called_for_a_forgotten_reply(make, rows, tmp_path):
+    """The request has no slot whose release would show it; and by then there is room for more."""
     began, gate = tmp_path / "began", tmp_path / "gate"
     path = rows(1, {0: {"began": str(began), "gate": str(gate)}})
     client = Client(make(worker_fns.waits), path, worker_fns.waits)
@@ -524,7 +524,7 @@ async def test_who_watches_is_called_for_a_reply_that_nobody_wants(make, rows, t
     assert watch.seen[-1] == before + 1
 
 
-async def test_who_watches_is_called_when_a_slot_becomes_free(make, rows):
+async def test_on_change_is_called_when_a_slot_becomes_free(make, rows):
     client = Client(make(row_id), rows(10), row_id)
     async with client.running():
         window = await client.window()
@@ -535,7 +535,7 @@ async def test_who_watches_is_called_when_a_slot_becomes_free(make, rows):
 
 
 def free_slots_seen(executor: Executor) -> int:
-    """As :func:`free_slots`, where giving one back is a change itself."""
+    """As :func:`free_slots`, but a release calls on_change itself."""
     executor.slots.on_free, on_free = bool, executor.slots.on_free
     try:
         return free_slots(executor)

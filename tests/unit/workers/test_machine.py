@@ -1,4 +1,4 @@
-"""What may be used of the machine: a container's limits count, in both versions of control groups."""
+"""The CPUs and the memory that may be used: limits of containers count, in both versions of control groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Files = dict[str, str]
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Files], Path]:
-    """A function that makes a machine of 16 CPUs and these files below /."""
+    """A function that creates the files of a machine with 16 CPUs."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
 
     def make(files: Files) -> Path:
@@ -32,14 +32,16 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Files]
     return make
 
 
-def test_without_control_groups_it_is_what_the_machine_has(machine: Callable[[Files], Path]) -> None:
+def test_without_control_groups_the_whole_machine_may_be_used(machine: Callable[[Files], Path]) -> None:
     root = machine({})
 
     assert num_usable_cpus(root) == 16
     assert available_memory(root) == 8_000_000 * 1024
 
 
-def test_cpus_are_those_this_process_may_use(machine: Callable[[Files], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_cpus_in_the_affinity_mask_count(
+    machine: Callable[[Files], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = machine({})
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
 
@@ -50,14 +52,14 @@ def test_cpus_are_those_this_process_may_use(machine: Callable[[Files], Path], m
     ("quota", "num_cpus"),
     [("max 100000", 16), ("400000 100000", 4), ("150000 100000", 2), ("1000 100000", 1), ("9900000 100000", 16)],
 )
-def test_a_quota_counts_in_version_2(machine: Callable[[Files], Path], quota: str, num_cpus: int) -> None:
+def test_a_cpu_quota_of_version_2_counts(machine: Callable[[Files], Path], quota: str, num_cpus: int) -> None:
     root = machine({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": f"{quota}\n"})
 
     assert num_usable_cpus(root) == num_cpus
 
 
 @pytest.mark.parametrize(("quota", "num_cpus"), [("-1", 16), ("350000", 4)])
-def test_a_quota_counts_in_version_1(machine: Callable[[Files], Path], quota: str, num_cpus: int) -> None:
+def test_a_cpu_quota_of_version_1_counts(machine: Callable[[Files], Path], quota: str, num_cpus: int) -> None:
     group = "sys/fs/cgroup/cpu,cpuacct/docker/abc"
     root = machine(
         {
@@ -70,7 +72,7 @@ def test_a_quota_counts_in_version_1(machine: Callable[[Files], Path], quota: st
     assert num_usable_cpus(root) == num_cpus
 
 
-def test_the_tightest_of_all_groups_above_this_process_counts(machine: Callable[[Files], Path]) -> None:
+def test_the_tightest_limit_of_all_groups_above_this_process_counts(machine: Callable[[Files], Path]) -> None:
     root = machine(
         {
             "proc/self/cgroup": "0::/a/b\n",
@@ -87,7 +89,7 @@ def test_the_tightest_of_all_groups_above_this_process_counts(machine: Callable[
     assert available_memory(root) == 1100
 
 
-def test_a_path_outside_of_what_a_container_sees_leads_to_its_root(machine: Callable[[Files], Path]) -> None:
+def test_a_path_outside_of_the_mount_of_a_container_leads_to_its_root(machine: Callable[[Files], Path]) -> None:
     root = machine({"proc/self/cgroup": "0::/../../kubepods/x\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"})
 
     assert num_usable_cpus(root) == 2
@@ -121,13 +123,13 @@ def test_cached_pages_of_files_count_as_free(
     assert available_memory(root) == 1300
 
 
-def test_a_group_beyond_its_limit_has_nothing_left(machine: Callable[[Files], Path]) -> None:
+def test_a_group_above_its_limit_has_no_memory_left(machine: Callable[[Files], Path]) -> None:
     files = {"sys/fs/cgroup/memory.max": "5\n", "sys/fs/cgroup/memory.current": "9\n"}
 
     assert available_memory(machine({"proc/self/cgroup": "0::/\n", **files})) == 0
 
 
-def test_a_process_takes_its_share_of_what_it_shares(machine: Callable[[Files], Path]) -> None:
+def test_process_memory_counts_shared_pages_in_proportion(machine: Callable[[Files], Path]) -> None:
     text = "5581-7ffd ---p 00000000 00:00 0      [rollup]\nRss:     9000 kB\nPss:     4000 kB\nPss_Anon: 1 kB\n"
     root = machine({"proc/42/smaps_rollup": text})
 
@@ -135,7 +137,7 @@ def test_a_process_takes_its_share_of_what_it_shares(machine: Callable[[Files], 
     assert process_memory(43, root) == 0
 
 
-def test_what_is_in_memory_counts_whole(machine: Callable[[Files], Path]) -> None:
+def test_resident_memory_counts_shared_pages_fully(machine: Callable[[Files], Path]) -> None:
     root = machine({"proc/42/statm": "9000 300 20 1 0 50 0\n"})
 
     assert resident_memory(42, root) == 300 * os.sysconf("SC_PAGE_SIZE")
@@ -143,7 +145,7 @@ def test_what_is_in_memory_counts_whole(machine: Callable[[Files], Path]) -> Non
     assert resident_memory(os.getpid()) > 1_000_000
 
 
-def test_this_machine_and_this_process_can_be_looked_at() -> None:
+def test_this_machine_and_this_process_can_be_measured() -> None:
     assert 1 <= num_usable_cpus() <= len(os.sched_getaffinity(0))
     assert available_memory() > 0
     if Path("/proc/self/smaps_rollup").exists():

@@ -1,4 +1,4 @@
-"""A handler answers any request: blocks into a slot, rows out of it, and failures as values."""
+"""A handler answers every request: it scans blocks into a slot, tokenizes rows, and returns failures as values."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Bench:
         return self.handlers[-1]
 
     def scan(self, handler: Handler, slot: int = 0, base: int = 0) -> tuple[list[int], list[int], list[int]]:
-        """The counts, starts and lengths that a scan of every block comes to."""
+        """The counts, starts and lengths that a scan of every block returns."""
         reply = handler(Scan(slot, base, self.files.blocks(range(self.files.num_blocks))))
         assert isinstance(reply, Scanned), reply
         counts, offsets = ints(reply.counts), ints(reply.offsets)
@@ -96,7 +96,7 @@ class Bench:
         return Tokenize(slot, array("i", starts).tobytes(), array("i", lengths).tobytes(), overflow)
 
     def index(self, handler: Handler, check: str, **more: Any) -> Indexed:
-        """What is found when the rows of every block are looked at."""
+        """The row index of every block."""
         reply = handler(Index(self.files.blocks(range(self.files.num_blocks)), check, **more))
         assert isinstance(reply, Indexed), reply
         return reply
@@ -122,7 +122,7 @@ def tokens_of(reply: Any) -> list[list[int]]:
 
 
 class Reluctant:
-    """Takes rows as they come, and raises for the one that is told."""
+    """Accepts rows, and raises for a chosen one."""
 
     def __init__(self, refused: bytes, error: BaseException) -> None:
         self.refused = refused
@@ -143,7 +143,7 @@ class Reluctant:
 # Scanning.
 
 
-def test_a_scan_puts_every_block_in_its_place_and_finds_its_rows(bench, jsonl_file):
+def test_a_scan_copies_every_block_into_the_slot_and_finds_its_rows(bench, jsonl_file):
     rows = [{"id": number, "pad": "x" * (number * 7 % 10)} for number in range(20)]
     path = jsonl_file(rows)
     counts, starts, lengths = bench.scan(bench.open([path]))
@@ -157,7 +157,7 @@ def test_a_scan_puts_every_block_in_its_place_and_finds_its_rows(bench, jsonl_fi
     assert [start // STRIDE for start in starts] == [block for block, count in enumerate(counts) for _ in range(count)]
 
 
-def test_a_scan_may_begin_anywhere_in_any_slot_and_touches_nothing_else(bench, jsonl_file):
+def test_a_scan_may_begin_anywhere_in_any_slot_and_writes_nothing_else(bench, jsonl_file):
     handler = bench.open([jsonl_file([{"id": 1}])])
 
     assert bench.scan(handler, slot=1, base=5 * STRIDE) == ([1], [5 * STRIDE + 1], [9])
@@ -183,7 +183,7 @@ def test_blank_lines_are_counted(bench, jsonl_file):
 # Tokenizing.
 
 
-def test_rows_come_in_the_requests_order_and_not_in_the_files(bench, jsonl_file):
+def test_rows_come_in_the_order_of_the_request_not_of_the_file(bench, jsonl_file):
     handler = bench.open([jsonl_file([{"id": number} for number in range(5)])])
     _, starts, lengths = bench.scan(handler)
 
@@ -196,10 +196,8 @@ def test_rows_come_in_the_requests_order_and_not_in_the_files(bench, jsonl_file)
 
 
 @pytest.mark.parametrize(("cpu_s", "passed_s", "work_s"), [(3.0, 3.5, 3.0), (0.5, 40.0, 10.0), (0.0, 0.0, 0.0)])
-def test_work_is_cpu_time_or_a_quarter_of_what_a_function_waited(
-    bench, jsonl_file, monkeypatch, cpu_s, passed_s, work_s
-):
-    """Whatever else the machine has to do."""
+def test_busy_time_is_cpu_time_or_a_quarter_of_the_wall_time(bench, jsonl_file, monkeypatch, cpu_s, passed_s, work_s):
+    """Other load on the machine does not count."""
     clock = SimpleNamespace(now_s=100.0, cpu_s=7.0)
     stopped = SimpleNamespace(perf_counter=lambda: clock.now_s, thread_time=lambda: clock.cpu_s)
     monkeypatch.setattr(handlers, "time", stopped)
@@ -214,7 +212,7 @@ def test_work_is_cpu_time_or_a_quarter_of_what_a_function_waited(
     assert handler(bench.rows(starts, lengths)).busy_s == work_s
 
 
-def test_no_rows_are_an_empty_reply(bench, jsonl_file):
+def test_a_request_without_rows_has_an_empty_reply(bench, jsonl_file):
     handler = bench.open([jsonl_file([{"id": 1}])])
 
     assert tokens_of(handler(Tokenize(0, b"", b""))) == []
@@ -246,14 +244,14 @@ def test_a_row_that_is_too_long_is_bad_and_the_others_are_not(bench, jsonl_file)
     assert reply.errors[0].reason == "the row is longer than max_row_bytes (300)"
 
 
-def test_nothing_but_rows_that_are_too_long_is_still_an_answer(bench, jsonl_file):
+def test_a_request_with_only_rows_that_are_too_long_is_answered(bench, jsonl_file):
     handler = bench.open([jsonl_file([{"pad": "x" * MAX_ROW_BYTES}])])
     _, starts, lengths = bench.scan(handler)
 
     assert [error.code for error in handler(bench.rows(starts, lengths)).errors] == ["AD108"]
 
 
-def test_progress_names_rows_as_the_request_does(bench, jsonl_file):
+def test_progress_uses_the_row_numbers_of_the_request(bench, jsonl_file):
     rows = [{"id": 0, "pad": "x" * MAX_ROW_BYTES}, {"id": 1}, {"id": 2}]
     handler = bench.open([jsonl_file(rows)])
     _, starts, lengths = bench.scan(handler)
@@ -262,7 +260,7 @@ def test_progress_names_rows_as_the_request_does(bench, jsonl_file):
     assert bench.progress == [1, 2]
 
 
-def test_a_batched_function_gets_the_rows_at_once(bench, jsonl_file):
+def test_a_batched_function_gets_all_rows_in_one_call(bench, jsonl_file):
     handler = bench.open([jsonl_file([{"id": number} for number in range(5)])], FunctionTokenizer(in_batches))
     _, starts, lengths = bench.scan(handler)
 
@@ -273,7 +271,7 @@ def test_a_batched_function_gets_the_rows_at_once(bench, jsonl_file):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_rows_that_another_rank_tokenizes_are_not_looked_at(bench, jsonl_file, fails):
+def test_rows_that_another_rank_tokenizes_are_skipped(bench, jsonl_file, fails):
     texts = [b"one", b"two", b"x" * (MAX_ROW_BYTES + 1), b"bad", b"y" * (MAX_ROW_BYTES + 1), b"six"]
     tokenizer = Reluctant(b"bad" if fails else b"none", ValueError("oh"))
     handler = bench.open([jsonl_file(texts)], tokenizer)
@@ -292,7 +290,7 @@ def test_rows_that_another_rank_tokenizes_are_not_looked_at(bench, jsonl_file, f
 # Sums.
 
 
-def test_the_sum_of_a_samples_tokens_is_that_of_their_bytes_where_it_is_asked_for(bench, jsonl_file):
+def test_token_sums_are_the_crc_of_each_samples_tokens_if_requested(bench, jsonl_file):
     path = jsonl_file([{"prompt": text} for text in ("one", "", "three")])
     tokenizer = FunctionTokenizer(characters)
     plain, summing = bench.open([path], tokenizer), bench.open([path], tokenizer, with_token_sums=True)
@@ -329,17 +327,17 @@ def begins_in_file(bench: Bench, found: Indexed) -> list[int]:
     return [start + offset for start, offset in zip(starts, ints(found.offsets), strict=True)]
 
 
-def test_an_index_that_checks_nothing_only_says_where_the_rows_are(bench, jsonl_file):
+def test_an_index_without_checks_only_locates_the_rows(bench, jsonl_file):
     handler = bench.open([jsonl_file(MIXED)])
     found = bench.index(handler, "none")
 
     assert begins_in_file(bench, found) == offsets_of(MIXED)
     assert ints(found.lengths) == [len(line) if len(line) <= MAX_ROW_BYTES else -1 for line in MIXED if line]
     assert (found.marks, found.num_tokens, found.errors, found.num_blank) == (b"", b"", [], 1)
-    assert bench.progress == [], "nobody's code ran"
+    assert bench.progress == [], "no user function ran"
 
 
-def test_an_index_of_json_objects_tells_those_that_are_none_without_the_users_function(bench, jsonl_file):
+def test_an_index_of_json_objects_finds_invalid_rows_without_the_users_function(bench, jsonl_file):
     handler = bench.open([jsonl_file(MIXED)])
     found = bench.index(handler, "json")
 
@@ -356,7 +354,7 @@ def test_rows_that_are_all_good_need_no_marks(bench, jsonl_file):
     assert ints(bench.index(handler, "samples").num_tokens) == [1, 1]
 
 
-def test_an_index_of_samples_counts_their_tokens_and_says_why_a_row_is_none(bench, jsonl_file):
+def test_an_index_of_samples_counts_their_tokens_and_gives_the_reason_of_each_bad_row(bench, jsonl_file):
     texts = [b"one", b"drop", b"bad", b"x" * (MAX_ROW_BYTES + 1), b"y" * 150, b"drop", b"two!", b"lost"]
     handler = bench.open([jsonl_file(texts)], Reluctant(b"bad", ValueError("oh")))
     found = bench.index(handler, "samples", lost=[7])
@@ -369,7 +367,7 @@ def test_an_index_of_samples_counts_their_tokens_and_says_why_a_row_is_none(benc
 
 
 @pytest.mark.parametrize("check", ["none", "json", "samples"])
-def test_rows_that_are_copied_are_found_where_the_copy_has_them(bench, jsonl_file, tmp_path, check):
+def test_offsets_of_copied_rows_refer_to_the_copy(bench, jsonl_file, tmp_path, check):
     handler = bench.open([jsonl_file(MIXED)])
     copy = tmp_path / "copy.rows"
     found = bench.index(handler, check, spool=str(copy))
@@ -381,7 +379,7 @@ def test_rows_that_are_copied_are_found_where_the_copy_has_them(bench, jsonl_fil
     assert ints(found.lengths) == [len(line) or -1 for line in kept]
 
 
-def test_a_shuffle_is_that_of_pythons_generator(bench, jsonl_file):
+def test_permute_shuffles_as_pythons_generator_does(bench, jsonl_file):
     rows = list(range(50))
     random.Random(7).shuffle(rows)
 
@@ -391,7 +389,7 @@ def test_a_shuffle_is_that_of_pythons_generator(bench, jsonl_file):
 # Plans.
 
 
-def test_a_plan_is_made_and_one_that_cannot_be_is_the_users_error(bench, jsonl_file):
+def test_a_plan_of_packs_is_made_and_an_impossible_one_is_a_config_error(bench, jsonl_file):
     handler = bench.open([jsonl_file([{"id": 1}])])
     order = PlannedOrder(Plan(packing=SoftPacking(max_length=8, across_epochs=False)), RowShuffle(method="none"), 0)
 
@@ -408,7 +406,7 @@ def test_a_plan_is_made_and_one_that_cannot_be_is_the_users_error(bench, jsonl_f
     assert isinstance(error_of(failed), ConfigError)
 
 
-def test_what_takes_long_and_runs_nobodys_code_shows_that_it_goes_on(bench, jsonl_file, monkeypatch):
+def test_slow_library_code_reports_progress_by_a_heartbeat(bench, jsonl_file, monkeypatch):
     handler = bench.open([jsonl_file([{"id": 1}])])
     is_going_on = threading.Event()
 
@@ -451,7 +449,7 @@ def test_a_tokenizer_that_raises_for_one_row_loses_only_that_row(bench, jsonl_fi
     assert bench.progress == [0, 1, 2, 4]
 
 
-def test_a_handler_goes_on_after_a_row_that_raised(bench, jsonl_file):
+def test_a_handler_answers_requests_after_a_row_that_raised(bench, jsonl_file):
     handler = bench.open([jsonl_file([b"bad", b"one"])], Reluctant(b"bad", ValueError()))
     _, starts, lengths = bench.scan(handler)
     first, second = (handler(bench.rows(starts, lengths)) for _ in range(2))
@@ -512,7 +510,7 @@ def test_a_file_that_grew_is_read_to_the_size_of_the_start(bench, jsonl_file):
     assert (counts, tokens_of(handler(bench.rows(starts, lengths)))) == ([1], [[1]])
 
 
-def test_a_request_that_makes_no_sense_is_an_answer_with_the_traceback(bench, jsonl_file):
+def test_an_invalid_request_is_answered_with_the_traceback(bench, jsonl_file):
     handler = bench.open([jsonl_file([{"id": 1}])])
 
     for request in (Scan(9, 0, [Block(0, 0, 10)]), Scan(0, 0, [Block(7, 0, 10)]), Scan(0, 1 << 40, [Block(0, 0, 10)])):
@@ -523,7 +521,7 @@ def test_a_request_that_makes_no_sense_is_an_answer_with_the_traceback(bench, js
 
 
 def open_files(folder: Path) -> list[str]:
-    """Those of this process, in ``folder``."""
+    """The open files of this process in ``folder``."""
     links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
     return [os.readlink(link) for link in links if os.path.lexists(link) and os.readlink(link).startswith(f"{folder}/")]
 
@@ -542,7 +540,7 @@ def test_no_more_than_64_files_are_open_however_many_there_are(bench, jsonl_file
         assert len(open_files(tmp_path)) <= 64
 
 
-def test_close_closes_every_file_and_may_come_again(bench, jsonl_file, tmp_path):
+def test_close_closes_every_file_and_may_be_called_again(bench, jsonl_file, tmp_path):
     handler = bench.open([jsonl_file([{"id": 1}])])
     bench.scan(handler)
     assert open_files(tmp_path)

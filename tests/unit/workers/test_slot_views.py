@@ -1,4 +1,4 @@
-"""Slots that are free, and into which somebody still looks."""
+"""Borrowers: objects with views into free slots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asyncdata.workers.slots import Slots
 
 
 class Reader:
-    """Remembers how often it was told to copy."""
+    """Counts how often it was told to copy."""
 
     def __init__(self) -> None:
         self.num_told = 0
@@ -26,7 +26,7 @@ def free_slots(number: int) -> Slots:
     return slots
 
 
-def test_before_a_slot_is_taken_those_who_look_into_it_are_told_once_and_no_others():
+def test_before_a_slot_is_reused_its_borrowers_copy_once_and_no_others_do():
     slots = free_slots(2)
     first, second = Reader(), Reader()
     slots.borrowers.add(0, first)
@@ -36,11 +36,11 @@ def test_before_a_slot_is_taken_those_who_look_into_it_are_told_once_and_no_othe
 
     assert [first.num_told, second.num_told] == [int(slot == 0), int(slot == 1)]
     slots.release(slot)
-    assert slots.hold() == slot, "nobody looks into it any more"
+    assert slots.hold() == slot, "it has no borrowers any more"
     assert first.num_told + second.num_told == 1
 
 
-def test_a_slot_into_which_nobody_looks_is_taken_first():
+def test_a_slot_without_borrowers_is_taken_first():
     slots = free_slots(3)
     reader = Reader()
     slots.borrowers.add(0, reader)
@@ -51,7 +51,7 @@ def test_a_slot_into_which_nobody_looks_is_taken_first():
     assert reader.num_told == 1
 
 
-def test_who_is_gone_is_in_nobodys_way():
+def test_borrowers_that_were_deleted_do_not_count():
     slots = free_slots(2)
     for _ in range(3):
         slots.borrowers.add(0, Reader())
@@ -63,13 +63,13 @@ def test_who_is_gone_is_in_nobodys_way():
     assert reader.num_told == 0
 
 
-def test_before_a_fork_all_are_told():
+def test_before_a_fork_all_borrowers_copy():
     readers, slots = [Reader(), Reader()], [Slots(2), Slots(1)]
     for some, reader in zip(slots, readers, strict=True):
         some.borrowers.add(0, reader)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python's, where there are threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns about a fork in a process with threads
         child = os.fork()
     if child == 0:
         os._exit(sum(reader.num_told for reader in readers))

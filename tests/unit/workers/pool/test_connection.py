@@ -1,4 +1,4 @@
-"""Frames come whole or not at all, however the socket cuts them."""
+"""Frames arrive whole or not at all, however the socket splits them."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ async def receive(connection: Connection) -> tuple[int, bytes]:
         return await connection.receive()
 
 
-async def test_a_frame_comes_as_it_was_sent(pair):
+async def test_a_frame_arrives_as_it_was_sent(pair):
     connection, worker = pair
     worker.sendall(framed(7, b"body"))
 
     assert await receive(connection) == (7, b"body")
 
 
-async def test_an_empty_body_is_a_body(pair):
+async def test_an_empty_body_is_received(pair):
     connection, worker = pair
     worker.sendall(framed(7, b"") + framed(8, b"x"))
 
@@ -57,7 +57,7 @@ async def test_an_empty_body_is_a_body(pair):
     assert await receive(connection) == (8, b"x")
 
 
-async def test_frames_that_come_together_are_told_apart(pair):
+async def test_frames_that_arrive_together_are_separated(pair):
     connection, worker = pair
     sent = [(i, bytes([i]) * (i * 7)) for i in range(100)]
     worker.sendall(b"".join(framed(*frame) for frame in sent))
@@ -67,7 +67,7 @@ async def test_frames_that_come_together_are_told_apart(pair):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("cut", range(1, HEADER.size + 4))
-async def test_a_frame_cut_anywhere_is_waited_for(pair, cut):
+async def test_a_frame_split_at_any_byte_is_waited_for(pair, cut):
     connection, worker = pair
     data = framed(7, b"body")
     received = []
@@ -86,7 +86,7 @@ async def test_a_frame_cut_anywhere_is_waited_for(pair, cut):
     assert received == [(7, b"body")]
 
 
-async def test_frames_cut_at_random_come_whole(pair):
+async def test_frames_split_at_random_arrive_whole(pair):
     connection, worker = pair
     chance = random.Random(3)
     sent = [(i, chance.randbytes(chance.choice([0, 1, 17, 5000, 70_000]))) for i in range(60)]
@@ -105,7 +105,7 @@ async def test_frames_cut_at_random_come_whole(pair):
             assert [await connection.receive() for _ in sent] == sent
 
 
-async def test_a_frame_larger_than_the_buffer_comes_whole(pair):
+async def test_a_frame_larger_than_the_buffer_arrives_whole(pair):
     connection, worker = pair
     body = random.Random(5).randbytes(5_000_000)
 
@@ -116,7 +116,7 @@ async def test_a_frame_larger_than_the_buffer_comes_whole(pair):
             assert await connection.receive() == (2, b"small")
 
 
-async def test_half_a_frame_does_not_stop_the_loop(pair):
+async def test_half_a_frame_does_not_block_the_loop(pair):
     """A worker may be stopped in the middle of a reply."""
     connection, worker = pair
     data = framed(1, bytes(1_000_000))
@@ -131,7 +131,7 @@ async def test_half_a_frame_does_not_stop_the_loop(pair):
 
 
 @pytest.mark.parametrize("left", [b"", HEADER.pack(4, 7)[:5], HEADER.pack(4, 7), HEADER.pack(4, 7) + b"bo"])
-async def test_the_end_in_the_middle_of_a_frame_is_the_end(pair, left):
+async def test_a_socket_that_ends_inside_a_frame_is_an_eof_error(pair, left):
     connection, worker = pair
     worker.sendall(framed(1, b"whole") + left)
     worker.close()
@@ -141,7 +141,7 @@ async def test_the_end_in_the_middle_of_a_frame_is_the_end(pair, left):
         await receive(connection)
 
 
-async def test_a_reset_is_the_end(pair):
+async def test_a_reset_connection_is_an_eof_error(pair):
     connection, worker = pair
     connection.send(b"never read")
     worker.close()  # with bytes unread: the other end sees ECONNRESET
@@ -150,7 +150,7 @@ async def test_a_reset_is_the_end(pair):
         await receive(connection)
 
 
-async def test_a_length_that_cannot_be_is_refused_before_memory_is_taken(pair):
+async def test_an_impossible_length_is_refused_before_memory_is_allocated(pair):
     connection, worker = pair
     worker.sendall(HEADER.pack(MAX_FRAME_BYTES + 1, 7))
 
@@ -158,7 +158,7 @@ async def test_a_length_that_cannot_be_is_refused_before_memory_is_taken(pair):
         await receive(connection)
 
 
-async def test_sending_to_the_dead_is_an_os_error(pair):
+async def test_sending_to_a_closed_socket_is_an_os_error(pair):
     connection, worker = pair
     worker.close()
 
@@ -166,7 +166,7 @@ async def test_sending_to_the_dead_is_an_os_error(pair):
         connection.send(b"x")
 
 
-async def test_what_the_socket_does_not_take_at_once_follows_in_its_order(pair):
+async def test_bytes_that_the_socket_does_not_take_at_once_are_sent_later_in_order(pair):
     connection, worker = pair
     chance = random.Random(4)
     sent = [chance.randbytes(chance.choice([1, 100, 400_000])) for _ in range(40)]
@@ -182,14 +182,14 @@ async def test_what_the_socket_does_not_take_at_once_follows_in_its_order(pair):
             for number, data in enumerate(sent):
                 connection.send(data)
                 if number == 20:
-                    await anyio.wait_all_tasks_blocked()  # nobody reads: the socket is full
+                    await anyio.wait_all_tasks_blocked()  # no reader: the socket is full
             await anyio.to_thread.run_sync(read)
             group.cancel_scope.cancel()
 
     assert received == b"".join(sent)
 
 
-async def test_sending_the_rest_ends_with_the_worker(pair):
+async def test_send_rest_ends_when_the_worker_closes_its_socket(pair):
     connection, worker = pair
 
     with anyio.fail_after(NEVER_S):
@@ -200,7 +200,7 @@ async def test_sending_the_rest_ends_with_the_worker(pair):
             worker.close()
 
 
-async def test_the_first_message_may_be_longer_than_the_socket_takes(pair):
+async def test_the_first_message_may_be_longer_than_the_socket_buffer(pair):
     connection, worker = pair
     data = random.Random(1).randbytes(3_000_000)
     received = bytearray()

@@ -9,7 +9,7 @@ from asyncdata.workers.pool.deadlines import MAX_WAIT_S, Patience, pause
 
 
 class Clock:
-    """Says the time that it is told."""
+    """A clock whose time the test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -18,14 +18,14 @@ class Clock:
         return self.now
 
 
-def test_what_would_come_again_is_given_up_after_so_many_failures():
+def test_permanent_failures_are_given_up_after_max_failures():
     patience = Patience(3, 30.0, Clock())
 
     assert [patience.failed(may_pass=False) for _ in range(3)] == [0.0, 0.05, None]
     assert patience.num_failures == 3
 
 
-def test_what_may_pass_is_not_given_up_before_the_time():
+def test_transient_failures_are_not_given_up_before_the_time_limit():
     clock = Clock()
     patience = Patience(3, 30.0, clock)
 
@@ -39,7 +39,7 @@ def test_what_may_pass_is_not_given_up_before_the_time():
     assert patience.failed(may_pass=True) is None
 
 
-def test_time_alone_gives_nothing_up():
+def test_the_time_limit_alone_does_not_give_up():
     clock = Clock()
     patience = Patience(3, 30.0, clock)
     patience.failed(may_pass=True)
@@ -47,7 +47,7 @@ def test_time_alone_gives_nothing_up():
     assert patience.failed(may_pass=True) == 0.05
 
 
-def test_a_success_ends_the_row():
+def test_a_success_resets_the_count():
     clock = Clock()
     patience = Patience(3, 30.0, clock)
     for _ in range(2):
@@ -60,7 +60,7 @@ def test_a_success_ends_the_row():
     assert patience.failed(may_pass=True) == 0.1, "the row is no older than its first failure"
 
 
-def test_failures_of_its_own_count_among_others():
+def test_permanent_failures_count_between_transient_ones():
     patience = Patience(2, 30.0, Clock())
     patience.failed(may_pass=False)
     for _ in range(5):
@@ -69,7 +69,7 @@ def test_failures_of_its_own_count_among_others():
 
 
 @pytest.mark.asyncio
-async def test_others_run_in_a_pause():
+async def test_other_tasks_run_during_a_pause():
     seen = []
 
     async def other() -> None:

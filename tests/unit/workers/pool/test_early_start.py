@@ -1,4 +1,4 @@
-"""The template that a loader's constructor starts: it loads while the trainer imports, and goes if nobody needs it."""
+"""The fork server that a loader's constructor starts: it loads while the trainer imports, and ends when unused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from asyncdata import ConfigError, DataLoader, SourceError, WorkerError
 from asyncdata.workers.pool import early_start
-from asyncdata.workers.pool.early_start import EarlyTemplate
+from asyncdata.workers.pool.early_start import EarlyForkServer
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S
 from tests.support.loading import ids, write_rows
@@ -31,7 +31,7 @@ def path(tmp_path) -> Path:
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Until another process has done its part."""
+    """Wait for a state of another process."""
     deadline = time.monotonic() + NEVER_S
     while not condition():
         assert time.monotonic() < deadline
@@ -43,23 +43,23 @@ def own_threads() -> list[str]:
 
 
 @pytest.mark.thorough
-def test_the_function_is_loaded_before_anything_is_asked_and_once(path, tmp_path):
+def test_the_tokenize_function_is_loaded_before_the_first_call_and_only_once(path, tmp_path):
     starts = tmp_path / "starts"
     starts.mkdir()
     function = worker_fns.Opening("is counted", str(starts))
     with_loader = DataLoader(path, tokenize_fn=function, num_workers=2, shuffle=False)
     until(lambda: list(starts.iterdir()))
-    (template,) = psutil.Process().children()
+    (server,) = psutil.Process().children()
     with with_loader as loader:
         assert ids(loader.get_next_batch(20)) == list(range(20))
-        assert psutil.Process().children() == [template]
+        assert psutil.Process().children() == [server]
 
     assert len(list(starts.iterdir())) == 1
-    assert not template.is_running()
+    assert not server.is_running()
 
 
 @pytest.mark.thorough
-def test_a_loader_that_is_dropped_before_its_start_leaves_nothing_and_says_nothing(path):
+def test_a_loader_dropped_before_its_start_leaves_no_process_and_no_thread(path):
     loader = DataLoader(path, tokenize_fn=row_id, num_workers=2)
     assert len(own_threads()) == 1
 
@@ -69,7 +69,7 @@ def test_a_loader_that_is_dropped_before_its_start_leaves_nothing_and_says_nothi
     until(lambda: own_threads() == [])
 
 
-def test_so_does_one_that_is_closed_before_its_start(path):
+def test_a_loader_closed_before_its_start_leaves_no_process_and_no_thread(path):
     loader = DataLoader(path, tokenize_fn=row_id, num_workers=2)
     loader.close()
     loader.close()
@@ -87,7 +87,7 @@ def test_so_does_one_that_is_closed_before_its_start(path):
         ("rows.jsonl", "tests.support.nowhere:fn", {}, ConfigError),
     ],
 )
-def test_a_constructor_that_fails_leaves_nothing(path, source, function, knobs, error):
+def test_a_constructor_that_fails_leaves_no_process_and_no_thread(path, source, function, knobs, error):
     with pytest.raises(error):
         DataLoader(path.parent / source, tokenize_fn=function, num_workers=2, **knobs)
 
@@ -95,28 +95,28 @@ def test_a_constructor_that_fails_leaves_nothing(path, source, function, knobs, 
     until(lambda: own_threads() == [])
 
 
-def test_without_workers_nothing_is_started(path):
+def test_without_workers_no_process_is_started(path):
     with DataLoader(path, tokenize_fn=row_id, num_workers=0, shuffle=False) as loader:
         assert ids(loader.get_next_batch(3)) == [0, 1, 2]
         assert psutil.Process().children() == []
 
 
 @pytest.mark.parametrize("num_workers", [0, -1, "two", 1.5])
-def test_for_a_number_of_workers_that_is_none_nothing_is_started(num_workers):
-    assert EarlyTemplate.for_workers(num_workers) is None
+def test_for_an_invalid_number_of_workers_no_process_is_started(num_workers):
+    assert EarlyForkServer.for_workers(num_workers) is None
 
 
-def test_one_that_dies_before_the_start_is_replaced(path):
+def test_a_fork_server_that_dies_before_the_first_call_is_replaced(path):
     loader = DataLoader(path, tokenize_fn=row_id, num_workers=2, shuffle=False)
-    (template,) = psutil.Process().children()
-    template.kill()
-    template.wait()
+    (server,) = psutil.Process().children()
+    server.kill()
+    server.wait()
     with loader:
         assert ids(loader.get_next_batch(50)) == list(range(50))
         assert loader.statistics().worker_restarts_total == 1
 
 
-def test_a_loader_may_be_made_in_a_thread_that_ends(path):
+def test_a_loader_created_in_a_thread_that_ends_keeps_its_workers(path):
     made: list[DataLoader] = []
     function = "tests.support.tokenize_fns:row_id"
     maker = threading.Thread(
@@ -129,14 +129,14 @@ def test_a_loader_may_be_made_in_a_thread_that_ends(path):
         assert loader.statistics().worker_restarts_total == 0
 
 
-def test_what_takes_time_is_imported_after_the_template_has_begun():
+def test_slow_modules_are_imported_after_the_fork_server_has_started():
     heavy = "{'numpy', 'structlog', 'tokenizers', 'asyncio', 'jinja2'}"
     code = f"import sys; from asyncdata import DataLoader, PromptTokenizeFn; assert not {heavy} & set(sys.modules)"
 
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_function_that_fails_after_rows_were_read_is_an_error_at_every_call(path, tmp_path):
+def test_a_function_that_fails_to_open_after_rows_were_read_is_an_error_at_every_call(path, tmp_path):
     function = worker_fns.Opening("waits and raises", str(tmp_path))
     with DataLoader(path, tokenize_fn=function, num_workers=2, timeout_s=NEVER_S) as loader:
         until(lambda: loader.statistics().in_flight_rows)
@@ -159,7 +159,7 @@ with DataLoader({path!r}, tokenize_fn="tests.support.tokenize_fns:row_id", num_w
 
 
 def printed_by_one_made_after(meddle: str, path: Path) -> str:
-    """What a program prints that makes a loader after ``meddle``, and asks it for two samples."""
+    """What a program prints that creates a loader after ``meddle``, and asks it for two samples."""
     code = MAKES_ONE.format(meddle=meddle, path=str(path))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=NEVER_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -168,14 +168,14 @@ def printed_by_one_made_after(meddle: str, path: Path) -> str:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("value", [None, ""])
-def test_without_an_interpreter_to_run_the_first_call_says_so(path, value):
+def test_without_an_interpreter_the_first_call_says_so(path, value):
     told = printed_by_one_made_after(f"sys.executable = {value!r}", path)
 
     assert told.startswith(f"AD426 workers cannot be started: sys.executable is {value!r}; set it to the path of a ")
 
 
 @pytest.mark.thorough
-def test_an_interpreter_that_is_not_there_is_named(path):
+def test_an_interpreter_that_does_not_exist_is_named(path):
     told = printed_by_one_made_after("sys.executable = '/nowhere/python'", path)
 
     assert told.startswith("AD426 workers cannot be started: [Errno 2] No such file or directory: '/nowhere/python'; ")
@@ -186,32 +186,32 @@ def test_an_interpreter_that_is_not_there_is_named(path):
 @pytest.mark.parametrize(
     "meddle", ["sys.path.append(b'/bytes')", "import pathlib; sys.path.append(pathlib.Path('/path'))"]
 )
-def test_what_python_passes_over_in_its_path_disturbs_no_worker(path, meddle):
+def test_entries_of_sys_path_that_python_skips_do_not_disturb_workers(path, meddle):
     assert printed_by_one_made_after(meddle, path) == "[[0], [1]]\n"
 
 
 @pytest.mark.thorough
-def test_a_folder_that_is_gone_disturbs_no_worker(path):
+def test_a_deleted_current_folder_does_not_disturb_workers(path):
     stays = "import os, tempfile; sys.path.append(os.getcwd())"  # the tokenize function is found there
     gone = "os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd()); sys.path.insert(0, '')"
 
     assert printed_by_one_made_after(f"from asyncdata import DataLoader; {stays}; {gone}", path) == "[[0], [1]]\n"
 
 
-def test_a_birth_that_fails_in_whatever_way_is_not_waited_for(monkeypatch):
+def test_a_start_that_fails_with_any_error_is_not_waited_for(monkeypatch):
     def never(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(early_start, "execute", never)
-    template = EarlyTemplate()
-    template.tell("tests.support.tokenize_fns:row_id")
+    server = EarlyForkServer()
+    server.tell("tests.support.tokenize_fns:row_id")
 
-    assert template.take() is None
-    template.close()
+    assert server.take() is None
+    server.close()
     until(lambda: own_threads() == [])
 
 
-def test_a_birth_that_hangs_is_not_waited_for_and_leaves_nothing(monkeypatch):
+def test_a_start_that_hangs_is_not_waited_for_and_leaves_no_process(monkeypatch):
     go_on, execute = threading.Event(), early_start.execute
 
     def slow(*arguments: Any) -> Any:
@@ -220,25 +220,25 @@ def test_a_birth_that_hangs_is_not_waited_for_and_leaves_nothing(monkeypatch):
 
     monkeypatch.setattr(early_start, "_PATIENCE_S", 0.01)
     monkeypatch.setattr(early_start, "execute", slow)
-    template = EarlyTemplate()
-    template.tell("tests.support.tokenize_fns:row_id")
-    template.close()
+    server = EarlyForkServer()
+    server.tell("tests.support.tokenize_fns:row_id")
+    server.close()
     go_on.set()
     until(lambda: own_threads() == [])
     assert psutil.Process().children() == []
 
 
-def test_a_newborn_that_does_not_listen_is_ended(monkeypatch):
+def test_a_fork_server_that_does_not_read_its_message_is_killed(monkeypatch):
     monkeypatch.setattr(early_start, "_PATIENCE_S", 0.05)
-    template = EarlyTemplate()
+    server = EarlyForkServer()
     until(psutil.Process().children)
     (child,) = psutil.Process().children()
     child.suspend()
-    template.tell(worker_fns.Opening("x" * 4_000_000))
+    server.tell(worker_fns.Opening("x" * 4_000_000))
 
-    assert template.take() is None
+    assert server.take() is None
     assert not child.is_running()
-    template.close()
+    server.close()
     until(lambda: own_threads() == [])
 
 

@@ -1,4 +1,4 @@
-"""Worker processes that die, hang, stop, or never start: what is lost is sent again, and who is to blame is found."""
+"""Worker processes that die, hang, stop, or never start: lost requests are sent again, the row to blame is found."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.asyncio
 
 @pytest.fixture
 def rows(jsonl_file) -> Callable[..., Path]:
-    """A function that writes rows 0 to n-1, each with what is given for it."""
+    """A function that writes rows 0 to n-1, each with its special fields."""
 
     def write(number: int, special: dict[int, dict[str, Any]] | None = None) -> Path:
         return jsonl_file([{"id": i, **(special or {}).get(i, {})} for i in range(number)])
@@ -61,7 +61,7 @@ async def all_ready(executor: ProcessExecutor) -> None:
 # Death
 
 
-async def test_workers_killed_at_random_lose_double_and_mix_up_nothing(rows):
+async def test_after_random_kills_of_workers_every_row_comes_once_and_in_order(rows):
     executor = ProcessExecutor(2)
     path = rows(400, {i: {"sleep_s": 0.0005} for i in range(400)})
     client = Client(executor, path, worker_fns.takes_its_time)
@@ -71,7 +71,7 @@ async def test_workers_killed_at_random_lose_double_and_mix_up_nothing(rows):
         asked = {client.ask(window.request(first, first + 2)): first for first in range(0, 400, 2)}
         for number in range(8):
             await until(lambda: "starting" not in states(executor))
-            # What the last kill hit is done: a request that is hit twice is blamed, as it should be.
+            # The requests of the last killed worker are done: a request that is hit twice would be blamed.
             num_done = sum(map(bool, client.replies))
             wanted = min(num_done + 8, len(client.replies))
             await client.until(lambda wanted=wanted: sum(map(bool, client.replies)) >= wanted)
@@ -86,8 +86,8 @@ async def test_workers_killed_at_random_lose_double_and_mix_up_nothing(rows):
 
 
 @pytest.mark.thorough
-async def test_a_request_larger_than_a_socket_takes_comes_whole(rows):
-    """A plan of packs asks with some bytes for every row there is."""
+async def test_a_request_larger_than_the_socket_buffer_arrives_whole(rows):
+    """The request for a plan of packs has some bytes for every row."""
     executor = ProcessExecutor(1)
     client = Client(executor, rows(5), row_id)
     costs = np.arange(500_000, dtype=np.float64)
@@ -120,7 +120,7 @@ async def test_a_worker_killed_while_idle_is_replaced(rows):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGRTMIN + 3])
-async def test_it_does_not_matter_which_signal_kills_a_worker(rows, number):
+async def test_a_worker_is_replaced_whichever_signal_kills_it(rows, number):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(5), row_id)
     async with client.running():
@@ -171,7 +171,7 @@ async def test_a_slot_is_not_free_while_a_dead_workers_request_waits_to_be_sent_
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_forgotten", [False, True])
 async def test_a_dead_workers_slot_and_requests_wait_until_it_is_reaped(rows, tmp_path, monkeypatch, is_forgotten):
-    """Its socket has ended, and it may still write: no slot is free, and no other worker has its rows, before it has
+    """Its socket has ended, but it may still write: no slot is free, and no other worker has its rows, before it has
     been waited for.
     """
     began, gate, reaped = tmp_path / "began", tmp_path / "gate", anyio.Event()
@@ -180,10 +180,10 @@ async def test_a_dead_workers_slot_and_requests_wait_until_it_is_reaped(rows, tm
     freed, seen, really = [], [], Forked.ended
     executor.slots.on_free = lambda: freed.append(True)
 
-    async def ended(life: Forked) -> None:
+    async def ended(handle: Forked) -> None:
         seen.append((list(freed), began.exists(), executor.statistics().num_queued))
         await reaped.wait()
-        await really(life)
+        await really(handle)
 
     async with client.running():
         window = await client.window()
@@ -200,7 +200,7 @@ async def test_a_dead_workers_slot_and_requests_wait_until_it_is_reaped(rows, tm
         os.kill(pid, signal.SIGKILL)
         await until(lambda: seen)
         now = list(freed), began.exists(), executor.statistics().num_queued
-        reaped.set()  # before anything is asserted: the executor waits for it, whatever comes
+        reaped.set()  # before any assertion: the executor waits for it
         gate.touch()
         assert seen == [([], False, 0)]
         assert now == ([], False, 0)
@@ -232,7 +232,7 @@ async def test_a_forgotten_request_is_not_sent_again_when_its_worker_dies(rows, 
     assert [executor.slots.hold() for _ in range(NUM_SLOTS)] == list(range(NUM_SLOTS))
 
 
-async def test_who_watches_is_called_when_a_worker_dies_of_what_nobody_wants(rows, tmp_path):
+async def test_on_change_is_called_when_a_worker_dies_of_a_forgotten_request(rows, tmp_path):
     began = tmp_path / "began"
     path = rows(1, {0: {"began": str(began), "gate": str(tmp_path / "gate")}})
     client = Client(ProcessExecutor(1), path, worker_fns.waits)
@@ -250,7 +250,7 @@ async def test_who_watches_is_called_when_a_worker_dies_of_what_nobody_wants(row
     assert client.replies == [[]]
 
 
-async def test_who_watches_is_called_when_there_are_other_workers(rows):
+async def test_on_change_is_called_when_the_workers_change(rows):
     client = Client(ProcessExecutor(1), rows(3), row_id)
     async with client.running():
         seen: list[int] = []
@@ -260,11 +260,11 @@ async def test_who_watches_is_called_when_there_are_other_workers(rows):
     assert seen == [6]
 
 
-# Who is to blame
+# Which request is to blame
 
 
 @pytest.mark.thorough
-async def test_a_request_that_brings_down_two_workers_comes_back(rows):
+async def test_a_request_that_brings_down_two_workers_is_returned_as_crashed(rows):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(30), kills_on_13)
     async with client.running():
@@ -281,7 +281,7 @@ async def test_a_request_that_brings_down_two_workers_comes_back(rows):
 
 
 @pytest.mark.thorough
-async def test_a_function_of_many_rows_does_not_tell_which_one_it_was(rows):
+async def test_a_batched_function_does_not_tell_which_row_crashed(rows):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(20), kills_on_13_in_batches)
     async with client.running():
@@ -292,8 +292,8 @@ async def test_a_function_of_many_rows_does_not_tell_which_one_it_was(rows):
 
 
 @pytest.mark.thorough
-async def test_a_request_that_comes_back_keeps_its_slot_until_it_is_told(rows):
-    """Its rows are still there to be asked for once more."""
+async def test_a_crashed_request_keeps_its_slot_until_its_callback_returns(rows):
+    """Its rows can be requested again."""
     executor = ProcessExecutor(1)
     client = Client(executor, rows(20), kills_on_13)
     told, asked, freed = [], [], []
@@ -315,7 +315,7 @@ async def test_a_request_that_comes_back_keeps_its_slot_until_it_is_told(rows):
 
 
 @pytest.mark.thorough
-async def test_a_request_with_a_strike_comes_back_after_one_more(rows):
+async def test_a_request_with_one_strike_is_returned_as_crashed_after_one_more(rows):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(20), kills_on_13)
     async with client.running():
@@ -327,8 +327,8 @@ async def test_a_request_with_a_strike_comes_back_after_one_more(rows):
 
 
 @pytest.mark.thorough
-async def test_a_request_that_only_waited_is_not_to_blame(rows, tmp_path):
-    """Its worker had it in its queue, twice, behind one that kills."""
+async def test_a_request_that_only_waited_in_the_queue_is_not_blamed(rows, tmp_path):
+    """It waited in the queue of two workers, after a request that kills."""
     executor = ProcessExecutor(1)
     client = Client(executor, rows(20), kills_on_13)
     async with client.running():
@@ -340,7 +340,7 @@ async def test_a_request_that_only_waited_is_not_to_blame(rows, tmp_path):
 
 
 @pytest.mark.thorough
-async def test_a_request_that_ends_the_process_says_how(rows):
+async def test_a_request_that_exits_the_process_reports_the_exit_status(rows):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(1, {0: {"do": "die"}}), worker_fns.as_told)
     async with client.running():
@@ -353,7 +353,7 @@ async def test_a_request_that_ends_the_process_says_how(rows):
 # Hanging
 
 
-async def test_a_row_that_hangs_comes_back_and_its_worker_is_replaced(rows, tmp_path):
+async def test_a_row_that_hangs_is_returned_as_crashed_and_its_worker_is_replaced(rows, tmp_path):
     began = tmp_path / "began"
     executor = ProcessExecutor(2, row_timeout_s=0.3)
     client = Client(executor, rows(12, {5: {"gate": "/never", "began": str(began)}}), worker_fns.waits)
@@ -369,7 +369,7 @@ async def test_a_row_that_hangs_comes_back_and_its_worker_is_replaced(rows, tmp_
 
 
 @pytest.mark.thorough
-async def test_rows_that_take_their_time_together_are_not_hung(rows):
+async def test_rows_that_are_slow_together_do_not_count_as_hung(rows):
     executor = ProcessExecutor(1, row_timeout_s=1.5)
     client = Client(executor, rows(8, {i: {"sleep_s": 0.3} for i in range(8)}), worker_fns.takes_its_time)
     async with client.running():
@@ -380,7 +380,7 @@ async def test_rows_that_take_their_time_together_are_not_hung(rows):
 
 
 @pytest.mark.thorough
-async def test_an_idle_worker_is_never_hung(rows):
+async def test_an_idle_worker_never_counts_as_hung(rows):
     executor = ProcessExecutor(1, row_timeout_s=0.05)
     client = Client(executor, rows(5), row_id)
     async with client.running():
@@ -409,7 +409,7 @@ async def test_a_stopped_worker_is_replaced(rows, tmp_path):
 
 
 @pytest.mark.thorough
-async def test_windows_are_read_before_there_is_a_worker(rows, tmp_path):
+async def test_windows_are_read_before_a_worker_is_ready(rows, tmp_path):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(200), worker_fns.Opening("waits", str(tmp_path)))
     async with client.running():
@@ -423,7 +423,7 @@ async def test_windows_are_read_before_there_is_a_worker(rows, tmp_path):
 
 
 @pytest.mark.thorough
-async def test_what_is_read_before_there_is_a_worker_can_be_forgotten(rows, tmp_path):
+async def test_a_scan_that_runs_before_a_worker_is_ready_can_be_forgotten(rows, tmp_path):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(200), worker_fns.Opening("waits", str(tmp_path)), block_bytes=64)
     blocks = client.files.blocks(range(client.files.num_blocks))
@@ -447,7 +447,7 @@ async def failure_to_run(client: Client) -> str:
 
 
 @pytest.mark.thorough
-async def test_a_worker_that_dies_three_times_at_its_start_is_given_up_with_what_it_said(rows, tmp_path):
+async def test_after_three_deaths_at_the_start_the_error_quotes_the_output_of_the_worker(rows, tmp_path):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(1), worker_fns.Opening("dies", str(tmp_path), times=1000))
 
@@ -459,7 +459,7 @@ async def test_a_worker_that_dies_three_times_at_its_start_is_given_up_with_what
 
 
 @pytest.mark.thorough
-async def test_a_worker_that_dies_twice_at_its_start_is_forgiven(rows, tmp_path):
+async def test_a_worker_that_dies_twice_at_its_start_is_started_again(rows, tmp_path):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(3), worker_fns.Opening("dies", str(tmp_path), times=2))
     async with client.running():
@@ -469,7 +469,7 @@ async def test_a_worker_that_dies_twice_at_its_start_is_forgiven(rows, tmp_path)
 
 
 @pytest.mark.thorough
-async def test_workers_that_never_finish_anything_are_given_up(rows):
+async def test_the_pool_gives_up_when_workers_never_finish_a_request(rows):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(1, {0: {"do": "print and die"}}), worker_fns.as_told)
     client.executor.prepare(client.slot_bytes)
@@ -501,8 +501,8 @@ async def test_workers_that_never_finish_anything_are_given_up(rows):
         (2, Ready(1), "a worker announced itself twice; it is out of step"),
     ],
 )
-async def test_what_is_no_answer_to_the_request_is_nobodys_samples(rows, request_id, said, reason):
-    """A function that writes to a descriptor that is not its own ends the run: what is right is not known any more."""
+async def test_a_reply_that_does_not_match_its_request_ends_the_run(rows, request_id, said, reason):
+    """A function that writes to a foreign descriptor ends the run: no later reply can be trusted."""
     noise = base64.b64encode(frame(request_id, said)).decode()
     executor = ProcessExecutor(1)
     client = Client(executor, rows(2, {1: {"bytes": noise}}), worker_fns.writes_everywhere)
@@ -519,8 +519,8 @@ async def test_what_is_no_answer_to_the_request_is_nobodys_samples(rows, request
 
 
 @pytest.mark.thorough
-async def test_what_is_under_way_hears_that_there_will_be_no_worker(rows, tmp_path):
-    """Read here already, and waiting for a worker that will never be."""
+async def test_requests_under_way_are_answered_when_no_worker_can_start(rows, tmp_path):
+    """Their rows were read in this process, and they wait for a worker that never starts."""
     executor = ProcessExecutor(2)
     client = Client(executor, rows(20), worker_fns.Opening("waits and raises", str(tmp_path)))
     with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup):
@@ -552,8 +552,8 @@ async def test_a_function_that_no_worker_can_import_is_named(rows):
     assert "cannot import 'tests.support.nowhere:fn'" in message
 
 
-async def test_without_room_for_workers_it_says_so_and_leaves_nothing_open(rows):
-    """At any descriptor that is one too many."""
+async def test_without_room_for_workers_the_error_says_so_and_no_descriptor_stays_open(rows):
+    """Whichever descriptor is the one too many."""
     path, told = rows(1), []
     before = sorted(os.listdir("/proc/self/fd"))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -581,7 +581,7 @@ async def test_without_room_for_workers_it_says_so_and_leaves_nothing_open(rows)
 
 
 @pytest.mark.thorough
-async def test_workers_are_added_and_serve(rows):
+async def test_workers_that_are_added_answer_requests(rows):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(60, {i: {"sleep_s": 0.002} for i in range(60)}), worker_fns.tells_who)
     async with client.running():
@@ -596,7 +596,7 @@ async def test_workers_are_added_and_serve(rows):
 
 
 @pytest.mark.thorough
-async def test_a_worker_that_is_no_longer_wanted_finishes_what_it_was_asked(rows, tmp_path):
+async def test_a_worker_that_is_removed_finishes_its_requests(rows, tmp_path):
     gates = {i: {"began": str(tmp_path / f"began {i}"), "gate": str(tmp_path / f"gate {i}")} for i in range(2)}
     executor = ProcessExecutor(2)
     client = Client(executor, rows(9, gates), worker_fns.waits)
@@ -620,7 +620,7 @@ async def test_a_worker_that_is_no_longer_wanted_finishes_what_it_was_asked(rows
 
 
 @pytest.mark.thorough
-async def test_a_worker_that_dies_on_its_way_out_leaves_its_requests_to_the_others(rows, tmp_path):
+async def test_the_requests_of_a_worker_that_dies_while_it_is_removed_go_to_the_others(rows, tmp_path):
     gates = {i: {"began": str(tmp_path / f"began {i}"), "gate": str(tmp_path / "gate")} for i in range(2)}
     executor = ProcessExecutor(2)
     client = Client(executor, rows(4, gates), worker_fns.waits)
@@ -638,7 +638,7 @@ async def test_a_worker_that_dies_on_its_way_out_leaves_its_requests_to_the_othe
     assert executor.statistics().num_restarts == 0
 
 
-async def test_wanting_a_worker_back_at_once_loses_nothing(rows):
+async def test_adding_a_worker_back_at_once_loses_no_request(rows):
     executor = ProcessExecutor(3)
     client = Client(executor, rows(200), row_id)
     chance = random.Random(11)
@@ -660,7 +660,7 @@ async def test_wanting_a_worker_back_at_once_loses_nothing(rows):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("wanted", "got"), [(-3, 1), (0, 1), (2, 2), (9, 3)])
-async def test_there_is_always_one_worker_and_never_more_than_there_is_room_for(rows, wanted, got):
+async def test_the_number_of_workers_stays_between_one_and_the_maximum(rows, wanted, got):
     executor = ProcessExecutor(2, max_workers=3)
     client = Client(executor, rows(3), row_id)
     async with client.running():
@@ -670,7 +670,7 @@ async def test_there_is_always_one_worker_and_never_more_than_there_is_room_for(
         assert executor.num_wanted == 2 * got
 
 
-async def test_the_number_may_change_before_the_start_and_before_the_loop(rows):
+async def test_the_number_of_workers_may_change_before_prepare_and_before_run(rows):
     executor = ProcessExecutor(4)
     client = Client(executor, rows(3), row_id)
     executor.set_num_workers(3)
@@ -684,12 +684,12 @@ async def test_the_number_may_change_before_the_start_and_before_the_loop(rows):
         group.cancel_scope.cancel()
 
 
-# Order in the house
+# Cleanup
 
 
 @pytest.mark.thorough
-async def test_nothing_is_left_open(rows):
-    for _ in range(2):  # what is imported or opened once is not counted
+async def test_no_descriptor_stays_open(rows):
+    for _ in range(2):  # the first round opens what is opened only once
         before = sorted(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True))
         executor = ProcessExecutor(2)
         client = Client(executor, rows(5), row_id)

@@ -1,4 +1,4 @@
-"""The template that workers are forked from: what it shares, when it does not, and what its own death costs."""
+"""The fork server: what its workers share, when they share nothing, and what happens when it dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from asyncdata.workers.pool import lost_workers, spawning
 from asyncdata.workers.pool.forkserver import descriptors, why_not_shared
 from asyncdata.workers.pool.process_pool import ProcessExecutor
 from asyncdata.workers.pool.shared_resources import Spawner
-from asyncdata.workers.pool.spawning import Births
+from asyncdata.workers.pool.spawning import WorkerFactory
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
 from tests.support.tokenize_fns import kills_on_13, row_id
@@ -42,8 +42,8 @@ def rows(jsonl_file) -> Callable[..., Path]:
     return write
 
 
-def template() -> psutil.Process:
-    """The one child that this process has."""
+def fork_server() -> psutil.Process:
+    """The only child of this process."""
     (child,) = psutil.Process().children()
     return child
 
@@ -65,7 +65,7 @@ def events_of(events: Any, name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.thorough
 @pytest.mark.asyncio
-async def test_the_function_is_opened_once_for_all_workers_and_for_those_that_come_later(rows, tmp_path):
+async def test_the_tokenize_function_is_opened_once_for_all_workers_including_later_ones(rows, tmp_path):
     executor = ProcessExecutor(3)
     client = Client(executor, rows(5), worker_fns.Opening("is counted", str(tmp_path)))
     async with client.running():
@@ -77,14 +77,14 @@ async def test_the_function_is_opened_once_for_all_workers_and_for_those_that_co
         executor.set_num_workers(4)
         await all_ready(executor)
         assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4]
-        assert {psutil.Process(pid).ppid() for pid in pids(executor)} == {template().pid}
+        assert {psutil.Process(pid).ppid() for pid in pids(executor)} == {fork_server().pid}
 
     assert len(list(tmp_path.glob("start *"))) == 1
 
 
 @pytest.mark.thorough
 @pytest.mark.asyncio
-async def test_every_worker_has_randomness_of_its_own(rows):
+async def test_every_forked_worker_has_its_own_random_numbers(rows):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(40, {i: {"sleep_s": 0.005} for i in range(40)}), worker_fns.RollsDice())
     async with client.running():
@@ -101,7 +101,7 @@ async def test_every_worker_has_randomness_of_its_own(rows):
 
 @pytest.mark.thorough
 @pytest.mark.asyncio
-async def test_what_was_printed_before_a_fork_is_said_once(rows):
+async def test_output_that_was_buffered_before_a_fork_is_printed_once(rows):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(1), worker_fns.Opening("prints without a newline"))
     with structlog.testing.capture_logs() as events:
@@ -110,7 +110,7 @@ async def test_what_was_printed_before_a_fork_is_said_once(rows):
             await until(lambda: "half a line" in said(events))
 
     assert said(events).count("half a line") == 2, "once from Python and once from C"
-    assert {event["worker"] for event in events_of(events, "worker.output")} == {"template"}
+    assert {event["worker"] for event in events_of(events, "worker.output")} == {"forkserver"}
 
 
 def said(events: Any) -> str:
@@ -129,7 +129,7 @@ def said(events: Any) -> str:
     ],
 )
 @pytest.mark.asyncio
-async def test_what_a_fork_could_harm_is_opened_by_every_worker(rows, tmp_path, what, reason):
+async def test_a_function_with_threads_or_open_files_is_opened_by_every_worker_itself(rows, tmp_path, what, reason):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(200), worker_fns.Opening(what, str(tmp_path)))
     with structlog.testing.capture_logs() as events:
@@ -146,27 +146,27 @@ async def test_what_a_fork_could_harm_is_opened_by_every_worker(rows, tmp_path, 
     (event,) = events_of(events, "workers.not_shared")
     assert event["reason"].startswith(reason)
     assert len(list(tmp_path.glob("start *"))) == 3
-    assert events_of(events, "template.lost") == []
+    assert events_of(events, "forkserver.lost") == []
 
 
-def test_where_the_system_forbids_to_name_a_process_for_certain_nothing_is_shared(monkeypatch):
+def test_where_pidfds_are_forbidden_workers_share_nothing(monkeypatch):
     before = descriptors()
 
     def forbidden(pid: int) -> int:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "pidfd_open", forbidden)
-    assert why_not_shared(before).startswith("a process cannot be named for certain here: ")
+    assert why_not_shared(before).startswith("a process cannot be identified by a pidfd here: ")
     monkeypatch.delattr(os, "pidfd_open")
-    assert why_not_shared(before).startswith("a process cannot be named for certain here: ")
+    assert why_not_shared(before).startswith("a process cannot be identified by a pidfd here: ")
 
 
-# Its death
+# The death of the fork server
 
 
 @pytest.mark.thorough
 @pytest.mark.asyncio
-async def test_a_template_that_is_killed_is_replaced_with_its_workers(rows, tmp_path):
+async def test_a_killed_fork_server_is_replaced_with_its_workers(rows, tmp_path):
     began, gate = tmp_path / "began", tmp_path / "gate"
     executor = ProcessExecutor(2)
     client = Client(executor, rows(8, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
@@ -175,23 +175,23 @@ async def test_a_template_that_is_killed_is_replaced_with_its_workers(rows, tmp_
             window = await client.window()
             asked = [client.ask(window.request(row, row + 1)) for row in range(8)]
             await until(lambda: began.exists() and len(pids(executor)) == 2)
-            before = {template().pid, *pids(executor)}
-            template().kill()
+            before = {fork_server().pid, *pids(executor)}
+            fork_server().kill()
             await until(lambda: executor.statistics().num_restarts == 3)
             gate.touch()
             assert [ids_of(reply) for reply in await client.answers(asked)] == [[row] for row in range(8)]
             await all_ready(executor)
-            assert not before & {template().pid, *pids(executor)}
+            assert not before & {fork_server().pid, *pids(executor)}
 
-    (event,) = events_of(events, "template.lost")
+    (event,) = events_of(events, "forkserver.lost")
     assert (event["pid"] in before, event["how"]) == (True, "SIGKILL")
-    assert executor.statistics().num_restarts == 3, "two workers and the template"
+    assert executor.statistics().num_restarts == 3, "two workers and the fork server"
 
 
 @pytest.mark.thorough
 @pytest.mark.asyncio
-async def test_a_request_is_not_to_blame_for_the_death_of_the_template(rows, tmp_path):
-    """Its worker went with it, twice."""
+async def test_a_request_is_not_blamed_for_the_death_of_the_fork_server(rows, tmp_path):
+    """Its worker died with the fork server, four times."""
     began, gate = tmp_path / "began", tmp_path / "gate"
     executor = ProcessExecutor(1)
     client = Client(executor, rows(1, {0: {"began": str(began), "gate": str(gate)}}), worker_fns.waits)
@@ -201,23 +201,23 @@ async def test_a_request_is_not_to_blame_for_the_death_of_the_template(rows, tmp
         for _ in range(4):
             await until(began.exists)
             began.unlink()
-            template().kill()
+            fork_server().kill()
         gate.touch()
         assert ids_of(await client.answer(asked)) == [0]
 
 
 @pytest.mark.thorough
 @pytest.mark.asyncio
-async def test_template_and_workers_may_be_killed_together(rows):
+async def test_fork_server_and_workers_may_be_killed_together(rows):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(400, {i: {"sleep_s": 0.0005} for i in range(400)}), worker_fns.takes_its_time)
     async with client.running():
         window = await client.window()
         asked = [client.ask(window.request(first, first + 4)) for first in range(0, 400, 4)]
         for number in range(4):
-            # One that dies three times while it starts is given up, as it should be.
+            # A process that dies three times while it starts is given up, as it should be.
             await until(lambda: [worker.state for worker in executor.statistics().workers].count("starting") == 0)
-            victims = [template().pid, *pids(executor)]
+            victims = [fork_server().pid, *pids(executor)]
             for pid in victims if number % 2 else reversed(victims):
                 os.kill(pid, signal.SIGKILL)
             await until(lambda victims=victims: not set(pids(executor)) & set(victims))
@@ -227,7 +227,7 @@ async def test_template_and_workers_may_be_killed_together(rows):
 
 
 @pytest.mark.asyncio
-async def test_a_template_that_is_stopped_is_replaced_once_it_is_needed(rows, monkeypatch):
+async def test_a_stopped_fork_server_is_replaced_once_it_is_needed(rows, monkeypatch):
     monkeypatch.setattr(spawning, "_PATIENCE_S", 0.3)
     executor = ProcessExecutor(2)
     client = Client(executor, rows(20), row_id)
@@ -235,26 +235,26 @@ async def test_a_template_that_is_stopped_is_replaced_once_it_is_needed(rows, mo
         async with client.running():
             window = await client.window()
             await all_ready(executor)
-            stopped, workers = template(), pids(executor)
+            stopped, workers = fork_server(), pids(executor)
             stopped.suspend()
-            assert ids_of(await client.tokenized(window)) == list(range(20)), "its workers work"
+            assert ids_of(await client.tokenized(window)) == list(range(20)), "its workers still work"
             os.kill(workers[0], signal.SIGKILL)
             await until(lambda: len(pids(executor)) == 2 and not set(pids(executor)) & set(workers))
             assert ids_of(await client.tokenized(window)) == list(range(20))
             assert not stopped.is_running()
 
-    (event,) = events_of(events, "template.lost")
+    (event,) = events_of(events, "forkserver.lost")
     assert (event["reason"], event["how"]) == ("no answer in 0.3 s; it was killed", "SIGKILL")
 
 
 @pytest.mark.thorough
 @pytest.mark.asyncio
-async def test_a_stopped_template_does_not_keep_the_loader_from_closing(rows):
+async def test_a_stopped_fork_server_does_not_prevent_the_loader_from_closing(rows):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(20), row_id)
     async with client.running():
         await all_ready(executor)
-        stopped = template()
+        stopped = fork_server()
         stopped.suspend()
 
     assert not stopped.is_running()
@@ -262,15 +262,15 @@ async def test_a_stopped_template_does_not_keep_the_loader_from_closing(rows):
 
 @pytest.mark.thorough
 @pytest.mark.asyncio
-async def test_a_row_that_kills_its_worker_is_found_as_ever(rows):
+async def test_a_row_that_kills_forked_workers_is_found(rows):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(20), kills_on_13)
     async with client.running():
         window = await client.window()
         reply = await client.answer(client.ask(window.request(10, 15)))
-        mother = template()
+        server = fork_server()
         assert ids_of(await client.tokenized(window, 0, 10)) == list(range(10))
-        assert template() == mother, "a worker's death is not its template's"
+        assert fork_server() == server, "the fork server survives its workers"
 
     assert (reply.code, reply.reason, reply.row) == ("AD423", "its worker died (SIGSEGV)", 3)  # type: ignore[union-attr]
 
@@ -290,25 +290,25 @@ async def test_no_zombie_is_left_while_the_pool_runs(rows):
         await until(lambda: len(pids(executor)) == 1)
         await all_ready(executor)
         family = psutil.Process().children(recursive=True)
-        assert {process.pid for process in family} == {template().pid, *pids(executor)}
+        assert {process.pid for process in family} == {fork_server().pid, *pids(executor)}
 
 
-# What it is told
+# How workers end, and failures to start
 
 
 @pytest.mark.thorough
 @pytest.mark.asyncio
-async def test_it_ends_its_workers_when_its_socket_ends(rows):
-    """No executor here: births alone, and a worker that is not told that it is over."""
+async def test_the_fork_server_ends_its_workers_when_its_socket_ends(rows):
+    """Without an executor: only the factory, and a worker whose own socket stays open."""
     client = Client(ProcessExecutor(1), rows(1), row_id)
     with Spawner(1, 0, 1) as spawner, anyio.fail_after(NEVER_S):
-        maker = Births(spawner)
+        factory = WorkerFactory(spawner)
         async with anyio.create_task_group() as group:
-            maker.begin(group, client.job)
-            worker = await maker.bear(0)
+            factory.begin(group, client.job)
+            worker = await factory.start_worker(0)
             group.cancel_scope.cancel()
-        maker.close()
-        await worker.life.ended()
+        factory.close()
+        await worker.handle.ended()
         worker.kill()
         worker.wait()
 
@@ -316,7 +316,7 @@ async def test_it_ends_its_workers_when_its_socket_ends(rows):
 
 
 async def exit_after_an_answer(worker: WorkerProcess) -> str:
-    """How a worker ends that is asked once, and whose socket is then closed."""
+    """How a worker ends if it answers one request, and its socket is then closed."""
     await worker.connection.send_first(worker.greeting)
     _, said = await worker.connection.receive()
     assert decode_reply(said) == Ready(worker.pid)
@@ -324,8 +324,8 @@ async def exit_after_an_answer(worker: WorkerProcess) -> str:
     number, reply = await worker.connection.receive()
     assert (number, type(decode_reply(reply))) == (7, Permuted)
     worker.connection.close()
-    await worker.life.ended()
-    await worker.life.ask_status()
+    await worker.handle.ended()
+    await worker.handle.ask_status()
     worker.kill()
     worker.wait()
     return worker.how_it_ended()
@@ -336,16 +336,16 @@ async def exit_after_an_answer(worker: WorkerProcess) -> str:
     "function", [worker_fns.Opening(), worker_fns.RollsDice(), worker_fns.Opening("lingers")], ids=lambda fn: fn.what
 )
 @pytest.mark.asyncio
-async def test_a_worker_whose_socket_ends_goes_by_itself_however_it_was_born(rows, function):
-    """Forked, or what the template became, or one of its own; with threads of the user's, or without."""
+async def test_a_worker_exits_when_its_socket_ends_however_it_was_started(rows, function):
+    """Forked, or the fork server itself, or started by exec; with threads of the user, or without."""
     client = Client(ProcessExecutor(1), rows(1), function)
     with Spawner(3, 0, 1) as spawner, anyio.fail_after(NEVER_S):
-        maker = Births(spawner)
+        factory = WorkerFactory(spawner)
         async with anyio.create_task_group() as group:
-            maker.begin(group, client.job)
-            ends = [await exit_after_an_answer(await maker.bear(number)) for number in range(3)]
+            factory.begin(group, client.job)
+            ends = [await exit_after_an_answer(await factory.start_worker(number)) for number in range(3)]
             group.cancel_scope.cancel()
-        maker.close()
+        factory.close()
 
     assert ends == ["exit status 0"] * 3
 
@@ -360,17 +360,17 @@ async def failure_to_run(client: Client) -> str:
 
 
 @pytest.mark.asyncio
-async def test_without_room_for_one_more_process_it_says_so(rows):
+async def test_without_room_for_one_more_process_the_error_says_so(rows):
     message = await failure_to_run(Client(ProcessExecutor(1), rows(1), worker_fns.LeavesNoRoom()))
 
     assert message.startswith("AD426 workers cannot be started: Resource temporarily unavailable; raise the limit")
 
 
 @pytest.mark.asyncio
-async def test_a_template_whose_answers_come_too_late_makes_no_worker(rows):
+async def test_a_fork_server_that_is_out_of_step_starts_no_worker(rows):
     message = await failure_to_run(Client(ProcessExecutor(1), rows(1), worker_fns.OpensLoudly()))
 
-    assert message == "a template answered a fork with Loaded; it is out of step"
+    assert message == "the fork server answered a fork with Loaded; it is out of step"
 
 
 @pytest.mark.thorough
@@ -380,46 +380,46 @@ async def test_a_template_whose_answers_come_too_late_makes_no_worker(rows):
         (OSError(errno.EMFILE, "Too many open files"), "AD426 workers cannot be started: Too many open files; raise"),
         (ProcessLookupError(errno.ESRCH, "No such process"), "AD426 a worker died 3 times while starting (SIGKILL)"),
     ],
-    ids=["no room", "dead before it was named"],
+    ids=["no descriptor left", "dead before its pidfd was opened"],
 )
 @pytest.mark.asyncio
-async def test_a_worker_that_cannot_be_named_is_none(rows, monkeypatch, error, message):
-    """What is not held by a descriptor could be another process by the time that it is to be ended."""
+async def test_a_worker_without_a_pidfd_is_not_used(rows, monkeypatch, error, message):
+    """Without a pidfd, its pid could belong to another process by the time that the worker is killed."""
 
     def refuse(pid: int) -> int:
         raise error
 
     client = Client(ProcessExecutor(1), rows(1), row_id)
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    monkeypatch.setattr(lost_workers, "_PATIENCE_S", 0)  # with kills from outside it takes as long as they may last
+    monkeypatch.setattr(lost_workers, "_PATIENCE_S", 0)  # otherwise kills from outside are tolerated for that long
 
     assert (await failure_to_run(client)).startswith(message)
 
 
 @pytest.mark.thorough
 @pytest.mark.asyncio
-async def test_a_worker_whose_template_has_died_meanwhile_is_not_trusted(rows, monkeypatch):
-    """Its pid may have been given to another process before it was looked at."""
-    named, name = [], os.pidfd_open
+async def test_a_worker_whose_fork_server_died_before_its_pidfd_was_opened_is_not_used(rows, monkeypatch):
+    """Its pid may belong to another process by then."""
+    opened, really = [], os.pidfd_open
 
-    def kill_the_template_first(pid: int) -> int:
-        named.append(pid)
-        if len(named) == 1:
-            os.kill(mother := template().pid, signal.SIGKILL)
-            os.waitid(os.P_PID, mother, os.WEXITED | os.WNOWAIT)
-        return name(pid)
+    def kill_the_fork_server_first(pid: int) -> int:
+        opened.append(pid)
+        if len(opened) == 1:
+            os.kill(server := fork_server().pid, signal.SIGKILL)
+            os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+        return really(pid)
 
     executor = ProcessExecutor(1)
     client = Client(executor, rows(5), row_id)
-    monkeypatch.setattr(os, "pidfd_open", kill_the_template_first)
+    monkeypatch.setattr(os, "pidfd_open", kill_the_fork_server_first)
     async with client.running():
         assert ids_of(await client.tokenized(await client.window())) == [0, 1, 2, 3, 4]
-        assert pids(executor) == [named[1]]
-    assert executor.statistics().num_restarts == 1, "the template"
+        assert pids(executor) == [opened[1]]
+    assert executor.statistics().num_restarts == 1, "the fork server"
 
 
 @pytest.mark.asyncio
-async def test_nothing_is_born_before_its_time(rows):
+async def test_no_worker_starts_before_prepare_and_begin(rows):
     client = Client(ProcessExecutor(1), rows(1), row_id)
 
     with pytest.raises(WorkerError, match=r"prepare\(\) has not been called"):
@@ -427,20 +427,20 @@ async def test_nothing_is_born_before_its_time(rows):
     with pytest.raises(WorkerError, match=r"prepare\(\) has not been called"):
         client.executor.memory(0)
     with Spawner(1, 0, 1) as spawner:
-        maker = Births(spawner)
+        factory = WorkerFactory(spawner)
         with pytest.raises(WorkerError, match=r"begin\(\) has not been called"):
-            await maker.bear(0)
-        maker.close()
+            await factory.start_worker(0)
+        factory.close()
 
 
 @pytest.mark.asyncio
-async def test_while_others_work_a_worker_for_which_there_is_no_room_is_tried_again(rows):
+async def test_while_others_work_the_start_of_a_worker_is_retried_until_there_is_room(rows):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(60), row_id)
     with structlog.testing.capture_logs() as logs:
         async with client.running():
             await all_ready(executor)
-            pid = template().pid
+            pid = fork_server().pid
             limits = resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 4096))
             executor.set_num_workers(2)
             await until(lambda: any(log["event"] == "worker.not_started" for log in logs))
@@ -454,15 +454,15 @@ async def test_while_others_work_a_worker_for_which_there_is_no_room_is_tried_ag
 
 
 @pytest.mark.asyncio
-async def test_without_room_for_a_fork_and_without_a_worker_it_says_so(rows, monkeypatch):
-    """The template has room for so many descriptors that a worker's own do not fit."""
+async def test_without_room_for_a_fork_and_without_a_worker_the_error_says_so(rows, monkeypatch):
+    """The fork server may open too few descriptors to receive those of a worker."""
     monkeypatch.setattr(lost_workers, "_PATIENCE_S", 0.1)
     executor = ProcessExecutor(1)
     client = Client(executor, rows(1), row_id)
     with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup) as caught:
         async with client.running():
             await all_ready(executor)
-            resource.prlimit(template().pid, resource.RLIMIT_NOFILE, (3, 3))
+            resource.prlimit(fork_server().pid, resource.RLIMIT_NOFILE, (3, 3))
             os.kill(executor.statistics().workers[0].pid, signal.SIGKILL)
             await anyio.sleep_forever()
 

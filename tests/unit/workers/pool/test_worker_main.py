@@ -1,4 +1,4 @@
-"""What a worker process is: small, quiet, deaf to Ctrl-C, and gone with its parent's socket."""
+"""A worker process: it is small, logs its output, ignores Ctrl-C, and ends with its socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncdata.core.messages import Failed, Ready, decode_reply
 from asyncdata.tokenization.base import describe
 from asyncdata.workers.pool.process_pool import ProcessExecutor
 from asyncdata.workers.pool.shared_resources import Spawner
-from asyncdata.workers.pool.worker_main import open_or_tell, receive, send_pieces
+from asyncdata.workers.pool.worker_main import open_or_report, receive, send_pieces
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
 from tests.support.tokenize_fns import row_id
@@ -33,7 +33,7 @@ HEAVY = {"datasets", "jinja2", "numpy", "pyarrow", "pytest", "structlog", "torch
 
 
 class Narrow:
-    """A socket that takes only so much in one call of ``sendmsg``, as one that was interrupted does."""
+    """A socket whose ``sendmsg`` takes only a part of the data, as an interrupted call does."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
@@ -48,7 +48,7 @@ class Narrow:
 
 
 @pytest.mark.parametrize("num_bytes", range(8))
-async def test_a_reply_is_sent_to_its_end_wherever_the_system_stops(num_bytes):
+async def test_a_reply_is_sent_completely_after_a_partial_send(num_bytes):
     sock = Narrow(num_bytes)
 
     send_pieces(sock, [b"on", b"", memoryview(b"etw"), b"o"])
@@ -57,7 +57,7 @@ async def test_a_reply_is_sent_to_its_end_wherever_the_system_stops(num_bytes):
 
 
 @pytest.mark.thorough
-async def test_what_waits_for_a_pause_is_done_when_a_worker_has_nothing_else_to_do(jsonl_file, tmp_path):
+async def test_idle_work_runs_when_a_worker_has_no_request(jsonl_file, tmp_path):
     mark = tmp_path / "mark"
     executor = ProcessExecutor(1)
     path = jsonl_file([{"id": row, "mark": str(mark)} for row in range(20)])
@@ -79,11 +79,11 @@ async def test_what_waits_for_a_pause_is_done_when_a_worker_has_nothing_else_to_
     ],
     ids=["none", "raises", "exits"],
 )
-async def test_a_function_that_cannot_be_opened_is_told_before_the_worker_goes(spec, reason):
+async def test_a_function_that_cannot_be_opened_is_reported_before_the_worker_exits(spec, reason):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         with pytest.raises(EOFError):
-            open_or_tell(theirs, spec)
+            open_or_report(theirs, spec)
         _, body = receive(ours)
 
     told = decode_reply(body)
@@ -93,13 +93,13 @@ async def test_a_function_that_cannot_be_opened_is_told_before_the_worker_goes(s
 
 
 async def seen_from_inside(path: Path) -> dict[str, Any]:
-    """What :func:`worker_fns.surroundings` says in a worker."""
+    """The result of :func:`worker_fns.surroundings` in a worker."""
     client = Client(ProcessExecutor(1), path, worker_fns.surroundings)
     async with client.running():
         return value_of(await client.tokenized(await client.window()), "extra")
 
 
-async def test_it_imports_nothing_heavy(jsonl_file):
+async def test_a_worker_imports_no_heavy_module(jsonl_file):
     found = await seen_from_inside(jsonl_file([{"id": 1}]))
 
     assert set(found["modules"]) & HEAVY == set()
@@ -107,7 +107,7 @@ async def test_it_imports_nothing_heavy(jsonl_file):
 
 
 @pytest.mark.thorough
-async def test_a_tokenizer_needs_nothing_heavy_either(jsonl_file, small_tokenizer):
+async def test_a_worker_with_a_tokenizer_imports_no_heavy_module(jsonl_file, small_tokenizer):
     from asyncdata import PromptTokenizeFn
 
     fn = PromptTokenizeFn(str(small_tokenizer), prompt_key="prompt")
@@ -122,7 +122,7 @@ async def test_a_tokenizer_needs_nothing_heavy_either(jsonl_file, small_tokenize
     assert not [name for name in libraries if name.startswith(("_multiarray", "libtorch", "libarrow"))]
 
 
-async def test_it_knows_its_place(jsonl_file, monkeypatch):
+async def test_a_worker_has_the_environment_and_the_parents_that_are_documented(jsonl_file, monkeypatch):
     monkeypatch.setenv("ASYNCDATA_TEST_NAME", "inherited")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
@@ -138,7 +138,7 @@ async def test_it_knows_its_place(jsonl_file, monkeypatch):
         "RAYON_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
-    assert found["grandparent"] == os.getpid(), "between them stands the template"
+    assert found["grandparent"] == os.getpid(), "the fork server is between them"
     assert found["group"] == os.getpgid(0), "Ray ends a trainer's process group"
     assert found["stdin"] == "/dev/null"
     assert found["main"] is None, "the trainer's script must not run again"
@@ -152,7 +152,7 @@ def absolute(paths: list[str]) -> list[str]:
 
 
 @pytest.mark.thorough
-async def test_ctrl_c_is_not_for_it(jsonl_file, tmp_path):
+async def test_a_worker_ignores_ctrl_c(jsonl_file, tmp_path):
     began, gate = tmp_path / "began", tmp_path / "gate"
     executor = ProcessExecutor(1)
     rows = [{"id": 0, "began": str(began), "gate": str(gate)}, {"id": 1}]
@@ -171,7 +171,7 @@ async def test_ctrl_c_is_not_for_it(jsonl_file, tmp_path):
     assert executor.statistics().num_restarts == 0
 
 
-async def test_what_is_printed_there_goes_to_the_log(jsonl_file):
+async def test_the_output_of_a_worker_goes_to_the_log(jsonl_file):
     executor = ProcessExecutor(1)
     client = Client(executor, jsonl_file([{"id": 0}]), worker_fns.talks)
     with structlog.testing.capture_logs() as events:
@@ -186,7 +186,7 @@ async def test_what_is_printed_there_goes_to_the_log(jsonl_file):
 
 
 @pytest.mark.thorough
-async def test_its_output_never_stops_it_and_does_not_fill_the_log(jsonl_file):
+async def test_much_output_does_not_block_a_worker_and_does_not_fill_the_log(jsonl_file):
     client = Client(ProcessExecutor(1), jsonl_file([{"id": i} for i in range(20)]), worker_fns.noisy)
     with structlog.testing.capture_logs() as events:
         async with client.running():
@@ -199,8 +199,8 @@ def said(events: Any) -> str:
     return "".join(event["text"] for event in events if event["event"] == "worker.output")
 
 
-async def test_it_ends_with_its_socket_whatever_threads_it_has(jsonl_file):
-    """No executor here: one worker, told its job, and then left."""
+async def test_a_worker_with_threads_ends_when_its_socket_ends(jsonl_file):
+    """Without an executor: one worker that gets its job, and then its socket closes."""
     client = Client(ProcessExecutor(1), jsonl_file([{"id": 0}]), worker_fns.Opening("lingers"))
     with Spawner(1, 0, 1) as spawner, anyio.fail_after(NEVER_S):
         process = spawner.spawn(0)
@@ -209,23 +209,23 @@ async def test_it_ends_with_its_socket_whatever_threads_it_has(jsonl_file):
         assert decode_reply(body) == Ready(process.pid)
 
         process.connection.close()
-        await process.life.ended()
-        assert process.life.status == 0
+        await process.handle.ended()
+        assert process.handle.status == 0
         assert process.how_it_ended() == "exit status 0"
         process.kill()
 
 
-async def test_it_ends_when_it_is_told_nothing(jsonl_file):
+async def test_a_worker_whose_socket_ends_before_its_job_exits(jsonl_file):
     with Spawner(1, 0, 1) as spawner, anyio.fail_after(NEVER_S):
         process = spawner.spawn(0)
         process.connection.close()
-        await process.life.ended()
-        assert process.life.status == 0
+        await process.handle.ended()
+        assert process.handle.status == 0
         process.kill()
 
 
-async def test_what_it_cannot_understand_ends_it(jsonl_file):
-    """Then its requests are sent again; a worker that guessed would be worse."""
+async def test_a_worker_that_receives_an_invalid_request_exits(jsonl_file):
+    """Then its requests are sent to another worker; a worker that guessed would be worse."""
     client = Client(ProcessExecutor(1), jsonl_file([{"id": 0}]), row_id)
     with Spawner(1, client.slot_bytes, 1) as spawner, anyio.fail_after(NEVER_S):
         process = spawner.spawn(0)
@@ -234,15 +234,15 @@ async def test_what_it_cannot_understand_ends_it(jsonl_file):
         process.connection.send(frame(7, client.job))
         with pytest.raises(EOFError):
             await process.connection.receive()
-        await process.life.ended()
-        assert process.life.status == 1
+        await process.handle.ended()
+        assert process.handle.status == 1
         process.kill()
 
     assert "ValidationError" in process.output
 
 
-async def test_it_takes_little_time_and_memory(jsonl_file):
-    """A tenth of a second is promised; a crowded machine is given ten."""
+async def test_a_worker_starts_fast_and_uses_little_memory(jsonl_file):
+    """A tenth of a second is promised; ten seconds are allowed on a busy machine."""
     executor = ProcessExecutor(1)
     client = Client(executor, jsonl_file([{"id": 0}]), row_id)
     with anyio.fail_after(10):
