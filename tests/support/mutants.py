@@ -46,12 +46,12 @@ def table(results: Results) -> str:
     """A line for each module and one for all. What is neither killed nor timed out has survived."""
     rows = {module: Counter(mutants.values()) for module, mutants in sorted(results.items())}
     rows["all"] = sum(rows.values(), Counter())
-    lines = [f"{'module':<20} {'mutants':>8} {'killed':>8} {'survived':>8} {'timeouts':>8} {'score':>8}"]
+    lines = [f"{'module':<28} {'mutants':>8} {'killed':>8} {'survived':>8} {'timeouts':>8} {'score':>8}"]
     for module, fates in rows.items():
         num_left = fates.total() - sum(fates[fate] for fate in FOUND)
         killed = fates["killed"] + fates["segfault"]
         counts = f"{fates.total():>8,} {killed:>8,} {num_left:>8,} {fates['timeout']:>8,}"
-        lines.append(f"{module:<20} {counts} {percent(fates):>6.1f} %")
+        lines.append(f"{module:<28} {counts} {percent(fates):>6.1f} %")
     return "\n".join(lines)
 
 
