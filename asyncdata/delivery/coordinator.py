@@ -88,10 +88,7 @@ class Coordinator:
     # The caller's side.
 
     def take_ready(self, num_groups: int, last_epoch: int | None = None) -> list[Sample] | None:
-        """The fast path of :meth:`poll`, which serves nearly every batch; None if :meth:`poll` must be called.
-
-        It serves requests that end within the current run of samples.
-        """
+        """The fast path of :meth:`poll`, if the request ends within the current run of samples; otherwise None."""
         before = after = self._state
         ledger, run, num_taken = before.ledger, before.run, before.num_taken
         if run is None or ledger.buffer or self._requests or self._closed or self.failed or self.rules.commit_on_ack:
@@ -302,10 +299,7 @@ class Coordinator:
             return len(returned)
 
     def acknowledge(self, keys: Iterable[int] | None) -> None:
-        """Mark groups (None: all) as done: they are not served again after a restart.
-
-        :param keys: of :func:`~asyncdata.delivery.ledger.lease_key`.
-        """
+        """Mark groups (None: all) as done, by their ``lease_key``: they are not served again after a restart."""
         with self._lock:
             self._chooser.refuse_calls()
             self._state = State(self.ledger.acknowledged(keys))

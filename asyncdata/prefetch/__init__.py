@@ -1,4 +1,5 @@
 """Keeps the workers busy: the producer opens windows of rows, sends their rows to workers, and fills the channel.
 
-Blocks come from ``sources``, the order from ``order``; chunks of samples go to ``delivery``.
+In: blocks from ``sources``, the order from ``order``, replies from ``workers``. Out: chunks of samples to ``delivery``.
+Here are also the row index and the token cache. Code here delivers nothing to the caller and knows no batches.
 """

@@ -1,4 +1,4 @@
-"""Canaries: a few fixed rows, tokenized anew at every start. They find what fingerprints miss."""
+"""Canaries: a few fixed rows that are tokenized at every start, to find changes that fingerprints miss."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import SnapshotMismatchError
 from asyncdata.core.messages import Scanned, Tokenized
 from asyncdata.prefetch.windows.block_window import Window
@@ -28,11 +29,11 @@ _MAX_TRIES = 3
 
 
 class Canaries:
-    """The first rows of some blocks, and the digests of their tokens. A stream has no blocks, and no canaries.
+    """The first rows of some blocks, and the digests of their tokens. A stream has no blocks, so it has no canaries.
 
-    :param max_blocks: as many as a slot holds.
+    :param max_blocks: the blocks that a slot holds.
     :ivar digests: one per row; empty until they are known.
-    :ivar is_blocking: whether a snapshot's digests are still to be compared, so that nothing may be delivered.
+    :ivar is_blocking: whether a snapshot's digests are not compared yet, so that nothing may be delivered.
     """
 
     def __init__(self, source: Blocks, executor: Executor, stride: int, max_blocks: int) -> None:
@@ -45,20 +46,20 @@ class Canaries:
         self._slot: int | None = None
         self._num_tries = 0
         self._expected: list[str] = []
-        self._on_other: Callable[[AsyncDataError], object] = bool
+        self._on_mismatch: Callable[[AsyncDataError], object] = no_op
 
-    def restart(self, expected: list[str] | None, on_other: Callable[[AsyncDataError], object]) -> None:
-        """Forget what was asked. With ``expected``, nothing is delivered until :meth:`make` has found the same."""
+    def restart(self, expected: list[str] | None, on_mismatch: Callable[[AsyncDataError], object]) -> None:
+        """Drop pending requests. With ``expected``, block delivery until :meth:`make` has found the same digests."""
         self._release()
         self._num_tries = 0
         self._expected = expected or []
-        self._on_other = on_other
+        self._on_mismatch = on_mismatch
         self.is_blocking = self._num_blocks > 0 and bool(self._expected) and self._expected != self.digests
 
     def make(self) -> None:
-        """Have the rows tokenized, if that is neither done, nor under way, nor in vain, and a slot is free."""
-        is_vain = self._num_blocks == 0 or self._num_tries >= _MAX_TRIES
-        if self._slot is not None or is_vain or (self.digests and not self.is_blocking):
+        """Tokenize the rows, unless that is done, in progress or has failed too often, or no slot is free."""
+        is_over = self._num_blocks == 0 or self._num_tries >= _MAX_TRIES
+        if self._slot is not None or is_over or (self.digests and not self.is_blocking):
             return
 
         self._slot = self._executor.slots.hold()
@@ -94,20 +95,20 @@ class Canaries:
             self._give_up(reply)
 
     def _give_up(self, reply: Reply | Crashed) -> None:
-        """The rows could not be had: a reason not to deliver, where there is something to compare with.
+        """The rows could not be tokenized. If a snapshot's digests are to be compared, delivery fails.
 
-        But workers may have been killed from outside: then they are asked for again.
+        If the workers died, which may have been killed from outside, the rows are requested again first.
         """
         if not isinstance(reply, Crashed):
             self._num_tries = _MAX_TRIES
         if self.is_blocking and self._num_tries == _MAX_TRIES:
-            self._on_other(error_of(reply))
+            self._on_mismatch(error_of(reply))
         self._release()
 
     def _compare(self, digests: list[str]) -> None:
         self.digests, self._num_tries = digests, _MAX_TRIES
         if self.is_blocking and digests != self._expected:
-            self._on_other(_mismatch(self._expected, digests))
+            self._on_mismatch(_mismatch(self._expected, digests))
         self.is_blocking = False
         self._release()
 
@@ -128,7 +129,7 @@ def _mismatch(expected: list[str], digests: list[str]) -> SnapshotMismatchError:
 
 
 def _digests(num_rows: int, reply: Tokenized) -> list[str]:
-    """A digest of each row's tokens; a row that yields no sample has the digest of none."""
+    """A digest of each row's tokens; a row that yields no sample has the digest of no tokens."""
     kept = np.frombuffer(reply.kept, np.int32).tolist() if reply.kept else range(num_rows)
     ends = np.frombuffer(reply.token_ends, np.uint32).tolist()
     tokens: list[Data] = [b""] * num_rows

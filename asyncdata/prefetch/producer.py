@@ -1,14 +1,15 @@
-"""Keeps the workers busy with the rows that come next: order -> window -> chunks -> executor -> channel.
+"""Sends the next rows to the workers: order -> window -> chunks -> executor -> channel.
 
-A machine of events, all in the service's thread, none of which waits. There is one rule: whatever changes something
-that :meth:`Producer.pump` looks at ends in it, whether it looks as if more could be sent now or not.
+All code here runs in the service's thread, driven by events, and never waits. There is one rule: every event that
+changes a condition of :meth:`Producer.pump` ends with a call of it, even if it seems that no more can be sent.
 
-- A request is done with, whoever made it and whether anybody wants the reply; a slot is free; there are other workers:
-  the executor calls it (:meth:`~asyncdata.workers.base.Executor.watch`).
-- A window is ready by other means than a reply: the windows call it (``on_ready``).
-- There is room in the channel: the coordinator has it called (``on_room``).
+- A request has ended (whether or not its reply is used), a slot is free, or the workers have changed: the executor
+  calls it (:meth:`~asyncdata.workers.base.Executor.watch`).
+- A window became ready other than by a reply: the windows call it (``on_ready``).
+- There is room in the channel: the coordinator's ``on_room`` leads to it.
 
-So nobody else needs to, and what waits for one event cannot miss another. Chunks are invisible in D.
+So no other code needs to call it, and waiting for one event cannot miss another. How rows are cut into chunks does not
+change D.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _MAX_PLACED_ROWS = 2 * MAX_CHUNK_ROWS
 
 
 class _Part:
-    """Rows ``[first, first + entry.num_rows)`` of a window, on their way."""
+    """Rows ``[first, first + entry.num_rows)`` of a window, in flight."""
 
     __slots__ = ("channel", "ends_epoch", "entry", "position", "window")
 
@@ -59,16 +60,16 @@ class _Part:
         self.ends_epoch = ends_epoch
 
     def chunk(self, reply: Tokenized) -> Chunk:
-        """What the reply makes of the rows."""
+        """The chunk of these rows, with the samples of the reply."""
         origin = ChunkOrigin(self.window, self.position.row)
         return Chunk(reply, self.position, self.entry.num_rows, origin, ends_epoch=self.ends_epoch)
 
 
 class Producer:
-    """Reads ahead from one position, until it is started anew from another.
+    """Reads ahead from one position, until it is started again from another.
 
-    :param epochs: how many epochs there are; None for no end.
-    :ivar lacks_room: whether a worker could have had more to do if there had been room in the channel.
+    :param epochs: the number of epochs; None: no end.
+    :ivar lacks_room: whether a worker got no chunk because the channel had no room.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Producer:
         epochs: int | None,
     ) -> None:
         self.canaries = canaries
-        self._reading = windows
+        self._opener = windows
         self._executor = executor
         self._coordinator = coordinator
         self._epochs = epochs
@@ -89,7 +90,7 @@ class Producer:
         self._windows: deque[OpenWindow] = deque()
         self._channel = coordinator.channel
         self._journal: frozenset[tuple[int, int]] = frozenset()
-        self._skips: list[int] | None = None  # of the present window; None until that is looked at
+        self._skips: list[int] | None = None  # rows of the current window that the journal names; None: not known yet
         self._row = 0
         self._current = (0, 0)
         self._is_finished = True
@@ -100,15 +101,15 @@ class Producer:
         windows.on_ready = self.pump
 
     def start(self, ledger: Ledger, expected_canaries: list[str] | None = None) -> None:
-        """Read ahead from the ledger's position; whatever was on its way before is forgotten.
+        """Read ahead from the ledger's position; drop everything that is in flight.
 
-        :param expected_canaries: nothing is delivered until they are found to be the same.
+        :param expected_canaries: digests of a snapshot; nothing is delivered until the canaries have the same.
         """
-        self._is_finished = True  # while slots are freed, which would pump
+        self._is_finished = True  # freeing slots would pump
         self._executor.forget()
         while self._windows:
             self._executor.slots.release(self._windows.popleft().slot)
-        self._reading.restart()
+        self._opener.restart()
         position = ledger.position
         self._channel = self._coordinator.channel
         self._journal = ledger.journal
@@ -120,9 +121,9 @@ class Producer:
         self.pump()
 
     def pump(self) -> None:
-        """Send what can be sent. Where nothing can be, nothing happens."""
+        """Send all rows that can be sent now; possibly none."""
         self._is_pump_due = True
-        if self._is_pumping:  # what is sent may free a slot, which pumps
+        if self._is_pumping:  # sending may free a slot, which pumps
             return
 
         self._is_pumping = True
@@ -144,21 +145,21 @@ class Producer:
             self._open_window()
         while self._send_chunk():
             if self._windows and self._windows[0].is_placed:
-                self._open_next()  # now: workers are idle, and the channel may take all of this one without a stop
+                self._open_next()  # at once: no worker is busy with this window, which may be delivered in one go
         self._open_next()
 
     def resize(self) -> None:
-        """There are other workers now, or the channel holds another number of samples."""
+        """The number of workers, or the capacity of the channel, has changed."""
         self._pacer.resize(self._coordinator.rules.capacity, self._executor.num_workers)
         self.pump()
 
     def _open_next(self) -> None:
-        """Have the next window read while this one is tokenized: behind its first rows, if it needs workers itself."""
+        """Read the next window while this one is tokenized; if workers tokenize this one, after its first rows."""
         if len(self._windows) != 1 or not self._windows[0].is_ready:
             return
 
         if self._row or self._windows[0].is_placed:
-            with contextlib.suppress(AsyncDataError):  # it comes again when it is that window's turn
+            with contextlib.suppress(AsyncDataError):  # it is raised again when that window is the current one
                 self._open_window()
 
     def _open_window(self) -> None:
@@ -166,12 +167,12 @@ class Producer:
         if self._epochs is not None and epoch >= self._epochs:
             return
 
-        window = self._reading.open(epoch, number)
+        window = self._opener.open(epoch, number)
         if window is not None:
             self._windows.append(window)
 
     def _send_chunk(self) -> bool:
-        """Send the next rows; whether there is more to try."""
+        """Send the next rows; return whether to try again."""
         if self._windows and self._windows[0].fault is not None:
             raise self._windows[0].fault
 
@@ -199,7 +200,7 @@ class Producer:
 
     @property
     def _most_placed(self) -> int:
-        """Rows of a chunk that asks nothing of workers: as many as there may be, as nobody waits for them."""
+        """The largest chunk of rows that are cached: these need no worker, so the chunk may be large."""
         return max(1, min(_MAX_PLACED_ROWS, self._coordinator.rules.capacity))
 
     def _send(self, window: OpenWindow, entry: Entry) -> None:
@@ -223,12 +224,12 @@ class Producer:
             self._next_window()
 
     def _trim(self, entry: Entry, num_rows: int) -> None:
-        """Give back the rows behind a row that must not be sent."""
+        """Give back the places of the rows from number ``num_rows`` of the entry on."""
         if num_rows < entry.num_rows:
             self._coordinator.shorten(self._channel, entry, num_rows)
 
     def _next_window(self) -> None:
-        """All rows of the window are sent. Its slot is free once they are answered."""
+        """All rows of the window are sent: go to the next. The slot is free once all replies are there."""
         window = self._windows.popleft()
         self._current = _after(self._current, window)
         self._row = 0
@@ -238,7 +239,7 @@ class Producer:
             self._open_window()
 
     def _place(self, part: _Part) -> bool:
-        """Deliver the rows if they are samples already; whether they were."""
+        """Fill the channel with the rows if all of them are cached; return whether they are."""
         first, num_rows = part.position.row, part.entry.num_rows
         placed = part.window.placed(first, first + num_rows)
         if placed is None:
@@ -268,7 +269,7 @@ class Producer:
             self._coordinator.fill(part.channel, part.entry, Failure(error_of(self._located(part, reply))))
 
     def _located(self, part: _Part, reply: Reply) -> Reply:
-        """The reply, with the place of the row that made the request fail, where one did."""
+        """The reply, with the location of the row that made the request fail, if there is one."""
         if not isinstance(reply, Failed) or reply.row < 0:
             return reply
 
@@ -284,13 +285,13 @@ class Producer:
             self._cut_out(part, crash, crash.row)
 
     def _bisect(self, part: _Part) -> None:
-        """One of the rows brings down workers: look for it in each half. One more death and a half is cut again."""
-        behind = self._split(part, part.entry.num_rows // 2)
-        self._submit(behind, strikes=1)
+        """One of the rows kills workers: send each half again. If a half kills one more worker, it is cut again."""
+        rest = self._split(part, part.entry.num_rows // 2)
+        self._submit(rest, strikes=1)
         self._submit(part, strikes=1)
 
     def _cut_out(self, part: _Part, crash: Crashed, row: int) -> None:
-        """The row that brings down workers is known: what is before it and behind it is sent again."""
+        """The row that kills workers is known: send the rows before it and after it again."""
         if row + 1 < part.entry.num_rows:
             self._submit(self._split(part, row + 1))
         culprit = self._split(part, row) if row else part
@@ -304,9 +305,9 @@ class Producer:
         entry = self._coordinator.split(part.channel, part.entry, num_rows)
         rest = Position(first.epoch, first.window, first.row + num_rows)
         entry.location = partial(part.window.location, rest.row)
-        behind = _Part(part.channel, entry, part.window, rest, part.ends_epoch)
+        other = _Part(part.channel, entry, part.window, rest, part.ends_epoch)
         part.ends_epoch = False
-        return behind
+        return other
 
     def _deliver(self, part: _Part, reply: Tokenized) -> None:
         part.window.answered(part.position.row, part.entry.num_rows, reply)
@@ -314,24 +315,24 @@ class Producer:
         self._coordinator.fill(part.channel, part.entry, part.chunk(reply))
 
     def _deliver_without(self, part: _Part, reply: Tokenized) -> None:
-        """What becomes of a row that no worker answers for; it keeps its place where every row is a sample."""
+        """Deliver a row that no worker tokenizes, as bad or dropped. If every row is a sample, it is an empty one."""
         first = part.position.row
         expected = part.window.request(first, first + part.entry.num_rows).expected
         self._deliver(part, msgspec.structs.replace(reply, expected=expected))
 
     def _fail(self, error: AsyncDataError) -> None:
-        """Nothing can be read beyond here."""
+        """End the read-ahead with an error."""
         self._is_finished = True
         self._coordinator.fail(self._channel, Failure(error))
 
     @property
     def num_blank(self) -> int:
         """Blank lines passed over so far, in what was read ahead."""
-        return self._reading.num_blank
+        return self._opener.num_blank
 
 
 def _after(place: tuple[int, int], window: OpenWindow) -> tuple[int, int]:
-    """Epoch and number of the window behind ``window``, which is the one at ``place``."""
+    """Epoch and number of the window after ``window``, which is the one at ``place``."""
     return (place[0] + 1, 0) if window.is_last else (place[0], place[1] + 1)
 
 

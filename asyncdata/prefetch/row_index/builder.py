@@ -1,4 +1,4 @@
-"""Has the row index made by the workers: a few requests at a time, from the front to the back."""
+"""Builds the row index with the workers: a few requests at a time, from the first block to the last."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, BadRowError
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Failed, Index, Indexed, RowError
@@ -30,7 +31,7 @@ __all__ = ("Indexer",)
 _log = get_logger(__name__)
 _MAX_BLOCKS_PER_REQUEST = 8
 _PER_WORKER = 2
-"""Requests: one to work on, and one so that it need not wait for the next. That is all the room that a worker has."""
+"""Requests per worker: one in progress, and one queued. A worker takes no more."""
 _MAX_TRIES = 5
 
 
@@ -38,10 +39,10 @@ class Indexer:
     """Fills ``index``.
 
     :param check: as in :class:`~asyncdata.core.messages.Index`.
-    :param file: what earlier runs found, and where what is found goes.
+    :param file: the file with the rows that earlier runs found; new rows are appended.
     :param on_bad: called with each bad row; it raises if the row may not be passed over.
-    :param shows_rows: whether errors may show what stands in a row.
-    :ivar on_growth: called when more rows are known, or none ever will be.
+    :param shows_rows: whether errors may quote a row.
+    :ivar on_growth: called when more rows are known, or the index has failed.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Indexer:
         *,
         shows_rows: bool = True,
     ) -> None:
-        self.on_growth: Callable[[], object] = bool
+        self.on_growth: Callable[[], object] = no_op
         self._source = source
         self._executor = executor
         self._index = index
@@ -70,7 +71,7 @@ class Indexer:
         self._found: dict[int, Indexed] = {}
 
     def restart(self) -> None:
-        """Nobody answers what was asked before: ask again for what is missing."""
+        """Drop the requests in flight, and request again what is missing."""
         if not self._is_read:
             self._is_read = True
             self._read_file()
@@ -79,7 +80,7 @@ class Indexer:
         self._ask()
 
     def leave_room(self) -> None:
-        """Rows can be delivered already: from now on, half of what each worker can be asked is for them."""
+        """Rows can be delivered already: from now on, leave half of each worker's requests to them."""
         self._leaves_room = True
 
     def _read_file(self) -> None:
@@ -101,7 +102,7 @@ class Indexer:
             self._give_up(error)
 
     def _is_usable(self, part: Indexed) -> bool:
-        """Whether it knows what is asked for, and the rows are still where they were copied to, if they had to be."""
+        """Whether the part has all that is needed: the number of tokens, and the copies of the rows, if any."""
         index = self._index
         if len(part.num_tokens) != (len(part.lengths) if self._check == "samples" else 0):
             return False
@@ -126,7 +127,7 @@ class Indexer:
 
     @property
     def _num_blocks_to_ask(self) -> int:
-        """Few where rows are soon to be delivered: what a worker needs for one request, they have to wait."""
+        """Blocks per request: few while rows are delivered, as their requests wait for this one."""
         if self._index.spool:  # each request makes a file
             return _MAX_BLOCKS_PER_REQUEST
 
@@ -153,7 +154,7 @@ class Indexer:
             self._give_up(error_of(self._located(reply)))
 
     def _located(self, reply: Reply | Crashed) -> Reply | Crashed:
-        """The reply, with the place of the row that made the request fail, where one did."""
+        """The reply, with the location of the row that made the request fail, if there is one."""
         if not isinstance(reply, Failed) or reply.place is None:
             return reply
 
@@ -169,7 +170,7 @@ class Indexer:
         except AsyncDataError as error:
             self._give_up(error)
         self.on_growth()
-        self._ask()  # not before: from here on there may be rows to leave room for
+        self._ask()  # last, as there may be rows now that need room
 
     def _take(self, part: Indexed) -> None:
         first_block, first_row = self._index.num_blocks, self._index.num_found
@@ -178,7 +179,7 @@ class Indexer:
             self._on_bad(self._bad_row(part, error, first_block, first_row))
 
     def _bad_row(self, part: Indexed, error: RowError, first_block: int, first_row: int) -> BadRowError:
-        """The error for a bad row of a part that begins with that block, and that row of all."""
+        """The error for a bad row of a part that begins with block ``first_block`` and row ``first_row``."""
         ends = np.cumsum(np.frombuffer(part.counts, np.int32))
         number = int(np.searchsorted(ends, error.row, side="right"))
         (block,) = self._source.blocks([first_block + number])
@@ -208,7 +209,7 @@ class Indexer:
             self._forget_file(error)
 
     def _forget_file(self, error: OSError) -> None:
-        """The index is a cache: without it, the next run makes it anew."""
+        """Stop writing the file. The index is a cache: without it, the next run builds it again."""
         _log.warning("index.not_written", path=str(self._file and self._file.path), reason=str(error))
         self._close_file()
 

@@ -1,8 +1,8 @@
-"""Keeping row indexes, and the rows that were copied for them, within a size: what was not used for longest goes first.
+"""Limits the size of row indexes and the rows copied for them: the least recently used are removed first.
 
-An index is ``identity.index``, and ``identity.rows`` beside it where rows were copied. It was used when its file was
-last opened. One that a run has the rows of open, or is writing, is not removed; one that is only being read may be, as
-who has a file open goes on reading it.
+An index is the file ``identity.index``, and the folder ``identity.rows`` if rows were copied. Its time of use is when
+the file was last opened. An index is not removed while a run writes it or has its rows open. An index that is only read
+may be removed, as a process can still read a removed file that it has open.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _COPY = re.compile(r"\d{12}\.rows")
 
 
 class KeptIndex(NamedTuple):
-    """A row index, by what its folder says of it.
+    """A row index in a folder.
 
-    :ivar used_ns: when it was last opened, Unix time.
-    :ivar num_bytes: with the rows that were copied.
+    :ivar used_ns: when it was last opened, Unix time in nanoseconds.
+    :ivar num_bytes: its bytes, including the copied rows.
     """
 
     used_ns: int
@@ -38,9 +38,9 @@ class KeptIndex(NamedTuple):
 
 
 def kept_indexes(folder: str) -> list[KeptIndex]:
-    """Those in ``folder``, used last at the end.
+    """The row indexes in ``folder``, the most recently used last.
 
-    :raises OSError: if it cannot be read.
+    :raises OSError: if the folder cannot be read.
     """
     try:
         names = os.listdir(folder)
@@ -81,9 +81,9 @@ def _remove_others(folder: str) -> None:
 def hold_rows(folder: str) -> int:
     """A descriptor that keeps copied rows from being removed, until it is closed.
 
-    What is no copy, such as one that a killed worker left half written, is removed, if no other process has the folder.
+    Other files, such as a half-written copy of a killed worker, are removed if no other process has the folder open.
 
-    :raises OSError: if the folder is not there, or another user may have written it.
+    :raises OSError: if the folder does not exist, or another user may have written it.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -93,16 +93,16 @@ def hold_rows(folder: str) -> int:
         os.close(fd)
         raise
 
-    with suppress(OSError):  # a file system without locks: whoever wants to remove it gets none either
+    with suppress(OSError):  # a file system without locks: then no process can lock it for removal either
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return fd
 
 
 def make_room(folder: str, max_bytes: int, keep: str) -> list[KeptIndex]:
-    """Remove indexes that were not used for longest, until there are no more than ``max_bytes``; those that were.
+    """Remove the least recently used indexes until all take at most ``max_bytes``; return the removed ones.
 
-    :param keep: the index that stays, and counts.
-    :raises OSError: if the folder cannot be read, or one not be removed.
+    :param keep: the identity of an index that stays; its size counts.
+    :raises OSError: if the folder cannot be read, or an index cannot be removed.
     """
     found = kept_indexes(folder)
     too_many, removed = sum(index.num_bytes for index in found) - max_bytes, []
@@ -117,7 +117,7 @@ def make_room(folder: str, max_bytes: int, keep: str) -> list[KeptIndex]:
 
 
 def remove_index(folder: str, identity: str) -> bool:
-    """Remove an index, if nobody needs it; whether it is gone.
+    """Remove an index if no process uses it; return whether it is gone.
 
     :raises OSError: if it cannot be removed.
     """
@@ -137,7 +137,7 @@ def remove_index(folder: str, identity: str) -> bool:
 
 
 class _Locked:
-    """Holds a file or folder alone, if nobody else holds it."""
+    """Locks a file or folder exclusively, if no other process holds a lock on it."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -1,7 +1,7 @@
-"""A row index on disk: appended to while it is made, so that what a killed run found out is not lost.
+"""A row index on disk. It is appended to while it is built, so that a killed run does not lose what it found.
 
-A header that says what was indexed, then one frame per request: length, digest, the reply in msgpack. A frame that is
-not whole ends the file. One process writes; others read what is there, and make the rest for themselves.
+The file is a header that names what was indexed, then one frame per request: length, digest, the reply in msgpack. A
+frame that is not whole ends the file. One process writes; others read what is there, and build the rest in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class IndexFile:
-    """The parts of the index that is named ``identity``, in ``folder``.
+    """The file of the index ``identity`` in ``folder``.
 
     :raises OSError: if it cannot be opened, or another user may have written it.
     """
@@ -51,7 +51,7 @@ class IndexFile:
             raise
 
     def parts(self) -> Iterator[Indexed]:
-        """What was written, in order, as far as it is whole."""
+        """The parts that were written, in order, up to the first that is not whole."""
         header = os.pread(self._fd, len(self._header), 0)
         if header != self._header:
             return
@@ -67,7 +67,7 @@ class IndexFile:
             yield part
 
     def refuse(self) -> None:
-        """The part that :meth:`parts` gave last is of no use: what is appended takes its place."""
+        """Refuse the part that :meth:`parts` gave last: what is appended next overwrites it."""
         self._end = self._start
 
     def _frame(self) -> bytes | None:
@@ -80,7 +80,7 @@ class IndexFile:
         return body if len(body) == length and _digest(body) == digest else None
 
     def append(self, part: Indexed) -> None:
-        """Write one more part; nothing where another process is the writer.
+        """Append one part; do nothing if another process is the writer.
 
         :raises OSError: if it cannot be written.
         """
@@ -99,7 +99,7 @@ class IndexFile:
         self._end += len(data)
 
     def finish(self) -> None:
-        """All parts are there: make them last.
+        """All parts are written: make the file durable.
 
         :raises OSError: if that fails.
         """

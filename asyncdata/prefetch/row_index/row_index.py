@@ -1,8 +1,8 @@
-"""Where every row lies, nine bytes a row, and how many tokens it has, in the order of the files.
+"""The location of every row, in nine bytes, and its number of tokens, in the order of the files.
 
-It grows from the front, and is then complete.
+The index grows from the first block to the last, and is then complete.
 
-Not thread-safe but for what says so: the service's thread makes it, others may wait for it.
+It is not thread-safe, except where a method says so: the service's thread builds it, other threads may wait for it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Places(NamedTuple):
-    """Rows by where they lie; each array has shape (num_rows,).
+    """The locations of some rows; each array has shape (num_rows,).
 
-    :ivar file_ids: int64.
-    :ivar offsets: int64, in the file.
+    :ivar file_ids: int64, the number of the row's file.
+    :ivar offsets: int64, the byte offset in the file.
     :ivar lengths: int32, bytes.
-    :ivar rows: int64, which rows of all they are.
-    :ivar copies: where the rows were copied: the number of each one's copy, and its offset there, in bytes; int64.
+    :ivar rows: int64, the row's number among all rows found.
+    :ivar copies: if the rows were copied: the number of the file of each copy, and the byte offset there; int64.
     """
 
     file_ids: Int64
@@ -51,12 +51,12 @@ class Places(NamedTuple):
 class RowIndex:
     """The rows of ``source``, and which of them ``shuffle`` numbers.
 
-    :param spool: the folder that rows are copied to; an empty string where they are read from their files.
+    :param spool: the folder that rows are copied to; an empty string if they are read from their files.
     :ivar num_found: rows found so far, numbered or not.
     :ivar excluded: rows found so far that have no number, by reason.
     :ivar is_complete: whether all rows are found.
-    :ivar fault: why it will never be.
-    :ivar num_mended: rows that were read anew, as their copy was damaged.
+    :ivar fault: the error because of which it will never be complete.
+    :ivar num_mended: rows that were read from their file again, because their copy was damaged.
     """
 
     def __init__(self, source: Blocks, shuffle: RowShuffle, spool: str = "") -> None:
@@ -86,7 +86,7 @@ class RowIndex:
         return self._num_blocks
 
     def append(self, found: Indexed) -> None:
-        """The rows of the next blocks."""
+        """Add the rows of the next blocks."""
         counts = np.frombuffer(found.counts, np.int32)
         offsets = np.frombuffer(found.offsets, np.int32)
         ends = self.num_found + np.cumsum(counts, dtype=np.int64)
@@ -107,7 +107,7 @@ class RowIndex:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no row that is still to be found will have a number."""
+        """Whether it is known that no further row will have a number."""
         first, stop = self._shuffle.first or 0, self._shuffle.stop
         if self._shuffle.part is not None:
             return False
@@ -118,20 +118,20 @@ class RowIndex:
         self.excluded[reason] = self.excluded.get(reason, 0) + number
 
     def complete(self) -> None:
-        """Nothing is missing any more."""
+        """Mark the index as complete."""
         with self._changed:
             self.is_complete = True
             self._changed.notify_all()
 
     def fail(self, error: AsyncDataError) -> None:
-        """It cannot be made."""
+        """Mark the index as failed."""
         with self._changed:
             self.fault = error
             self._changed.notify_all()
 
     @property
     def are_all_excluded(self) -> bool:
-        """Whether rows were found, and each of them was left out for what is in it."""
+        """Whether rows were found, and each of them was excluded because of its content."""
         return 0 < self.num_found <= sum(self.excluded.values())
 
     def no_samples(self) -> NoSamplesError:
@@ -140,7 +140,7 @@ class RowIndex:
         return NoSamplesError(f"AD401 {self.num_found} rows read, 0 kept: {reasons or 'there was no row'}")
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Until it is complete or has a fault; whether that came in time. From any thread."""
+        """Wait until it is complete or has failed; return whether that came in time. From any thread."""
         with self._changed:
             return self._changed.wait_for(lambda: self.is_complete or self.fault is not None, timeout_s)
 
@@ -150,7 +150,7 @@ class RowIndex:
         return len(self._numbered())
 
     def _numbered(self) -> Any:
-        """Which rows have a number, int64 rising; as a range where all have one."""
+        """The rows that have a number, int64 in ascending order; a range if all have one."""
         shuffle = self._shuffle
         if shuffle.check == "none" and shuffle.part is None:
             return range(self.num_found)
@@ -161,19 +161,19 @@ class RowIndex:
         return self._numbers[1]
 
     def _looked_at(self) -> Any:
-        """The rows of the slice that may be numbered, by what was found when they were looked at."""
+        """The rows that get a number, by the marks that the workers set when they checked the rows."""
         shuffle, marks = self._shuffle, self._marks.array
         rows = np.flatnonzero(marks != _NO_OBJECT)[shuffle.first : shuffle.stop]
         return rows[marks[rows] == _GOOD] if shuffle.only_kept else rows
 
     @property
     def num_tokens(self) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """The tokens of the rows that have a number, int32 of shape (num_rows,); empty where nobody counted them."""
+        """Number of tokens of each numbered row, int32 of shape (num_rows,); empty if tokens were not counted."""
         counted: np.ndarray[Any, np.dtype[np.int32]] = self._num_tokens.array
         return counted[self._numbered()] if len(counted) else counted
 
     def num_tokens_of(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """The tokens of the rows of these numbers, int32."""
+        """Number of tokens of the rows of these numbers, int32, of the same shape."""
         numbered = self._numbered()
         counted: np.ndarray[Any, np.dtype[np.int32]] = self._num_tokens.array
         found: np.ndarray[Any, np.dtype[np.int32]] = counted[
@@ -192,7 +192,7 @@ class RowIndex:
         return np.diff(below, prepend=0).astype(np.int64, copy=False)
 
     def places(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Places:
-        """Where the rows of these numbers lie."""
+        """The locations of the rows of these numbers."""
         numbered = self._numbered()
         rows = numbers if isinstance(numbered, range) else numbered[numbers]
         lengths, copies = self._lengths.array[rows], None
@@ -204,16 +204,16 @@ class RowIndex:
         return np.searchsorted(self._block_ends[: self._num_blocks], rows, side="right")
 
     def origins(self, rows: Int64) -> tuple[Any, Any]:
-        """The number of each row's own file, and its offset there; int64, of shape (num_rows,)."""
+        """The number of each row's original file, and its offset there; int64, of shape (num_rows,)."""
         blocks = self._blocks_of(rows)
-        if self.spool:  # only rows that are numbered in their file are ever copied
+        if self.spool:  # copied rows are located by their number in the file
             offsets = rows - np.where(blocks > 0, self._block_ends[blocks - 1], 0)
         else:
             offsets = self._offsets.array[rows]
         return self._block_files[blocks], self._block_starts[blocks] + offsets
 
     def numbered(self, place: SourceLocation, file_id: int, row: int) -> SourceLocation:
-        """``place``, that of a row which is known, with the row's number in its file where that is an array."""
+        """``place``, the location of a known row, with the row's number if its file is a JSON array."""
         if not (self._are_arrays and self._are_arrays[file_id]):
             return place
 
@@ -223,7 +223,7 @@ class RowIndex:
 
 
 def _part_of(rows: Any, shuffle: RowShuffle) -> Any:
-    """The rows of one part of their split, rising."""
+    """The rows of one part of the split, in ascending order."""
     chosen = TorchGenerator(shuffle.split_seed).randperm(len(rows))
     num_train = int(len(rows) * shuffle.train_ratio)
     return rows[np.sort(chosen[:num_train] if shuffle.part == "train" else chosen[num_train:])]
@@ -247,5 +247,5 @@ class _Grown:
 
     @property
     def array(self) -> Any:
-        """What it holds."""
+        """The values appended so far."""
         return self._data[: self._size]

@@ -1,8 +1,8 @@
-"""The token cache as the windows see it: what of a window is samples already, and what becomes of the rest.
+"""The token cache as the windows see it: which blocks of a window are cached, and how the others are stored.
 
-It lies on the workers' side: reading a cached block is another way of answering a scan. A chunk whose rows are all
-cached is read where the scan has put them; of one that is mixed, a worker puts them together. So order, channel,
-snapshots and errors know nothing of it, and whether a block is cached changes only the time.
+Workers read the cache: a scan of a cached block puts samples into the slot instead of text. A chunk whose rows are all
+cached is read from the slot; if only some rows are cached, a worker merges them with the others. So order, channel,
+snapshots and errors do not depend on the cache: it changes only the time.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _NAMES_PER_REQUEST = 64
 class TokenCache:
     """The token cache of one loader.
 
-    :param max_bytes: of all caches in the folder's own; None does not limit them.
-    :param room_bytes: of a slot, for each block, beside those for its text.
-    :ivar num_rows_read: rows that were samples already.
-    :ivar reads_in_place: whether chunks are read where a scan has put them. If not, workers answer for each, as they
-        have to where its tokens are hashed.
+    :param max_bytes: limit for all caches in the parent folder; None: no limit.
+    :param room_bytes: bytes of a slot for each block, in addition to those for its text.
+    :ivar num_rows_read: rows that were read from the cache.
+    :ivar reads_in_place: whether this process reads cached chunks from the slot. If not, workers answer for each chunk,
+        which is needed if its tokens are hashed.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class TokenCache:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is on its way to the disk."""
+        """Whether no write is pending."""
         return self._recorder.is_idle
 
-    # What the windows ask.
+    # Called by the windows' opener.
 
     def restart(self) -> None:
-        """What was asked for is not answered any more."""
+        """Drop the requests in flight."""
         self._names_to_ask = []
         self._epoch = 0
         self._recorder.restart()
@@ -87,22 +87,22 @@ class TokenCache:
             self._look(num=_NAMES_PER_REQUEST)
 
     def is_ready(self, epoch: int, number: int) -> bool:
-        """Whether window ``number`` of ``epoch`` may be opened. If not, a reply to a request makes it so.
+        """Whether window ``number`` of ``epoch`` may be opened. If not, it may be after the reply to a request.
 
-        The first one waits until the first segments are looked at, and none ever waits for more: until the others are,
-        their rows are tokenized.
+        The first window waits until the first segments are listed. No window waits for more: rows of segments that are
+        not listed yet are tokenized.
         """
         if not self._is_looked_at:
             return False
 
-        if number == 0 and epoch > 0 and epoch != self._epoch:  # once, however often there is no slot for it
+        if number == 0 and epoch > 0 and epoch != self._epoch:  # once per epoch, even if there is no slot yet
             self._epoch = epoch
             self._recorder.begin()
             self._look(num=0)
         return True
 
     def window(self, blocks: Sequence[Block]) -> WindowTokens:
-        """What is cached of these blocks, and a way to keep the rest."""
+        """The cache's part of a window of these blocks: it reads the cached ones, and stores the others."""
         found = self._catalog.find(blocks)
         room = self._recorder.room() if len(found) < len(blocks) else ""
         tokens = WindowTokens(self, blocks, found, room, self._room_bytes)
@@ -110,10 +110,10 @@ class TokenCache:
             self._recorder.opened(tokens)
         return tokens
 
-    # What a window tells.
+    # Called by a window.
 
     def refused(self, block: Block, item: CachedBlock, refusal: Refused) -> None:
-        """A block was read from its file, though it is cached."""
+        """A cached block could not be used, and was read from its file."""
         if refusal.kind in ("damaged", "gone"):
             self._refuse([item.segment])
         else:
@@ -129,7 +129,7 @@ class TokenCache:
         self._catalog.forget(names)
 
     def read(self, num_rows: int) -> None:
-        """So many rows were samples already."""
+        """Count rows that were read from the cache."""
         self.num_rows_read += num_rows
 
     def placed(self, slot: int, records: Indices) -> PlacedRows:
@@ -138,14 +138,14 @@ class TokenCache:
         return PlacedRows.of(executor.memory(slot), records, partial(executor.slots.borrowers.add, slot))
 
     def fail(self, reason: str) -> None:
-        """Nothing can be written any more."""
+        """Stop writing: it has failed."""
         self._recorder.fail(reason)
 
     def complete(self, window: WindowTokens) -> None:
         """All rows of a window are answered."""
         self._recorder.complete(window)
 
-    # Looking which segments there are, by workers, as it may be many.
+    # Listing the segments. Workers do it, as there may be many.
 
     def _look(self, *, num: int) -> None:
         self._executor.submit(ListTokens(None, num), self._on_names)
@@ -187,14 +187,14 @@ class TokenCache:
         reason = reply.reason if isinstance(reply, Crashed) else getattr(reply, "message", type(reply).__name__)
         _log.warning("token_cache.not_read", path=self._folder.path, reason=reason)
 
-    # What the service asks.
+    # Called by the service.
 
     async def run(self) -> None:
-        """Do what must be done in a thread, until cancelled."""
+        """Run the writes in a thread, until cancelled."""
         await self._recorder.run()
 
     async def finish(self) -> None:
-        """Until what is complete is stored."""
+        """Wait until all complete windows are stored."""
         await self._recorder.finish()
 
     def close(self) -> None:

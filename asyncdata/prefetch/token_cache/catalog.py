@@ -1,4 +1,4 @@
-"""Which blocks of a source are in the token cache: four bytes a block."""
+"""The catalog: which blocks of a source are in the token cache, in four bytes per block."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class _Known(NamedTuple):
-    """A segment.
+    """A segment that has been listed.
 
     :ivar first: the catalog's number of the first of ``entries``.
-    :ivar entries: the segment's own numbers of them.
-    :ivar are_sure: whether the file of each is known to be the same.
+    :ivar entries: the blocks of the source, by their number in the segment.
+    :ivar are_sure: for each entry, whether its file is known to be unchanged.
     """
 
     first: int
@@ -42,9 +42,9 @@ def numbers_of(source: NumberedBlocks, blocks: Sequence[Block]) -> Indices:
 
 
 class Catalog:
-    """What is known of the segments of a cache.
+    """The segments of a cache, and the source's blocks in them.
 
-    :param num_blocks: the blocks that the source has.
+    :param num_blocks: the number of blocks of the source.
     """
 
     def __init__(self, source: NumberedBlocks, num_blocks: int) -> None:
@@ -58,7 +58,7 @@ class Catalog:
 
     @property
     def names(self) -> list[str]:
-        """The segments that are known."""
+        """The names of the segments that are listed."""
         return list(self._segments)
 
     @property
@@ -68,7 +68,7 @@ class Catalog:
 
     @property
     def num_blocks_cached(self) -> int:
-        """Blocks of the source that are in one."""
+        """Number of blocks of the source that are cached."""
         return int(np.count_nonzero(self._places >= 0))
 
     @property
@@ -77,7 +77,7 @@ class Catalog:
         return [name for name, known in self._segments.items() if len(known.entries)]
 
     def take(self, listing: SegmentListing) -> None:
-        """A worker has looked what is in a segment."""
+        """Add a segment that a worker has listed."""
         file_ids = np.frombuffer(listing.file_ids, np.int32).astype(np.int64)
         numbers = self._source.numbers(file_ids, np.frombuffer(listing.starts, np.int64))
         is_there = numbers >= 0
@@ -86,7 +86,7 @@ class Catalog:
         self._add(listing.name, listing.num_bytes, numbers[is_there], entries, are_sure)
 
     def add(self, name: str, num_bytes: int, numbers: Indices) -> None:
-        """This process has written a segment of the blocks of these numbers."""
+        """Add a segment that this process has written, with the blocks of these numbers."""
         entries = np.arange(len(numbers), dtype=np.int32)
         self._add(name, num_bytes, numbers, entries, np.ones(len(numbers), np.bool_))
 
@@ -105,7 +105,7 @@ class Catalog:
         self._end += len(numbers)
 
     def forget(self, names: Iterable[str]) -> None:
-        """These segments are gone, or of no use."""
+        """Remove segments that are gone or cannot be used."""
         for name in names:
             known = self._segments.pop(name, None)
             if known is not None and len(known.entries):
@@ -113,13 +113,13 @@ class Catalog:
                 self._places[(self._places >= known.first) & (self._places < stop)] = _NOWHERE
 
     def forget_block(self, block: Block) -> None:
-        """It cannot be read from its segment."""
+        """Remove a block that cannot be read from its segment."""
         number = int(numbers_of(self._source, [block])[0])
         if len(self._places) and number >= 0:
             self._places[number] = _NOWHERE
 
     def find(self, blocks: Sequence[Block]) -> list[CachedBlock]:
-        """Those of the blocks that are cached, by their place in ``blocks``."""
+        """The blocks that are cached, by their index in ``blocks``."""
         if not len(self._places):
             return []
 

@@ -1,4 +1,4 @@
-"""Keeping the folder of all token caches within a size: what was not used for longest goes first."""
+"""Limits the size of the folder of all token caches: the least recently used segments are removed first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ("SegmentFile", "evict", "segment_files")
 
 
 class SegmentFile(NamedTuple):
-    """A segment, by what its folder says of it."""
+    """A segment's file: its time of last use (Unix time, nanoseconds), size and path."""
 
     used_ns: int
     num_bytes: int
@@ -28,7 +28,7 @@ class SegmentFile(NamedTuple):
 
 
 def segment_files(root: str) -> Iterator[SegmentFile]:
-    """The segments of all caches in ``root``; links are none of them."""
+    """The segments of all caches in ``root``, without links."""
     with suppress(FileNotFoundError), os.scandir(root) as folders:
         for folder in folders:
             if not folder.is_dir(follow_symlinks=False):
@@ -42,11 +42,11 @@ def segment_files(root: str) -> Iterator[SegmentFile]:
 
 
 def evict(request: EvictTokens, folder: str) -> Evicted:
-    """Make room in the folder that ``folder`` lies in.
+    """Remove segments from the caches in the parent of ``folder``, to make room.
 
-    A reader that has a removed segment open goes on; one that finds it gone tokenizes the rows.
+    A process that has a removed segment open can still read it; a process that does not find it tokenizes the rows.
 
-    :raises OSError: if the folder cannot be read, or a segment not be removed.
+    :raises OSError: if the folder cannot be read, or a segment cannot be removed.
     """
     with open(os.path.join(folder, request.keep), "rb") as names_file:
         kept = msgspec.msgpack.decode(names_file.read(), type=list[str])

@@ -1,7 +1,7 @@
-"""The folder of one token cache: what it is named after, who writes to it, and how a segment becomes part of it.
+"""The folder of one token cache: its key, its writer lock, and how a finished segment is added.
 
-All that has one key is in one folder; its segments say which files they are of. One process writes, the holder of a
-lock; any number read. What a killed writer left behind, the next one removes.
+All segments with the same key are in one folder; each segment names the files that its rows come from. One process
+writes, the holder of a lock; any number of processes read. The next writer removes what a killed writer left.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ ABOUT = "about.json"
 _LOCK = "writer.lock"
 _RUN = ".run-"
 _ELSEWHERE = frozenset({"data", "footers", "indices", "sizes", "stamps"})
-"""Settings of readers that say where rows are, and not what they are."""
+"""Settings of readers that tell where rows are, but do not change their content."""
 
 
 def default_root() -> str:
-    """The folder of all token caches, where nothing else is said."""
+    """The default folder of all token caches."""
     return os.path.join(cache_folder(), "tokens")
 
 
 def about_of(function: Mapping[str, str], reader: str, settings: Mapping[str, Any], **limits: Any) -> dict[str, Any]:
-    """What the samples of a cache follow from, beside the text of its files.
+    """All that the samples of a cache depend on, except the text of the files.
 
     :param function: the fingerprints of the tokenize function, and the versions of what it runs on.
     """
@@ -53,13 +53,13 @@ def key_of(about: Mapping[str, Any]) -> str:
 
 
 class CacheFolder:
-    """A folder that this process reads and, with the lock, writes.
+    """A folder that this process reads and, if it holds the lock, writes.
 
     :param root: the folder of all token caches.
-    :ivar path: that of this one.
-    :ivar run: what of it this process writes to before it is whole, by its name there; empty while another one writes.
-    :raises ConfigError: if what is in its place is not ours to use.
-    :raises OSError: if it cannot be made.
+    :ivar path: the path of this folder.
+    :ivar run: the name of the subfolder for this process's unfinished files; empty if it is not the writer.
+    :raises ConfigError: if another user may have written to the folder.
+    :raises OSError: if the folder cannot be made.
     """
 
     def __init__(self, root: str, about: Mapping[str, Any]) -> None:
@@ -73,9 +73,9 @@ class CacheFolder:
         self._about = about
 
     def lock(self) -> bool:
-        """Become the writer, if there is none; whether this process is it.
+        """Become the writer, if there is none; return whether this process is the writer.
 
-        :raises OSError: if the file system cannot lock, or the folder not be written.
+        :raises OSError: if the file system cannot lock, or the folder cannot be written.
         """
         if not self.run and _lock(self._lock_fd):
             self._remove_left_over()
@@ -91,7 +91,7 @@ class CacheFolder:
                 shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
 
     def _write_about(self) -> None:
-        """For people, and ``asyncdata cache ls``: nothing depends on it."""
+        """Write a description for people and ``asyncdata cache ls``; no code depends on it."""
         path = os.path.join(self.path, ABOUT)
         if os.path.lexists(path):
             return
@@ -100,7 +100,7 @@ class CacheFolder:
             file.write(msgspec.json.format(msgspec.json.encode(self._about)))
 
     def make_room(self, number: int) -> str:
-        """A new folder for what a window writes before it is whole, by its name here.
+        """Make a subfolder for the unfinished files of a window; return its name, relative to ``path``.
 
         :raises OSError: if it cannot be made.
         """
@@ -109,7 +109,7 @@ class CacheFolder:
         return name
 
     def write(self, name: str, value: Any) -> None:
-        """Write what a request is too small for, in msgpack; it need not last.
+        """Write a value that is too large for a request, in msgpack. It is not synced to disk.
 
         :raises OSError: if it cannot be written.
         """
@@ -121,9 +121,9 @@ class CacheFolder:
                 left = left[file.write(left) :]
 
     def commit(self, unfinished: str) -> str:
-        """Make a finished segment part of the cache, for good; its name there.
+        """Add a finished segment to the cache, durably; return its name there.
 
-        :raises OSError: the segment is part of it then, or not.
+        :raises OSError: if that fails; the segment may or may not be added then.
         """
         before, name = os.path.join(self.path, unfinished), f"{secrets.token_hex(8)}{SUFFIX}"
         after = os.path.join(self.path, name)
@@ -137,7 +137,7 @@ class CacheFolder:
         return name
 
     def discard(self, room: str) -> None:
-        """Remove what a window wrote."""
+        """Remove the unfinished files of a window."""
         shutil.rmtree(os.path.join(self.path, room), ignore_errors=True)
 
     def remove(self, name: str) -> None:

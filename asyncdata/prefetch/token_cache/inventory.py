@@ -1,4 +1,4 @@
-"""What token caches there are: for people, without a loader. Needs no Arrow."""
+"""Lists, verifies and removes token caches, for the command line: without a loader, and without Arrow."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 
 
 class Fault(NamedTuple):
-    """A segment that cannot be read, or not all of it."""
+    """A segment that cannot be read completely."""
 
     path: str
     reason: str
 
 
 class Cache(NamedTuple):
-    """The samples of one tokenize function, by its folder.
+    """One token cache: the samples of one tokenize function.
 
-    :ivar about: what they follow from.
-    :ivar num_rows: rows of the segments; of those in ``faults``, none.
-    :ivar used_s: when a segment was last written or read, Unix time; 0 without any.
+    :ivar about: what the samples depend on.
+    :ivar num_rows: rows of the segments, without those in ``faults``.
+    :ivar used_s: when a segment was last written or read, Unix time in seconds; 0 if there is none.
     """
 
     key: str
@@ -51,9 +51,9 @@ class Cache(NamedTuple):
 
 
 def caches(root: str) -> list[Cache]:
-    """The caches in ``root``, those used last at the end.
+    """The caches in ``root``, the most recently used last.
 
-    :raises OSError: if it cannot be read.
+    :raises OSError: if the folder cannot be read.
     """
     try:
         names = sorted(name for name in os.listdir(root) if _KEY.fullmatch(name))
@@ -104,9 +104,9 @@ def _about(path: str) -> dict[str, Any]:
 
 
 def chosen(root: str, keys: Sequence[str]) -> list[Cache]:
-    """The caches of these keys, which may be shortened; of none, all.
+    """The caches of these keys, which may be shortened; without keys, all caches.
 
-    :raises ConfigError: for a key of which there is none, or more than one.
+    :raises ConfigError: for a key that matches no cache, or more than one.
     """
     found = caches(root)
     if not keys:
@@ -124,7 +124,7 @@ def chosen(root: str, keys: Sequence[str]) -> list[Cache]:
 
 
 def verify(cache: Cache) -> list[Fault]:
-    """Read all of it, and hold it against its checksums; what is wrong."""
+    """Read the whole cache and compare it with its checksums; return the faults."""
     faults = []
     for path in cache.segments:
         try:
@@ -143,7 +143,7 @@ def verify(cache: Cache) -> list[Fault]:
 
 
 def remove(cache: Cache) -> None:
-    """Remove it. Who reads it goes on, and tokenizes.
+    """Remove the cache. Runs that read it tokenize the rows instead.
 
     :raises ConfigError: if a run is writing to it.
     :raises OSError: if it cannot be removed.

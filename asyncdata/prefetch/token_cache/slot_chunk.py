@@ -1,8 +1,8 @@
-"""Samples that a worker put into a slot, as a chunk that reads them there: no byte of them is copied on the way.
+"""A chunk whose samples are in a slot, where a worker put them, and are read there without a copy.
 
-The slot is used again. Before that, and before a fork, the chunk copies what it has in it, if it is still there by
-then; nobody else looks into a slot, for what a chunk gives away are copies. Whoever reads one meanwhile looks behind
-him: if the chunk has moved, what he has read may be another's, and he reads again.
+Slots are reused. Before a slot is reused, and before a fork, a chunk that still exists copies its data out. Only chunks
+hold views of a slot: what they return are copies. Reads are optimistic: re-check ``_placed`` after reading; if the
+chunk was copied out meanwhile, the bytes may be another window's, so read again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ __all__ = ("PlacedChunk", "PlacedRows")
 _TOKENS = ""
 _INT32 = np.dtype(np.int32)
 _moving = threading.RLock()
-"""Held while a chunk copies: of two who want it to, the second one may come when the slot is another's already."""
+"""Held while a chunk copies. Without it, the second of two calls could copy after the slot has been reused."""
 
 
 class _Values(NamedTuple):
-    """A column in a slot: where each sample's value begins there, int64, and its bytes, int64; and both once more, as
-    views, from which one number is taken sooner.
+    """A column in a slot: the offset of each sample's value, int64, and its bytes, int64.
+
+    Both are also there as memoryviews, from which reading a single number is faster.
     """
 
     starts: Indices
@@ -43,20 +44,20 @@ class _Values(NamedTuple):
 
     @classmethod
     def of(cls, starts: Indices, sizes: Indices) -> _Values:
-        """The column of these."""
+        """The column with these offsets and sizes."""
         return cls(starts, sizes, starts.data, sizes.data)
 
     def ends(self) -> Any:
-        """Where each stops, if they lie end to end: uint32."""
+        """End offset of each value if all are laid end to end: uint32."""
         return np.cumsum(self.sizes).astype(np.uint32)
 
 
 class PlacedRows(NamedTuple):
-    """Rows that lie in a slot.
+    """Cached rows in a slot.
 
-    :ivar reply: what a worker would have answered, less tokens and columns.
-    :ivar columns: of the samples, by name; that of the tokens has none.
-    :ivar lend: told of who looks into the slot.
+    :ivar reply: what a worker would have answered, without tokens and columns.
+    :ivar columns: the samples' columns, by name; the name of the tokens' column is empty.
+    :ivar lend: called with each chunk that reads from the slot.
     """
 
     memory: memoryview
@@ -82,7 +83,7 @@ class PlacedRows(NamedTuple):
         return cls(memory, reply, columns, lend)
 
     def chunk(self, first: Position, num_rows: int, origin: Origin, *, ends_epoch: bool) -> PlacedChunk:
-        """The chunk of them."""
+        """The chunk of these rows."""
         chunk = PlacedChunk(self, first, num_rows, origin, ends_epoch=ends_epoch)
         self.lend(chunk)
         return chunk
@@ -93,7 +94,7 @@ class PlacedRows(NamedTuple):
         return sum(int(values.sizes.sum()) for values in self.columns.values())
 
     def value(self, column: str, sample: int) -> bytes:
-        """A copy of a sample's value; nothing, where there is no such column."""
+        """A copy of a sample's value; empty if there is no such column."""
         values = self.columns.get(column)
         if values is None:
             return b""
@@ -108,7 +109,7 @@ class PlacedRows(NamedTuple):
 
 
 def _together(pieces: list[Piece]) -> tuple[Indices, dict[str, _Values]]:
-    """The rows that are samples, rising, and their columns. The blocks of some rows may have other columns."""
+    """The rows that are samples, in ascending order, and their columns. Blocks may differ in their columns."""
     if len(pieces) == 1:
         (piece,) = pieces
         return piece.rows, {name: _Values.of(piece.starts[name], sizes) for name, sizes in piece.sizes.items()}
@@ -130,7 +131,7 @@ def _names(pieces: list[Piece]) -> set[str]:
 
 
 class PlacedChunk(Chunk):
-    """A chunk whose samples lie in a slot, until :meth:`own`."""
+    """A chunk whose samples are in a slot, until :meth:`own` copies them out."""
 
     __slots__ = ("__weakref__", "_last", "_placed")
 
@@ -141,7 +142,7 @@ class PlacedChunk(Chunk):
         self._last: tuple[int, Tokens | None] = (-1, None)
 
     def tokens_of(self, sample: int) -> Tokens:
-        """Read-only int32 array of shape (num_tokens,): a copy, while they lie in a slot, which a group shares."""
+        """Read-only int32 array of shape (num_tokens,). While the tokens are in a slot, it is a copy per group."""
         last, tokens = self._last
         if last == sample and tokens is not None:
             return tokens
@@ -165,7 +166,7 @@ class PlacedChunk(Chunk):
         return super()._raw(column, sample)
 
     def own(self) -> None:
-        """Copy what lies in the slot, and look there no more."""
+        """Copy the samples out of the slot, and release the view of it."""
         with _moving:
             placed = self._placed
             if placed is None:
@@ -177,4 +178,4 @@ class PlacedChunk(Chunk):
                 for name, values in placed.columns.items()
                 if name != _TOKENS
             }
-            self._placed = None  # last: until then they are read where they were
+            self._placed = None  # last: until then, samples are read from the slot

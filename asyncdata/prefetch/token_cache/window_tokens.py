@@ -1,4 +1,4 @@
-"""One window's dealings with the token cache: which of its blocks come from there, and which are to go there."""
+"""The token cache of one window: which of its blocks are read from the cache, and which will be written to it."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 __all__ = ("Keeper", "WindowTokens")
 
 _JOURNAL = "journal"
-_MAX_NOTES = 31  # a bit each of an int32, which has a sign
+_MAX_NOTES = 31  # one bit each of a signed int32
 _MIN_BLOCKS_PER_PIECE = 64
 _PIECE_BYTES = 16 << 20
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
 
 class Keeper(Protocol):
-    """Whom a window tells what becomes of it.
+    """The cache, as a window sees it.
 
-    :ivar reads_in_place: whether chunks are read where a scan has put them.
+    :ivar reads_in_place: whether this process reads cached chunks from the slot.
     """
 
     reads_in_place: bool
 
     def refused(self, block: Block, item: CachedBlock, refusal: Refused) -> None:
-        """A block was read from its file, though it is cached."""
+        """A cached block could not be used, and was read from its file."""
         ...
 
     def read(self, num_rows: int) -> None:
-        """So many rows were samples already."""
+        """Count rows that were read from the cache."""
         ...
 
     def placed(self, slot: int, records: np.ndarray[Any, np.dtype[np.int64]]) -> Placed:
@@ -47,16 +47,16 @@ class Keeper(Protocol):
         ...
 
     def fail(self, reason: str) -> None:
-        """Nothing can be written any more."""
+        """Stop writing: it has failed."""
         ...
 
     def complete(self, window: WindowTokens) -> None:
-        """All its rows are answered."""
+        """All rows of the window are answered."""
         ...
 
 
 class _Spilled(NamedTuple):
-    """A reply that a worker wrote down: of the rows ``[first, stop)`` of the window's order."""
+    """A reply that a worker wrote to a file: for the rows ``[first, stop)`` in the window's order."""
 
     name: str
     first: int
@@ -64,12 +64,12 @@ class _Spilled(NamedTuple):
 
 
 class WindowTokens:
-    """What the token cache knows and does of one window.
+    """The token cache of one window; see :class:`~asyncdata.prefetch.windows.base.Tokens`.
 
-    :param found: those of ``blocks`` that are cached.
-    :param room: the folder that replies are written to; empty if they are not.
-    :ivar num_bytes: of the samples that were written down.
-    :ivar is_placed: whether all rows are samples already.
+    :param found: the blocks that are cached.
+    :param room: the folder that replies are written to; empty if the window is not stored.
+    :ivar num_bytes: bytes of the samples that were written.
+    :ivar is_placed: whether all rows are cached and in the slot.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class WindowTokens:
         self._is_cached = self._is_kept = np.empty(0, np.bool_)
         self._records = np.empty(0, np.int64)
 
-    # The window asks.
+    # Called by the window.
 
     def scan(self, scan: Scan, first: int) -> Scan:
-        """The scan of the blocks from number ``first`` on, with what of them is cached."""
+        """The scan of the blocks from number ``first`` on, with the list of those that are cached."""
         found = map(self._found.get, range(first, first + len(scan.blocks)))
         cached = [CachedBlock(item.block - first, item.segment, item.entry, item.is_sure) for item in found if item]
         return msgspec.structs.replace(scan, cached=cached, with_sums=bool(self.room))
@@ -107,7 +107,7 @@ class WindowTokens:
             self._keeper.refused(self._blocks[number], self._found.pop(number), refusal)
 
     def arranged(self, arranged: Arranged) -> None:
-        """The window's rows are known."""
+        """Take the window's rows."""
         starts = arranged.starts[arranged.order]
         self._is_cached, self._records = starts < -1, -2 - starts.astype(np.int64)
         self.is_placed = self._keeper.reads_in_place and len(starts) > 0 and bool(self._is_cached.all())
@@ -116,14 +116,14 @@ class WindowTokens:
             self._is_kept = np.zeros(len(arranged.order), np.bool_)
 
     def placed(self, slot: int, first: int, stop: int) -> Placed | None:
-        """The rows ``[first, stop)``, where all of them lie in the slot as samples."""
+        """The rows ``[first, stop)``, if all of them are cached and in the slot."""
         if not (self._keeper.reads_in_place and self._is_cached[first:stop].all()):
             return None
 
         return self._keeper.placed(slot, self._records[first:stop])
 
     def request(self, request: Tokenize, first: int) -> Tokenize:
-        """The request of rows from ``first`` on, with what of them is cached, and where the others are written to."""
+        """The request for rows from ``first`` on, with the number of cached ones, and the file for the others."""
         stop = first + len(request.starts) // 4
         num_cached = int(np.count_nonzero(self._is_cached[first:stop]))
         spill = ""
@@ -133,7 +133,7 @@ class WindowTokens:
         return msgspec.structs.replace(request, num_cached=num_cached, spill=spill)
 
     def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
-        """Rows from ``first`` on have had their answer: from a worker, or because there will be none."""
+        """Take the reply for rows from ``first`` on: of a worker, or made here for a row that no worker tokenizes."""
         rows = slice(first, first + num_rows)
         num_cached = int(np.count_nonzero(self._is_cached[rows]))
         if num_cached:
@@ -161,17 +161,17 @@ class WindowTokens:
         self.num_bytes += len(reply.tokens) + sum(len(column.data) for column in reply.columns.values())
 
     def give_up(self) -> None:
-        """Nothing of the window is to be written any more."""
+        """Do not store the window."""
         self.room = ""
         self._arranged = None
         self._spilled.clear()
 
-    # The recorder asks, when all rows are answered.
+    # Called by the recorder, when all rows are answered.
 
     def pieces(self, cached: Container[int]) -> Iterator[tuple[list[int], StorePlan]]:
-        """What is to be stored, a piece at a time: which blocks of the window, and where their rows are.
+        """The pieces to store: for each, the numbers of its blocks in the window, and where their rows are.
 
-        :param cached: the blocks of the window that are cached by now.
+        :param cached: the blocks of the window that are already cached.
         """
         arranged = self._arranged
         if arranged is None or len(self._notes) > _MAX_NOTES:
@@ -191,7 +191,7 @@ class WindowTokens:
         return max(_MIN_BLOCKS_PER_PIECE, -(-num_blocks // num_pieces))
 
     def _places(self, arranged: Arranged, ends: Int32) -> Int32:
-        """For each row, as its block has it, which one it is of all that were written down; any for the others."""
+        """For each row, in the order of the blocks, its number among all rows written; any value for other rows."""
         places = np.zeros(len(arranged.order), np.int32)
         for spilled, end in zip(self._spilled, ends.tolist(), strict=True):
             places[arranged.order[spilled.first : spilled.stop]] = np.arange(
@@ -200,7 +200,7 @@ class WindowTokens:
         return places
 
     def _storable(self, arranged: Arranged) -> list[int]:
-        """The blocks that were not cached, and whose rows were all tokenized, none of them badly."""
+        """The blocks that were not cached, and whose rows were all tokenized without a bad row."""
         is_bad = np.ones(len(arranged.order) + 1, np.int64)
         is_bad[1 + arranged.order] = ~self._is_kept
         is_bad[0] = 0

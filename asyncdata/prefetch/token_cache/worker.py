@@ -1,4 +1,4 @@
-"""The token cache in a worker: blocks out of segments into slots, samples out of slots, and replies onto the disk."""
+"""The token cache in a worker: reads blocks from segments into slots, reads samples from slots, writes replies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STORE = "asyncdata.prefetch.token_cache.segment.arrow_writer:store"
 
 
 class _RefusedError(Exception):
-    """A block has to be read from its file."""
+    """A cached block cannot be used: it must be read from its file."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -44,7 +44,7 @@ class _RefusedError(Exception):
 
 
 class CacheWorker:
-    """Answers what has to do with the token cache.
+    """Answers all requests that concern the token cache.
 
     :param slots: memory that windows are read into, shared with the other workers.
     """
@@ -62,7 +62,7 @@ class CacheWorker:
         self._touched: set[str] = set()
 
     def scan(self, request: Scan) -> Scanned:
-        """As a scan without a cache, but for the blocks that are cached."""
+        """Answer a scan: cached blocks are read from segments, the others from their files."""
         stop = request.base + len(request.blocks) * self._job.stride
         cached = {item.block: item for item in request.cached}
         out, sums, refused = ScannedRows(self._slots[request.slot], request.base), array("Q"), list[Refused]()
@@ -85,7 +85,7 @@ class CacheWorker:
         return msgspec.structs.replace(out.reply(), refused=refused, sums=sums.tobytes())
 
     def _text_to_compare(self, item: CachedBlock, block: Block, room: int) -> BlockRows | None:
-        """The block's text, where only it can tell whether the file is the same."""
+        """The block's text, if it is needed to tell whether the file is unchanged; otherwise None."""
         return None if item.is_sure else self._reader.read_block(block, room)
 
     def _put(
@@ -111,7 +111,7 @@ class CacheWorker:
     def _add(
         self, slot: memoryview, segment: Segment, entry: Entry, first: int, out: ScannedRows, num_bytes: int
     ) -> None:
-        """Tell of the rows whose records begin at offset ``first`` of the slot."""
+        """Add the rows whose records begin at offset ``first`` of the slot to the reply."""
         words = segment.meta.names.record_words
         size = 4 * words * entry.num_rows
         records = array("i")
@@ -120,13 +120,13 @@ class CacheWorker:
         out.add_at(starts, records[2::words], records[1::words], entry.num_blank, num_bytes)
 
     def _touch(self, name: str, segment: Segment) -> None:
-        """Once per worker: the time of its last use decides what is evicted."""
+        """Update the segment's time of last use, once per worker: eviction depends on it."""
         if name not in self._touched:
             self._touched.add(name)
             segment.touch()
 
     def complete(self, request: Tokenize, fresh: Tokenized | None, began: float) -> Tokenized:
-        """The reply to ``request``, of whose rows those that are not cached are in ``fresh``."""
+        """The reply to ``request``: its cached rows, merged with ``fresh``, the reply for the other rows."""
         spill, fault = "", ""
         if request.spill and fresh is not None:
             spill, fault = self._spill(request.spill, fresh)
@@ -139,7 +139,7 @@ class CacheWorker:
         return msgspec.structs.replace(reply, spill=spill, spill_fault=fault)
 
     def _spill(self, name: str, reply: Tokenized) -> tuple[str, str]:
-        """Write the reply to a file of this run; its name, or why it cannot be."""
+        """Write the reply to a file of this run; return its name and "", or "" and the error."""
         try:
             with open(_new_file(os.path.join(self._cache.folder, name)), "wb", buffering=0) as file:
                 left = memoryview(encode(reply))
@@ -151,7 +151,7 @@ class CacheWorker:
         return name, ""
 
     def answer(self, request: ListTokens | StoreTokens | EvictTokens) -> Reply:
-        """What is no row's business. An error of the disk is the cache's, and nobody else's."""
+        """Answer a request that concerns no row. An error of the disk stops only the cache, not the run."""
         try:
             if isinstance(request, ListTokens):
                 return self._list(request)
@@ -203,14 +203,14 @@ class CacheWorker:
         )
 
     def _files_of(self, num_bytes: int) -> list[int]:
-        """The files of that size: only they can be the one that is looked for."""
+        """The files of that size: no other can have the same content."""
         return [number for number, file in enumerate(self._cache.files) if file.num_bytes == num_bytes]
 
     def _file(self, file_id: int) -> CachedFile:
         return self._cache.files[file_id]
 
     def _digest(self, file_id: int) -> str:
-        """The digest of the file's content; nothing where it cannot be read."""
+        """The digest of the file's content; empty if it cannot be read."""
         if file_id not in self._digests:
             self._digests[file_id] = self._file(file_id).digest or self._digest_of(
                 self._job.files[file_id].path, file_id
@@ -232,13 +232,13 @@ def _new_file(path: str) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags, 0o600)
-    except FileExistsError:  # of a worker that was killed before its reply was read
+    except FileExistsError:  # written by a worker that was killed before its reply was read
         os.unlink(path)
         return os.open(path, flags, 0o600)
 
 
 def _sum_of(text: BlockRows) -> int:
-    """The checksum of a block's text; none where not all of it is there."""
+    """The checksum of a block's text; ``NO_SUM`` if the text is not complete."""
     if len(text.starts) and min(text.starts) < 0:
         return NO_SUM
 

@@ -1,8 +1,8 @@
-"""Writes what is tokenized into the token cache: one window at a time, while the trainer trains.
+"""Writes tokenized windows to the token cache, one at a time, during training.
 
-Workers write their replies down; when all rows of a window are answered, a worker at a time makes a segment of them,
-piece by piece, and a thread brings it to the disk. Nobody waits for that: where the disk cannot keep up, windows are
-left out, and where it is full, or fails, nothing more is written in this run.
+Workers write their replies to files. When all rows of a window are answered, a worker turns the files into a segment,
+piece by piece, and a thread makes the segment durable. The trainer never waits for this: if the disk is too slow,
+windows are left out; if it is full or fails, nothing more is written in this run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import anyio.to_thread
 import numpy as np
 
 from asyncdata.core.cache_messages import Evicted, EvictTokens, Stored, StoreTokens
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Failed
 from asyncdata.prefetch.token_cache.catalog import numbers_of
@@ -37,7 +38,7 @@ _log = get_logger(__name__)
 _MAX_WAITING_BYTES = 512 << 20
 _MAX_TRIES = 3
 _MAX_OPEN = 256
-"""Workers finish windows out of their order. One behind which so many are begun has lost a row, and never completes."""
+"""Workers may finish windows out of order. A window is given up once so many later ones are open: it lost a row."""
 
 
 class _Store:
@@ -56,16 +57,16 @@ class _Store:
 
     @property
     def plan(self) -> str:
-        """The file that says what the next piece is."""
+        """The name of the file with the plan of the next piece."""
         return f"{self.file}.plan"
 
     def request(self) -> StoreTokens:
-        """The next piece."""
+        """The request that writes the next piece."""
         is_last = self.next_piece + 1 == len(self.pieces)
         return StoreTokens(self.file, self.end, self.next_piece, is_last, self.plan)
 
     def took(self, reply: Stored) -> bool:
-        """The piece is written; whether there is another one."""
+        """Take the reply for a written piece; return whether there is another one."""
         chosen, _ = self.pieces[self.next_piece]
         numbers = np.frombuffer(reply.entries, np.int32).tolist()
         self.blocks += [self.window.blocks[chosen[number]] for number in numbers]
@@ -78,7 +79,7 @@ class _Store:
 class Recorder:
     """Writes segments.
 
-    :param max_bytes: of all caches in the folder; None does not limit them.
+    :param max_bytes: limit for all caches in the parent folder; None: no limit.
     :ivar is_on: whether this process writes.
     """
 
@@ -112,7 +113,7 @@ class Recorder:
             self.fail(f"{error.filename or self._folder.path}: {error.strerror}")
 
     def room(self) -> str:
-        """A folder for what a window writes down; empty if it is not to."""
+        """A folder for the files of a window; empty if it is not to be stored."""
         if not self.is_on:
             return ""
 
@@ -124,11 +125,11 @@ class Recorder:
             return ""
 
     def opened(self, window: WindowTokens) -> None:
-        """A window that has a room is begun."""
+        """A window with such a folder was opened."""
         self._open.append(window)
 
     def restart(self) -> None:
-        """Windows that are not complete never will be; the one that was being stored is stored from its beginning."""
+        """Give up all windows that are not complete; store the current one again from its start."""
         for window in self._open:
             self._give_up(window)
         self._open.clear()
@@ -156,13 +157,13 @@ class Recorder:
 
     def _give_up(self, window: WindowTokens) -> None:
         if window.room:
-            self._run_later(partial(self._folder.discard, window.room), bool)
+            self._run_later(partial(self._folder.discard, window.room), no_op)
             window.give_up()
 
     def _next(self) -> None:
         while self._store is None and self._waiting and self.is_on:
             window = self._waiting.popleft()
-            # Where there are few windows, one is opened before its blocks are stored, and has them once more.
+            # With few windows, a window may be opened again before its blocks are stored: do not store them twice.
             store = _Store(window, {item.block for item in self._catalog.find(window.blocks)})
             if store.pieces:
                 self._store = store
@@ -243,7 +244,7 @@ class Recorder:
         self._next()
 
     def fail(self, reason: str) -> None:
-        """The disk, or a worker, could not do what it should: the run goes on without writing."""
+        """The disk or a worker failed: stop writing; the run itself continues."""
         if not self._has_failed:
             self._has_failed = True
             _log.warning("token_cache.not_written", path=self._folder.path, reason=reason)
@@ -261,7 +262,7 @@ class Recorder:
             self._give_up(window)
         self._look_idle()
 
-    # What is done in a thread.
+    # Writes, in a thread.
 
     def _run_later(self, job: Callable[[], Any], then: Callable[[Any], object]) -> None:
         self._jobs.append((job, then))
@@ -271,10 +272,10 @@ class Recorder:
     def remove(self, name: str) -> None:
         """Remove a segment that is damaged."""
         if self.is_on:
-            self._run_later(partial(self._folder.remove, name), bool)
+            self._run_later(partial(self._folder.remove, name), no_op)
 
     async def run(self) -> None:
-        """Do what must be done in a thread, until cancelled."""
+        """Run the writes in a thread, until cancelled."""
         while True:
             self._wake = anyio.Event()
             while self._jobs:
@@ -294,11 +295,11 @@ class Recorder:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is on its way to the disk."""
+        """Whether no write is pending."""
         return self._store is None and not self._waiting and not self._jobs
 
     async def finish(self) -> None:
-        """Until what is complete is stored."""
+        """Wait until all complete windows are stored."""
         self._idle = anyio.Event()
         self._look_idle()
         await self._idle.wait()

@@ -1,4 +1,4 @@
-"""What windows have in common: the protocols, and where the rows of a chunk come from."""
+"""The protocols of windows and of the token cache, as the producer and the windows see them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = (
 
 
 class Windows(Protocol):
-    """Opens windows, in the order in which they are wanted.
+    """Opens windows, in the order in which they are needed.
 
     :ivar num_blank: blank lines passed over so far.
-    :ivar restart_point: tells the first position that a restart would need now; set by who knows it.
-    :ivar on_ready: called, in the service's thread, when a window became ready, or has a fault, other than by the reply
-        to a request; after a reply, everybody looks again anyway (:meth:`~asyncdata.workers.base.Executor.watch`).
-    :ivar read_s: seconds for which a window is being read here already, in the trainer's process; 0 for none.
+    :ivar restart_point: returns the first position that a restart would need now; set by the engine.
+    :ivar on_ready: called, in the service's thread, when a window became ready, or has a fault, other than by a reply.
+        After a reply the producer looks anyway (:meth:`~asyncdata.workers.base.Executor.watch`).
+    :ivar read_s: seconds for which the trainer's process has been reading the current window; 0 if it is not reading.
     """
 
     num_blank: int
@@ -47,42 +47,39 @@ class Windows(Protocol):
     def read_s(self) -> float: ...
 
     async def run(self) -> None:
-        """Do what must be done here, in the trainer's process, until cancelled; return at once if that is nothing."""
+        """Do the work that this process must do itself, until cancelled; return at once if there is none."""
         ...
 
     async def finish(self) -> None:
-        """The loader is closing: what was read is put where later runs find it. Soon, or it is cancelled."""
+        """The loader is closing: store what later runs can use. It is cancelled after a few seconds."""
         ...
 
     def restart(self) -> None:
-        """What was opened before is given up, and its slots are free."""
+        """Give up all windows that were opened, and free their slots."""
         ...
 
     def open(self, epoch: int, number: int) -> OpenWindow | None:
-        """Begin to read window ``number`` of ``epoch``; None where there is no room yet.
+        """Begin to read window ``number`` of ``epoch``; None if there is no room yet.
 
-        :raises SourceChangedError: if the data is not what it was.
+        :raises SourceChangedError: if the data has changed.
         """
         ...
 
     def state_at(self, position: Position) -> StreamState | None:
-        """What a snapshot keeps besides ``position``, so that its window is found again soon.
-
-        Any thread may ask.
-        """
+        """What a snapshot keeps besides ``position``, so that its window is found quickly. From any thread."""
         ...
 
     def resume_at(self, position: Position, state: StreamState | None) -> None:
-        """A restart at ``position`` is about to come, from a snapshot that kept ``state``. Any thread may say so."""
+        """Prepare for a restart at ``position``, from a snapshot that kept ``state``. From any thread."""
         ...
 
     def rows_after(self, position: Position) -> int | None:
-        """Rows of the epoch from ``position`` on, as far as can be told now; None if it cannot. Any thread may ask."""
+        """Rows of the epoch from ``position`` on, maybe estimated; None if that is not known. From any thread."""
         ...
 
 
 class AnywhereWindows:
-    """Windows that workers can read from anywhere: a position is all that a restart needs."""
+    """Windows that workers can read at any position, so that a restart needs only the position."""
 
     restart_point: Callable[[], Position]
     on_ready: Callable[[], object]
@@ -119,27 +116,27 @@ Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
 
 class Placed(Protocol):
-    """Rows that are samples already, and lie where this process can reach them.
+    """Cached rows in a slot, which need no worker.
 
-    :ivar reply: what a worker would have answered, less tokens and columns.
+    :ivar reply: what a worker would have answered, without tokens and columns.
     """
 
     @property
     def reply(self) -> Tokenized: ...
 
     def chunk(self, first: Position, num_rows: int, origin: Origin, *, ends_epoch: bool) -> Chunk:
-        """The chunk of them."""
+        """The chunk of these rows."""
         ...
 
 
 class OpenWindow(Protocol):
-    """Rows that are mixed together, as the producer sees them.
+    """Rows that are shuffled together, as the producer sees them.
 
-    :ivar slot: what is to be given back when all rows are sent.
-    :ivar is_last: whether it is the epoch's last one; known when it is ready.
-    :ivar num_rows: known when it is ready.
-    :ivar is_placed: whether all of them are samples already; likewise.
-    :ivar fault: why it cannot be read; to be raised at its turn.
+    :ivar slot: the slot to release when all rows are sent.
+    :ivar is_last: whether it is the epoch's last window; known when it is ready.
+    :ivar num_rows: number of rows; known when it is ready.
+    :ivar is_placed: whether all rows are cached and in the slot; known when it is ready.
+    :ivar fault: why it cannot be read; raised when its rows are next in the order.
     """
 
     slot: int
@@ -158,7 +155,7 @@ class OpenWindow(Protocol):
         ...
 
     def placed(self, first: int, stop: int) -> Placed | None:
-        """The rows ``[first, stop)``, where all of them are samples already; None where a worker must be asked."""
+        """The rows ``[first, stop)``, if all of them are cached; None if a worker must tokenize them."""
         ...
 
     def key(self, row: int) -> tuple[int, int]:
@@ -166,24 +163,25 @@ class OpenWindow(Protocol):
         ...
 
     def location(self, row: int) -> SourceLocation:
-        """The row's place."""
+        """The row's location."""
         ...
 
     def find(self, keys: Set[tuple[int, int]]) -> list[int]:
-        """The rows of the window that ``keys`` name, rising."""
+        """The rows of the window that ``keys`` name, in ascending order."""
         ...
 
     def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
-        """What became of rows from ``first`` on is known."""
+        """Take the reply for the rows ``[first, first + num_rows)``."""
         ...
 
 
 class Arranged(NamedTuple):
-    """A window's rows, when its scans are back.
+    """A window's rows, when the replies to its scans are there.
+
+    The fields after ``order`` are in the order of the blocks, as in :class:`~asyncdata.core.messages.Scanned`.
 
     :ivar ends: int64 of shape (num_blocks,), where the rows of each block stop.
-    :ivar order: int64 of shape (num_rows,), the rows in the window's order, numbered as the blocks have them. What
-        follows is in the order of the blocks, as in :class:`~asyncdata.core.messages.Scanned`.
+    :ivar order: int64 of shape (num_rows,), the rows in the window's order, numbered as the blocks have them.
     """
 
     ends: np.ndarray[Any, np.dtype[np.int64]]
@@ -196,17 +194,17 @@ class Arranged(NamedTuple):
 
 
 class Tokens(Protocol):
-    """What the token cache has of a window, and is to have of it.
+    """The token cache of one window: which of its rows are cached, and which will be written.
 
-    :ivar room_bytes: of a slot, for each block, beside those for its text.
-    :ivar is_placed: whether all rows are samples already.
+    :ivar room_bytes: bytes of a slot for each block, in addition to those for its text.
+    :ivar is_placed: whether all rows are cached and in the slot.
     """
 
     room_bytes: int
     is_placed: bool
 
     def scan(self, scan: Scan, first: int) -> Scan:
-        """The scan of the blocks from number ``first`` on, with what of them is cached."""
+        """The scan of the blocks from number ``first`` on, with the list of those that are cached."""
         ...
 
     def scanned(self, first: int, reply: Scanned) -> None:
@@ -214,26 +212,26 @@ class Tokens(Protocol):
         ...
 
     def arranged(self, arranged: Arranged) -> None:
-        """The window's rows are known."""
+        """Take the window's rows."""
         ...
 
     def placed(self, slot: int, first: int, stop: int) -> Placed | None:
-        """The rows ``[first, stop)``, where all of them lie in the slot as samples."""
+        """The rows ``[first, stop)``, if all of them are cached and in the slot."""
         ...
 
     def request(self, request: Tokenize, first: int) -> Tokenize:
-        """The request of rows from ``first`` on, with what of them is cached, and where the others are written to."""
+        """The request for rows from ``first`` on, with the number of cached ones, and the file for the others."""
         ...
 
     def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
-        """Rows from ``first`` on have had their answer: from a worker, or because there will be none."""
+        """Take the reply for rows from ``first`` on: of a worker, or made here for a row that no worker tokenizes."""
         ...
 
 
 def no_such_place(position: Position, found: str) -> SnapshotError:
     """The error of a restart at a position that does not exist.
 
-    :param found: what there is in its place.
+    :param found: what was found instead, for the message.
     """
     return SnapshotError(
         f"AD602 the snapshot's position does not exist: it is row {position.row} of window {position.window} of epoch "
@@ -243,7 +241,7 @@ def no_such_place(position: Position, found: str) -> SnapshotError:
 
 
 class ChunkOrigin:
-    """Where the rows of a chunk come from: the window's, from ``first`` on."""
+    """The origin of a chunk: the window's rows from ``first`` on."""
 
     __slots__ = ("_first", "_window")
 

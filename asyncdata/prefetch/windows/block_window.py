@@ -1,4 +1,4 @@
-"""A window in the parent: where its rows lie in the slot, in the order of delivery. It never sees their bytes."""
+"""A window of blocks, in the parent process: the offsets of its rows in the slot, in delivery order, without bytes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 __all__ = ("SLACK_BYTES", "Window")
 
 SLACK_BYTES = 8 * 1024
-"""Read beyond a block, so that most rows that cross its end need no second read."""
+"""Bytes read beyond a block's end, so that most rows that cross it need no second read."""
 
 _MIN_BLOCKS_PER_SCAN, _MAX_BLOCKS_PER_SCAN = 8, 64
 _SCAN_BYTES = 64 * 41 * 1024
 
 
 class Window:
-    """The rows of some blocks, once their scans are back.
+    """The rows of some blocks. They are known when all scans are answered.
 
-    :param arrange: from a number of rows to their order, int64 of shape (num_rows,).
-    :param tokens: what the token cache does for it; None without one.
-    :ivar slot: where the bytes are.
-    :ivar is_last: whether it is the epoch's last one.
+    :param arrange: returns the order of so many rows, int64 of shape (num_rows,).
+    :param tokens: the token cache of this window; None without one.
+    :ivar slot: the slot that has the bytes.
+    :ivar is_last: whether it is the epoch's last window.
     :ivar num_rows: known when :meth:`add` has returned True.
-    :ivar is_placed: whether all of them are samples already.
-    :ivar fault: why it cannot be read; to be raised at its turn.
+    :ivar is_placed: whether all rows are cached and in the slot.
+    :ivar fault: why it cannot be read; raised when its rows are next in the order.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Window:
         self._tokens = tokens
         self._starts = self._lengths = self._offsets = np.empty(0, np.int32)
         self._order = self._ends = np.empty(0, np.int64)
-        # Small scans, so that all workers share in the first window; of one at least, as many as there are canaries.
+        # Small scans, so that all workers take part in the first window; but at least as many blocks as canaries have.
         text_bytes = stride - (tokens.room_bytes if tokens is not None else 0)
         self._per_scan = max(_MIN_BLOCKS_PER_SCAN, min(_MAX_BLOCKS_PER_SCAN, _SCAN_BYTES // text_bytes))
         self._parts: list[Scanned | None] = [None] * len(range(0, len(blocks), self._per_scan))
@@ -72,7 +72,7 @@ class Window:
             yield scan if self._tokens is None else self._tokens.scan(scan, first)
 
     def add(self, part: int, reply: Scanned) -> bool:
-        """Take the reply to scan number ``part``; whether it was the last one missing."""
+        """Take the reply to scan number ``part``; return whether all replies are there now."""
         self._parts[part] = reply
         if self._tokens is not None:
             self._tokens.scanned(part * self._per_scan, reply)
@@ -105,11 +105,11 @@ class Window:
         return request if self._tokens is None else self._tokens.request(request, first)
 
     def placed(self, first: int, stop: int) -> Placed | None:
-        """The rows ``[first, stop)``, where all of them are samples already; None where a worker must be asked."""
+        """The rows ``[first, stop)``, if all of them are cached; None if a worker must tokenize them."""
         return None if self._tokens is None else self._tokens.placed(self.slot, first, stop)
 
     def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
-        """What became of rows from ``first`` on is known."""
+        """Take the reply for the rows ``[first, first + num_rows)``."""
         if self._tokens is not None:
             self._tokens.answered(first, num_rows, reply)
 
@@ -126,11 +126,11 @@ class Window:
         return block.file_id, block.start + int(self._offsets[row])
 
     def location(self, row: int) -> SourceLocation:
-        """The row's place."""
+        """The row's location."""
         return self._source.location(*self.key(row), int(self._lengths[row]))
 
     def find(self, keys: Set[tuple[int, int]]) -> list[int]:
-        """The rows of the window that ``keys`` name, rising."""
+        """The rows of the window that ``keys`` name, in ascending order."""
         ids = {block.file_id for block in self._blocks}
         wanted = [key for key in keys if key[0] in ids]
         if not wanted:

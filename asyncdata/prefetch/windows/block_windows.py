@@ -1,4 +1,4 @@
-"""Opens windows: what a producer asks for the next rows of the order, whatever kind of source they come from."""
+"""Opens windows of blocks, which the workers scan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BlockWindows(AnywhereWindows):
     """Windows of blocks, which workers scan into slots.
 
     :param stride: bytes of a slot that one block takes.
-    :param cache: None without one.
+    :param cache: the token cache, if there is one.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class BlockWindows(AnywhereWindows):
         self._sizes: dict[tuple[int, int], int] = {}
 
     async def run(self) -> None:
-        """As the protocol says: what the token cache needs a thread for."""
+        """As the protocol says: the token cache writes in a thread."""
         if self._cache is not None:
             await self._cache.run()
 
@@ -83,7 +83,7 @@ class BlockWindows(AnywhereWindows):
 
     def _submit(self, scan: Scan, on_scanned: Callable[[Any], object], num_tries: int) -> None:
         def on_reply(reply: Reply | Crashed) -> None:
-            if isinstance(reply, Crashed) and num_tries > 1:  # no row is to blame: workers are killed from outside
+            if isinstance(reply, Crashed) and num_tries > 1:  # not caused by a row: workers are killed from outside
                 self._submit(scan, on_scanned, num_tries - 1)
             else:
                 on_scanned(reply)
@@ -96,10 +96,10 @@ class BlockWindows(AnywhereWindows):
         elif window.add(part, reply):
             self.num_blank += window.num_blank
             recent = list(self._sizes.items())[-_KEPT_SIZES:]
-            self._sizes = dict([*recent, (place, window.num_rows)])  # another one: other threads look at it
+            self._sizes = dict([*recent, (place, window.num_rows)])  # a new dict, as other threads read it
 
     def rows_after(self, position: Position) -> int | None:
-        """As the protocol says; windows of the epoch that are still to be read count like the last one that was."""
+        """As the protocol says; windows that are not read yet are estimated by the size of the current one."""
         number = position.window if position.row else position.window - 1
         size = self._sizes.get((position.epoch, number))
         if size is None:

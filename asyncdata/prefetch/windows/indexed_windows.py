@@ -1,4 +1,4 @@
-"""Windows of rows that are ordered one by one: workers read each row from its place, so nothing is scanned."""
+"""Windows of rows that are ordered one by one: the row index knows each row's location, so nothing is scanned."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class _Rows(NamedTuple):
     """The rows of a window.
 
     :ivar numbers: int64, as the row index numbers them.
-    :ivar units: what is dealt out to ranks, that each row belongs to: it alone, or its pack.
+    :ivar units: for each row, the number of its unit: a unit is dealt to one rank, and is a row or a pack.
     :ivar first: the unit with which the epoch's first batch begins.
-    :ivar stop: the unit behind its last one.
+    :ivar stop: one more than the epoch's last unit.
     """
 
     numbers: Int64
@@ -57,7 +57,7 @@ class _Rows(NamedTuple):
 
 
 class IndexedWindow:
-    """Rows by their places, as :class:`~asyncdata.prefetch.windows.base.OpenWindow` wants them."""
+    """Rows by their locations; see :class:`~asyncdata.prefetch.windows.base.OpenWindow`."""
 
     slot = NO_SLOT
 
@@ -72,7 +72,7 @@ class IndexedWindow:
         self._expected: Int32 | None = None
 
     def fill(self, places: Places, expected: Int32 | None, *, is_last: bool) -> None:
-        """The rows are known.
+        """Set the rows.
 
         :param expected: as in :class:`~asyncdata.core.messages.Tokenize`.
         """
@@ -106,7 +106,7 @@ class IndexedWindow:
         return Tokenize(NO_SLOT, starts.tobytes(), lengths.tobytes(), list(places), expected)
 
     def placed(self, first: int, stop: int) -> None:
-        """None: a worker must be asked."""
+        """None: a worker must tokenize the rows."""
 
     def key(self, row: int) -> tuple[int, int]:
         """The number of the row's file, and its offset there."""
@@ -114,7 +114,7 @@ class IndexedWindow:
         return int(file_ids[0]), int(offsets[0])
 
     def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
-        """Copies that were damaged are spoken of: the first time, and whenever they are about twice as many."""
+        """Log damaged copies of rows: the first time, and each time their number has about doubled."""
         if not reply.num_mended:
             return
 
@@ -124,13 +124,13 @@ class IndexedWindow:
             _log.warning("index.copy_damaged", path=index.spool, num_rows=index.num_mended)
 
     def location(self, row: int) -> SourceLocation:
-        """The row's place."""
+        """The row's location."""
         file_id, offset = self.key(row)
         place = self._source.location(file_id, offset, int(self._known.lengths[row]))
         return self._index.numbered(place, file_id, int(self._known.rows[row]))
 
     def find(self, keys: Set[tuple[int, int]]) -> list[int]:
-        """The rows of the window that ``keys`` name, rising."""
+        """The rows of the window that ``keys`` name, in ascending order."""
         if not keys:
             return []
 
@@ -139,11 +139,11 @@ class IndexedWindow:
 
 
 class IndexedWindows(AnywhereWindows):
-    """Windows over the row index, as :class:`~asyncdata.prefetch.windows.base.Windows` wants them.
+    """Windows over the row index; see :class:`~asyncdata.prefetch.windows.base.Windows`.
 
     :param share: the rows that this rank tokenizes; None: all.
-    :ivar start: where delivery began, or was restored to. Rows that are dealt out one by one are counted from there,
-        and from the start of every later epoch.
+    :ivar start: where delivery began, or was restored to. In that epoch, rows that are dealt to ranks one by one are
+        counted from there; in later epochs, from the epoch's start.
     """
 
     num_blank = 0
@@ -173,7 +173,7 @@ class IndexedWindows(AnywhereWindows):
         indexer.on_growth = self._fill_waiting
 
     def restart(self) -> None:
-        """As the protocol says; permutations that were asked for are not coming any more."""
+        """As the protocol says; permutations in flight are dropped."""
         self._waiting.clear()
         self._permutations = {epoch: rows for epoch, rows in self._permutations.items() if rows is not None}
         if self._plans is not None or self._share is not None:
@@ -184,23 +184,23 @@ class IndexedWindows(AnywhereWindows):
         if not self._index.is_complete:
             self._indexer.restart()
 
-    # Where packs are planned. Any thread may ask.
+    # For planned packs. From any thread.
 
     def plan(self, epoch: int) -> PlannedEpoch | None:
-        """The packs of ``epoch``; known from its first delivery to its end."""
+        """The planned packs of ``epoch``; known from its first delivery to its end."""
         return None if self._plans is None else self._plans.find(epoch)
 
     def dealt_at(self, position: Position) -> Dealt | None:
-        """What a snapshot keeps besides ``position``: how the packs of its epoch are dealt out, if it is begun."""
+        """What a snapshot keeps besides ``position``: how the packs of its epoch are dealt, if it has begun."""
         return None if self._plans is None else self._plans.dealt_at(position)
 
     def resume_dealt(self, position: Position, dealt: tuple[int, int] | None) -> None:
-        """A restart at ``position`` is about to come, from a snapshot that kept ``dealt``."""
+        """Prepare for a restart at ``position``, from a snapshot that kept ``dealt``."""
         if self._plans is not None:
             self._plans.resume_dealt(position, dealt)
 
     def rows_after(self, position: Position) -> int | None:
-        """As the protocol says: exact where the index is complete, and no packs are planned."""
+        """As the protocol says: exact, but only known if the index is complete and no packs are planned."""
         if not self._index.is_complete or isinstance(self._order, PlannedOrder):
             return None
 
@@ -221,7 +221,7 @@ class IndexedWindows(AnywhereWindows):
                 self._waiting.pop(place, None)
 
     def _fill(self, window: IndexedWindow, epoch: int, number: int) -> bool:
-        """Whether the window is ready now, or will never be."""
+        """Fill the window if its rows are known; return whether it is ready or has a fault."""
         if self._index.is_complete and self._index.are_all_excluded:
             self._index.fail(self._index.no_samples())
         found = self._rows(epoch, number) if self._index.fault is None else None
@@ -242,7 +242,7 @@ class IndexedWindows(AnywhereWindows):
         return True
 
     def _expected(self, found: _Rows) -> Int32 | None:
-        """How many tokens the rows have, where every one of them is a sample."""
+        """How many tokens the rows have, if every row is a sample; see :class:`~asyncdata.core.messages.Tokenize`."""
         if self._plans is None and self._share is None:
             return None
 
@@ -259,7 +259,7 @@ class IndexedWindows(AnywhereWindows):
         if isinstance(order, PlannedOrder):
             return self._planned_rows(epoch, first, stop) if index.is_complete else None
 
-        # None of the rows may be of the last batch, which is dealt out otherwise.
+        # No row may belong to the epoch's last batch, which is dealt in another way.
         num_needed = stop + (0 if self._share is None else self._share.global_batch)
         grows = order.shuffle.grows and index.num_found >= stop and index.num_rows > num_needed
         if not (index.is_complete or grows):
@@ -288,7 +288,7 @@ class IndexedWindows(AnywhereWindows):
         return _Rows(rows, packs, begun, plan.num_packs, stop >= plan.num_rows)
 
     def _permutation(self, epoch: int, first: int, stop: int) -> Int64 | None:
-        """Rows in slime's order; None if it is not known yet."""
+        """Row numbers in slime's order; None if it is not known yet."""
         if epoch not in self._permutations:
             self._permutations = {e: rows for e, rows in self._permutations.items() if e >= epoch - 1}
             self._permutations[epoch] = None

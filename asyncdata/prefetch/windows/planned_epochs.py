@@ -1,4 +1,4 @@
-"""Has epochs planned: by workers, once the row index is complete, and again only where a plan is another one."""
+"""Plans the packs of epochs: workers compute them once the row index is complete. Equal plans are shared."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MAX_TRIES = 5
 
 
 class PlannedRows:
-    """The planned epochs of one loader. All methods belong to the service's thread, but for those that say otherwise.
+    """The planned epochs of one loader. Call methods in the service's thread, unless they say "from any thread".
 
-    :param on_found: called when more is known, or the index has a fault.
-    :ivar restart_point: the first position that a restart would need now.
+    :param on_found: called when a plan is known, or the index has a fault.
+    :ivar restart_point: returns the first position that a restart would need now.
     :ivar start: where delivery began, or was restored to.
     """
 
@@ -45,11 +45,11 @@ class PlannedRows:
         self._on_found = on_found
         self._resumed: tuple[int, Dealt] | None = None
         self._packs: dict[int, Packs] = {}
-        self._epochs: dict[int, PlannedEpoch] = {}  # other threads look at it
+        self._epochs: dict[int, PlannedEpoch] = {}  # replaced, never changed, as other threads read it
         self._asked: set[tuple[str, int]] = set()
 
     def restart(self, start: Position) -> None:
-        """Nobody answers what was asked before, and from ``start`` on packs are dealt as the plan says."""
+        """Drop requests in flight. From ``start`` on, packs are dealt as the plan says."""
         self._asked.clear()
         self._epochs = {}
         self.start = start
@@ -57,16 +57,16 @@ class PlannedRows:
     # What a snapshot keeps.
 
     def dealt_at(self, position: Position) -> Dealt | None:
-        """How the packs of the epoch of ``position`` are dealt, if that is begun and they are grouped. Any thread."""
+        """How the packs of the epoch at ``position`` are dealt, if it has begun and has groups. From any thread."""
         if self._order.plan.grouping is None or (position.window, position.row) == (0, 0):
             return None
 
         return self._dealt(position.epoch)
 
     def resume_dealt(self, position: Position, dealt: tuple[int, int] | None) -> None:
-        """A restart at ``position`` is about to come, from a snapshot that kept ``dealt``; None: as the plan says.
+        """Prepare for a restart at ``position``, from a snapshot that kept ``dealt``; None: as the plan says.
 
-        Any thread may say so. A restart alone does not forget it, as the service's own beginning may come behind it.
+        From any thread. :meth:`restart` keeps this, as the service may start after it.
         """
         self._resumed = None if dealt is None else (position.epoch, Dealt(*dealt))
 
@@ -77,11 +77,11 @@ class PlannedRows:
     # The plans.
 
     def find(self, number: int) -> PlannedEpoch | None:
-        """The plan of an epoch, if it is known. Any thread may ask, while the epoch is delivered."""
+        """The plan of an epoch, if it is known. From any thread, while the epoch is delivered."""
         return self._epochs.get(number)
 
     def epoch(self, number: int) -> PlannedEpoch | None:
-        """The plan of an epoch; asked for where it is not known."""
+        """The plan of an epoch; if it is not known, None, and it is requested."""
         if number not in self._epochs:
             packs = self._packs.get(self._order.packs_of(number))
             if packs is None:
@@ -104,7 +104,7 @@ class PlannedRows:
 
     def _submit(self, what: str, epoch: int, request: PackRows | OrderPacks, num_tries: int) -> None:
         def on_reply(reply: Reply | Crashed) -> None:
-            if isinstance(reply, Crashed) and num_tries > 1:  # no row is to blame: workers are killed from outside
+            if isinstance(reply, Crashed) and num_tries > 1:  # not caused by a row: workers are killed from outside
                 self._submit(what, epoch, request, num_tries - 1)
                 return
 
@@ -148,5 +148,5 @@ class PlannedRows:
 
     @property
     def _first_wanted(self) -> int:
-        """Who makes batches may still be at the end of the epoch before the one that is delivered."""
+        """The first epoch whose plan is kept. The batches may still be in the epoch before the one that is read."""
         return self.restart_point().epoch - 1

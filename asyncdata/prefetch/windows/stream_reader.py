@@ -1,4 +1,4 @@
-"""One pass over a stream, cut into windows: what the thread that reads does. It knows no loop and no worker."""
+"""One pass over a stream, cut into windows. Used in the reading thread; independent of the event loop and workers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ("StreamPass", "WindowRows")
 class WindowRows(NamedTuple):
     """The rows of a window as they were read. All arrays have the shape (num_rows,).
 
-    :ivar file_ids: int32.
-    :ivar numbers: of each row in its file, int64.
-    :ivar starts: where it begins in the slot, int32.
-    :ivar lengths: its bytes, int32; -1 for a row that is too long.
-    :ivar offsets: where it begins in the text of its file, int64; -1 where there is none.
-    :ivar is_last: whether no row of the epoch follows.
-    :ivar next_state: from which the next window can be read without this one; None if it is not known.
+    :ivar file_ids: int32, the number of each row's file.
+    :ivar numbers: int64, the number of each row in its file.
+    :ivar starts: int32, the offset of each row in the slot.
+    :ivar lengths: int32, the bytes of each row; -1 for a row that is too long.
+    :ivar offsets: int64, the offset of each row in the text of its file; -1 if it has none.
+    :ivar is_last: whether this is the epoch's last window.
+    :ivar next_state: the state from which the next window can be read without this one; None if it is not known.
     """
 
     file_ids: Int32
@@ -44,12 +44,12 @@ class WindowRows(NamedTuple):
 class StreamPass:
     """Reads one epoch from its start, or from a window's state on.
 
-    Where the stream gives no states, the windows' states have the number of rows before them.
+    If the stream gives no states, the state of a window is the number of rows before it.
 
-    :param check: called often; it raises when nobody wants the rows any more.
-    :ivar number: of the window that comes next.
-    :ivar is_at_end: whether no row comes any more.
-    :ivar num_replayed: rows that were read again from the epoch's start, only to come where they end.
+    :param check: called often; it raises to cancel the pass.
+    :ivar number: number of the next window.
+    :ivar is_at_end: whether there are no more rows.
+    :ivar num_replayed: rows that were read again from the epoch's start, only to skip them.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class StreamPass:
         self._fault: Exception | None = None
         self.is_at_end = False
         self._num_read = 0  # rows before those in `_rows`
-        self._first = 0  # the row of `_rows` that comes next
+        self._first = 0  # the next row of `_rows`
         self._rows = Rows(0, np.empty(0, np.int64), np.empty(0, np.int64), b"", 0, None)
-        self._places = np.zeros(1, np.int64)  # where each of them begins in their data, and where the last one ends
+        self._places = np.zeros(1, np.int64)  # the start of each of `_rows` in their data, and the end of the last one
         self._num_blank = 0
         self._source = stream.read(order, epoch, None if state is None else state.at, check)
 
@@ -82,7 +82,7 @@ class StreamPass:
         self._source.close()
 
     def start(self, state: StreamState) -> bool:
-        """Come to where ``state``, with which the pass was made, says; whether its row is there."""
+        """Skip to the window of ``state``, with which the pass was made; return whether its first row is the same."""
         left = state.skip
         while self._look() and left:
             num_rows = min(left, len(self._rows.lengths) - self._first)
@@ -93,11 +93,11 @@ class StreamPass:
         return self.is_at(state)
 
     def is_at(self, state: StreamState) -> bool:
-        """Whether the row that comes next is the one of ``state``."""
+        """Whether the next row is the one of ``state``."""
         return self._look() and self._digest() == state.row
 
     def _look(self) -> bool:
-        """Whether there is a row to come; it is in ``_rows``."""
+        """Read on if ``_rows`` is used up; return whether there is a next row, which is then in ``_rows``."""
         while self._first == len(self._rows.lengths) and not self.is_at_end:
             self._check()
             rows = next(self._source, None)
@@ -113,23 +113,23 @@ class StreamPass:
         return not self.is_at_end
 
     def _digest(self) -> str:
-        """Tells the row that comes next from others."""
+        """A digest of the next row."""
         start, stop = self._places[self._first : self._first + 2].tolist()
         return blake2b(self._rows.data[start:stop], digest_size=8).hexdigest()
 
     def pass_window(self) -> None:
-        """Read the next window only to come behind it."""
+        """Skip the next window."""
         self.num_replayed += len(self.read_window(None).lengths)
 
     def read_window(self, memory: memoryview | None) -> WindowRows:
-        """The next window, with its rows in ``memory``; None: nowhere.
+        """Read the next window into ``memory`` (None: skip it).
 
-        Rows before what is wrong with the data are a window of their own, and it is raised in place of the next one.
-        An error that may not come again, as of a network or of a user's function, takes the place of the whole window
-        that it interrupts: the first rows of it would be shuffled otherwise than all of them after a restart.
+        After a permanent error in the data, the rows read so far form a short window, and the next call raises. An
+        error that may not come again, such as one of a network or of a user's function, is raised at once instead: a
+        short window would be shuffled differently from the whole window, which is read after a restart.
 
-        :raises SourceError: if there is something wrong with the data.
-        :raises Exception: whatever the stream raises.
+        :raises SourceError: if there is an error in the data.
+        :raises Exception: any other error of the stream.
         """
         parts: list[_Part] = []
         used = count = num_bytes = 0
@@ -148,7 +148,7 @@ class StreamPass:
         return self._window(parts)
 
     def _has_next(self, count: int) -> bool:
-        """Whether a row comes behind the ``count`` that the window has, as far as one can see."""
+        """Whether there is a next row. A permanent error counts as the end if the window has ``count`` > 0 rows."""
         if self._fault is not None:
             raise self._fault
 
@@ -163,7 +163,7 @@ class StreamPass:
             return False
 
     def _take(self, num_rows: int, memory: memoryview | None, place: int) -> _Part:
-        """The next rows, copied to ``place``."""
+        """The next rows, copied to offset ``place`` of ``memory``."""
         rows, first, stop = self._rows, self._first, self._first + num_rows
         begin, end = self._places[[first, stop]].tolist()
         if memory is not None:

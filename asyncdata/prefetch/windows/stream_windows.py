@@ -1,7 +1,7 @@
 """Windows of a stream: a thread of the trainer's process reads them into slots, one after the other.
 
-The rows are tokenized by reference as everywhere else. What a restart needs besides a position is the stream's state at
-a window's start; it is kept for the windows that a restart could begin with.
+Workers get the rows by reference, as for other windows. Besides a position, a restart needs the stream's state at the
+start of a window; it is kept for every window at which a restart could begin.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, SourceChangedError, SourceError, safe_cause
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Tokenize
@@ -36,7 +37,7 @@ _log = get_logger(__name__)
 
 
 class StreamWindow:
-    """Rows of a stream, as :class:`~asyncdata.prefetch.windows.base.OpenWindow` wants them."""
+    """Rows of a stream; see :class:`~asyncdata.prefetch.windows.base.OpenWindow`."""
 
     def __init__(self, stream: RowStream, slot: int) -> None:
         self.slot = slot
@@ -48,7 +49,7 @@ class StreamWindow:
         self._rows: WindowRows | None = None
 
     def fill(self, rows: WindowRows, order: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        """The rows are in the slot, and are to be delivered in ``order``."""
+        """Set the rows, which are in the slot, and the order in which they are delivered."""
         columns = ("file_ids", "numbers", "starts", "lengths", "offsets")
         self._rows = rows._replace(**{name: getattr(rows, name)[order] for name in columns})
         self.num_rows, self.is_last = len(order), rows.is_last
@@ -71,33 +72,33 @@ class StreamWindow:
         return Tokenize(self.slot, starts.tobytes(), lengths.tobytes())
 
     def placed(self, first: int, stop: int) -> None:
-        """None: a worker must be asked."""
+        """None: a worker must tokenize the rows."""
 
     def key(self, row: int) -> tuple[int, int]:
-        """The number of the row's file, and its own number there."""
+        """The number of the row's file, and the row's number there."""
         return int(self._known.file_ids[row]), int(self._known.numbers[row])
 
     def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
-        """Nothing follows from it."""
+        """As the protocol says: nothing."""
 
     def location(self, row: int) -> SourceLocation:
-        """The row's place."""
+        """The row's location."""
         return self._stream.location(*self.key(row), int(self._known.lengths[row]), int(self._known.offsets[row]))
 
     def find(self, keys: Set[tuple[int, int]]) -> list[int]:
-        """The rows of the window that ``keys`` name, rising."""
+        """The rows of the window that ``keys`` name, in ascending order."""
         file_ids, numbers = self._known.file_ids, self._known.numbers
         return sorted({int(row) for key in keys for row in np.flatnonzero((file_ids == key[0]) & (numbers == key[1]))})
 
 
 class _GivenUp(BaseException):
-    """Nobody wants the window any more."""
+    """The window was given up while it was read."""
 
 
 class _Fill:
-    """A window that is to be read, or is being read.
+    """A window that is waiting to be read, or is being read.
 
-    :ivar is_given_up: whether nobody wants it any more.
+    :ivar is_given_up: whether a restart or the end of the loader made it obsolete.
     """
 
     def __init__(self, window: StreamWindow, epoch: int, number: int) -> None:
@@ -108,12 +109,12 @@ class _Fill:
 
 
 class StreamWindows:
-    """Windows of a stream, as :class:`~asyncdata.prefetch.windows.base.Windows` wants them.
+    """Windows of a stream; see :class:`~asyncdata.prefetch.windows.base.Windows`.
 
-    All methods belong to the service's thread, but for :meth:`state_at` and :meth:`resume_at`, which any may call.
+    Call all methods in the service's thread, except :meth:`state_at` and :meth:`resume_at`, which any thread may call.
 
-    :ivar restart_point: the first position that a restart would need now; where nobody tells it, states of all windows
-        are kept.
+    :ivar restart_point: returns the first position that a restart would need now; if it is not set, the states of all
+        windows are kept.
     """
 
     def __init__(self, stream: RowStream, order: StreamOrder, executor: Executor) -> None:
@@ -122,17 +123,17 @@ class StreamWindows:
         self._order = order
         self._executor = executor
         self.restart_point: Callable[[], Position] = Position
-        self.on_ready: Callable[[], object] = bool
+        self.on_ready: Callable[[], object] = no_op
         self._queue: deque[_Fill] = deque()
         self._running: _Fill | None = None
         self._began = 0.0
         self._wake = anyio.Event()
         self._pass: StreamPass | None = None
-        self._states: dict[tuple[int, int], StreamState] = {}  # replaced, never changed: other threads look at it
+        self._states: dict[tuple[int, int], StreamState] = {}  # replaced, never changed, as other threads read it
         self._resumed: dict[tuple[int, int], StreamState] = {}
 
     def rows_after(self, position: Position) -> None:
-        """As the protocol says: a stream does not tell how long it is."""
+        """As the protocol says: None, as the length of a stream is not known."""
 
     def restart(self) -> None:
         """As the protocol says; a window that is being read keeps its slot until the thread has noticed."""
@@ -162,7 +163,7 @@ class StreamWindows:
 
     def state_at(self, position: Position) -> StreamState | None:
         """As the protocol says: the state of the window, or of the last one before it that is known."""
-        known = {**self._states, **self._resumed}  # what a snapshot says comes before what was read since
+        known = {**self._states, **self._resumed}  # a snapshot's state takes precedence over what was read
         numbers = [number for epoch, number in known if epoch == position.epoch and number <= position.window]
         return known[position.epoch, max(numbers)] if numbers else None
 
@@ -171,7 +172,7 @@ class StreamWindows:
         self._resumed = {} if state is None else {(position.epoch, state.window): state}
 
     def _keep_state(self, epoch: int, state: StreamState | None) -> None:
-        """Keep the state of the window to come, and of those that a restart could begin with."""
+        """Keep the state of the next window, and of those at which a restart could begin."""
         point = self.restart_point()
         place = point.epoch, point.window
         first = max((known for known in self._states if known <= place), default=place)
@@ -180,13 +181,13 @@ class StreamWindows:
             states[epoch, state.window] = state
         self._states = states
 
-    # The reading.
+    # Reading.
 
     async def finish(self) -> None:
         """As the protocol says: nothing."""
 
     async def run(self) -> None:
-        """As the protocol says: has windows read in a thread, one after the other."""
+        """As the protocol says: read the windows in a thread, one after the other."""
         try:
             while True:
                 await self._wake.wait()
@@ -197,7 +198,7 @@ class StreamWindows:
             if self._running is None:
                 self._close_pass()
             else:
-                self._running.is_given_up = True  # the thread closes what it reads
+                self._running.is_given_up = True  # the thread closes its pass
 
     async def _serve(self, fill: _Fill) -> None:
         self._running, self._began = fill, time.monotonic()
@@ -218,21 +219,21 @@ class StreamWindows:
         self._executor.slots.done(fill.window.slot)
 
     def _read(self, fill: _Fill) -> WindowRows | AsyncDataError | None:
-        """In the thread: the rows of a window, or why there are none; None for a window that nobody wants."""
+        """In the thread: the rows of a window, or the error; None for a window that was given up."""
         outcome: WindowRows | AsyncDataError | None = None
         try:
             memory = self._executor.memory(fill.window.slot)
             outcome = self._pass_at(fill.epoch, fill.number).read_window(memory)
         except _GivenUp:
             pass
-        except BaseException as error:  # also SystemExit: whatever a user's generator does
+        except BaseException as error:  # also SystemExit: a user's generator may raise anything
             outcome = _as_ours(error, fill, self._stream.files[0].path)
         if fill.is_given_up or not isinstance(outcome, WindowRows):
             self._close_pass()
         return outcome
 
     def _check(self) -> None:
-        """Stop what is being done for nobody."""
+        """Cancel the pass if the window was given up."""
         if self._running is not None and self._running.is_given_up:
             raise _GivenUp
 
@@ -241,19 +242,19 @@ class StreamWindows:
         try:
             if current is not None:
                 current.close()
-        except Exception as error:  # a user's generator: nobody waits for what it has to say
+        except Exception as error:  # of a user's generator; there is no caller to raise it to
             _log.warning("stream.close_failed", reason=repr(error))
 
     def _pass_at(self, epoch: int, number: int) -> StreamPass:
-        """The pass that gives window ``number`` of ``epoch`` next."""
+        """A pass whose next window is number ``number`` of ``epoch``."""
         current, resumed = self._pass, self._resumed.get((epoch, number))
         if current is not None and (current.epoch, current.number) == (epoch, number):
-            # It may have been read before the snapshot was loaded.
+            # The pass may be older than the snapshot, and at another row.
             if resumed is None or current.is_at(resumed):
                 return current
 
         self._close_pass()
-        if epoch or number:  # at the very start it has just been looked at
+        if epoch or number:  # at the very start the files have just been checked
             self._stream.check_unchanged()
         current = self._begin(epoch, self.state_at(Position(epoch, number)))
         while current.number < number and not current.is_at_end:
@@ -263,7 +264,7 @@ class StreamWindows:
         return current
 
     def _begin(self, epoch: int, state: StreamState | None) -> StreamPass:
-        """A pass from ``state`` on; from the epoch's start, where another row is found at the state."""
+        """A pass from ``state`` on; or, if the state leads to another row, from the epoch's start."""
         self._pass = StreamPass(self._stream, self._order, epoch, state, self._check)
         if state is None or self._pass.start(state):
             return self._pass

@@ -1,4 +1,4 @@
-"""Canaries: fixed rows that are tokenized anew at every start, and what happens when they sing another song."""
+"""Canaries: fixed rows that are tokenized at every start, and what happens when their tokens differ."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_eight_rows_from_all_over_the_data_are_digested(loader_of: Any) -> None:
     assert all(len(digest) == 16 for digest in digests)
 
 
-def test_they_are_the_same_whatever_does_not_change_the_tokens(loader_of: Any) -> None:
+def test_canaries_change_only_with_the_tokens(loader_of: Any) -> None:
     digests = digests_of(loader_of())
 
     assert digests_of(loader_of(num_workers=1, capacity=1, row_s=0.1)) == digests
@@ -166,7 +166,7 @@ def test_another_number_of_rows_is_another_tokenization(loader_of: Any) -> None:
         loader.take(1)
 
 
-def test_what_is_known_already_is_not_asked_again(loader_of: Any) -> None:
+def test_known_canaries_are_not_requested_again(loader_of: Any) -> None:
     """A snapshot loaded into the loader that took it goes on at once."""
     loader = loader_of()
     digests = digests_of(loader)
@@ -177,7 +177,7 @@ def test_what_is_known_already_is_not_asked_again(loader_of: Any) -> None:
 
 
 @pytest.mark.parametrize("num_answers", [0, 1, 2])
-def test_a_restart_forgets_what_was_asked_and_frees_its_slot(loader_of: Any, num_answers: int) -> None:
+def test_a_restart_drops_requests_for_canaries_and_frees_their_slot(loader_of: Any, num_answers: int) -> None:
     digests = digests_of(loader_of())
     loader = loader_of()
 
@@ -193,7 +193,7 @@ def test_a_restart_forgets_what_was_asked_and_frees_its_slot(loader_of: Any, num
     assert loader.ids(100) == list(range(100))
 
 
-def test_where_no_slot_is_free_they_wait_for_one(loader_of: Any) -> None:
+def test_canaries_wait_for_a_free_slot(loader_of: Any) -> None:
     digests = digests_of(loader_of())
     loader = loader_of()
     slots = [loader.executor.slots.hold() for _ in range(3)]
@@ -206,7 +206,7 @@ def test_where_no_slot_is_free_they_wait_for_one(loader_of: Any) -> None:
     assert loader.ids(2) == [0, 1]
 
 
-def test_rows_that_cannot_be_had_are_no_reason_to_stop_where_nothing_is_compared(loader_of: Any) -> None:
+def test_canaries_that_fail_stop_nothing_without_a_snapshot(loader_of: Any) -> None:
     loader = loader_of()
     loader.start()
     loader.ids(3)
@@ -229,7 +229,7 @@ def test_rows_that_cannot_be_had_are_no_reason_to_stop_where_nothing_is_compared
     [(DIED, WorkerError, "its worker died"), (Failed("SourceError", "AD304 gone"), SourceError, "AD304 gone")],
 )
 @pytest.mark.parametrize("num_answers", [0, 1])
-def test_rows_that_cannot_be_had_are_the_error_where_they_are_to_be_compared(
+def test_canaries_that_fail_are_the_error_with_a_snapshot_to_compare(
     loader_of: Any, num_answers: int, reply: Any, kind: type[Exception], message: str
 ) -> None:
     loader = loader_of()

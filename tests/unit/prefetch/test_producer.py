@@ -1,4 +1,4 @@
-"""The producer: reads ahead, sends chunks that nobody can see in D, and has an answer to everything a worker says."""
+"""The producer: reads ahead, sends chunks that do not change D, and handles every reply of a worker."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_it_begins_where_the_ledger_stands(loader_of: Any) -> None:
         other.restore(other.snapshot())
 
 
-def test_a_position_behind_the_last_row_of_a_window_goes_on_with_the_next(loader_of: Any) -> None:
+def test_a_position_after_the_last_row_of_a_window_continues_with_the_next(loader_of: Any) -> None:
     loader = loader_of(40, window_blocks=4, epochs=2)
     state = loader.snapshot()
     samples = loader.take(40)
@@ -191,7 +191,7 @@ def test_a_position_behind_the_last_row_of_a_window_goes_on_with_the_next(loader
     assert loader.ids(2) == [0, 1], "of the next epoch"
 
 
-def test_a_position_that_no_row_can_have_left_is_refused(loader_of: Any) -> None:
+def test_a_position_that_cannot_exist_is_refused(loader_of: Any) -> None:
     loader = loader_of(40, window_blocks=4, epochs=2)
     state = loader.snapshot()
     num_rows = sum(sample.position.window == 0 for sample in loader.take(40))
@@ -278,7 +278,7 @@ def test_a_half_needs_only_one_more_death(loader_of: Any) -> None:
     assert [(item.num_rows, item.strikes) for item in halves if item.num_rows == 16] == [(16, 1), (16, 1)]
 
 
-def test_where_the_row_is_known_the_others_are_sent_again_as_if_nothing_had_been(loader_of: Any) -> None:
+def test_when_the_row_that_kills_workers_is_known_the_others_are_sent_again(loader_of: Any) -> None:
     loader = loader_of(32, capacity=1000, window_blocks=100, bad_row_stops=False)
     scan_until_tokenizing(loader)
 
@@ -329,7 +329,7 @@ def test_a_lone_row_is_blamed_by_what_it_did(loader_of: Any, crash: Any, code: s
 
 
 def test_rows_of_a_lost_chunk_are_still_in_their_slot_when_they_are_asked_for_again(loader_of: Any) -> None:
-    """It is the last chunk of its window, whose slot nobody else holds; the next windows are waiting to be read."""
+    """It is the last chunk of its window, whose slot no one else holds; the next windows are waiting to be read."""
     loader = loader_of(200, window_blocks=1, num_workers=4, capacity=1000)
     for _ in range(20):
         last_of_window = next((n for n in asked(loader, Tokenize) if loader.executor.asked[n].strikes == 0), None)

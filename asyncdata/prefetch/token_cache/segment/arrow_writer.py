@@ -1,7 +1,7 @@
-"""Writing a segment: replies that lie spilled in the order of delivery become record batches in the order of the file.
+"""Writes a segment: spilled replies, in delivery order, become record batches in the order of the file.
 
-Rows are moved by Arrow, and never one by one in Python. What a piece of a segment is asked for again, after its worker
-was killed, it writes to the same place.
+Arrow moves the rows; Python never handles single rows. If a piece is requested again because its worker was killed, it
+is written to the same place.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LENGTH = struct.Struct("<I")
 _OVERWRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _END_OF_STREAM = struct.pack("<iI", -1, 0)
 _ROOMS = 8
-"""A block whose samples take the room of more than so many is not kept. Behind a long row, blocks are empty."""
+"""A block whose samples need the room of more blocks than this is not stored. (Blocks after a long row are empty.)"""
 
 _decode_plan = msgspec.msgpack.Decoder(StorePlan).decode
 _decode_spill = msgspec.msgpack.Decoder(Tokenized).decode
@@ -56,9 +56,9 @@ Array = np.ndarray[Any, Any]
 def store(request: StoreTokens, cache: CacheJob, digest_of: Callable[[int], str]) -> Stored:
     """Append the blocks of the request's plan to the segment.
 
-    :param digest_of: tells the digest of the content of a file of the job.
+    :param digest_of: returns the digest of the content of a file of the job.
     :raises OSError: if it cannot be written.
-    :raises DamagedError: if a file that is to be kept cannot be known again.
+    :raises DamagedError: if the content of a file cannot be identified.
     """
     path = os.path.join(cache.folder, request.file)
     with open(os.path.join(cache.folder, request.plan), "rb") as file:
@@ -74,7 +74,7 @@ def store(request: StoreTokens, cache: CacheJob, digest_of: Callable[[int], str]
 class _Column(NamedTuple):
     """A column of all samples of the piece, in the order of the file.
 
-    :ivar values: a binary array of Arrow's; of the tokens it is their int32.
+    :ivar values: a binary array of Arrow's; for the tokens, an int32 array.
     :ivar offsets: where each value begins, in bytes, and the last one ends: int64 of shape (num_samples + 1,).
     """
 
@@ -83,7 +83,7 @@ class _Column(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """What became of the piece's rows, in the order of the file: verdicts and notes as records have them."""
+    """The piece's rows, in the order of the file: verdicts and notes as records have them."""
 
     verdicts: Array
     notes: Array
@@ -125,7 +125,7 @@ class _Piece:
             left = left[written:]
 
     def _write_blocks(self, rows: _Rows, schema: Any) -> list[int]:
-        """Write a batch for each block; which of them were written."""
+        """Write a batch for each block; return the blocks that were written."""
         batch = _batch(rows.columns, schema)
         ends = np.cumsum(self._counts, dtype=np.int64)
         before = np.concatenate(([0], np.cumsum(rows.verdicts == 0)))
@@ -144,7 +144,7 @@ class _Piece:
         return stored
 
     def _write_block(self, number: int, places: slice, samples: slice, rows: _Rows, batch: Any, schema: Any) -> bool:
-        """Whether the block is worth writing, and was."""
+        """Write the block if it is not too large; return whether it was written."""
         data = batch.slice(samples.start, samples.stop - samples.start).serialize()
         body_at, body_bytes, values_at = _positions(data, schema)
         records = self._records_of(places, samples, rows, values_at)
@@ -162,7 +162,7 @@ class _Piece:
         return True
 
     def _records_of(self, places: slice, samples: slice, rows: _Rows, values_at: list[int]) -> bytes:
-        """The records of a block's rows, where its columns' values begin there in the body."""
+        """The records of a block's rows, with the offsets of their values in the body."""
         num_rows = places.stop - places.start
         records = np.zeros((num_rows, self._names.record_words), np.int32)
         back = np.arange(num_rows, dtype=np.int64) * self._record_bytes
@@ -181,7 +181,7 @@ class _Piece:
         return records.tobytes()
 
     def _write_aside(self, entries: Array, records: list[bytes]) -> None:
-        """Records and entries go behind all batches: until then, into a file of their own."""
+        """Records and entries come after all batches: until then, they are in a file of their own."""
         path = _aside(self._cache.folder, self._request.file, self._request.piece)
         with open(os.open(path, _OVERWRITE, 0o600), "wb") as file:
             file.write(_LENGTH.pack(len(entries)))
@@ -189,7 +189,7 @@ class _Piece:
             file.writelines(records)
 
     def _seal(self, digest_of: Callable[[int], str]) -> None:
-        """All batches are written: end the stream, and write what leads to them."""
+        """All batches are written: end the stream, and write records, entries, meta and footer."""
         self._write(_END_OF_STREAM)
         pieces = []
         for piece in range(self._request.piece + 1):
@@ -296,11 +296,11 @@ def _read_spills(plan: StorePlan, folder: str) -> _Rows:
 
 
 class _Spill:
-    """A reply that a worker wrote down.
+    """A reply that a worker wrote to a file.
 
     :param num_rows: rows of its plan.
     :ivar verdicts: as records have them, of each row.
-    :ivar notes: likewise.
+    :ivar notes: as records have them, of each row.
     """
 
     def __init__(self, path: str, plan: StorePlan, num_rows: int) -> None:

@@ -1,7 +1,7 @@
-"""Samples that lie in a slot, in the order of a chunk: what a worker does in place of tokenizing.
+"""Gathers cached samples from a slot in the order of a chunk: a worker does this instead of tokenizing.
 
-Values of some length are joined from slices of the slot; short ones are gathered by numpy, where a slice each would
-cost more than its bytes.
+Long values are joined from slices of the slot; short ones are gathered by numpy, as a slice would cost more than the
+bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What the records of a request's rows say."""
+    """The content of the records of a request's rows."""
 
     pieces: list[Piece]
     drops: dict[str, list[int]]
@@ -50,7 +50,7 @@ class _Found(NamedTuple):
 
 
 def cached_rows(slot: memoryview, rows: Indices, records: Indices) -> _Found:
-    """Read the records at these offsets of the slot, which are of these rows."""
+    """Read the records of these rows, at these offsets of the slot."""
     found = _Found([], {}, {})
     words = np.frombuffer(slot[: len(slot) // 4 * 4], np.int32)
     places = records >> 2
@@ -69,7 +69,7 @@ def cached_rows(slot: memoryview, rows: Indices, records: Indices) -> _Found:
 def _read_records(
     slot: memoryview, words: np.ndarray[Any, Any], rows: Indices, places: Indices, firsts: Indices, found: _Found
 ) -> None:
-    """Of rows whose blocks have the same columns."""
+    """The same for rows whose blocks have the same columns."""
     names = _names(slot, words, int(firsts[0]))
     records = _records_at(words, places, names.record_words)
     for number in np.flatnonzero(records[:, Word.VERDICT]).tolist():
@@ -181,7 +181,7 @@ def _column(pieces: list[Piece], name: str, order: Indices | None) -> tuple[byte
 
 
 def gather(buffer: memoryview, starts: Indices, sizes: Indices) -> bytes:
-    """The pieces of ``buffer`` of these bytes from these offsets on, end to end."""
+    """The slices of ``buffer`` with these offsets and sizes, end to end."""
     num_bytes = int(sizes.sum())
     if num_bytes >= _SHORT_BYTES * len(sizes):
         stops = (starts + sizes).tolist()
@@ -197,12 +197,12 @@ def _ends(sizes: Indices) -> bytes:
 
 
 def packed(rows_by_name: dict[str, list[int]]) -> dict[str, Data]:
-    """Each name's rows, rising, as a reply has them."""
+    """Each name's rows in ascending order, as a reply has them."""
     return {name: array("i", sorted(rows)).tobytes() for name, rows in rows_by_name.items()}
 
 
 def _merged(some: dict[str, Data], others: dict[str, Data]) -> dict[str, Data]:
-    """Each name's rows of both, rising."""
+    """Each name's rows of both, in ascending order."""
     merged = dict(some)
     for name, rows in others.items():
         both = np.frombuffer(b"".join([merged.get(name, b""), rows]), np.int32)

@@ -1,14 +1,14 @@
-"""What a segment of the token cache looks like, on the disk and in a slot.
+"""The format of a segment of the token cache, on disk and in a slot.
 
-A segment is an Arrow IPC stream of one record batch per block, and behind it what Arrow knows nothing of::
+A segment is an Arrow IPC stream of one record batch per block, followed by data that Arrow ignores::
 
     schema | batch | batch | ... | end of stream | records | entries | meta | footer
 
-A *record* says of one row of a block where it lies in its file and what became of it; an *entry*, where a block's batch
-and records are; *meta*, of which files they are. In a slot a block is its names, its records, and the body of its
-batch, one behind the other; a record says where its values are by their distance from itself.
+A *record* has the place of one row in its file, and whether it became a sample; an *entry* has the places of a block's
+batch and records; *meta* names the files. In a slot, a block is its names, its records, and the body of its batch, one
+after the other; a record has the distance from itself to each of its values.
 
-Everything is little-endian, as Arrow is here. Nothing in a segment ever changes.
+All numbers are little-endian, as Arrow's are. A segment never changes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = (
 VERSION = 1
 SUFFIX = ".arrow"
 NO_SUM = 0
-"""In place of the checksum of a text that is not known."""
+"""Stands for the checksum of a text that is not known."""
 
 _MAGIC = b"ADTOKEN1"
 _FOOTER = struct.Struct("<8sQQIIQ16s")
@@ -89,7 +89,7 @@ class DamagedError(Exception):
 
 
 class Word:
-    """The words (int32) of a record. Behind them each column has two: the distance to its value, and its bytes.
+    """The words (int32) of a record. After them, each column has two: the distance to its value, and its bytes.
 
     :cvar BACK: bytes from the block's first record to this one.
     :cvar OFFSET: the row's place in its file, counted from the block's start.
@@ -106,7 +106,7 @@ WORDS_PER_COLUMN = 2
 
 
 class Names(msgspec.Struct, frozen=True, array_like=True):
-    """What numbers in records stand for. The first column is that of the tokens, and has no name."""
+    """The names of the numbers in records. The first column is that of the tokens, and has no name."""
 
     columns: list[str]
     reasons: list[str]
@@ -119,9 +119,9 @@ class Names(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Meta(msgspec.Struct, frozen=True):
-    """What a segment says of itself.
+    """The description of a segment.
 
-    :ivar files: digest, bytes and time (ns) of the files that its blocks are of, numbered.
+    :ivar files: digest, bytes and mtime (ns) of the files that its blocks come from, in the order of their numbers.
     :ivar created: Unix time, for people; nothing depends on it.
     """
 
@@ -177,7 +177,7 @@ def decode_names(data: bytes) -> Names:
 
 
 def checksum(data: bytes | bytearray | memoryview) -> int:
-    """xxh3-64 (Yann Collet): it finds damage, at the speed of memory; it is no proof against malice."""
+    """xxh3-64 (Yann Collet): it finds damage, at the speed of memory, but not attacks."""
     return xxhash.xxh3_64_intdigest(data)
 
 
@@ -229,7 +229,7 @@ def pack_footer(footer: Footer, meta: bytes) -> bytes:
 
 
 def unpack_footer(data: bytes, num_bytes: int) -> tuple[Footer, bytes]:
-    """The footer of a file of ``num_bytes`` bytes, and the digest to hold it against with its meta.
+    """The footer of a file of ``num_bytes`` bytes, and the digest of meta and footer.
 
     :raises DamagedError: if it is none.
     """
@@ -245,7 +245,7 @@ def unpack_footer(data: bytes, num_bytes: int) -> tuple[Footer, bytes]:
 
 
 def check_meta(footer: bytes, meta: bytes, digest: bytes) -> None:
-    """Hold footer and meta against their digest.
+    """Compare footer and meta with their digest.
 
     :raises DamagedError: if they are not what was written.
     """

@@ -1,4 +1,4 @@
-"""Reading segments of the token cache: one that is open, and those that a worker has open."""
+"""Reads segments of the token cache: one open segment, and all that a worker has open."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _MAX_META_BYTES = 64 << 20
 class Segment:
     """One segment, open for reading.
 
-    :ivar head: what stands before the records of each of its blocks in a slot.
+    :ivar head: the bytes before the records of each of its blocks in a slot.
     :raises OSError: if it cannot be opened.
-    :raises DamagedError: if it is no segment, or not what was written.
+    :raises DamagedError: if it is not a segment, or damaged.
     """
 
     def __init__(self, path: str) -> None:
@@ -110,7 +110,10 @@ class Segment:
         return unpack_entry(self._entries[number * ENTRY.itemsize : (number + 1) * ENTRY.itemsize])
 
     def entries(self) -> np.ndarray[Any, Any]:
-        """All of them, as an array of :data:`~asyncdata.prefetch.token_cache.segment.layout.ENTRY`; likewise."""
+        """All entries, as an array of :data:`~asyncdata.prefetch.token_cache.segment.layout.ENTRY`.
+
+        :raises DamagedError: if they are damaged.
+        """
         size = ENTRY.itemsize
         data = self._read(self._footer.entries, self.num_entries * size)
         for start in range(0, len(data), size):
@@ -122,7 +125,7 @@ class Segment:
         return len(self.head) + pad(entry.num_rows * self._record_bytes) + pad(entry.body_bytes)
 
     def read_into(self, room: memoryview, entry: Entry) -> int:
-        """Put the block into ``room``; where its first record is in there.
+        """Read the block into ``room``; return the offset of its first record there.
 
         :raises DamagedError: if it is not what was written.
         """
@@ -145,11 +148,11 @@ class Segment:
             raise DamagedError(f"the {num_bytes} bytes from byte {offset} on are not what was written")
 
     def touch(self) -> None:
-        """It is in use: it is not evicted while there are others that are not."""
+        """Set the time of last use to now: least recently used segments are evicted first."""
         os.utime(self._fd)
 
     def verify(self) -> None:
-        """Hold every byte that is ever used against its checksum.
+        """Compare every byte that is used with its checksum.
 
         :raises DamagedError: naming the first that does not match.
         """
@@ -184,7 +187,7 @@ class Segments:
         return segment
 
     def forget(self, name: str) -> None:
-        """Close it: it is of no use."""
+        """Close the segment, which cannot be used."""
         segment = self._open.pop(name, None)
         if segment is not None:
             segment.close()

@@ -1,4 +1,4 @@
-"""Row indexes are kept within a size: those that were not used for longest go, and none that is in use."""
+"""The size of row indexes is limited: the least recently used are removed, and none that is in use."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def names(folder: Path) -> set[str]:
     share=st.floats(0, 1.2),
     keep=st.integers(0, 5),
 )
-def test_what_was_not_used_for_longest_goes_until_the_rest_fits(tmp_path_factory, ages, rows, share, keep):
+def test_the_least_recently_used_indexes_are_removed_until_the_rest_fits(tmp_path_factory, ages, rows, share, keep):
     folder = tmp_path_factory.mktemp("index")
     sizes = {number: make(str(folder), number, rows=rows, used_s=1000 - age) for number, age in enumerate(ages)}
     max_bytes = round(share * sum(sizes.values()))
@@ -127,7 +127,7 @@ def test_they_are_listed_and_removed_by_their_keys(tmp_path, capsys):
     assert run(capsys, "ls", "--dir", tmp_path) == []
 
 
-def test_what_is_no_index_is_left_alone_and_no_folder_is_no_index(tmp_path):
+def test_files_that_are_no_index_are_left_alone_and_a_missing_folder_is_empty(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -69,7 +69,7 @@ def test_a_file_that_was_cut_or_damaged_anywhere_gives_a_beginning_and_can_be_wr
     assert read(folder) == PARTS
 
 
-def test_what_is_appended_takes_the_place_of_a_part_that_was_refused(tmp_path):
+def test_an_appended_part_overwrites_a_part_that_was_refused(tmp_path):
     write(str(tmp_path), PARTS)
     file = IndexFile(str(tmp_path), IDENTITY)
     for part in file.parts():

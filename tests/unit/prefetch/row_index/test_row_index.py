@@ -133,7 +133,7 @@ def numbered(blocks: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     return [(number, mark) for number, block in enumerate(blocks) for mark in block]
 
 
-def test_where_nobody_tokenized_there_are_no_tokens():
+def test_without_a_tokenizing_pass_there_are_no_token_counts():
     index = index_of(RowShuffle(), part([[GOOD] * 3], num_tokens=b""))
 
     assert index.num_tokens.tolist() == []
@@ -189,7 +189,7 @@ def test_what_is_left_out_is_counted_by_its_reason():
     assert index.excluded == {"max_length": 3, "bad row AD101": 1}
 
 
-def test_who_waits_is_told_when_it_is_complete_and_why_it_never_will_be():
+def test_a_waiting_thread_wakes_when_the_index_is_complete_or_has_failed():
     index, broken = RowIndex(Pieces(), RowShuffle()), RowIndex(Pieces(), RowShuffle())
 
     assert not index.wait(0.0)

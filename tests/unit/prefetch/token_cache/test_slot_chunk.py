@@ -1,4 +1,4 @@
-"""Chunks whose samples lie in a slot: what they say is the same before the slot is used again, meanwhile, and after."""
+"""Chunks whose samples are in a slot: same content before, during and after the reuse of the slot."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_is_copied_in_time_stays_as_it_was_when_the_slot_is_used_again(slot
     assert facts(chunk) == expected
 
 
-def test_tokens_that_were_given_away_are_nobody_elses(slot):
+def test_tokens_that_were_returned_are_copies_of_their_own(slot):
     chunk = placed_in(slot)
     tokens = chunk.tokens_of(1)
     before = tokens.tolist()
@@ -125,7 +125,7 @@ def test_the_samples_of_a_group_share_their_tokens(slot, moves):
     assert [sample.tokens.tolist() for sample in samples[8:]] == [[0, 1, 2, 3]] * 4
 
 
-def test_who_reads_while_the_slot_changes_hands_reads_again(slot, expected):
+def test_a_read_that_races_with_the_reuse_of_the_slot_is_repeated(slot, expected):
     class Late(PlacedRows):
         """Whoever reads a value here is interrupted: the chunk has moved when he gets it."""
 

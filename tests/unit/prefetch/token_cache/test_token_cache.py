@@ -1,4 +1,4 @@
-"""The token cache's parts: which blocks it knows, what is evicted, what people see of it, and who else can read it."""
+"""The token cache's parts: which blocks it knows, what is evicted, what its commands show, and who may read it."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def evicted(tmp_path: Path, num_bytes: int, max_bytes: int, keep: list[str]) -> 
     return evict(EvictTokens(num_bytes, max_bytes, "keep"), str(tmp_path / "mine"))
 
 
-def test_what_was_not_used_for_longest_goes_first_of_all_caches(tmp_path, segment_of):
+def test_the_least_recently_used_segment_of_all_caches_is_evicted_first(tmp_path, segment_of):
     old, new = segment_of("mine", "old", 100, 1), segment_of("mine", "new", 100, 9)
     other = segment_of("other", "a", 100, 5)
 
@@ -246,7 +246,7 @@ def test_what_links_lead_to_is_not_evicted(tmp_path, segment_of):
     assert (mine.exists(), outside.exists()) == (False, True)
 
 
-def test_a_run_that_finds_no_room_writes_as_much_as_fits_and_goes_on(path, tmp_path):
+def test_a_run_without_room_writes_as_much_as_fits_and_continues(path, tmp_path):
     expected = Delivered(loader(path, None, epochs=2), 2)
     folder = tmp_path / "small"
     with structlog.testing.capture_logs() as events:
@@ -274,7 +274,7 @@ def test_another_data_set_takes_the_room_of_one_that_is_not_used(path, cache, tm
 
 
 @pytest.mark.thorough
-def test_samples_that_find_no_room_are_left_out_and_that_is_said_once(tmp_path):
+def test_samples_without_room_are_left_out_and_logged_once(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", 60, {i: {"pad": "ü" * 30_000} for i in (7, 31)})
     expected = Delivered(loader(path, None))
     with structlog.testing.capture_logs() as events:
@@ -286,7 +286,7 @@ def test_samples_that_find_no_room_are_left_out_and_that_is_said_once(tmp_path):
     assert [event["event"] for event in events].count("token_cache.left_out") == 1
 
 
-def test_rows_that_are_ordered_one_by_one_are_not_cached_and_that_is_said(path, tmp_path):
+def test_rows_that_are_ordered_one_by_one_are_not_cached_and_that_is_logged(path, tmp_path):
     with structlog.testing.capture_logs() as events:
         Delivered(loader(path, tmp_path / "kept", shuffle="full"))
 
@@ -416,7 +416,7 @@ def test_a_size_limit_must_be_positive(path, tmp_path):
         loader(path, tmp_path / "cache", token_cache_max_bytes=0)
 
 
-def test_a_damaged_segment_is_said_to_be_removed_and_written_anew(path, cache):
+def test_a_damaged_segment_is_logged_removed_and_written_again(path, cache):
     damaged = segments(cache)[0]
     data = bytearray(damaged.read_bytes())
     data[-20] ^= 1

@@ -73,7 +73,7 @@ def content(location: SourceLocation) -> bytes:
         return file.read(location.num_bytes)
 
 
-def test_a_window_is_read_by_requests_of_64_blocks_each_behind_the_last(jsonl_file: Callable[..., Path]) -> None:
+def test_a_window_is_read_by_requests_of_64_consecutive_blocks(jsonl_file: Callable[..., Path]) -> None:
     files = JsonlSource(str(jsonl_file([b"x" * 31] * 130))).open(BLOCK_BYTES)
 
     scans = list(window_of(files).scans())
@@ -84,7 +84,7 @@ def test_a_window_is_read_by_requests_of_64_blocks_each_behind_the_last(jsonl_fi
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [2, 1, 0]])
-def test_its_rows_are_known_when_the_last_scan_is_back_in_whatever_order_they_come(
+def test_its_rows_are_known_after_the_last_scan_in_any_order_of_replies(
     jsonl_file: Callable[..., Path], order: list[int]
 ) -> None:
     lines = [b"%031d" % number for number in range(130)]

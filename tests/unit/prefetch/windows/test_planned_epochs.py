@@ -1,4 +1,4 @@
-"""Epochs are planned when they are wanted, once, whatever becomes of the workers that do it."""
+"""Epochs are planned when they are needed, once, even if the workers that plan them die."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_plan_that_kills_every_worker_is_an_error() -> None:
     assert isinstance(bench.index.fault, WorkerError)
 
 
-def test_what_was_asked_before_a_restart_is_asked_again() -> None:
+def test_requests_for_plans_are_repeated_after_a_restart() -> None:
     bench = Bench()
     bench.rows.epoch(0)
     bench.executor.asked.clear()  # nobody wants the replies any more
@@ -169,7 +169,7 @@ def test_an_error_of_the_plan_is_the_readers() -> None:
     assert bench.num_found == 1
 
 
-def test_no_pack_and_no_row_are_errors_that_say_why() -> None:
+def test_an_epoch_without_packs_or_rows_is_an_error_that_says_why() -> None:
     bench = Bench(Plan(packing=XTunerPacking(max_length=100, seed=0, kind="hard")), [30, 40])
     bench.planned(0)
     assert isinstance(bench.index.fault, ConfigError)
@@ -209,7 +209,7 @@ def test_the_epoch_that_was_begun_is_dealt_as_it_was_and_the_next_as_the_plan_sa
     assert bench.planned(4).order.tolist() == plain[0]
 
 
-def test_a_rounded_epoch_that_goes_on_with_other_ranks_has_whole_batches_for_them() -> None:
+def test_a_rounded_epoch_that_is_resumed_with_other_ranks_has_whole_batches() -> None:
     bench = Bench()
     whole = bench.planned(0)
     num_packs = whole.packs.num_packs

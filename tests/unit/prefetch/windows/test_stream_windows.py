@@ -240,7 +240,7 @@ def test_a_window_is_read_from_its_state_without_those_before_it(shuffle):
         assert stream.num_given <= len(WINDOWS[number]) + 2 * stream.at_once
 
 
-def test_without_states_the_rows_before_it_are_read_again_and_it_is_said():
+def test_without_states_the_rows_before_a_window_are_read_again_and_that_is_logged():
     states = states_of(Reader(ListStream(ROWS, has_states=False)))
     assert states[5].at is None
     reader = Reader(ListStream(ROWS, has_states=False))
@@ -298,7 +298,7 @@ def test_states_are_kept_for_all_windows_that_a_restart_could_begin_with():
     serve(body, reader)
 
 
-def test_where_the_source_goes_on_elsewhere_than_its_state_says_it_is_read_from_the_start():
+def test_a_source_that_resumes_at_another_row_is_read_from_the_start():
     """As datasets that lose rows in their state do."""
     states = states_of(Reader(ListStream(ROWS)))
 
@@ -343,7 +343,7 @@ def broken(fault: BaseException) -> ListStream:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_rows_before_what_is_wrong_with_the_data_are_a_window_of_their_own(shuffle):
+def test_rows_before_an_error_in_the_data_are_a_window_of_their_own(shuffle):
     fault = SourceError("AD121 cut off")
     reader = Reader(broken(fault), shuffle=shuffle)
 
@@ -426,7 +426,7 @@ def test_data_that_has_changed_is_not_read_again():
     assert [read[0] for read in reader.stream.reads] == [0]
 
 
-def test_after_an_error_that_has_passed_a_restart_goes_on():
+def test_after_a_temporary_error_a_restart_continues():
     stream = broken(ConnectionError("reset"))
     reader = Reader(stream, shuffle=True)
 
