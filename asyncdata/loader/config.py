@@ -162,7 +162,7 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
         if config.rank >= config.world_size:
             raise ConfigError(
-                f"rank={config.rank} is none of world_size={config.world_size} ranks, which are counted from 0"
+                f"rank={config.rank} is too large for world_size={config.world_size}: ranks are counted from 0"
             )
 
         return config
