@@ -259,6 +259,6 @@ def refuse_change(name: str, saved: str, present: str, allow_changed: Collection
 
     raise SnapshotMismatchError(
         f"AD603 this checkpoint was written with another {name}: saved {saved}, present {present}. Give back what it "
-        f"was written with; or, to go on all the same, set asyncdata_allow_changed: [{name}]",
+        f"was written with; or, to continue anyway, set asyncdata_allow_changed: [{name}]",
         {name: (saved, present)},
     )
