@@ -1,4 +1,5 @@
-"""Samples to batches: packers, length grouping, packs made online or planned beforehand, and collators.
+"""Turns samples into batches: packers, length grouping, packs made online or planned before, and collators.
 
-Values in, values out, but for ``planned/worker.py``, which answers in a worker.
+In: samples, or only their lengths. Out: packs in delivery order, and the arrays of a batch. Code here is free of files,
+threads and waiting; only ``planned/worker.py`` runs in a worker.
 """

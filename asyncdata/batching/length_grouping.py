@@ -1,4 +1,4 @@
-"""Which packs are computed at the same time: those that cost alike, so that no rank waits for another.
+"""Groups packs of similar cost into the same step, so that no rank waits for another.
 
 Packs have the same number of tokens and not the same cost, since attention is quadratic in the length of a document.
 The packs of a window are sorted by cost and cut into groups of one pack for each rank. The groups are mixed into
@@ -147,7 +147,7 @@ def _karmarkar_karp(costs: Costs, groups: Indices) -> Indices:
 
 
 def _snake(costs: Costs, groups: Indices) -> Indices:
-    """Likewise, but every other row is turned round, in the order of their costs."""
+    """Every other row reversed, in the order of their costs; shapes as in :func:`_karmarkar_karp`."""
     by_cost = np.argsort(-costs[groups].max(axis=1), kind="stable")
     result = groups.copy()
     for place in by_cost[1::2]:

@@ -1,4 +1,4 @@
-"""What differs between the fingerprints of a snapshot and of the present run, in words."""
+"""Describes the differences between the fingerprints of a snapshot and of the current run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def setting_of(change: str) -> str:
 
 
 def describe_change(change: str, saved: Any, present: Any) -> str:
-    """One line: what differs, both values, and what would come of it."""
+    """One line: what differs, both values, and the effect of the difference."""
     words = _data_changes(saved, present) if change == "data" else []
     what = "; ".join(words) or f"saved {_short(saved)}, present {_short(present)}"
     return f"{change}: {what}: {_EFFECTS[setting_of(change)]}"
@@ -103,7 +103,7 @@ def _data_changes(saved: Any, present: Any) -> list[str]:
 
 
 def _fingerprints(saved: Any, present: Any) -> tuple[_Fingerprint, _Fingerprint] | None:
-    """None for what is no fingerprint of files: a source may have one of its own kind."""
+    """None if it is not a fingerprint of files: a source may have its own kind of fingerprint."""
     try:
         return msgspec.convert(saved, _Fingerprint), msgspec.convert(present, _Fingerprint)
     except (msgspec.ValidationError, UnicodeError):

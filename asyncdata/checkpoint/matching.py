@@ -62,7 +62,7 @@ def check(
     override = ", ".join(f'"{name}"' for name in _SETTINGS if name in allowed | set(map(setting_of, refused)))
     raise SnapshotMismatchError(
         "AD603 this snapshot was taken with other data or settings:\n" + "\n".join(lines) + "\n"
-        f"Give back what it was taken with; or, to go on all the same, pass allow_changed={{{override}}}.",
+        f"Give back what it was taken with; or, to continue anyway, pass allow_changed={{{override}}}.",
         refused,
     )
 

@@ -62,12 +62,12 @@ def _returned(record: list[dict[str, Any]], size: int) -> Returned:
 
 
 def epoch_to_begin(saved: Snapshot, ledger: Ledger, changed: Collection[str]) -> int:
-    """The epoch to go on with where the saved place means nothing: the next one, unless the saved one had not begun.
+    """The epoch to begin with if the saved position is not valid: the next, unless the saved one had not begun.
 
     What is left out of the saved one is said.
     """
     epoch, num_delivered, num_left_out = ledger.position.epoch, ledger.counters.epoch_groups, None
-    if saved.packing:  # what lies behind the saved position may be in packs that are delivered already
+    if saved.packing:  # rows after the saved position may be in packs that are delivered already
         epoch, num_delivered = saved.packing.epoch, saved.packing.epoch_packs
     elif ledger.position == Position(epoch):
         return epoch

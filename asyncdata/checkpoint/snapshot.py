@@ -51,7 +51,7 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a run needs to go on with exactly the sample that would have come next.
+    """Everything a run needs to continue with exactly the sample that would have come next.
 
     Keys are text and values plain builtins throughout, so that JSON, msgpack and torch.save give back the same.
 
@@ -70,7 +70,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         the epoch's start; else unset.
     :ivar packing: what waits to be packed, and which packs are delivered; unset where nothing is packed.
     :ivar rows_left: rows of the epoch from :attr:`position` on. An estimate where they lie in windows that were not
-        read yet; unset where nobody can know it.
+        read yet; unset if that cannot be known.
     """
 
     schema: int = SCHEMA
@@ -177,7 +177,7 @@ def save(path: str | os.PathLike[str], snapshot: Snapshot, *, keep: int = 3, fil
     At every instant ``path`` is the old snapshot or the new one, whole. Older ones become ``path.1``, ``path.2``;
     ``keep`` files stay in all.
 
-    :param files: names of other files that hold what it refers to; they stand in its header.
+    :param files: names of other files that it refers to; they are listed in its header.
     :raises SnapshotError: if it cannot be written; what was there is kept and nothing half-written stays.
     """
     if keep < 1:

@@ -96,7 +96,7 @@ def _write(temporary: str, pieces: Sequence[bytes]) -> None:
 
 
 def _verify(fd: int, pieces: Sequence[bytes]) -> None:
-    """A write that lies must not replace a good file; comparing costs less than hashing."""
+    """Read the file back and compare: a write that failed silently must not replace a good file."""
     begin = 0
     for piece in pieces:
         offset = 0

@@ -1,4 +1,4 @@
-"""The folder of everything that may be made anew: row indexes, token caches, proofs."""
+"""The folder for everything that can be made again: row indexes, token caches, proofs."""
 
 from __future__ import annotations
 

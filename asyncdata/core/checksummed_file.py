@@ -47,7 +47,7 @@ _FOREIGN = {
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands before the payload.
+    """The header, which comes before the payload.
 
     :ivar blake2b: checksum of the whole file with zeros in this place. It is the first field, so that no other run of
         64 zeros can come before it.
@@ -74,7 +74,7 @@ def pack(
     created: float | None = None,
     files: Iterable[str] = (),
 ) -> bytes:
-    """What has to stand before ``payload``, or before its pieces, in its file.
+    """The bytes to write before ``payload``, or before its pieces, in its file.
 
     :param created: Unix time; now, unless it is given. The same in all other respects, it gives the same checksum.
     """

@@ -1,6 +1,6 @@
 """Digests of content and of settings.
 
-They are pinned in tests for ever: a changed one would refuse every snapshot there is.
+They are pinned in tests: a changed digest would refuse every existing snapshot.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def digest(*parts: bytes | str) -> str:
 
 
 def canonical(value: Any) -> bytes:
-    """The one encoding of a value made of builtins: JSON with sorted keys. Tuples and lists are alike.
+    """The one encoding of a value made of builtins: JSON with sorted keys. Tuples and lists are encoded alike.
 
     :raises TypeError: for values JSON cannot hold, and keys that are not text.
-    :raises ValueError: for text that is no UTF-8.
+    :raises ValueError: for text that is not valid UTF-8.
     """
     return msgspec.json.encode(value, order="deterministic")

@@ -107,10 +107,10 @@ class ConfigError(AsyncDataError, ValueError):
     """A setting, or a combination of settings, that cannot work."""
 
 
-class EndOfData(AsyncDataError):  # noqa: N818 - an end is no error, as in anyio's EndOfStream
+class EndOfData(AsyncDataError):  # noqa: N818 - an end is not an error, as in anyio's EndOfStream
     """All epochs are delivered.
 
-    :ivar groups: the groups that were left and are fewer than asked for; they count as delivered.
+    :ivar groups: the groups that were left, fewer than requested; they count as delivered.
         Empty under ``drop_last=True``.
     """
 

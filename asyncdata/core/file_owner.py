@@ -1,4 +1,4 @@
-"""Whether what lies in a cache folder is this user's alone to write: what another user put there is never believed."""
+"""Checks that only this user can write to a file in a cache folder: files of other users are never trusted."""
 
 from __future__ import annotations
 

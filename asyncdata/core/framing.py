@@ -1,4 +1,4 @@
-"""Frames between the trainer's process and a worker: a message behind its length and the number of its request."""
+"""Frames between the trainer's process and a worker: the length and the number of the request, then the message."""
 
 from __future__ import annotations
 

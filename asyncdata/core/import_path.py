@@ -13,7 +13,7 @@ __all__ = ("resolve_path", "tag_of")
 def resolve_path(path: str) -> Any:
     """What ``pkg.mod:attr`` names.
 
-    :raises ConfigError: if the text is no such path, or nothing importable.
+    :raises ConfigError: if the text is not an import path, or cannot be imported.
     """
     module, _, name = path.partition(":")
     if not name or not all(part.isidentifier() for part in (module + "." + name).split(".")):

@@ -1,4 +1,4 @@
-"""Which line of a file a byte lies in. Nothing is indexed: the file is read up to there, but no part of it twice."""
+"""The line number of a byte offset. There is no index: the file is read up to the offset, but no part of it twice."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MAX_FILES = 64
 
 _lock = threading.Lock()
 _counts: OrderedDict[tuple[object, ...], list[int]] = OrderedDict()
-"""Of a file, as it was then: the newlines before each multiple of the step, as far as somebody has asked."""
+"""For one version of a file: the newlines before each multiple of the step, as far as they were counted."""
 
 
 def line_number(path: str, byte_offset: int) -> int:
-    """The number of the line, counted from 1, that a byte of a file lies in.
+    """The number, counted from 1, of the line with a byte of a file.
 
     The first time that reads the file up to there, at about 5 GB/s; later, at most 16 MB of what was read before.
 
@@ -37,7 +37,7 @@ def line_number(path: str, byte_offset: int) -> int:
 def line_number_within(path: str, byte_offset: int, timeout_s: float) -> int | None:
     """The number of the line; None where the file cannot be read up to there, or not in time.
 
-    For messages that must come even when the disk hangs: a thread that may be left behind is what reads.
+    For messages that must be raised even if the disk hangs: a thread reads, and is abandoned if it takes too long.
     """
     found: SimpleQueue[int | None] = SimpleQueue()
 

@@ -1,7 +1,7 @@
 """Events, by structlog where the application has configured it, and else by ``logging``.
 
-structlog that nobody has configured prints everything to stdout, where it would stand among a trainer's own output.
-``logging`` that nobody has configured sends warnings to stderr, and nothing else.
+structlog without configuration prints everything to stdout, between the lines of the trainer's own output.
+``logging`` without configuration sends only warnings, to stderr.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Logger:
         self._log("info", event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
-        """Something went wrong, and the run goes on."""
+        """Something went wrong, but the run continues."""
         self._log("warning", event, fields)
 
     def exception(self, event: str, **fields: Any) -> None:
@@ -33,7 +33,7 @@ class Logger:
         self._log("exception", event, fields)
 
     def _log(self, method: str, event: str, fields: dict[str, Any]) -> None:
-        structlog = sys.modules.get("structlog")  # who has configured it has imported it
+        structlog = sys.modules.get("structlog")  # if it is configured, it is imported
         if structlog is not None and structlog.is_configured():
             getattr(structlog.get_logger(self._name), method)(event, **_clean(fields))
         else:
@@ -46,7 +46,7 @@ def _log_plainly(name: str, method: str, event: str, fields: dict[str, Any]) -> 
 
     logger = logging.getLogger(name)
     text = " ".join([event, *(f"{key}={value!r}" for key, value in fields.items())])
-    text = text if logger.hasHandlers() else f"asyncdata: {text}"  # nobody else says who speaks
+    text = text if logger.hasHandlers() else f"asyncdata: {text}"  # without a handler, the text has no name
     getattr(logger, method)("%s", text, extra={"event": event, "fields": fields}, stacklevel=4)
 
 

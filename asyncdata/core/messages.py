@@ -120,7 +120,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Overflow(msgspec.Struct, frozen=True, array_like=True):
-    """A row that is not wholly in its slot: ``row`` of the request lies at ``offset`` of the file.
+    """A row that is not completely in its slot: ``row`` of the request lies at ``offset`` of the file.
 
     Where rows were copied, it is also at ``copy_offset``, in bytes, of the copy numbered ``copy_id``; else that is -1.
     """
@@ -133,7 +133,7 @@ class Overflow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Scan(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Read ``blocks`` into the slot, one behind the other from ``base`` on, a stride each at most; find their rows.
+    """Read ``blocks`` into the slot, one after the other from ``base`` on, a stride each at most; find their rows.
 
     Of those that are ``cached``, the samples are read in place of the text. ``with_sums`` asks what the text was.
     """
@@ -299,8 +299,8 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The whole request failed, and would fail again: not a row's fault.
 
-    ``row`` is the row of the request that brought it to light, if one did; ``place`` where it lies, if the request was
-    an :class:`Index`; and ``excerpt`` what stands in it.
+    ``row`` is the row of the request that caused it, if one did; ``place`` where it lies, if the request was
+    an :class:`Index`; and ``excerpt`` its start.
     """
 
     kind: str
@@ -331,7 +331,8 @@ class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ``counts`` is int32 of shape (num_blocks,); ``lengths`` and ``offsets`` (from the block's start on) are int32 of
     shape (num_rows,); ``marks``, uint8 of that shape, says what each is: 0 good, 1 yields no sample, 2 no JSON object.
     It is empty where all are good. ``drops`` counts rows that yield no sample, by reason; ``errors`` has the bad ones.
-    ``num_tokens``, int32 of that shape, has each row's tokens, 0 for no sample; it is empty where nobody tokenized.
+    ``num_tokens``, int32 of that shape, has each row's tokens, 0 for no sample; it is empty without a
+    tokenizing pass.
     """
 
     counts: bytes

@@ -140,7 +140,7 @@ def from_builtins(value: Any, blocks: memoryview | None = None) -> Any:
     if _ARRAY in value:
         dtype, shape, data = value[_ARRAY]
         if not (isinstance(dtype, str) and _DTYPE.fullmatch(dtype)):
-            raise ValueError(f"{dtype!r:.80} is no type of an array's numbers")
+            raise ValueError(f"{dtype!r:.80} is not a dtype of numbers")
 
         return np.frombuffer(_bytes_of(data, blocks), dtype=dtype).reshape(shape)
 

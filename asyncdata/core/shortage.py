@@ -1,4 +1,4 @@
-"""What the system says when there is no more of something: memory, files, processes, disk space. No row is to blame."""
+"""Errors of the system when memory, files, processes or disk space run out. They are never the fault of a row."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def short_of(error: BaseException) -> str:
-    """What there is no more of, in the system's words and without any of a row's; empty if it is something else."""
+    """What has run out, in the system's words, without text of a row; empty if the error has another cause."""
     found: BaseException | None = error
     for _ in range(_MAX_CAUSES):
         if found is None:

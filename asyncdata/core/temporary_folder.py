@@ -59,7 +59,7 @@ def _made(kind: str, machine: str) -> tuple[str, int]:
             named = f"{begin}-{machine}-{end}"
             os.rename(path, named)
             path = named
-    except OSError:  # a file system without locks: who finds it there cannot tell whether it is in use, and leaves it
+    except OSError:  # a file system without locks: other processes cannot tell whether it is in use, and leave it
         pass
     return path, fd
 
@@ -85,7 +85,7 @@ def _remove_if_left(path: str) -> None:
 
 
 def _remove(path: str, fd: int, pid: int) -> None:
-    """At its owner's end; a child that was forked meanwhile is not its owner."""
+    """Called when the owner ends; a forked child is not the owner."""
     if os.getpid() == pid:
         shutil.rmtree(path, ignore_errors=True)
     os.close(fd)

@@ -17,7 +17,7 @@ _FOR_EVER_S = threading.TIMEOUT_MAX / 2
 def checked_timeout(value: Any) -> float | None:
     """``timeout_s`` of a loader or of a call, in seconds; infinity is the longest wait there is.
 
-    :raises ConfigError: for what is no number.
+    :raises ConfigError: if it is not a number.
     """
     if value is None:
         return None

@@ -46,7 +46,7 @@ class Position(msgspec.Struct, frozen=True, order=True):
 
 
 class SourceLocation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a row lies: ``num_bytes`` bytes of ``path`` from ``byte_offset`` on, or row ``row_number`` of ``path``.
+    """The location of a row: ``num_bytes`` bytes of ``path`` from ``byte_offset`` on, or its row ``row_number``.
 
     :ivar byte_offset: in the text, where the file is compressed; -1 where there is no text, as in Parquet.
     :ivar num_bytes: of the row, as JSON where it is no line; -1 for a row longer than ``max_row_bytes``.
@@ -61,7 +61,7 @@ class SourceLocation(msgspec.Struct, frozen=True, omit_defaults=True):
     line: int | None = None
 
     def line_number(self) -> int | None:
-        """The row's line, counted from 1; None where there are no lines.
+        """The row's line number, counted from 1; None if the file has no lines.
 
         Nothing is indexed, so this reads the file up to the row (about 5 GB/s), but no part of it twice.
 
@@ -88,7 +88,7 @@ class Packed(Protocol):
         ...
 
     def value(self, column: str, sample: int) -> Any:
-        """Its value in a column; None where there is none."""
+        """Its value in a column; None if it has none."""
         ...
 
     def position(self, sample: int) -> Position:
@@ -96,7 +96,7 @@ class Packed(Protocol):
         ...
 
     def location(self, sample: int) -> SourceLocation:
-        """Where its row lies."""
+        """The location of its row."""
         ...
 
 
@@ -136,20 +136,20 @@ _LAZY: Any = _Lazy()
 
 
 class Sample(msgspec.Struct, eq=False, gc=False):
-    """One sample, and what the rollout makes of it.
+    """One sample, and the results of its rollout.
 
-    What comes from the row is decoded when it is first touched. ``tokens`` is a read-only view, shared by the samples
+    Fields that come from the row are decoded on first use. ``tokens`` is a read-only view, shared by the samples
     of a group; assign a new array to change it. All else belongs to this sample alone. Equality is identity.
 
     :ivar index: number of this sample in the run, from 0, across epochs and restarts.
-    :ivar group_index: number of its group, likewise.
+    :ivar group_index: number of its group in the stream.
     :ivar prompt: the rendered text, or the row's own prompt where no chat template is applied.
     :ivar tokens: int32 array of shape (num_tokens,).
     :ivar labels: int32 array of shape (num_tokens,): the token where it is trained, -100 elsewhere. None where the
         tokenize function does not say.
     :ivar label: the row's label, any JSON value.
     :ivar metadata: the row's metadata.
-    :ivar extra: anything else: what the tokenize function added, what the trainer wants kept.
+    :ivar extra: other values: those that the tokenize function added, and those that the trainer wants to keep.
     :ivar position: its place in D; None for a sample made by hand.
     :ivar source: file, byte offset and length of its row; None for a sample made by hand.
     :ivar response_length: tokens of the response, counted by the rollout.

@@ -1,4 +1,4 @@
-"""The interface of slime's streaming datasets, and our loader behind it: the public import path."""
+"""slime's interface of streaming datasets, implemented with this library's loader: the public import path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proofs of fast tokenizer backends, made beside a run: by one process of low priority, which ends with the run."""
+"""Proves fast tokenizer backends during a run: in one process of low priority, which ends with the run."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ __all__ = ("SWITCH", "Prover", "main")
 _log = get_logger(__name__)
 
 SWITCH = "ASYNCDATA_PROVE"
-"""The environment variable that forbids proofs beside a run, where it is "off"."""
+"""The environment variable that forbids proofs during a run, if it is "off"."""
 
 _NICE = 19
 
 
 class Prover:
-    """Sees to it that a loader's tokenize function has the proofs it needs.
+    """Makes the proofs that a loader's tokenize function needs.
 
-    A backend that is asked for by name is proven by the constructor, before any worker starts. For "auto" a process is
-    started with the loader, if a fast backend is installed of which nothing is known; workers that start later use it.
+    For a backend given by name, the constructor makes the proof, before any worker starts. For "auto", a process
+    is started with the loader if a fast backend is installed that has no record yet; workers that start after its proof
+    use that backend.
 
-    :param function: what the loader was given, with its names made local files.
-    :raises ConfigError: if the backend that is named is not installed, or not exact for the tokenizer.
+    :param function: the loader's tokenize function, with its files resolved to local ones.
+    :raises ConfigError: if the named backend is not installed, or is not exact for the tokenizer.
     """
 
     def __init__(self, function: object) -> None:
@@ -60,7 +61,7 @@ class Prover:
                 self._folder = folder
 
     def start(self) -> None:
-        """Begin to prove, where there is something to be proven. The first call does; it does not wait."""
+        """Begin to prove in a thread, if there is anything to prove. Further calls do nothing."""
         with self._lock:
             if self._folder is None or self._thread is not None or self._is_closed:
                 return
@@ -86,7 +87,7 @@ class Prover:
         _log.info("tokenizer.proving", tokenizer=folder, backends=backends, pid=process.pid)
         with process:  # waits for its end
             for line in process.stdout or ():
-                _say(folder, json.loads(line))
+                _log_proof(folder, json.loads(line))
 
     def _spawn(self, folder: str, backends: list[str]) -> subprocess.Popen[str] | None:
         with self._lock:
@@ -95,7 +96,7 @@ class Prover:
             return self._process
 
     def close(self) -> None:
-        """End the process, whether it is done or not; nothing half-made stays."""
+        """End the process, finished or not; no partial record is left."""
         with self._lock:
             self._is_closed = True
             process, thread = self._process, self._thread
@@ -110,11 +111,11 @@ def _is_forbidden() -> bool:
 
 
 def _not_proven(folder: str, error: Exception) -> None:
-    """The run needs no proof."""
+    """Log that no proof could be made; the run continues without it."""
     _log.warning("tokenizer.not_proven", tokenizer=folder, reason=str(error))
 
 
-def _say(folder: str, found: dict[str, Any]) -> None:
+def _log_proof(folder: str, found: dict[str, Any]) -> None:
     backend, seconds, refusal = found["backend"], found["seconds"], found["refusal"]
     if refusal:
         _log.info("tokenizer.refused", tokenizer=folder, backend=backend, seconds=seconds, reason=refusal)
@@ -133,7 +134,7 @@ def _require(folder: str, backend: str) -> None:
         _log.info("tokenizer.proving", tokenizer=folder, backends=[backend], pid=os.getpid())
     proof = require(files, backend)
     if is_new:
-        _say(folder, _summary(proof))
+        _log_proof(folder, _summary(proof))
 
 
 def _summary(proof: Proof) -> dict[str, Any]:
@@ -148,19 +149,19 @@ def _summary(proof: Proof) -> dict[str, Any]:
 def _spawn(folder: str, backends: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command_of(__name__, {"folder": folder, "backends": backends, "parent": os.getpid()}),
-        stdin=subprocess.PIPE,  # its end tells the child that we are gone, wherever the kernel does not
+        stdin=subprocess.PIPE,  # its end tells the child that this process is gone, if the kernel does not
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=os.environ | ENVIRONMENT,
         text=True,
-        start_new_session=True,  # Ctrl-C is the trainer's
+        start_new_session=True,  # Ctrl-C is for the trainer only
     )
 
 
 def main(folder: str, backends: list[str], parent: int) -> None:
-    """Prove ``backends`` one after another until one is exact, and print a line of JSON for each: the child process.
+    """The child process: prove ``backends`` one after another until one is exact; print a line of JSON for each.
 
-    It ends with the process ``parent``, also if a child that one has forked keeps the other end of our stdin.
+    It ends with the process ``parent``, even if a forked child of that process keeps the other end of stdin open.
     """
     end_with_parent(parent)
     from asyncdata.tokenization.encoders.equivalence_records import make, subject_of

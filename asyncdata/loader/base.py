@@ -1,4 +1,4 @@
-"""What both faces of the service share: everything that never waits for data."""
+"""The base class of both loaders: everything that does not wait for data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from asyncdata.delivery.requests import Request
 from asyncdata.loader.batches.sample_batches import SampleBatches, Share
 from asyncdata.workers.pool.early_start import EarlyForkServer
 
-# Whatever needs numpy is imported by the methods, all of it at the latest when the engine is made: until then, workers
-# already load what they need.
+# Modules that need numpy are imported in the methods, so that the fork server starts before this process loads them.
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -38,19 +37,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ("LoaderFace", "same")
+__all__ = ("BaseLoader", "identity")
 
 _CLOSE_TIMEOUT_S = 5.0
-"""As long as the service takes at most."""
+"""The longest time that closing the service takes."""
 
 
-class LoaderFace:
-    """A loader, but for the calls that wait.
+class BaseLoader:
+    """A loader without the calls that wait for data.
 
     :ivar group_size: samples of a group.
     """
 
-    _closed_because = "the loader's constructor failed"  # until it has not, also where Python refuses its arguments
+    _closed_because = "the loader's constructor failed"  # reset at its end, so also set if Python refuses an argument
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class LoaderFace:
                 early.close()
             raise
 
-        self._collate_fn = collate_fn or same
+        self._collate_fn = collate_fn or identity
         self.group_size = config.n_samples_per_prompt
         self._loops_only = self._engine.packs or config.world_size > 1
         self._loop_lock = threading.RLock()
@@ -87,7 +86,7 @@ class LoaderFace:
         self._is_closed = False
         self._closed_because = ""
 
-    # Giving back, acknowledging.
+    # Groups that are given back or acknowledged.
 
     def add_samples(self, groups: list[Group]) -> None:
         """Give groups back: they are served first, each once, and are in every snapshot until then.
@@ -103,7 +102,7 @@ class LoaderFace:
         self._engine.coordinator.add_groups(groups)
 
     def ack(self, delivered: Iterable[Sample] | Iterable[Group] | None = None) -> None:
-        """Under ``commit="on_ack"``: these samples or groups (None: all delivered so far) are done with."""
+        """Under ``commit="on_ack"``: acknowledge these samples or groups (None: all delivered so far)."""
         self._check()
         if delivered is None:
             self._engine.coordinator.acknowledge(None)
@@ -118,11 +117,11 @@ class LoaderFace:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this moment, as plain builtins: fit for torch.save and JSON. May be called at any time.
+        """The current state, as plain builtins that torch.save and JSON can store. May be called at any time.
 
-        It says what was *delivered*, not what was read ahead, and holds the buffer.
+        It has what was *delivered*, not what was read ahead, and the groups in the buffer.
 
-        A distributed checkpoint (DCP) restores only the keys that a fresh loader's state has, which may lack some: save
+        A distributed checkpoint (DCP) restores only the keys that a new loader's state has, which may be fewer: save
         an :class:`asyncdata.integrations.torch.StatefulDataLoader` there.
         """
         from asyncdata.checkpoint import snapshot as snapshots
@@ -132,15 +131,15 @@ class LoaderFace:
     def load_state_dict(
         self, state: Mapping[str, Any], *, allow_changed: Collection[str] = (), same_rows: bool = False
     ) -> None:
-        """Go on with exactly the sample that would have come next when ``state`` was taken.
+        """Continue with exactly the sample that would have come next when ``state`` was taken.
 
-        :param allow_changed: what may differ from then: any of data, tokenizer, template, tokenize_fn, seed, order.
-            With another data, seed or order, the next epoch begins, and the event ``snapshot.rows_left_out`` tells how
-            many rows of the present one are left out.
-        :param same_rows: files may have other names, as long as their content, by their fingerprints, and their order
-            are the same. The run continues at its place then.
-        :raises SnapshotMismatchError: if something else differs; it says what, and both values.
-        :raises SnapshotError: if ``state`` is no state of a loader.
+        :param allow_changed: what may have changed since: any of data, tokenizer, template, tokenize_fn, seed, order.
+            If data, seed or order has changed, the next epoch begins, and the event ``snapshot.rows_left_out`` tells
+            how many rows of the current epoch are left out.
+        :param same_rows: files may have other names if their content, by their fingerprints, and their order are the
+            same. Then the run continues at its place.
+        :raises SnapshotMismatchError: if anything else differs; it names the difference and both values.
+        :raises SnapshotError: if ``state`` is not a state of a loader.
         """
         from asyncdata.checkpoint import snapshot as snapshots
 
@@ -148,9 +147,9 @@ class LoaderFace:
         self._engine.restore(snapshots.from_state_dict(state), allow_changed, same_rows=same_rows)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to a file, atomically; returns when it would survive a power loss. The last three are kept.
+        """Write the state to a file, atomically and durably (it survives a power loss). The last three are kept.
 
-        :raises SnapshotError: if it could not be written; the previous file is whole, and nothing half-written stays.
+        :raises SnapshotError: if it cannot be written; the previous file stays, and no partial file is left.
         """
         from asyncdata.checkpoint import snapshot as snapshots
 
@@ -159,19 +158,19 @@ class LoaderFace:
     def restore(
         self, path: str | os.PathLike[str], *, allow_changed: Collection[str] = (), same_rows: bool = False
     ) -> None:
-        """As :meth:`load_state_dict`, from a file that :meth:`save` wrote."""
+        """Like :meth:`load_state_dict`, from a file that :meth:`save` wrote."""
         from asyncdata.checkpoint import snapshot as snapshots
 
         self._check()
         self._engine.restore(snapshots.load(path), allow_changed, same_rows=same_rows)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of ``epoch``. In the middle of that very epoch, as after a resume, it goes on from there.
+        """Go to the start of ``epoch``. A loader in the middle of that epoch, as after a resume, stays there.
 
-        The next loop is over this epoch and no other, even if nothing is left of it. Without this call, a loop that
-        finds nothing left is over the next epoch.
+        The next loop covers this epoch only, even if it has no samples left. Without this call, a loop that finds no
+        samples left covers the next epoch.
 
-        :raises ConfigError: directly after a restore, for an epoch that was over by then: it would be delivered again.
+        :raises ConfigError: directly after a restore, for an epoch that had ended: it would be delivered again.
         """
         self._check()
         if epoch < 0:
@@ -181,11 +180,11 @@ class LoaderFace:
         self._is_epoch_named = True
 
     def seek(self, epoch: int, row: int, *, group_index: int | None = None) -> None:
-        """Go to row ``row`` of ``epoch``, counted in the order of delivery. Waits until the row index is complete.
+        """Go to row ``row`` of ``epoch``, counted in delivery order. Waits until the row index is complete.
 
-        :param row: as many as an epoch has is the next epoch's start.
-        :param group_index: the number of the next group of the stream; None goes on counting.
-        :raises ConfigError: if there is no such row, or the order needs no row index.
+        :param row: from 0 to the number of rows of an epoch; the latter is the next epoch's start.
+        :param group_index: the number of the next group of the stream; None continues the current numbers.
+        :raises ConfigError: if there is no such row, or the order has no row index.
         """
         self.start()
         self._engine.seek(epoch, row, group_index)
@@ -196,19 +195,19 @@ class LoaderFace:
         return self._engine.epoch
 
     def statistics(self) -> Statistics:
-        """What the loader has done and is doing; ``.to_dict()`` is flat."""
+        """Counters and the current state of the loader; ``.to_dict()`` gives flat numbers."""
         return self._engine.statistics()
 
-    # Life.
+    # Start and close.
 
     def start(self) -> None:
-        """Begin to read ahead now; entering ``with``, and the first call for data, do so as well."""
+        """Begin to read ahead now. Entering ``with``, or the first call for data, does the same."""
         self._check()
         self._engine.start()
 
     def _close(self, reason: str) -> None:
         self._closed_because = self._closed_because or reason
-        # Who comes second waits for the first; not for ever, as an interrupt may have left the lock locked.
+        # A second call waits for the first one; with a timeout, as an interrupt may have left the lock locked.
         if self._is_closed or not self._engine.service.is_here or not self._closing.acquire(timeout=_CLOSE_TIMEOUT_S):
             return
 
@@ -245,7 +244,7 @@ class LoaderFace:
             "is used, and carry state_dict() over."
         )
 
-    # What a call does, but for the waiting.
+    # Parts of a call, without the waiting.
 
     def _begin(self, num_groups: int, last_epoch: int | None) -> Request:
         service = self._engine.service
@@ -283,20 +282,22 @@ class LoaderFace:
         reason = "packs samples" if self._engine.packs else f"is one of world_size={self._engine.config.world_size}"
         raise ConfigError(f"this loader {reason}: its batches come from a `for` loop, not from {what}()")
 
-    # What a loop asks for.
+    # Batches of a loop.
 
     def _batches(self) -> Batches:
         self._check()
         return SampleBatches(self, runs_on=self._runs_on())
 
     def _runs_on(self) -> bool:
-        """Whether the next loop may be over a later epoch than the present one; not, if the caller named it."""
+        """Whether the next loop may cover a later epoch than the current one: not if ``set_epoch`` named it."""
         is_named, self._is_epoch_named = self._is_epoch_named, False
         return not is_named
 
     def _pack_batches(self) -> PackBatches | PlannedBatches | None:
-        """Where there are packs. Their batches are made one after the other: samples that are no batch can be put
-        back only while nobody else has taken any."""
+        """The batches of packs; None if samples are not packed.
+
+        They are made one after the other: samples that form no batch can be put back only if none were taken since.
+        """
         self._check()
         engine, stage, config = self._engine, self._engine.stage, self._engine.config
         if engine.tally is not None:
@@ -323,7 +324,7 @@ class LoaderFace:
 
     @property
     def share(self) -> Share:
-        """What this rank has of a batch of all ranks: groups of samples, or packs."""
+        """This rank's part of a batch of all ranks: groups of samples, or packs."""
         config = self._engine.config
         if config.batch_size is None:
             raise ConfigError("iterating needs batch_size=...; or call get_next_batch(n)")
@@ -332,7 +333,7 @@ class LoaderFace:
         return Share(config.rank, config.world_size, size, config.rounds_up)
 
     def position(self) -> Position:
-        """The place in D of the next sample of the stream."""
+        """The position in D of the next sample of the stream."""
         return self._engine.coordinator.ledger.position
 
     def plan(self, epoch: int) -> PlannedEpoch | None:
@@ -340,18 +341,18 @@ class LoaderFace:
         return self._engine.plan(epoch)
 
     def tip(self) -> RestartPoint:
-        """Where D goes on."""
+        """The position and counters of the next sample of the stream."""
         from asyncdata.batching.online.state import RestartPoint
 
         ledger = self._engine.coordinator.ledger
         return RestartPoint(ledger.position, ledger.counters)
 
     def collate(self, samples: list[Sample]) -> Any:
-        """What ``collate_fn`` makes of a batch."""
+        """The batch that ``collate_fn`` makes of samples."""
         return self._collate_fn(samples)
 
     def collate_packs(self, packs: list[list[PackedSample]]) -> Any:
-        """What ``collate_fn`` makes of packs: each a list of documents; or of samples, where they are not packed."""
+        """The batch that ``collate_fn`` makes of packs: lists of documents; or of samples, if they are not packed."""
         if self._engine.packs_are_samples:
             return self._collate_fn([pack[0].sample for pack in packs])
 
@@ -374,12 +375,12 @@ def _check_platform() -> None:
         )
 
 
-def same(samples: list[T]) -> list[T]:
+def identity(samples: list[T]) -> list[T]:
     return samples
 
 
 def whole(number: Any) -> int:
-    """The number, be it numpy's; -1 for what is no whole number."""
+    """The number as an int, also if it is one of numpy; -1 if it is not a whole number."""
     try:
         return operator.index(number)
     except TypeError:

@@ -30,66 +30,67 @@ _CALLED_ELSEWHERE = {
     "per_device_train_batch_size": "batch_size",
     "num_replicas": "world_size",
 }
-"""Knobs by the names that other loaders give them."""
+"""Names of knobs in other loaders -> their name here."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every knob of a loader. Those marked *order* make another sequence D; all others may change at a restart.
+    """Every knob of a loader. Knobs marked *order* change the sequence D; all others may change at a restart.
 
-    With a length grouping, ``world_size`` and ``batch_size * gradient_accumulation`` decide the order of packs as well.
+    With a length grouping, ``world_size`` and ``batch_size * gradient_accumulation`` also decide the order of packs.
 
     :ivar seed: *order.* Any integer.
     :ivar shuffle: *order.* True mixes windows of blocks, False keeps the order of the files, ``"full"`` is an exact
         permutation of all rows, which needs a pass over the data. A :class:`~asyncdata.Shuffle` says how large blocks
         and windows are, a :class:`~asyncdata.RowShuffle` how rows are ordered one by one.
     :ivar batch_size: samples per batch of a ``for`` loop; a multiple of ``n_samples_per_prompt``.
-    :ivar drop_last: drop a short last batch (of all ranks) instead of delivering it. What is dropped is counted.
-    :ivar epochs: after so many the data ends; None goes on for ever.
+    :ivar drop_last: drop a short last batch (of all ranks) instead of delivering it. Dropped samples are counted.
+    :ivar epochs: number of epochs after which the data ends; None: no end.
     :ivar n_samples_per_prompt: samples per group.
-    :ivar num_workers: worker processes; None begins with one, and has more for as long as the trainer waits for them;
-        0 works in a thread of this process, where any callable will do as tokenize function.
-    :ivar max_workers: how many None may make of it; None for the CPUs this process may use.
-    :ivar max_memory_bytes: memory that worker processes and what is read ahead may take together, where their number is
-        not given; None for half of what is free when the loader is made.
-    :ivar max_bytes_per_worker: resident memory of a worker process, from which on it is replaced by another between two
-        requests: a tokenize function that leaks does not end a run. None does not look.
+    :ivar num_workers: worker processes. None starts with one, and adds more while the trainer waits for them. 0 uses
+        a thread of this process, where any callable may be the tokenize function.
+    :ivar max_workers: the largest number of workers if ``num_workers`` is None; None: the CPUs that this process may
+        use.
+    :ivar max_memory_bytes: memory of the worker processes and the read-ahead together, if ``num_workers`` is None;
+        None: half of the memory that is free when the loader is made.
+    :ivar max_bytes_per_worker: resident memory above which a worker process is replaced between two requests, so that a
+        tokenize function that leaks does not end a run. None: no check.
     :ivar buffer_size: samples of the stream read ahead per data-parallel rank; each becomes a group of
-        ``n_samples_per_prompt``. None begins with 1000, and reads further ahead where that spares the trainer waits.
+        ``n_samples_per_prompt``. None starts with 1000, and reads further ahead if the trainer then waits less.
     :ivar dp_size: data-parallel ranks that are fed; ``buffer_size * dp_size`` samples of the stream are read ahead.
-    :ivar world_size: ranks that iterate at the same time, each with a loader of its own over the same data. They cut
-        batches of ``world_size * batch_size`` from D, so that none has a sample of another.
-    :ivar rank: which of them this loader is, from 0 on.
+    :ivar world_size: ranks that iterate at the same time, each with its own loader over the same data. They cut
+        batches of ``world_size * batch_size`` from D, so that no two ranks have the same sample.
+    :ivar rank: the rank of this loader, counted from 0.
     :ivar gradient_accumulation: batches of each rank in an optimizer step. Length grouping balances whole steps.
-    :ivar round_up: fill the last batch of all ranks by repeating its own samples, so that all have as many batches.
-        None: where there is more than one rank. ``drop_last`` goes before it.
+    :ivar round_up: fill the last batch of all ranks by repeating its samples, so that all ranks have equally many
+        batches. None: True if there is more than one rank. ``drop_last=True`` takes precedence.
     :ivar plan_packs: *order.* Count the tokens of all rows first, in the row index, and plan an epoch's packs from
-        them. Each rank then tokenizes its own packs and no others. Needs an order of single rows, such as
-        ``shuffle="full"``. Where XTuner's packs or order are asked for, they are planned in any case.
-    :ivar max_ready_bytes: bytes read ahead, whatever the number of samples.
-    :ivar timeout_s: how long a call waits for data before it raises PrefetchTimeoutError; None and infinity wait for
-        ever.
-    :ivar row_timeout_s: a worker without progress for so long is hung, and is killed.
-    :ivar on_bad_row: ``raise``, ``skip`` (counted by code), or ``quarantine`` (and written to ``quarantine_path``).
-    :ivar max_bad_rows: how many may be passed over in a run; None does not limit them.
-    :ivar quarantine_path: a JSONL file that bad rows are appended to.
-    :ivar log_excerpts: whether errors of bad rows, the log and the quarantine file may show what stands in a row. False
-        leaves excerpts, quoted values and messages of the tokenize function out; place and code stay.
-    :ivar commit: ``on_delivery``, or ``on_ack``: what was not acknowledged is delivered again after a restart.
-    :ivar cache_dir: where the row index of ``shuffle="full"`` is kept; None takes ``$XDG_CACHE_HOME/asyncdata`` or
-        ``~/.cache/asyncdata``, and an empty string keeps nothing.
-    :ivar row_index_max_bytes: of all row indexes there, with the rows that were copied for them: when a loader is made,
-        those that were not used for longest are removed. None does not limit them.
-    :ivar token_cache: keep what the tokenize function makes of rows, and read it in later epochs and runs: in this
-        folder, or, if True, in ``tokens`` beside the row index. Changes nothing but the time. None: do not.
-    :ivar token_cache_max_bytes: of all token caches in that folder: what was not used for longest is removed, and
-        nothing more is written where that does not do. None does not limit them.
-    :ivar digest: what the running digest in the state is of: ``positions``, and how many tokens each sample has; or
-        ``tokens``, every one of them, which costs a worker 0.6 us for a sample of 190. ``asyncdata verify`` compares
-        the digests of two runs.
-    :ivar backend: the loop of the service's thread: ``asyncio``, ``uvloop`` or ``trio``.
+        them. Each rank then tokenizes only its own packs. Needs an order of single rows, such as ``shuffle="full"``.
+        With XTuner's packs or order, packs are always planned.
+    :ivar max_ready_bytes: bytes read ahead, for any number of samples.
+    :ivar timeout_s: seconds that a call waits for data before it raises PrefetchTimeoutError; None and infinity: no
+        limit.
+    :ivar row_timeout_s: seconds without progress after which a worker counts as hung, and is killed.
+    :ivar on_bad_row: ``raise``, ``skip`` (counted by code), or ``quarantine`` (also written to ``quarantine_path``).
+    :ivar max_bad_rows: bad rows that may be passed over in a run; None: no limit.
+    :ivar quarantine_path: a JSONL file to which bad rows are appended.
+    :ivar log_excerpts: whether errors of bad rows, the log and the quarantine file may quote a row. False leaves out
+        excerpts, quoted values and messages of the tokenize function; place and code stay.
+    :ivar commit: ``on_delivery``, or ``on_ack``: groups that were not acknowledged are delivered again after a restart.
+    :ivar cache_dir: the folder of the row index of ``shuffle="full"``; None: ``$XDG_CACHE_HOME/asyncdata`` or
+        ``~/.cache/asyncdata``; an empty string: the index is not stored.
+    :ivar row_index_max_bytes: limit for all row indexes in that folder, with the rows copied for them: when a loader is
+        made, the least recently used are removed. None: no limit.
+    :ivar token_cache: store the results of the tokenize function, and read them in later epochs and runs: in this
+        folder, or, if True, in ``tokens`` beside the row index. Changes only the time. None: no cache.
+    :ivar token_cache_max_bytes: limit for all token caches in that folder: the least recently used segments are
+        removed, and if that is not enough, nothing more is written. None: no limit.
+    :ivar digest: what the running digest in the state covers: ``positions``, with the number of tokens of each sample;
+        or ``tokens``, each token, which costs a worker 0.6 us for a sample of 190 tokens. ``asyncdata verify``
+        compares the digests of two runs.
+    :ivar backend: the event loop of the service's thread: ``asyncio``, ``uvloop`` or ``trio``.
     """
 
     seed: int = 42
@@ -161,14 +162,14 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
         if config.rank >= config.world_size:
             raise ConfigError(
-                f"rank={config.rank} is none of world_size={config.world_size} ranks, which are counted from 0"
+                f"rank={config.rank} is too large for world_size={config.world_size}: ranks are counted from 0"
             )
 
         return config
 
     @property
     def rounds_up(self) -> bool:
-        """Whether the last batch of all ranks is filled by repeating its samples."""
+        """Whether to fill the last batch of all ranks by repeating its samples."""
         return self.world_size > 1 if self.round_up is None else self.round_up
 
     @property
@@ -182,7 +183,7 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def capacity(self) -> int:
-        """Samples that are read ahead; at first, where ``buffer_size`` is None."""
+        """Samples that are read ahead; the first value, if ``buffer_size`` is None."""
         return (self.buffer_size or FIRST_BUFFER_SIZE) * max(self.dp_size, self.world_size)
 
 
@@ -213,7 +214,7 @@ def _shuffle_of(value: Any) -> bool | str | Shuffle | RowShuffle:
 
 
 def _is_integer(value: object) -> bool:
-    """Whether it is an integer of another library, such as numpy's."""
+    """Whether it is an integer of another library, such as numpy."""
     return hasattr(value, "__index__") and not isinstance(value, int)
 
 

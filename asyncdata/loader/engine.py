@@ -1,4 +1,4 @@
-"""A loader without a face: its parts put together, its state taken and given back."""
+"""The engine of a loader: joins all its parts, and takes and restores its state."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from asyncdata.loader.autotune.metered_executor import MeteredExecutor
 from asyncdata.loader.autotune.tuner import Tuner, executor_of, limits_of
 from asyncdata.loader.background_proof import Prover
 from asyncdata.loader.batches.planned_batches import PlannedTally
-from asyncdata.loader.opening import open_reading
+from asyncdata.loader.opening import opened_source
 from asyncdata.loader.packing_choice import plan_of, rules_of, share_of
 from asyncdata.loader.service import Service
 from asyncdata.loader.statistics import Statistics, explain_timeout
 from asyncdata.order.order import ROWS_PER_WINDOW
 from asyncdata.prefetch.producer import Producer
 from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
-from asyncdata.sources.file_warnings import say_what_is_odd
+from asyncdata.sources.file_warnings import warn_about_files
 from asyncdata.sources.resolve import described
 from asyncdata.tokenization.base import fingerprints_of
 from asyncdata.tokenization.resolve import resolved
@@ -63,9 +63,9 @@ _SHARED_WORK = (
 
 
 class Engine:
-    """Everything behind a loader but the waiting.
+    """All parts of a loader, without the calls that wait.
 
-    :param early: a fork server that was started before; the engine owns it unless the constructor fails.
+    :param early: a fork server that was started early; the engine owns it unless the constructor fails.
     :raises ConfigError: for a setting that cannot work.
     :raises SourceError: for files that cannot be read.
     """
@@ -101,14 +101,14 @@ class Engine:
                 'would be another one on each. digest="positions" has how many tokens every sample has'
             )
 
-        self._reading = open_reading(described(source), config, self._function, quarantine, plan, share)
-        say_what_is_odd(self._reading.files)
+        self._source = opened_source(described(source), config, self._function, quarantine, plan, share)
+        warn_about_files(self._source.files)
         if config.world_size > 1 and share is None and not config.token_cache:
             _log.warning("loader.every_rank_tokenizes", world_size=config.world_size, remedy=_SHARED_WORK)
         self._tuner: Tuner | None = None
         self._limits = limits_of(config)
         self._executor = executor_of(config, self._limits, self._function, early)
-        self._windows = self._reading.windows(self._executor)
+        self._windows = self._source.windows(self._executor)
         self._windows.restart_point = lambda: self._restart_point().position
         self.service = self._make_service()
         self._restored_epoch, self._restored = 0, (0, 0)
@@ -117,54 +117,54 @@ class Engine:
         self._waits_lock = threading.Lock()
 
     def _make_service(self) -> Service:
-        reading, executor, config = self._reading, self._executor, self.config
-        canaries = reading.canaries(executor)
+        source, executor, config = self._source, self._executor, self.config
+        canaries = source.canaries(executor)
         producer = Producer(self._windows, canaries, executor, self.coordinator, epochs=config.epochs)
         if isinstance(executor, MeteredExecutor):
             self._tuner = Tuner(self._limits, executor, self.coordinator, producer, lambda: self._waits)
         return Service(
-            reading.job,
+            source.job,
             self._windows,
             producer,
             executor,
             self.coordinator,
-            slot_bytes=reading.slot_bytes,
+            slot_bytes=source.slot_bytes,
             backend=config.backend,
             early=self._early,
         )
 
     def start(self) -> None:
-        """Begin to read ahead; nothing where that has begun."""
+        """Begin to read ahead; do nothing if that has begun."""
         self.service.start()
         self._prover.start()
 
     def close(self, reason: str) -> None:
-        """Stop everything; calls end in LoaderClosedError, which says ``reason``."""
+        """Stop everything; calls end with LoaderClosedError, which has the ``reason``."""
         self.coordinator.close(reason)
         self.service.close()
         self._prover.close()
-        self._reading.close()
+        self._source.close()
 
     def fingerprints(self) -> dict[str, Any]:
-        """What the tokens depend on, each part by its digest. Reads a little of every file at the first call."""
-        if self._function_fingerprints is None:  # once: what workers have loaded does not change with its files
+        """Digests of all that the tokens depend on. The first call reads a little of every file."""
+        if self._function_fingerprints is None:  # once: the workers have loaded it, even if its files change later
             self._function_fingerprints = fingerprints_of(self._function)
-        return {"data": self._reading.files.fingerprint(), **self._function_fingerprints}
+        return {"data": self._source.files.fingerprint(), **self._function_fingerprints}
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next sample; of the next pack, where they are packed."""
+        """The epoch of the next sample, or of the next pack if samples are packed."""
         return self.coordinator.ledger.position.epoch if self.stage is None else self.stage.epoch
 
     def _restart_point(self) -> RestartPoint:
         """Where D is read from after a restart."""
-        # The stage is asked before the ledger: what is taken from D between the two is no loss then.
+        # The stage is read before the ledger: samples taken from D between the two are then not lost.
         waiting = self.stage.restart_point() if self.stage is not None else None
         return waiting or RestartPoint(*self.coordinator.ledger.restart_point()[:2])
 
     def _order(self) -> dict[str, Any]:
-        """What the order of delivery follows from."""
-        order = self._reading.order.description()
+        """The settings that decide the order of delivery."""
+        order = self._source.order.description()
         return order if self.stage is None else order | self.stage.rules.description()
 
     def plan(self, epoch: int) -> PlannedEpoch | None:
@@ -178,13 +178,13 @@ class Engine:
         if self.tally is None or not isinstance(self._windows, IndexedWindows):
             return msgspec.UNSET, None
 
-        tally = self.tally.now  # before the ledger is looked at, as a delivery is in the ledger first
+        tally = self.tally.now  # before the ledger is read, as a delivery changes the ledger first
         ledger = self.coordinator.ledger
         point = RestartPoint(ledger.position, ledger.counters)
         return self.tally.state(tally, point.position.epoch, self._windows.dealt_at(point.position)), point
 
     def snapshot(self) -> Snapshot:
-        """The state of this moment."""
+        """The current state."""
         packing, waiting = self._packing_state()
         ledger = self.coordinator.ledger
         position, counters, acked = ledger.restart_point()
@@ -212,7 +212,7 @@ class Engine:
         return self._resumed[1] if found is None and position == self._resumed[0] else found
 
     def restore(self, saved: Snapshot, allow_changed: Collection[str], *, same_rows: bool = False) -> bool:
-        """Continue from ``saved``; whether that is at the saved place, and not at an epoch's start.
+        """Continue from ``saved``; return whether at the saved position, and not at an epoch's start.
 
         :raises SnapshotMismatchError: if it belongs to other data or settings that ``allow_changed`` does not name.
         """
@@ -223,7 +223,7 @@ class Engine:
             raise
 
         ledger = ledger_of(saved, digest=self.config.digest, group_size=self.config.n_samples_per_prompt)
-        # Windows are cut otherwise then; and packs hold other numbers of tokens, whatever the change.
+        # With another data, seed or order, windows differ. With packing, any change gives other packs.
         keeps_place = not (changed & {"data", "seed", "order"} or (changed and saved.packing))
         if keeps_place:
             self._restore_packing(saved, ledger)
@@ -239,7 +239,7 @@ class Engine:
         return keeps_place
 
     def _delivered(self) -> tuple[int, int]:
-        """Samples and packs so far."""
+        """Numbers of samples and packs delivered so far."""
         packs = self.stage or self.tally
         return self.coordinator.ledger.counters.num_samples, packs.num_packs if packs is not None else 0
 
@@ -253,7 +253,7 @@ class Engine:
             self._windows.resume_dealt(ledger.position, self.tally.restore(saved.packing))
 
     def _at_epoch(self, ledger: Ledger, epoch: int) -> Ledger:
-        """The ledger at the start of ``epoch``, with nothing waiting to be packed."""
+        """The ledger at the start of ``epoch``, without samples that wait to be packed."""
         if self.stage is not None:
             self.stage.restart(epoch)
         if self.tally is not None and isinstance(self._windows, IndexedWindows):
@@ -262,9 +262,9 @@ class Engine:
         return ledger.at_epoch(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of ``epoch``, unless that is the present one: a run resumed in its middle stays there.
+        """Go to the start of ``epoch``, unless it is the current one: a run resumed in its middle stays there.
 
-        :raises ConfigError: directly after a restore, for an epoch that was over by then.
+        :raises ConfigError: directly after a restore, for an epoch that had ended.
         """
         if epoch == self.epoch:
             return
@@ -279,7 +279,7 @@ class Engine:
         self.service.restart(lambda ledger: self._at_epoch(ledger, epoch))
 
     def num_rows(self, timeout_s: float | None) -> int:
-        """Rows of an epoch, once the row index knows them all.
+        """Rows of an epoch; waits until the row index is complete.
 
         :raises ConfigError: if the order has no index.
         """
@@ -295,15 +295,15 @@ class Engine:
         return index.num_rows
 
     def _index(self) -> RowIndex:
-        if self._reading.index is None:
+        if self._source.index is None:
             raise ConfigError(
                 'how many rows there are is known only to shuffle="full" or a RowShuffle: they make a row index'
             )
 
-        return self._reading.index
+        return self._source.index
 
     def seek(self, epoch: int, row: int, group_index: int | None) -> None:
-        """Go to row ``row`` of ``epoch``, in the order of delivery; the number of rows is the next epoch's start."""
+        """Go to row ``row`` of ``epoch``, in delivery order; the number of rows means the next epoch's start."""
         num_rows = self.num_rows(None)
         if epoch < 0 or not 0 <= row <= num_rows:
             raise ConfigError(f"there is no row {row} in epoch {epoch}: an epoch has {num_rows} rows")
@@ -321,14 +321,14 @@ class Engine:
         return msgspec.structs.replace(before, position=place, counters=counters)
 
     def add_wait(self, seconds: float) -> None:
-        """A call had to wait for data."""
+        """Count a call that had to wait for data."""
         with self._waits_lock:
             self._waits = self._waits[0] + 1, self._waits[1] + seconds
 
     def statistics(self) -> Statistics:
-        """What the loader has done and is doing."""
+        """Counters and the current state of the loader."""
         ledger, channel, workers = self.coordinator.ledger, self.coordinator.channel, self._executor.statistics()
-        index, cache = self._reading.index, self._reading.token_cache
+        index, cache = self._source.index, self._source.token_cache
         packs = self.stage or self.tally or PlannedTally()
         return Statistics(
             **msgspec.structs.asdict(ledger.position),
@@ -365,12 +365,12 @@ class Engine:
         )
 
     def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:
-        """Why a call got nothing in time."""
+        """The error of a call that got no data in time: what it waited for, and why."""
         now = self.statistics()
         entry = self.coordinator.channel.oldest_in_flight
         oldest = entry.location() if entry is not None and entry.location is not None else None
         num_missing = max(0, num_groups - now.buffered_groups - now.ready_samples)
-        index = self._reading.index
+        index = self._source.index
         is_indexing = index is not None and not index.is_complete
         message, diagnosis = explain_timeout(
             waited_s, num_missing, now, oldest, self.service.is_started, is_indexing=is_indexing

@@ -1,7 +1,7 @@
-"""The two faces of the service: ``AsyncDataLoader`` to be awaited, ``DataLoader`` for a plain ``for``.
+"""The two loaders: ``AsyncDataLoader`` for ``await``, ``DataLoader`` for a plain ``for`` loop.
 
-Both take ready samples under a lock, on the caller's thread, without crossing into the service's loop; they differ
-only in how they wait when nothing is ready.
+Both take ready samples under a lock, on the caller's thread, without a switch to the service's thread. They differ only
+in how they wait if no samples are ready.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import anyio.to_thread
 from asyncdata.core.event_loop import call_soon_in_this_loop
 from asyncdata.core.shortage import is_shortage
 from asyncdata.core.timeouts import checked_timeout
-from asyncdata.loader.base import LoaderFace, same
+from asyncdata.loader.base import BaseLoader, identity
 from asyncdata.loader.batches.sample_batches import AsyncEpoch, Epoch, LockedAsyncEpoch, LockedEpoch
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ("AsyncDataLoader", "DataLoader")
 
 
-class DataLoader(LoaderFace):
+class DataLoader(BaseLoader):
     """Samples for a plain loop. Safe to call from several threads, and inside a running event loop.
 
     ::
@@ -43,11 +43,11 @@ class DataLoader(LoaderFace):
     :param source: a path, a glob, a folder, a list of these, or a :class:`~asyncdata.JsonlSource`.
     :param tokenize_fn: a description such as :class:`~asyncdata.PromptTokenizeFn`, a function of a row (a dict), or its
         import path ``pkg.mod:fn``.
-    :param collate_fn: what a batch of the ``for`` loop is made of; by default it is the list of samples. With
-        ``packing`` it is given a list of packs, each a list of :class:`~asyncdata.Document`.
-    :param packing: samples are laid together in sequences of one length, :class:`~asyncdata.SoftPacking` or another;
-        ``batch_size`` counts packs then.
-    :param length_grouping: which packs, or samples, are computed at the same time: those that cost alike.
+    :param collate_fn: makes a batch of the ``for`` loop from the list of its samples; by default, that list. With
+        ``packing`` it gets a list of packs, each a list of :class:`~asyncdata.Document`.
+    :param packing: joins samples into sequences of one length: :class:`~asyncdata.SoftPacking` or another; then
+        ``batch_size`` counts packs.
+    :param length_grouping: puts packs, or samples, of similar cost into the same step.
     :param buffer_filter: chooses among the groups given back; a function of (buffer, num_groups) or its import path.
     :param knobs: see :class:`~asyncdata.LoaderConfig`.
     :raises ConfigError: for a setting that cannot work.
@@ -55,23 +55,23 @@ class DataLoader(LoaderFace):
     """
 
     def get_next_batch(self, num_samples: int, *, timeout_s: float | None = None) -> list[Sample]:
-        """Exactly ``num_samples`` samples: groups given back first, then the stream, over as many epochs as it takes.
+        """Exactly ``num_samples`` samples: first groups given back, then the stream, over as many epochs as needed.
 
         :param num_samples: a multiple of ``n_samples_per_prompt``.
-        :raises EndOfData: if ``epochs`` are used up; what was left is in the error.
-        :raises PrefetchTimeoutError: if they are not ready in time; nothing was consumed.
+        :raises EndOfData: if all ``epochs`` are delivered; the groups that were left are in the error.
+        :raises PrefetchTimeoutError: if they are not ready in time; then no sample is consumed.
         :raises BadRowError: if the next row is bad, under ``on_bad_row="raise"``.
         """
-        return self._take(self._num_groups(num_samples), None, same, timeout_s)
+        return self._take(self._num_groups(num_samples), None, identity, timeout_s)
 
     def get_samples(self, num_groups: int, *, timeout_s: float | None = None) -> list[Group]:
-        """Exactly ``num_groups`` groups of ``n_samples_per_prompt`` samples; as :meth:`get_next_batch` otherwise."""
+        """Exactly ``num_groups`` groups of ``n_samples_per_prompt`` samples; otherwise like :meth:`get_next_batch`."""
         return self._take(self._groups(num_groups), None, self._regroup, timeout_s)
 
     def num_rows(self, *, timeout_s: float | None = None) -> int:
-        """Rows of an epoch, once the row index is complete; starts to make it. For ``shuffle="full"``.
+        """Rows of an epoch; builds the row index and waits until it is complete. For ``shuffle="full"``.
 
-        :raises ConfigError: if the order needs no row index.
+        :raises ConfigError: if the order has no row index.
         :raises PrefetchTimeoutError: if it is not complete in time.
         """
         self.start()
@@ -84,7 +84,7 @@ class DataLoader(LoaderFace):
         finish: Callable[[list[Sample]], T],
         timeout_s: float | None = None,
     ) -> T:
-        """What ``finish`` makes of the samples. Until the caller has it they count as not delivered."""
+        """Take samples, and return ``finish(samples)``. Until the caller has that, they count as not delivered."""
         self._check()
         timeout_s = checked_timeout(timeout_s)
         coordinator = self._engine.coordinator
@@ -109,7 +109,7 @@ class DataLoader(LoaderFace):
         request.wake = lambda: ready.put(None)
         try:
             while True:
-                # Polled first: it may have become ready before there was anybody to wake.
+                # Poll before waiting: the samples may have become ready before ``wake`` was set.
                 samples = self._engine.coordinator.poll(request)
                 if samples is not None:
                     return samples
@@ -127,7 +127,7 @@ class DataLoader(LoaderFace):
         return Epoch(self._batches(), self._take) if packs is None else LockedEpoch(packs, self._take, self._loop_lock)
 
     def close(self) -> None:
-        """Stop the workers and the thread, within five seconds. Called again, from any thread, it waits too."""
+        """Stop the workers and the thread, within five seconds. A second call, from any thread, waits as well."""
         self._close("the loader was closed by close()")
 
     def __enter__(self) -> Self:
@@ -140,8 +140,8 @@ class DataLoader(LoaderFace):
         self._close("the loader was closed at the end of its `with`")
 
 
-class AsyncDataLoader(LoaderFace):
-    """Samples for an ``await``-based loop; on asyncio or trio. Parameters are those of :class:`DataLoader`.
+class AsyncDataLoader(BaseLoader):
+    """Samples for an ``await``-based loop, on asyncio or trio. The parameters are those of :class:`DataLoader`.
 
     ::
 
@@ -152,15 +152,15 @@ class AsyncDataLoader(LoaderFace):
     _async_loop_lock: anyio.Lock | None = None  # of the loop that iterates first
 
     async def get_next_batch(self, num_samples: int, *, timeout_s: float | None = None) -> list[Sample]:
-        """As :meth:`DataLoader.get_next_batch`. Cancelled, it has consumed nothing."""
-        return await self._take(self._num_groups(num_samples), None, same, timeout_s)
+        """Like :meth:`DataLoader.get_next_batch`. If it is cancelled, no sample is consumed."""
+        return await self._take(self._num_groups(num_samples), None, identity, timeout_s)
 
     async def get_samples(self, num_groups: int, *, timeout_s: float | None = None) -> list[Group]:
-        """As :meth:`DataLoader.get_samples`. Cancelled, it has consumed nothing."""
+        """Like :meth:`DataLoader.get_samples`. If it is cancelled, no sample is consumed."""
         return await self._take(self._groups(num_groups), None, self._regroup, timeout_s)
 
     async def num_rows(self, *, timeout_s: float | None = None) -> int:
-        """As :meth:`DataLoader.num_rows`."""
+        """Like :meth:`DataLoader.num_rows`."""
         self.start()
         return await anyio.to_thread.run_sync(self._engine.num_rows, timeout_s, abandon_on_cancel=True)
 
@@ -217,13 +217,13 @@ class AsyncDataLoader(LoaderFace):
         return LockedAsyncEpoch(packs, self._take, self._async_loop_lock)
 
     async def aclose(self) -> None:
-        """Stop the workers and the thread, within five seconds; cancelled too. Called again, it waits as well."""
+        """Stop the workers and the thread, within five seconds, even if cancelled. A second call waits as well."""
         reason = "the loader was closed by aclose()"
         try:
             with anyio.CancelScope(shield=True):
                 await _in_a_thread(self._close, reason)
         except BaseException:
-            self._close(reason)  # asyncio's task.cancel() knows no shield, and may come before the thread has ended
+            self._close(reason)  # asyncio's task.cancel() ignores the shield, and may come before the thread has ended
             raise
 
     async def __aenter__(self) -> Self:
@@ -237,7 +237,7 @@ class AsyncDataLoader(LoaderFace):
 
 
 async def _in_a_thread(close: Callable[[str], None], reason: str) -> None:
-    """So that the caller's loop runs on; in it, where the system has no room for a thread."""
+    """Close in a thread, so that the caller's loop keeps running; without one if the system has no more threads."""
     try:
         await anyio.to_thread.run_sync(close, reason)
     except RuntimeError as error:

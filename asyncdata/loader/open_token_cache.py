@@ -1,4 +1,4 @@
-"""Whether a loader has a token cache, and which one."""
+"""Opens the token cache that a loader's settings ask for."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from asyncdata.sources.base import Blocks
     from asyncdata.workers.base import Executor
 
-__all__ = ("CachedJob", "cache_of", "check_streamed", "root_of", "say_that_rows_are_not_cached")
+__all__ = ("CachedJob", "cache_of", "check_streamed", "root_of", "warn_rows_not_cached")
 
 _log = get_logger(__name__)
 _ROOM = 7
-"""Bytes of a slot for a block's samples, over those of its text: enough for a token a character, and the text again.
+"""Bytes of a slot for a block's samples, per byte of its text: enough for one token per character, and the text again.
 
-Only what is used takes memory.
+Only the bytes that are used take memory.
 """
 _MAX_SLOT_BYTES = (1 << 31) - 1
 _NEEDED = ("pyarrow", "xxhash")
 
 
 class CachedJob:
-    """The job of the workers, with the token cache if there is one.
+    """The workers' job, and the token cache if there is one.
 
-    :ivar cache: None where nothing is kept, and before :meth:`open`.
+    :ivar cache: the cache; None without one, and before :meth:`open`.
     """
 
     def __init__(self, job: Job, files: Blocks, folder: CacheFolder | None, max_bytes: int | None) -> None:
@@ -50,7 +50,7 @@ class CachedJob:
         self._max_bytes = max_bytes
 
     def open(self, executor: Executor) -> TokenCache | None:
-        """The cache, with those who work for it."""
+        """Open the cache, with the executor that reads and writes it."""
         files, job = self._files, self.job
         if self._folder is None or job.cache is None or not isinstance(files, NumberedBlocks):
             return None
@@ -69,9 +69,9 @@ class CachedJob:
 
 
 def cache_of(files: Blocks, job: Job, max_window_blocks: int, config: LoaderConfig, function: Any) -> CachedJob:
-    """The job as it is with the token cache that ``config`` asks for.
+    """The job with the token cache that ``config`` asks for.
 
-    :raises ConfigError: if there cannot be one.
+    :raises ConfigError: if the cache cannot be opened.
     """
     if config.token_cache:
         _check_installed()
@@ -100,7 +100,7 @@ def cache_of(files: Blocks, job: Job, max_window_blocks: int, config: LoaderConf
 
 
 def root_of(config: LoaderConfig) -> str:
-    """The folder of all token caches that ``config`` names; empty if there is to be none."""
+    """The folder of all token caches that ``config`` names; empty without a cache."""
     if isinstance(config.token_cache, str) and config.token_cache:
         return os.path.expanduser(config.token_cache)
 
@@ -132,15 +132,15 @@ def _check_installed() -> None:
 
 
 def _fingerprints(function: Any) -> dict[str, str]:
-    """What samples follow from: the function's own fingerprints, and the releases of what it runs on."""
+    """What samples depend on: the function's own fingerprints, and the versions of the libraries that it uses."""
     versions = {"asyncdata": __version__, "tokenizers": importlib.metadata.version("tokenizers")}
     return {**fingerprints_of(function), **versions}
 
 
 def check_streamed(config: LoaderConfig, path: str) -> None:
-    """Refuse a source that is read from front to back.
+    """Refuse a token cache for a source that can only be read from front to back.
 
-    :raises ConfigError: if a token cache is asked for.
+    :raises ConfigError: if ``config`` asks for a token cache.
     """
     if root_of(config):
         raise ConfigError(
@@ -149,7 +149,7 @@ def check_streamed(config: LoaderConfig, path: str) -> None:
         )
 
 
-def say_that_rows_are_not_cached(config: LoaderConfig) -> None:
-    """An order of single rows reads no blocks."""
+def warn_rows_not_cached(config: LoaderConfig) -> None:
+    """Warn that the token cache is off, as an order of single rows reads no blocks."""
     if root_of(config):
         _log.warning("token_cache.off", reason="rows ordered one by one are not cached; those of shuffle=True are")

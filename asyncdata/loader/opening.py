@@ -1,4 +1,4 @@
-"""What is read and in which order: the source, opened, with the order over it and whoever opens its windows."""
+"""Opens the source: decides how it is read (blocks, stream or row index), in which order, and by which windows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 
 from asyncdata.batching.planned.plan import PlannedOrder
 from asyncdata.core.cache_dir import cache_folder
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError, TooManyBadRowsError
 from asyncdata.core.file_owner import check_ours
@@ -19,7 +20,7 @@ from asyncdata.core.messages import Job
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.core.temporary_folder import TemporaryFolder
 from asyncdata.delivery.bad_rows import without_text
-from asyncdata.loader.open_token_cache import CachedJob, cache_of, check_streamed, say_that_rows_are_not_cached
+from asyncdata.loader.open_token_cache import CachedJob, cache_of, check_streamed, warn_rows_not_cached
 from asyncdata.order.order import Order, RowOrder
 from asyncdata.order.shuffle import RowShuffle
 from asyncdata.prefetch.canaries import Canaries
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from asyncdata.sources.base import Blocks, Source
     from asyncdata.workers.base import Executor
 
-__all__ = ("Reading", "open_reading")
+__all__ = ("OpenedSource", "opened_source")
 
 _log = get_logger(__name__)
 _INDEX_BLOCK_BYTES = 1 << 20
@@ -57,8 +58,8 @@ _MAX_CANARY_BLOCKS = 8
 Function = Any
 
 
-class Reading(Protocol):
-    """A source that is open, and D over it.
+class OpenedSource(Protocol):
+    """An open source, with the order D over it.
 
     :ivar slot_bytes: memory of a slot.
     """
@@ -69,44 +70,44 @@ class Reading(Protocol):
 
     @property
     def order(self) -> Order | RowOrder | PlannedOrder | StreamOrder:
-        """D, as far as it is known without reading."""
+        """The order D, as far as it is known before reading."""
         ...
 
     @property
     def index(self) -> RowIndex | None:
-        """Where every row lies; None where the order needs no index."""
+        """The row index; None if the order needs none."""
         ...
 
     @property
     def token_cache(self) -> TokenCache | None:
-        """Samples that need not be made again; None where nothing is kept."""
+        """The token cache, if there is one."""
         ...
 
     def windows(self, executor: Executor) -> Windows:
-        """Opens the windows of D."""
+        """The opener of the windows of D."""
         ...
 
     def canaries(self, executor: Executor) -> Canaries:
-        """The fixed rows."""
+        """The canaries of this source."""
         ...
 
     def close(self) -> None:
-        """Nothing is read any more: remove what was written for this run alone."""
+        """Close the source; remove files that were written only for this run."""
         ...
 
 
-def open_reading(
+def opened_source(
     source: Source,
     config: LoaderConfig,
     function: Function,
     quarantine: Callable[[BadRowError], object],
     plan: Plan | None = None,
     share: Share | None = None,
-) -> Reading:
-    """Look at the data, and decide how it is read.
+) -> OpenedSource:
+    """Open the source, and decide how it is read.
 
-    :param quarantine: called with each bad row that the row index leaves out.
-    :param plan: how packs are planned; None: they are not.
+    :param quarantine: called with each bad row that the row index excludes.
+    :param plan: how packs are planned; None if they are not.
     :param share: the rows that are tokenized here; None: all.
     :raises SourceError: for files that cannot be read.
     :raises ConfigError: for a setting that cannot work.
@@ -115,23 +116,23 @@ def open_reading(
     _check_share(share, shuffle)
     if isinstance(shuffle, RowShuffle):
         files = _open_rows(source, plan)
-        say_that_rows_are_not_cached(config)
+        warn_rows_not_cached(config)
         rows = RowOrder(shuffle, config.seed) if plan is None else PlannedOrder(plan, shuffle, config.seed)
-        return _IndexedReading(files, rows, config, function, quarantine, share)
+        return _IndexedSource(files, rows, config, function, quarantine, share)
 
     files = source.open(shuffle.block_bytes)
     if isinstance(files, RowStream):
         check_streamed(config, files.files[0].path)
         stream_order = StreamOrder(shuffle, config.seed, len(files.files))
-        return _StreamReading(files, stream_order, _job(files, config, function, shuffle.block_bytes))
+        return _StreamSource(files, stream_order, _job(files, config, function, shuffle.block_bytes))
 
     order = Order(shuffle, config.seed, files.num_blocks, files.block_bytes)
     job = _job(files, config, function, room_of(files, order.max_window_blocks))
-    return _BlockReading(files, order, cache_of(files, job, order.max_window_blocks, config, function))
+    return _BlockSource(files, order, cache_of(files, job, order.max_window_blocks, config, function))
 
 
 def _open_rows(source: Source, plan: Plan | None) -> Blocks:
-    """The source in pieces whose rows can be read one by one."""
+    """The source as blocks whose rows can be read one by one."""
     files = source.open(_INDEX_BLOCK_BYTES)
     if not isinstance(files, RowStream):
         return files
@@ -144,7 +145,7 @@ def _open_rows(source: Source, plan: Plan | None) -> Blocks:
 
 
 def _shuffle_of_plan(plan: Plan, config: LoaderConfig) -> RowShuffle:
-    """The order in which rows are numbered for the plan. Only those that yield a sample are."""
+    """The order in which rows are numbered for the plan. Only rows that yield a sample get a number."""
     shuffle = config.order
     if not plan.is_shuffled:
         if isinstance(shuffle, RowShuffle):
@@ -203,8 +204,8 @@ def _job(files: Blocks, config: LoaderConfig, function: Function, block_bytes: i
     )
 
 
-class _BlockReading:
-    """Windows of blocks: nothing is known of the rows before they are read."""
+class _BlockSource:
+    """Windows of blocks. The rows of a window are not known before it is read."""
 
     index = None
 
@@ -230,8 +231,8 @@ class _BlockReading:
         self.files.close()
 
 
-class _StreamReading:
-    """Windows of a stream, which is read from front to back. A slot has room for the longest row there may be."""
+class _StreamSource:
+    """Windows of a stream, which is read from front to back. A slot has room for the longest allowed row."""
 
     index = None
     token_cache = None
@@ -253,7 +254,7 @@ class _StreamReading:
         self.files.close()
 
 
-class _IndexedReading:
+class _IndexedSource:
     """Rows ordered one by one, over the row index."""
 
     token_cache = None
@@ -274,7 +275,7 @@ class _IndexedReading:
         self.job = _job(files, config, function, _INDEX_BLOCK_BYTES)
         self._identity = _identity(files, self.job, shuffle.check, function)
         self._folder = _index_folder(config)
-        self._remove: Callable[[], object] = bool
+        self._remove: Callable[[], object] = no_op
         self._refuse_foreign()
         self._make_room(config.row_index_max_bytes)
         self.index = RowIndex(files, shuffle, "" if files.reads_single_rows else self._spool_folder())
@@ -295,7 +296,7 @@ class _IndexedReading:
         return IndexedWindows(self.files, self.order, executor, self.index, indexer, self._share)
 
     def canaries(self, executor: Executor) -> Canaries:
-        # Any block of an array but its first would have it read up to there at every start.
+        # Any block of an array except the first would need the array to be read up to there at every start.
         max_blocks = 1 if any(self.files.are_arrays) else _MAX_CANARY_BLOCKS
         return Canaries(self.files, executor, self.job.stride, max_blocks)
 
@@ -315,9 +316,9 @@ class _IndexedReading:
             raise TooManyBadRowsError(f"a bad row, after max_bad_rows={config.max_bad_rows} of them: {error}")
 
     def _refuse_foreign(self) -> None:
-        """What another user may have put in the place of the index would choose this run's rows."""
+        """Refuse an index that another user may have written: it would choose this run's rows."""
         if self._identity and self._folder:
-            with suppress(OSError):  # a folder that cannot be used: the index is made anew, and that is said
+            with suppress(OSError):  # a folder that cannot be used: the index is built again, and that is logged
                 check_ours(f"{self._folder}/{self._identity}.index", "cache_dir", is_folder=False)
                 check_ours(f"{self._folder}/{self._identity}.rows", "cache_dir", is_folder=True)
 
@@ -336,7 +337,7 @@ class _IndexedReading:
             _log.info("index.evicted", path=self._folder, num_indexes=len(removed), num_bytes=num_bytes)
 
     def _spool_folder(self) -> str:
-        """Where rows are copied to; for this run only, where nothing is to be kept."""
+        """The folder that rows are copied to: in the cache, or a temporary one if the index is not stored."""
         if self._identity and self._folder:
             folder = f"{self._folder}/{self._identity}.rows"
             try:
@@ -352,7 +353,7 @@ class _IndexedReading:
         return temporary.path
 
     def _file(self) -> IndexFile | None:
-        """Where the index is kept; None where it must be made anew every time."""
+        """The file that stores the index; None if the index is not stored."""
         if not (self._identity and self._folder):
             return None
 
@@ -369,7 +370,7 @@ def _index_folder(config: LoaderConfig) -> str:
 
 
 def _identity(files: Blocks, job: Job, check: str, function: Function) -> str:
-    """What the index depends on, by its digest; nothing where that is not known."""
+    """The digest of all that the index depends on; empty if that is not known."""
     has_fingerprint = isinstance(function, TokenizeFn) or getattr(function, "version", None) is not None
     if check == "samples" and not has_fingerprint:
         return ""

@@ -1,4 +1,4 @@
-"""Which packing, plan and share of the rows follow from a loader's settings."""
+"""Decides from a loader's settings how samples are packed, and which rows a rank tokenizes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ("plan_of", "rules_of", "share_of")
 def rules_of(
     config: LoaderConfig, packing: Packing | None, grouping: LengthGrouping | None, *, is_filtered: bool
 ) -> PackRules | None:
-    """How a loader makes packs; None where nothing is packed or grouped.
+    """How a loader makes packs; None without packing and grouping.
 
     :param is_filtered: whether the loader has a buffer filter.
-    :raises ConfigError: for settings of rollouts beside them.
+    :raises ConfigError: if settings for rollouts are given, too.
     """
     if packing is None and grouping is None:
         return None
@@ -44,7 +44,7 @@ def rules_of(
 
 
 def plan_of(config: LoaderConfig, rules: PackRules | None) -> Plan | None:
-    """How packs are planned before their rows are read; None where they are made as rows come.
+    """How packs are planned before their rows are read; None if packs are made from samples as they come.
 
     :raises ConfigError: for a packing that cannot be planned.
     """
@@ -69,9 +69,9 @@ def plan_of(config: LoaderConfig, rules: PackRules | None) -> Plan | None:
 
 
 def share_of(config: LoaderConfig, rules: PackRules | None, plan: Plan | None) -> Share | None:
-    """What this rank tokenizes; None: everything, since it cannot know before which rows are its own.
+    """The rows that this rank tokenizes; None: all, as it cannot know its own rows before.
 
-    Nor where bad rows are passed over: one that only its own rank found bad would move that rank's share.
+    All also if bad rows are passed over: a bad row that only its own rank finds would shift that rank's rows.
     """
     if config.world_size == 1 or (rules is not None and plan is None):
         return None

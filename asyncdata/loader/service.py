@@ -1,7 +1,7 @@
-"""The service: one daemon thread with an event loop of its own, in which executor, windows and producer live.
+"""The service: one daemon thread with its own event loop, which runs the executor, the windows and the producer.
 
-The faces talk to it through the coordinator, under its lock; only a producer that waits for room, a restart and the
-close cross into the loop.
+The loaders communicate with it through the coordinator, under its lock. Only three things are scheduled in its loop
+from other threads: a producer that waits for room, a restart, and the close.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _log = get_logger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
 _FINISH_TIMEOUT_S = 3.0
 _serving: ContextVar[Service | None] = ContextVar("asyncdata_serving", default=None)
-"""The service whose thread this is, or who has this thread work for it."""
+"""The service that the current thread runs, or works for."""
 
 
 class Service:
     """Runs until :meth:`close`. It starts at the first :meth:`start`, not before.
 
     :param slot_bytes: memory of a slot.
-    :param backend: ``asyncio``, ``uvloop`` or ``trio``: the loop of its thread.
-    :param early: the fork server that was started before, with the thread in which the service runs.
+    :param backend: ``asyncio``, ``uvloop`` or ``trio``: the event loop of its thread.
+    :param early: the fork server that was started early, with the thread in which the service will run.
     """
 
     def __init__(
@@ -73,19 +73,19 @@ class Service:
         self._windows = windows
         self._producer = producer
         self._slot_bytes = slot_bytes
-        self._lock = threading.RLock()  # a garbage collection within may close the loader
+        self._lock = threading.RLock()  # reentrant: a garbage collection while it is held may close the loader
         self._thread: threading.Thread | None = None
         self._call_soon: Callable[[Callable[[], object]], object] | None = None
         self._expected_canaries: list[str] = []
         self._begun: Channel | None = None
         self._stop: anyio.Event | None = None
         self._is_closed = False
-        self._died_of: AsyncDataError | None = None
+        self._fatal_error: AsyncDataError | None = None
         self._pid = os.getpid()
         coordinator.on_room = self._pump_soon
 
     def start(self) -> None:
-        """Begin to read ahead; does nothing if that is done already."""
+        """Begin to read ahead; do nothing if that has begun."""
         if self._thread is not None:
             return
 
@@ -108,7 +108,7 @@ class Service:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the process that made the loader. In a forked child, a lock may be held for ever."""
+        """Whether this is the process that made the loader. In a forked child, locks may never be released."""
         return os.getpid() == self._pid
 
     def check_process(self) -> None:
@@ -123,9 +123,9 @@ class Service:
             )
 
     def check_caller(self) -> None:
-        """Refuse a call that could only wait for itself: from the source's code, or a function that runs inline.
+        """Refuse a call that would wait for itself: from the source's code, or from a tokenize function run inline.
 
-        :raises ConfigError: if this is one.
+        :raises ConfigError: if this is such a call.
         """
         if _serving.get() is self:
             raise ConfigError(
@@ -134,11 +134,11 @@ class Service:
             )
 
     def restart(self, change: Callable[[Ledger], Ledger], expected_canaries: list[str] | None = None) -> None:
-        """Go on from what ``change`` makes of the ledger.
+        """Continue from ``change(ledger)``.
 
-        :param expected_canaries: those of the snapshot that the ledger comes from; None leaves what was expected.
+        :param expected_canaries: those of the snapshot that the ledger comes from; None: no change.
         """
-        with self._lock:  # or a beginning could see half of this
+        with self._lock:  # so that :meth:`_begin` sees both changes, or neither
             self._coordinator.restart(change)
             if expected_canaries is not None:
                 self._expected_canaries = expected_canaries
@@ -146,24 +146,24 @@ class Service:
                 self._call_soon(partial(self._guarded, self._begin))
 
     def _begin(self) -> None:
-        """Read ahead into the coordinator's channel. Twice into the same one would deliver its rows twice."""
+        """Read ahead into the coordinator's channel, once per channel: twice would deliver its rows twice."""
         with self._lock:
             channel = self._coordinator.channel
             if channel is self._begun:
                 return
 
             self._begun = channel
-            if self._died_of is None:
+            if self._fatal_error is None:
                 self._producer.start(self._coordinator.ledger, self._expected_canaries)
             else:
-                self._coordinator.fail(channel, Failure(self._died_of))
+                self._coordinator.fail(channel, Failure(self._fatal_error))
 
     def _pump_soon(self) -> None:
         if self._call_soon is not None:
             self._call_soon(partial(self._guarded, self._producer.pump))
 
     def _guarded(self, function: Callable[[], object]) -> None:
-        """A fault of ours in a callback must not only reach the loop's own handler: somebody may be waiting."""
+        """Call ``function``; report an unexpected error to waiting calls, not only to the loop's own handler."""
         try:
             function()
         except Exception as error:
@@ -177,7 +177,7 @@ class Service:
             anyio.run(self._main, backend=backend, backend_options=options)
         except AsyncDataError as error:
             self._fail(error)
-        except BaseException as error:  # a fault of ours: whoever waits must hear of it
+        except BaseException as error:  # a fault of this library: waiting calls must end with it
             self._fail_unexpectedly(error)
 
     async def _main(self) -> None:
@@ -191,7 +191,7 @@ class Service:
                     self._stop.set()
             self._begin()
             await self._stop.wait()
-            if self._died_of is None:
+            if self._fatal_error is None:
                 with anyio.move_on_after(_FINISH_TIMEOUT_S):
                     await self._windows.finish()
             group.cancel_scope.cancel()
@@ -214,14 +214,14 @@ class Service:
         self._fail(WorkerError(f"the loader's service failed with {error!r}; please report this"), error)
 
     def _fail(self, error: AsyncDataError, cause: BaseException | None = None) -> None:
-        """Deliver what is ready, then ``error``."""
+        """Deliver the samples that are ready, then ``error``."""
         error.__cause__ = cause
-        self._died_of = error
+        self._fatal_error = error
         self._coordinator.fail(self._coordinator.channel, Failure(error))
 
     @property
     def canaries(self) -> list[str]:
-        """Token digests of fixed rows; empty until there was time to make them."""
+        """Token digests of the canaries; empty until they are known."""
         return self._producer.canaries.digests or self._expected_canaries
 
     @property
@@ -230,8 +230,8 @@ class Service:
         return self._producer.num_blank
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
-        """Stop the thread and the workers. Returns in ``timeout_s`` at the latest; workers then die with the
-        process.
+        """Stop the thread and the workers. Returns after ``timeout_s`` at the latest; remaining workers end with
+        this process.
         """
         if not self.is_here:
             return
@@ -247,7 +247,7 @@ class Service:
         if thread is None or thread is threading.current_thread():
             return
 
-        if not sys.is_finalizing():  # a daemon thread is frozen by then, and would be waited for in vain
+        if not sys.is_finalizing():  # daemon threads are frozen then, and would never end
             thread.join(timeout_s)
             if thread.is_alive():
                 _log.warning("service.close_timed_out", timeout_s=timeout_s)
@@ -257,7 +257,7 @@ _running: weakref.WeakSet[Service] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """At exit: the interpreter must not hang on a loader that nobody closed."""
+    """At exit: close loaders that are still open, so that the interpreter does not hang."""
     for service in list(_running):
         service.close()
 

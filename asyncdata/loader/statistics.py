@@ -1,4 +1,4 @@
-"""Who waits for whom: the loader's statistics, and what they say when a call times out."""
+"""The loader's statistics, and the message of a call that timed out, which is made from them."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ if TYPE_CHECKING:
 __all__ = ("Statistics", "explain_timeout")
 
 _COUNT_LINES_S = 0.25
-"""How much later a timeout may be told because its row's line is looked up."""
+"""Longest time for which counting the lines of a file may delay the error of a timeout."""
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What the loader has done and is doing. ``*_total`` only grow; the rest is of this moment.
+    """Counters and the current state of a loader. ``*_total`` only grow; the others are current values.
 
     :ivar epoch: the epoch of the next sample.
-    :ivar window: its window.
-    :ivar row: its row in the window's order.
-    :ivar samples_total: samples delivered from the stream, in this run and those it resumed.
-    :ivar groups_total: groups likewise.
-    :ivar tokens_total: tokens of those groups' prompts, each counted once.
+    :ivar window: the window of the next sample.
+    :ivar row: the row of the next sample in the window's order.
+    :ivar samples_total: samples delivered from the stream, in this run and in those that it resumed.
+    :ivar groups_total: groups delivered from the stream, in this run and in those that it resumed.
+    :ivar tokens_total: tokens of those groups' prompts, each prompt counted once.
     :ivar dropped_total: rows that yielded no sample, by reason.
-    :ivar noted_total: rows that were kept and of which the tokenize function noted something, by name.
-    :ivar bad_rows_total: bad rows that were passed over; they are in ``dropped_total`` too.
-    :ivar buffered_groups: groups given back, waiting to be served.
-    :ivar leased_requests: requests not wholly acknowledged.
+    :ivar noted_total: rows that were kept and noted by the tokenize function, by name of the note.
+    :ivar bad_rows_total: bad rows that were passed over; they are also in ``dropped_total``.
+    :ivar buffered_groups: groups given back that wait to be served.
+    :ivar leased_requests: requests that are not fully acknowledged.
     :ivar ready_samples: samples that a call would get without waiting.
-    :ivar in_flight_rows: rows entered in the order that are not ready.
+    :ivar in_flight_rows: rows that workers have, or that wait for earlier rows.
     :ivar capacity_samples: the channel's capacity.
     :ivar ready_bytes: bytes of the ready samples.
     :ivar waits_total: calls that had to wait for data.
-    :ivar data_wait_seconds_total: seconds they waited.
-    :ivar num_workers: workers that there are to be.
-    :ivar autotune_changes_total: changes of their number, and of the capacity.
-    :ivar queued_requests: requests no worker has yet.
-    :ivar worker_restarts_total: workers and fork servers that were replaced.
+    :ivar data_wait_seconds_total: seconds that they waited.
+    :ivar num_workers: the target number of workers.
+    :ivar autotune_changes_total: changes of the number of workers, and of the capacity, by the autotuner.
+    :ivar queued_requests: requests that no worker has yet.
+    :ivar worker_restarts_total: workers, and fork servers of workers, that were replaced.
     :ivar blank_lines_total: blank lines passed over, in what was read ahead.
-    :ivar indexed_rows: rows that the row index knows so far; 0 where the order needs none.
-    :ivar excluded_rows: those of them that the order leaves out, by reason.
-    :ivar read_seconds: for how long a source that is read from front to back has been giving its present window.
-    :ivar cached_rows_total: rows read from the token cache by this run, and so not tokenized.
+    :ivar indexed_rows: rows that the row index has so far; 0 if the order needs no index.
+    :ivar excluded_rows: indexed rows that the order excludes, by reason.
+    :ivar read_seconds: seconds since a source that is read from front to back began to read its current window.
+    :ivar cached_rows_total: rows that this run read from the token cache, and did not tokenize.
     :ivar token_cache_bytes: bytes of the token cache's segments that have rows of this data.
-    :ivar packs_total: packs delivered to all ranks, in this run and those it resumed.
-    :ivar packed_tokens_total: their tokens, without padding.
+    :ivar packs_total: packs delivered to all ranks, in this run and in those that it resumed.
+    :ivar packed_tokens_total: tokens of those packs, without padding.
     :ivar unpacked_samples_total: samples that are in no pack, by reason.
-    :ivar unpacked_tokens_total: tokens that are in none, by reason.
-    :ivar held_samples: samples that packs wait for, or wait with.
+    :ivar unpacked_tokens_total: tokens that are in no pack, by reason.
+    :ivar held_samples: samples that the packer holds, in unfinished packs or in packs not delivered yet.
     :ivar workers: what each worker is doing.
     """
 
@@ -91,7 +91,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerState]
 
     def to_dict(self) -> dict[str, float]:
-        """Flat numbers, named as Prometheus would have them: fit for ``wandb.log``."""
+        """Flat numbers with Prometheus-style names, for example for ``wandb.log``."""
         flat: dict[str, float] = {}
         for name in self.__struct_fields__:
             value = getattr(self, name)
@@ -120,7 +120,7 @@ def explain_timeout(
     *,
     is_indexing: bool = False,
 ) -> tuple[str, dict[str, Any]]:
-    """The message of a PrefetchTimeoutError, and the facts behind it: the stage that starves, and what to turn.
+    """The message and the diagnosis of a PrefetchTimeoutError: the slow stage, and the knob to change.
 
     :param is_indexing: whether the row index is not complete yet.
     """

@@ -29,7 +29,7 @@ class Order:
 
     :param block_bytes: what a block has on average, where that is more than was asked for: a window keeps its size, and
         has fewer blocks.
-    :raises ConfigError: if there is no block.
+    :raises ConfigError: if there are no blocks.
     """
 
     def __init__(self, shuffle: Shuffle, seed: int, num_blocks: int, block_bytes: int = 0) -> None:

@@ -48,7 +48,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Which of the rows or packs so numbered are this rank's; any shape, int64, negative numbers as well.
 
         :param first: where the epoch's first batch begins.
-        :param stop: behind the epoch's last row or pack.
+        :param stop: one more than the epoch's last row or pack.
         """
         left = first + (stop - first) // self.global_batch * self.global_batch
         numbers = np.asarray(numbers)

@@ -49,7 +49,7 @@ class RowShuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         slime's own dataset, ``random.Random(seed + epoch).shuffle``; ``none``, as they lie.
     :ivar first: only rows from here on, as in a slice of a list: negative numbers count from the end. Rows that are no
         JSON object have no number.
-    :ivar stop: only rows before this one, likewise.
+    :ivar stop: only rows before this one; a negative number counts from the end.
     :ivar only_kept: rows that yield no sample are left out before they are ordered, so that an epoch has a known number
         of samples. The pass over the data tokenizes it then.
     :ivar part: only the rows of one part of a split, of all that are left by then; None: of both. As in

@@ -26,7 +26,7 @@ class TorchGenerator:
         self._words = np.random.RandomState(seed & 0xFFFFFFFF)
 
     def randperm(self, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """``torch.randperm(size, generator=self)``, int64 of shape (size,); the next call goes on in the stream.
+        """``torch.randperm(size, generator=self)``, int64 of shape (size,); the next call continues the random stream.
 
         :raises ConfigError: for 214 million or more, where torch draws otherwise.
         """

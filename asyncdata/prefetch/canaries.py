@@ -122,8 +122,8 @@ def _mismatch(expected: list[str], digests: list[str]) -> SnapshotMismatchError:
     num_different = sum(a != b for a, b in zip(digests, expected, strict=False))
     return SnapshotMismatchError(
         "AD603 the tokenize function gives other tokens than when the snapshot was taken: "
-        f"{num_different or 'some'} of {len(expected)} fixed rows differ. Install the versions of then, or go on all "
-        'the same with allow_changed={"tokenize_fn"}.',
+        f"{num_different or 'some'} of {len(expected)} fixed rows differ. Install the versions of that time, or "
+        'continue with allow_changed={"tokenize_fn"}.',
         {"canaries": (expected, digests)},
     )
 

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from asyncdata.sources.base import Blocks
     from asyncdata.sources.stream import RowStream
 
-__all__ = ("say_what_is_odd",)
+__all__ = ("warn_about_files",)
 
 _log = get_logger(__name__)
 _MAX_PATHS = 5
 
 
-def say_what_is_odd(source: Blocks | RowStream) -> None:
+def warn_about_files(source: Blocks | RowStream) -> None:
     """Log files that are empty beside others that are not, and files whose names say that they are coded otherwise."""
     paths = [file.path for file in source.files]
     empty = [file.path for file in source.files if file.num_bytes == 0 and os.path.isfile(file.path)]

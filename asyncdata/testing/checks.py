@@ -61,7 +61,7 @@ def _check(seen_in: str) -> Callable[[Body], Body]:
 def second_resume(lab: Lab) -> str | None:
     """The state of a loader that was resumed itself is not that of its place.
 
-    The state froze at the first resume, so that the second one began anew. Here each batch is taken by another loader.
+    The state froze at the first resume, so the second one began from the start. Here a new loader takes each batch.
     """
     rows, knobs = lab.data(), Knobs()
     whole = lab.run(rows, knobs).rows
@@ -107,7 +107,7 @@ def between_items(lab: Lab) -> str | None:
 def inside_a_transform(lab: Lab) -> str | None:
     """Rows that a function of many rows has been given, and that are not delivered yet, are lost.
 
-    The state pointed behind the function's batch: up to 1000 rows were skipped.
+    The state pointed after the function's batch: up to 1000 rows were skipped.
     """
     return lab.resumes_everywhere(lab.data(), Knobs(batch_size=2, transform_rows=5))
 
@@ -194,7 +194,7 @@ def short_tail(lab: Lab) -> str | None:
 
 @_check("torchdata's StatefulDataLoader (an assertion), datasets")
 def other_workers(lab: Lab) -> str | None:
-    """A run cannot be gone on with by another number of workers, or goes on elsewhere.
+    """A run cannot be resumed with another number of workers, or it resumes at another place.
 
     The state is one of each worker; the machine after a crash has not always as many cores.
     """
@@ -250,9 +250,9 @@ def every_epoch_alike(lab: Lab) -> str | None:
 
 @_check("streaming #781, #573")
 def after_sigkill(lab: Lab) -> str | None:
-    """What a killed run left behind, such as shared memory, stops the next one.
+    """Something that a killed run left, such as shared memory, stops the next run.
 
-    A process is killed with SIGKILL in the middle, and a new one goes on from its last state, in the same folder.
+    A process is killed with SIGKILL in the middle, and a new one resumes from its last state, in the same folder.
     """
     workers = 0 if "workers" in lab.adapter.lacks else 2
     return resumes_after_a_kill(lab, lab.data(), Knobs(num_workers=workers))

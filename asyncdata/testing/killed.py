@@ -1,4 +1,4 @@
-"""A loader in a process of its own, which is killed, and one that goes on: the only check that needs processes."""
+"""A loader in its own process, which is killed, and one that resumes: the only check that needs processes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ if __name__ == "__main__":
 
 
 def main(path: str, rows: dict[str, Any], knobs: dict[str, Any], state: str | None) -> None:
-    """In the process: take batches for as long as there are any, and print each with the state behind it."""
+    """In the process: take all batches, and print each with the state after it."""
     told = os.dup(1)
     os.dup2(2, 1)  # what the loader prints is not in the way
     loader = resolve_path(path)().open(Rows(**rows), Knobs(**knobs))

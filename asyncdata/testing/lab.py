@@ -73,7 +73,7 @@ class Lab:
 
     @contextmanager
     def open(self, rows: Rows, knobs: Knobs, state: str | None = None) -> Iterator[Loader]:
-        """A loader, which goes on from ``state`` if there is one, and is closed at the end.
+        """A loader, which resumes from ``state`` if it is given, and is closed at the end.
 
         :raises NotApplicableError: if it cannot have these knobs.
         """
@@ -114,7 +114,7 @@ class Lab:
     def resumes_everywhere(
         self, rows: Rows, knobs: Knobs, num_epochs: int = 1, *, stops: slice = slice(None)
     ) -> str | None:
-        """Whether a run that is resumed at any of its batches goes on as if nothing had been; else what differs.
+        """Empty if a run that is resumed at any of its batches continues exactly; otherwise the difference.
 
         One epoch, where nothing else is wanted: later ones are a check of their own.
         """

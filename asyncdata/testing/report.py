@@ -1,4 +1,4 @@
-"""Runs the checks, and tells what came of them."""
+"""Runs the checks, and reports their results."""
 
 from __future__ import annotations
 

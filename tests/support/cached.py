@@ -102,7 +102,7 @@ class Delivered:
 
 def wait_until_stored(data: DataLoader) -> None:
     """Until nothing is on its way into the cache: looked at again and again, as it is nobody's business."""
-    cache = data._engine._reading.token_cache  # noqa: SLF001
+    cache = data._engine._source.token_cache  # noqa: SLF001
     deadline = time.monotonic() + NEVER_S
     while not cache.is_idle:
         assert time.monotonic() < deadline, "it is never stored"

@@ -10,7 +10,7 @@ from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import Ledger
 from asyncdata.delivery.requests import DeliveryRules, Request
 from asyncdata.loader.config import LoaderConfig
-from asyncdata.loader.opening import open_reading
+from asyncdata.loader.opening import opened_source
 from asyncdata.loader.service import Service
 from asyncdata.order.order import ROWS_PER_WINDOW
 from asyncdata.prefetch.producer import Producer
@@ -51,7 +51,7 @@ class Reader:
         config = LoaderConfig.of({"num_workers": 0, **knobs})
         self.bad_rows: list[BadRowError] = []
         paths = [str(one) for one in path] if isinstance(path, list) else str(path)
-        self.reading = open_reading(described(paths), config, function, self.bad_rows.append, plan, share)
+        self.reading = opened_source(described(paths), config, function, self.bad_rows.append, plan, share)
         executor: Any = ProcessExecutor(config.num_workers) if config.num_workers else InlineExecutor(function)
         windows = self.reading.windows(executor)
         assert isinstance(windows, IndexedWindows)

@@ -25,7 +25,7 @@ class _Layout(NamedTuple):
     """How a row is divided.
 
     :ivar segments: int64 of shape (num_segments,): what attention takes as one sequence each: the documents, with the
-        padding of ``segment_multiple_of`` behind each, and then the padding of the row.
+        padding of ``segment_multiple_of`` after each, and then the padding of the row.
     :ivar lengths: likewise, without the padding of ``segment_multiple_of``.
     """
 
@@ -50,7 +50,7 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     - ``cu_seqlens``, int32 of shape (num_segments + 1,): where segments begin in the rows laid end to end; the first is
       0, the last ``num_packs * width``, and no segment is empty. Padding is segments too, after the documents.
     - ``max_seqlen``: tokens of the longest segment.
-    - ``num_padding``: tokens of padding behind the documents, of all rows.
+    - ``num_padding``: tokens of padding after the documents, of all rows.
     - ``cu_seqlens_padded``, with ``segment_multiple_of``: where segments begin. ``cu_seqlens`` then counts what
       documents have without their padding, as TransformerEngine asks for.
     - ``num_dropped_tokens``, with ``overlong="truncate"``.
@@ -69,7 +69,7 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     :ivar shift: ``none``; ``document``: labels are shifted within each document, -100 at its last token; ``pack``: as
         XTuner, shifted over the boundaries, and the pack's last token is left out.
     :ivar keys: ``flash_attn``, the names above; or ``transformers``.
-    :ivar overlong: what becomes of a pack with more than ``max_length`` tokens: ``error``, or ``truncate`` as XTuner:
+    :ivar overlong: what to do with a pack of more than ``max_length`` tokens: ``error``, or ``truncate`` as XTuner:
         documents are dropped from the end, or the only one is cut.
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a pack that is too long, AD451 and AD452
         for a document that is none.

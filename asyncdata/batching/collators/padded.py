@@ -25,7 +25,7 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
     """Rows as long as the longest document.
 
     Calling it with documents gives, each int64 of shape (num_documents, width): ``input_ids``; ``labels``, -100 in the
-    padding, and at a document's first token behind padding, which nothing predicts; ``attention_mask``, 1 for tokens
+    padding, and at a document's first token after padding, which no token predicts; ``attention_mask``, 1 for tokens
     and 0 for padding; ``position_ids``, from 0 in each document, and 0 in the padding. What ``extra["num_padding"]`` of
     a sample says is padding, at the end of those of :class:`~asyncdata.FixedLengthTokenizeFn`, keeps its tokens, and is
     padding in all else.
@@ -99,7 +99,7 @@ def _too_long(length: int, limit: int) -> ConfigError:
 def _shifted(batch: Batch) -> Batch:
     """``shifted_labels`` in place of ``labels``: each at the token before, within its row."""
     labels = batch.pop("labels")
-    # The first token of a row is nobody's to predict; on the left of it is padding, or the row's end.
+    # No token predicts the first token of a row; on the left of it is padding, or the row's end.
     shifted = np.full_like(labels, IGNORE)
     shifted[:, :-1] = np.where(batch["attention_mask"][:, :-1] == 1, labels[:, 1:], IGNORE)
     return {**batch, "shifted_labels": shifted}

@@ -1,4 +1,4 @@
-"""Samples of D to packs, in the order in which packs are delivered: packing, and the grouping of packs that cost alike.
+"""Turns samples of D into packs, in delivery order: packs them, and groups packs of similar cost.
 
 The way of a sample: it is taken from D and pushed; it waits in the packer until its pack is closed; the pack waits in a
 window of packs until that can be ordered; then it is ready, and goes with a batch. What a rank has no use for is let go
@@ -35,7 +35,7 @@ _STALE_SHARE = 4  # samples are let go of when one in so many is stale, as that 
 
 
 class PackStage:
-    """The packs of D for all ranks together. Not to be pushed to by two threads at once."""
+    """The packs of D for all ranks together. Only one thread at a time may push samples."""
 
     def __init__(self, rules: PackRules) -> None:
         self.rules = rules
@@ -66,7 +66,7 @@ class PackStage:
         return self._now
 
     def go_back(self, now: object, after: object) -> None:
-        """Undo what made ``after`` of ``now``; nothing, if something came behind it."""
+        """Undo the change from ``now`` to ``after``; do nothing if there was another change since."""
         if self._now is after and isinstance(now, Now):
             self._now = now
 
@@ -92,7 +92,7 @@ class PackStage:
 
     @property
     def epoch_packs(self) -> int:
-        """Those of the present epoch."""
+        """Packs of the current epoch."""
         return self._now.epoch_packs
 
     @property
@@ -113,14 +113,14 @@ class PackStage:
     # Samples come.
 
     def begin(self, tip: RestartPoint) -> None:
-        """D goes on at ``tip``, unless that is known."""
+        """Set the position of the next sample of D to ``tip``, unless it is known."""
         if self._now.tip is None:
             self._now = self._now._replace(tip=tip)
 
     def push(self, samples: Sequence[Sample], tip: RestartPoint) -> None:
         """Take in the next samples of D; those that were taken in already are passed over.
 
-        :param tip: where D goes on behind them.
+        :param tip: the position in D after them.
         :raises ConfigError: AD450, for a sample that cannot be packed; none is taken in then.
         :raises SnapshotError: if samples that waited before a restart do not come again.
         """
@@ -315,13 +315,13 @@ class PackStage:
         return state, now.restart_point
 
     def restart_point(self) -> RestartPoint | None:
-        """Where D is to be read from again; None: nobody has said."""
+        """Position to resume reading from, or None if :meth:`begin` was never called."""
         return self._now.restart_point
 
     def restore(self, state: PackState, tip: RestartPoint) -> None:
         """Go on from ``state``; D will be read from ``tip`` on.
 
-        :raises SnapshotError: if it is none of this packing.
+        :raises SnapshotError: if it is not a state of this packing.
         """
         if not (state.world_size and state.accumulation):
             raise wrong_state()
@@ -373,7 +373,7 @@ class _Places(msgspec.Struct):
 def _with_places(packer: dict[str, Any]) -> dict[str, Any]:
     """A packer's state as it was, its references being tuples again.
 
-    :raises SnapshotError: if they are no places.
+    :raises SnapshotError: if they are not positions.
     """
     lists = msgspec.structs.asdict(restored(packer, _Places))
     return packer | {name: values for name, values in lists.items() if name in packer}

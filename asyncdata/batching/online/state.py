@@ -34,7 +34,7 @@ class RestartPoint(NamedTuple):
 class Mark(NamedTuple):
     """What there was when a window of packs was begun: from here on its packs can be made again.
 
-    :ivar packer: never changed again; the present one is a copy.
+    :ivar packer: never changed; the packer in use is a copy.
     :ivar packs: closed before, and belonging to the window.
     """
 
@@ -69,7 +69,7 @@ class Now(NamedTuple):
     :ivar samples: those that a pack still needs, and perhaps others: what is added is seen by earlier values as well.
     :ivar num_stale: about how many of them no pack needs any more.
     :ivar points: the first sample of each push, and where D was read from to get it.
-    :ivar tip: where D goes on; None: nobody has said.
+    :ivar tip: position of the next sample of D; None if begin() was never called.
     :ivar missing: samples that waited before a restart and have not come again, and where their pieces end.
     :ivar num_kept: samples that the packer took in.
     """
@@ -99,7 +99,7 @@ class Now(NamedTuple):
 
     @property
     def first_mark(self) -> Mark:
-        """Where the oldest window that is not wholly delivered was begun."""
+        """The start of the oldest window that is not fully delivered."""
         return self.ready[0].mark if self.ready else self.mark
 
     def next_packs(self, number: int) -> list[Pack]:
@@ -114,7 +114,7 @@ class Now(NamedTuple):
         return found
 
     def settled(self) -> Now:
-        """The same without windows that are wholly delivered."""
+        """The state without windows that are fully delivered."""
         num_gone, ready = self.num_gone, self.ready
         while ready and num_gone >= len(ready[0].packs):
             num_gone -= len(ready[0].packs)
@@ -137,6 +137,6 @@ class Now(NamedTuple):
 
     @property
     def restart_point(self) -> RestartPoint | None:
-        """Where D is to be read from again; None: nobody has said."""
+        """Position to resume reading from, or None if begin() was never called."""
         number = self.needed_point
         return self.points[number][1] if number < len(self.points) else self.tip

@@ -1,4 +1,4 @@
-"""What all kinds of packing have in common: the nouns, and what becomes of samples that cannot be packed."""
+"""Base classes of all packings, and the counters of samples that cannot be packed."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class Packer(Protocol):
         ...
 
     def flush(self) -> list[Pack]:
-        """The packs of all that is still here: there are no more samples."""
+        """The packs of all waiting samples: there are no more samples."""
         ...
 
     def waiting(self) -> Iterable[Piece]:
-        """What is in no pack yet, of samples that are not wholly packed."""
+        """The parts of samples that are in no pack yet."""
         ...
 
     def copy(self) -> Self:
@@ -108,7 +108,7 @@ class Packing(Protocol):
     def open(self, state: Mapping[str, Any] | None = None) -> Packer:
         """A new packer, or the one that gave ``state``.
 
-        :raises SnapshotError: for a state that is none of this packing.
+        :raises SnapshotError: for a state of another packing.
         """
         ...
 
@@ -153,7 +153,7 @@ class PackState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     :ivar num_gone: packs of the window, and of what follows it, that are delivered.
     :ivar window: the window's number.
     :ivar world_size: the ranks that the window is grouped for.
-    :ivar accumulation: packs of each rank in an optimizer step, likewise.
+    :ivar accumulation: packs of each rank in an optimizer step.
     :ivar num_packs: packs delivered, in this run and those it resumed.
     :ivar epoch_packs: packs delivered of the epoch.
     :ivar num_tokens: tokens of the packs delivered.

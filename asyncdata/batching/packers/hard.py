@@ -50,7 +50,7 @@ class HardPacking(Description, frozen=True, kw_only=True):
     def open(self, state: Mapping[str, Any] | None = None) -> HardPacker:
         """A new packer, or the one that gave ``state``.
 
-        :raises SnapshotError: for a state that is none of this packing.
+        :raises SnapshotError: for a state of another packing.
         """
         return HardPacker(self, _State() if state is None else restored(state, _State))
 
@@ -93,7 +93,7 @@ class HardPacker:
         return packs
 
     def flush(self) -> list[Pack]:
-        """There are no more samples: the short pack that is left, or none."""
+        """There are no more samples: return the short last pack, if there is one."""
         num_tokens = self._packing.max_length - self._room
         pack = self._close()
         if pack and self._packing.keep_tail:

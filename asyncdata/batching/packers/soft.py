@@ -53,7 +53,7 @@ class SoftPacking(Description, frozen=True, kw_only=True):
     :ivar max_length: tokens of a full pack.
     :ivar window_samples: samples of the window, at least.
     :ivar window_tokens: tokens of the window, at least; None: ``8 * max_length``. Fewer than two packs fill badly.
-    :ivar overlong: what becomes of a sample longer than ``max_length``: ``error``, ``drop`` (counted), or ``truncate``
+    :ivar overlong: what to do with a sample longer than ``max_length``: ``error``, ``drop`` (counted), or ``truncate``
         to its first ``max_length`` tokens (counted).
     :ivar segment_multiple_of: each sample takes room up to the next multiple of this, as the collator's
         ``segment_multiple_of`` asks for.
@@ -87,7 +87,7 @@ class SoftPacking(Description, frozen=True, kw_only=True):
     def open(self, state: Mapping[str, Any] | None = None) -> SoftPacker:
         """A new packer, or the one that gave ``state``.
 
-        :raises SnapshotError: for a state that is none of this packing.
+        :raises SnapshotError: for a state of another packing.
         """
         return SoftPacker(self, _State() if state is None else restored(state, _State))
 
@@ -144,7 +144,7 @@ class SoftPacker:
         return self._run(arrivals, self._packing.window_samples, self._window_tokens)
 
     def flush(self) -> list[Pack]:
-        """The packs of all that is still here: there are no more samples."""
+        """The packs of all waiting samples: there are no more samples."""
         packs = self._run((), 1, 0)
         if self._pack:
             packs.append(self._close())

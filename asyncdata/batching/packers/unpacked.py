@@ -30,7 +30,7 @@ class SinglePacking(Description, frozen=True, kw_only=True):
     def open(self, state: Mapping[str, Any] | None = None) -> SinglePacker:
         """A new packer, or the one that gave ``state``.
 
-        :raises SnapshotError: for a state that is none of this packing.
+        :raises SnapshotError: for a state of another packing.
         """
         return SinglePacker(_State() if state is None else restored(state, _State))
 

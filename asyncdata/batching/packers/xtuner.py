@@ -82,7 +82,7 @@ class XTunerPacking(Description, frozen=True, kw_only=True):
         """The packs of all data sets.
 
         :param lengths: for each data set the tokens of its samples, integers of shape (num_samples,).
-        :param costs: likewise XTuner's ``proxy_attn_flops``; None: those of text, :func:`proxy_cost`.
+        :param costs: XTuner's ``proxy_attn_flops`` of each sample; None: those of text, :func:`proxy_cost`.
         :raises ConfigError: for a sample without a token, which XTuner drops before it packs.
         """
         sizes = [_checked(of_one) for of_one in lengths]

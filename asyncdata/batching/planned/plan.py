@@ -235,11 +235,11 @@ class PlannedEpoch:
         return int(self.offsets[-1])
 
     def pack_at(self, row: int) -> int:
-        """The pack of the epoch's row ``row``; ``num_packs`` behind the last one."""
+        """The pack of the epoch's row ``row``; ``num_packs`` after the last row."""
         return int(np.searchsorted(self.offsets, row, side="right")) - 1
 
     def first_pack_from(self, row: int) -> int:
-        """The first pack that begins at the epoch's row ``row`` or behind it."""
+        """The first pack that begins at the epoch's row ``row`` or later."""
         return int(np.searchsorted(self.offsets, row))
 
     def packs_at(self, first: int, stop: int) -> Int64:

@@ -34,7 +34,7 @@ __all__ = ("ReadOnlyDataSource", "ReadOnlyError", "whole_number")
 
 _log = get_logger(__name__)
 _OWN = {"n_samples_per_prompt", "buffer"}
-"""What ``asyncdata_allow_changed`` may name that a loader knows nothing of."""
+"""Names for ``asyncdata_allow_changed`` that are not names of the loader."""
 
 
 class ReadOnlyError(InvalidGroupError, RuntimeError):
@@ -147,7 +147,7 @@ class ReadOnlyDataSource:
             _log.warning("rollout.not_told", package=package, effect=effect)
 
     def _begin(self) -> None:
-        """What plugins did to the buffer belongs to the rollout before; then the present one may begin."""
+        """Count the plugins' changes of the buffer as part of the rollout before; then begin the current rollout."""
         self._take_stock()
         rollout_id = self._told_rollout_id if self._told_rollout_id is not None else current_rollout_id()
         if rollout_id is not None and self._ledger.begins(rollout_id):
@@ -159,7 +159,7 @@ class ReadOnlyDataSource:
     # Checkpoints.
 
     def save(self, rollout_id: int | None) -> None:
-        """Write a checkpoint into ``args.save``: what a run needs to go on with the rollout after ``rollout_id``.
+        """Write a checkpoint into ``args.save``: what a run needs to continue with the rollout after ``rollout_id``.
 
         What later rollouts were given or gave back is not in it.
 
@@ -253,12 +253,12 @@ class ReadOnlyDataSource:
     def _fill_buffer(self, entries: tuple[Entry, ...]) -> None:
         """There is none."""
 
-    # What drivers and plugins look at.
+    # Attributes that drivers and plugins read.
 
     def __len__(self) -> int:
         """Prompts of an epoch, the buffer not counted; 0 without a dataset.
 
-        :raises TypeError: where nobody can know it: give ``--num-rollout``.
+        :raises TypeError: if it cannot be known: give ``--num-rollout``.
         """
         return 0 if self._feed.dataset is None else len(self._feed.dataset)
 
@@ -336,7 +336,7 @@ class ReadOnlyDataSource:
         return self.metadata
 
     def get_buffer_length(self) -> int | None:
-        """Groups in the buffer; None, as with miles, where there is none."""
+        """Groups in the buffer; None, as with miles, if there is no buffer."""
         return None
 
     def set_train_parallel_config(self, config: Mapping[str, Any]) -> None:

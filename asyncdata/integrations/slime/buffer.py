@@ -118,7 +118,7 @@ class GroupKeeper:
     def restored(self, found: Opened) -> Entry:
         """The entry that had this record.
 
-        :raises SnapshotError: if it is no record.
+        :raises SnapshotError: if it is not a record.
         """
         try:
             group = [self._restored(item, found.blocks) for item in found.samples]
@@ -162,7 +162,7 @@ class Taken(NamedTuple):
 
 
 def take(buffer: list[Any], num_groups: int, buffer_filter: BufferFilter, args: Any) -> Taken:
-    """Take at most ``num_groups`` groups out of ``buffer``, as ``buffer_filter`` wants them.
+    """Take at most ``num_groups`` groups out of ``buffer``, chosen by ``buffer_filter``.
 
     The filter has the list itself, as slime's filters expect. Whether it removes what it returns makes no difference:
     nothing is served twice, and what it returns beyond ``num_groups`` is back in the buffer, at its head if it had been

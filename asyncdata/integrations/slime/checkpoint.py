@@ -43,7 +43,7 @@ class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
     """A group of the buffer that is not in the snapshot, as no snapshot can hold it.
 
     :ivar group_index: its number, if it has one.
-    :ivar reason: the value, where it stands, and what it is.
+    :ivar reason: the value, its place, and its type.
     """
 
     group_index: int | None = None
@@ -55,7 +55,7 @@ class SlimeState(msgspec.Struct, frozen=True, kw_only=True):
 
     :ivar rollout_id: the last rollout whose work is in it.
     :ivar kind: where prompts came from.
-    :ivar dataset: the state of a dataset that is no loader.
+    :ivar dataset: the state of a dataset that is not one of this library's loaders.
     :ivar metadata: the plugins', as pairs, for keys need not be text.
     :ivar drops: groups that left the buffer and were not served, by reason.
     :ivar beside: digest of slime's own file; None: it was not written.
@@ -259,6 +259,6 @@ def refuse_change(name: str, saved: str, present: str, allow_changed: Collection
 
     raise SnapshotMismatchError(
         f"AD603 this checkpoint was written with another {name}: saved {saved}, present {present}. Give back what it "
-        f"was written with; or, to go on all the same, set asyncdata_allow_changed: [{name}]",
+        f"was written with; or, to continue anyway, set asyncdata_allow_changed: [{name}]",
         {name: (saved, present)},
     )

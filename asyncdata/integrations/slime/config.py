@@ -163,7 +163,7 @@ def settings_of(
 def import_by_path(path: str) -> Any:
     """What a path names, be it written slime's way, ``package.module.name``, or ours, ``package.module:name``.
 
-    :raises ConfigError: if there is no such thing.
+    :raises ConfigError: if there is no such function.
     """
     return resolve_path(path if ":" in path else ":".join(path.rsplit(".", 1)))
 
@@ -283,7 +283,7 @@ def _max_length(args: Any) -> int | None:
 
 
 def _knobs(args: Any, options: Options, is_streaming: bool) -> Knobs:
-    """Our own keys go before the flags of slime's streaming datasets, which count only where those are asked for."""
+    """The knobs. asyncdata's keys take precedence over the flags of slime's streaming datasets, if those are used."""
     flags = {"buffer_size": "hf_dataset_buffer_size", "num_workers": "hf_dataset_num_proc"}
     asked = {knob: getattr(args, flag, None) for knob, flag in flags.items()} if is_streaming else {}
     ours = {

@@ -1,9 +1,9 @@
 """The data source for slime (and miles): ``--data-source-path asyncdata.integrations.slime.AsyncDataSource``.
 
 It takes the place of ``slime.rollout.data_source.RolloutDataSourceWithBuffer``: the same arguments, the same prompts
-in the same order with the same numbers, the same buffer and filters, and checkpoints that either can go on from. What
-it has beyond that: rows are read and rendered by worker processes while the rollout works; nothing is held but what is
-read ahead; the buffer is in the checkpoint, and a rollout that the driver has begun before it saved the one before is
+in the same order with the same numbers, the same buffer and filters, and checkpoints from which either can continue.
+What it has beyond that: rows are read and rendered by worker processes while the rollout works; nothing is held but the
+read-ahead; the buffer is in the checkpoint, and a rollout that the driver has begun before it saved the one before is
 not (``rollout_ledger`` says how); and whatever fails is an error at every call, never a short batch.
 :class:`ReadOnlyDataSource` is the same without a buffer, as slime's ``RolloutDataSource``.
 
@@ -42,7 +42,7 @@ class AsyncDataSource(ReadOnlyDataSource):
     :param args: slime's arguments. What is not there has slime's default; keys of our own are ``asyncdata_*``, as
         :class:`~asyncdata.integrations.slime.config.Options` describes them.
     :ivar buffer: the groups given back, a plain list that filters and plugins may change.
-    :ivar buffer_filter: what takes groups out of it, called as slime's filters; another one may be put in its place.
+    :ivar buffer_filter: takes groups out of the buffer; called like slime's filters. It may be replaced.
     :ivar metadata: what plugins keep here; it is in checkpoints.
     :raises ConfigError: for a setting that cannot work.
     :raises SourceError: for files that cannot be read.

@@ -1,4 +1,4 @@
-"""The interface of slime's streaming datasets, and our loader behind it.
+"""slime's interface of streaming datasets, implemented with this library's loader.
 
 slime never merged the adapter for which this interface was drawn up (``--use-hf-datasets``), but data sources and
 datasets were written against it. Prompts are handed out one after the other; there is neither a length nor access by
@@ -38,7 +38,7 @@ class HFDatasetAdapterBase(abc.ABC):
 
     @abc.abstractmethod
     def shuffle(self, new_epoch_id: int) -> None:
-        """Go to the start of an epoch, unless that is the present one."""
+        """Go to the start of an epoch, unless it is the current one."""
 
     @abc.abstractmethod
     def get_checkpoint_state(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class AsyncDatasetAdapter(HFDatasetAdapterBase):
         self._numbering = numbering
 
     def shuffle(self, new_epoch_id: int) -> None:
-        """Go to the start of an epoch, unless that is the present one. Epochs go on by themselves without it."""
+        """Go to the start of an epoch, unless it is the current one. Without a call, each epoch follows the last."""
         with self._lock:
             if new_epoch_id == self._numbering.epoch_id:
                 return
@@ -146,7 +146,7 @@ class AsyncDatasetAdapter(HFDatasetAdapterBase):
 
         :raises SnapshotMismatchError: if it belongs to other data or settings that ``asyncdata_allow_changed`` does
             not name, or an epoch has fewer prompts than were consumed of it.
-        :raises SnapshotError: if it is no state.
+        :raises SnapshotError: if it is not a state.
         """
         with self._lock:
             numbering = Numbering(

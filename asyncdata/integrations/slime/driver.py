@@ -41,7 +41,7 @@ def register(kind: type[Any], package: str | None) -> None:
     try:
         base = importlib.import_module(f"{package}.rollout.data_source").DataSource
     except (ImportError, AttributeError):
-        return  # an older one, or one that lacks something of its own: nobody can ask then
+        return  # an older driver, or one without a needed attribute: then it cannot be asked
 
     if not issubclass(kind, base):
         base.register(kind)

@@ -1,4 +1,4 @@
-"""What ``--dump-details`` wants beside its dumps: the tokenizer that prompts were made with."""
+"""Writes the tokenizer of the prompts beside the dumps of ``--dump-details``."""
 
 from __future__ import annotations
 

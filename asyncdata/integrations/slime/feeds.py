@@ -1,4 +1,4 @@
-"""Where fresh prompts come from: our loader, somebody else's dataset, or nowhere.
+"""Feeds of new prompts: from this library's loader, from another dataset, or empty.
 
 Each feed makes numbered groups from a numbering on, and tells the numbering after them; whoever calls keeps it. What a
 dataset can do decides which feed it gets: ``get_next_batch`` (the interface of slime's streaming datasets), or
@@ -91,9 +91,7 @@ class AdapterFeed:
         return groups
 
     def state(self) -> Any:
-        return copy.deepcopy(
-            self.dataset.get_checkpoint_state()
-        )  # it may be the very dict that the dataset goes on with
+        return copy.deepcopy(self.dataset.get_checkpoint_state())  # a copy: the dataset may keep using this dict
 
     def restore(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
         place = {"epoch_id": numbering.epoch_id, "consumed_count": numbering.sample_offset}
@@ -188,7 +186,7 @@ class EmptyFeed:
         return numbering
 
     def go_to(self, numbering: Numbering) -> None:
-        """All places are alike."""
+        """An empty feed has only one position."""
 
     def set_dp_size(self, dp_size: int) -> None:
         """Nothing is read ahead."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ("FILE_BYTES", "SAMPLES", "GroupRecord", "GroupStore", "Opened")
 
 FILE_BYTES = 1 << 20
-"""A smaller group stands in the snapshot itself: a file of its own would cost more to sync than to write again."""
+"""A smaller group is stored in the snapshot itself: syncing its own file would cost more than writing it again."""
 
 SAMPLES = "__samples__"
 """In the place of a sample's attributes: the samples that one prompt became, or the file that the group is in."""
@@ -78,7 +78,7 @@ class GroupRecord:
         return msgspec.to_builtins(self.samples, enc_hook=_as_text)  # type: ignore[no-any-return]
 
     def reference(self, folder: str) -> list[Any]:
-        """What stands for it in a snapshot of ``folder``, where its file is written now if it is not there yet.
+        """The reference to it in a snapshot of ``folder``; its file is written there now, unless it exists.
 
         :raises OSError: if it cannot be written.
         """
@@ -120,7 +120,7 @@ class GroupStore:
         self._folder = os.path.join(self._checkpoints, _FOLDER)
 
     def keep(self, records: Iterable[GroupRecord]) -> tuple[list[Any], list[str]]:
-        """What stands for ``records`` in a snapshot, and the names of their files, which would survive a power loss.
+        """The references to ``records`` in a snapshot, and the names of their files, which are durable.
 
         :raises SnapshotError: if one cannot be written.
         """

@@ -15,7 +15,7 @@ IMAGE = "__image__"
 
 
 def is_image(value: Any) -> bool:
-    """Whether it is one. Where Pillow is not loaded, there is none."""
+    """Whether it is an image of Pillow. False if Pillow is not loaded."""
     return isinstance(value, getattr(sys.modules.get("PIL.Image"), "Image", ()))
 
 

@@ -117,7 +117,7 @@ def _is_same(value: Any, made: Any) -> bool:
 
 
 def _places(made: Any, place: list[Any]) -> list[tuple[int, list[Any]]]:
-    """Where each object stands that was made, by its identity."""
+    """The place of each object that was made, by its identity."""
     if isinstance(made, dict | tuple):
         items = made.items() if isinstance(made, dict) else enumerate(made)
         return [found for key, item in items for found in _places(item, [*place, key])]

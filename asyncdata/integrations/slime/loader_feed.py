@@ -81,7 +81,7 @@ class LoaderFeed:
         return self._loader.num_rows()
 
     def groups(self, number: int, before: Numbering, commit: Commit) -> list[Any]:
-        if not self._is_indexed:  # however long that takes: it is no wait for a row
+        if not self._is_indexed:  # without a timeout: this is not a wait for a row
             self._loader.num_rows()
             self._is_indexed = True
 
@@ -106,7 +106,7 @@ class LoaderFeed:
         return groups
 
     def _place(self, samples: list[Sample], before: Numbering) -> tuple[int, int]:
-        """The epoch of the last sample, and the number of the one behind it."""
+        """The epoch of the last sample, and the number of the next one."""
         last = samples[-1].position
         assert last is not None  # it comes from a row
         if isinstance(self._settings.knobs["shuffle"], RowShuffle):
@@ -119,7 +119,7 @@ class LoaderFeed:
 
     @cached_property
     def samples(self) -> PromptView:
-        """The prompts of the present epoch by their numbers, in its order; each a sample that has no number yet."""
+        """The prompts of the current epoch by their numbers, in its order; each a sample that has no number yet."""
         me = weakref.ref(self)  # not kept alive by what it has
         given = self._settings.knobs
         knobs: Knobs = {**given, "num_workers": 0 if given.get("num_workers") == 0 else 1}

@@ -34,12 +34,12 @@ def media_process(args: Any, settings: SlimeSettings) -> Callable[[dict[str, Any
 
 
 def process(args: Any, media: dict[str, list[Any]]) -> Any:
-    """What slime's ``process_vision_info`` makes of a chat that shows ``media``.
+    """The result of slime's ``process_vision_info`` for a chat with ``media``.
 
-    It looks at nothing but the media of a chat, so one message that has them all will do.
+    That function reads only the media of a chat, so one message with all of them is enough.
 
     :param media: ``{"images": [...], "videos": [...], "audios": [...]}``, as the row has them.
-    :raises ConfigError: if the model's processor cannot be loaded. slime would go on without the images.
+    :raises ConfigError: if the model's processor cannot be loaded. slime would continue without the images.
     """
     parts = [
         item if isinstance(item, dict) else {"type": name.removesuffix("s"), name.removesuffix("s"): item}

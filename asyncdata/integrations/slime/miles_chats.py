@@ -34,7 +34,7 @@ _PLAIN_PROMPTS = "Take plain prompts, without --apply-chat-template, or miles' o
 class UnfitError(Exception):
     """A value that miles refuses.
 
-    :ivar name: where it stands, as ``tools[0]['name']``.
+    :ivar name: its place, such as ``tools[0]['name']``.
     :ivar need: what it must be.
     """
 
@@ -47,7 +47,7 @@ class UnfitError(Exception):
 
 
 def tool_form() -> dict[str, Any]:
-    """What sglang's ``Tool`` makes of a tool.
+    """A tool as sglang's ``Tool`` writes it.
 
     :raises ConfigError: if it cannot be imported, or does something else than to take fields by their names.
     """
@@ -56,7 +56,7 @@ def tool_form() -> dict[str, Any]:
         found = _written(tool, {"name": "n", _UNKNOWN: 1}, {_UNKNOWN: 1})
         function_type = tool.model_fields["function"].annotation
         known = set(tool.model_fields), set(function_type.model_fields)
-    except Exception as error:  # another version of somebody else's code may raise anything
+    except Exception as error:  # another version of sglang may raise anything
         raise ConfigError(
             f"miles brings tools into the form of sglang's Tool, which cannot be had: {error!r}. {_PLAIN_PROMPTS}"
         ) from error

@@ -16,11 +16,11 @@ _log = get_logger(__name__)
 
 
 def leave_epoch(numbering: Numbering, changed: str, num_left_out: int | None) -> Numbering:
-    """The numbering at the next epoch's start, as its place in the present one means nothing any more; said aloud.
+    """The numbering at the next epoch's start, as its place in the current epoch is no longer valid; this is logged.
 
     An epoch that has not begun is not left.
 
-    :param num_left_out: prompts of the epoch that are not delivered; None where nobody knows.
+    :param num_left_out: prompts of the epoch that are not delivered; None if that is not known.
     """
     if numbering.sample_offset == 0:
         return numbering

@@ -31,7 +31,7 @@ class PromptLoader(DataLoader):
     """A loader whose delivery counts only once groups are made of it."""
 
     def take(self, number: int, finish: Callable[[list[Sample]], T], timeout_s: float | None = None) -> T:
-        """What ``finish`` makes of the next ``number`` samples; if it fails, they come again."""
+        """``finish`` of the next ``number`` samples; if it raises, they are delivered again."""
         return self._take(number, None, finish, timeout_s)
 
     def resume(self, state: Mapping[str, Any], allow_changed: Collection[str], *, same_rows: bool) -> bool:
@@ -122,7 +122,7 @@ class PromptView(Sequence[Any]):
             self._loader = self._open_loader()
             self._closer = weakref.finalize(self, self._loader.close)
         if self._at != (epoch, number):
-            self._at = None  # should this fail, nobody knows where it is
+            self._at = None  # if this fails, the position is not known
             self._loader.seek(epoch, number)
             self._at = epoch, number
         return self._loader

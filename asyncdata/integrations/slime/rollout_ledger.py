@@ -18,7 +18,7 @@ rollout after r, where there is one, and this very moment otherwise.
 What is out when a mark is made is not in it: those groups are being trained, or waited for. Should one be given back
 later, it joins the mark, for no stream will bring it again. It is told from the groups of later rollouts by its number,
 which is below the mark's, and which copies of it have too; a group that was in the mark already, went out once more and
-comes back again is not put in twice. A group that has no number is taken for one of the present rollout.
+comes back again is not put in twice. A group without a number counts as one of the current rollout.
 
 Groups that are never given back are consumed: a rollout that over-samples and drops what it does not need has had them.
 """
@@ -48,7 +48,7 @@ class Numbering(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     :ivar epoch_id: the epoch of the last prompt; at its very end, the next one has not begun.
     :ivar sample_offset: prompts of it that were delivered.
     :ivar sample_group_index: number of the next group, across epochs and restarts.
-    :ivar sample_index: number of the next sample, likewise.
+    :ivar sample_index: number of the next sample.
     """
 
     epoch_id: int = 0
@@ -83,7 +83,7 @@ class Entry(msgspec.Struct, frozen=True, eq=False):
 
 
 class Moment(msgspec.Struct, frozen=True, eq=False):
-    """All that a run needs to go on from a moment.
+    """All that a run needs to continue from a moment.
 
     :ivar dataset: the state of where prompts come from.
     :ivar metadata: what plugins keep at the data source.
@@ -182,7 +182,7 @@ class RolloutLedger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return _replace(self, drops={**self.drops, reason: self.drops.get(reason, 0) + number}) if number else self
 
     def start_after(self, rollout_id: int | None) -> Moment | None:
-        """The moment that a snapshot for ``rollout_id`` must hold; None: the present one.
+        """The moment that a snapshot for ``rollout_id`` must hold; None: the current one.
 
         :raises SnapshotError: if it is not remembered any more.
         """

@@ -41,7 +41,7 @@ __all__ = ("SlimeTokenizeFn",)
 
 Buffer = bytes | memoryview
 
-# slime's kinds of media. A placeholder in a text stands for the next item of its kind.
+# slime's kinds of media. Each placeholder in a text means the next item of its kind.
 _PLACEHOLDERS = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
 
 # What slime gives the template itself, besides: its call has no room for a second one.
@@ -67,7 +67,7 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
     - A row that has none of its ``multimodal_keys`` keeps a text in one part. Slime makes a part of each character,
       which templates write to the same text.
     - A chat is a list of messages, which have a role if a template is applied; media are lists, be it of one.
-    - Tools may be null, which is none.
+    - Tools may be null: then there are none.
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub. Nothing of it is read unless
         a template is applied, and no token is made without ``max_length`` or ``pretokenize``.
@@ -350,7 +350,7 @@ class _Shown:
         return item if isinstance(item, dict) and not self._wraps_objects else {"type": kind, kind: item}
 
     def look(self, messages: list[Any]) -> None:
-        """Take note of media that stand in the messages already."""
+        """Collect the media that are in the messages already."""
         for message in messages:
             content = message.get("content") if isinstance(message, dict) else None
             for part in content if isinstance(content, list) else ():

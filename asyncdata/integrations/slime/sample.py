@@ -124,7 +124,7 @@ class SlimeSample:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> SlimeSample:
-        """What :meth:`to_dict` gave. Keys that are no field become attributes."""
+        """The sample that :meth:`to_dict` wrote. Keys that are not a field become attributes."""
         sample = cls()
         vars(sample).update(values)
         sample.status = _Status(values["status"])
@@ -267,7 +267,7 @@ def _copies(value: Any, num_copies: int) -> list[Any]:
             if _decode(text) == value:
                 return [_decode(text) for _ in range(num_copies)]
 
-    return [copy.deepcopy(value) for _ in range(num_copies)]  # NaN, lone surrogates, and what is no JSON value
+    return [copy.deepcopy(value) for _ in range(num_copies)]  # NaN, lone surrogates, and values that JSON does not have
 
 
 def to_record(sample: Any, *, in_blocks: bool = False) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def write(path: str, content: bytes) -> None:
 def read(path: str) -> dict[str, Any]:
     """The state in the file.
 
-    :raises SnapshotError: if it is no such file, or holds anything that is no plain data.
+    :raises SnapshotError: if it is not such a file, or has anything but plain data.
     """
     import torch
 

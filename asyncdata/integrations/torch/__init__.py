@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.utils.data import IterableDataset
 
     class AsyncDataset(LoaderDataset, IterableDataset[Any]):  # type: ignore[misc]
-        """Made below, when it is first asked for: torch is not imported before."""
+        """Made below on first use, so that torch is not imported before."""
 
 
 def __getattr__(name: str) -> Any:

@@ -35,7 +35,7 @@ class LoaderDataset:
     def __init__(self, source: Any, **settings: Any) -> None:
         self._source = source
         self._settings = settings
-        self._state: Mapping[str, Any] | None = None  # to go on from, when the loader is made
+        self._state: Mapping[str, Any] | None = None  # restored when the loader is made
         self._loader: DataLoader | None = None
         self._world_size = 1
 
@@ -52,12 +52,12 @@ class LoaderDataset:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``, which may be that of a loader as well.
 
-        :raises SnapshotError: if it is none of these data and settings; see :meth:`DataLoader.load_state_dict`.
+        :raises SnapshotError: if it is not of these data and settings; see :meth:`DataLoader.load_state_dict`.
         """
         self._open().load_state_dict(from_torch_state(state))
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of ``epoch``, unless that is the present one."""
+        """Go to the start of ``epoch``, unless it is the current one."""
         self._open().set_epoch(epoch)
 
     def close(self) -> None:

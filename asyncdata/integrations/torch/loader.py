@@ -33,7 +33,7 @@ class StatefulDataLoader:
 
     What ``collate_fn`` returns is yielded with a tensor for each array. The first batch is yielded at once. From then
     on the next one is fetched, and its copy to the device begun, before a batch is yielded; it is in no state until it
-    is yielded itself. An error in that is raised at its place: when the next batch is asked for.
+    is yielded itself. Its error is raised when the next batch is requested.
 
     :param loader: is used through this object alone from now on, and closed with it.
     :param device: where batches are; None: on the CPU. To a CUDA device they are copied on a stream of their own; the
@@ -94,7 +94,7 @@ class StatefulDataLoader:
         :param allow_changed: see :meth:`asyncdata.DataLoader.load_state_dict`.
         :param same_rows: see there.
         :raises SnapshotMismatchError: if it belongs to other data or settings.
-        :raises SnapshotError: if it is no state of a loader.
+        :raises SnapshotError: if it is not a state of a loader.
         """
         self._loader.load_state_dict(from_torch_state(state), allow_changed=allow_changed, same_rows=same_rows)
         self._ahead.drop()
@@ -111,7 +111,7 @@ class StatefulDataLoader:
         self._ahead.drop()
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of ``epoch``, unless that is the present one: a run resumed in its middle stays there.
+        """Go to the start of ``epoch``, unless it is the current one: a run resumed in its middle stays there.
 
         :raises ConfigError: directly after a restore, for an epoch that was over by then; see ``follows_set_epoch``.
         """

@@ -1,4 +1,4 @@
-"""Batches that are fetched before the trainer asks for them, and are not delivered until it has them.
+"""Fetches batches before the trainer requests them; they count as delivered only when the trainer has them.
 
 The loader has delivered such a batch. So its state is kept as it was before, and that is the state until the trainer
 has the batch, or has begun with it.
@@ -44,7 +44,7 @@ class Lookahead:
     def take(self, *, looks_ahead: bool) -> list[Any]:
         """The next batch of the epoch; none at its end.
 
-        :param looks_ahead: fetch the one behind it as well.
+        :param looks_ahead: also fetch the batch after it.
         """
         if not self._queue.waiting:
             self._fetch()
@@ -66,7 +66,7 @@ class Lookahead:
         if self._batches is None:
             self._batches = iter(self._loader)
         try:
-            # From here on the state is the one before, whoever asks for it.
+            # From here on, every caller gets the state before this batch.
             self._queue = before._replace(fetches=(*before.fetches, fetch))
             fetch.run(self._batches, self._transfer)
         except BaseException:
@@ -82,7 +82,7 @@ class Lookahead:
                 return queue.fetches[0].before
 
             state = self._loader.state_dict()
-            if self._queue is queue:  # else another thread has begun to fetch meanwhile
+            if self._queue is queue:  # otherwise another thread has begun to fetch
                 return state
 
     @property
@@ -97,7 +97,7 @@ class Lookahead:
         return fetches[0].epoch if fetches else self._loader.epoch
 
     def drop(self) -> None:
-        """Forget what was fetched: the loader goes on elsewhere."""
+        """Drop the fetched batches: the loader continues at another position."""
         self._batches = None
         self._queue = _Queue()
 
@@ -124,11 +124,11 @@ class _Epoch:
 
 
 class _Fetch:
-    """A batch on its way from the loader to the trainer; or the end of an epoch.
+    """A batch that was fetched and not delivered yet; or the end of an epoch.
 
     :ivar before: the loader's state without it.
     :ivar epoch: the loader's, likewise.
-    :ivar error: what was raised, and is to be raised when the trainer asks.
+    :ivar error: the error that was raised; it is raised again when the trainer requests the batch.
     """
 
     def __init__(self, loader: DataLoader) -> None:

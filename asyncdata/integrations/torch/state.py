@@ -27,7 +27,7 @@ def to_torch_state(state: Mapping[str, Any]) -> dict[str, Any]:
 def from_torch_state(state: Mapping[str, Any]) -> Any:
     """The loader's state dict again. What :func:`to_torch_state` did not make stays as it is: it may be one.
 
-    :raises SnapshotError: if the text is none of JSON.
+    :raises SnapshotError: if the text is not JSON.
     """
     if not isinstance(state, dict) or list(state) != [_KEY]:
         return state

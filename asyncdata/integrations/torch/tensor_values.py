@@ -1,4 +1,4 @@
-"""Tensors as arrays and pictures as bytes, so that a snapshot can hold the values that they stand in."""
+"""Converts tensors to arrays and pictures to bytes, so that a snapshot can hold values that contain them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ATOMS = frozenset((str, int, float, bool, type(None)))
 def tensors_to_plain(value: Any, path: str, depth: int = 0) -> Any:
     """``value`` with each tensor in it as ``{"__tensor__": [dtype, shape, bytes]}``, bytes being a uint8 array.
 
-    A picture of Pillow is ``{"__image__": [...]}`` likewise.
+    A picture of Pillow becomes ``{"__image__": [...]}``.
 
     A tensor's numbers are kept, bit by bit; its device, and whether it asks for gradients, are not. The bytes of one
     that lies on the CPU in one piece are not copied.
 
-    :param path: where the value stands, for errors.
+    :param path: the place of the value, for errors.
     :raises TypeError: for a tensor that has no plain block of numbers: a sparse, quantized, or meta one.
     """
     if isinstance(value, dict | list | tuple) and depth <= MAX_DEPTH:  # what is deeper is refused by to_builtins

@@ -1,4 +1,4 @@
-"""An executor that is watched: how much it is asked, and for how long its workers have nothing to do, and why."""
+"""An executor that counts requests, the time for which its workers are busy, and the time without room."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.messages import Tokenize, Tokenized
 
 if TYPE_CHECKING:
@@ -18,25 +19,25 @@ __all__ = ("MeteredExecutor",)
 
 
 class MeteredExecutor:
-    """Passes everything on, and counts it on the way. All counters belong to the service's thread.
+    """Passes all calls to an executor, and counts. All counters belong to the service's thread.
 
-    :param clock: seconds.
-    :ivar lacks_room: tells whether a worker could have more to do if there were room in the channel.
-    :ivar on_reply: called after each reply, when it has had its effect, also on what is sent.
+    :param clock: returns seconds.
+    :ivar lacks_room: returns whether a worker got no chunk because the channel had no room.
+    :ivar on_reply: called after each reply, after the next requests were sent.
     :ivar num_replies: requests that were answered.
     :ivar num_rows: rows that were tokenized.
-    :ivar num_samples: samples that came of them.
-    :ivar num_bytes: memory that those take.
-    :ivar work_s: seconds of it, as the workers say.
-    :ivar busy_s: seconds for which workers had something to do, each for itself.
-    :ivar full_s: seconds for which there was no room.
+    :ivar num_samples: samples of those rows.
+    :ivar num_bytes: memory of those samples.
+    :ivar work_s: seconds of tokenizing, as the workers report.
+    :ivar busy_s: seconds for which workers had a request, summed over the workers.
+    :ivar full_s: seconds for which the channel had no room.
     """
 
     def __init__(self, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_workers = executor.num_workers
         self.slots = executor.slots
-        self.lacks_room: Callable[[], bool] = bool
-        self.on_reply: Callable[[], object] = bool
+        self.lacks_room: Callable[[], bool] = bool  # False
+        self.on_reply: Callable[[], object] = no_op
         self.num_replies = self.num_rows = self.num_samples = self.num_bytes = 0
         self.work_s = self.busy_s = self.full_s = 0.0
         self._executor = executor
@@ -45,7 +46,7 @@ class MeteredExecutor:
         self._was_full = False
         self._num_under_way = 0
         self._is_answered = False
-        self._on_change: Callable[[], object] = bool
+        self._on_change: Callable[[], object] = no_op
         executor.watch(self._change)
 
     def watch(self, on_change: Callable[[], object]) -> None:
@@ -80,7 +81,7 @@ class MeteredExecutor:
         self._is_answered = True
 
     def _count(self, *, is_full: bool) -> None:
-        """Count the time since it was counted last, for which there was no room if ``is_full``."""
+        """Add the time since the last call to the counters; also to ``full_s`` if ``is_full``."""
         now = self._clock()
         passed_s, self._counted_until = now - self._counted_until, now
         self.busy_s += passed_s * min(self.num_workers, self._num_under_way)

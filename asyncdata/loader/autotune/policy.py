@@ -1,15 +1,15 @@
-"""How many workers, and how far to read ahead, found while the loader runs. Counters in, decisions out: no clock, no
-thread, no machine in here.
+"""Finds the number of workers and the read-ahead while the loader runs. Counters in, decisions out: it uses no clock,
+no thread and no system call.
 
-The rule is short. While the trainer waits for data:
+The rule, while the trainer waits for data:
 
-- if workers were idle before, as the channel was full, the trainer comes in bursts: read further ahead;
-- if the workers have no pause, they are too few: take more, and look whether that has helped.
+- if workers were idle before, because the channel was full, the trainer asks in bursts: read further ahead;
+- if the workers are always busy, there are too few: add workers, and check whether that has helped.
 
-While it does not wait, nothing of that is done; after long enough, workers that are not needed are let go. Chunks that
-the channel's capacity keeps too small are work for nothing, whoever waits: read further ahead. All of it stays
-below the limits, and none of it can be seen in D. What tf.data's autotuner taught: an explicit budget for CPUs and for
-memory, and no model of the pipeline that has to be right.
+While the trainer does not wait, nothing is added; after long enough, workers that are not needed are removed. If the
+channel's capacity keeps chunks too small, their overhead is wasted work: read further ahead in any case. All of this
+stays within the limits, and does not change D. As in tf.data's autotuner, the budgets for CPUs and memory are explicit;
+unlike it, there is no model of the pipeline that has to be right.
 """
 
 from __future__ import annotations
@@ -31,40 +31,41 @@ Reason = Literal["workers_busy", "workers_idle", "no_gain", "max_memory_bytes", 
 Rest = Literal["fed", "max_workers", "max_memory_bytes", "no_gain", "read_ahead", "reading"]
 
 _MIN_REPLIES = 4
-"""Of each worker in an interval: fewer say more about one chunk than about the trainer."""
+"""Replies of each worker in an interval: fewer would measure single chunks, not the trainer."""
 _NUM_FIRST = 2
-"""Replies of each worker before the first interval: what it was given at once. Meanwhile the channel fills."""
+"""Replies of each worker before the first interval: its first requests, while the channel fills."""
 _MIN_INTERVAL_S = 0.5
-"""A shorter one measures the scheduler. A worker that is new has loaded its tokenizer in about this time."""
+"""Seconds. A shorter interval measures the scheduler. A new worker loads its tokenizer in about this time."""
 _FIRST_WAIT_S = 1.0
-"""What the first batch takes says nothing about the others, unless it takes long."""
+"""Seconds. The time of the first batch is start-up cost; it is measured only if it takes longer than this."""
 _NUM_KEPT = 8
-"""Intervals that are looked back on."""
+"""Number of recent intervals that are kept."""
 _STARVED = 0.01
-"""A trainer that waits for less of its time gains less by more workers than two measurements of it differ."""
+"""Share of the time. A trainer that waits less gains less from more workers than the noise of the measurement."""
 _STARVED_BADLY = 0.1
-"""Less is seen twice before something is done about it: the machine may have been busy with something else."""
+"""Share of the time. A smaller share must be seen twice before it is acted on: the machine may have been busy."""
 _NO_PAUSE = 0.8
-"""Workers busy for more of the time are the slow part: the rest is the way from one chunk to the next."""
+"""Share of the time. Workers that are busier are the bottleneck: the rest is the time between chunks."""
 _BUSY_AT_BEST = 0.9
-"""How busy workers shall be that are added: a row does not take the same time as the one before."""
+"""Target share of busy time when workers are added. Below 1, as rows differ in their time."""
 _BUSY_AT_LEAST = 0.7
-"""Workers are let go if those left are busy for less of the time. Well below the line above, or it would not end."""
+"""Workers are removed if the others would be busy for less than this share. Well below the target, or the number of
+workers would oscillate."""
 _MIN_GAIN = 0.25
-"""Of what more workers should give. With less, it is something else that all of them wait for, such as CPUs."""
+"""Share of the expected gain of more workers. With less gain, all workers wait for something else, such as CPUs."""
 _CHUNK_S = 0.01
-"""Work in a chunk; with less, its way to the worker and back, and the caches that it finds cold, cost too much of it.
-CPU time a row of all processes, two workers and a tokenizer of 6 us a row: 15.2 us with chunks of 512 rows, 14.2 with
-1024, and with more of those in the channel 13.8 (8 of them) and 12.8 (16)."""
+"""Seconds of work per chunk; with less, transport and cold CPU caches cost too much of it. CPU time per row of all
+processes, two workers and a tokenizer of 6 us per row: 15.2 us with chunks of 512 rows, 14.2 with 1024, and with more
+such chunks in the channel 13.8 (8 chunks) and 12.8 (16)."""
 _CHUNKS_AHEAD = 4
-"""Of that size, for each worker."""
+"""Chunks of that size in the channel, per worker."""
 _NUM_QUIET = 16
-"""Intervals without a wait before a worker is let go, and before more workers are tried again where they were of no
-use. Doubled each time that it was wrong: there are no more mistakes than the logarithm of the run's length."""
+"""Intervals without a wait before a worker is removed, and before more workers are tried again after they did not help.
+Doubled after each wrong decision, so the number of mistakes grows only with the logarithm of the run's length."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be chosen. Where least and most are the same, there is no choice.
+    """The limits of what may be chosen. If the lower and the upper limit are equal, nothing is tuned.
 
     :ivar max_capacity: samples that the channel may hold.
     :ivar max_worker_bytes: memory of all workers together.
@@ -79,21 +80,21 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """What the loader has done up to a moment, and is doing.
+    """The counters and the state of the loader at one time. All times are in seconds, counters since the start.
 
-    :ivar now_s: the moment.
+    :ivar now_s: the time of the observation.
     :ivar num_replies: requests that workers answered.
-    :ivar num_rows: rows that they tokenized.
-    :ivar starved_s: for how long calls have waited.
-    :ivar full_s: for how long workers had nothing to do, as there was no room in the channel.
-    :ivar busy_s: for how long workers had something to do, each for itself.
-    :ivar work_s: for how long they say that they tokenized.
-    :ivar num_workers: how many there are to be.
-    :ivar num_ready_workers: how many have loaded the tokenize function.
+    :ivar num_rows: rows that workers tokenized.
+    :ivar starved_s: time for which calls waited.
+    :ivar full_s: time for which workers were idle because the channel had no room.
+    :ivar busy_s: time for which workers had a request, summed over the workers.
+    :ivar work_s: time of tokenizing, as the workers report.
+    :ivar num_workers: the target number of workers.
+    :ivar num_ready_workers: workers that have loaded the tokenize function.
     :ivar capacity: samples that the channel holds.
-    :ivar has_delivered: whether the trainer has had anything yet.
-    :ivar sample_bytes: memory that a sample takes; 0 if that is not known.
-    :ivar worker_bytes: memory that a worker takes; 0 if that is not known.
+    :ivar has_delivered: whether the trainer has got any sample yet.
+    :ivar sample_bytes: memory of a sample; 0 if that is not known.
+    :ivar worker_bytes: memory of a worker; 0 if that is not known.
     """
 
     now_s: float
@@ -124,7 +125,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """There is nothing to be changed: the trainer is ``fed``, or the reason says what keeps it from being so."""
+    """Nothing is to be changed: the trainer is ``fed``, or ``reason`` says what limits it."""
 
     reason: Rest
 
@@ -161,7 +162,7 @@ class _Interval(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def sum(cls, parts: Iterable[_Interval]) -> _Interval:
-        """All of them as one; they have the same workers."""
+        """All intervals as one; they have the same number of workers."""
         rows = [msgspec.structs.astuple(part) for part in parts]
         names = cls.__struct_fields__
         totals = dict(zip(names, map(sum, zip(*rows, strict=True)), strict=True))
@@ -177,17 +178,17 @@ class _Interval(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def row_s(self) -> float:
-        """The work in a row; 0 if that is not known."""
+        """Seconds of work per row; 0 if that is not known."""
         return self.work_s / self.num_rows if self.num_rows else 0.0
 
     @property
     def rate(self) -> float:
-        """Rows a second; requests, while there are no rows yet but an index of them is made."""
+        """Rows per second; requests per second while the row index is built and there are no rows yet."""
         return (self.num_rows or self.num_replies) / self.seconds
 
 
 class _Trial(msgspec.Struct, frozen=True):
-    """More workers are tried: what was before, and how often they were looked at in vain."""
+    """More workers are being tried: the values before, and how often they did not help."""
 
     num_workers: int
     rate: float
@@ -196,7 +197,7 @@ class _Trial(msgspec.Struct, frozen=True):
 
 
 class Autotuner:
-    """Decides, at each observation. The decisions are taken to be carried out."""
+    """Decides at each observation. The caller must carry out its decisions."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -214,7 +215,7 @@ class Autotuner:
         self._settled_at: tuple[int, int] | None = None
 
     def is_due(self, now_s: float, num_replies: int, num_workers: int) -> bool:
-        """Whether :meth:`step` would look at an observation of now; cheap, for after every reply."""
+        """Whether :meth:`step` would use an observation now. Cheap: called after every reply."""
         start = self._start
         if start is None:
             return True
@@ -226,10 +227,10 @@ class Autotuner:
         return num_new >= _MIN_REPLIES * num_workers and now_s - start.now_s >= _MIN_INTERVAL_S
 
     def step(self, now: Observation) -> list[Change | Settled]:
-        """What is to be done, now."""
+        """The decisions for this observation."""
         start = self._start
         if start is None or now.num_ready_workers < now.num_workers:
-            self._start, self._is_warm = now, False  # what workers do while others start is no measure
+            self._start, self._is_warm = now, False  # do not measure while workers are starting
             return []
 
         if not self.is_due(now.now_s, now.num_replies, now.num_workers):
@@ -245,7 +246,7 @@ class Autotuner:
         return self._decide(now, interval)
 
     def _begin(self, start: Observation, now: Observation) -> list[Change | Settled]:
-        """The first interval is from now on, if the first batch is over, which nobody is to be judged by."""
+        """Start measuring after the first batch; its latency is start-up cost."""
         self._has_begun = self._has_begun or now.has_delivered or now.now_s - start.now_s >= _FIRST_WAIT_S
         if not self._has_begun:
             return []
@@ -256,7 +257,7 @@ class Autotuner:
 
     def _decide(self, now: Observation, interval: _Interval) -> list[Change | Settled]:
         if now.num_workers > self._affordable(now):
-            self._most_workers = self._affordable(now)  # for good: what workers take does not become less
+            self._most_workers = self._affordable(now)  # permanent: the memory of workers does not shrink
             return self._change_workers(now, self._most_workers, "max_memory_bytes")
 
         if deeper := self._deepen(now, interval):
@@ -280,7 +281,7 @@ class Autotuner:
         return self._help(now, interval) if is_certain else []
 
     def _deepen(self, now: Observation, interval: _Interval) -> list[Change | Settled]:
-        """What lets every worker have chunks of enough work."""
+        """Read further ahead if the capacity keeps chunks too small."""
         row_s = interval.row_s
         if row_s <= 0 or chunk_limit(now.capacity, now.num_workers) * row_s >= _CHUNK_S:
             return []
@@ -289,7 +290,7 @@ class Autotuner:
         wanted = self._capacity_below(now, _CHUNKS_AHEAD * now.num_workers * rows)
         return self._change_capacity(now, wanted, "small_chunks") if wanted > now.capacity else []
 
-    # The trainer waits.
+    # While the trainer waits.
 
     def _help(self, now: Observation, interval: _Interval) -> list[Change | Settled]:
         recent = _Interval.sum(self._kept)
@@ -312,7 +313,7 @@ class Autotuner:
         if self._num_intervals < self._next_trial:
             return self._stuck(now, "no_gain")
 
-        # While it waits it would work: then as many would be busy. But a measurement is not to be trusted too far.
+        # The workers needed if the trainer never waited; but at most twice as many as now, as measurements are noisy.
         num_busy = interval.busy * now.num_workers / max(1e-9, 1 - interval.starved)
         wanted = max(now.num_workers + 1, min(2 * now.num_workers, math.ceil(num_busy / _BUSY_AT_BEST)))
         self._shrink_patience *= 2 if self._has_shrunk else 1
@@ -321,7 +322,7 @@ class Autotuner:
         return self._change_workers(now, min(wanted, most), "workers_busy")
 
     def _fail(self, now: Observation, trial: _Trial) -> list[Change | Settled]:
-        """They are of no use, if that is seen twice: to take them back for a hiccup of the machine costs more."""
+        """Remove the added workers if they did not help in two intervals: one may be a hiccup of the machine."""
         if trial.num_failed == 0:
             self._trial = msgspec.structs.replace(trial, num_failed=1)
             return []
@@ -331,7 +332,7 @@ class Autotuner:
         return self._change_workers(now, trial.num_workers, "no_gain")
 
     def _has_paid(self, trial: _Trial, interval: _Interval) -> bool:
-        """Whether the trainer has what it wants now, or gets more by a fair part of what more workers should give."""
+        """Whether the trainer waits no more, or gets more rows by at least ``_MIN_GAIN`` of what was expected."""
         if interval.starved <= _STARVED or trial.had_rows != (interval.num_rows > 0):
             self._trial_patience = _NUM_QUIET
             return True
@@ -340,7 +341,7 @@ class Autotuner:
         return interval.rate / trial.rate - 1 >= _MIN_GAIN * expected
 
     def _capacity_below(self, now: Observation, wanted: int) -> int:
-        """The present capacity, doubled until it is as much as ``wanted``, or all that is allowed."""
+        """The current capacity, doubled until it reaches ``wanted`` or the limits."""
         limits, capacity = self._limits, now.capacity
         while capacity < wanted:
             after = min(2 * capacity, limits.max_capacity)
@@ -350,11 +351,11 @@ class Autotuner:
         return capacity
 
     def _affordable(self, now: Observation) -> int:
-        """Workers that there is memory for."""
+        """The number of workers that fit into memory."""
         fitting = self._limits.max_worker_bytes // now.worker_bytes if now.worker_bytes else self._most_workers
         return max(self._limits.min_workers, min(fitting, self._most_workers))
 
-    # It does not.
+    # While the trainer does not wait.
 
     def _rest(self, now: Observation) -> list[Change | Settled]:
         self._num_fed += 1
@@ -376,16 +377,16 @@ class Autotuner:
         before, self._settled_at = self._settled_at, (now.num_workers, now.capacity)
         return [] if before == self._settled_at else [Settled(reason)]
 
-    # Either way.
+    # Changes.
 
     def _change_workers(self, now: Observation, after: int, reason: Reason) -> list[Change | Settled]:
-        self._kept.clear()  # measured with others
+        self._kept.clear()  # measured with another number of workers
         self._start = None
         self._num_until_full = 0
         return self._changed(Change("num_workers", now.num_workers, after, reason))
 
     def _change_capacity(self, now: Observation, after: int, reason: Reason) -> list[Change | Settled]:
-        self._kept.clear()  # what was asked for is done
+        self._kept.clear()  # measured with another capacity
         return self._changed(Change("capacity", now.capacity, after, reason))
 
     def _changed(self, change: Change) -> list[Change | Settled]:

@@ -1,4 +1,4 @@
-"""Runs the autotuner in the service's thread: after replies, it is told the counters, and what it decides is done."""
+"""Runs the autotuner in the service's thread: gives it the counters after replies, and carries out its decisions."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 __all__ = ("FIRST_WORKERS", "Tuner", "executor_of", "limits_of")
 
 FIRST_WORKERS = 1
-"""Where their number is to be found. A second one would load its tokenizer while the trainer starts, and make the first
-batch late; if it is needed, it is soon there."""
+"""The first number of workers, if it is tuned. A second worker would load its tokenizer while the trainer starts, and
+delay the first batch; if it is needed, it is added soon."""
 _log = get_logger(__name__)
 _STEPS_PER_LOOK = 32
-"""Workers' memory is asked for anew after so many steps: the kernel has to walk all their pages for an answer."""
+"""Steps between two measurements of the workers' memory, for which the kernel has to walk all their pages."""
 
 
 def limits_of(config: LoaderConfig) -> Limits:
-    """What may be chosen under a configuration."""
+    """The limits of the autotuner under a configuration."""
     least, most, memory = FIRST_WORKERS, 0, config.max_ready_bytes
     if config.num_workers is None:
         most = config.max_workers or num_usable_cpus()
@@ -44,7 +44,7 @@ def limits_of(config: LoaderConfig) -> Limits:
     return Limits(
         min_workers=least,
         max_workers=most,
-        # A sample takes a byte at least, so that the bytes are the bound.
+        # A sample takes at least one byte, so max_ready_bytes bounds the number of samples.
         max_capacity=max(config.capacity, config.max_ready_bytes) if config.buffer_size is None else config.capacity,
         max_worker_bytes=max(0, memory - config.max_ready_bytes),
         max_ready_bytes=config.max_ready_bytes,
@@ -57,9 +57,9 @@ def executor_of(
     function: TokenizeFn | Callable[..., Any],
     early: EarlyForkServer | None = None,
 ) -> Executor:
-    """What does the work; metered, where there is anything to be found.
+    """The executor of the configuration; metered if there is anything to tune.
 
-    :param early: the fork server, if it was started before.
+    :param early: the workers' fork server, if it was started early.
     """
     executor: Executor = InlineExecutor(function)
     if config.num_workers != 0:
@@ -71,10 +71,10 @@ def executor_of(
 
 
 class Tuner:
-    """Observes and adapts; nothing of it can be seen in D.
+    """Observes the loader, and adapts the number of workers and the capacity. It does not change D.
 
-    :param waits: tells how many calls have had to wait, and for how many seconds.
-    :ivar num_changes: decisions carried out.
+    :param waits: returns how many calls had to wait, and for how many seconds in all.
+    :ivar num_changes: decisions that were carried out.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Tuner:
         )
 
     def _look_who_waits(self, now_s: float) -> None:
-        """A wait that is not over counts from the reply that it was first seen at: a little less than it is."""
+        """Note when a wait was first seen, at a reply; it may have begun a little earlier."""
         num_waits = self._waits()[0]
         if self._coordinator.channel.demand <= 0:
             self._awaited = None

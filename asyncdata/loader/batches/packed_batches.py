@@ -1,4 +1,4 @@
-"""The batches of an epoch where samples are packed or grouped by length."""
+"""The batches of an epoch if samples are packed, or grouped by length, as they come."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ _SAMPLES_PER_PUSH = 64
 
 
 class PackSource(Protocol):
-    """Where packs come from: a loader, as far as that is concerned."""
+    """The loader, as far as these batches need it."""
 
     @property
     def share(self) -> Share:
-        """This rank's, of batches of packs."""
+        """This rank's share of a batch of packs."""
         ...
 
     def tip(self) -> RestartPoint:
-        """Where D goes on."""
+        """The position and counters of the next sample of the stream."""
         ...
 
     def collate_packs(self, packs: list[list[PackedSample]]) -> Any:
-        """What the loop is given."""
+        """The batch of these packs."""
         ...
 
 
 class PackBatches:
-    """Batches of packs; as :class:`~asyncdata.loader.batches.sample_batches.StatefulBatches`.
+    """Batches of packs; see :class:`~asyncdata.loader.batches.sample_batches.StatefulBatches`.
 
-    An epoch is over when all its samples are pushed and fill no further batch. Where an epoch is packed by itself, and
-    at the end of the data, what waits becomes packs now; else it goes on in the next epoch, but in an epoch that filled
-    no batch at all: it has less data than the packer waits for.
+    An epoch ends when all its samples are pushed to the packer and no further batch is full. Samples that then wait in
+    the packer become packs at once if each epoch is packed on its own, at the end of the data, and in an epoch that
+    filled no batch at all (it has less data than the packer collects). Otherwise they are packed in the next epoch.
 
-    Where nothing was left of an epoch, the loop is over the next one: a run that is resumed behind the last batch of an
-    epoch goes on as the first run did.
+    If no samples were left of an epoch, the loop covers the next one. So a run that is resumed after the last batch of
+    an epoch continues as the first run did.
 
-    :param epochs: how many epochs there are; None for no end.
-    :param runs_on: False: the loop is over this epoch alone, even if nothing is left of it.
-    :param max_push: samples to take at once, at most.
+    :param epochs: the number of epochs; None: no end.
+    :param runs_on: False: the loop covers this epoch only, even if no samples are left of it.
+    :param max_push: the largest number of samples to take at once.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class PackBatches:
         self._is_over = False
 
     def begin(self) -> None:
-        """Nothing is delivered that the caller does not have."""
+        """A new batch is requested: the caller has all earlier ones."""
         self._after = None
 
     def next_request(self) -> tuple[int, int] | None:
-        """No samples, while there are packs for a batch."""
+        """The number of samples to take, and their epoch; 0 samples while there are packs for a batch."""
         stage = self._stage
         if self._epoch is None:
             self._epoch, self._from_start = stage.epoch, stage.epoch_packs == 0
@@ -100,7 +100,7 @@ class PackBatches:
         return tip.position.epoch > self._stage.epoch
 
     def finish(self, samples: list[Sample]) -> Batch:
-        """The next batch, if the packs that ``samples`` complete suffice for one."""
+        """Push ``samples``; the next batch, if there are enough packs for it."""
         stage, tip = self._stage, self._loader.tip()
         if samples:
             stage.push(samples, tip)
@@ -136,7 +136,7 @@ class PackBatches:
         return batch
 
     def _check_filled(self) -> None:
-        """Data of fewer tokens than one pack would be an epoch without a batch, and so would be all that follow."""
+        """Refuse data with fewer tokens than one pack has: all epochs would be without a batch."""
         stage, across = self._stage, self._stage.rules.across_epochs
         num_packs = stage.num_ready + (stage.num_packs if across else stage.epoch_packs)
         num_tokens = stage.waiting_tokens
@@ -150,17 +150,17 @@ class PackBatches:
         )
 
     def _is_alone(self, stage: PackStage) -> bool:
-        """Whether nothing of the epoch waits for the next one."""
+        """Whether to pack all samples of the epoch now, so that none wait for the next epoch."""
         is_last = self._epochs is not None and stage.epoch >= self._epochs - 1
         if is_last or stage.is_alone or not stage.rules.across_epochs:
             return True
 
-        # It would only be dropped: better that it waits, unless nothing ever came of it.
+        # With drop_last these samples would be dropped. Let them wait, unless there has been no pack at all.
         is_kept = not self._drop_last or stage.num_packs == 0
         return stage.epoch_packs == 0 and is_kept and stage.has_rest
 
     def _last_batch(self, stage: PackStage) -> Batch:
-        """What is left at an end is fewer packs than a batch of all ranks has."""
+        """The last batch, with fewer packs than a batch of all ranks has."""
         num_packs = stage.num_ready
         if not num_packs:
             return ()
@@ -178,7 +178,7 @@ class PackBatches:
         return ()
 
     def end(self, end: EndOfData) -> Batch:
-        """The data is at its end; everything was packed before."""
+        """Called on EndOfData; return (), as all samples are packed before."""
         self._is_over = True
         return ()
 
@@ -189,6 +189,6 @@ class PackBatches:
 
 
 def _nothing_kept(stage: PackStage) -> str:
-    """Such an epoch would be followed by others like it, for ever."""
+    """The message for an epoch without a pack: all later epochs would be the same."""
     dropped = ", ".join(f"{number} by {reason}" for reason, number in sorted(stage.counts.samples.items()))
     return f"AD401 epoch {stage.epoch}: no sample could be packed: {dropped or 'there was none'}"

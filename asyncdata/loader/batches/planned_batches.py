@@ -1,4 +1,4 @@
-"""The batches of an epoch whose packs are planned: D is their rows, so a batch is a slice of D."""
+"""The batches of an epoch whose packs are planned. D is the packs' rows in order, so a batch is a slice of D."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ("PlannedBatches", "PlannedTally", "PlanSource")
 
 
 class _Tally(NamedTuple):
-    """Never changed, but replaced.
+    """Counters as one immutable value, which is replaced as a whole.
 
-    :ivar counts: what is in no pack.
+    :ivar counts: samples and tokens that are in no pack.
     """
 
     counts: Counts
@@ -34,7 +34,7 @@ class _Tally(NamedTuple):
 
 
 class PlannedTally:
-    """What was delivered of planned packs. Where delivery is, the ledger says."""
+    """Counts the planned packs that were delivered. The position of delivery is in the ledger."""
 
     num_held = 0
 
@@ -43,36 +43,36 @@ class PlannedTally:
 
     @property
     def counts(self) -> Counts:
-        """What is in no pack, of the epochs that are over."""
+        """Samples and tokens that are in no pack, of the epochs that have ended."""
         return self._now.counts
 
     @property
     def num_packs(self) -> int:
-        """Packs delivered to all ranks, in this run and those it resumed."""
+        """Packs delivered to all ranks, in this run and in those that it resumed."""
         return self._now.num_packs
 
     @property
     def num_tokens(self) -> int:
-        """Their tokens."""
+        """Tokens of those packs."""
         return self._now.num_tokens
 
     @property
     def epoch_packs(self) -> int:
-        """Packs of the present epoch."""
+        """Packs delivered in the current epoch."""
         return self._now.epoch_packs
 
     @property
     def now(self) -> object:
-        """A token of this moment, for :meth:`state`."""
+        """The current counters, for :meth:`state` and :meth:`go_back`."""
         return self._now
 
     def go_back(self, now: object) -> None:
-        """Count as at an earlier moment."""
+        """Put earlier counters back."""
         assert isinstance(now, _Tally), "a token of a tally"
         self._now = now
 
     def deliver(self, num_packs: int, num_tokens: int) -> None:
-        """So many packs are delivered, to all ranks together."""
+        """Count packs that are delivered, to all ranks together."""
         before = self._now
         self._now = before._replace(
             num_packs=before.num_packs + num_packs,
@@ -81,13 +81,13 @@ class PlannedTally:
         )
 
     def drop(self, reason: str, num_samples: int, num_tokens: int) -> None:
-        """So much is left out."""
+        """Count samples and tokens that are left out."""
         counts = self._now.counts.copy()
         counts.add(reason, samples=num_samples, tokens=num_tokens)
         self._now = self._now._replace(counts=counts)
 
     def end_epoch(self, plan: PlannedEpoch) -> None:
-        """The epoch is delivered: what its plan has in no pack is counted."""
+        """The epoch is delivered: count the samples and tokens that its plan has in no pack."""
         for reason in plan.packs.counts.samples.keys() | plan.packs.counts.tokens.keys():
             found = plan.packs.counts
             self.drop(reason, found.samples.get(reason, 0), found.tokens.get(reason, 0))
@@ -96,14 +96,14 @@ class PlannedTally:
         self._now = self._now._replace(epoch_packs=0)
 
     def restart(self) -> None:
-        """Another epoch is begun."""
+        """Another epoch begins."""
         self._now = self._now._replace(epoch_packs=0)
 
     @staticmethod
     def state(now: object, epoch: int, dealt: tuple[int, int] | None) -> PackState:
         """What a snapshot keeps besides the position.
 
-        :param now: a token of the moment of the snapshot.
+        :param now: the counters at the time of the snapshot.
         :param dealt: the ranks for which the packs of the epoch are grouped, and the packs of each in a step.
         """
         assert isinstance(now, _Tally), "a token of a tally"
@@ -123,9 +123,9 @@ class PlannedTally:
         )
 
     def restore(self, state: PackState) -> tuple[int, int] | None:
-        """Go on from ``state``; how the packs of its epoch are dealt, if it says.
+        """Continue from ``state``; return how the packs of its epoch are dealt, if it says so.
 
-        :raises SnapshotError: if it is none of planned packs.
+        :raises SnapshotError: if it is not a state of planned packs.
         """
         counts = restored(state.packer.get("counts", {}), Counts)
         self._now = _Tally(counts, state.num_packs, state.epoch_packs, state.num_tokens)
@@ -133,7 +133,7 @@ class PlannedTally:
 
 
 class _Before(NamedTuple):
-    """What :meth:`PlannedBatches.take_back` goes back to."""
+    """The state that :meth:`PlannedBatches.take_back` restores."""
 
     moment: Any
     position: Position
@@ -142,15 +142,15 @@ class _Before(NamedTuple):
 
 
 class PlanSource(Protocol):
-    """Where planned packs come from: a loader, as far as that is concerned."""
+    """The loader, as far as these batches need it."""
 
     @property
     def share(self) -> Share:
-        """This rank's, of batches of packs."""
+        """This rank's share of a batch of packs."""
         ...
 
     def position(self) -> Position:
-        """The place of the next sample."""
+        """The position of the next sample."""
         ...
 
     def plan(self, epoch: int) -> PlannedEpoch | None:
@@ -158,29 +158,29 @@ class PlanSource(Protocol):
         ...
 
     def collate_packs(self, packs: list[list[PackedSample]]) -> Any:
-        """What the loop is given."""
+        """The batch of these packs."""
         ...
 
 
 class Undoable(Protocol):
-    """What is delivered: a coordinator's ledger, as far as that is concerned."""
+    """The coordinator, as far as these batches need it to undo a delivery."""
 
     def moment(self) -> Any:
-        """What is delivered now."""
+        """The current state of delivery."""
         ...
 
     def go_back(self, before: Any, after: Any) -> None:
-        """Undo what was delivered between two moments, if nothing came behind them."""
+        """Undo the deliveries between two moments, if there were none after the second one."""
         ...
 
 
 class PlannedBatches:
-    """As :class:`~asyncdata.loader.batches.sample_batches.Batches`.
+    """Batches of planned packs; see :class:`~asyncdata.loader.batches.sample_batches.StatefulBatches`.
 
-    What a batch is follows from where its samples lie: from D alone.
+    The position of its samples in D decides what a batch is.
 
     :param drop_last: leave out packs that fill no batch of all ranks; they are counted.
-    :param runs_on: False: the loop is over the epoch in which it begins, even if nothing is left of it.
+    :param runs_on: False: the loop covers the epoch in which it begins, even if no samples are left of it.
     """
 
     def __init__(
@@ -197,13 +197,12 @@ class PlannedBatches:
         self._after: Any = None
 
     def begin(self) -> None:
-        """Nothing is delivered that the caller does not have."""
+        """A new batch is requested: the caller has all earlier ones."""
         self._before = _Before(self._delivered.moment(), self._loader.position(), self._tally.now, self._has_batches)
         self._after = None
 
     def take_back(self) -> None:
-        """The last batch is the next one again. Its samples may be put back already, by whoever took them; what was
-        counted follows them."""
+        """Make the last batch the next one again. If its samples are put back already, only the counters go back."""
         before = self._before
         if self._after is not None:
             self._delivered.go_back(before.moment, self._after)
@@ -212,7 +211,7 @@ class PlannedBatches:
             self._has_batches = before.has_batches
 
     def next_request(self) -> tuple[int, int] | None:
-        """The rows of the next batch's packs; one row, as long as nobody knows which they are."""
+        """The number of rows of the next batch's packs, and their epoch; one row while the plan is not known."""
         position = self._loader.position()
         if self._epoch is None or (position.epoch > self._epoch and self._runs_on and not self._has_batches):
             self._epoch = position.epoch
@@ -234,8 +233,8 @@ class PlannedBatches:
     def finish(self, samples: list[Sample]) -> Batch:
         """This rank's packs of the batch, collated.
 
-        :raises NotTaken: for a sample that was asked for to learn the plan, and for those that are no batch, since
-            somebody else took the ones before them meanwhile.
+        :raises NotTaken: for a sample that was requested only to get the plan, and for samples that form no batch,
+            because another thread has taken the samples before them.
         """
         if not samples:
             self._end_epoch()
@@ -255,7 +254,7 @@ class PlannedBatches:
         return self._batch(plan, packs, row, samples)
 
     def _end_epoch(self) -> None:
-        """No row of the epoch was left, though batches of it were delivered before a restart."""
+        """No row of the epoch is left: count its end, if batches of it were delivered before a restart."""
         plan = self._loader.plan(self._epoch or 0)
         if plan is not None and self._tally.epoch_packs:
             self._tally.end_epoch(plan)
@@ -285,7 +284,7 @@ class PlannedBatches:
             )
 
     def _numbers(self, packs: range) -> list[int]:
-        """This rank's packs. A pack's rank follows from its number, unless it is one of the few at an end."""
+        """The numbers of this rank's packs. A pack's number decides its rank, except in a short last batch."""
         rank, world_size = self._share.rank, self._share.world_size
         if len(packs) < self._share.size:
             return [packs[number] for number in self._share.of(len(packs))]
@@ -294,13 +293,13 @@ class PlannedBatches:
 
     @staticmethod
     def _pack(plan: PlannedEpoch, number: int, row: int, samples: list[Sample]) -> list[PackedSample]:
-        """Bad rows that may be passed over have no tokens; their packs go without them."""
+        """The pieces of one pack. Bad rows that are passed over have no tokens, and are left out."""
         first, stop = int(plan.offsets[number]), int(plan.offsets[number + 1])
         _, starts, stops = plan.pieces(first, stop)
         cuts = zip(samples[first - row : stop - row], starts.tolist(), stops.tolist(), strict=True)
         return [PackedSample(sample, start, end) for sample, start, end in cuts if len(sample.tokens)]
 
     def end(self, end: EndOfData) -> Batch:
-        """The data is at its end; there is no batch without a whole pack."""
+        """Called on EndOfData; return (), as a batch has only whole packs."""
         self._is_over = True
         return ()

@@ -1,4 +1,4 @@
-"""One epoch as an iterator. A class, not a generator: an abandoned loop leaves nothing suspended."""
+"""One epoch as an iterator. It is a class, not a generator: an abandoned loop leaves no suspended frame."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from asyncdata.core.types import Position, Sample
 
-    Batch = tuple[Any, ...]  # of one, or of none where samples are no batch
+    Batch = tuple[Any, ...]  # one batch, or empty if samples form no batch
     Finish = Callable[[list[Sample]], Batch]
 
 __all__ = (
@@ -30,45 +30,45 @@ __all__ = (
 )
 
 
-class NotTaken(Exception):  # noqa: N818 - flow between ``finish`` and the loop
-    """The samples are not taken: something else is to be asked for."""
+class NotTaken(Exception):  # noqa: N818 - control flow between ``finish`` and the loop
+    """The samples are put back; the next request is another one."""
 
 
 class Batches(Protocol):
-    """The batches of one epoch: what to ask for next, and what becomes of it."""
+    """The batches of one epoch: which samples to request next, and the batch made from them."""
 
     def next_request(self) -> tuple[int, int] | None:
-        """How many groups of which epoch to ask for; None when it is over."""
+        """The number of groups to request, and their epoch; None at the end."""
         ...
 
     def finish(self, samples: list[Sample]) -> Batch:
         """The batch that ``samples`` complete, if they do.
 
-        :raises NotTaken: if they are to stay where they are.
+        :raises NotTaken: if the samples must be put back.
         """
         ...
 
     def end(self, end: EndOfData) -> Batch:
-        """The data is at its end; the batch that is left."""
+        """Called on EndOfData; return the final short batch, or ()."""
         ...
 
 
 class StatefulBatches(Batches, Protocol):
-    """Batches that commit what they deliver themselves, beside the samples that are taken."""
+    """Batches that have state of their own, which must be committed and rolled back with the samples."""
 
     def begin(self) -> None:
-        """A batch is asked for: the caller has the ones before it."""
+        """A new batch is requested: the caller has all earlier ones."""
         ...
 
     def take_back(self) -> None:
-        """The caller did not get what was delivered since :meth:`begin`: it is the next batch again."""
+        """The caller did not get the batch made since :meth:`begin`: make it the next batch again."""
         ...
 
 
 class Epoch:
-    """Batches to the end of the epoch that the loader is in.
+    """Batches until the end of the loader's current epoch.
 
-    :param take: gives what ``finish`` makes of samples; if that fails, they count as not taken.
+    :param take: takes samples and returns ``finish(samples)``; if that raises, the samples count as not taken.
     """
 
     def __init__(self, batches: Batches, take: Callable[[int, int, Finish], Batch]) -> None:
@@ -102,7 +102,7 @@ class Epoch:
 
 
 class LockedEpoch(Epoch):
-    """The same where one batch must be made after the other.
+    """The same for batches with state, which must be made one after the other.
 
     :param lock: held while a batch is made.
     """
@@ -124,7 +124,7 @@ class LockedEpoch(Epoch):
                 self._stateful.begin()
                 is_begun = True
                 batch = self._next()
-        except BaseException:  # also an interrupt while the lock is given back, behind the commit
+        except BaseException:  # also an interrupt after the commit, while the lock is released
             if is_begun:
                 self._stateful.take_back()
             raise
@@ -135,7 +135,7 @@ class LockedEpoch(Epoch):
 
 
 class AsyncEpoch:
-    """Batches to the end of the epoch that the loader is in; parameters are those of :class:`Epoch`."""
+    """Batches until the end of the loader's current epoch; parameters are those of :class:`Epoch`."""
 
     def __init__(self, batches: Batches, take: Callable[[int, int, Finish], Awaitable[Batch]]) -> None:
         self._batches = batches
@@ -168,7 +168,7 @@ class AsyncEpoch:
 
 
 class LockedAsyncEpoch(AsyncEpoch):
-    """As :class:`LockedEpoch`."""
+    """Like :class:`LockedEpoch`."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class LockedAsyncEpoch(AsyncEpoch):
 
 
 class Share(NamedTuple):
-    """What one rank has of a batch of all ranks: every ``world_size``-th item, from ``rank`` on.
+    """One rank's part of a batch of all ranks: every ``world_size``-th item, from ``rank`` on.
 
     :ivar size: items of the batch of all ranks.
     """
@@ -209,7 +209,7 @@ class Share(NamedTuple):
     rounds_up: bool
 
     def of(self, num_items: int) -> Sequence[int]:
-        """Which of ``num_items`` items this rank has; fewer than ``size`` may be repeated, to be as many."""
+        """This rank's items of ``num_items``. With ``rounds_up``, items are repeated to fill a batch of ``size``."""
         if num_items < self.size and num_items and self.rounds_up:
             return [number % num_items for number in range(self.rank, self.size, self.world_size)]
 
@@ -217,11 +217,11 @@ class Share(NamedTuple):
 
 
 class SampleSource(Protocol):
-    """Where batches of samples come from: a loader, as far as that is concerned."""
+    """The loader, as far as these batches need it."""
 
     @property
     def share(self) -> Share:
-        """This rank's, of batches of groups."""
+        """This rank's share of a batch of groups."""
         ...
 
     @property
@@ -230,18 +230,18 @@ class SampleSource(Protocol):
         ...
 
     def position(self) -> Position:
-        """The place of the next sample."""
+        """The position of the next sample."""
         ...
 
     def collate(self, samples: list[Sample]) -> Any:
-        """What the loop is given."""
+        """The batch of these samples."""
         ...
 
 
 class SampleBatches:
-    """Batches of samples as they come; as :class:`Batches`.
+    """Batches of samples as they come; see :class:`Batches`.
 
-    :param runs_on: False: the loop is over the epoch in which it begins, even if nothing is left of it.
+    :param runs_on: False: the loop covers the epoch in which it begins, even if no samples are left of it.
     """
 
     def __init__(self, loader: SampleSource, *, runs_on: bool = True) -> None:
@@ -254,7 +254,7 @@ class SampleBatches:
         self._is_over = False
 
     def next_request(self) -> tuple[int, int] | None:
-        """A batch of all ranks, of the epoch that the loader is in at the first one."""
+        """The groups of a batch of all ranks, and the epoch in which the loop began."""
         if self._is_over:
             return None
 
@@ -264,9 +264,9 @@ class SampleBatches:
         return self._share.size, self._epoch
 
     def finish(self, samples: list[Sample]) -> Batch:
-        """The batch that ``samples`` are. None at all end the epoch, unless nothing of it was left to begin with.
+        """The batch of ``samples``. No samples end the loop, unless there were none left at its start.
 
-        A run that is resumed behind the last batch of an epoch goes on with the next one, as the first run did.
+        So a run that is resumed after the last batch of an epoch continues with the next one, as the first run did.
         """
         if samples:
             return self._batch(samples)
@@ -285,7 +285,7 @@ class SampleBatches:
         return ()
 
     def _batch(self, samples: list[Sample]) -> Batch:
-        """This rank's share, collated. There is none of a last batch that has fewer groups than there are ranks."""
+        """This rank's share, collated; () if a short last batch has no group for this rank."""
         size = self._loader.group_size
         if self._share.world_size > 1 or len(samples) < self._share.size * size:
             numbers = self._share.of(len(samples) // size)
@@ -295,6 +295,6 @@ class SampleBatches:
         return batch
 
     def end(self, end: EndOfData) -> Batch:
-        """The data is at its end; the batch that is left."""
+        """Called on EndOfData; return the final short batch, or ()."""
         self._is_over = True
         return self.finish(end.samples)

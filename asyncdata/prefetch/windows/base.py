@@ -235,8 +235,8 @@ def no_such_place(position: Position, found: str) -> SnapshotError:
     """
     return SnapshotError(
         f"AD602 the snapshot's position does not exist: it is row {position.row} of window {position.window} of epoch "
-        f"{position.epoch}, and {found}. It is damaged, or the data is not that of then: restore an older one, or go "
-        "on with the next epoch by set_epoch()"
+        f"{position.epoch}, and {found}. It is damaged, or the data has changed: restore an older one, or "
+        "continue with the next epoch by set_epoch()"
     )
 
 

@@ -1,4 +1,4 @@
-"""Packing: what fills a pack, what becomes of samples that cannot be packed, and what is refused."""
+"""Packing: what fills a pack, what happens to samples that cannot be packed, and what is refused."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_state_knows_the_tokens_of_the_window_that_are_packed_already() -> Non
     assert again.state()["taken"] == []  # so c is let go of
 
 
-def test_a_packer_that_goes_on_leaves_the_state_it_began_with_alone() -> None:
+def test_a_packer_does_not_change_the_state_that_it_was_restored_from() -> None:
     state = soft(overlong="drop").open().state()
     packer = soft(overlong="drop").open(state)
 

@@ -668,7 +668,7 @@ class TestDamage:
 
         assert "it" in refusal(tmp_path / "s")
 
-    def test_an_encoding_nobody_knows_is_refused(self, tmp_path):
+    def test_an_unknown_encoding_is_refused(self, tmp_path):
         (tmp_path / "s").write_bytes(wrapped(b"\xc0", encoding="pickle"))
 
         assert "KeyError('pickle')" in refusal(tmp_path / "s")
@@ -737,7 +737,7 @@ class TestCheck:
             check(FULL, ORDER | {"seed": 1}, FINGERPRINTS | {"template": "p2"}, ["template"])
 
     @pytest.mark.parametrize("names", [{"tokeniser"}, {"data", "files"}, "tokenizer", [1]])
-    def test_an_override_nobody_knows_is_refused(self, names):
+    def test_an_unknown_override_is_refused(self, names):
         with pytest.raises(
             ConfigError, match="allow_changed must be a set of names out of data, tokenizer, template, "
         ):

@@ -51,7 +51,7 @@ def test_a_refused_snapshot_names_the_option_that_takes_it(tmp_path, jsonl_file,
     assert main([*run, "1", *snapshot, "--resume", "--seed", "7"]) == 1
 
     err = capsys.readouterr().err
-    assert "to go on all the same, pass --allow-changed seed." in err
+    assert "to continue anyway, pass --allow-changed seed." in err
     assert "allow_changed" not in err
 
 

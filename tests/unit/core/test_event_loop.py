@@ -1,4 +1,4 @@
-"""Waking a loop from another thread: the loop goes on where it is told, and one that has ended is no error."""
+"""Waking a loop from another thread: the callback runs in the loop, and a loop that has ended is not an error."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_what_was_read_before_is_not_read_again(tmp_path: Path, monkeypatch: pyt
     assert sum(seen) <= 3 * 7
 
 
-def test_a_file_that_has_changed_is_read_anew(tmp_path: Path) -> None:
+def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"a\n" * 50)
     assert line_number(str(path), 90) == 46
@@ -71,7 +71,7 @@ def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
         line_number(str(tmp_path / "gone"), 3)
 
 
-def test_a_file_that_hangs_or_is_gone_has_no_line_and_holds_nobody_up(
+def test_a_file_that_hangs_or_is_gone_has_no_line_and_delays_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, read, goes_on = tmp_path / "rows.jsonl", os.pread, threading.Event()

@@ -62,7 +62,7 @@ def said_by(code: str) -> tuple[str, str]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("code", ["", "import structlog"])
-def test_where_nobody_has_configured_anything_warnings_go_to_stderr_and_nothing_to_stdout(code):
+def test_without_configuration_warnings_go_to_stderr_and_nothing_to_stdout(code):
     out, err = said_by(code)
 
     assert out == ""

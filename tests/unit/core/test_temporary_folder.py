@@ -1,4 +1,4 @@
-"""Folders for one run: gone with their owner, however it ended, and never while somebody has them."""
+"""Folders for one run: removed with their owner, however it ended, and never while they are in use."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_the_end_of_data_without_samples_ends_the_loop(following: Next) -> None:
     assert batches(Script(end_of_data()), following) == []
 
 
-def test_a_run_resumed_behind_the_last_batch_of_an_epoch_goes_on_with_the_next(following: Next) -> None:
+def test_a_run_resumed_after_the_last_batch_of_an_epoch_continues_with_the_next(following: Next) -> None:
     """As the run did that was not interrupted."""
     loader = Script("", "ab", "", start=Position(0, 5, 7))
 
@@ -152,7 +152,7 @@ def test_an_epoch_smaller_than_a_batch_is_an_error_and_no_endless_loop(following
         batches(Script("", "", start=Position(0, 0, 9)), following)
 
 
-def test_a_loop_goes_on_after_an_error_that_passes(following: Next) -> None:
+def test_a_loop_continues_after_a_temporary_error(following: Next) -> None:
     loader = Script("ab", PrefetchTimeoutError("late"), "cd", "")
     iterator = following.iterate(loader)
     assert following(iterator) == "ab"

@@ -97,7 +97,7 @@ def test_without_workers_and_rows_it_is_said_so():
     assert "oldest row" not in text
 
 
-def test_the_facts_behind_it_are_plain_builtins():
+def test_the_diagnosis_is_plain_builtins():
     _, facts = explain_timeout(2.0, 5, statistics(workers=[BUSY]), MISSING_ROW, True)
 
     assert json.loads(json.dumps(facts)) == facts

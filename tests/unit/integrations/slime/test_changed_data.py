@@ -60,7 +60,7 @@ def test_allowed_other_data_warns_with_the_number_of_rows_left_out(prompts, give
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_a_renamed_file_of_the_same_rows_goes_on_at_its_place(prompts, given, tmp_path, order):
+def test_a_renamed_file_of_the_same_rows_continues_at_its_place(prompts, given, tmp_path, order):
     given |= order
     with source_of(prompts, **given) as source:
         source.add_samples(source.get_samples(10)[:1])

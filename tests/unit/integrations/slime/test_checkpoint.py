@@ -74,7 +74,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("order", ["legacy", "stream"])
-def test_a_run_goes_on_with_the_buffer_and_the_very_next_prompt(prompts, given, order):
+def test_a_run_continues_with_the_buffer_and_the_next_prompt(prompts, given, order):
     given["asyncdata_order"] = order
     with source_of(prompts, **given) as source:
         back = partly(source.get_samples(13)[2:5], "so far")
@@ -454,7 +454,7 @@ def test_slimes_own_file_has_its_five_keys_and_is_plain(prompts, given, folder):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("epoch", "offset"), [(0, 0), (0, 4), (0, 10), (2, 10), (3, 1)])
-def test_a_run_that_slime_has_begun_goes_on(prompts, given, folder, epoch, offset):
+def test_a_run_that_slime_has_begun_continues(prompts, given, folder, epoch, offset):
     torch = pytest.importorskip("torch")
     with source_of(prompts, **given) as source:
         expected = labels(source.get_samples(60))[epoch * 10 + offset :][:15]

@@ -144,7 +144,7 @@ def test_the_dataset_of_one_source_serves_another(prompts):
 
 
 @pytest.mark.thorough
-def test_samples_that_were_looked_at_leave_nothing_behind(prompts):
+def test_reading_samples_by_number_leaves_no_state(prompts):
     source = AsyncDataSource(args_for(prompts, asyncdata_num_workers=1, rollout_shuffle=True))
     assert source.dataset[0].label == order_of(0)[0]
     del source
@@ -316,7 +316,7 @@ def test_the_read_only_source_serves_what_the_other_serves_and_takes_nothing_bac
     source.close()
 
 
-def test_the_read_only_source_goes_on_from_its_own_checkpoint_and_from_that_of_the_other(prompts, tmp_path):
+def test_the_read_only_source_continues_from_both_kinds_of_checkpoint(prompts, tmp_path):
     given = {"rollout_shuffle": True, "save": str(tmp_path / "run"), "load": str(tmp_path / "run")}
     source = read_only(prompts, **given)
     set_rollout_id(0)

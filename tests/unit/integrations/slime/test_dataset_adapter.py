@@ -110,7 +110,7 @@ def test_an_epoch_may_be_gone_to_and_the_present_one_stays(prompts):
 @pytest.mark.parametrize("order", ["stream", "legacy"])
 @pytest.mark.parametrize("taken", [0, 3, 10, 24])
 @pytest.mark.parametrize("counts_alone", [False, True])
-def test_it_goes_on_from_its_state_or_from_the_counts_alone(prompts, order, taken, counts_alone):
+def test_it_continues_from_its_state_or_from_the_counts_alone(prompts, order, taken, counts_alone):
     keys = {"epoch_id", "consumed_count", "global_consumed_count"}
     with adapter_of(prompts, asyncdata_order=order) as adapter:
         adapter.get_next_batch(taken)

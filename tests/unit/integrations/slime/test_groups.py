@@ -287,7 +287,7 @@ OLD_CHECKPOINT = (
 )
 
 
-def test_a_checkpoint_of_before_groups_had_files_goes_on(given):
+def test_a_checkpoint_from_before_groups_had_files_is_restored(given):
     torch = pytest.importorskip("torch")
     own(given, 3).parent.mkdir(parents=True)
     own(given, 3).write_bytes(lzma.decompress(base64.b85decode(OLD_CHECKPOINT)))

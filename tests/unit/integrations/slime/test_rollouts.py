@@ -1,4 +1,4 @@
-"""Which rollout is generated: told by the driver, by a rollout function, or by nobody, which is said."""
+"""Which rollout is generated: told by the driver, by a rollout function, or unknown, which is logged."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_a_driver_that_tells_its_rollouts_is_not_warned_of(prompts, given, packa
     [{"colocate": True}, {"save": None}, {"rollout_global_dataset": False}],
     ids=lambda given: next(iter(given)),
 )
-def test_where_no_checkpoint_can_be_too_new_nobody_is_warned(prompts, given, package, harmless):
+def test_there_is_no_warning_if_no_checkpoint_can_be_too_new(prompts, given, package, harmless):
     given = {key: value for key, value in (given | harmless).items() if value is not None}
     assert not_told(prompts, **given) == []
 
 
-def test_without_a_framework_nobody_is_warned(prompts, given):
+def test_without_a_framework_there_is_no_warning(prompts, given):
     assert not_told(prompts, **given) == []
 
 
@@ -113,7 +113,7 @@ def test_what_a_rollout_function_tells_goes_before_the_driver(prompts, given):
         assert source.sample_offset == 4
 
 
-def test_after_a_load_the_next_rollout_begins_anew(prompts, given):
+def test_after_a_load_the_next_rollout_starts_again(prompts, given):
     with source_of(prompts, **given) as source:
         source.begin_rollout(0)
         source.get_samples(4)

@@ -143,7 +143,7 @@ def test_a_worker_is_busy_while_it_has_a_request_and_all_of_them_are_no_more_tha
     assert metered.times == (2 + 2 + 2 + 1, 0.0)
 
 
-def test_what_is_forgotten_keeps_nobody_busy(metered: Metered) -> None:
+def test_forgotten_requests_keep_no_worker_busy(metered: Metered) -> None:
     metered.ask()
     metered.now = 1.0
     metered.executor.forget()

@@ -1,4 +1,4 @@
-"""What the autotuner is told of a loader, and that what it decides is done, logged, and seen by nobody in D."""
+"""What the autotuner is told of a loader, and that its decisions are carried out, logged, and do not change D."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_waits_that_are_over_and_the_one_that_is_not_count(tuned: Callable[..., 
     assert one.reply().starved_s == 3.75
 
 
-def test_one_wait_behind_the_other_is_not_counted_twice(tuned: Callable[..., Tuned]) -> None:
+def test_consecutive_waits_are_not_counted_twice(tuned: Callable[..., Tuned]) -> None:
     one = tuned()
     one.loader.coordinator.poll(Request(500))
     for number in range(1, 6):

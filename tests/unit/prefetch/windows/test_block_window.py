@@ -145,7 +145,7 @@ def test_a_row_longer_than_the_over_read_is_named_with_its_place(files: FileBloc
 
 
 @pytest.mark.parametrize(("num_beyond", "is_overflow"), [(0, False), (1, True)])
-def test_a_row_is_in_the_slot_to_its_last_byte_or_is_read_anew(
+def test_a_row_is_complete_in_the_slot_or_is_read_again(
     jsonl_file: Callable[..., Path], num_beyond: int, is_overflow: bool
 ) -> None:
     row = b"x" * (BLOCK_BYTES + SLACK_BYTES + num_beyond)
