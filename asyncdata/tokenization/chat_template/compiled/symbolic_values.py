@@ -134,13 +134,13 @@ class Trace:
         """A rendering, whole or in part."""
         self._written.update(_SYMBOL.findall(text))
 
-    def program(self, segments: Sequence[str] | None, absent: tuple[str, ...] = ()) -> Program:
-        """What was found: for chats of the same shape that give the same answers, the text is made of the segments.
+    def program(self, parts: Sequence[str] | None, absent: tuple[str, ...] = ()) -> Program:
+        """What was found: for chats of the same shape that give the same answers, the text is made of the parts.
 
         :param absent: what no value that was written anywhere may have.
         """
         asked = "".join([text for text, _, _ in self._steps])
-        used = set(_SYMBOL.findall("".join([asked, *(segments or ()), *(self._written if absent else ())])))
+        used = set(_SYMBOL.findall("".join([asked, *(parts or ()), *(self._written if absent else ())])))
         loads = [symbol for symbol in self._loads if symbol in used]
         numbers = {symbol: number for number, symbol in enumerate(loads)}
         for symbol in self._values:
@@ -150,9 +150,9 @@ class Trace:
             Step(numbers[text] if text in numbers else _pieces(text, numbers), function, outcome)
             for text, function, outcome in self._steps
         ]
-        while segments is None and steps and steps[-1].outcome is ADD:
+        while parts is None and steps and steps[-1].outcome is ADD:
             steps.pop()
-        cut = None if segments is None else tuple(_pieces(segment, numbers) for segment in segments)
+        cut = None if parts is None else tuple(_pieces(part, numbers) for part in parts)
         return Program(tuple(self._loads[symbol] for symbol in loads), tuple(steps), cut, absent)
 
     def _of(self, symbol: str) -> Text | Value:

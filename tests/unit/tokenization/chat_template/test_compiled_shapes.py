@@ -189,7 +189,7 @@ def test_a_program_that_comes_to_another_text_than_the_template_is_not_used() ->
     program = Program([(0, "content")], [], [("a", 0)])
 
     assert program.checked([user("b")], None, lambda: ["ab"]) is program
-    assert program.checked([user("b")], None, lambda: ["ac"]).segments is None
+    assert program.checked([user("b")], None, lambda: ["ac"]).parts is None
     assert NOTHING_PROVEN.checked([user("b")], None, lambda: ["ac"]) is NOTHING_PROVEN
 
 

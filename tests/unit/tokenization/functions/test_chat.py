@@ -124,7 +124,7 @@ def test_each_message_can_say_whether_it_is_trained(name: str) -> None:
     ("message", "reason"),
     [
         (assistant("b", loss=1), "'messages'[1]: 'loss' must be true or false, got a number"),
-        ({**user("b"), "loss": True}, "'messages'[1] has loss, and is no message of the assistant"),
+        ({**user("b"), "loss": True}, "'messages'[1] has loss, but is not a message of the assistant"),
     ],
 )
 def test_a_loss_that_cannot_be_is_a_bad_row(name: str, message: dict[str, Any], reason: str) -> None:
@@ -485,8 +485,8 @@ def test_where_the_tokenizer_lies_is_not_in_the_fingerprint(small_tokenizer: Pat
         ({"max_length": 0}, "max_length=0"),
         ({"messages_key": ""}, "messages_key=''"),
         ({"today": "tomorrow"}, "today is a date"),
-        ({"chat_template_kwargs": {"messages": []}}, "cannot be given messages"),
-        ({"chat_template_kwargs": {"add_generation_prompt": True}}, "cannot be given add_generation_prompt"),
+        ({"chat_template_kwargs": {"messages": []}}, "these names are reserved: messages"),
+        ({"chat_template_kwargs": {"add_generation_prompt": True}}, "these names are reserved: add_generation_prompt"),
         ({"chat_template_kwargs": {"a": {1}}}, "must be JSON values"),
     ],
 )

@@ -429,7 +429,7 @@ def test_every_setting_is_in_the_fingerprint(name: str) -> None:
         ({"max_length": 0}, "max_length=0"),
         ({"prompt": "{question}"}, "context_key='input' must be one field of prompt"),
         ({"prompt": "{input}{input}"}, "must be one field of prompt"),
-        ({"prompt": "{input}{"}, "write a brace that is meant as two"),
+        ({"prompt": "{input}{"}, "write two braces for a literal one"),
         ({"prompt": "{input}{a.b}"}, r"a field is a key of the row in braces, as \{question\}; got 'a.b'"),
         ({"prompt": "{input}{}"}, "a field is a key"),
         ({"answer": "yes"}, r"has no field, such as '\{target\}'"),

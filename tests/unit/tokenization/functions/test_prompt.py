@@ -316,7 +316,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"chat_template_kwargs": {"tools": [], "tokenize": 1}, "apply_chat_template": True},
-        "cannot be given tokenize, tools",
+        "these names are reserved: tokenize, tools",
     ),
     ({"chat_template_kwargs": {"a": 1}}, "do nothing without apply_chat_template=True"),
     ({"chat_template": "x"}, "do nothing without apply_chat_template=True"),

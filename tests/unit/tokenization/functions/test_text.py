@@ -63,7 +63,7 @@ def test_the_tokenizers_own_tokens_are_asked_for_by_true(small_tokenizer: Path, 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"bos": True}, "bos=True, and the tokenizer has no bos_token; pass bos='the token', or False"),
+        ({"bos": True}, "bos=True, but the tokenizer has no bos_token; pass bos='the token', or False"),
         ({"eos": "no token of it"}, "eos='no token of it' is . tokens of the tokenizer"),
     ],
 )
