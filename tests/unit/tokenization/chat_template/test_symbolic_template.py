@@ -138,7 +138,7 @@ def test_a_chat_that_the_template_refuses_is_not_proven_and_says_nothing_of_othe
     assert made(fine, chat("a")) is None
 
 
-def test_what_a_template_asks_of_a_text_parts_the_chats() -> None:
+def test_chats_with_different_answers_get_different_programs() -> None:
     silent, thinking = chat("a", "b", "c"), chat("a", "<think>\nhm\n</think>\n\nb", "c")
     programs = [prove(WELL_KNOWN["thinks"], each) for each in (silent, thinking)]
 
@@ -162,7 +162,7 @@ def test_a_program_holds_for_as_many_calls_with_the_same_keys_and_types() -> Non
     assert made(program, called(None)) is None
 
 
-def test_where_a_message_begins_behind_words_of_another_message_is_not_proven() -> None:
+def test_a_message_that_begins_after_text_of_another_message_is_not_proven() -> None:
     before = "messages[loop.index0 - 1].content"
     text = "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>' }}"
     text += "{{ BEFORE if BEFORE.startswith('x') else 'yy' }}{{ m.content + '<|im_end|>' }}"
@@ -239,7 +239,7 @@ def test_nothing_is_made_of_a_text_with_a_mark_which_would_be_hidden_in_it() -> 
     assert prove(text, chat("a")).parts is None
 
 
-def test_a_chat_with_a_mark_in_what_only_a_shorter_chat_shows_is_asked_for_itself() -> None:
+def test_a_chat_with_a_mark_in_text_that_only_a_shorter_chat_shows_is_rendered() -> None:
     template = ChatTemplate(WELL_KNOWN["thinks"], {**VARIABLES, "add_generation_prompt": False})
     spans = ChatSpans(template, "it", SPECIAL, "</s>")
     messages = chat("a", "b", "c", "d")
@@ -253,7 +253,7 @@ def test_a_chat_with_a_mark_in_what_only_a_shorter_chat_shows_is_asked_for_itsel
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"])
-def test_every_third_real_chat_is_made_by_a_program_into_what_it_is_if_asked_for_itself(
+def test_programs_of_real_chats_give_the_rendered_text(
     test_data: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fn = ChatTokenizeFn(str(test_data / "tokenizers" / name))

@@ -83,7 +83,7 @@ def test_a_text_that_is_too_long_is_cut_at_either_end_dropped_or_an_error(name: 
     assert faults(run(TextTokenizeFn(name, max_length=5, overlong="error").open(), [{"text": TEXT}])) == [(0, "AD415")]
 
 
-def test_what_has_nothing_to_train_on_is_dropped_by_its_reason(name: str) -> None:
+def test_rows_without_trained_tokens_are_dropped_with_a_reason(name: str) -> None:
     chunk = run(TextTokenizeFn(name, eos=False).open(), [{"text": ""}, {"text": "a"}, {"text": "a b"}])
 
     assert (chunk.num_samples, drops(chunk)) == (1, {"empty_text": [0], "no_trained_tokens": [1]})
