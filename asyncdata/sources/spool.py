@@ -137,7 +137,7 @@ class SpoolReader:
     def _mend(self, place: Overflow, row: bytes) -> None:
         """A concurrent reader sees either a wrong checksum or the complete row."""
         path = part_path(self._folder, place.copy_id)
-        with suppress(OSError):  # a copy that is gone, or may not be written, is made anew by the next run, or never
+        with suppress(OSError):  # a copy that is missing or not writable may be written again by the next run
             fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 os.pwrite(fd, row + _sum(row, _salt(path), place.copy_offset), place.copy_offset)

@@ -1,4 +1,4 @@
-"""The text of each token, exactly: for people who want to see what becomes of theirs."""
+"""The exact text of each token, for people who want to inspect their tokens."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TokenTexts:
     """Takes a sample's tokens apart into pieces whose texts, end to end, are what the tokenizer decodes them to.
 
     A byte-level token is taken for its bytes, so that characters that are split over tokens come out whole. Any other
-    is decoded behind the one before it.
+    is decoded after the one before it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

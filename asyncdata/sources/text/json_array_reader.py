@@ -1,7 +1,7 @@
 """A worker's reader of the elements of JSON arrays: as for lines, but each array is scanned from its front.
 
 An element belongs to the block that holds its first byte. Where one begins follows from all that comes before it, so a
-worker remembers how far it has scanned, and goes on from there.
+worker remembers how far it has scanned, and continues from there.
 """
 
 from __future__ import annotations

@@ -107,7 +107,9 @@ def _load_gigatoken(tokenizer_json: bytes, splits_special: bool) -> FlatEncoder:
         raise ValueError("gigatoken always finds special tokens in a text, and this tokenizer does not")
 
     encode = load_hf_json(tokenizer_json).encode_batch
-    is_alone = threading.current_thread() is threading.main_thread()  # as in a worker: nobody else imports meanwhile
+    is_alone = (
+        threading.current_thread() is threading.main_thread()
+    )  # as in a worker: no other thread imports meanwhile
 
     def encode_all(texts: list[str]) -> FlatIds:
         with _plain_arrays() if is_alone else contextlib.nullcontext():

@@ -151,7 +151,7 @@ class TextEncoder:
         from asyncdata.tokenization.encoders.equivalence_records import revoke
 
         self._wrong_text = texts[number]
-        length = len(self._wrong_text)  # the text is the row's, and must not be shown by whoever reads the proof
+        length = len(self._wrong_text)  # the text is the row's, and must not be shown to readers of the proof
         revoke(
             fast.proof.subject, f"an audit found other ids than those of tokenizers for a text of {length} characters"
         )
