@@ -1,1 +1,1 @@
-"""Where rows live: descriptions of sources, and the blocks they are cut into."""
+"""Sources of rows: their descriptions, and the blocks they are split into."""

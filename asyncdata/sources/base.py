@@ -1,4 +1,4 @@
-"""The Source protocol, what a source opens to, and files cut into byte blocks by arithmetic alone."""
+"""The Source protocol, opened sources, and files split into byte blocks by arithmetic."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ _MAX_SLOT_BYTES = 1 << 30  # places in a slot are int32
 
 @runtime_checkable
 class Source(Protocol):
-    """A description of where rows live."""
+    """A description of where rows are stored."""
 
     def open(self, block_bytes: int) -> Blocks:
-        """Look at the data, once, and cut it into blocks of about ``block_bytes``.
+        """Inspect the data once, and split it into blocks of about ``block_bytes``.
 
-        :raises SourceError: if any of it cannot be read as it should; all such files are named at once.
+        :raises SourceError: if files cannot be read; it names all of them.
         """
         ...
 
 
 class Blocks(Protocol):
-    """A source that is open: pieces numbered from 0, which any worker can read by itself.
+    """An opened source: pieces numbered from 0, which any worker can read independently.
 
-    :ivar files: what the pieces lie in, numbered.
+    :ivar files: the files with the pieces, numbered.
     :ivar max_row_bytes: a longer row is a bad row.
-    :ivar reader: how a worker reads a piece.
-    :ivar block_bytes: bytes of a piece's rows, on average; windows are cut by them.
-    :ivar room_bytes: bytes of a slot that a piece may take. Rows that find no room there are read one by one.
-    :ivar reads_single_rows: whether a row is as soon read by itself as with its neighbours.
-    :ivar are_arrays: of each file: whether its rows are the elements of an array, which are known by their number too,
-        and found by reading it from its front. Empty where there are no arrays.
+    :ivar reader: describes how a worker reads a piece.
+    :ivar block_bytes: average bytes of a piece's rows; it determines the size of windows.
+    :ivar room_bytes: bytes of a slot that a piece may use. Rows that do not fit are read one by one.
+    :ivar reads_single_rows: whether reading a single row costs no more than reading it with its neighbours.
+    :ivar are_arrays: for each file, whether its rows are the elements of an array. Such rows also have a number, and
+        are found by reading the file from its front. Empty if there are no arrays.
     """
 
     files: list[FileRef]
@@ -83,27 +83,27 @@ class Blocks(Protocol):
         ...
 
     def fingerprint(self) -> dict[str, Any]:
-        """What the data is: ``{"digest": ..., ...}``."""
+        """The fingerprint of the data: ``{"digest": ..., ...}``."""
         ...
 
     def check_unchanged(self) -> None:
-        """Look whether the data is still what it was.
+        """Check that the data have not changed.
 
-        :raises SourceChangedError: naming what is not.
+        :raises SourceChangedError: naming what has changed.
         """
         ...
 
     def close(self) -> None:
-        """Remove what was written for this run alone."""
+        """Remove temporary files of this run."""
         ...
 
 
 @runtime_checkable
 class NumberedBlocks(Protocol):
-    """What a source has besides, whose samples can be kept in the token cache."""
+    """The further methods of a source whose samples can be stored in the token cache."""
 
     def numbers(self, file_ids: Numbers, starts: Numbers) -> Numbers:
-        """The numbers of the pieces that begin at these places, -1 where none does; int64 of shape (num_pieces,)."""
+        """The numbers of the pieces that begin at these places, -1 if none does; int64 of shape (num_pieces,)."""
         ...
 
     def cached_files(self) -> list[CachedFile]:
@@ -117,9 +117,9 @@ def room_of(source: Blocks, max_blocks: int) -> int:
 
 
 class Files:
-    """Files as they were at the start, numbered; whether they still are what they were.
+    """Numbered files with their state at the start, and checks that they have not changed.
 
-    :ivar refs: what each of them was.
+    :ivar refs: the state of each file at the start.
     """
 
     reader = LINES
@@ -139,15 +139,15 @@ class Files:
         return sum(file.num_bytes for file in self.files)
 
     def close(self) -> None:
-        """As the protocol says: nothing was."""
+        """As the protocol says; there are none."""
 
     def cached_files(self) -> list[CachedFile]:
         """What the token cache knows each file by; workers digest what is in it."""
         return [CachedFile("", stamp.num_bytes, stamp.mtime_ns) for stamp in self._stamps]
 
     def fingerprint(self) -> dict[str, Any]:
-        """Digest of the files' content, sampled (``sources.fingerprint``); where there are many files, at the first
-        call.
+        """Digest of samples of the files' content (``sources.fingerprint``); with many files it is computed at the
+        first call.
         """
         if self._fingerprint is None:
             found = data_fingerprint(self.refs, [ref.digest for ref in self.refs])
@@ -158,7 +158,7 @@ class Files:
         return self._fingerprint
 
     def check_unchanged(self) -> None:
-        """Look whether every file is still the one it was: at an epoch's start, before its blocks are read again.
+        """Check that no file has changed: at an epoch's start, before its blocks are read again.
 
         :raises SourceChangedError: naming the file, and how it differs.
         """
@@ -203,18 +203,18 @@ def _ref(file: FileStamp, *, with_content: bool) -> FileRef:
     """The file, with the digest of its content where there is time to look at it, and it is still the same."""
     content = ""
     if with_content:
-        with suppress(SourceError):  # whoever reads it will say so
+        with suppress(SourceError):  # the reader reports it
             content = file_digest(file.path, file.num_bytes)
             content = content if stamp(file.path) == file else ""
     return FileRef(file.path, file.num_bytes, file.inode, file.mtime_ns, file.ctime_ns, content)
 
 
 class FileBlocks(Files):
-    """Files cut into byte ranges, numbered across all of them.
+    """Files split into byte ranges, numbered across all files.
 
-    Nothing is scanned: a row belongs to the block that holds its first byte.
+    The files are not scanned: a row belongs to the block that contains its first byte.
 
-    :param reader: how lines are told apart; None: at newlines alone.
+    :param reader: how lines are separated; None: by newlines only.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What is odd about a source that can be read all the same: said once, at the start."""
+"""Warnings about files that can be read but look wrong, logged once at the start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_PATHS = 5
 
 
 def warn_about_files(source: Blocks | RowStream) -> None:
-    """Log files that are empty beside others that are not, and files whose names say that they are coded otherwise."""
+    """Log empty files among files with rows, and files whose names suggest another format."""
     paths = [file.path for file in source.files]
     empty = [file.path for file in source.files if file.num_bytes == 0 and os.path.isfile(file.path)]
     if empty:

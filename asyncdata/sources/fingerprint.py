@@ -1,6 +1,6 @@
-"""Content digests that must match for a snapshot to fit: of files, of settings, and what differs, in words.
+"""Digests of files and settings that must match when a snapshot is loaded, and messages about differences.
 
-Digests are pinned in tests for ever: a changed one would refuse every snapshot there is.
+Tests pin the digests: a changed digest would make every existing snapshot unusable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = (
 )
 
 MAX_LISTED_FILES = 1000
-"""With more files than this, a fingerprint holds their combined digest alone: snapshots stay small."""
+"""With more files than this, a fingerprint has only their combined digest, so that snapshots stay small."""
 
 _EDGE_BYTES = 64 << 10
 _BLOCK_BYTES = 4 << 10
@@ -50,7 +50,7 @@ class SizedFile(Protocol):
 
 
 class FileStamp(msgspec.Struct, frozen=True):
-    """What ``stat`` says of a file; two equal stamps are the same unchanged file of this machine."""
+    """The result of ``stat`` for a file; equal stamps mean the same unchanged file of this machine."""
 
     path: str
     num_bytes: int
@@ -73,14 +73,14 @@ def stamp(path: str) -> FileStamp:
 
 
 def stamp_of(path: str, found: os.stat_result) -> FileStamp:
-    """The same, of what ``stat`` said."""
+    """The stamp from a result of ``stat``."""
     return FileStamp(path, found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
 
 
 def file_digest(path: str, num_bytes: int) -> str:
     """Digest of a sample of the file's first ``num_bytes`` bytes: its size, both ends, and blocks between them.
 
-    Files up to 192 KiB are read whole. Where the blocks lie follows from the size alone.
+    Files up to 192 KiB are read whole. The positions of the blocks depend only on the size.
 
     :raises SourceChangedError: if the file is shorter.
     :raises SourceError: if it cannot be read.
@@ -105,7 +105,7 @@ def content_digest(fd: int, path: str, num_bytes: int) -> str:
 
 
 def _pieces(num_bytes: int) -> Iterator[tuple[int, int]]:
-    """(offset, length) of what is sampled."""
+    """The sampled ranges: (offset, length)."""
     if num_bytes <= WHOLE_BYTES:
         yield 0, num_bytes
         return
@@ -140,12 +140,12 @@ def _unreadable(path: str, error: OSError) -> SourceError:
 
 
 def data_fingerprint(files: Sequence[SizedFile], digests: Sequence[str] | None = None) -> dict[str, Any]:
-    """What the files are, by name, size and content sample, in their order; their folder does not matter.
+    """The fingerprint of files: name, size and content sample of each, in order, without the folder.
 
     ``{"num_files", "num_bytes", "digest", "files": [[name, num_bytes, digest], ...]}``. Above
     :data:`MAX_LISTED_FILES`, ``files`` is empty, and ``content`` is a digest of the same without the names.
 
-    :param digests: of the files' content, where that is known; empty for a file that has to be read.
+    :param digests: of the files' content if known; empty for a file that has to be read.
     :raises SourceError: as :func:`file_digest`.
     """
     combined, nameless = blake2b(digest_size=16), blake2b(digest_size=16)
@@ -165,5 +165,5 @@ def data_fingerprint(files: Sequence[SizedFile], digests: Sequence[str] | None =
 
 
 def _name(path: str) -> str:
-    """The file's own name. Names that are no UTF-8 are escaped, so that any file can be written down."""
+    """The file's base name. Names that are not UTF-8 are escaped, so that every name can be stored."""
     return os.fsencode(os.path.basename(path)).decode("utf-8", "backslashreplace")

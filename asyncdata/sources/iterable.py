@@ -1,4 +1,4 @@
-"""Rows that Python code makes: what an iterator gives, example after example."""
+"""Rows from Python code: the examples of an iterator."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _EXAMPLES_AT_ONCE = 256
 class IterableSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The examples of ``make(epoch)``, in the trainer's process.
 
-    An iterable has no place to begin in the middle: a restart makes it anew and passes over what was delivered of the
-    epoch. It must give the same examples for the same epoch then; whether it does is looked at where it goes on.
+    An iterable cannot start in the middle: a restart creates it again and skips the delivered examples of the epoch. So
+    it must give the same examples for the same epoch; the example at the resume position is compared.
 
     :param make: a function from an epoch's number, counted from 0, to an iterable of examples: dicts (see
-        ``asyncdata.sources.row_json``), or bytes that hold a row's JSON text. Other values are bad rows.
-    :param version: a number or text to change when ``make`` gives other examples: a snapshot is refused then.
+        ``asyncdata.sources.row_json``), or bytes with the JSON text of a row. Other values are bad rows.
+    :param version: a number or text. Change it when ``make`` gives other examples; older snapshots are refused then.
     :param max_row_bytes: an example whose JSON is longer is a bad row.
     """
 
@@ -44,7 +44,7 @@ class IterableSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_row_bytes: int = 64 * 1024 * 1024
 
     def open(self, block_bytes: int) -> IterableStream:
-        """Nothing is made yet.
+        """Open the source; ``make`` is not called yet.
 
         :raises ConfigError: if ``make`` cannot be called.
         """
@@ -60,7 +60,7 @@ class IterableSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ExampleStream(RowStream):
     """Examples of one origin, numbered from 0 in each epoch.
 
-    :param title: what errors call the origin.
+    :param title: the name of the origin in errors.
     """
 
     def __init__(self, title: str, max_row_bytes: int) -> None:
@@ -72,7 +72,7 @@ class ExampleStream(RowStream):
         return SourceLocation(self.files[file_id].path, -1, num_bytes, row_number=offset)
 
     def check_unchanged(self) -> None:
-        """Nothing is known that could be looked at."""
+        """As the protocol says; nothing can be checked."""
 
     def rows(
         self,
@@ -82,10 +82,10 @@ class ExampleStream(RowStream):
         state_now: Callable[[int], dict[str, Any] | None],
         check: Callable[[], object],
     ) -> Generator[Rows]:
-        """The examples as rows, from number ``number`` on. An error of theirs comes after what they gave before.
+        """The examples as rows, from index ``number`` on. If the iterator raises, the examples before come first.
 
-        :param state: that of the first one.
-        :param state_now: that of the next one, whose number it is told.
+        :param state: the state of the first example.
+        :param state_now: gives the state of the next example, from its index.
         """
         try:
             while True:
@@ -154,12 +154,12 @@ class IterableStream(ExampleStream):
         yield from self.rows(iter(self._make(epoch)), 0, None, lambda _: None, check)
 
     def fingerprint(self) -> dict[str, Any]:
-        """The function's name and version: what it gives is not known."""
+        """The function's name and version; its examples are not known."""
         return {"digest": digest(self.files[0].path, repr(self._version)), "make": self.files[0].path}
 
 
 def plain_state(state: Any) -> dict[str, Any] | None:
-    """``state`` itself if JSON gives it back as it is; else None, as no snapshot could hold it."""
+    """``state`` if JSON stores it without loss; otherwise None, as a snapshot could not store it."""
     try:
         return state if isinstance(state, dict) and json.loads(json.dumps(state)) == state else None
     except (TypeError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Which files are meant by a path, a glob, a folder or a list, and why one of them cannot be read."""
+"""Resolves a path, a glob, a folder or a list to files, and explains why a file cannot be read."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _HUB_NAME = re.compile(r"[\w-]+/[\w.-]*[\w-]")
 def find_files(
     paths: str | Sequence[str], *suffixes: str | tuple[str, ...], allow_repeats: bool = False
 ) -> tuple[list[str], list[str]]:
-    """The files that ``paths`` mean, in their order, and what is wrong with those that mean none.
+    """The files that ``paths`` name, in order, and the problems of paths without files.
 
-    A path that exists is taken as it is, even if it looks like a glob.
+    An existing path is used literally, even if it looks like a glob.
 
-    :param suffixes: which files of a folder are meant: those that end with the first of these with which any does.
-    :param allow_repeats: take a file that is listed more than once as often as it is.
-    :raises ConfigError: for a file that is listed twice, and may not be.
+    :param suffixes: the suffixes of a folder's files, by priority: only files with the first suffix that occurs are
+        used.
+    :param allow_repeats: use a file as often as it is listed.
+    :raises ConfigError: for a file that is listed twice without ``allow_repeats``.
     """
     found: list[str] = []
     faults = []
@@ -91,7 +92,7 @@ def _refuse_repeats(paths: Sequence[str]) -> None:
 def open_regular(path: str) -> int:
     """A descriptor of the file, for reading.
 
-    :raises SourceError: if it is no file that can be read again.
+    :raises SourceError: if it is not a regular file, which can be read again.
     :raises OSError: if it cannot be read.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO's open would wait for a writer

@@ -1,4 +1,6 @@
-"""How a worker reads: blocks into rows, and single rows that found no room. Runs without numpy."""
+"""A worker's reading: splits blocks into rows, and reads single rows that did not fit into the slot. Runs without
+numpy.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,21 @@ __all__ = ("BlockReader", "BlockRows", "FileChangedError", "unreadable")
 
 
 class FileChangedError(Exception):
-    """A file is no longer what it was at the start."""
+    """A file has changed since the start."""
 
 
 def unreadable(error: OSError, path: str, offset: int) -> OSError:
-    """The same error with its place: one that comes of a descriptor does not know it."""
+    """The same error with the file's name, which an error from a descriptor does not have."""
     return OSError(error.errno, f"{error.strerror or error}, at byte {offset}", path)
 
 
 class BlockRows(NamedTuple):
     """The rows of one block.
 
-    :ivar data: what goes into the slot.
-    :ivar starts: where each row begins in ``data``; -1 if it found no room there.
-    :ivar lengths: its bytes; -1 for a row that is too long.
-    :ivar offsets: its place in the file, counted from the block's start.
+    :ivar data: the bytes for the slot.
+    :ivar starts: the start of each row in ``data``; -1 if it did not fit.
+    :ivar lengths: the bytes of each row; -1 for a row that is too long.
+    :ivar offsets: the position of each row in the file, relative to the block's start.
     """
 
     data: bytes | bytearray
@@ -42,27 +44,26 @@ class BlockReader(Protocol):
     """Opened in a worker from a :class:`~asyncdata.core.messages.Job` and the settings of its ``ReaderSpec``."""
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
-        """The rows of ``block``, as many as find room in ``num_bytes``, and the places of the others.
+        """The rows of ``block``, as many as fit into ``num_bytes``, and the positions of the others.
 
-        :raises FileChangedError: if the file is no longer what it was.
+        :raises FileChangedError: if the file has changed.
         :raises OSError: if it cannot be read.
         """
         ...
 
     def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
-        """Single rows: ``places``, each of as many bytes as ``lengths`` says at its ``row``.
+        """Single rows at ``places``; the size of each in bytes is ``lengths[place.row]``.
 
-        :raises FileChangedError: if a file is no longer what it was.
+        :raises FileChangedError: if a file has changed.
         :raises OSError: if it cannot be read.
         """
         ...
 
     def check(self) -> None:
-        """Look whether all files that were read since the last call were what they were at the start, when they were
-        read.
+        """Check that no file that was read since the last call had changed when it was read.
 
-        :raises FileChangedError: naming one that may not have been.
-        :raises OSError: if that cannot be found out.
+        :raises FileChangedError: naming a file that may have changed.
+        :raises OSError: if the check fails.
         """
         ...
 

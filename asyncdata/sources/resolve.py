@@ -1,4 +1,4 @@
-"""What a user calls a source - a path, several, a dataset of Hugging Face - as the description of one."""
+"""Resolves what a user passes as ``source`` (paths, a Hugging Face dataset ...) to a description."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def described(source: Source | Paths | Any) -> Source:
-    """The source that is meant.
+    """The description of the source.
 
-    Paths that end in ``.parquet`` are Parquet, and a folder is what is in it: a dataset that ``save_to_disk`` wrote,
+    Paths that end in ``.parquet`` are Parquet, and a folder is what it contains: a dataset that ``save_to_disk`` wrote,
     ``*.jsonl``, or ``*.parquet``. All other paths are JSONL.
 
-    :raises ConfigError: if it is none, or two at once.
+    :raises ConfigError: if it is not a source, or is ambiguous.
     """
     # In this order: a Path has an open(), as a Source has.
     if isinstance(source, str | os.PathLike):

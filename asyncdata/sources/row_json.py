@@ -1,6 +1,6 @@
-"""An example made of Python objects as the JSON text of a row: one form for every source that does not hold JSON.
+"""Converts an example of Python objects to the JSON text of a row: one form for all sources that do not store JSON.
 
-Runs without numpy, pyarrow and datasets: their scalars and arrays are known by what they can do.
+Runs without numpy, pyarrow and datasets: their scalars and arrays are recognized by their methods.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def encode_row(row: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """What ``json`` knows, for a value that it does not."""
+    """A JSON value for a value that ``json`` does not support."""
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
 

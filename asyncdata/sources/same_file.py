@@ -1,6 +1,6 @@
-"""Whether a file is still what it was at the start: by what ``stat`` says, and where that differs, by its content.
+"""Whether a file has changed since the start: by ``stat``, and if that differs, by its content.
 
-A worker asks after it has read, before it answers: what it read is that of the start then. Runs without numpy.
+A worker checks after it has read and before it answers, so its answer is from the unchanged file. Runs without numpy.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Looks(NamedTuple):
 
 
 def looks_of(found: os.stat_result) -> Looks:
-    """The part of it that is compared."""
+    """The fields that are compared."""
     return Looks(found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def is_same(file: FileRef, now: Looks, content: Callable[[], str]) -> bool:
-    """Whether a file that is no shorter than at the start has the rows of the start; it may have grown.
+    """Whether a file that is not shorter than at the start still has the same rows; it may have grown.
 
-    Another time of change alone says little: chmod, link and rename set it too. The sampled content decides then, where
-    it was looked at at the start. Where it was not, and of what the sample leaves out, another time of the last
-    modification is an edit, unless the file has grown.
+    A different ctime alone is no proof of an edit: chmod, link and rename change it, too. Then the sampled content
+    decides, if it was digested at the start. Otherwise, and for bytes outside of the sample, a different mtime is an
+    edit, unless the file has grown.
 
-    :param content: gives the digest of the content now.
+    :param content: computes the digest of the current content.
     """
     before = Looks(file.num_bytes, file.inode, file.mtime_ns, file.ctime_ns)
     if now == before:
@@ -61,12 +61,12 @@ def is_same(file: FileRef, now: Looks, content: Callable[[], str]) -> bool:
     if now.mtime_ns != before.mtime_ns:
         return False
 
-    # Some file systems make up inodes; a copy that kept its time has another time of change.
+    # Some file systems invent inodes; a copy that kept its mtime has another ctime.
     return is_known or now.inode == before.inode or now.ctime_ns == before.ctime_ns
 
 
 def edited(path: str) -> str:
-    """The message for a file that is no longer what it was."""
+    """The message for a file that has changed."""
     return (
         f"AD303 {path} was replaced or edited while it was read. Start a new run, or put the file back; if only its "
         "time has changed, restore the last state in a new process."
@@ -74,12 +74,12 @@ def edited(path: str) -> str:
 
 
 def shrunk(file: FileRef, num_bytes: int) -> str:
-    """The message for a file that ends at byte ``num_bytes`` now, and was longer."""
+    """The message for a file that was truncated to ``num_bytes``."""
     return f"AD302 {file.path} shrank: it had {file.num_bytes} bytes at the start, and ends at byte {num_bytes} now"
 
 
 class SameFile:
-    """A file of the start, open for reading; not looked at yet.
+    """A file from the start, opened for reading but not checked yet.
 
     :ivar fd: its descriptor.
     :raises OSError: if it cannot be opened.
@@ -92,9 +92,9 @@ class SameFile:
 
     @classmethod
     def checked(cls, file: FileRef) -> Self:
-        """The same, looked at.
+        """Open the file, and check it.
 
-        :raises FileChangedError: if another file has its name by now.
+        :raises FileChangedError: if its name belongs to another file now.
         :raises OSError: if it cannot be opened.
         """
         found = cls(file)
@@ -107,10 +107,10 @@ class SameFile:
         return found
 
     def check(self) -> None:
-        """Look whether all that was read until now is what was there at the start.
+        """Check that all bytes that were read until now are those of the start.
 
-        :raises FileChangedError: if it may be anything else.
-        :raises OSError: if that cannot be found out.
+        :raises FileChangedError: if they may have changed.
+        :raises OSError: if the check fails.
         """
         now = looks_of(os.fstat(self.fd))
         if now == self._looks:

@@ -1,7 +1,7 @@
-"""Rows copied to where they can be read one by one: for sources that can only be read in pieces. Runs without numpy.
+"""Copies of rows that can be read one by one, for sources that can only be read in pieces. Runs without numpy.
 
-While the row index is made, workers write the rows of each piece to a file of their own: the JSON text of each, and a
-checksum behind it. A row whose checksum does not fit is read from its source again, and written anew.
+While the row index is built, workers write the rows of each piece to a file: the JSON text of each row, followed by a
+checksum. If the checksum does not match, the row is read from its source, and its copy is repaired.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def part_path(folder: str, number: int) -> str:
 
 
 def write_part(path: str, rows: Sequence[bytes | memoryview], *, is_kept: bool = False) -> array[int]:
-    """Write the rows, whole or not at all; where each begins is returned, in bytes.
+    """Write the rows atomically, and return the start of each in bytes.
 
-    :param is_kept: whether a later run may use them: they are on the disk then before this returns.
+    :param is_kept: whether a later run may use them; then they are synced to the disk before this returns.
     :raises OSError: if they cannot be written.
     """
     offsets, end, salt = array("i"), 0, _salt(path)
@@ -62,7 +62,7 @@ def write_part(path: str, rows: Sequence[bytes | memoryview], *, is_kept: bool =
 
 
 def is_whole(path: str, lengths: Sequence[int]) -> bool:
-    """Whether the file can hold rows of these lengths. What is in it is looked at when it is read."""
+    """Whether the size of the file fits rows of these lengths. Its content is checked when it is read."""
     try:
         return os.stat(path).st_size == sum(max(0, length) + _SUM_BYTES for length in lengths)
     except OSError:
@@ -74,7 +74,7 @@ def _salt(path: str) -> int:
 
 
 def _sum(row: bytes | memoryview, salt: int, offset: int) -> bytes:
-    """The checksum of a row, which is another one in another place: an intact row of elsewhere does not fit."""
+    """The checksum of a row and its position, so that an intact row from another position does not match."""
     return crc32(row, salt ^ offset).to_bytes(_SUM_BYTES, "little")
 
 
@@ -88,8 +88,7 @@ class _Piece(NamedTuple):
 class SpoolReader:
     """Reads blocks as another reader does, and single rows from the files that :func:`write_part` wrote.
 
-    A row that cannot be had from its copy, or not as it was written, is the other reader's as well. The copy is mended
-    then, where that is possible.
+    If a copy of a row is missing or damaged, the row is read by the other reader, and its copy is repaired if possible.
 
     :param inner: the other reader.
     :param folder: where the files are.
@@ -122,7 +121,7 @@ class SpoolReader:
         return [next(found) if row is None else row for row in copied]
 
     def _copy(self, place: Overflow, num_bytes: int) -> bytes | None:
-        """The row as it was copied; None if it was not, or its copy is not what it was."""
+        """The row from its copy; None if the copy is missing or damaged."""
         if place.copy_id < 0:
             return None
 
@@ -136,9 +135,9 @@ class SpoolReader:
         return row if found[num_bytes:] == _sum(row, piece.salt, place.copy_offset) else None
 
     def _mend(self, place: Overflow, row: bytes) -> None:
-        """Who reads it meanwhile sees that it does not fit, or that it does."""
+        """A concurrent reader sees either a wrong checksum or the complete row."""
         path = part_path(self._folder, place.copy_id)
-        with suppress(OSError):  # a copy that is gone, or may not be written, is made anew by the next run, or never
+        with suppress(OSError):  # a copy that is missing or not writable may be written again by the next run
             fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 os.pwrite(fd, row + _sum(row, _salt(path), place.copy_offset), place.copy_offset)

@@ -1,4 +1,4 @@
-"""Sources that can only be read from front to back: what they give, and the order over them."""
+"""Sources that can only be read from front to back: their rows, and the order over them."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ Int32 = np.ndarray[Any, np.dtype[np.int32]]
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 MAX_ROW_BYTES = 1 << 30
-"""No stream has a higher ``max_row_bytes``: places in a slot are int32."""
+"""The upper limit of ``max_row_bytes`` for streams: positions in a slot are int32."""
 
 MAX_WINDOW_ROWS = 1 << 20
-"""Rows of a window, however short they are. It is part of every position, so it never changes."""
+"""The largest number of rows of a window. Every saved position depends on it, so it never changes."""
 
 
 class Rows(NamedTuple):
-    """Consecutive rows of one file, as many as it is convenient to give at once. Nothing depends on how many.
+    """Consecutive rows of one file; the order does not depend on how many there are.
 
-    :ivar numbers: each row's number in its file, int64 of shape (num_rows,), rising.
-    :ivar lengths: its bytes, int64 of shape (num_rows,).
-    :ivar data: the rows end to end, each with one byte behind it; those longer than ``max_row_bytes`` are left out.
-    :ivar num_blank: blank lines passed over between them.
-    :ivar state: what :meth:`RowStream.read` takes to give these rows first, as builtins; None if there is no such
-        thing.
-    :ivar offsets: where each row begins in the text of its file, in bytes, int64 of shape (num_rows,); None where there
-        is no text.
+    :ivar numbers: each row's number in its file, int64 of shape (num_rows,), sorted.
+    :ivar lengths: the bytes of each row, int64 of shape (num_rows,).
+    :ivar data: the concatenated rows, each followed by one byte, without rows longer than ``max_row_bytes``.
+    :ivar num_blank: the number of blank lines between them.
+    :ivar state: the argument with which :meth:`RowStream.read` starts at these rows, as builtins; None if there is
+        none.
+    :ivar offsets: the start of each row in the text of its file, in bytes, int64 of shape (num_rows,); None if there is
+        no text.
     """
 
     file_id: int
@@ -54,11 +54,11 @@ class Rows(NamedTuple):
 
 
 class RowStream(ABC):
-    """A source that is open, and has no pieces that a worker could read by itself: ``num_blocks`` is 0.
+    """An opened source without pieces that a worker could read independently: ``num_blocks`` is 0.
 
-    One reader passes over it in each epoch, in the trainer's process.
+    One reader in the trainer's process reads it in each epoch.
 
-    :ivar files: what the rows lie in, numbered.
+    :ivar files: the files with the rows, numbered.
     :ivar max_row_bytes: a longer row is a bad row; :data:`MAX_ROW_BYTES` at most.
     """
 
@@ -70,14 +70,14 @@ class RowStream(ABC):
     max_row_bytes: int
 
     def blocks(self, ids: Iterable[int]) -> list[Block]:
-        """None, as there are none."""
+        """Always empty: a stream has no blocks."""
         return []
 
     def close(self) -> None:  # noqa: B027 - there is nothing to do
-        """As :class:`~asyncdata.sources.base.Blocks` says: nothing was written."""
+        """As :class:`~asyncdata.sources.base.Blocks` says; there are no temporary files."""
 
     def as_blocks(self, block_bytes: int) -> Blocks | None:
-        """The same rows in pieces that workers can read, for orders of single rows; None if there are no such."""
+        """The same rows in pieces that workers can read, for orders of single rows; None if that is not possible."""
         return None
 
     @abstractmethod
@@ -86,9 +86,9 @@ class RowStream(ABC):
     ) -> Generator[Rows]:
         """The rows of ``epoch``, from its start or from ``state`` on. Closing the iterator closes the files.
 
-        :param check: called now and then; it raises when nobody wants the rows any more.
-        :raises SourceError: for what is wrong with the data, and will be so at every reading; after the rows before it.
-        :raises SourceChangedError: if the data is not what it was.
+        :param check: called regularly; it raises when the rows are no longer needed.
+        :raises SourceError: for a permanent error in the data, after the rows before it.
+        :raises SourceChangedError: if the data have changed.
         :raises OSError: if it cannot be read.
         """
         ...
@@ -100,14 +100,14 @@ class RowStream(ABC):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """What the data is: ``{"digest": ..., ...}``."""
+        """The fingerprint of the data: ``{"digest": ..., ...}``."""
         ...
 
     @abstractmethod
     def check_unchanged(self) -> None:
-        """Look whether the data is still what it was.
+        """Check that the data have not changed.
 
-        :raises SourceChangedError: naming what is not.
+        :raises SourceChangedError: naming what has changed.
         """
         ...
 
@@ -115,10 +115,9 @@ class RowStream(ABC):
 class StreamOrder:
     """D over a stream, for one seed: the order of files, and of the rows in a window.
 
-    A window is the next rows of the stream, as many as have ``window_bytes`` with one byte more for each, and no more
-    than :data:`MAX_WINDOW_ROWS`; a row longer than that has a window to itself. How many windows there are is not
-    known before they are read. For mixing, one window is as good as a shuffle buffer that holds as many rows, and is
-    emptied before it is filled again.
+    A window has the next rows of the stream: up to ``window_bytes``, where each row counts one byte more than its
+    length, and up to :data:`MAX_WINDOW_ROWS` rows; a longer row has its own window. The number of windows is not known
+    in advance. A window mixes as well as a shuffle buffer of the same size that is emptied before it is filled again.
     """
 
     def __init__(self, shuffle: Shuffle, seed: int, num_files: int) -> None:
@@ -142,12 +141,12 @@ class StreamOrder:
         return shuffled_rows(num_rows, order_keys(self.seed, epoch, f"rows {window}")[0])
 
     def key(self, epoch: int) -> int:
-        """From 1 to 2**31: what a source may shuffle its own parts by; 0 where the order is that of the source."""
+        """A key from 1 to 2**31 with which a source may shuffle its own parts; 0 for the order of the source."""
         if not self.shuffle.enabled:
             return 0
 
         return 1 + order_keys(self.seed, epoch, "parts")[0] % (1 << 31)
 
     def description(self) -> dict[str, Any]:
-        """What a snapshot must agree with, as builtins."""
+        """The settings that a snapshot must match, as builtins."""
         return {"seed": self.seed, **msgspec.to_builtins(self.shuffle), "num_files": self.num_files}

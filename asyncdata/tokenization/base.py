@@ -1,8 +1,8 @@
-"""The tokenize function: how it is described, how it reaches a worker, and what it writes.
+"""The tokenize function: its description, its way to a worker, and its output.
 
-A *description* (:class:`TokenizeFn`) is a value: it can be compared, fingerprinted, and made again from its settings.
-Opened in a worker it becomes a :class:`BatchTokenizer`, which holds the tokenizer and fills a :class:`ColumnWriter`.
-A plain function of rows is accepted in place of a description; :class:`FunctionTokenizer` runs it.
+A *description* (:class:`TokenizeFn`) is a value: it can be compared, fingerprinted, and created again from its
+settings. A worker opens it as a :class:`BatchTokenizer`, which has the tokenizer and fills a :class:`ColumnWriter`. A
+plain function of rows is accepted instead of a description; :class:`FunctionTokenizer` runs it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ("BatchTokenizer", "TokenizeFn", "describe", "fingerprints_of", "open_
 
 @runtime_checkable
 class TokenizeFn(Protocol):
-    """A description of how rows become tokens: a value, importable by its class's path."""
+    """A description of how rows are tokenized: a value whose class has an import path."""
 
     def resolve(self) -> TokenizeFn:
-        """The same description with every name made a local file; runs once, in the trainer's process."""
+        """The same description with every name resolved to a local file; runs once, in the trainer's process."""
         ...
 
     def fingerprints(self) -> dict[str, str]:
@@ -41,20 +41,20 @@ class TokenizeFn(Protocol):
         ...
 
     def open(self) -> BatchTokenizer:
-        """Load what is needed; runs once, before workers are forked, or else once in each."""
+        """Load what is needed; runs once in the fork server, or once in each worker if memory cannot be shared."""
         ...
 
 
 class BatchTokenizer(Protocol):
-    """Opened in a worker: turns raw rows into columns."""
+    """An opened tokenize function: converts raw rows to columns."""
 
     def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
-        """Write each row of ``rows`` to ``out`` once: kept, dropped or failed. Kept rows come in rising order."""
+        """Write each row of ``rows`` to ``out`` once: kept, dropped or failed. Kept rows must be in ascending order."""
         ...
 
 
 def describe(fn: TokenizeFn | Callable[..., Any]) -> TokenizeSpec:
-    """How a worker makes ``fn`` again.
+    """The specification from which a worker creates ``fn`` again.
 
     :raises ConfigError: for a lambda, a closure, or anything defined in ``__main__``, which a worker cannot import.
     """
@@ -82,9 +82,9 @@ def describe(fn: TokenizeFn | Callable[..., Any]) -> TokenizeSpec:
 def fingerprints_of(fn: TokenizeFn | Callable[..., Any]) -> dict[str, str]:
     """What the tokens of ``fn`` depend on, by part.
 
-    A plain function is known by its ``tag``, or else its import path, and by its ``version``, if it has one: hashing
-    its source would miss what it calls, and refuse a snapshot for a comment. Canaries find out whether it gives other
-    tokens.
+    A plain function is identified by its ``tag`` or import path, and its ``version``, if it has one. A hash of its
+    source would miss the functions that it calls, and would change with a comment. Canaries check whether its tokens
+    have changed.
     """
     if isinstance(fn, TokenizeFn):
         return fn.fingerprints()
@@ -100,11 +100,11 @@ def _imported(module: str, name: str) -> Any:
 
 
 def open_spec(spec: TokenizeSpec) -> BatchTokenizer:
-    """The tokenizer that ``spec`` describes, loaded: what a worker calls at its start."""
+    """Load the tokenizer that ``spec`` describes; a worker calls this at its start."""
     target = resolve_path(spec.path)
     return open_tokenize_fn(target if spec.settings is None else target(**spec.settings))
 
 
 def open_tokenize_fn(fn: TokenizeFn | Callable[..., Any]) -> BatchTokenizer:
-    """``fn`` ready to run in this process."""
+    """Open ``fn`` in this process."""
     return fn.open() if isinstance(fn, TokenizeFn) else FunctionTokenizer(fn)

@@ -1,4 +1,4 @@
-"""One request's samples as packed columns, written row by row."""
+"""Writes one request's samples as packed columns."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Buffer = bytes | memoryview
 class ColumnWriter:
     """Collects one request's samples as packed columns.
 
-    :param progress: told the request's number of a row before a user's function sees it.
-    :param numbers: the request's number of each row that is written; None where they are the same.
+    :param progress: called with the index of a row in the request before a user's function gets it.
+    :param numbers: the index in the request of each row that is written; None if they are the same.
     """
 
     def __init__(self, progress: Callable[[int], None] = lambda _: None, numbers: Sequence[int] | None = None) -> None:
@@ -38,9 +38,9 @@ class ColumnWriter:
         self._errors: list[RowError] = []
 
     def keep(self, row: int, tokens: Iterable[int], **columns: Buffer) -> None:
-        """Row ``row`` is a sample of ``tokens``; each column's value is JSON text.
+        """Keep row ``row`` as a sample of ``tokens``; each column's value is JSON text.
 
-        ``prompt_text`` may be given in place of ``prompt``: the text itself, in UTF-8.
+        ``prompt_text`` may be given instead of ``prompt``: the text itself, in UTF-8.
 
         :raises OverflowError: for a token id outside int32.
         :raises TypeError: for a token that is not an int.
@@ -55,12 +55,12 @@ class ColumnWriter:
     def keep_all(
         self, rows: Sequence[int], tokens: Buffer, ends: Sequence[int], columns: Mapping[str, Sequence[Buffer | str]]
     ) -> None:
-        """As :meth:`keep` for each of ``rows``, in one go.
+        """As :meth:`keep` for each of ``rows``, in one call.
 
-        :param tokens: their tokens end to end, int32.
-        :param ends: where each row's tokens end.
-        :param columns: each one's values, one for each row; an empty one is none. They must have a length in bytes, or
-            be texts.
+        :param tokens: their concatenated tokens, int32.
+        :param ends: the end of each row's tokens.
+        :param columns: ``{name: values}`` with one value for each row; an empty value means no value. Values are bytes
+            or strings.
         """
         self._tokens.append_all(tokens, ends)
         for name, values in columns.items():
@@ -77,14 +77,14 @@ class ColumnWriter:
         return self._columns[name]
 
     def _fill_columns(self) -> None:
-        """Samples that were given no value of a column have an empty one."""
+        """Add empty values for samples without a value of a column."""
         for column in self._columns.values():
             column.fill(len(self._kept))
 
     def progress(self, row: int | None) -> None:
-        """Row ``row`` is being worked on, and no other; None: more than one.
+        """Report that only row ``row`` is being processed; None: several rows.
 
-        Should it hang, or bring down the worker, that row is to blame, or it is looked for.
+        If the worker hangs or dies, that row is to blame; without a row, it is searched.
         """
         self._progress(-1 if row is None else self._number(row))
 
@@ -92,11 +92,11 @@ class ColumnWriter:
         return row if self._numbers is None else self._numbers[row]
 
     def drop(self, row: int, reason: str) -> None:
-        """Row ``row`` yields no sample, as it should; counted under ``reason``."""
+        """Row ``row`` intentionally gives no sample; counted under ``reason``."""
         self._drops.setdefault(reason, array("i")).append(self._number(row))
 
     def note(self, row: int, name: str) -> None:
-        """Row ``row`` is kept, and something is true of it that statistics count under ``name``."""
+        """Row ``row`` is kept, and statistics count it under ``name``."""
         self._notes.setdefault(name, array("i")).append(self._number(row))
 
     def fail(self, row: int, fault: RowFault) -> None:
@@ -104,11 +104,11 @@ class ColumnWriter:
         self.fail_at(self._number(row), fault)
 
     def fail_at(self, number: int, fault: RowFault) -> None:
-        """As :meth:`fail`, by the request's own number of the row."""
+        """As :meth:`fail`, by the index of the row in the request."""
         self._errors.append(RowError(number, fault.code, fault.reason, fault.excerpt, fault.traceback))
 
     def extend(self, other: ColumnWriter) -> None:
-        """Append what ``other`` holds; its rows come behind ours."""
+        """Append the rows of ``other`` after ours."""
         self._tokens.extend(other._tokens)
         for name, column in other._columns.items():
             self._column(name).extend(column)
@@ -135,9 +135,9 @@ class ColumnWriter:
 
 
 class _Pieces:
-    """Values end to end, as they came: what arrives in one piece is never copied.
+    """Concatenated values; a value that arrives in one piece is never copied.
 
-    :ivar ends: where each value stops, uint32.
+    :ivar ends: the end of each value, uint32.
     """
 
     __slots__ = ("_pieces", "ends")
@@ -156,7 +156,7 @@ class _Pieces:
         self.ends.append(self._end + length)
 
     def append_all(self, values: Buffer, ends: Iterable[int]) -> None:
-        """More values, end to end; ``ends`` are counted from their beginning."""
+        """Append concatenated values; ``ends`` are relative to their beginning."""
         base = self._end
         self._pieces.append(values)
         self.ends.extend([base + end for end in ends] if base else ends)
@@ -168,12 +168,12 @@ class _Pieces:
         self.ends.extend(base + end for end in other.ends)
 
     def fill(self, num_values: int) -> None:
-        """Empty values, until there are so many."""
+        """Add empty values until there are ``num_values``."""
         if len(self.ends) < num_values:
             self.ends.extend([self._end] * (num_values - len(self.ends)))
 
     def joined(self) -> Buffer:
-        """The values, end to end."""
+        """The concatenated values."""
         if len(self._pieces) == 1 and not isinstance(self._pieces[0], array):
             return self._pieces[0]
 
@@ -192,5 +192,5 @@ def _end_to_end(values: Sequence[Any]) -> tuple[bytes, Iterable[int]]:
 
 
 def _packed(rows_by_name: dict[str, array[int]]) -> dict[str, Data]:
-    """Each one's rows, rising."""
+    """The sorted rows of each name."""
     return {name: array("i", sorted(rows)).tobytes() for name, rows in rows_by_name.items()}

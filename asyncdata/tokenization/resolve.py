@@ -1,4 +1,4 @@
-"""What a user passes as ``tokenize_fn``, made into what can be run."""
+"""Resolves what a user passes as ``tokenize_fn``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ("resolved",)
 
 
 def resolved(tokenize_fn: TokenizeFn | Callable[..., Any] | str) -> TokenizeFn | Callable[..., Any]:
-    """The function or the description that is meant, with every name in it made a local file.
+    """The function or the description, with every name in it resolved to a local file.
 
     An object of XTuner's protocol, or a class of such objects, is described by an :class:`XTunerTokenizeFn`.
 
     :param tokenize_fn: a description, a function of a row, such an object, or the import path of one of these.
-    :raises ConfigError: if there is nothing of the kind, or it cannot be made.
+    :raises ConfigError: if it does not exist, or cannot be created.
     """
     found = resolve_path(tokenize_fn) if isinstance(tokenize_fn, str) else tokenize_fn
     if isinstance(found, type) and isinstance(found, TokenizeFn):

@@ -1,7 +1,7 @@
-"""One raw row to values, and what is wrong with it where it has none.
+"""Decodes one raw row to values, or finds what is wrong with it.
 
-msgspec reads what is JSON; ``json`` gives a second opinion on what it refuses, so that NaN, ``1e400`` and lone
-surrogates are accepted as they are by every reader built on ``json.loads``.
+msgspec decodes JSON; ``json`` tries again what msgspec rejects. So NaN, ``1e400`` and lone surrogates are accepted, as
+by every reader that uses ``json.loads``.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = (
 Buffer = bytes | memoryview
 
 MAX_NESTING = 512
-"""Deeper rows are refused: how deep a parser can go depends on the Python version, and the order must not."""
+"""Deeper rows are bad. The limit of the parser depends on the Python version, but the order must not."""
 
 MAX_DIGITS = 4300
 """A longer integer cannot be read: Python's own limit."""
 
 _MANY_NULS = 8
-"""So many in a row are no character that slipped in, and no UTF-16."""
+"""So many NUL bytes in sequence are neither a stray character nor UTF-16."""
 
 TRAINED_CHATS = "To train on chats, ChatTokenizeFn reads them (--kind chat)"
 _CHAT_KEYS = ("messages", "conversations")
@@ -66,7 +66,7 @@ class RowFault(Exception):  # noqa: N818 - flow inside a worker: it becomes a Ro
 
 
 def _encodable(text: str) -> str:
-    """A message may quote a row's lone surrogates, which no frame can carry."""
+    """Escape lone surrogates that a message quotes from a row; a frame cannot contain them."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -78,15 +78,15 @@ def excerpt(raw: Buffer, limit: int = 80) -> str:
 
 
 def json_type(value: Any) -> str:
-    """What JSON calls the type of ``value``, with its article."""
+    """The JSON type of ``value``, with its article."""
     return _TYPES.get(type(value), "a number")
 
 
 class RowDecoder:
-    """Takes the values of a few keys out of a row, as JSON text: nothing is decoded that is not looked at.
+    """Extracts the values of some keys from a row, as JSON text, without decoding them.
 
-    :param keys: what to take; other keys are skipped.
-    :param text: one of them that holds a string, which :meth:`all` decodes.
+    :param keys: the keys to extract; other keys are skipped.
+    :param text: a key among them whose value is a string, which :meth:`all` decodes.
     """
 
     def __init__(self, keys: Sequence[str], text: str | None = None) -> None:
@@ -103,21 +103,20 @@ class RowDecoder:
         try:
             found = self._decode(row)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            value = decode_object(row)  # takes what msgspec refuses, and explains what it refuses too
+            value = decode_object(row)  # accepts more than msgspec, and explains its errors
             return tuple(_dump(value[key]) if key in value else None for key in self._keys)
 
         if not row.isascii():
-            _decode_utf8(row, row)  # msgspec does not look into what it skips
+            _decode_utf8(row, row)  # msgspec does not check the values that it skips
         _refuse_deep_nesting(row, row)
         if len(row) > MAX_DIGITS:
             _refuse_long_integers(found, row)
         return found
 
     def all(self, rows: Sequence[Buffer]) -> list[list[Any]] | None:
-        """The JSON text of each key of all rows: one list for each key; in a third of the time of one row after
-        another.
+        """The JSON text of each key of all rows: one list for each key. It takes a third of the time of single calls.
 
-        None where any row is not what it should be, or may not be: then one by one, they say which and why.
+        None if any row is bad, or may be: then single calls find the row and the reason.
         """
         if not _are_objects(rows):
             return None
@@ -136,12 +135,12 @@ class RowDecoder:
 
 
 def _are_objects(rows: Sequence[Buffer]) -> bool:
-    """Whether every row begins and ends as an object does: none can borrow from its neighbour what it lacks."""
+    """Whether every row begins and ends as an object does, so that joined rows cannot complete each other."""
     return all(rows) and set(map(_first, rows)) == {_OPENS} and set(map(_last, rows)) == {_CLOSES}
 
 
 def _long_rows(rows: Sequence[Buffer], texts: Sequence[str | None] | None) -> list[int]:
-    """The numbers of rows that may be nested too deeply outside of their text, or have too long a number."""
+    """The indices of rows that may be nested too deeply outside of their text, or have a number that is too long."""
     if texts is None:
         return [number for number, row in enumerate(rows) if len(row) > 2 * MAX_NESTING]
 
@@ -179,7 +178,7 @@ def _is_mostly_a_string(found: Sequence[msgspec.Raw | str | None], num_bytes: in
 
 
 def _struct_decoders(keys: tuple[str, ...], text: str | None) -> tuple[_DecodeRow, _DecodeLines]:
-    """How to decode only ``keys``, of one row and of lines. msgspec skips what a Struct has no field for."""
+    """Decoders of only ``keys``, for one row and for lines. msgspec skips keys that are not fields of the Struct."""
     names = {key: f"field_{number}" for number, key in enumerate(dict.fromkeys(keys))}
     rename = {name: key for key, name in names.items()}
     fields = [(name, msgspec.Raw, None) for name in names.values()]
@@ -214,7 +213,7 @@ def _decode_nothing(*_args: object) -> Any:
 def _refuse_long_integers(found: Sequence[msgspec.Raw | None], row: bytes) -> None:
     for text in found:
         if text is not None and len(memoryview(text)) > MAX_DIGITS:
-            decode_value(text, row)  # only a text as long as this can hide an integer that nobody can read
+            decode_value(text, row)  # only such a long text can contain an integer that is too long
 
 
 def _dump(value: Any) -> msgspec.Raw:
@@ -222,7 +221,7 @@ def _dump(value: Any) -> msgspec.Raw:
 
 
 def decode_object(raw: Buffer) -> dict[str, Any]:
-    """The row as a dict. A byte order mark before it is not looked at.
+    """The row as a dict. A byte order mark before it is ignored.
 
     :raises RowFault: if it is not one JSON object.
     """
@@ -234,11 +233,11 @@ def decode_object(raw: Buffer) -> dict[str, Any]:
 
 
 def decode_value(text: Buffer, row: Buffer | None = None) -> Any:
-    """A JSON value.
+    """Decode a JSON value.
 
     :param text: the value's JSON text.
-    :param row: what an error quotes, if not ``text``.
-    :raises RowFault: if it is none.
+    :param row: the row to quote in an error; None: ``text``.
+    :raises RowFault: if it is not valid JSON.
     """
     row = text if row is None else row
     try:
@@ -251,7 +250,7 @@ def decode_value(text: Buffer, row: Buffer | None = None) -> Any:
 
 
 def _decode_lenient(text: bytes, row: Buffer) -> Any:
-    # Decoded here, as json.loads would take bytes for UTF-16 or UTF-32 where they look like it.
+    # Decoded here, because json.loads would guess UTF-16 or UTF-32 for some bytes.
     document = _decode_utf8(text, row)
     try:
         return json.loads(document)
@@ -312,7 +311,7 @@ def _too_deep(row: Buffer) -> RowFault:
 
 
 def missing_key(raw: Buffer, key: str, setting: str) -> RowFault:
-    """The fault of a row without ``key``, which ``setting`` asks for: says what the row has and what may be meant."""
+    """The fault of a row without ``key``, which ``setting`` names; lists the row's keys and suggests one."""
     keys = list(decode_object(raw))
     shown = ", ".join(map(ascii, keys[:20])) + (", ..." if len(keys) > 20 else "")
     has = f"the row has {shown}" if keys else "the row is empty"
@@ -324,7 +323,7 @@ def missing_key(raw: Buffer, key: str, setting: str) -> RowFault:
 
 
 def _likely_meant(key: str, keys: list[str], setting: str) -> str | None:
-    import difflib  # a worker's start should not pay for what only a bad row needs
+    import difflib  # imported late: only bad rows need it
 
     likely = difflib.get_close_matches(key, keys, n=1)
     if setting == "prompt_key":

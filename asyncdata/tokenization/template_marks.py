@@ -5,4 +5,4 @@ from __future__ import annotations
 __all__ = ("MARKS",)
 
 MARKS = "".join(map(chr, range(0xFDD0, 0xFDF0)))
-"""Code points that stand for no character, and never will."""
+"""Unicode noncharacters: code points that will never be assigned."""

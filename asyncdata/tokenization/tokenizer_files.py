@@ -1,7 +1,8 @@
-"""The files of a tokenizer: where they lie, and what transformers makes of them.
+"""The files of a tokenizer: finds them, and reads them as transformers does.
 
-Reads what ``AutoTokenizer`` reads, without it: importing transformers would cost a worker's start seconds. The tokens
-are those of ``tokenizer.json``; what some tokenizer classes of transformers change in code is not known here.
+Reads the files of ``AutoTokenizer`` without importing transformers, which would delay a worker's start by seconds. The
+tokens are those of ``tokenizer.json``; changes in the code of some tokenizer classes of transformers are not known
+here.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ T = TypeVar("T")
 
 
 class TokenizerFolder(NamedTuple):
-    """Where a tokenizer's files lie; ``commit`` is the hub's, None for a folder of the user's own."""
+    """The folder of a tokenizer's files; ``commit`` is that of the hub, or None for a local folder."""
 
     folder: str
     commit: str | None
 
 
 def resolve(name: str, revision: str | None = None) -> TokenizerFolder:
-    """The local folder of tokenizer ``name``: a folder as it is, anything else as a name on the Hugging Face hub.
+    """The local folder of tokenizer ``name``: a folder, or a name on the Hugging Face hub.
 
-    Of a hub repository only the tokenizer's files are fetched, once: they stay in the hub's cache.
+    Only the tokenizer's files of a hub repository are downloaded, once; they stay in the hub's cache.
 
-    :raises ConfigError: if there is none, or if it has no ``tokenizer.json``.
+    :raises ConfigError: if there is no such tokenizer, or it has no ``tokenizer.json``.
     """
     folder = os.path.abspath(os.path.expanduser(name))
     commit = None
@@ -67,9 +68,9 @@ def resolve(name: str, revision: str | None = None) -> TokenizerFolder:
 
 
 def download(name: str, revision: str | None, patterns: Sequence[str] = PATTERNS) -> str:
-    """The folder in the hub's cache with the files of a repository that ``patterns`` name.
+    """The folder in the hub's cache with the files of a repository that match ``patterns``.
 
-    :raises ConfigError: if they cannot be had.
+    :raises ConfigError: if they cannot be downloaded.
     """
     if not _HUB_NAME.fullmatch(name):
         raise ConfigError(
@@ -89,7 +90,7 @@ def download(name: str, revision: str | None, patterns: Sequence[str] = PATTERNS
 
 
 class _Token(msgspec.Struct, frozen=True):
-    """An added token as the files write it. ``normalized`` is None where they leave it to the default."""
+    """An added token as in the files. ``normalized`` is None if they do not set it."""
 
     content: str
     single_word: bool = False
@@ -99,7 +100,7 @@ class _Token(msgspec.Struct, frozen=True):
     special: bool = False
 
     def filled(self, *, special: bool = False) -> _Token:
-        """With nothing left open, and made special if asked."""
+        """A copy with the default of ``normalized``, made special on request."""
         normalized = not (self.special or special) if self.normalized is None else self.normalized
         return msgspec.structs.replace(self, normalized=normalized, special=self.special or special)
 
@@ -116,7 +117,7 @@ class _Model(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
-    """What is looked at in ``tokenizer.json``; its vocabulary is skipped."""
+    """The parts of ``tokenizer.json`` that are read; its vocabulary is skipped."""
 
     added_tokens: list[_Token] = []
     padding: _Padding | None = None
@@ -130,7 +131,7 @@ class _NamedTemplate(msgspec.Struct):
 
 
 class _Config(msgspec.Struct):
-    """What is looked at in ``tokenizer_config.json``, but for the special tokens, whose names are open."""
+    """The parts of ``tokenizer_config.json`` that are read, except the special tokens, which may have any name."""
 
     added_tokens_decoder: dict[int, _Token] | None = None
     additional_special_tokens: list[str | _Token] | None = None
@@ -140,10 +141,10 @@ class _Config(msgspec.Struct):
 
 
 class TokenizerFiles:
-    """A tokenizer's folder, read.
+    """The contents of a tokenizer's folder.
 
-    :ivar special_tokens: the named special tokens, ``{"eos_token": "</s>", ...}``, as a chat template sees them.
-    :ivar chat_templates: the chat templates by name; one that has no name is ``"default"``.
+    :ivar special_tokens: the named special tokens, ``{"eos_token": "</s>", ...}``, as a chat template gets them.
+    :ivar chat_templates: the chat templates by name; one without a name is ``"default"``.
     :raises ConfigError: if a file is missing or damaged.
     """
 
@@ -164,9 +165,9 @@ class TokenizerFiles:
         self.chat_templates = self._chat_templates()
 
     def load(self) -> Tokenizer:
-        """The tokenizer that ``AutoTokenizer`` would use: nothing truncated, nothing padded.
+        """Load the tokenizer as ``AutoTokenizer`` does, without truncation and padding.
 
-        :raises ConfigError: if ``tokenizer.json`` is none.
+        :raises ConfigError: if ``tokenizer.json`` is not a tokenizer.
         """
         from tokenizers import AddedToken, Tokenizer  # not needed in a process that only describes what others load
 
@@ -183,11 +184,11 @@ class TokenizerFiles:
 
     @property
     def splits_special(self) -> bool:
-        """Whether special tokens in a text are plain text."""
+        """Whether special tokens in a text are tokenized as plain text."""
         return self._config.split_special_tokens
 
     def unfit_for_fast(self) -> str:
-        """Why no fast backend can give this tokenizer's ids; empty where one may."""
+        """Why no fast backend can give this tokenizer's ids; empty if one may."""
         model = self._head.model
         if model.type not in (None, "BPE"):
             return f"its model is {model.type}, and only BPE is known to other libraries"
@@ -195,9 +196,9 @@ class TokenizerFiles:
         return "its merges are drawn at random (BPE dropout)" if model.dropout else ""
 
     def plain_json(self) -> bytes:
-        """A ``tokenizer.json`` that says all that :meth:`load` does: with the added tokens, without truncation.
+        """A ``tokenizer.json`` with the changes of :meth:`load`: the added tokens, and no truncation.
 
-        :raises ConfigError: if ``tokenizer.json`` is none.
+        :raises ConfigError: if ``tokenizer.json`` is not a tokenizer.
         """
         if not (self._head.padding or self._head.truncation or self._tokens_to_add()):
             return self._json
@@ -205,7 +206,7 @@ class TokenizerFiles:
         return self.load().to_str().encode()
 
     def digest(self) -> str:
-        """Digest of everything that token ids depend on; the folder's path and its template are not part of it."""
+        """Digest of everything that token ids depend on; without the folder's path and its chat template."""
         added = [msgspec.to_builtins(token) for token in self._tokens_to_add()]
         return digest(self._json, canonical([added, self._config.split_special_tokens]))
 

@@ -1,4 +1,4 @@
-"""A user's own function as a tokenizer of batches: its rows, its results, its faults."""
+"""Runs a user's function as a tokenizer of batches: decodes rows, reads results, and reports faults."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ("FunctionTokenizer",)
 
 
 class FunctionTokenizer:
-    """Runs a user's function: ``fn(row)`` for each row, or ``fn(rows)`` where the function has ``batched = True``.
+    """Runs a user's function: ``fn(row)`` for each row, or ``fn(rows)`` if the function has ``batched = True``.
 
     A result is None (dropped), a list of token ids, or a dict with ``input_ids`` (or ``tokens``) and, if wanted,
-    ``labels``, ``prompt``, ``label``, ``metadata`` and anything else that JSON can hold, which arrives in
-    ``sample.extra``. A label is the token itself where it is trained, and -100 elsewhere. A reason for a drop is given
-    by returning a ``str``.
+    ``labels``, ``prompt``, ``label``, ``metadata`` and any other key with a JSON value, which is stored in
+    ``sample.extra``. A label is the token itself if it is trained, and -100 otherwise. A result of type ``str`` is the
+    reason to drop the row.
 
-    :param read: takes a result apart; see :func:`~asyncdata.tokenization.user_results.read_result`.
+    :param read: reads a result; see :func:`~asyncdata.tokenization.user_results.read_result`.
     """
 
     def __init__(self, function: Callable[..., Any], read: Callable[[Any], Result | str] = read_result) -> None:
@@ -50,7 +50,7 @@ class FunctionTokenizer:
             self._run_row(row, value, rows[row], out)
 
     def _run_batch(self, rows: Sequence[Buffer], decoded: list[tuple[int, dict[str, Any]]], out: ColumnWriter) -> None:
-        """One call for all rows. Where it raises, row by row, so that the one to blame is named."""
+        """One call for all rows. If it raises, one call for each row finds the row to blame."""
         try:
             results = list(self._function([value for _, value in decoded])) if decoded else []
         except BaseException:  # a user's function may raise anything, and call exit()
@@ -68,7 +68,7 @@ class FunctionTokenizer:
 
         for row, _ in decoded:
             out.progress(row)
-            # Decoded anew: the failed call may have changed the row's value.
+            # Decoded again: the failed call may have changed the row's value.
             self._run_row(row, [decode_object(rows[row])], rows[row], out)
 
     def _run_row(self, row: int, argument: Any, raw: Buffer, out: ColumnWriter) -> None:
@@ -97,7 +97,7 @@ class FunctionTokenizer:
 
 
 def _user_traceback(error: BaseException) -> str:
-    """The traceback from the user's first frame on: our own frames would only hide it."""
+    """The traceback from the user's first frame on, without frames of this library."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

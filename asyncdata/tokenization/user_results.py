@@ -1,4 +1,4 @@
-"""What a user's function returns for a row, read: the tokens and columns of a sample, or why there is none."""
+"""Reads the result of a user's function: the tokens and columns of a sample, or the reason of a drop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ("Result", "read_result", "read_xtuner_result")
 
 _FIELDS = ("prompt", "label", "metadata")
-_XTUNER_COUNTS = ("num_tokens", "proxy_attn_flops")  # what follows from the tokens
+_XTUNER_COUNTS = ("num_tokens", "proxy_attn_flops")  # computed from the tokens, so not stored
 
 
 class Result(NamedTuple):
@@ -26,7 +26,7 @@ class Result(NamedTuple):
 
 
 def read_result(result: Any) -> Result | str:
-    """What a plain function returned: a sample, or the reason for a drop.
+    """Read the result of a plain function: a sample, or the reason of a drop.
 
     :raises TypeError, ValueError, OverflowError, RecursionError: if it is neither.
     """
@@ -37,9 +37,9 @@ def read_result(result: Any) -> Result | str:
 
 
 def read_xtuner_result(result: Any) -> Result | str:
-    """Likewise for XTuner's protocol: always a dict, and without ``labels`` every token is trained.
+    """Read a result of XTuner's protocol: always a dict, and without ``labels`` every token is trained.
 
-    :raises TypeError, ValueError, OverflowError, RecursionError: if it is no sample.
+    :raises TypeError, ValueError, OverflowError, RecursionError: if it is not a sample.
     """
     if not isinstance(result, Mapping):
         raise TypeError(f"{type(result).__name__}; need a dict with 'input_ids'")
@@ -105,10 +105,10 @@ def _spans(labels: list[Any], tokens: array[int]) -> bytes:
 
 
 def _with_next(labels: list[Any], tokens: array[int]) -> Iterator[tuple[Any, int]]:
-    """Each label with the token that follows its own; behind the last there is none."""
+    """Pairs of each label and the token after its own; the last label has no such token."""
     return zip(labels, [*tokens[1:], NOT_TRAINED], strict=True)
 
 
 def _json(value: Any) -> bytes:
-    """JSON that keeps NaN and lone surrogates, as rows may have them too."""
+    """JSON text with NaN and lone surrogates, which rows may also contain."""
     return json.dumps(value).encode("ascii")

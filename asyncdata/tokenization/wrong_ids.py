@@ -1,4 +1,4 @@
-"""The error of a tokenizer backend that was found out. It stands alone: who catches it need not load tokenizers."""
+"""The error of a tokenizer backend that gave wrong ids. In its own module: catching it must not import tokenizers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ("WrongIdsError",)
 
 
 class WrongIdsError(ConfigError):
-    """A backend that was proven gave other ids than ``tokenizers``: no row's fault, and nothing to be passed over.
+    """A proven backend gave other ids than ``tokenizers``. No row is to blame, and the error must not be skipped.
 
-    :ivar excerpt: how the text begins for which it did. The message does not show it.
-    :ivar is_here: whether it was among the texts of the call that raised this; else it was in those of one before.
-    :ivar row: the request's number of the row that has it, once that is known.
-    :ivar place: where that row lies, likewise, while rows have no place by their number.
+    :ivar excerpt: the beginning of the text with wrong ids. The message does not show it.
+    :ivar is_here: whether the text was in the call that raised this; otherwise it was in an earlier call.
+    :ivar row: the index in the request of the row with the text; -1 while it is not known.
+    :ivar place: the position of that row in its file, for rows that have no number yet.
     """
 
     def __init__(self, message: str, excerpt: str = "", *, is_here: bool = True) -> None:

@@ -190,9 +190,9 @@ def test_no_more_is_read_than_the_first_rows_where_only_they_are_asked_for(tmp_p
     ("harm", "reason"),
     [
         (lambda text: text[:-1], r"it ends within element 299, which begins at byte \d+, without ']'"),
-        (lambda text: text[:-1] + b", ", "it ends behind 300 elements, without ']'"),
+        (lambda text: text[:-1] + b", ", "it ends after 300 elements, without ']'"),
         (lambda text: text[:-2000], r"it ends within element 29\d, which begins at byte \d+, without ']'"),
-        (lambda text: text + b" x", "at byte .*, behind its end, there is b'x'"),
+        (lambda text: text + b" x", "at byte .*, after its end, there is b'x'"),
         (lambda text: text.replace(b'},{"id":299', b'},,{"id":299'), "at byte .* element 299 is missing"),
         (lambda text: text[:-1] + b",]", "at byte .* element 300 is missing"),
         (lambda text: text[:-1] + b"}", "at byte .* there is '}' in place of its ']'"),

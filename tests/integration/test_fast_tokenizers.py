@@ -295,5 +295,5 @@ def test_every_text_of_the_data_has_the_ids_of_tokenizers(test_data: Path, backe
 def test_a_description_that_needs_offsets_refuses_the_name_of_a_backend(small_tokenizer: Path) -> None:
     from asyncdata import ChatTokenizeFn
 
-    with pytest.raises(ConfigError, match="where each token lies in the text, which only tokenizers says"):
+    with pytest.raises(ConfigError, match="the position of each token in the text, which only tokenizers gives"):
         ChatTokenizeFn(str(small_tokenizer), tokenizer_backend="gigatoken")

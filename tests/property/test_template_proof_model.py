@@ -144,7 +144,7 @@ def test_what_is_proven_of_blocks_holds_for_every_chat_of_the_shape(text: str, c
         assert made is None or (made and blocks_of(made) == attempt(lambda chat=chat: spans.asked(*chat, trained)))
 
 
-def blocks_of(segments: list[str]) -> tuple[str, list[tuple[int, int]]]:
-    """The text, and the ranges of every second segment."""
-    starts = [sum(map(len, segments[:number])) for number in range(len(segments) + 1)]
-    return "".join(segments), list(zip(starts[1::2], starts[2::2], strict=False))
+def blocks_of(parts: list[str]) -> tuple[str, list[tuple[int, int]]]:
+    """The text, and the ranges of every second part."""
+    starts = [sum(map(len, parts[:number])) for number in range(len(parts) + 1)]
+    return "".join(parts), list(zip(starts[1::2], starts[2::2], strict=False))

@@ -44,7 +44,7 @@ HOME = "/home/me"
 
 FIRST_SCREEN_LINES = 40
 
-NEEDED = {"docs/how-to/train-with-torch.md": "torch", "docs/how-to/keep-tokens.md": "xxhash"}
+NEEDED = {"docs/how-to/train-with-torch.md": "torch", "docs/how-to/cache-tokens.md": "xxhash"}
 """What a page's examples need beside the packages that every check is run with."""
 
 

@@ -1,4 +1,4 @@
-"""The exact text of each token of a sample."""
+"""The exact text of each token, for people who want to inspect their tokens."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Piece(NamedTuple):
 class TokenTexts:
     """Splits a sample's tokens into pieces; their texts, joined, are what the tokenizer decodes all tokens to.
 
-    Byte-level tokens are joined as bytes, so that characters that are split over tokens are shown whole. Any other
-    token is decoded together with the one before it.
+    A byte-level token is taken for its bytes, so that characters that are split over tokens come out whole. Any other
+    is decoded after the one before it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

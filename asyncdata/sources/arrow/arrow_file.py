@@ -1,8 +1,7 @@
-"""Arrow files in the format of streams, which is what datasets keeps: rows by their number, and how one is written.
+"""Arrow files in the stream format, which the library datasets uses: reads rows by index, and writes files.
 
-They are mapped into memory, as a dataset maps them itself: the format is made for that, and a row costs no more than
-its own bytes. A file that is cut while it is mapped ends the process that reads beyond its end; so whoever reads looks
-at its size first.
+They are memory-mapped, as in datasets: the format is made for that, and a row costs only its own bytes. If a mapped
+file is truncated, a read beyond its end kills the process; so every reader checks the size first.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class ArrowFile:
-    """An Arrow file in the format of streams, mapped into memory.
+    """A memory-mapped Arrow file in the stream format.
 
-    :param file: as it was at the start; one that was not looked at then is never checked.
+    :param file: its state at the start; a file without one is never checked.
     :param columns: the numbers of the columns that :meth:`rows` gives; None: all.
-    :param names: what they are called then.
-    :ivar names: what the file calls its columns.
+    :param names: their names in the rows.
+    :ivar names: the names of the columns in the file.
     :ivar num_rows: its rows.
     """
 
@@ -71,9 +70,9 @@ class ArrowFile:
         self._chosen: dict[int, pa.RecordBatch] = {}
 
     def check(self) -> None:
-        """Look whether it is what it was at the start.
+        """Check that the file has not changed since the start.
 
-        :raises FileChangedError: if it may be anything else, or was cut.
+        :raises FileChangedError: if it may have changed, or was truncated.
         """
         self._same.check()
 
@@ -99,7 +98,7 @@ class ArrowFile:
         return found
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         self._batches = []
         self._chosen = {}
         self._map.close()
@@ -115,7 +114,7 @@ class ArrowFile:
 
 
 def write_arrow(path: str, batches: Iterable[pa.RecordBatch]) -> Part:
-    """A new file of these batches, at least one, without what is said about their columns: only rows count.
+    """Write a new file with these batches (at least one), without the metadata of their columns.
 
     :raises OSError: if it cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Which types of Arrow have a form in JSON, and what a column is cast to on the way there. Runs without numpy."""
+"""The Arrow types that can be written as JSON, and the types that columns are cast to for that. Runs without numpy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def shown_type(kind: pa.DataType) -> str:
 
 
 def is_same_form(a: pa.DataType, b: pa.DataType) -> bool:
-    """Whether values of both types are the same in JSON. A column of nothing but nulls goes with any other."""
+    """Whether values of both types have the same form in JSON. A column of nulls only matches any type."""
     import pyarrow as pa
 
     a, b = plain_type(stored_type(a)), plain_type(stored_type(b))
@@ -63,7 +63,7 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 
 def _nested(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType | None:
-    """``kind`` with what it is made of changed; None if it is not made of others."""
+    """``kind`` with its inner types changed; None if it has no inner types."""
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
@@ -82,7 +82,7 @@ def _nested(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> 
 
 
 def stored_type(kind: pa.DataType) -> pa.DataType:
-    """The type that a dictionary or an extension stands for."""
+    """The value type of a dictionary, or the storage type of an extension."""
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):
@@ -95,9 +95,9 @@ def stored_type(kind: pa.DataType) -> pa.DataType:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """A type of which ``to_pylist`` gives what JSON knows, or what little is left to do makes into that.
+    """A type for which ``to_pylist`` gives JSON values, or values that need only a small conversion.
 
-    Dates and times become text within Arrow: Python's end with the year 9999 and with microseconds.
+    Arrow converts dates and times to text: Python's types are limited to the year 9999 and to microseconds.
     """
     import pyarrow as pa
 
@@ -122,7 +122,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def binary_type(kind: pa.DataType) -> pa.DataType:
-    """The type with bytes in place of text."""
+    """The type with binary instead of string."""
     import pyarrow as pa
 
     if pa.types.is_string(kind):

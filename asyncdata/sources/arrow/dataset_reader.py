@@ -1,4 +1,4 @@
-"""How a worker reads the Arrow files behind a dataset: any row at once, through the dataset's mapping of indices.
+"""A worker's reader of the Arrow files of a dataset: it reads any row directly, through the dataset's index mapping.
 
 Runs without numpy and without datasets.
 """
@@ -31,11 +31,11 @@ __all__ = ("ArrowReader",)
 class ArrowReader:
     """Rows of a dataset by their index: a :class:`~asyncdata.sources.reader.BlockReader`.
 
-    :param columns: what the columns are called, in the order of a row's keys.
-    :param data: the parts that hold the rows, one after the other.
-    :param indices: the parts that hold the mapping from an index to a row of ``data``; none for the identity.
-    :param sizes: bytes of each file, as at the start.
-    :param stamps: what else is known of them, as a :class:`~asyncdata.core.messages.FileRef` each.
+    :param columns: the names of the columns, in the order of a row's keys.
+    :param data: the parts of files with the rows, in order.
+    :param indices: the parts of files with the mapping from an index to a row of ``data``; empty for the identity.
+    :param sizes: bytes of each file at the start.
+    :param stamps: the other recorded facts of the files, as a :class:`~asyncdata.core.messages.FileRef` each.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class ArrowReader:
         return found
 
     def texts(self, rows: Sequence[int]) -> list[bytes]:
-        """The texts of the dataset's rows of these indices, in this order."""
+        """The JSON texts of the rows with these indices, in this order."""
         import pyarrow as pa
 
-        self.check()  # reading beyond the end of a file that was cut would end the process
+        self.check()  # a read beyond the end of a truncated file would kill the process
         numbers = self._looked_up(rows) if self._has_indices else rows
         order = sorted(range(len(numbers)), key=numbers.__getitem__)
         places, found = iter(order), [b""] * len(order)
@@ -84,7 +84,7 @@ class ArrowReader:
         return found
 
     def index_pieces(self) -> Iterator[bytes]:
-        """The mapping of indices, piece by piece, as uint64."""
+        """The index mapping as uint64, in pieces."""
         for _, batch in self._indices.all():
             values = batch.column(0)
             width = values.type.bit_width // 8
@@ -125,15 +125,15 @@ class _Rows:
         self._files: dict[tuple[str, tuple[int, ...]], ArrowFile] = {}
 
     def check(self) -> None:
-        """Look whether the files that are open are what they were.
+        """Check that the open files have not changed.
 
-        :raises FileChangedError: naming one that is not, or was cut.
+        :raises FileChangedError: naming a file that has changed, or was truncated.
         """
         for file in self._files.values():
             file.check()
 
     def runs(self, numbers: Sequence[int]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows of rising ``numbers``, each with the number of its part; neighbours come together."""
+        """The rows with the sorted ``numbers``, in ranges, each with the number of its part."""
         place = 0
         while place < len(numbers):
             first = place

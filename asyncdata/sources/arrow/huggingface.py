@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face that lie in Arrow files or in memory: where their rows are, and blocks of their indices."""
+"""Hugging Face datasets in Arrow files or in memory: locates their rows, and splits their indices into blocks."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ _SAVED = ("state.json", "dataset_dict.json")
 
 
 class HuggingFaceSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rows of a dataset, as they are stored: no feature is decoded and no format applied.
+    """Rows of a dataset as they are stored: no feature is decoded, and no format is applied.
 
-    Workers read the Arrow files behind the dataset themselves. A dataset that is in memory, or that Arrow files alone
-    do not give (as after ``add_column`` or ``cast``), is written to a temporary Arrow file once, which goes with the
-    loader; that of a process that was killed goes when the next one is written. ``select``, ``shuffle``, ``filter``,
-    ``sort``, and renamed or removed columns need no copy.
+    Workers read the Arrow files of the dataset directly. A dataset in memory, or one that is not stored in Arrow files
+    completely (for example after ``add_column`` or ``cast``), is written once to a temporary Arrow file. The loader
+    deletes it at its end; the file of a killed process is deleted when the next one is written. ``select``,
+    ``shuffle``, ``filter``, ``sort``, and renamed or removed columns need no copy.
 
-    :param dataset: a ``datasets.Dataset`` or ``DatasetDict``, a folder that ``save_to_disk`` wrote, or what
-        ``load_dataset`` takes: a name on the hub, a local folder, or a format such as ``"parquet"`` with
+    :param dataset: a ``datasets.Dataset`` or ``DatasetDict``, a folder that ``save_to_disk`` wrote, or an argument
+        of ``load_dataset``: a name on the hub, a local folder, or a format such as ``"parquet"`` with
         ``data_files``.
-    :param split: which one; needed where there are several. ``load_dataset`` takes ``"train[:10%]"`` as well.
-    :param revision: the hub's branch, tag or commit.
+    :param split: the split to read; required if there are several. ``load_dataset`` also accepts ``"train[:10%]"``.
+    :param revision: a branch, tag or commit on the hub.
     :param name: the dataset's configuration.
-    :param data_files: which files, as ``load_dataset`` wants them.
-    :param columns: which columns a row has, and in which order; None: all.
+    :param data_files: the files, as for ``load_dataset``.
+    :param columns: the columns of a row, in order; None: all.
     :param max_row_bytes: a row whose JSON is longer is a bad row.
     """
 
@@ -71,10 +71,10 @@ class HuggingFaceSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     max_row_bytes: int = 64 * 1024 * 1024
 
     def open(self, block_bytes: int) -> DatasetBlocks | DatasetStream:
-        """Load the dataset, where it is not loaded yet, and find its Arrow files.
+        """Load the dataset if necessary, and find its Arrow files.
 
-        :raises SourceError: if it cannot be loaded, has no rows, or has a type that has no form in JSON.
-        :raises ConfigError: for a split or column that is not there, and if ``datasets`` is not installed.
+        :raises SourceError: if it cannot be loaded, has no rows, or has a type that cannot be written as JSON.
+        :raises ConfigError: for a split or column that does not exist, or if ``datasets`` is not installed.
         """
         datasets = _import_datasets()
         found = self._load(datasets) if isinstance(self.dataset, str | os.PathLike) else self.dataset
@@ -106,7 +106,7 @@ class HuggingFaceSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
                 data_files=self.data_files,
                 streaming=self.streaming,
             )
-        except Exception as error:  # whatever a dataset's files make datasets raise
+        except Exception as error:  # datasets may raise any error for a bad file
             raise SourceError(f"AD125 cannot load the dataset {self.dataset}: {error}") from safe_cause(error)
 
     def _open_stream(self, dataset: Any) -> DatasetStream:
@@ -114,7 +114,7 @@ class HuggingFaceSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         return DatasetStream(found, self._title(found), self.columns, self.max_row_bytes)
 
     def _title(self, dataset: datasets.Dataset) -> str:
-        """What errors call the dataset."""
+        """The name of the dataset in errors."""
         if isinstance(self.dataset, str | os.PathLike):
             name = os.fspath(self.dataset)
         else:
@@ -123,10 +123,10 @@ class HuggingFaceSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class DatasetBlocks(Files):
-    """Ranges of a dataset's indices, of about as many bytes each.
+    """Ranges of a dataset's indices, of about equal size in bytes.
 
     :ivar files: the dataset itself, as it is called: a row's offset is its index.
-    :ivar block_bytes: bytes of a block's rows, on average, as the size of the Arrow files lets one judge it.
+    :ivar block_bytes: average bytes of a block's rows, estimated from the size of the Arrow files.
     :ivar room_bytes: of a slot, for a block.
     """
 
@@ -165,17 +165,17 @@ class DatasetBlocks(Files):
         return -(-self.extent // self._block_rows)
 
     def blocks(self, ids: Iterable[int]) -> list[Block]:
-        """The ranges of indices of the blocks numbered ``ids``, as they lie."""
+        """The index ranges of the blocks numbered ``ids``, sorted."""
         starts = np.sort(np.asarray(ids, dtype=np.int64)) * self._block_rows
         return [Block(0, start, min(start + self._block_rows, self.extent)) for start in starts.tolist()]
 
     def numbers(self, file_ids: Numbers, starts: Numbers) -> Numbers:
-        """The numbers of the blocks that begin at these indices; -1 where none does."""
+        """The numbers of the blocks that begin at these indices; -1 for an index where no block begins."""
         is_there = (starts % self._block_rows == 0) & (starts < self.extent) & (file_ids == 0)
         return np.where(is_there, starts // self._block_rows, -1)
 
     def cached_files(self) -> list[CachedFile]:
-        """The dataset is known by its rows and indices, wherever they lie."""
+        """The dataset is identified by its rows and indices, not by their location."""
         newest = max((stamp.mtime_ns for stamp in self._stamps), default=0)
         return [CachedFile(self.fingerprint()["digest"], self.extent, newest)]
 
@@ -186,7 +186,7 @@ class DatasetBlocks(Files):
     def fingerprint(self) -> dict[str, Any]:
         """Digest of the rows, sampled, the size of their files, and all of the indices.
 
-        The library's own fingerprint, which the Arrow files hold too, may be another one in every session.
+        The library's own fingerprint is not used, because it may differ in every session.
         """
         if self._digests is None:
             super().fingerprint()  # the files themselves, to be compared while they are read
@@ -275,13 +275,13 @@ def _checked(dataset: datasets.Dataset, columns: list[str] | None) -> list[str]:
 
 
 def _data_parts(dataset: datasets.Dataset, columns: Sequence[str]) -> list[Part]:
-    """Where the rows lie, without the mapping of indices; empty if files alone do not say it."""
+    """The parts of files with the rows, without the index mapping; empty if the rows are not only in files."""
     parts = _mapped_parts(dataset.data, columns)
     return parts if sum(part.stop - part.start for part in parts) == len(dataset.data) else []
 
 
 def _index_parts(dataset: datasets.Dataset, folder: str) -> list[Part]:
-    """Where the mapping of indices lies; empty without one."""
+    """The parts of files with the index mapping; empty without one."""
     indices = dataset._indices  # noqa: SLF001 - nothing public tells it
     if indices is None:
         return []
@@ -294,7 +294,7 @@ def _index_parts(dataset: datasets.Dataset, folder: str) -> list[Part]:
 
 
 def _mapped_parts(table: Any, columns: Sequence[str]) -> list[Part]:
-    """The pieces of Arrow files that make up ``table``; empty if it is not made of such alone."""
+    """The parts of Arrow files that make up ``table``; empty if it has other parts, too."""
     from datasets.table import ConcatenationTable, MemoryMappedTable
 
     rows = table.blocks if isinstance(table, ConcatenationTable) else [[table]]
@@ -306,7 +306,7 @@ def _mapped_parts(table: Any, columns: Sequence[str]) -> list[Part]:
 
 
 def _mapped_part(table: Any, columns: Sequence[str]) -> Part | None:
-    """A file, and what ``table`` takes of it; None if more is done to its rows than to choose among them."""
+    """A file, and the rows that ``table`` uses; None if the rows are changed and not only selected."""
     with ArrowFile(FileRef(table.path, 0)) as file:
         names, num_stored = list(zip(file.names, range(len(file.names)), strict=True)), file.num_rows
     start, stop = 0, num_stored
@@ -338,7 +338,7 @@ def _temporary_folder() -> TemporaryFolder:
 
 
 def _copied(dataset: datasets.Dataset, columns: list[str], folder: str) -> Part:
-    """The dataset's rows in a file of their own, in their order."""
+    """Write the dataset's rows to a new file, in order."""
     tables: Any = dataset.select_columns(columns).with_format("arrow").iter(_ROWS_PER_BATCH)
     batches = (batch for table in tables for batch in table.combine_chunks().to_batches())
     return _written(os.path.join(folder, "rows.arrow"), batches)
@@ -352,7 +352,7 @@ def _written(path: str, batches: Iterable[Any]) -> Part:
 
 
 def _sampled(num_rows: int) -> list[int]:
-    """Which rows are digested: all of few, else both ends and some places between."""
+    """The rows to digest: all of a small dataset, otherwise both ends and some ranges between."""
     if num_rows <= (_NUM_PLACES + 2) * _ROWS_PER_PLACE:
         return list(range(num_rows))
 

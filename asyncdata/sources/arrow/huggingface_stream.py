@@ -1,4 +1,4 @@
-"""A streaming dataset of Hugging Face: its examples, and the state from which it goes on."""
+"""A streaming dataset of Hugging Face: its examples, and the state from which it resumes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ("DatasetStream",)
 class DatasetStream(ExampleStream):
     """The examples of an ``IterableDataset``, as Python objects, with images and the like left undecoded.
 
-    A state is ``{"number": of the next example, "dataset": what the dataset's state_dict() gives}``. Where that is
-    nothing that JSON can hold, or the dataset has none, a restart passes over the epoch's examples from its start.
+    A state is ``{"number": index of the next example, "dataset": the dataset's state_dict()}``. If the dataset has no
+    state, or JSON cannot store it, a restart skips the delivered examples from the start of the epoch.
 
-    Shuffled, the dataset's shards come in another order in each epoch: its ``set_epoch`` is given a number that
-    follows from seed and epoch.
+    With shuffle, the dataset's shards have another order in each epoch: its ``set_epoch`` gets a number that depends
+    on seed and epoch.
 
-    :param columns: which columns an example has; None: all.
-    :raises ConfigError: for a dataset with a shuffle buffer: its ``state_dict()`` knows nothing of the rows in it, and
-        they would be lost at a restart.
+    :param columns: the columns of an example; None: all.
+    :raises ConfigError: for a dataset with a shuffle buffer: its ``state_dict()`` does not contain the rows in the
+        buffer, so a restart would lose them.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class DatasetStream(ExampleStream):
         yield from self.rows(iter(dataset), state["number"], state, partial(_state_now, dataset), check)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What the dataset says of itself: its name, its features, its shards, and what is done to it.
+        """The description of the dataset: its name, features, shards and transformations.
 
-        The content is not looked at; where a run goes on, the row is.
+        The content is not read; when a run resumes, the first row is compared.
         """
         info, features = self._dataset.info, self._dataset.features
         what = {
@@ -80,7 +80,7 @@ def _state_now(dataset: datasets.IterableDataset, number: int) -> dict[str, Any]
 
 
 def _pipeline(node: Any) -> list[Any]:
-    """What examples go through, from the last step to the first, by the names of its classes."""
+    """The class names of the transformations of an example, from the last to the first."""
     steps: list[Any] = []
     while node is not None:
         steps.append(type(node).__name__)

@@ -1,4 +1,4 @@
-"""Parquet files: which are meant, what is wrong with them before a row is read, and how they are cut into blocks."""
+"""Parquet files: finds them, checks them before a row is read, and splits them into blocks."""
 
 from __future__ import annotations
 
@@ -39,15 +39,14 @@ _ENCRYPTED = b"PARE"
 class ParquetSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rows of one Parquet file or many.
 
-    At the start every file's footer is read, and nothing else. A row group is cut into blocks of rows: of about
-    ``block_bytes`` of JSON, as the footer lets one judge it, but at most ``reads_per_group``, as a block's rows are
-    reached by decoding those before it. So a row group is decoded that often in an epoch at most, half of that on
-    average, and where row groups are large, blocks are larger than ``block_bytes`` and a window has fewer of them.
+    At the start only the footer of every file is read. A row group is split into blocks of about ``block_bytes`` of
+    JSON, estimated from the footer, but into at most ``reads_per_group`` blocks: to reach the rows of a block, the rows
+    before it must be decoded. So a row group is decoded at most ``reads_per_group`` times in an epoch, and half as
+    often on average. If row groups are large, blocks are larger than ``block_bytes``, and a window has fewer of them.
 
     :param paths: a path, a glob, a folder (its ``*.parquet``), or a list of these. A glob's and a folder's files are
         sorted by name; a list keeps its order. The order of files is part of the order of samples.
-    :param columns: which columns a row has, and in which order; None: those of the first file, which all files must
-        have then.
+    :param columns: the columns of a row, in order; None: those of the first file, which all other files must have, too.
     :param reads_per_group: *order.* More mixes better and decodes more.
     :param max_row_bytes: a row whose JSON is longer is a bad row.
     :param allow_repeats: a file may be listed more than once: its rows come as often in an epoch.
@@ -64,7 +63,7 @@ class ParquetSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"reads_per_group must be at least 1, got {self.reads_per_group}")
 
     def open(self, block_bytes: int) -> ParquetBlocks:
-        """Find the files and read their footers, with threads where there are many.
+        """Find the files and read their footers, in threads if there are many.
 
         :raises SourceError: naming every file that is missing, unreadable, no Parquet, cut off, or encrypted, that
             lacks a column, or has one of another type than the first file.
@@ -90,10 +89,10 @@ class ParquetSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ParquetBlocks(Files):
-    """Row groups cut into ranges of rows, numbered across all files. Everything follows from the footers.
+    """Row groups split into ranges of rows, numbered across all files. Only the footers are needed.
 
-    :ivar block_bytes: bytes of a block's rows as JSON, on average, as the footers let one judge it.
-    :ivar room_bytes: of a slot, for a block. The guess is too low where dictionaries spare the file what rows repeat.
+    :ivar block_bytes: average bytes of a block's rows as JSON, estimated from the footers.
+    :ivar room_bytes: bytes of a slot for a block. Dictionary encoding of repeated values makes the estimate too low.
     """
 
     reads_single_rows = False  # a row costs a pass over its row group up to it
@@ -122,7 +121,7 @@ class ParquetBlocks(Files):
         return int(self._first_blocks[-1])
 
     def blocks(self, ids: Iterable[int]) -> list[Block]:
-        """The blocks numbered ``ids``, as they lie: those of one row group are then read in one pass."""
+        """The blocks numbered ``ids``, sorted by position, so that those of one row group are read in one pass."""
         numbers = np.sort(np.asarray(ids, dtype=np.int64))
         groups = np.searchsorted(self._first_blocks, numbers, side="right") - 1
         starts = self._starts[groups] + (numbers - self._first_blocks[groups]) * self._block_rows[groups]
@@ -147,7 +146,7 @@ class ParquetBlocks(Files):
 
 
 class _Footer(NamedTuple):
-    """What a footer says of its file."""
+    """The contents of a file's footer."""
 
     stamp: FileStamp
     digest: str
@@ -159,7 +158,7 @@ class _Footer(NamedTuple):
         return [self.metadata.row_group(group).num_rows for group in range(self.metadata.num_row_groups)]
 
     def group_bytes(self, columns: Sequence[str]) -> list[int]:
-        """Bytes of each row group's rows as JSON, guessed: those of the values, decompressed, and of the keys."""
+        """The estimated bytes of each row group as JSON: those of the decompressed values and of the keys."""
         per_row = 2 + sum(len(name) + 4 for name in columns)
         tops = tuple(f"{name}." for name in columns)
         leaves = [
@@ -229,9 +228,9 @@ def _why_no_parquet(path: str, fd: int, num_bytes: int) -> str:
 
 
 def _columns(files: Sequence[_Footer], wanted: list[str] | None) -> list[str]:
-    """The columns to read, which every file has, of one form.
+    """The columns to read; every file must have them with the same form in JSON.
 
-    :raises SourceError: naming all that differs.
+    :raises SourceError: naming all differences.
     """
     first = files[0]
     columns = list(first.schema.names) if wanted is None else list(wanted)

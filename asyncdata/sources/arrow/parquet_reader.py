@@ -1,4 +1,4 @@
-"""How a worker reads Parquet: row groups from front to back, as far as a block goes. Runs without numpy."""
+"""A worker's reader of Parquet files: it decodes a row group up to the end of a block. Runs without numpy."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _HELD_BYTES = 64 << 20
 class ParquetReader:
     """Rows of Parquet files: a :class:`~asyncdata.sources.reader.BlockReader`.
 
-    Nothing in Parquet says where a row begins, so a block's rows are reached by decoding those before it in its row
-    group. Blocks of one row group that follow one another cost one pass over it.
+    Parquet has no index of rows, so the rows before a block in its row group must be decoded, too. Consecutive blocks
+    of one row group cost one pass over it.
 
-    :param columns: which to read, in the order of a row's keys.
-    :param footers: the digest of each file's footer, as at the start.
+    :param columns: the columns to read, in the order of a row's keys.
+    :param footers: the digest of each file's footer at the start.
     """
 
     def __init__(self, job: Job, columns: list[str], footers: list[str]) -> None:
@@ -89,16 +89,16 @@ class ParquetReader:
             return file.write(pa.concat_batches([batch for row in rows for batch in source.rows(row, row + 1)]))
 
     def _pass_over(self, file_id: int, group: int, row: int) -> _Pass:
-        """The pass that is under way where it still has ``row`` before it, else a new one."""
+        """The current pass if ``row`` is still ahead of it, otherwise a new pass."""
         if self._pass is None or self._pass[0] != (file_id, group) or self._pass[1].first > row:
             file = self._file(file_id)
             self._pass = (file_id, group), _Pass(file.batches(group), file.first_row(group))
         return self._pass[1]
 
     def _file(self, file_id: int) -> _File:
-        """The file, open; opened anew if it was touched.
+        """The open file; it is opened again if it was touched.
 
-        :raises FileChangedError: if it is no longer what it was.
+        :raises FileChangedError: if it has changed.
         """
         file = self._open.get(file_id)
         if file is not None and file.is_untouched:
@@ -138,7 +138,7 @@ class ParquetReader:
 class _File:
     """An open file.
 
-    :ivar write: makes the texts of its rows.
+    :ivar write: converts its rows to JSON texts.
     """
 
     def __init__(self, ref: FileRef, columns: list[str], footer: str) -> None:
@@ -154,7 +154,7 @@ class _File:
             self._touched = _touched(fd)
             _refuse_another(fd, ref, footer)
             self._same.check()
-            self._file = pa.OSFile(f"/proc/self/fd/{fd}")  # not by its name, which may be another file's by now
+            self._file = pa.OSFile(f"/proc/self/fd/{fd}")  # not by its name, which may belong to another file now
             self._parquet: Any = pq.ParquetFile(
                 self._file, buffer_size=_READ_BYTES, pre_buffer=False, page_checksum_verification=True
             )
@@ -201,7 +201,7 @@ class _File:
 class _Pass:
     """A row group, from front to back.
 
-    :ivar first: the first row that can still be had.
+    :ivar first: the first row that can still be read.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch], first: int) -> None:
@@ -226,7 +226,7 @@ class _Pass:
 
 
 class _Held:
-    """Row groups that were decoded whole, as many as fit into a fixed number of bytes; the oldest goes first."""
+    """A cache of decoded row groups with a limit in bytes; the oldest is removed first."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple[int, int], _Batches] = {}
@@ -273,7 +273,7 @@ class _Batches:
 
 @contextmanager
 def _naming(file: _File, group: int) -> Iterator[None]:
-    """What Arrow finds wrong with a row group names the file, and whether somebody edits it."""
+    """An error of Arrow in a row group, with the file and whether the file has changed."""
     import pyarrow as pa
 
     try:

@@ -1,4 +1,4 @@
-"""Arrow rows as JSON texts: what a worker makes of Parquet files and of Hugging Face datasets. Runs without numpy."""
+"""Converts Arrow rows of Parquet files and Hugging Face datasets to JSON texts, in a worker. Runs without numpy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _encode_raw = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), defaul
 
 
 class RowWriter:
-    """Makes JSON texts of rows; a row's text follows from the row alone, whatever it is read with.
+    """Converts rows to JSON texts. The text of a row depends only on the row, not on its batch.
 
     ====================================  ==========================================================================
     Arrow                                 JSON
@@ -53,11 +53,11 @@ class RowWriter:
     dictionary, extension                 what it stands for, what it is stored as
     ====================================  ==========================================================================
 
-    A text that is not UTF-8 goes into the row as it is, so that whoever reads the row says so.
+    Text that is not UTF-8 is copied unchanged; decoding the row reports it as a bad row.
 
-    :param schema: of the batches to come.
-    :param columns: which of them, in the order of a row's keys.
-    :raises TypeError: for a type that has no form; the message names its column.
+    :param schema: the schema of the batches.
+    :param columns: the indices of the columns to use, in the order of a row's keys.
+    :raises TypeError: for a type that cannot be written as JSON; the message names its column.
     """
 
     def __init__(self, schema: pa.Schema, columns: Sequence[str]) -> None:
@@ -89,7 +89,7 @@ class RowWriter:
 
 
 class _Column:
-    """How the values of one column become what JSON knows."""
+    """Converts the values of one column to JSON values."""
 
     def __init__(self, name: str, kind: pa.DataType) -> None:
         import pyarrow as pa
@@ -125,7 +125,7 @@ class _Column:
 
 
 def block_rows(rows: Sequence[bytes], num_bytes: int, max_row_bytes: int) -> BlockRows:
-    """What a reader gives for a block that has ``rows``: as many as find room in ``num_bytes``."""
+    """The reply of a reader for a block with ``rows``: as many of them as fit into ``num_bytes``."""
     starts, lengths, kept, size = array("i"), array("i"), [], 0
     for row in rows:
         length = len(row)
@@ -171,7 +171,7 @@ def _unescaped(value: Any, kind: pa.DataType) -> Any:
 
 
 def _fixer(kind: pa.DataType) -> Fix:
-    """What is still to be done to a value that is not null; None for nothing."""
+    """The conversion that a value that is not null still needs; None for none."""
     import pyarrow as pa
 
     if pa.types.is_timestamp(kind):
@@ -244,7 +244,7 @@ def _map_fixer(fix_key: Fix, fix_item: Fix, *, has_text_keys: bool) -> Fix:
 
 
 def _is_all_finite(values: pa.Array) -> bool:
-    """Whether there is no NaN and no infinity in it; it may say no where there is one under a null."""
+    """Whether it has no NaN and no infinity. May be False if only a null slot has one."""
     import pyarrow as pa
 
     kind = values.type

@@ -1,4 +1,4 @@
-"""The text of a file that may be compressed, from front to back, and the places where one can begin in the middle.
+"""Reads the text of a file that may be compressed, and finds positions where decoding can start in the middle.
 
 gzip (RFC 1952) is made of members, zstd (RFC 8878) of frames; at the start of each a decoder can begin. What is cut off
 or damaged is found by the checks that both formats carry, and named: nothing ends silently.
@@ -27,10 +27,10 @@ __all__ = ("CODING_OF_SUFFIX", "CodedText", "coding_of", "is_decodable")
 _PIECE_BYTES = 256 * 1024
 _MIN_PIECE_BYTES = 256 * 1024
 _INPUT_BYTES = {"gzip": 64 * 1024, "zstd": 8 * 1024}
-"""zstd's decoder gives all that its input holds, so it is fed little at a time."""
+"""zstd's decoder decodes all of its input at once, so it gets small pieces."""
 
 CODING_OF_SUFFIX = {".gz": "gzip", ".zst": "zstd"}
-"""What a file's name says; its first bytes decide."""
+"""The coding by the file's suffix; its first bytes decide."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes((n, 0x2A, 0x4D, 0x18)) for n in range(0x50, 0x60)))  # or one to be skipped
@@ -38,7 +38,7 @@ _UNITS = {"gzip": ("AD121", "member"), "zstd": ("AD122", "frame")}
 
 
 def coding_of(head: bytes) -> str:
-    """``gzip``, ``zstd`` or ``plain``: how a file that begins with ``head`` is coded."""
+    """``gzip``, ``zstd`` or ``plain``: the coding of a file that begins with ``head``."""
     if head.startswith(_GZIP_MAGIC):
         return "gzip"
 
@@ -50,11 +50,11 @@ class _Unit(Protocol):
 
     @property
     def is_whole(self) -> bool:
-        """Whether its end has come, and fits."""
+        """Whether its end was reached, and its checksum is right."""
         ...
 
     def decode(self, data: bytes) -> tuple[bytes, bytes]:
-        """Some text, and what is left of ``data``."""
+        """Some decoded text, and the rest of ``data``."""
         ...
 
 
@@ -87,10 +87,10 @@ class _Frame:
 
 
 def is_decodable(coding: str) -> bool:
-    """Whether what it takes to read ``coding`` is installed."""
+    """Whether the library for ``coding`` is installed."""
     if coding == "zstd":
         try:
-            import zstandard  # noqa: F401 - looked for, not used
+            import zstandard  # noqa: F401 - only tests whether it is installed
         except ImportError:
             return False
 
@@ -101,7 +101,7 @@ class CodedText:
     """The text of one file, read to the size that the file had at the start.
 
     :param coding: see :func:`coding_of`.
-    :param check: called for each piece; it raises when nobody wants the text any more.
+    :param check: called for each piece; it raises when the text is no longer needed.
     """
 
     def __init__(self, file: FileRef, coding: str, check: Callable[[], object]) -> None:
@@ -123,10 +123,11 @@ class CodedText:
         return self._entries[0]
 
     def pieces(self, entry: tuple[int, int], offset: int) -> Iterator[bytes]:
-        """The text from ``offset`` on, none of it empty. What comes between ``entry`` and there is decoded, and lost.
+        """The text from ``offset`` on, in pieces that are not empty. The text between ``entry`` and ``offset`` is
+        decoded and skipped.
 
-        :raises SourceError: if it is cut off or damaged; after the text before that.
-        :raises SourceChangedError: if the file is shorter than it was.
+        :raises SourceError: if the file is truncated or damaged, after the text before that.
+        :raises SourceChangedError: if the file has become shorter.
         """
         num_to_skip = offset - entry[1]
         with closing(SameFile(self._file)) as same, open(same.fd, "rb", buffering=0, closefd=False) as file:
@@ -154,7 +155,7 @@ class CodedText:
                 yield text
 
     def _decode(self, file: FileIO, unit: _Unit, data: bytes) -> tuple[bytes, bytes]:
-        """Some text of ``unit``, and what is left of what was read."""
+        """Some text of ``unit``, and the rest of the bytes that were read."""
         data = data or self._read(file)
         try:
             text, left = unit.decode(data)
@@ -167,7 +168,7 @@ class CodedText:
         return text, left
 
     def _padding_left_out(self, file: FileIO, data: bytes) -> bytes:
-        """What begins with the next member or frame; empty at the end of the file."""
+        """The bytes from the next member or frame on; empty at the end of the file."""
         while True:
             if self._coding == "gzip" and self._entries:
                 data = data.lstrip(b"\0")  # tapes and some writers fill up the last member with zeros
@@ -179,7 +180,7 @@ class CodedText:
                 return data
 
     def _read(self, file: FileIO) -> bytes:
-        """The next bytes; none at the end that the file had at the start."""
+        """The next bytes; empty at the end that the file had at the start."""
         place = file.tell()
         num_wanted = min(_INPUT_BYTES.get(self._coding, _PIECE_BYTES), self._file.num_bytes - place)
         try:
@@ -209,7 +210,7 @@ def _refuse_changed(same: SameFile) -> None:
 
 
 def _collected(pieces: Iterator[bytes], check: Callable[[], object]) -> Iterator[bytes]:
-    """The same bytes in pieces that are worth their while: a file may have a member for every line.
+    """The same bytes in larger pieces: a file may have a compressed member for every line.
 
     :param check: called before a piece is given, and before a fault is raised.
     """

@@ -1,4 +1,4 @@
-"""JSON arrays cut into byte blocks as lines are, for orders of single rows."""
+"""JSON arrays split into byte blocks like lines, for orders of single rows."""
 
 from __future__ import annotations
 

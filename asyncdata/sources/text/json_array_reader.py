@@ -1,7 +1,7 @@
-"""How a worker reads the elements of JSON arrays: as lines are read, but that each array is scanned from its front.
+"""A worker's reader of the elements of JSON arrays: as for lines, but each array is scanned from its front.
 
 An element belongs to the block that holds its first byte. Where one begins follows from all that comes before it, so a
-worker remembers how far it has scanned, and goes on from there.
+worker remembers how far it has scanned, and continues from there.
 """
 
 from __future__ import annotations
@@ -75,16 +75,16 @@ def _ints(values: Int64) -> array[int]:
 
 
 class _Checkpoint(NamedTuple):
-    """An element at whose first byte a scan can begin, and its number."""
+    """An element where a scan can start: the position of its first byte, and its number."""
 
     begin: int
     number: int
 
 
 class Elements:
-    """Where the elements of one array lie, found from its front to its back.
+    """Locates the elements of one array, from its front to its end.
 
-    One that is asked for what it has passed begins anew, from the last place before that where it can.
+    For an earlier element, the scan starts again from the last known element before it.
     """
 
     def __init__(self, file: FileRef) -> None:
@@ -118,7 +118,7 @@ class Elements:
     def read_to(self, fd: int, start: int, stop: int) -> None:
         """Scan until all elements that begin before ``stop`` are whole; those from ``start`` on are kept.
 
-        What is wrong with the array behind that does not matter yet: nothing depends on how much is read at once.
+        A fault after that is ignored for now: the result must not depend on how much is read at once.
 
         :raises SourceError: if they are not.
         """
@@ -137,13 +137,13 @@ class Elements:
 
 
 class _Scan:
-    """What is known of an array after some pieces of its text.
+    """The state of the scan after some pieces of an array's text.
 
-    :param offset: where the text begins: that of the file, or element ``number``.
+    :param offset: the start of the text: that of the file, or of element ``number``.
     :ivar offset: of the next piece.
-    :ivar number: of the element that is not whole yet.
-    :ivar begin: its first byte; -1 if that has not come.
-    :ivar fault: what is wrong with the array; :attr:`offset` is where, then. No element begins behind :attr:`begin`.
+    :ivar number: the number of the current, incomplete element.
+    :ivar begin: its first byte; -1 if it was not read yet.
+    :ivar fault: the fault of the array, at :attr:`offset`. No element begins after :attr:`begin`.
     """
 
     def __init__(self, path: str, offset: int, number: int) -> None:
@@ -151,7 +151,7 @@ class _Scan:
         self.number = number
         self.begin = -1
         self.fault: SourceError | None = None
-        self._stop = -1  # behind the last byte of the present element that is no white space
+        self._stop = -1  # after the last byte of the current element that is not white space
         self._path = path
         self._marks = Marks()
         self._is_begun = offset > 0
@@ -159,7 +159,7 @@ class _Scan:
         self._is_comma_before = number > 0  # so that an element must come
 
     def lacks(self, stop: int) -> bool:
-        """Whether an element that begins before ``stop`` may not be whole yet."""
+        """Whether an element that begins before ``stop`` may be incomplete."""
         return (self.begin if self.begin >= 0 else self.offset) < stop
 
     def feed(self, piece: bytes) -> tuple[Int64, Int64]:
@@ -203,7 +203,7 @@ class _Scan:
         return begins[:num_good], (stops - begins)[:num_good]
 
     def _judge(self, chars: Chars, marks: Int64, begins: Int64) -> int:
-        """How many of the marks have an element before them, as each must; the last one may be the array's end."""
+        """The number of marks with an element before them, as each must have; the last may be the array's end."""
         last = int(chars[marks[-1]])
         is_ended, is_wrong = last != _COMMA, last not in (_COMMA, _END)
         missing = np.flatnonzero(begins[: len(begins) - is_wrong] < 0).tolist()
@@ -221,12 +221,12 @@ class _Scan:
         return 0 if is_empty else len(marks)
 
     def _set_fault(self, pos: int, reason: str) -> None:
-        """The array is wrong at ``pos`` of the piece: nothing behind that is looked at."""
+        """Record a fault at ``pos`` of the piece; the rest is ignored."""
         self.offset += pos
         self.fault = array_fault(self._path, f"at byte {self.offset} {reason}")
 
     def _add(self, texts: Int64) -> None:
-        """What comes behind the last mark belongs to the next element, or the present one."""
+        """The text after the last mark belongs to the next element, or to the current one."""
         if len(texts):
             self.begin = self.begin if self.begin >= 0 else self.offset + int(texts[0])
             self._stop = self.offset + int(texts[-1]) + 1
@@ -235,11 +235,11 @@ class _Scan:
         if len(texts):
             text = chars[texts[0] :].tobytes().rstrip(SPACE)[:16]
             self.offset += int(texts[0])
-            self.fault = array_fault(self._path, f"at byte {self.offset}, behind its end, there is {text!r}")
+            self.fault = array_fault(self._path, f"at byte {self.offset}, after its end, there is {text!r}")
 
     def finish(self) -> None:
-        """The text is at its end; it is a fault if the array is not."""
+        """End of the text: record a fault if the array is incomplete."""
         if not (self._is_ended or self.fault is not None):
             where = f"within element {self.number}, which begins at byte {self.begin}"
-            where = where if self.begin >= 0 else f"behind {self.number} elements"
+            where = where if self.begin >= 0 else f"after {self.number} elements"
             self.fault = array_fault(self._path, f"it ends {where}, without ']'")

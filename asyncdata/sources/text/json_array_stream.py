@@ -1,4 +1,4 @@
-"""Rows out of a text that comes in pieces: the elements of one JSON array, as they are written.
+"""Splits a text that arrives in pieces into rows: the elements of one JSON array, unchanged.
 
 An element is what stands between two commas of the array. Only quotes, brackets and commas are looked at, many at once,
 so that elements reach the worker undecoded; whether one is JSON is for the worker to judge.
@@ -22,7 +22,7 @@ __all__ = ("SPACE", "Chars", "Marks", "array_fault", "opening", "split_array")
 
 _BOM = b"\xef\xbb\xbf"
 SPACE = b" \t\r\n"
-"""What JSON has as white space."""
+"""The white space of JSON."""
 
 _QUOTE, _BACKSLASH, _COMMA, _END = b'"\\,]'
 _DEPTH = np.zeros(256, np.int8)
@@ -39,8 +39,8 @@ def split_array(pieces: Iterable[bytes], offset: int, number: int, max_row_bytes
     than ``max_row_bytes`` no more is held than that and a piece.
 
     :param pieces: the text from ``offset`` on.
-    :param path: what an error names.
-    :raises SourceError: if the text is no array, or not a whole one; after the elements before that.
+    :param path: the file's name in errors.
+    :raises SourceError: if the text is not a complete array, after the elements before that.
     """
     array = _Array(offset, number, max_row_bytes, path)
     for piece in pieces:
@@ -58,15 +58,15 @@ def split_array(pieces: Iterable[bytes], offset: int, number: int, max_row_bytes
 
 
 def array_fault(path: str, reason: str) -> SourceError:
-    """What to raise for a file that is no array, or not a whole one."""
+    """The error for a file that is not a complete array."""
     return SourceError(f"AD120 {path} is not one whole JSON array: {reason}; repair the file")
 
 
 def opening(piece: bytes, offset: int, path: str) -> tuple[int, bool]:
-    """How much of a piece comes before the first element, and whether the array's bracket was in that.
+    """The bytes of a piece before the first element, and whether the array's bracket is among them.
 
     :param offset: of the piece; only white space, or a byte-order mark, comes before it.
-    :raises SourceError: if something else than a bracket comes first.
+    :raises SourceError: if anything other than a bracket comes first.
     """
     mark = _BOM[offset : offset + len(piece)]
     pos = len(mark) if mark and piece.startswith(mark) else 0
@@ -78,7 +78,7 @@ def opening(piece: bytes, offset: int, path: str) -> tuple[int, bool]:
 
 
 class Marks:
-    """Finds the commas and the end of the array in pieces that it is given one after the other."""
+    """Finds the commas and the end of the array in consecutive pieces."""
 
     def __init__(self) -> None:
         self._is_in_string = False
@@ -86,7 +86,7 @@ class Marks:
         self._depth = 0
 
     def find(self, piece: bytes | Chars) -> list[int]:
-        """Where the array's own commas are; the last one is its end if a bracket stands there."""
+        """The positions of the array's own commas; the last one is its end if it is a bracket."""
         chars = np.frombuffer(piece, np.uint8)
         quotes = self._quotes(chars)
         marks = np.flatnonzero(_IS_MARK[chars])
@@ -120,9 +120,9 @@ class Marks:
 
 
 class _Array:
-    """What is known of the array after some pieces.
+    """The state after some pieces.
 
-    :ivar lengths: of the elements that are found and not taken.
+    :ivar lengths: the lengths of the elements that were found but not taken yet.
     """
 
     def __init__(self, offset: int, number: int, max_row_bytes: int, path: str) -> None:
@@ -144,7 +144,7 @@ class _Array:
     def feed(self, piece: bytes) -> None:
         """Find what ends in ``piece``.
 
-        :raises SourceError: if it does not go on as an array does.
+        :raises SourceError: if it does not continue the array.
         """
         pos = 0
         if not self._is_begun:
@@ -165,7 +165,7 @@ class _Array:
         self._offset += len(piece)
 
     def _add(self, text: bytes, pos: int) -> None:
-        """``text``, at ``pos`` of the piece, belongs to the present element."""
+        """``text``, at ``pos`` of the piece, belongs to the current element."""
         if self._begin < 0:
             bare = text.lstrip(SPACE)
             pos += len(text) - len(bare)
@@ -180,7 +180,7 @@ class _Array:
             self._held.append(text)
 
     def _found(self, mark: int, char: int) -> None:
-        """The present element ends before the comma, or the end of the array, at ``mark``."""
+        """The current element ends before the comma, or the end of the array, at ``mark``."""
         self._is_ended = char != _COMMA
         if self._is_ended and char != _END:
             raise self._fault(f"at byte {self._offset + mark} there is {chr(char)!r} in place of its ']'")
@@ -207,7 +207,7 @@ class _Array:
         bare = text.lstrip(SPACE)
         if bare:
             place = self._offset + pos + len(text) - len(bare)
-            raise self._fault(f"at byte {place}, behind its end, there is {bare[:16]!r}")
+            raise self._fault(f"at byte {place}, after its end, there is {bare[:16]!r}")
 
     def take(self) -> TextRows:
         """The elements found so far."""
@@ -218,15 +218,13 @@ class _Array:
         return TextRows(offset, number, number + np.arange(len(lengths)), lengths, data, 0, offsets)
 
     def finish(self) -> None:
-        """The text is at its end.
+        """End of the text.
 
-        :raises SourceError: if the array is not.
+        :raises SourceError: if the array is incomplete.
         """
         if not self._is_ended:
             where = f"within element {self._number}, which begins at byte {self._begin}"
-            raise self._fault(
-                f"it ends {where if self._begin >= 0 else f'behind {self._number} elements'}, without ']'"
-            )
+            raise self._fault(f"it ends {where if self._begin >= 0 else f'after {self._number} elements'}, without ']'")
 
     def _fault(self, reason: str) -> SourceError:
         return array_fault(self._path, reason)

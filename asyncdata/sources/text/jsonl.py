@@ -1,4 +1,4 @@
-"""JSON in files, as lines or as one array: which files are meant, what they are, and what is wrong with them."""
+"""JSON in files, as lines or as one array: finds the files, detects their format, and checks them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CODINGS = (
     ("UTF-16", b"\xfe\xff"),
     *((f"{coding}{end}", bracket.encode(f"{coding}{end}")) for bracket in "{[" for coding, end in _ENDS),
 )
-"""First bytes that no UTF-8 has: the marks, longer ones first, and a row without a mark before it."""
+"""First bytes that are not UTF-8: byte-order marks, longer ones first, and a row without a mark."""
 
 
 class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,9 +51,9 @@ class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         files is part of the order of samples.
     :param max_row_bytes: a longer row is a bad row.
     :param python_lines: lines are what Python's text files and ``str.strip`` make of them: a lone ``\\r`` ends one too,
-        and all that Unicode takes for white space is no part of a row where it stands around it. Not for compressed
+        and Unicode white space around a row is not part of it. Not for compressed
         files and arrays.
-    :param allow_repeats: a file may be listed more than once: its rows come as often in an epoch.
+    :param allow_repeats: a file may be listed several times; its rows then occur as often in an epoch.
     """
 
     paths: str | list[str]
@@ -64,7 +64,8 @@ class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def open(self, block_bytes: int) -> FileBlocks | TextStream:
         """Find the files and look at each one's first bytes.
 
-        :raises SourceError: naming every file that is missing, unreadable, empty where all are, or no JSONL at all.
+        :raises SourceError: naming every file that is missing, unreadable, or not JSONL, and empty files if all are
+            empty.
         """
         suffixes = ".jsonl", (".jsonl.gz", ".jsonl.zst")
         files = _find(self.paths, suffixes, must_be_array=False, allow_repeats=self.allow_repeats)
@@ -84,7 +85,7 @@ class JsonArraySource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     :param paths: as for :class:`JsonlSource`; a folder stands for its ``*.json``, or, without any, its ``*.json.gz``
         and ``*.json.zst``.
     :param max_row_bytes: a longer element is a bad row.
-    :param allow_repeats: a file may be listed more than once: its rows come as often in an epoch.
+    :param allow_repeats: a file may be listed several times; its rows then occur as often in an epoch.
     """
 
     paths: str | list[str]
@@ -94,7 +95,8 @@ class JsonArraySource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def open(self, block_bytes: int) -> TextStream:
         """Find the files and look at each one's first bytes.
 
-        :raises SourceError: naming every file that is missing, unreadable, empty where all are, or no array.
+        :raises SourceError: naming every file that is missing, unreadable, or not an array, and empty files if all are
+            empty.
         """
         suffixes = ".json", (".json.gz", ".json.zst")
         files = _find(self.paths, suffixes, must_be_array=True, allow_repeats=self.allow_repeats)
@@ -134,7 +136,7 @@ def _stream(files: list[_File], max_row_bytes: int) -> TextStream:
 
 
 def _inspect(path: str, must_be_array: bool) -> _File:
-    """What the file is, by its first bytes."""
+    """The format of the file, by its first bytes."""
     with open(open_regular(path), "rb", buffering=0) as file:
         head = file.read(_HEAD_BYTES)
     found = stamp(os.path.abspath(path))
@@ -143,14 +145,14 @@ def _inspect(path: str, must_be_array: bool) -> _File:
         head = _decoded_head(found, coding)
     elif not head and path.endswith(_CODED_SUFFIXES):
         raise SourceError(
-            f"AD121 {path} is empty, and no compressed file is: it was cut off, or is still being written"
+            f"AD121 {path} is empty, but a compressed file never is: it was truncated, or is still being written"
         )
 
     _refuse_others(path, head)
     first = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
     is_array = first == b"["
     if must_be_array and not is_array and first:
-        raise SourceError(f"AD120 {path} is no JSON array: it begins with {head[:16]!r}; read it with JsonlSource")
+        raise SourceError(f"AD120 {path} is not a JSON array: it begins with {head[:16]!r}; read it with JsonlSource")
 
     if is_array and not must_be_array and _bare(path).endswith(".jsonl"):
         raise SourceError(
@@ -170,7 +172,7 @@ def _refuse_others(path: str, head: bytes) -> None:
 
 
 def _bare(path: str) -> str:
-    """The path without what says how the file is compressed."""
+    """The path without the suffix of its compression."""
     for suffix in _CODED_SUFFIXES:
         path = path.removesuffix(suffix)
     return path

@@ -1,4 +1,4 @@
-"""Finding rows in a byte block: what a worker does with a block of lines. Runs without numpy."""
+"""Finds the rows in a byte block of lines, in a worker. Runs without numpy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LineReader:
         self._read: set[int] = set()  # since they were checked last
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
-        """As the protocol says; a block with its over-read always finds room."""
+        """As the protocol says; a block with its over-read always fits."""
         file = self._files[block.file_id]
         return self._find(self._fd(block.file_id), file, block)
 
@@ -97,12 +97,12 @@ def read_block(
     data = read(fd, file, offset, min(block.stop + slack_bytes, file.num_bytes) - offset)
     if first:
         data = b"\n" + data
-    tail = file.num_bytes - (block.start - 1 + len(data))  # bytes of the file behind what was read
+    tail = file.num_bytes - (block.start - 1 + len(data))  # bytes of the file after the part that was read
     limit = 1 + block.stop - block.start  # a row starts before this
     start = data.find(b"\n", 0, limit - 1) + 1
     if first and data.startswith(_BOM, 1):
         start += len(_BOM)
-        limit = max(limit, min(start + 1, len(data)))  # the mark's block is that of the row behind it
+        limit = max(limit, min(start + 1, len(data)))  # the mark's block is that of the row after it
     starts, lengths, start = _ordinary_rows(data, start, limit, max_row_bytes)
     offsets, num_blank = array("i", [start - 1 for start in starts]), 0
     while 0 < start < limit:
@@ -110,7 +110,7 @@ def read_block(
         cut = end < 0 and tail > 0
         if end < 0:
             end = len(data)
-        length = end - start + (_length_behind(fd, file, file.num_bytes - tail, max_row_bytes, read) if cut else 0)
+        length = end - start + (_length_after(fd, file, file.num_bytes - tail, max_row_bytes, read) if cut else 0)
         if length > max_row_bytes:
             length = -1
         elif length and data[start] in _BLANKS:
@@ -127,7 +127,7 @@ def read_block(
 
 
 def _ordinary_rows(data: bytes, start: int, limit: int, max_row_bytes: int) -> tuple[array[int], array[int], int]:
-    """Where the rows that begin in ``[start, limit)`` do so, their lengths, and where to go on.
+    """The starts and lengths of the rows that begin in ``[start, limit)``, and where to continue.
 
     None, and to go on from ``start``, if one of them needs a closer look: it may be blank, or is too long.
     """
@@ -145,8 +145,10 @@ def _ordinary_rows(data: bytes, start: int, limit: int, max_row_bytes: int) -> t
     return array("i", begins), array("i", lengths), begin
 
 
-def _length_behind(fd: int, file: FileRef, offset: int, max_row_bytes: int, read: Read) -> int:
-    """Bytes from ``offset`` to the row's end, found without keeping them; more than ``max_row_bytes`` if too many."""
+def _length_after(fd: int, file: FileRef, offset: int, max_row_bytes: int, read: Read) -> int:
+    """Bytes from ``offset`` to the row's end, found without storing them; more than ``max_row_bytes`` if the row is too
+    long.
+    """
     length = 0
     while length <= max_row_bytes and offset + length < file.num_bytes:
         piece = read(fd, file, offset + length, min(_PIECE_BYTES, file.num_bytes - offset - length))

@@ -1,4 +1,4 @@
-"""Rows out of a text that comes in pieces: one a line."""
+"""Splits a text that arrives in pieces into rows: one row per line."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MAY_BE_BLANK = np.isin(np.arange(256), np.frombuffer(b"\n \t\r\v\f", np.uint8))
 class TextRows(NamedTuple):
     """Consecutive rows of a text, as in :class:`~asyncdata.sources.stream.Rows`.
 
-    :ivar offset: where in the text they begin.
-    :ivar number: the number of what begins there.
-    :ivar offsets: where in the text each row begins, int64 of shape (num_rows,).
+    :ivar offset: their start in the text.
+    :ivar number: the number of the line at ``offset``.
+    :ivar offsets: the start of each row in the text, int64 of shape (num_rows,).
     """
 
     offset: int
@@ -60,7 +60,7 @@ def split_lines(pieces: Iterable[bytes], offset: int, number: int, max_row_bytes
         if num_bytes > max_row_bytes + len(_BOM):
             if not num_lost:
                 mark = [_BOM] if offset == 0 and b"".join(held).startswith(_BOM) else []
-            held = list(mark)  # the row begins behind it
+            held = list(mark)  # the row begins after it
             num_lost = num_bytes - len(_BOM) * len(mark)
     if num_bytes:
         yield _rows(b"".join(held) + b"\n", offset, number, num_lost, max_row_bytes)

@@ -1,4 +1,4 @@
-"""Lines as Python's text files have them, for readers that must find the rows that such a program has found."""
+"""Lines as Python's text files split them, for readers that must find the same rows as such a program."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class PythonLineReader(LineReader):
     def _find(self, fd: int, file: FileRef, block: Block) -> BlockRows:
         found = read_block(fd, file, block, self._slack_bytes, self._max_row_bytes, _read_lines)
         rows = self._stripped(fd, file, block, found)
-        # The newline of a \r\n ends an empty line here, which nobody wrote.
+        # The newline of a \r\n would end an additional empty line here.
         num_ends = read_row(fd, file, *_span(block)).count(b"\r\n") if found.num_blank else 0
         return rows._replace(num_blank=rows.num_blank - num_ends)
 
     def _stripped(self, fd: int, file: FileRef, block: Block, found: BlockRows) -> BlockRows:
-        """The rows without the white space around them; a row that is nothing else is blank."""
+        """The rows without the white space around them; a row of white space only is blank."""
         data, lengths = found.data, found.lengths
         plain = [
             length < 0 or (start >= 0 and data[start] == _OPENS and data[start + length - 1] == _CLOSES)

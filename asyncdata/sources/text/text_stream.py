@@ -1,4 +1,4 @@
-"""Files that are read from front to back: compressed ones, and those that hold one JSON array."""
+"""Files that are read from front to back: compressed files, and files with one JSON array."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Where in a rendered chat the text of each assistant message lies: from where the model begins to its stop token.
+"""Locates the text of each assistant message in a rendered chat: from the model's first character to its stop token.
 
-A template with ``{% generation %}`` says so itself. Any other is asked, in two ways, each of which shows that it is
-right or gives up:
+A template with ``{% generation %}`` marks it itself. For any other template there are two methods; each one proves its
+result or gives up:
 
-- *Prefixes.* The chat before a message, rendered as a prompt, and the chat up to and with it, are both rendered. If
-  each is a prefix of the next and of the whole, what lies between the two is the message. For the last message, the
-  whole must be a prefix of the chat with one more turn.
-- *A mark.* Some templates change earlier turns as the chat goes on, as those that drop the thinking from all but the
-  last. There the whole chat is rendered again with a mark in place of the message: where the two renderings differ,
-  the message lies. Its beginning must follow the header of an assistant's turn, and a special token must follow it
-  that also stands there where the chat ends with the message.
+- *Prefixes.* The prompt for a message, and the chat up to and including it, are both rendered. If the first is a prefix
+  of the second, and the second of the whole chat, the message is the difference of the two. For the last message, the
+  whole chat must be a prefix of the chat with one more turn.
+- *A mark.* Some templates change earlier turns when a chat grows, for example those that keep the thinking of the last
+  turn only. Then the whole chat is rendered again with a mark instead of the message: the message is where the two
+  texts differ. It must begin after the header of an assistant's turn. A special token must follow it, and the same
+  token must follow it in a chat that ends with the message.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ Message = dict[str, Any]
 class ChatSpans:
     """Renders chats and finds the blocks that are trained.
 
-    Where they lie is asked once for chats of one shape whose texts are unknown, by the same rules, which then answer
-    only what holds for each of these chats. Where they cannot, each chat is asked for itself.
+    The rules run once for each shape of chats, with unknown texts; their result then holds for every chat of this
+    shape. If that is not possible, the rules run for each chat.
 
-    :param template: how a chat is rendered.
-    :param name: what an error calls the template.
+    :param template: renders a chat.
+    :param name: the name of the template in errors.
     :param special: the texts of the tokenizer's special tokens.
-    :param eos: that of its end-of-sequence token, if it has one.
+    :param eos: the text of its end-of-sequence token, if it has one.
     """
 
     def __init__(self, template: ChatTemplate, name: str, special: Sequence[str], eos: str | None) -> None:
@@ -60,21 +60,21 @@ class ChatSpans:
     def __call__(
         self, messages: list[Message], tools: list[Message] | None, trained: list[int]
     ) -> tuple[str, list[Span]]:
-        """The chat as text, and the blocks of the messages ``trained``, numbers of messages of the assistant.
+        """The chat as text, and the blocks of the assistant messages with the indices ``trained``.
 
-        Where the template refuses it because arguments of tool calls are JSON text, they are taken for the object.
+        If the template rejects arguments of tool calls that are JSON text, they are decoded to objects.
 
-        :raises RowFault: if the template refuses the chat, or the blocks cannot be told.
+        :raises RowFault: if the template rejects the chat, or the blocks cannot be located.
         """
-        segments = self._shapes.texts(messages, tools, tuple(trained))
-        if segments is None:
+        parts = self._shapes.texts(messages, tools, tuple(trained))
+        if parts is None:
             try:
                 return self.asked(messages, tools, trained)
             except RowFault as fault:
                 return self._asked_with_objects(fault, messages, tools, trained)
 
-        borders = list(accumulate(map(len, segments)))
-        return "".join(segments), list(zip(borders[:-1:2], borders[1::2], strict=True))
+        borders = list(accumulate(map(len, parts)))
+        return "".join(parts), list(zip(borders[:-1:2], borders[1::2], strict=True))
 
     def _asked_with_objects(
         self, fault: RowFault, messages: list[Message], tools: list[Message] | None, trained: list[int]
@@ -89,21 +89,21 @@ class ChatSpans:
             raise (fault if other.code == fault.code else other) from None
 
     def has_stop(self, text: str, blocks: list[Span]) -> bool:
-        """Whether a block ends with a token that ends what the model says; True where nothing is trained."""
+        """Whether a block ends with a stop token; True if there are no blocks."""
         return not blocks or any(text[start:stop].rstrip().endswith(self._stops) for start, stop in reversed(blocks))
 
     def asked(
         self, messages: list[Message], tools: list[Message] | None, trained: Sequence[int]
     ) -> tuple[str, list[Span]]:
-        """The same, asked for this chat alone."""
+        """The same as a call, by rendering this chat."""
         chat = Conversation(self._template, guarded(messages), tools, self._texts)
         return chat.text, self._rules.blocks(chat, trained)
 
     def proven(self, messages: list[Message], tools: list[Message] | None, trained: Sequence[int]) -> Program:
-        """The program for chats like this one: blocks are every second segment.
+        """The program for chats of the shape of this one: every second part is a block.
 
-        A place in a text with symbols is one in each such chat's text: the rules take places for beginnings that two
-        renderings share, and go on from there by constants alone.
+        A position in a symbolic text is a position in the text of each such chat: the rules find positions only as
+        common prefixes of two renderings, and move from there by constant texts.
         """
         from asyncdata.tokenization.chat_template.compiled.symbolic_texts import UnknownTexts
 
@@ -126,7 +126,7 @@ def _cut(text: str, blocks: Sequence[Span]) -> list[str]:
 
 
 class _Rules:
-    """Where the blocks of a conversation lie."""
+    """The rules that locate the blocks of a conversation."""
 
     def __init__(self, name: str, eos: str | None, has_generation: bool) -> None:
         self._name = name
@@ -134,9 +134,9 @@ class _Rules:
         self._has_generation = has_generation
 
     def blocks(self, chat: Conversation, trained: Sequence[int]) -> list[Span]:
-        """Those of the messages ``trained``.
+        """The blocks of the messages ``trained``.
 
-        :raises RowFault: if they cannot be told.
+        :raises RowFault: if they cannot be located.
         """
         if self._has_generation:
             return self._own_blocks(chat, trained)
@@ -159,7 +159,7 @@ class _Rules:
 
         starts = {start for start, _ in blocks}
         for start, stop in blocks:
-            if stop not in starts:  # else what follows is trained as well
+            if stop not in starts:  # otherwise the next block is trained as well
                 self._refuse_untrained_stop(chat, start, stop)
         if list(trained) == assistants:
             return blocks
@@ -201,7 +201,7 @@ class _Rules:
 
         start, stop = len(before), len(up_to)
         if texts.special:
-            # White space behind a stop token is not the model's; without one it is all that ends the message.
+            # White space after a stop token is not generated; without a stop token it is the only end of the message.
             said = texts.without_space_behind(up_to[start:])
             stop = start + len(said) if texts.ends_with(said, texts.special) else stop
         return start, stop
@@ -221,16 +221,16 @@ class _Rules:
             return None
 
         texts.constant(marked[start:place])
-        # Behind the last message of a chat stands what ends a message; in between it may be the next one's header.
+        # The last message of a chat is followed by its end; an earlier one may be followed by the next header.
         last = chat.with_content(number, mark, last=True) or ""
         return (start, stop.end()) if last.partition(mark)[2].startswith(stop.group()) else None
 
     def _start(self, words: str, header: str, shared: int, place: int) -> int | None:
-        """Where the message begins.
+        """The beginning of the message.
 
-        :param words: the template's own in front of the mark.
-        :param shared: up to where the rendering with the mark is that of the chat.
-        :param place: where the mark is.
+        :param words: the template's text before the mark.
+        :param shared: the length of the common prefix of the chat and the rendering with the mark.
+        :param place: the index of the mark.
         """
         at = words.rfind(header)
         if at >= 0:

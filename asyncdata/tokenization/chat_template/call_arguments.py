@@ -1,4 +1,4 @@
-"""Arguments of tool calls that are JSON text, as OpenAI's are, for templates that need the object."""
+"""Arguments of tool calls as JSON text, the format of OpenAI, for templates that need an object."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Message = dict[str, Any]
 
 
 class _JsonText(str):
-    """Arguments as text, whose characters are not to be taken one by one: a template that does wants an object's."""
+    """Arguments as text that cannot be iterated: a template that iterates over them needs the object."""
 
     __slots__ = ()
 
     def __iter__(self) -> Iterator[str]:
-        """Not iter() but next() raises, as templates may ask whether there is anything to go through."""
+        """next() raises, but iter() does not, because templates may test whether a value is iterable."""
         return map(_refuse, str.__iter__(self))
 
 
@@ -30,12 +30,12 @@ def _refuse(_: str) -> NoReturn:
 
 
 def guarded(messages: list[Message]) -> list[Message]:
-    """The chat, which a template refuses if it goes through the characters of arguments that are text."""
+    """The chat with guarded arguments: a template that iterates over the characters of text fails."""
     return _changed(messages, _JsonText)
 
 
 def parsed(messages: list[Message]) -> list[Message] | None:
-    """The chat with arguments that are JSON text of an object as the object; None where there are none."""
+    """The chat with the objects of arguments that are JSON text; None if there are no such arguments."""
     found = _changed(messages, _object)
     return None if found is messages else found
 
@@ -50,7 +50,7 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 def _changed(messages: list[Message], change: Callable[[str], Any]) -> list[Message]:
-    """The chat with what ``change`` makes of arguments that are text; itself if it makes None of them all."""
+    """The chat with ``change`` applied to text arguments; the same object if it returns None for all."""
     changed = []
     for message in messages:
         calls = message.get("tool_calls")
@@ -61,7 +61,7 @@ def _changed(messages: list[Message], change: Callable[[str], Any]) -> list[Mess
 
 
 def _call(call: Any, change: Callable[[str], Any]) -> Any:
-    """A call, which has its arguments itself or in its function."""
+    """The changed call. Its arguments are its own key, or a key of its function."""
     if not isinstance(call, dict):
         return call
 

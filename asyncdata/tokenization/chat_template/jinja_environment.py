@@ -1,4 +1,4 @@
-"""What chat templates are written for: Jinja in a sandbox, with the names that transformers gives them."""
+"""The environment of chat templates: Jinja in a sandbox, with the same names as in transformers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AnyEnvironment = TypeVar("AnyEnvironment", bound=ImmutableSandboxedEnvironment)
 
 
 class Generation(Extension):
-    """``{% generation %}...{% endgeneration %}`` marks what the model is to learn; the text is as without it.
+    """``{% generation %}...{% endgeneration %}`` marks the trained text; it does not change the rendered text.
 
     Only a rendering with ``generation_marks`` shows where the blocks are.
 
@@ -54,8 +54,8 @@ class Generation(Extension):
 class _Unfolded(CodeGenerator):
     """Compiles a template without running any of it.
 
-    Jinja works out constant expressions as it compiles. A template is compiled in the trainer's process, which has no
-    deadline for it: ``{{ 9 ** (9 ** 9) }}`` would hang it. A worker that renders it is killed instead.
+    Jinja evaluates constant expressions while it compiles. The trainer's process compiles templates without a deadline,
+    so ``{{ 9 ** (9 ** 9) }}`` would hang it. A worker that hangs while it renders is killed.
     """
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
@@ -65,7 +65,7 @@ class _Unfolded(CodeGenerator):
         return super()._output_child_to_const(node, frame, finalize)
 
     def visit_EvalContextModifier(self, node: nodes.EvalContextModifier, frame: Frame) -> None:  # noqa: N802 - Jinja's
-        """``{% autoescape %}``, which is worked out as well."""
+        """``{% autoescape %}``, which Jinja also evaluates."""
         if not all(isinstance(option.value, nodes.Const) for option in node.options):
             self.fail("autoescape must be true or false", node.lineno)
         super().visit_EvalContextModifier(node, frame)
@@ -111,12 +111,12 @@ def _strftime_now(format: str) -> str:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Jinja's own filter escapes HTML, which no model was trained on."""
+    """``tojson`` without the HTML escapes of Jinja's own filter, which models were not trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def normalized(message: Message) -> Message:
-    """A message as templates expect it: no key without a value, and its reasoning under each name it goes by."""
+    """A message as templates expect it: without null values, and with its reasoning under each of its names."""
     if None in message.values():
         message = {key: value for key, value in message.items() if value is not None}
     if _ARE_REASONING.isdisjoint(message):
@@ -127,7 +127,7 @@ def normalized(message: Message) -> Message:
 
 
 def make_environment(kind: type[AnyEnvironment]) -> AnyEnvironment:
-    """An environment for chat templates. They come with tokenizers from anywhere, hence the sandbox."""
+    """An environment for chat templates. It is a sandbox, because tokenizers may come from any source."""
     extensions = [Generation, "jinja2.ext.loopcontrols"]
     environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False)
     environment.code_generator_class = _Unfolded

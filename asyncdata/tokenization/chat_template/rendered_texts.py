@@ -1,4 +1,4 @@
-"""What the rules of ``assistant_spans`` ask of the texts that a chat is rendered to."""
+"""The questions that the rules of ``assistant_spans`` ask about rendered texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ("Texts",)
 
 
 class Texts:
-    """Answers for a chat as it is.
+    """The answers for a chat with its real texts.
 
     :param special: the texts of the tokenizer's special tokens.
     """
@@ -30,7 +30,7 @@ class Texts:
         return one == other
 
     def starts_with(self, text: str, words: str, at: int = 0) -> bool:
-        """Whether ``words`` stand in the text at a place."""
+        """Whether the text has ``words`` at index ``at``."""
         return text.startswith(words, at)
 
     def ends_with(self, text: str, words: Sequence[str]) -> bool:
@@ -38,7 +38,7 @@ class Texts:
         return text.endswith(tuple(words))
 
     def num_shared(self, one: str, other: str) -> int:
-        """How many characters the two begin with alike."""
+        """The length of the common prefix."""
         return common_prefix(one, other)
 
     def without_space_behind(self, text: str) -> str:
@@ -46,20 +46,20 @@ class Texts:
         return text.rstrip()
 
     def stop_behind(self, text: str, at: int) -> re.Match[str] | None:
-        """The special token that stands at a place, perhaps behind white space."""
+        """The special token at index ``at``, possibly after white space."""
         return self._stop.match(text, at)
 
     def constant(self, text: str) -> str:
-        """The text, which must be the template's own words, whatever the messages say."""
+        """The text, which must come from the template only, and not from the messages."""
         return text
 
     def refuse_unknown(self, what: str) -> None:
-        """Texts that are unknown are refused: a rule has no answers for them."""
+        """Fail if the texts are unknown: the rule ``what`` does not support them."""
 
     def unused_marks(self, text: str) -> tuple[str, str]:
-        """Two characters that the text does not have.
+        """Two characters that do not occur in the text.
 
-        :raises RowFault: if it has them all.
+        :raises RowFault: if all candidates occur.
         """
         unused = [mark for mark in MARKS if mark not in text]
         if len(unused) < 2:

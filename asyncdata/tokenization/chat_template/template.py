@@ -1,6 +1,6 @@
-"""Chats to text through a tokenizer's Jinja template, as ``apply_chat_template(..., tokenize=False)`` renders them.
+"""Renders chats by a tokenizer's Jinja template, as ``apply_chat_template(..., tokenize=False)`` does.
 
-Import it only where a template is used: Jinja adds to a worker's start.
+Import it only if a template is used: Jinja makes the start of a worker slower.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class ChatTemplate:
     """One template, compiled.
 
     :param source: the template's text.
-    :param variables: what it always sees: the special tokens, and the user's own.
-    :param today: what ``strftime_now`` takes for the time. The clock's would make other tokens of a row tomorrow.
+    :param variables: the variables of every rendering: the special tokens, and those of the user.
+    :param today: the time for ``strftime_now``. The time of the clock would give other tokens for a row tomorrow.
     :ivar has_generation: whether it has ``{% generation %}`` blocks.
-    :raises ConfigError: if it is no valid template, or needs ``today``.
+    :raises ConfigError: if it is not a valid template, or needs ``today``.
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any], today: datetime | None = None) -> None:
@@ -69,10 +69,10 @@ class ChatTemplate:
         self._shapes = Shapes(self._prove)
 
     def render(self, messages: list[Message], tools: list[Message] | None = None) -> str:
-        """The chat as text, by a program that has been proven for chats of its shape where there is one.
+        """The chat as text; by a program if one has been proven for chats of its shape.
 
         :param tools: schemas of the tools that the model may call; an empty list is not the same as none.
-        :raises RowFault: if the template refuses the chat, or fails on it.
+        :raises RowFault: if the template rejects the chat, or fails.
         """
         texts = self._shapes.texts(messages, tools)
         return self.rendered(messages, tools) if texts is None else texts[0]
@@ -80,9 +80,9 @@ class ChatTemplate:
     def rendered(self, messages: Iterable[Message], tools: list[Message] | None = None, **variables: Any) -> str:
         """The chat as text, by the template itself.
 
-        :param variables: go before the template's own; ``generation_marks``, a pair of strings, is put around what is
-            in its ``{% generation %}`` blocks.
-        :raises RowFault: if the template refuses the chat, or fails on it.
+        :param variables: override the template's own; ``generation_marks`` is a pair of strings to write around the
+            text of its ``{% generation %}`` blocks.
+        :raises RowFault: if the template rejects the chat, or fails.
         """
         template = self._template
         chat = [normalized(message) for message in messages]
@@ -94,7 +94,7 @@ class ChatTemplate:
             raise self._fault() from error
 
     def _fault(self) -> RowFault:
-        """That of the exception that is being handled."""
+        """The fault for the exception that is being handled."""
         try:
             self._template.environment.handle_exception()  # raises it again, with the template's lines in its trace
         except Exception as error:
@@ -109,9 +109,9 @@ class ChatTemplate:
         tools: list[Message] | None,
         cut: Callable[[SymbolicChat], tuple[list[str], tuple[str, ...]]],
     ) -> Program:
-        """The program for chats like this one; it has no segments where the chat must be rendered.
+        """The program for chats of the shape of this one; it has no parts if the chat must be rendered.
 
-        :param cut: the text with its texts unknown, in segments, and what must not be in it.
+        :param cut: returns the text of the symbolic chat in parts, and strings that no text may contain.
         """
         from asyncdata.tokenization.chat_template.compiled.symbolic_template import SymbolicChat, SymbolicTemplate
         from asyncdata.tokenization.chat_template.compiled.symbolic_values import UnprovenError
@@ -125,7 +125,7 @@ class ChatTemplate:
 
         try:
             return chat.trace.program(*cut(chat))
-        except (UnprovenError, RowFault):  # what the template refuses is refused when it renders the chat
+        except (UnprovenError, RowFault):  # a rejection is reported when the chat is rendered
             return chat.trace.program(None)
 
     def _prove(self, messages: list[Message], tools: list[Message] | None, _: object) -> Program:

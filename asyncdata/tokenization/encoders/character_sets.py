@@ -1,4 +1,4 @@
-"""Sets of characters, as ranges of code points, and the finding of texts that hold one of them."""
+"""Sets of characters as ranges of code points, and a search for texts that contain one of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = (
 )
 
 Ranges = list[tuple[int, int]]
-"""Half-open ranges of code points, rising, disjoint and not touching."""
+"""Half-open ranges of code points: sorted, disjoint and not adjacent."""
 
 NUM_CODE_POINTS = 0x110000
 _PRIVATE_PLANES = 0xF0000
@@ -51,7 +51,7 @@ def complement(ranges: Sequence[tuple[int, int]]) -> Ranges:
 
 @cache
 def unknown_characters() -> tuple[tuple[int, int], ...]:
-    """What no sweep can prove: surrogates, private planes, and what this Python's Unicode has not assigned.
+    """Characters that no sweep can prove: surrogates, private planes, and code points that this Python does not know.
 
     Libraries of different ages differ on characters that are newer than one of them; how two such characters combine
     no sweep over single ones would show.
@@ -62,7 +62,7 @@ def unknown_characters() -> tuple[tuple[int, int], ...]:
 
 
 class CharacterFinder:
-    """Finds the texts that hold a character of a set.
+    """Finds the texts that contain a character of a set.
 
     A text of ASCII costs 25 ns, whatever its length, where the set has none of ASCII; another 3 to 4 ns a character.
 
@@ -75,7 +75,7 @@ class CharacterFinder:
         self._table: Any = None
 
     def __call__(self, texts: Sequence[str]) -> list[int]:
-        """The numbers of the texts that hold one."""
+        """The indices of the texts that contain one."""
         if self._has_ascii:
             suspects = list(range(len(texts)))
         elif all(map(str.isascii, texts)):

@@ -1,7 +1,7 @@
-"""What is known about a fast backend and a tokenizer: made once by a sweep, kept in the cache folder, read by workers.
+"""Proofs about a fast backend and a tokenizer: made once by a sweep, stored in the cache folder, read by workers.
 
 A proof is for one tokenizer, one version of the backend, of ``tokenizers`` and of Unicode, and one kind of processor:
-its name is the digest of these. What does not carry all of them, or is damaged, is no proof; it is made anew.
+its name is the digest of these. A file that lacks one of them, or is damaged, is not used; the sweep runs again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CPU_BYTES = 8192
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """What a proof is about.
 
-    :ivar processor: digest of the processor's kind, as a backend may have other code for another.
+    :ivar processor: digest of the kind of CPU, as a backend may run other code on another kind.
     """
 
     tokenizer: str
@@ -60,12 +60,12 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sweep found out about ``subject``.
+    """The result of a sweep about ``subject``.
 
-    :ivar refusal: why the backend is not used at all; empty where it is.
+    :ivar refusal: why the backend is not used at all; empty if it is used.
     :ivar exceptions: the characters whose texts go to ``tokenizers``: half-open ranges of code points.
-    :ivar around: the ids that the tokenizer puts in front of a text and behind it where special tokens are asked for;
-        None where that depends on the text.
+    :ivar around: the ids that the tokenizer adds before and after a text with ``add_special_tokens``; None if they
+        depend on the text.
     :ivar num_texts: how many texts were compared; ``num_differences`` of them had other ids.
     """
 
@@ -84,7 +84,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def subject_of(files: TokenizerFiles, backend: str) -> Subject | None:
-    """What a proof of ``backend`` for this tokenizer has to be about; None where the backend is not installed."""
+    """The subject of a proof of ``backend`` for this tokenizer; None if the backend is not installed."""
     version = version_of(backend)
     if version is None:
         return None
@@ -99,7 +99,7 @@ def subject_of(files: TokenizerFiles, backend: str) -> Subject | None:
 
 
 def _processor() -> str:
-    """The machine's instruction sets: libraries choose their code by them."""
+    """The CPU's instruction sets, by which libraries choose their code."""
     flags = b""
     with suppress(OSError), open("/proc/cpuinfo", "rb", buffering=0) as file:
         for line in file.read(_CPU_BYTES).splitlines():
@@ -110,12 +110,12 @@ def _processor() -> str:
 
 
 def proof_path(subject: Subject) -> str:
-    """Where the proof of ``subject`` is kept."""
+    """The path of the file with the proof of ``subject``."""
     return os.path.join(cache_folder(), _FOLDER, f"{subject.name}.proof")
 
 
 def find(subject: Subject) -> Proof | None:
-    """The proof of ``subject``, if there is one that can be trusted: no other user may have written it."""
+    """The stored proof of ``subject``; None if there is none, or if another user could have written it."""
     try:
         _, payload = unpack_file(proof_path(subject), must_be_ours=True)
         proof = msgspec.msgpack.decode(payload, type=Proof)
@@ -126,9 +126,9 @@ def find(subject: Subject) -> Proof | None:
 
 
 def keep(proof: Proof) -> None:
-    """Write a proof down.
+    """Store a proof.
 
-    :raises OSError: if it cannot be written; the older one is still there then.
+    :raises OSError: if it cannot be written; the older file is kept then.
     """
     path = proof_path(proof.subject)
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -139,13 +139,13 @@ def keep(proof: Proof) -> None:
 
 
 def revoke(subject: Subject, reason: str) -> None:
-    """Nobody on this machine uses the backend for this tokenizer from now on, until the proof's file is removed."""
+    """Disable the backend for this tokenizer on this machine, until the file of the proof is removed."""
     with suppress(OSError):  # a folder that cannot be written: the caller says what is wrong in any case
         keep(Proof(subject=subject, refusal=reason))
 
 
 def missing(files: TokenizerFiles) -> list[str]:
-    """The backends that a proof is to be made of, in this order, for "auto" to have a choice; none where it has one."""
+    """The backends to prove, in this order, so that "auto" can use one; empty if it already can."""
     left = []
     for name in FAST_BACKENDS:
         subject = subject_of(files, name)
@@ -159,11 +159,11 @@ def missing(files: TokenizerFiles) -> list[str]:
 
 
 def choose(files: TokenizerFiles, backend: str) -> Proof | None:
-    """The proof of the backend to be used; None for ``tokenizers`` itself.
+    """The proof of the backend to use; None for ``tokenizers`` itself.
 
-    A backend that is asked for by name is proven here and now, if need be, which takes a minute.
+    If a backend is given by name and has no proof, the sweep runs now, which takes a minute.
 
-    :raises ConfigError: if the backend that is named is not installed, or refused.
+    :raises ConfigError: if the named backend is not installed, or refused.
     """
     if backend == "auto":
         subjects = (subject_of(files, name) for name in FAST_BACKENDS)
@@ -174,7 +174,7 @@ def choose(files: TokenizerFiles, backend: str) -> Proof | None:
 
 
 def require(files: TokenizerFiles, backend: str) -> Proof:
-    """The proof of a backend that was asked for by name.
+    """The proof of a backend that was given by name.
 
     :raises ConfigError: if it is not installed, or refused.
     """
@@ -197,7 +197,7 @@ def require(files: TokenizerFiles, backend: str) -> Proof:
 def make(
     files: TokenizerFiles, subject: Subject, progress: Callable[[str, float], None] = lambda _part, _share: None
 ) -> Proof:
-    """Sweep, and keep what was found. One process of the machine at a time; who waited takes over what is there.
+    """Run the sweep and store its result. Only one process of the machine does it; others wait and use its result.
 
     :raises ConfigError: if the tokenizer cannot be loaded by ``tokenizers``.
     """

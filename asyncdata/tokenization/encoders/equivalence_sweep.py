@@ -1,10 +1,10 @@
-"""Whether a fast backend gives the ids of ``tokenizers``: a sweep over all characters, and over texts made to break it.
+"""Whether a fast backend gives the ids of ``tokenizers``: a sweep over all characters, and over difficult texts.
 
-What splits a text into words depends on the class of each character, and what Unicode normalization does to it on its
-neighbours. So every character that this Python's Unicode knows is tried alone and beside letters, digits, spaces,
-line ends, quotes and marks; every way of taking a character apart, with what it is made of; every special token in
-text; long runs; and texts drawn at random. A character that shows a difference anywhere is never given to the backend;
-a difference that no character explains refuses the backend as a whole.
+The split of a text into words depends on the class of each character, and Unicode normalization also on its neighbours.
+So the sweep tries every character that this Python knows, alone and next to letters, digits, spaces, line ends, quotes
+and marks; every Unicode decomposition of a character; every special token in text; long runs; and random texts. A
+character that causes a difference anywhere is never given to the backend. If no character explains a difference, the
+backend is refused as a whole.
 
 Every part of the sweep is the same for the same seed: it depends on the tokenizer, the backend and Unicode alone.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ("SWEEP_VERSION", "Findings", "sweep")
 
 SWEEP_VERSION = 2
-"""Part of a proof's name: it changes when the sweep comes to look at more."""
+"""Part of a proof's name: it is raised when the sweep tests more."""
 
 CONTEXTS = (
     "{c}",
@@ -61,7 +61,7 @@ CONTEXTS = (
     "\u4e2d{c}\u4e2d",
     "\u00e9{c}\u0416",
 )
-"""What a character is tried in."""
+"""The contexts in which each character is tested."""
 
 NUM_RANDOM_TEXTS = 12_000
 LONGEST_TEXT = 100_000
@@ -71,10 +71,10 @@ _ROUNDS = 3
 
 
 class Findings(NamedTuple):
-    """What a sweep found out.
+    """The result of a sweep.
 
-    :ivar refusal: why the backend cannot be used at all; empty where it can.
-    :ivar exceptions: the characters that it must not be given.
+    :ivar refusal: why the backend cannot be used at all; empty if it can.
+    :ivar exceptions: the characters whose texts it must not get.
     :ivar num_texts: how many texts were compared.
     :ivar num_differences: how many of them had other ids.
     """
@@ -95,12 +95,12 @@ class _Comparison:
         self.num_differences = 0
 
     def differing(self, texts: Sequence[str]) -> list[int]:
-        """The numbers of the texts whose ids differ; one that the backend raises for is one of them."""
+        """The indices of the texts whose ids differ, or for which the backend raises."""
         self.num_texts += len(texts)
         expected = self._trusted(list(texts))
         try:
             found = self._tried(list(texts))
-        except Exception:  # whatever a library raises; one by one, the texts to blame are found
+        except Exception:  # any error of the library; one call for each text finds the texts to blame
             numbers = [number for number, text in enumerate(texts) if not self._agree_on(text)]
         else:
             numbers = _differing(expected.of_each(), found.of_each()) if found != expected else []
@@ -132,9 +132,9 @@ def sweep(
 ) -> Findings:
     """Compare ``tried`` with ``trusted``.
 
-    :param special: the tokenizer's added tokens, as they stand in a text.
-    :param separator: one of them at which a text is cut before anything else is looked at: what stands on one side does
-        not change the ids on the other, so that all contexts of a character can be one text, which takes less time.
+    :param special: the tokenizer's added tokens, as text.
+    :param separator: an added token that splits a text before all other steps. The ids on one side do not depend on the
+        other side, so all contexts of a character can be one text, which takes less time.
     :param code_points: the characters to try; None: all that this Python's Unicode knows.
     :param longest_text: in characters.
     :param progress: told the part of the sweep, and how much of it is done.
@@ -159,7 +159,7 @@ def sweep(
 
 
 def _refusal(compare: _Comparison, texts: Iterable[str]) -> str:
-    """The first text on which the two differ, said; empty for none."""
+    """A message with the first text on which the two differ; empty if there is none."""
     for batch in _batches(texts):
         if numbers := compare.differing(batch):
             return f"its ids differ on {_shown(batch[numbers[0]])}"
@@ -168,7 +168,7 @@ def _refusal(compare: _Comparison, texts: Iterable[str]) -> str:
 
 
 def _without_bad(texts: Iterable[str], points: Sequence[int], bad: set[int]) -> Iterator[str]:
-    """The texts that are not of ASCII alone, without the characters that the backend will never be given."""
+    """The texts that are not pure ASCII, without the characters that the backend never gets."""
     good = {chr(point) for point in points if point not in bad}.union(map(chr, range(_ASCII)))
     yield from ("".join(filter(good.__contains__, text)) for text in texts if not text.isascii())
 
@@ -181,7 +181,7 @@ def _characters(
     compare: _Comparison, points: Sequence[int], separator: str | None, progress: Callable[[str, float], None]
 ) -> set[int]:
     """The characters that show a difference in any context."""
-    # Alone they are texts of their own in any case: the end of a text may be another thing than a separator.
+    # A character alone is always its own text: the end of a text may act differently from a separator.
     contexts = _usable_contexts(compare)
     layouts = contexts if separator is None else ("{c}", " {c}", separator.join((*contexts, "{c}")))
     bad: set[int] = set()
@@ -197,22 +197,23 @@ def _characters(
 
 
 def _beside_ascii(compare: _Comparison, points: Sequence[int], contexts: Sequence[str]) -> set[int]:
-    """What is to blame where a character of ASCII is in a text that differs: a neighbour that is not, if there is one.
+    """The characters to blame if a text with an ASCII character differs: a neighbour that is not ASCII, if there is
+    one.
 
-    Without a character of ASCII hardly any text could be encoded; without a rare mark nearly all can.
+    Without an ASCII character hardly any text could be encoded; without a rare mark nearly all texts can.
     """
     texts = [context.replace("{c}", chr(point)) for point in points for context in contexts]
     return {max(map(ord, texts[number])) for number in compare.differing(texts)}
 
 
 def _usable_contexts(compare: _Comparison) -> list[str]:
-    """Those whose own characters agree: a neighbour that is wrong in itself would be wrong beside every character."""
+    """The contexts whose own characters agree. A wrong neighbour would make every character look wrong."""
     agreeing = {context for context in CONTEXTS if not compare.differing([context.replace("{c}", "x")])}
     return [context for context in CONTEXTS if context.isascii() or context in agreeing]
 
 
 def _sequences(compare: _Comparison, points: Sequence[int], bad: set[int]) -> set[int]:
-    """The characters of which a difference shows when they stand taken apart: the rarest of each such sequence."""
+    """The characters whose Unicode decomposition differs: the highest code point of each such sequence."""
     known = set(points) - bad
     found: set[int] = set()
     for batch in _batches(_decomposed(known)):
@@ -237,9 +238,9 @@ def _random_rounds(
     num_texts: int,
     progress: Callable[[str, float], None],
 ) -> str:
-    """Random texts of the characters that are left. One that differs must be explained by one of its characters.
+    """Test random texts of the remaining characters. If a text differs, one of its characters must explain it.
 
-    Those that explain it are added to ``bad``; the last round has to show nothing.
+    These characters are added to ``bad``; the last round must find no difference.
     """
     differing: list[str] = []
     for number in range(_ROUNDS):
@@ -259,7 +260,7 @@ def _random_rounds(
 
 
 def _to_blame(compare: _Comparison, text: str) -> int | None:
-    """The character without which the two agree; not one of ASCII, without which no text could be encoded."""
+    """The character without which the two agree; never an ASCII character, which nearly every text needs."""
     for point in sorted(set(map(ord, text)), reverse=True):
         if point < _ASCII:
             return None
@@ -305,7 +306,7 @@ def _scripts(points: Sequence[int]) -> list[str]:
 
 
 def _fixed_texts(special: Sequence[str], longest: int) -> Iterator[str]:
-    """Texts that must agree whatever their characters: nothing at all, long runs, emoji, special tokens."""
+    """Fixed texts that must agree: the empty text, long runs, emoji, special tokens."""
     yield ""
     for run in ("a", "A", "1", " ", "\n", "\r\n", "\t", ".", "'", "-", "_", "ab", " a", "a ", "1 ", ". ", " \n", "\n "):
         yield from (run * length for length in (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 100))

@@ -1,7 +1,8 @@
-"""The libraries that can stand in for ``tokenizers``: how each is loaded, what it returns, how its memory is bounded.
+"""The libraries that can replace ``tokenizers``: how each is loaded, what it returns, how its memory is bounded.
 
-None of them is believed. ``conformance`` finds out where one gives the ids of ``tokenizers``, ``proofs`` keeps that,
-and ``text_encoder`` goes by it. All take texts and give flat ids: no Python object is made for a token.
+None of them is trusted. ``equivalence_sweep`` finds where one gives the ids of ``tokenizers``, ``equivalence_records``
+stores the result, and ``text_encoder`` follows it. All take texts and give flat ids: no Python object is made for a
+token.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ __all__ = (
 )
 
 FAST_BACKENDS = ("gigatoken", "fastokens")
-"""In the order in which "auto" prefers them: the first is loaded in half the time and two thirds of the memory of the
-second, and both are far faster than what surrounds them."""
+"""In the order in which "auto" prefers them. The first loads in half the time and two thirds of the memory of the
+second, and both are much faster than the code around them."""
 
 MAX_GROWTH_BYTES = 128 << 20
-"""How much a backend's caches may grow before it is loaded anew: neither library bounds them, and both keep every word
-they have seen."""
+"""How much a backend's caches may grow before it is loaded again. Neither library bounds them: both store every word
+that they have encoded."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -44,10 +45,10 @@ Buffer = bytes | memoryview
 
 
 class FlatIds(NamedTuple):
-    """The ids of texts, end to end.
+    """The concatenated ids of texts.
 
-    :ivar ids: bytes of int32, little endian on all that this runs on.
-    :ivar ends: uint32: where each text's ids end.
+    :ivar ids: bytes of int32, in native (little-endian) order.
+    :ivar ends: uint32: the end of each text's ids.
     """
 
     ids: Buffer
@@ -71,7 +72,7 @@ class FlatEncoder(Protocol):
 
 
 def version_of(name: str) -> str | None:
-    """The installed version of a library; None where there is none."""
+    """The installed version of a library; None if it is not installed."""
     spec = find_spec(name)
     if spec is None or spec.origin is None:
         return None
@@ -106,7 +107,9 @@ def _load_gigatoken(tokenizer_json: bytes, splits_special: bool) -> FlatEncoder:
         raise ValueError("gigatoken always finds special tokens in a text, and this tokenizer does not")
 
     encode = load_hf_json(tokenizer_json).encode_batch
-    is_alone = threading.current_thread() is threading.main_thread()  # as in a worker: nobody else imports meanwhile
+    is_alone = (
+        threading.current_thread() is threading.main_thread()
+    )  # as in a worker: no other thread imports meanwhile
 
     def encode_all(texts: list[str]) -> FlatIds:
         with _plain_arrays() if is_alone else contextlib.nullcontext():
@@ -119,11 +122,10 @@ def _load_gigatoken(tokenizer_json: bytes, splits_special: bool) -> FlatEncoder:
 
 @contextlib.contextmanager
 def _plain_arrays() -> Iterator[None]:
-    """Have gigatoken give a batch's ids as they are, and not in an array of awkward's.
+    """Make gigatoken return a batch's ids unchanged, instead of an array of ``awkward``.
 
-    It asks ``awkward`` for that at each batch, which costs a worker 0.4 s and 60 MB to import, and has no other call
-    for many texts that is as fast: one by one they take a third longer. In here, what it finds under that name gives
-    back what it is given.
+    For each batch it calls ``awkward``, whose import costs a worker 0.4 s and 60 MB. Its other calls are slower: one
+    call for each text takes a third longer. During this block, it imports a stub that returns its arguments.
     """
     before = sys.modules.get("awkward")
     sys.modules["awkward"] = _Unflattened("awkward")
@@ -137,13 +139,13 @@ def _plain_arrays() -> Iterator[None]:
 
 
 class _Unflattened(ModuleType):
-    """What gigatoken takes for ``awkward``."""
+    """The stub that gigatoken imports as ``awkward``."""
 
     Array = type("Array", (), {})
 
     @staticmethod
     def unflatten(ids: Any, counts: Any) -> tuple[Any, Any]:
-        """The ids, and where each text's end."""
+        """The ids, and the end of each text's ids."""
         return ids, counts.cumsum()
 
 
@@ -166,12 +168,12 @@ _LOADERS: dict[str, Callable[[bytes, bool], FlatEncoder]] = {
 
 
 class BoundedEncoder:
-    """A fast backend that is loaded anew when its caches have grown too large.
+    """A fast backend that is loaded again when its caches have grown too large.
 
-    :param load: makes the backend.
-    :param max_growth_bytes: by how much the process may grow, between two loads, without memory that it shares.
-    :param used_bytes: what the process holds.
-    :param look_every: after how many ids that is asked.
+    :param load: loads the backend.
+    :param max_growth_bytes: how much the private memory of the process may grow between two loads.
+    :param used_bytes: measures the private memory of the process.
+    :param look_every: the number of ids between two measurements.
     """
 
     def __init__(
@@ -211,20 +213,20 @@ class BoundedEncoder:
             give_back_memory()
 
     def allow(self, num_bytes: int) -> None:
-        """The process grew by so much for another reason."""
+        """Exclude memory that the process has allocated for another reason."""
         if self._base >= 0:
             self._base += num_bytes
 
 
 def give_back_memory() -> None:
-    """What was freed goes back to the system, where the C library can do that: loading a vocabulary frees a lot."""
+    """Return freed memory to the system, if the C library can: loading a vocabulary frees much of it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def private_bytes() -> int:
-    """What this process holds of memory, without files and without what it shares; 0 where that cannot be told."""
+    """The private memory of this process in bytes, without files and shared memory; 0 if that is not known."""
     try:
         with open("/proc/self/statm", "rb") as file:
             _, resident, shared, *_ = file.read().split()

@@ -1,4 +1,4 @@
-"""The library ``tokenizers`` itself, with flat ids: what every other backend is measured by."""
+"""The library ``tokenizers`` itself, with flat ids: the reference for every other backend."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _PLAIN = ("", "a", " a", "Hello, world", "1 2\n", "\u4e2d\u6587", "\n", "\U0001f
 
 
 _NO = frozenset({"", "off", "false", "f", "no", "n", "0"})
-"""What tokenizers itself takes for no, in whatever case, in TOKENIZERS_PARALLELISM."""
+"""The values of TOKENIZERS_PARALLELISM that the library reads as no, in upper or lower case."""
 
 
 def encode_here(tokenizer: Tokenizer, *, with_offsets: bool) -> Callable[..., list[Encoding]]:
-    """``encode_batch`` of ``tokenizer``, or ``encode_batch_fast``, in the thread that asks.
+    """``encode_batch`` of ``tokenizer``, or ``encode_batch_fast``, in the calling thread.
 
-    A batch goes to the library's own threads, which end with the process, and keep memory for each tokenizer that they
-    have ever worked for: 4 to 5 MB a thread for every loader of a trainer. So texts go there one by one, and not as a
-    batch, unless those threads are turned off, as they are in workers. It is the same work for the CPU.
+    The library encodes a batch in its own threads, which end only with the process and keep memory for each tokenizer:
+    4 to 5 MB a thread for every loader of a trainer. So texts are encoded one by one, unless these threads are turned
+    off, as in workers. The CPU time is the same.
     """
     if os.environ.get("TOKENIZERS_PARALLELISM", "yes").lower() in _NO:
         return tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
@@ -41,8 +41,8 @@ def encode_here(tokenizer: Tokenizer, *, with_offsets: bool) -> Callable[..., li
 class HfEncoder:
     """Texts to ids.
 
-    :param add_special_tokens: with those that the tokenizer puts around a text.
-    :param in_threads: the library's own may help, as where it is waited for, and happens once.
+    :param add_special_tokens: add the special tokens around a text.
+    :param in_threads: use the threads of the library; for work that happens once, and that a caller waits for.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, add_special_tokens: bool = False, in_threads: bool = False) -> None:
@@ -61,10 +61,10 @@ class HfEncoder:
         return FlatIds(ids.tobytes(), ends)
 
     def each(self, texts: list[str]) -> tuple[FlatIds, dict[int, Exception]]:
-        """The ids of each text, and what the library raised for those that have none, by their number."""
+        """The ids of each text, and ``{index: error}`` of the texts for which the library raised."""
         try:
             return self(texts), {}
-        except Exception:  # the library raises a bare Exception; one by one, the text to blame is named
+        except Exception:  # the library raises a bare Exception; one call for each text finds the text to blame
             return self._one_by_one(texts)
 
     def _one_by_one(self, texts: list[str]) -> tuple[FlatIds, dict[int, Exception]]:
@@ -83,7 +83,7 @@ class HfEncoder:
 
 
 def ids_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """The ids that the tokenizer puts in front of any text and behind it; None where that depends on the text."""
+    """The ids that the tokenizer adds before and after every text; None if they depend on the text."""
     whole = tokenizer.encode("", add_special_tokens=True).ids
     for split in range(len(whole) + 1):
         before, after = whole[:split], whole[split:]
@@ -99,7 +99,7 @@ def _is_between(tokenizer: Tokenizer, text: str, before: list[int], after: list[
 
 
 def separator_of(tokenizer: Tokenizer) -> str | None:
-    """An added token at which a text is cut as it is, before anything else is done; None where there is none."""
+    """An added token that splits a text before all other steps; None if there is none."""
     if tokenizer.encode_special_tokens:
         return None
 

@@ -1,35 +1,35 @@
-"""Work that nobody waits for, done by a worker while it has nothing else to do."""
+"""Deferred work that a worker does while it has no request."""
 
 from __future__ import annotations
 
 from typing import Protocol
 from weakref import WeakSet
 
-__all__ = ("Restless", "is_awaited", "pause", "wait_for_pause")
+__all__ = ("IdleTask", "is_awaited", "pause", "wait_for_pause")
 
 
-class Restless(Protocol):
-    """Something in a worker that has such work."""
+class IdleTask(Protocol):
+    """Something in a worker that has deferred work."""
 
     def on_pause(self) -> None:
-        """Do it. It must not raise: there is nobody to tell."""
+        """Run the deferred work. It must not raise: there is no caller to report to."""
         ...
 
 
-_waiting: WeakSet[Restless] = WeakSet()
+_waiting: WeakSet[IdleTask] = WeakSet()
 
 
-def wait_for_pause(who: Restless) -> None:
-    """Have ``who`` told of the next pause, if there is one: in the trainer's process there is none."""
-    _waiting.add(who)
+def wait_for_pause(task: IdleTask) -> None:
+    """Call ``on_pause`` of ``task`` once, when the worker is idle. In the trainer's process this never happens."""
+    _waiting.add(task)
 
 
 def is_awaited() -> bool:
-    """Whether anybody waits for a pause."""
+    """Whether there is deferred work."""
     return bool(_waiting)
 
 
 def pause() -> None:
-    """There is a pause: everybody who waits for one works in it, once."""
+    """The worker is idle: run all deferred work once."""
     while _waiting:
         _waiting.pop().on_pause()

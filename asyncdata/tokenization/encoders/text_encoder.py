@@ -1,4 +1,4 @@
-"""Texts to ids that are those of ``tokenizers``, by a fast backend where that is proven, and checked while it runs."""
+"""Encodes texts to the ids of ``tokenizers``: by a fast backend if it is proven, with an audit while it runs."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ AUDIT_EVERY = 10_000
 hundred times as fast."""
 
 FIRST_AUDIT_TOKENS = 200_000
-"""After how many tokens that begins, in the next pause."""
+"""After how many tokens the audit begins, when the worker is idle."""
 
 WORK_BEFORE_AUDIT_S = 40.0
-"""CPU time after which it begins without a pause: loading ``tokenizers`` is 1 % of that, and holds up what is waited
-for."""
+"""CPU seconds after which the audit begins even if the worker is not idle: loading ``tokenizers``, which delays a
+request, is 1 % of that."""
 
 
 class Encoded(NamedTuple):
     """The ids of texts.
 
-    :ivar flat: those of a text that failed are none.
-    :ivar errors: what the library raised for a text, by the text's number.
+    :ivar flat: the ids; a text that failed has none.
+    :ivar errors: ``{index: error}`` of the texts for which the library raised.
     """
 
     flat: FlatIds
@@ -62,7 +62,7 @@ class Encoded(NamedTuple):
 class TextEncoder:
     """Encodes texts; see :func:`open_encoder`.
 
-    :param load: loads ``tokenizers``. Called at once without ``fast``, and else only when a text needs it: that costs
+    :param load: loads ``tokenizers``. Called at once without ``fast``, otherwise only when a text needs it: it costs
         0.3 s and 60 MB for a vocabulary of 151k.
     """
 
@@ -88,7 +88,7 @@ class TextEncoder:
     def __call__(self, texts: list[str]) -> Encoded:
         """The ids of each text.
 
-        :raises WrongIdsError: if an audit finds the backend out, and from then on.
+        :raises WrongIdsError: if the audit finds wrong ids of the backend, and at every later call.
         """
         if self._fast is None:
             return Encoded(*self._trusted().each(texts))
@@ -115,7 +115,7 @@ class TextEncoder:
         return Encoded(found, {})
 
     def _may_audit(self) -> bool:
-        """Whether what it costs now is little."""
+        """Whether the audit costs little now."""
         if self._hf is not None or time.process_time() >= self._audit_after_s:
             return True
 
@@ -123,13 +123,13 @@ class TextEncoder:
         return False
 
     def on_pause(self) -> None:
-        """Load what the audit needs."""
+        """Load the library that the audit needs."""
         self._audit_after_s = 0.0
-        with contextlib.suppress(Exception):  # whatever it is: the next batch meets it too, and tells
+        with contextlib.suppress(Exception):  # the next batch has the same error, and reports it
             self._trusted()
 
     def _routed(self, fast: _Fast, texts: list[str], not_proven: Sequence[int]) -> Encoded:
-        """``tokenizers`` gets the texts that hold a character which is not proven."""
+        """Encode with both: ``tokenizers`` gets the texts with a character that is not proven."""
         routed = frozenset(not_proven)
         others = [number for number in range(len(texts)) if number not in routed]
         proven = self._encode_fast(fast, [texts[number] for number in others])
@@ -151,7 +151,7 @@ class TextEncoder:
         from asyncdata.tokenization.encoders.equivalence_records import revoke
 
         self._wrong_text = texts[number]
-        length = len(self._wrong_text)  # the text is the row's, and must not be shown by whoever reads the proof
+        length = len(self._wrong_text)  # the text is the row's, and must not be shown to readers of the proof
         revoke(
             fast.proof.subject, f"an audit found other ids than those of tokenizers for a text of {length} characters"
         )
@@ -181,9 +181,9 @@ def _joined(pieces: list[bytes]) -> FlatIds:
 
 
 class _Audit:
-    """When a text is to be encoded by both: once for as many tokens as the last such text had, times ``every``.
+    """When to encode a text by both: after ``every`` times as many tokens as the last compared text had.
 
-    One process of a run does it, so that only that one holds ``tokenizers``; when it dies, another takes over.
+    Only one process of a run does this, so that only one loads ``tokenizers``; if it dies, another takes over.
     """
 
     def __init__(self, first: int, every: int) -> None:
@@ -194,7 +194,7 @@ class _Audit:
         self.num_audits = 0
 
     def is_due(self, num_tokens: int) -> bool:
-        """``num_tokens`` more were encoded."""
+        """Count ``num_tokens`` more; return whether to compare a text now."""
         self._left -= num_tokens
         if self._left > 0:
             return False
@@ -206,7 +206,7 @@ class _Audit:
         return True
 
     def is_done(self, num_tokens: int) -> None:
-        """A text of so many tokens was compared."""
+        """Record that a text of ``num_tokens`` tokens was compared."""
         self.num_audits += 1
         self._left = self._every * max(num_tokens, 1)
 

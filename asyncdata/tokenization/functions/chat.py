@@ -1,4 +1,4 @@
-"""Chats to be trained: rendered whole, as ``apply_chat_template`` does, with loss on what the assistant says."""
+"""Chats for training: rendered whole, as ``apply_chat_template`` does, with loss on the assistant's messages."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ Message = dict[str, Any]
 
 
 class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Rows of messages to samples, trained on what the assistant says: ``{"messages": [...], "tools": [...]}``.
+    """Rows of messages to samples that train the assistant's messages: ``{"messages": [...], "tools": [...]}``.
 
-    The tokens are those of ``apply_chat_template``. What is trained of a message begins where the model begins when it
-    is asked, and ends with its stop token; tool calls are part of it. A token that straddles a border is trained only
-    if all that it holds besides is white space before the message; ``straddling_token`` counts rows with others.
+    The tokens are those of ``apply_chat_template``. The trained part of a message begins where the model begins to
+    generate, and ends with its stop token; it includes tool calls. A token that straddles the beginning is trained only
+    if its other characters are white space; ``straddling_token`` counts rows with other straddling tokens.
 
-    A row with nothing to train on is dropped as ``no_trained_tokens``, one that is too long as ``max_length``.
+    A row without trained tokens is dropped as ``no_trained_tokens``, and one that is too long as ``max_length``. If the
+    chat template ends messages without a special token, no stop token is trained: ``no_stop_token`` counts such rows.
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
-    A chat template that ends messages with no special token trains none: ``no_stop_token`` counts such rows.
-
-    :param messages_key: where a row has its messages: a list, or that list as JSON text; other text is one user turn.
+    :param messages_key: the key of a row's messages: a list, or that list as JSON text; other text is one user turn.
     :param train_on: every message of the assistant, its last one, or those whose own ``loss`` is not false.
     :raises ConfigError: for a setting that cannot work.
     """
@@ -52,7 +51,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class _ChatReader:
-    """A raw row to its rendered chat."""
+    """Reads a raw row, and renders its chat."""
 
     def __init__(self, fn: ChatTokenizeFn, drafts: ChatDrafts) -> None:
         self._key = fn.messages_key
@@ -87,7 +86,7 @@ class _ChatReader:
 
         if loss and not is_assistant:
             reason = (
-                f"{ascii(self._key)}[{number}] has loss, and is no message of the assistant; set its 'loss' to false"
+                f"{ascii(self._key)}[{number}] has loss, but is not a message of the assistant; set its 'loss' to false"
             )
             raise RowFault("AD111", reason, raw)
 

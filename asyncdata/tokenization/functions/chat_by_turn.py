@@ -1,20 +1,19 @@
-"""Where a message of a chat lies, asked of its two ends apart: for templates that neither prefixes nor a mark tell of.
+"""Locating a message of a chat by its two ends separately: for templates where neither prefixes nor a mark locate it.
 
-The beginning. If the prompt that asks the model for the message begins the whole chat, the message begins behind it.
-Otherwise the chat is rendered with a mark in place of the message, as in ``chat_template.assistant_spans``; the
-message begins where the chat parts from what the model is asked with, as a turn with thoughts does from a prompt that
-closes them. What they share must hold the turn's header.
+The beginning. If the prompt for the message is a prefix of the whole chat, the message begins after it. Otherwise the
+chat is rendered with a mark instead of the message, as in ``chat_template.assistant_spans``. The message begins where
+the whole chat and the prompt start to differ, as a turn with thoughts differs from a prompt that closes the thoughts.
+Their common part must contain the header of the turn.
 
 The end, by one of three proofs:
 
-- The chat up to and with the message begins the whole chat.
-- What stands behind the mark also ends the whole chat, so that the message ends before it. To this comes what the
-  template writes behind the message when the model is asked for the next one right after it, if it writes the same
-  where a chat ends: that is the message's stop token. Another token in its place is one that only past turns have,
-  and is not trained.
-- The template drops the message's beginning as the chat goes on, such as thoughts before a call: what the chat has from
-  the beginning on, up to the special token that ends the message, is the end of the chat up to and with the message,
-  and there is only one such place.
+- The chat up to and including the message is a prefix of the whole chat.
+- The text after the mark is also the end of the whole chat, so the message ends before it. The text that the template
+  writes after the message before the next generation prompt belongs to the message as its stop token, if the template
+  writes the same at the end of a chat. A different token there occurs only in past turns, and is not trained.
+- The template drops the beginning of the message in later turns, such as thoughts before a call. Then the text of the
+  chat from the beginning up to the special token that ends the message must be a suffix of the chat up to and
+  including the message, and there must be only one such place.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ __all__ = ("by_turn",)
 
 
 class _Marked(NamedTuple):
-    """The chat with a mark in place of a message.
+    """The chat with a mark instead of a message.
 
-    :ivar text: the rendering.
-    :ivar place: where the mark is.
-    :ivar tail: what stands behind it.
+    :ivar text: the rendered text.
+    :ivar place: the index of the mark.
+    :ivar tail: the text after the mark.
     """
 
     text: str
@@ -45,7 +44,7 @@ class _Marked(NamedTuple):
 
 
 def by_turn(chat: Conversation, number: int) -> Span | None:
-    """Where message ``number`` lies; None where that cannot be shown. Nothing is known of chats of unknown texts."""
+    """The range of message ``number``; None if it cannot be proven. Chats of unknown texts are not supported."""
     chat.texts.refuse_unknown("each end of a message for itself")
     marked = _marked(chat, number)
     start = _start(chat, number, marked)
@@ -84,14 +83,14 @@ def _start(chat: Conversation, number: int, marked: _Marked | None) -> int | Non
     header_at = marked.place - len(words) + at
     shared = min(header_at + common_prefix(words[at:], header), common_prefix(chat.text, marked.text))
     if shared in (header_at + len(header), marked.place):
-        return shared  # all of the header, or all that the template has of it
+        return shared  # the whole header, or as much of it as the template writes
 
     start = header_at + _whole_words(chat.text[header_at:shared], chat.text[header_at:], chat.texts)
     return start if start > header_at + len(first) else None
 
 
 def _whole_words(shared: str, text: str, texts: Texts) -> int:
-    """How much of what ``shared``, the beginning of ``text``, ends behind white space or a special token."""
+    """The length of the part of ``shared``, a prefix of ``text``, that ends after white space or a special token."""
     length = 0
     for found in re.finditer("|".join([r"\s", *map(re.escape, texts.special)]), text):
         if found.end() <= len(shared):
@@ -109,7 +108,7 @@ def _stop(chat: Conversation, number: int, start: int, marked: _Marked | None) -
 
 
 def _said(text: str, texts: Texts) -> str:
-    """The text, without white space behind a special token that it ends with: that is not the model's."""
+    """The text without white space after a final special token: the model does not generate that white space."""
     said = text.rstrip()
     return said if said.endswith(texts.special) else text
 
@@ -134,7 +133,7 @@ def _stop_by_mark(chat: Conversation, number: int, marked: _Marked) -> int | Non
 
 
 def _ending(chat: Conversation, number: int, mark: str) -> str | None:
-    """What the template writes behind a message before the model is asked for the next one."""
+    """The text that the template writes between a message and the next generation prompt."""
     asked, header = chat.in_its_place(number, mark, last=True, asks=True), chat.header_of(number)
     if asked is None or not header or asked.count(mark) != 1:
         return None
@@ -144,7 +143,7 @@ def _ending(chat: Conversation, number: int, mark: str) -> str | None:
 
 
 def _stop_by_end(chat: Conversation, number: int, start: int) -> int | None:
-    """Where the beginning of the message was dropped: what is left of it."""
+    """The end of a message whose beginning the template has dropped."""
     whole = (chat.alone(number) or "").rstrip()
     token = next((each for each in chat.texts.special if whole.endswith(each)), None)
     if token is None:

@@ -1,4 +1,4 @@
-"""What tokenize functions of chats that are trained have in common: settings of the template, and rows read."""
+"""Shared code of the tokenize functions that train on chats: the settings of the chat template, and reading rows."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ Message = dict[str, Any]
 
 
 class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The settings that descriptions of trained chats have besides.
+    """The further settings of tokenize functions that train on chats.
 
-    :param tools_key: where a row may have tools: a list of JSON schemas, or that list as JSON text. None: no tools.
-    :param chat_template: a template's text, or the name of one of the tokenizer's, in place of its own choice.
+    :param tools_key: the key of a row's optional tools: a list of JSON schemas, or that list as JSON text. None: no
+        tools.
+    :param chat_template: the text of a template, or the name of one of the tokenizer's templates. None: its default.
     :param chat_template_kwargs: variables for the template, such as ``enable_thinking``; JSON values.
-    :param today: the date, as 2026-01-31, that a template is told when it asks for today's.
+    :param today: the date, such as 2026-01-31, for templates that use the current date.
     """
 
     version: ClassVar[int] = 2
-    """2: a token of white space and the first character of what is trained is trained."""
+    """Since version 2, a token of white space and the beginning of the trained text is trained."""
 
     needs_offsets: ClassVar[bool] = True
 
@@ -51,7 +52,7 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
             parse_date(self.today)
         if taken := sorted((TEMPLATE_ARGUMENTS | {"add_generation_prompt"}) & set(self.chat_template_kwargs)):
             raise ConfigError(
-                f"chat_template_kwargs are the template's variables; it cannot be given {', '.join(taken)}"
+                f"chat_template_kwargs are variables of the template; these names are reserved: {', '.join(taken)}"
             )
 
     def check_files(self, files: TokenizerFiles) -> None:
@@ -63,10 +64,10 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return templates_digest(files, self.chat_template)
 
     def chat_spans(self, files: TokenizerFiles, special: list[str]) -> tuple[ChatSpans, ChatSpans]:
-        """For chats without tools, and with tools.
+        """The span finders for chats without tools, and with tools.
 
         :param special: the texts of the tokenizer's special tokens.
-        :raises ConfigError: if there is no such template, or it is none.
+        :raises ConfigError: if there is no such template, or it is invalid.
         """
         from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
 
@@ -80,9 +81,9 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
 
 class ChatDrafts:
-    """Chats as rows have them, to drafts.
+    """Converts the chats of rows to drafts.
 
-    :param keys: the row's keys of its chats.
+    :param keys: the row's keys that have chats.
     """
 
     def __init__(self, fn: OfChat, keys: list[str], spans: tuple[ChatSpans, ChatSpans]) -> None:
@@ -91,16 +92,16 @@ class ChatDrafts:
         self._any_row = self._rows[keys[0]]
 
     def messages(self, key: str, value: Any, raw: Buffer) -> list[Message]:
-        """The chat that ``value`` is, or that its text is as JSON, which the row has under ``key``.
+        """The chat in ``value``, the row's value of ``key``: a list, or that list as JSON text.
 
-        :raises RowFault: if it is no list of messages with a role.
+        :raises RowFault: if it is not a list of messages with a role.
         """
         return self._rows[key].chat(value, raw)
 
     def tools(self, text: Buffer | None, raw: Buffer) -> list[Message] | None:
         """The row's tools.
 
-        :raises RowFault: if they are no list of JSON schemas.
+        :raises RowFault: if they are not a list of JSON schemas.
         """
         if text is None:
             return None
@@ -110,9 +111,9 @@ class ChatDrafts:
     def draft(
         self, key: str, messages: list[Message], tools: list[Message] | None, trained: list[int], raw: Buffer
     ) -> Draft:
-        """The chat rendered, with the blocks of the messages ``trained``.
+        """The rendered chat, with the blocks of the messages numbered in ``trained``.
 
-        :raises RowFault: if the template refuses it, or the blocks cannot be told.
+        :raises RowFault: if the template rejects the chat, or the blocks cannot be located.
         """
         spans = self._without_tools if tools is None else self._with_tools
         text, blocks = spans(messages, tools, trained)
@@ -120,5 +121,5 @@ class ChatDrafts:
 
 
 def assistants(messages: list[Message]) -> list[int]:
-    """The numbers of the messages of the assistant."""
+    """The indices of the assistant's messages."""
     return [number for number, message in enumerate(messages) if message["role"] == "assistant"]

@@ -1,4 +1,4 @@
-"""A chat and the renderings of it, and of parts of it, that show where its messages lie."""
+"""A chat, and renderings of it and of its parts that show the positions of its messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Message = dict[str, Any]
 
 
 class _Template(Protocol):
-    """What renders a chat, as text or with its texts unknown."""
+    """Renders a chat, with its real texts or with unknown texts."""
 
     def rendered(self, messages: Iterable[Message], tools: Any = None, **variables: Any) -> str: ...
 
@@ -30,8 +30,8 @@ class _Template(Protocol):
 class Conversation:
     """A chat, rendered whole and in parts.
 
-    :param texts: what is asked about the renderings.
-    :ivar text: the whole.
+    :param texts: compares and searches rendered texts.
+    :ivar text: the whole chat, rendered.
     """
 
     def __init__(self, template: _Template, messages: list[Message], tools: Any, texts: Texts) -> None:
@@ -43,18 +43,18 @@ class Conversation:
 
     @cached_property
     def header(self) -> str:
-        """What the template writes for the model to go on behind; empty for nothing."""
+        """The generation prompt that the template adds to the whole chat; may be empty."""
         prompt = self.prompt(len(self.messages)) or ""
         return self.texts.constant(prompt[self.texts.num_shared(self.text, prompt) :])
 
     def prompt(self, length: int) -> str | None:
-        """The first messages as the prompt for the next; None where the template refuses them."""
+        """The first ``length`` messages as the prompt for the next one; None if the template rejects them."""
         return self._rendered(self.messages[:length], add_generation_prompt=True)
 
     def up_to(self, number: int, *, in_its_place: bool = False) -> str | None:
-        """The chat up to and with a message; None where the template refuses that, or writes what ends every chat.
+        """The chat up to and including a message; None if the template rejects it, or adds text at the end of a chat.
 
-        :param in_its_place: what comes behind a chat's last message says it in the form that the message has.
+        :param in_its_place: a turn that is added after the last message has content of the same form as the message.
         """
         if number + 1 < len(self.messages):
             return self.alone(number)
@@ -63,17 +63,17 @@ class Conversation:
         return self.text if longer is not None and self.texts.starts_with(longer, self.text) else None
 
     def longer(self, content: Any = "") -> str | None:
-        """The chat with one more turn; None where the template refuses it."""
+        """The chat with one more turn; None if the template rejects it."""
         return self._rendered([*self.messages, {"role": "user", "content": content}])
 
     def alone(self, number: int) -> str | None:
-        """The chat that ends with a message; None where the template refuses it."""
+        """The chat that ends with a message; None if the template rejects it."""
         return self._rendered(self.messages[: number + 1])
 
     def header_of(self, number: int) -> str:
-        """What the template writes for the model to say message ``number``, or else one before it; empty for nothing.
+        """The generation prompt for message ``number``, or for an earlier one if that is not known; empty if none is.
 
-        Where the message before is rendered otherwise as the chat goes on, that cannot be told of the message itself.
+        It is not known if the template renders the message before it differently as the last one of a chat.
         """
         for length in range(number, -1, -1):
             prompt, before = self.prompt(length), self._rendered(self.messages[:length])
@@ -83,17 +83,17 @@ class Conversation:
         return ""
 
     def with_content(self, number: int, content: str, *, last: bool = False) -> str | None:
-        """The whole with nothing but ``content`` in message ``number``; None where the template refuses that.
+        """The chat with only ``content`` in message ``number``; None if the template rejects it.
 
-        :param last: end the chat there.
+        :param last: end the chat with this message.
         """
         message = {"role": self.messages[number]["role"], "content": content}
         return self._rendered([*self.messages[:number], message, *([] if last else self.messages[number + 1 :])])
 
     def in_its_place(self, number: int, content: str, *, last: bool = False, asks: bool = False) -> str | None:
-        """As :meth:`with_content`, with the content in the form that the message's has: text, or a list of parts.
+        """As :meth:`with_content`, with content of the same form as the message's: text, or a list of parts.
 
-        :param asks: as the prompt for the next message.
+        :param asks: add the generation prompt for the next message.
         """
         message = {"role": self.messages[number]["role"], "content": self._form(number, content, True)}
         messages = [*self.messages[:number], message, *([] if last else self.messages[number + 1 :])]
@@ -104,7 +104,7 @@ class Conversation:
         return [{"type": "text", "text": content}] if is_parts else content
 
     def generation_blocks(self) -> list[Span] | None:
-        """Where the template's own blocks lie; None where it does not keep them apart."""
+        """The ranges of the template's ``{% generation %}`` blocks; None if they are not properly separated."""
         opening, closing = self.unused_marks()
         marked = self._rendered(self.messages, generation_marks=(opening, closing))
         if marked is None or not self.texts.same(marked.replace(opening, "").replace(closing, ""), self.text):
@@ -121,7 +121,7 @@ class Conversation:
         return blocks
 
     def words_before(self, number: int, mark: str, before: str, *, in_its_place: bool = False) -> str:
-        """What the template writes between message ``number`` and the one before it, whatever they say."""
+        """The text that the template writes between message ``number`` and the one before it."""
         message = {"role": self.messages[number]["role"], "content": self._form(number, mark, in_its_place)}
         earlier = []
         if number:
@@ -131,23 +131,23 @@ class Conversation:
         return rendered.partition(mark)[0].rpartition(before)[2] if mark in rendered else ""
 
     def unused_marks(self) -> tuple[str, str]:
-        """Two characters that the text does not have.
+        """Two characters that do not occur in the text.
 
-        :raises RowFault: if it has them all.
+        :raises RowFault: if all candidates occur.
         """
         return self.texts.unused_marks(self.text)
 
     def _rendered(self, messages: list[Message], **variables: Any) -> str | None:
         try:
             return self._template.rendered(messages, self._tools, **variables)
-        except RowFault:  # it renders the whole: what it refuses is this part of it
+        except RowFault:  # it renders the whole chat, so it rejects only this part
             return None
 
 
 def conversation_of(template: ChatTemplate, messages: list[Message], tools: Any, texts: Texts) -> Conversation:
-    """The chat, with arguments of tool calls as the template takes them.
+    """The chat, with arguments of tool calls in the form that the template accepts.
 
-    :raises RowFault: if it refuses the chat.
+    :raises RowFault: if the template rejects the chat.
     """
     try:
         return Conversation(template, guarded(messages), tools, texts)

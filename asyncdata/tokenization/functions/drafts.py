@@ -1,4 +1,4 @@
-"""A row's texts before they are tokens, the tokens that they become, and the sample that is written of them."""
+"""Drafts (a row's texts before tokenization), their tokens, and writing the sample."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NOTHING_TRAINED = "no_trained_tokens"
 
 
 class Draft(NamedTuple):
-    """A text that becomes tokens, and the blocks of it that are trained: ranges of characters, rising and disjoint.
+    """A text to tokenize, and its trained blocks: ranges of characters, sorted and disjoint.
 
-    :ivar has_stop: whether a block ends with a token that ends what the model says.
+    :ivar has_stop: whether a block ends with a stop token, at which the model stops.
     """
 
     text: str
@@ -31,7 +31,7 @@ class Draft(NamedTuple):
 
 
 class Drafting(NamedTuple):
-    """A row that has been read: its drafts, the columns of its sample, and what else its writer must know."""
+    """A row that was read: its drafts, the columns of its sample, and in ``of`` further data for its writer."""
 
     drafts: list[Draft]
     columns: dict[str, Buffer]
@@ -41,8 +41,8 @@ class Drafting(NamedTuple):
 class Encoded(NamedTuple):
     """The tokens of a draft, and which of them are trained.
 
-    :ivar straddling: the places of tokens that hold a part of a block, and are not trained, as they hold more.
-    :ivar has_stop: that of the draft.
+    :ivar straddling: the indices of tokens that cross the border of a block, and so are not trained.
+    :ivar has_stop: as in the draft.
     """
 
     tokens: array[int]
@@ -51,12 +51,12 @@ class Encoded(NamedTuple):
     has_stop: bool = True
 
     def cut(self, start: int, stop: int) -> Encoded:
-        """What lies in ``[start, stop)``."""
+        """The tokens in ``[start, stop)``."""
         straddling = [place - start for place in self.straddling if start <= place < stop]
         return Encoded(self.tokens[start:stop], clip(self.spans, start, stop), straddling, self.has_stop)
 
     def notes(self) -> list[str]:
-        """What statistics count of a sample that is made of them."""
+        """The notes that statistics count for the sample."""
         return ["straddling_token"] * bool(self.straddling) + ["no_stop_token"] * (not self.has_stop)
 
 
@@ -65,8 +65,8 @@ def write_sample(
 ) -> None:
     """Keep a sample, unless it is too long or has nothing to train on.
 
-    :param encoded: None for one that is too long.
-    :param notes: what statistics count of it besides.
+    :param encoded: None if the sample is too long.
+    :param notes: further notes that statistics count.
     """
     if encoded is None:
         out.drop(row, "max_length")
@@ -83,5 +83,5 @@ def write_sample(
 
 
 def predicted(spans: list[Span]) -> list[Span]:
-    """Without a sample's first token: nothing stands before it that it could be predicted from."""
+    """The spans without a sample's first token, which no token before it can predict."""
     return [(max(start, 1), stop) for start, stop in spans if stop > 1]

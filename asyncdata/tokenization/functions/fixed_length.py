@@ -1,7 +1,7 @@
-"""Samples of one length for questions over a long context: prompt and answer, padded, with loss on the answer.
+"""Samples of one length for questions about a long context: prompt and answer, padded, with loss on the answer.
 
-By default only the context is ever cut. Cut at its right end, as is common, a prompt of this kind loses its question,
-and the answer is trained on nothing.
+Only the context is cut, except in the mode ``seed_compat``. A prompt that is cut at its right end, as is common, loses
+its question, and then the answer is trained without it.
 """
 
 from __future__ import annotations
@@ -46,34 +46,33 @@ OnOverlong = Literal["drop", "error", "truncate_context_left", "truncate_context
 
 
 class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Rows of a context, a question and an answer to samples of exactly ``max_length`` tokens, trained on the answer.
+    """Rows of a context, a question and an answer to samples of exactly ``max_length`` tokens that train the answer.
 
-    A sample is what the tokenizer puts in front of text, the prompt, the answer, its end token, and padding at the
-    right. ``extra["num_padding"]`` counts the padding, so that the attention mask is ones up to it; ``label`` is the
-    answer. A token that straddles the border of prompt and answer is not trained.
+    A sample consists of the tokens that the tokenizer adds before text, the prompt, the answer, its end token, and
+    padding at the right. ``extra["num_padding"]`` is the number of padding tokens; the attention mask is one before
+    them. ``label`` is the answer. A token that straddles the border of prompt and answer is not trained.
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
-    :param max_length: the tokens of every sample.
-    :param prompt: its text: keys of the row in braces.
-    :param answer: likewise; it comes right behind the prompt.
-    :param context_key: the key that may be cut; None: nothing may.
-    :param on_overlong: what becomes of a row that is too long: dropped, counted as ``max_length``; a bad row; or its
-        context is cut, at its beginning, its end, or in the middle.
-    :param min_context_tokens: a row of which less context would be left is dropped as ``context_too_short``.
-    :param keep_answer: drop as ``answer_lost`` a row whose cut context no longer has the answer's words.
-    :param add_special_tokens: what the tokenizer puts in front of plain text, such as its BOS.
-    :param add_eos: train a token behind the answer: the tokenizer's ``eos_token`` for True, or the one that is named.
-        None: True, unless ``seed_compat``.
-    :param pad_id: None: the tokenizer's ``pad_token``, or else its ``eos_token``.
-    :param split: keep only the rows of one part; the others are dropped as ``split``. A row's part follows from its
-        own text, so that the parts are disjoint in whatever order and from whatever file it comes, and rows that are
-        alike stay together.
-    :param train_ratio: the share of rows in ``train``, in expectation.
-    :param split_seed: another seed is another split.
-    :param seed_compat: cut prompts at their right end to ``max_length - reserve`` tokens, tokenize the answer apart,
-        train no end token. ``extra["question_lost"]`` is true where that took the question, and
-        ``statistics().noted_total`` counts these.
-    :param reserve: tokens kept free for the answer under ``seed_compat``.
+    :param max_length: the number of tokens of every sample.
+    :param prompt: the prompt's text, with keys of the row in braces.
+    :param answer: the answer's text, with keys of the row in braces; it follows the prompt directly.
+    :param context_key: the key of the context, which may be cut. None: nothing is cut.
+    :param on_overlong: what to do with a row that is too long: drop it, counted as ``max_length``; treat it as bad; or
+        cut its context at the beginning, at the end, or in the middle.
+    :param min_context_tokens: a row with fewer tokens of context after the cut is dropped as ``context_too_short``.
+    :param keep_answer: drop a row as ``answer_lost`` if its context after the cut does not contain the answer.
+    :param add_special_tokens: keep the tokens that the tokenizer adds before plain text, such as its BOS.
+    :param add_eos: train a token after the answer: the tokenizer's ``eos_token`` for True, or the token of this name.
+        None means True, or False with ``seed_compat``.
+    :param pad_id: the id of the padding. None: the tokenizer's ``pad_token``, or its ``eos_token`` if it has none.
+    :param split: keep only the rows of one part; the others are dropped as ``split``. The part of a row depends only on
+        its own text. So the parts are disjoint for any order and any files, and equal rows are in the same part.
+    :param train_ratio: the expected share of rows in ``train``.
+    :param split_seed: the seed of the split.
+    :param seed_compat: cut prompts at their right end to ``max_length - reserve`` tokens, tokenize the answer
+        separately, and train no end token. ``extra["question_lost"]`` is true if the cut has removed the question;
+        ``statistics().noted_total`` counts these samples.
+    :param reserve: the number of tokens that ``seed_compat`` keeps free for the answer.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -101,7 +100,8 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
     def babilong(cls, tokenizer: str, max_length: int, **settings: Any) -> FixedLengthTokenizeFn:
         """For rows of BABILong: ``{"input": context, "question": ..., "target": ...}``.
 
-        Under ``seed_compat`` a blank line parts context and question, as it did in the recipe; else a line end does.
+        With ``seed_compat`` a blank line separates context and question, as in the old recipe; otherwise a line end
+        does.
         """
         between = "\n\n" if settings.get("seed_compat") else "\n"
         prompt = f"{{input}}{between}Question: {{question}}\nAnswer:"
@@ -125,7 +125,7 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
             raise ConfigError(f"reserve={self.reserve} leaves nothing of max_length={self.max_length} to the prompt")
 
     def check_files(self, files: TokenizerFiles) -> None:
-        """Look for the end token and the padding."""
+        """Check that the end token and the padding token exist."""
         self._eos(files)
         self._pad(files)
 
@@ -155,7 +155,7 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
 
 
 class _FixedReader:
-    """A raw row to the text of its prompt and answer."""
+    """Reads the text of the prompt and the answer from a raw row."""
 
     def __init__(self, fn: FixedLengthTokenizeFn) -> None:
         self._layout = Layout(fn.prompt, fn.answer, fn.context_key)
@@ -187,7 +187,7 @@ class _FixedReader:
 
 
 class _Part:
-    """One part of a split: a row is in it or not by a keyed hash of its text."""
+    """One part of a split. A keyed hash of a row's text decides whether the row is in it."""
 
     def __init__(self, fn: FixedLengthTokenizeFn) -> None:
         self._key = canonical(["asyncdata split", fn.split_seed])
@@ -200,7 +200,7 @@ class _Part:
 
 
 class _FixedWriter:
-    """Cuts the context where it must, and pads."""
+    """Cuts the context if necessary, and pads."""
 
     def __init__(
         self,
@@ -232,9 +232,9 @@ class _FixedWriter:
         self._write(row, kept + self._eos, spans, drafting, out, {})
 
     def _cut(self, surplus: int, filled: Filled, offsets: list[Span]) -> Span | str:
-        """The tokens to be cut out, or the reason why the row is dropped.
+        """The range of tokens to remove, or the reason to drop the row.
 
-        :raises RowFault: if it is too long, and that is an error.
+        :raises RowFault: if the row is too long, and ``on_overlong`` is "error".
         """
         fn = self._fn
         if surplus <= 0:
@@ -267,7 +267,7 @@ class _FixedWriter:
         out: ColumnWriter,
         facts: dict[str, bool],
     ) -> None:
-        """Pad and keep the sample; ``facts`` are in its ``extra``, and those that are true are counted."""
+        """Pad and keep the sample. ``facts`` are stored in its ``extra``; true ones are counted as notes."""
         trained = join(predicted(spans))
         if not trained:
             out.drop(row, NOTHING_TRAINED)
@@ -282,7 +282,7 @@ class _FixedWriter:
 
 
 def _is_lost(filled: Filled, offsets: list[Span], cut: Span) -> bool:
-    """Whether the answer's words are no longer in the context."""
+    """Whether the cut context no longer contains the answer."""
     left = filled.prompt[filled.context[0] : offsets[cut[0]][0]]
     right = filled.prompt[offsets[cut[1] - 1][1] : filled.context[1]]
     words = filled.answer.strip()
@@ -290,7 +290,7 @@ def _is_lost(filled: Filled, offsets: list[Span], cut: Span) -> bool:
 
 
 class _SeedWriter(_FixedWriter):
-    """Cuts the prompt at its right end, whatever is there; sees and says when that was the question."""
+    """Cuts the prompt at its right end, and notes whether that removed the question."""
 
     def __call__(self, row: int, found: list[Encoding], drafting: Drafting, out: ColumnWriter) -> None:
         prompt, answer = (array("i", encoding.ids) for encoding in found)

@@ -1,4 +1,4 @@
-"""The text of a prompt and its answer, made from a row's values; and where a prompt may be cut. Pure."""
+"""The text of a prompt and its answer from a row's values, and the place to cut a prompt. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Cut = Literal["truncate_context_left", "truncate_context_right", "truncate_conte
 class Filled(NamedTuple):
     """A layout with a row's values in it.
 
-    :ivar context: the characters of the prompt that are its context; empty where it has none.
-    :ivar asked: where the words of the row's last value in the prompt end: behind them there are only the layout's.
+    :ivar context: the range of characters of the context in the prompt; empty if it has none.
+    :ivar asked: the end of the row's last value in the prompt; only text of the layout follows.
     """
 
     prompt: str
@@ -34,7 +34,7 @@ class Layout:
     """Two format strings whose fields are keys of a row.
 
     :ivar keys: the keys, each once.
-    :raises ConfigError: if they are none, or the context is not one field of the prompt.
+    :raises ConfigError: if they are not valid format strings, or the context is not exactly one field of the prompt.
     """
 
     def __init__(self, prompt: str, answer: str, context_key: str | None) -> None:
@@ -66,11 +66,11 @@ class Layout:
 
 
 def _pieces(name: str, text: str) -> list[tuple[str, str | None]]:
-    """Words, and the key whose value comes behind them."""
+    """Pairs of literal text, and the key whose value follows it."""
     try:
         pieces = list(Formatter().parse(text))
     except ValueError as error:
-        raise ConfigError(f"{name}={text!r}: {error}; write a brace that is meant as two") from None
+        raise ConfigError(f"{name}={text!r}: {error}; write two braces for a literal one") from None
 
     for _, key, spec, conversion in pieces:
         if key is not None and (not key or set(key) & set(".[]") or spec or conversion):
@@ -80,12 +80,12 @@ def _pieces(name: str, text: str) -> list[tuple[str, str | None]]:
 
 
 def place_cut(offsets: Sequence[Span], context: Span, num_tokens: int, cut: Cut) -> Span:
-    """The tokens to be cut out of the context, so that at least ``num_tokens`` are gone.
+    """The range of tokens to remove from the context: at least ``num_tokens``.
 
-    No character is cut in two: where several tokens share one, all go.
+    No character is split: if several tokens share one, all of them are removed.
 
-    :param offsets: the characters of each token.
-    :param context: the tokens of the context, at least ``num_tokens``.
+    :param offsets: the range of characters of each token.
+    :param context: the range of tokens of the context, at least ``num_tokens``.
     """
     first, last = context
     start = {

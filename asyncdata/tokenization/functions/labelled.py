@@ -1,7 +1,7 @@
-"""What tokenize functions of trained text have in common: a row's drafts, their tokens, and which of them are trained.
+"""Shared code of the tokenize functions for training: a row's drafts, their tokens, and which tokens are trained.
 
-A *draft* is a text with the blocks of it that are trained, as characters. The tokenizer's offsets take them to tokens;
-the sample's ``spans`` column holds those, and ``Sample.labels`` reads it.
+A *draft* is a text with its trained blocks, as ranges of characters. The tokenizer's offsets convert these to ranges of
+tokens. The sample's ``spans`` column stores them, and ``Sample.labels`` reads it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class OfTrainedText(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The settings that all descriptions of trained text have.
+    """The settings that all tokenize functions for training have.
 
-    :param metadata_key: where a row may have metadata. None: no metadata.
-    :param revision: the hub's branch, tag or commit.
+    :param metadata_key: the key of a row's optional metadata. None: no metadata.
+    :param revision: a branch, tag or commit on the hub.
     """
 
     metadata_key: Name | None = "metadata"
@@ -63,22 +63,22 @@ class OfTrainedText(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_field
         self.check_fields()
 
     def resolve(self) -> Self:
-        """The same with the tokenizer's local folder, and the hub's commit as its revision.
+        """A copy with the tokenizer's local folder, and the hub's commit as its revision.
 
-        :raises ConfigError: if there is no such tokenizer, or it lacks what is asked of it.
+        :raises ConfigError: if the tokenizer does not exist, or lacks what the settings need.
         """
         folder, commit = resolve(self.tokenizer, self.revision)
         self.check_files(TokenizerFiles(folder))
         return msgspec.structs.replace(self, tokenizer=folder, revision=commit or self.revision)
 
     def check_files(self, files: TokenizerFiles) -> None:
-        """Look for what a worker would miss, in the trainer's process.
+        """Check in the trainer's process that the files have what a worker needs.
 
-        :raises ConfigError: if it is not there.
+        :raises ConfigError: if something is missing.
         """
 
     def fingerprints(self) -> dict[str, str]:
-        """What the tokens depend on, by part. Where the tokenizer lies is no part of it."""
+        """Digests of what the tokens depend on, by part. The tokenizer's location is not included."""
         files = self.files()
         return {
             "tokenizer": files.digest(),
@@ -87,29 +87,29 @@ class OfTrainedText(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_field
         }
 
     def template_digest(self, files: TokenizerFiles) -> str:
-        """Digest of the chat template, for those that have one."""
+        """Digest of the chat template; ``"none"`` if the function has none."""
         return "none"
 
     def files(self) -> TokenizerFiles:
-        """The tokenizer's files, read."""
+        """Read the tokenizer's files."""
         return TokenizerFiles(resolve(self.tokenizer, self.revision).folder)
 
 
 class OfAnyLength(OfTrainedText, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The settings of those whose samples are as long as their rows.
+    """The settings of functions whose samples have the length of their rows.
 
-    :param max_length: the longest sample that is kept whole, in tokens.
-    :param overlong: what becomes of a longer one: dropped, counted as ``max_length``; cut at its right or left end; or
-        a bad row.
+    :param max_length: the largest sample that is kept whole, in tokens.
+    :param overlong: what to do with a longer sample: drop it, counted as ``max_length``; cut its right or left end; or
+        treat its row as bad.
     """
 
     max_length: PositiveInt | None = None
     overlong: Overlong = "drop"
 
     def fit(self, encoded: Encoded) -> Encoded | None:
-        """What is kept of a sample; None for nothing.
+        """The sample, cut if necessary; None to drop it.
 
-        :raises RowFault: if it is too long, and that is an error.
+        :raises RowFault: if it is too long, and ``overlong`` is "error".
         """
         length, limit = len(encoded.tokens), self.max_length
         if limit is None or length <= limit:
@@ -126,17 +126,17 @@ class OfAnyLength(OfTrainedText, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def named_token(files: TokenizerFiles, name: str, given: bool | str, setting: str) -> str | None:
-    """The special token that a setting asks for: the tokenizer's own for True, None for False.
+    """The special token that a setting names: the tokenizer's own for True, None for False.
 
-    :param name: the tokenizer's name for it, as ``eos_token``.
-    :raises ConfigError: if the tokenizer has none.
+    :param name: the tokenizer's name for it, such as ``eos_token``.
+    :raises ConfigError: if the tokenizer has no such token.
     """
     if isinstance(given, str) or not given:
         return given or None
 
     if name not in files.special_tokens:
         raise ConfigError(
-            f"AD410 {setting}=True, and the tokenizer has no {name}; pass {setting}='the token', or False"
+            f"AD410 {setting}=True, but the tokenizer has no {name}; pass {setting}='the token', or False"
         )
 
     return files.special_tokens[name]
@@ -146,7 +146,7 @@ class DraftReader(Protocol):
     """Reads a raw row."""
 
     def __call__(self, raw: Buffer) -> Drafting | str:
-        """The row's drafts, or the reason why it becomes no sample.
+        """The row's drafts, or the reason to drop the row.
 
         :raises RowFault: if it is bad.
         """
@@ -154,7 +154,7 @@ class DraftReader(Protocol):
 
 
 class DraftWriter(Protocol):
-    """Writes the sample that a row becomes."""
+    """Writes the sample of a row."""
 
     def __call__(self, row: int, found: list[Any], drafting: Drafting, out: ColumnWriter) -> None:
         """Keep the row, or drop it; ``found`` are the encodings of its drafts.
@@ -165,7 +165,7 @@ class DraftWriter(Protocol):
 
 
 class DraftTokenizer:
-    """Rows to drafts, all drafts to tokens at once, and those to samples: any description of trained text, opened."""
+    """An opened tokenize function for training: reads drafts, tokenizes all of them at once, and writes samples."""
 
     def __init__(self, encoder: SpanEncoder | PlainEncoder, read: DraftReader, write: DraftWriter) -> None:
         self._encoder = encoder
@@ -185,7 +185,7 @@ class DraftTokenizer:
 
     def _read_each(self, rows: Sequence[Buffer], out: ColumnWriter) -> Iterator[tuple[int, Drafting]]:
         for row, raw in enumerate(rows):
-            out.progress(row)  # a template is a program, and may not end
+            out.progress(row)  # a template is a program, and may run forever
             try:
                 drafting = self._read(raw)
             except RowFault as fault:
@@ -213,21 +213,21 @@ class PlainEncoding(NamedTuple):
 
 
 class PlainEncoder:
-    """Where all of a text is trained nobody asks for offsets: by any backend.
+    """The encoder for text that is trained whole: it needs no offsets, so any backend works.
 
-    :param encoder: adds no special tokens.
+    :param encoder: an encoder that adds no special tokens.
     """
 
     def __init__(self, encoder: TextEncoder) -> None:
         self._encoder = encoder
 
     def encode(self, texts: list[str]) -> list[PlainEncoding | Exception]:
-        """The ids of each text, or what the library raised for it."""
+        """The ids of each text, or the error that the library raised for it."""
         flat, errors = self._encoder(texts)
         return [errors.get(number) or PlainEncoding(array("i", ids)) for number, ids in enumerate(flat.of_each())]
 
     def ids_of(self, token: str | None, setting: str) -> array[int]:
-        """The id of the special token that a setting asks for; none for None.
+        """The id of the special token that a setting names, as an array; empty for None.
 
         :raises ConfigError: if the tokenizer does not know it.
         """
@@ -239,10 +239,10 @@ class PlainEncoder:
 
 
 class SpanEncoder:
-    """A tokenizer with offsets that can be relied on: only ``tokenizers`` has them."""
+    """A tokenizer with reliable offsets, which only the library ``tokenizers`` gives."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        # Some post-processors take the space in front of a word out of its token's offsets, though it is part of it.
+        # Some post-processors exclude the space before a word from the offsets of its token, which contains it.
         tokenizer.post_processor = None
         self._tokenizer = tokenizer
         self._encode_all = encode_here(tokenizer, with_offsets=True)
@@ -255,10 +255,10 @@ class SpanEncoder:
         return [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
 
     def encode(self, texts: list[str]) -> list[Encoding] | list[Encoding | Exception]:
-        """The encoding of each text, without special tokens around it, or what the library raised for it."""
+        """The encoding of each text without special tokens around it, or the error that the library raised for it."""
         try:
             return self._encode_all(texts, add_special_tokens=False)
-        except Exception:  # the library raises a bare Exception; one by one, the text to blame is named
+        except Exception:  # the library raises a bare Exception; one call for each text finds the text to blame
             return [self._encode_one(text) for text in texts]
 
     def _encode_one(self, text: str) -> Encoding | Exception:
@@ -268,7 +268,7 @@ class SpanEncoder:
             return error
 
     def offsets(self, encoding: Encoding, text: str) -> list[Span]:
-        """The characters of each token."""
+        """The range of characters of each token."""
         offsets: list[Span] = encoding.offsets
         if self._stripping:
             for number, id in enumerate(encoding.ids):
@@ -277,12 +277,12 @@ class SpanEncoder:
         return offsets
 
     def encoded(self, encoding: Encoding, draft: Draft) -> Encoded:
-        """The tokens of ``draft``, and those that are trained."""
+        """The tokens of ``draft``, and which of them are trained."""
         spans, straddling = trained_tokens(self.offsets(encoding, draft.text), draft.blocks, draft.text)
         return Encoded(array("i", encoding.ids), spans, straddling, draft.has_stop)
 
     def ids_of(self, token: str | None, setting: str) -> array[int]:
-        """The id of the special token that a setting asks for; none for None.
+        """The id of the special token that a setting names, as an array; empty for None.
 
         :raises ConfigError: if the tokenizer does not know it.
         """
@@ -300,7 +300,7 @@ def _one_id(ids: array[int], token: str, setting: str) -> array[int]:
 
 
 def special_ids(tokenizer: Tokenizer) -> tuple[array[int], array[int]]:
-    """The special tokens that the tokenizer puts in front of plain text, and behind it."""
+    """The special tokens that the tokenizer adds before plain text, and after it."""
     encoding = tokenizer.encode("a", add_special_tokens=True)
     inner = [number for number, special in enumerate(encoding.special_tokens_mask) if not special]
     ids = array("i", encoding.ids)
@@ -308,16 +308,16 @@ def special_ids(tokenizer: Tokenizer) -> tuple[array[int], array[int]]:
 
 
 def _own_characters(token: AddedToken, offsets: Span, text: str) -> Span:
-    """Without the white space around it that the token swallows: that is not what the model says."""
+    """The offsets without the white space that the token has absorbed: the model does not generate it."""
     start = text.find(token.content, *offsets)
     return (start, start + len(token.content)) if start >= 0 else offsets
 
 
 class Fields:
-    """Takes the values of a row's keys, as JSON text.
+    """Reads the values of a row's keys, as JSON text.
 
-    :param required: each setting and the key that it names; a row must have it.
-    :param optional: likewise; a row may have it. None: rows have no such key.
+    :param required: ``{setting: key}`` of the keys that a row must have.
+    :param optional: ``{setting: key}`` of the keys that a row may have. None: rows have no such key.
     """
 
     def __init__(self, required: Mapping[str, str], optional: Mapping[str, str | None]) -> None:
@@ -326,9 +326,9 @@ class Fields:
         self._decode = RowDecoder(tuple(self._keys.values()))
 
     def __call__(self, raw: Buffer) -> dict[str, Buffer]:
-        """The JSON text of each key that the row has, by the setting.
+        """``{setting: JSON text}`` of the keys that the row has.
 
-        :raises RowFault: if the row is no JSON object, or lacks what it must have.
+        :raises RowFault: if the row is not a JSON object, or lacks a required key.
         """
         found = zip(self._keys, self._decode(raw), strict=True)
         fields: dict[str, Buffer] = {setting: text for setting, text in found if text is not None}
@@ -340,6 +340,6 @@ class Fields:
 
 
 def metadata_column(fields: Mapping[str, Buffer]) -> dict[str, Buffer]:
-    """The row's metadata as it is; no column for null."""
+    """The column of the row's metadata, unchanged; no column for null."""
     text = fields.get("metadata_key", b"null")
     return {} if bytes(text) == b"null" else {"metadata": text}

@@ -1,4 +1,4 @@
-"""Pairs of a chosen and a rejected answer to one prompt, as DPO and reward models are trained on."""
+"""Pairs of a chosen and a rejected answer to one prompt, for DPO and reward models."""
 
 from __future__ import annotations
 
@@ -38,21 +38,22 @@ Message = dict[str, Any]
 class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Rows of a prompt and two answers to samples: ``{"prompt": ..., "chosen": ..., "rejected": ...}``.
 
-    The formats are those of TRL. Each of the three is text, or a list of messages. Without a prompt, it is what
-    ``chosen`` and ``rejected`` begin with alike: whole messages, or text up to the last white space.
+    The formats are those of TRL. Each of the three is text, or a list of messages. If there is no prompt, the common
+    beginning of ``chosen`` and ``rejected`` is the prompt: whole messages, or text up to the last white space.
 
-    A sample has the prompt with the chosen answer as ``tokens`` and ``labels``. The prompt with the rejected answer
-    goes along in ``extra``: ``rejected_input_ids``, and ``rejected_spans``, the ranges of its tokens that are trained.
-    So a pair is one sample, and no shuffle, resume or filter can part it. ``max_length`` is for the longer of the two.
+    A sample has the prompt with the chosen answer as ``tokens`` and ``labels``. The prompt with the rejected answer is
+    in ``extra``: ``rejected_input_ids``, and ``rejected_spans``, the ranges of its trained tokens. So a pair is one
+    sample, and no shuffle, resume or filter can separate it. ``max_length`` applies to both.
 
-    A pair that is alike is dropped as ``no_preference``, one with nothing to train in either as ``no_trained_tokens``.
+    A pair of equal answers is dropped as ``no_preference``; if one answer has no trained tokens, the pair is dropped as
+    ``no_trained_tokens``.
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
-    :param prompt_key: where a row may have its prompt.
-    :param chosen_key: where it has the better answer.
-    :param rejected_key: where it has the other.
-    :param eos: put a token behind answers that are text: the tokenizer's ``eos_token`` for True, or the one that is
-        named. It is trained. A chat's template writes its own.
+    :param prompt_key: the key of a row's optional prompt.
+    :param chosen_key: the key of the better answer.
+    :param rejected_key: the key of the other answer.
+    :param eos: add a token after answers that are text: the tokenizer's ``eos_token`` for True, or the token of this
+        name. It is trained. A chat template adds its own.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -64,13 +65,13 @@ class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fie
     eos: bool | str = True
 
     def check_files(self, files: TokenizerFiles) -> None:
-        """Look for the token that ``eos`` asks for, and compile the templates if there are any."""
+        """Check that the token of ``eos`` exists, and compile the templates if there are any."""
         named_token(files, "eos_token", self.eos, "eos")
         if self._has_template(files):
             super().check_files(files)
 
     def template_digest(self, files: TokenizerFiles) -> str:
-        """Digest of the templates; a tokenizer for text alone need have none."""
+        """Digest of the templates; ``"none"`` for a tokenizer without a template, which works for text."""
         return super().template_digest(files) if self._has_template(files) else "none"
 
     def open(self) -> BatchTokenizer:
@@ -90,7 +91,7 @@ class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class _Pair(NamedTuple):
-    """A prompt and its two answers: all text, or all messages. The prompt is None where the row has none."""
+    """A prompt and its two answers: all text, or all messages. The prompt is None if the row has none."""
 
     prompt: Any
     chosen: Any
@@ -98,7 +99,7 @@ class _Pair(NamedTuple):
 
 
 class _PairReader:
-    """A raw row to two drafts: with the chosen answer, and with the rejected one."""
+    """Reads two drafts from a raw row: with the chosen answer, and with the rejected one."""
 
     def __init__(self, fn: PreferenceTokenizeFn, drafts: ChatDrafts | None, eos: str) -> None:
         self._drafts = drafts
@@ -143,7 +144,7 @@ class _PairReader:
 
     def _of_chats(self, pair: _Pair, tools: Buffer | None, raw: Buffer) -> list[Draft]:
         if self._drafts is None:
-            reason = "the pair is of messages, and the tokenizer has no chat template; pass chat_template="
+            reason = "the pair consists of messages, but the tokenizer has no chat template; pass chat_template="
             raise RowFault("AD411", reason, raw)
 
         chats = [
@@ -162,18 +163,18 @@ class _PairReader:
 
 
 def _num_alike(one: list[Any], other: list[Any]) -> int:
-    """How many messages the two begin with alike."""
+    """The number of equal messages at the beginning of both."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _shared_words(one: str, other: str) -> int:
-    """Where the last white space lies in what the two begin with alike: no word is cut in the middle."""
+    """The position of the last white space in the common beginning of both, so that no word is split."""
     space = re.search(r"\s\S*\Z", one[: common_prefix(one, other)])
     return space.start() if space else 0
 
 
 class _PairWriter:
-    """Cuts both to length, and puts the rejected one beside the chosen one."""
+    """Cuts both answers to length, and stores the rejected one in ``extra``."""
 
     def __init__(self, fn: PreferenceTokenizeFn, encoder: SpanEncoder) -> None:
         self._fn = fn

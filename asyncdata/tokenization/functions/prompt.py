@@ -1,4 +1,4 @@
-"""Prompts for rollouts: a row's text or chat to token ids, with its label and metadata carried along undecoded."""
+"""Prompts for rollouts: converts a row's text or chat to token ids, and keeps its label and metadata undecoded."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ Buffer = bytes | memoryview
 class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Rows to prompts, as slime reads them: ``{"input": text or messages, "label": ..., "metadata": {...}}``.
 
-    The ids are those of the tokenizer's ``tokenizer.json``, the text that of ``apply_chat_template`` with
-    ``add_generation_prompt=True``: what ``AutoTokenizer`` gives. A sample has ``tokens``; ``prompt``, the rendered text
-    or the string as the row has it; ``label`` and ``metadata`` as the row has them. Tools of a row are also put into
-    ``metadata["tools"]``.
+    The text is that of ``apply_chat_template`` with ``add_generation_prompt=True``, and the ids are those of the
+    tokenizer's ``tokenizer.json``: both are equal to the results of ``AutoTokenizer``. A sample has ``tokens``;
+    ``prompt``, the rendered text or the row's string; and the row's ``label`` and ``metadata``. Tools of a row are also
+    stored in ``metadata["tools"]``.
 
-    A prompt of no tokens is dropped as ``empty_prompt``, one of more than ``max_length`` tokens as ``max_length``.
+    A prompt without tokens is dropped as ``empty_prompt``, one with more than ``max_length`` tokens as ``max_length``.
 
-    :param tokenizer: a folder with ``tokenizer.json`` (a path object will do), or a name on the Hugging Face hub.
-    :param prompt_key: where a row has its prompt: a string, or a list of messages with ``role`` and ``content``.
-    :param label_key: where it has its label, any JSON value; every row must have one. None: no labels.
-    :param metadata_key: where it may have metadata. None: no metadata.
-    :param tool_key: where it may have tools: a list of JSON schemas, or that list as JSON text. None: no tools.
+    :param tokenizer: a folder with ``tokenizer.json`` (a string or a path object), or a name on the Hugging Face hub.
+    :param prompt_key: the key of a row's prompt: a string, or a list of messages with ``role`` and ``content``.
+    :param label_key: the key of its label, any JSON value; every row must have one. None: no labels.
+    :param metadata_key: the key of its optional metadata. None: no metadata.
+    :param tool_key: the key of its optional tools: a list of JSON schemas, or that list as JSON text. None: no tools.
     :param apply_chat_template: render the prompt as a chat; a string is one user turn. Without it a prompt must be a
         string.
-    :param chat_template: a template's text, or the name of one of the tokenizer's, in place of its own choice.
+    :param chat_template: the text of a template, or the name of one of the tokenizer's templates. None: its default.
     :param chat_template_kwargs: variables for the template, such as ``enable_thinking``; JSON values.
-    :param today: the date, as 2026-01-31, that a template is told when it asks for today's. The clock's would make
-        other tokens of the same row tomorrow.
-    :param add_special_tokens: what the tokenizer adds around plain text. A template writes its own.
-    :param max_length: the longest prompt that is kept, in tokens.
-    :param revision: the hub's branch, tag or commit.
+    :param today: the date, such as 2026-01-31, for templates that use the current date. The date of the clock would
+        give other tokens for the same row tomorrow.
+    :param add_special_tokens: keep the tokens that the tokenizer adds around plain text. A chat template adds its own.
+    :param max_length: the largest number of tokens of a prompt that is kept.
+    :param revision: a branch, tag or commit on the hub.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -96,13 +96,13 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
 
         if taken := sorted(TEMPLATE_ARGUMENTS & set(self.chat_template_kwargs)):
             raise ConfigError(
-                f"chat_template_kwargs are the template's variables; it cannot be given {', '.join(taken)}"
+                f"chat_template_kwargs are variables of the template; these names are reserved: {', '.join(taken)}"
             )
 
     def resolve(self) -> PromptTokenizeFn:
-        """The same with the tokenizer's local folder, and the hub's commit as its revision.
+        """A copy with the tokenizer's local folder, and the hub's commit as its revision.
 
-        :raises ConfigError: if there is no such tokenizer, or it cannot render chats that it should.
+        :raises ConfigError: if the tokenizer does not exist, or has no chat template that is needed.
         """
         folder, commit = resolve(self.tokenizer, self.revision)
         if self.apply_chat_template:
@@ -110,7 +110,7 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
         return msgspec.structs.replace(self, tokenizer=folder, revision=commit or self.revision)
 
     def fingerprints(self) -> dict[str, str]:
-        """What the tokens depend on, by part. Where the tokenizer lies is no part of it."""
+        """Digests of what the tokens depend on, by part. The tokenizer's location is not included."""
         files = TokenizerFiles(resolve(self.tokenizer, self.revision).folder)
         return {
             "tokenizer": files.digest(),
@@ -168,7 +168,7 @@ class _PromptTokenizer:
 
 
 class _PromptReader:
-    """A raw row to the prompt's text and the sample's columns."""
+    """Reads the prompt's text and the sample's columns from a raw row."""
 
     def __init__(self, fn: PromptTokenizeFn, templates: Templates | None) -> None:
         self._templates = templates
@@ -205,7 +205,7 @@ class _PromptReader:
     def _rendered(self, templates: Templates, prompt: Any, tools: Tools | None, raw: Buffer) -> str:
         messages = self._row.messages(prompt, raw)
         if not messages:
-            return ""  # no template is written for an empty chat
+            return ""  # templates do not support an empty chat
 
         text = templates.render(messages, None if tools is None else tools.schemas)
         return self._row.encodable("prompt", text, raw)

@@ -1,4 +1,4 @@
-"""Many plain prompts at once: rows read, and samples written, without a Python object for each of their parts."""
+"""Plain prompts in batches: reads rows and writes samples without a Python object for each part."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class PlainPrompts(NamedTuple):
 
 
 class PlainReader:
-    """Reads rows whose prompt is a string, and of which nothing else is out of the ordinary.
+    """Reads rows whose prompt is a string, and whose other fields need no conversion.
 
-    :param keys: the row's key for its ``prompt``, ``label``, ``metadata`` and ``tools``; None: rows have no such field.
+    :param keys: the row's keys of ``prompt``, ``label``, ``metadata`` and ``tools``; None: rows have no such field.
     """
 
     def __init__(self, keys: Mapping[str, str | None]) -> None:
         self._keys = {name: key for name, key in keys.items() if key is not None}
-        self._is_plain = len(set(self._keys.values())) == len(self._keys)  # the prompt is decoded, and nothing else
+        self._is_plain = len(set(self._keys.values())) == len(self._keys)  # no key is used twice
         self._decode = RowDecoder(tuple(self._keys.values()), text=self._keys["prompt"]).all
 
     def __call__(self, rows: Sequence[Buffer]) -> PlainPrompts | None:
-        """The prompts; None where a row is bad or has what needs a closer look: then they are read one by one."""
+        """The prompts; None if a row is bad or needs a conversion: then the caller reads the rows one by one."""
         found = self._decode(rows) if self._is_plain else None
         if found is None:
             return None
@@ -59,7 +59,7 @@ class PlainReader:
 
 
 def _texts(column: list[msgspec.Raw | None]) -> list[bytes]:
-    """The values' texts; an empty list where no row has one."""
+    """The JSON texts of the values; an empty list if no row has one."""
     missing = column.count(None)
     if missing == len(column):
         return []
@@ -73,7 +73,7 @@ def _texts(column: list[msgspec.Raw | None]) -> list[bytes]:
 
 
 def _is_ordinary(columns: dict[str, list[bytes]]) -> bool:
-    """Whether every row has its label, metadata are objects or null, and tools are null."""
+    """Whether every row has its label, all metadata are objects or null, and all tools are null."""
     tools = columns.get("tools", ())
     if any(text and text != _NULL for text in tools):
         return False
@@ -95,7 +95,7 @@ _OBJECT = ord("{")
 
 
 def write_prompts(prompts: PlainPrompts, flat: FlatIds, max_length: int | None, out: ColumnWriter) -> None:
-    """Keep the prompts; those of no tokens, and those of more than ``max_length``, are dropped."""
+    """Keep the prompts. Prompts without tokens, or with more than ``max_length`` tokens, are dropped."""
     ends, limit = flat.ends, len(flat.ids) if max_length is None else max_length
     starts = [0, *ends[:-1]]
     lengths = list(map(sub, ends, starts))

@@ -30,16 +30,16 @@ Buffer = bytes | memoryview
 
 
 class TextTokenizeFn(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Rows of text to samples of which every token is trained but the first, which nothing predicts.
+    """Rows of text to samples that train every token except the first, which no token before it can predict.
 
-    An empty text is dropped as ``empty_text``, one of a single token as ``no_trained_tokens``. A row is one sample: a
-    long text is cut into several by packing, not here.
+    An empty text is dropped as ``empty_text``, and one of a single token as ``no_trained_tokens``. A row is one sample:
+    packing may split a long text into several, this function does not.
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
-    :param text_key: where a row has its text.
-    :param bos: put a token in front: the tokenizer's ``bos_token`` for True, or the one that is named.
-    :param eos: put a token behind: likewise its ``eos_token``. It is trained. Both count for ``max_length``, and go
-        first where a text is cut at their end.
+    :param text_key: the key of a row's text.
+    :param bos: add a token before the text: the tokenizer's ``bos_token`` for True, or the token of this name.
+    :param eos: add a token after the text: the tokenizer's ``eos_token`` for True, or the token of this name. It is
+        trained. Both count for ``max_length``, and are cut first if the text is cut at their end.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -50,7 +50,7 @@ class TextTokenizeFn(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fiel
     eos: bool | str = True
 
     def check_files(self, files: TokenizerFiles) -> None:
-        """Look for the tokens that the settings ask for."""
+        """Check that the tokenizer has the tokens that the settings name."""
         named_token(files, "bos_token", self.bos, "bos")
         named_token(files, "eos_token", self.eos, "eos")
 
@@ -62,7 +62,7 @@ class TextTokenizeFn(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class _TextReader:
-    """A raw row to its text."""
+    """Reads the text of a raw row."""
 
     def __init__(self, fn: TextTokenizeFn) -> None:
         self._fields = Fields({"text_key": fn.text_key}, {"metadata_key": fn.metadata_key})
@@ -79,7 +79,7 @@ class _TextReader:
 
 
 class _TextWriter:
-    """Puts the tokens around a text and cuts it to length."""
+    """Adds the tokens around a text, and cuts it to length."""
 
     def __init__(self, fn: TextTokenizeFn, encoder: PlainEncoder, files: TokenizerFiles) -> None:
         self._fn = fn

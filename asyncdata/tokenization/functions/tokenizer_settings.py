@@ -1,4 +1,4 @@
-"""What tokenize functions of prompts have in common: checked settings, compiled templates, rows read, ids made."""
+"""Shared code of tokenize functions with a tokenizer: checks of settings, chat templates, reading and encoding rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Buffer = bytes | memoryview
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 BackendName = Literal["auto", "hf", "gigatoken", "fastokens"]
 
-# What templates cannot be given as a variable, since apply_chat_template takes it for an argument of its own.
+# Names that cannot be variables of a template, because apply_chat_template has arguments of these names.
 TEMPLATE_ARGUMENTS = frozenset(
     "conversation messages tools chat_template continue_final_message tokenize sanitize_control_tokens padding "
     "truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
@@ -50,33 +50,34 @@ TEMPLATE_ARGUMENTS = frozenset(
 
 
 class _First(msgspec.Struct, frozen=True):
-    """The one field that may be given by position."""
+    """The only field that may be a positional argument."""
 
     tokenizer: Name
 
 
 class OfTokenizer(_First, frozen=True, kw_only=True):
-    """What every description that has a tokenizer does with its fields.
+    """The fields of every tokenize function with a tokenizer, and their checks.
 
-    :param tokenizer_backend: the library that encodes: "auto" for the fastest that is proven to give the ids of
-        ``tokenizers`` with this tokenizer, "hf" for ``tokenizers`` itself, or one by name. It never changes a token.
+    :param tokenizer_backend: the library that encodes: "auto" for the fastest one that is proven to give the ids of
+        ``tokenizers`` with this tokenizer, "hf" for ``tokenizers`` itself, or the name of a library. The tokens are
+        always the same.
     """
 
     tag: ClassVar[str] = ""
-    """Its name in fingerprints, which no later release changes. It is the path where the class lay in the first one."""
+    """Its name in fingerprints, which never changes. It is the import path that the class had at first."""
 
     version: ClassVar[int] = 1
-    """Part of the fingerprint: it changes when the same settings, or a default, come to mean other tokens."""
+    """Part of the fingerprint: it is raised when the same settings, or a default, give other tokens than before."""
 
     needs_offsets: ClassVar[bool] = False
-    """Whether it must know where each token lies in the text: only ``tokenizers`` says that, so no other encodes."""
+    """Whether it needs the offsets of tokens. Only ``tokenizers`` gives them, so no other backend can be used then."""
 
     tokenizer_backend: BackendName = "auto"
 
     def check_fields(self, *json_fields: str) -> None:
-        """A Struct's constructor does not.
+        """Check the types of the fields, which a Struct's constructor does not.
 
-        :param json_fields: those of JSON values. They become copies, since the caller's dicts may change later.
+        :param json_fields: the fields with JSON values. They are copied, as the caller may change its dicts later.
         :raises ConfigError: for a field of the wrong type.
         """
         if isinstance(self.tokenizer, os.PathLike):
@@ -96,7 +97,7 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
 
         if self.needs_offsets and self.tokenizer_backend not in ("auto", "hf"):
             raise ConfigError(
-                f"{type(self).__name__} needs to know where each token lies in the text, which only tokenizers says: "
+                f"{type(self).__name__} needs the position of each token in the text, which only tokenizers gives: "
                 f"tokenizer_backend={self.tokenizer_backend!r} cannot be used; leave it, or use 'hf'"
             )
 
@@ -109,8 +110,8 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, name, copy)
 
     def settings_digest(self) -> str:
-        """Digest of the kind and its settings. Where the tokenizer lies, and who encodes, is no part of it."""
-        # Without defaults, so that a setting which is new in a later release refuses no snapshot of this one.
+        """Digest of the class and its settings, without the tokenizer's location and backend."""
+        # Without defaults, so that a setting that a later release adds does not invalidate snapshots of this one.
         same = msgspec.structs.replace(self, tokenizer="-", revision=None, tokenizer_backend="auto")
         settings = msgspec.to_builtins(same)
         return digest(canonical([tag_of(type(self)), self.version, settings]))
@@ -121,7 +122,7 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
 
 
 def _way_out(tokenizer: Any) -> str:
-    """What to pass in place of a tokenizer: workers load its files, and an object of this process is no use to them."""
+    """What to pass instead of a tokenizer object. Workers load its files; they cannot use an object of this process."""
     name = getattr(tokenizer, "name_or_path", None)
     if isinstance(name, str) and name:
         return f"pass tokenizer.name_or_path, which is {name!r}; if it was changed, write it to a folder and pass that"
@@ -150,7 +151,7 @@ class Templates(NamedTuple):
     def render(self, messages: list[dict[str, Any]], schemas: list[dict[str, Any]] | None) -> str:
         """The chat as text.
 
-        :raises RowFault: if the template refuses the chat, or fails on it.
+        :raises RowFault: if the template rejects the chat, or fails.
         """
         return (self.without_tools if schemas is None else self.with_tools).render(messages, schemas)
 
@@ -158,9 +159,9 @@ class Templates(NamedTuple):
 def compile_templates(
     files: TokenizerFiles, chosen: str | None, variables: dict[str, Any], today: str | None
 ) -> Templates:
-    """The templates of a tokenizer, or the ``chosen`` one, for a model that is to answer.
+    """Compile the templates of a tokenizer, or the ``chosen`` one, with ``add_generation_prompt``.
 
-    :raises ConfigError: if there is no such template, or it is none.
+    :raises ConfigError: if there is no such template, or it is invalid.
     """
     from asyncdata.tokenization.chat_template.template import ChatTemplate, choose_templates
 
@@ -178,9 +179,9 @@ def templates_digest(files: TokenizerFiles, chosen: str | None) -> str:
 
 
 def parse_date(text: str) -> datetime:
-    """The date written ``2026-01-31``.
+    """Parse a date such as ``2026-01-31``.
 
-    :raises ConfigError: if it is none.
+    :raises ConfigError: if it is not a date.
     """
     try:
         return datetime.fromisoformat(text)
@@ -189,7 +190,7 @@ def parse_date(text: str) -> datetime:
 
 
 class Prompt(NamedTuple):
-    """A row that has been read: what is to be tokenized, None for nothing, and what goes along."""
+    """A row that was read: the text to tokenize (None: no text), and the columns of its sample."""
 
     row: int
     text: str | None
@@ -199,10 +200,10 @@ class Prompt(NamedTuple):
 def read_each(
     read: Callable[[Buffer], tuple[str | None, dict[str, Buffer]]], rows: Sequence[Buffer], out: ColumnWriter
 ) -> list[Prompt]:
-    """Every row that can be read. What is wrong with the others is written to ``out``."""
+    """Read every row; the faults of bad rows are written to ``out``."""
     prompts = []
     for row, raw in enumerate(rows):
-        out.progress(row)  # a template is a program, and may not end
+        out.progress(row)  # a template is a program, and may run forever
         try:
             prompts.append(Prompt(row, *read(raw)))
         except RowFault as fault:
@@ -214,9 +215,9 @@ def read_each(
 def encode_each(
     encoder: Callable[[list[str]], Encoded] | None, prompts: Sequence[Prompt]
 ) -> list[array[int] | Exception]:
-    """The ids of each prompt's text, or what the library raised for it; none for one that has no text.
+    """The ids of each prompt's text, or the error that the library raised for it; empty for a prompt without text.
 
-    :param encoder: None where no prompt has text.
+    :param encoder: None if no prompt has text.
     """
     texts = [prompt.text for prompt in prompts if prompt.text is not None]
     ids = iter(()) if encoder is None else _ids_of_each(encoder(texts))
@@ -229,9 +230,9 @@ def _ids_of_each(encoded: Encoded) -> Iterator[array[int] | Exception]:
 
 
 def tokenizer_fault(error: Exception, raw: Buffer) -> RowFault:
-    """The fault of a row whose text the tokenizer refused.
+    """The fault of a row whose text the tokenizer rejected.
 
-    :raises Exception: ``error``, if the system was short of something.
+    :raises Exception: ``error``, if a system resource ran out.
     """
     raise_if_shortage(error)
     return RowFault("AD421", f"the tokenizer raised {type(error).__name__}: {error}", raw)

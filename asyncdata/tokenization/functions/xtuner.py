@@ -1,4 +1,4 @@
-"""Runs what is written for XTuner: an object with ``__call__(item) -> dict`` and ``hash() -> str``, unchanged."""
+"""Runs tokenize functions of XTuner unchanged: objects with ``__call__(item) -> dict`` and ``hash() -> str``."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ("XTunerTokenizeFn", "is_of_xtuner")
 class XTunerTokenizeFn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rows to samples by an object of XTuner's protocol: ``input_ids`` become tokens, ``labels`` become labels.
 
-    The object is made once in every worker, and runs in its ``runtime`` state, as what is counted in ``cache`` follows
-    from the tokens here. A result with ``num_tokens`` 0 is dropped as ``num_tokens_0``, XTuner's mark for a row that is
-    filtered; what else a result has goes to ``extra``.
+    Every worker creates the object once. It runs in its ``runtime`` state; its ``cache`` state is not used, as this
+    package counts the tokens itself. A result with ``num_tokens`` 0 is dropped as ``num_tokens_0``: this is how XTuner
+    marks a filtered row. All other keys of a result are stored in ``extra``.
 
-    Its fingerprint is the object's own ``hash()`` with ``build`` and ``arguments``: XTuner's own functions leave
-    ``max_length`` out of their hash. One whose hash changes by itself, as where a template has today's date in it,
-    is refused on another day unless ``allow_changed`` names ``tokenize_fn``.
+    The fingerprint is the object's own ``hash()`` with ``build`` and ``arguments``, as the hashes of XTuner's own
+    functions do not include ``max_length``. If the hash changes by itself, for example because a template contains
+    today's date, a state is refused on another day unless ``allow_changed`` names ``tokenize_fn``.
 
-    :param build: what makes the object: an import path ``pkg.mod:name``, or a class or function that has one. A
-        tokenizer that the object needs is loaded there. With ``num_workers=0`` also the object itself, of which the
-        settings are not known; then canaries have to find out what its hash does not tell.
-    :param arguments: what ``build`` is called with, by keyword; JSON values.
-    :raises ConfigError: for arguments that are no JSON values, or what has no import path.
+    :param build: creates the object: an import path ``pkg.mod:name``, or a class or function that has one. It also
+        loads the tokenizer that the object needs. With ``num_workers=0`` this may be the object itself. Its settings
+        are not known then, so only canaries detect changes that its hash does not show.
+    :param arguments: the keyword arguments of ``build``; JSON values.
+    :raises ConfigError: for arguments that are not JSON values, or a ``build`` without an import path.
     """
 
     build: Any
@@ -53,22 +53,22 @@ class XTunerTokenizeFn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         msgspec.structs.force_setattr(self, "arguments", copy)
 
     def resolve(self) -> XTunerTokenizeFn:
-        """The same, once it is known that the object can be made.
+        """Check that the object can be created, and return self.
 
-        :raises ConfigError: if it has not what XTuner's protocol asks for.
+        :raises ConfigError: if the object does not follow XTuner's protocol.
         """
         self._make()
         return self
 
     def fingerprints(self) -> dict[str, str]:
-        """The object's hash, with how it is made."""
+        """The object's hash, with ``build`` and ``arguments``."""
         name = self.build if isinstance(self.build, str) else _path(type(self.build))
         return {"tokenize_fn": f"{name} {digest(canonical([self.arguments, str(self._make().hash())]))}"}
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments, as builtins.
 
-        :raises ConfigError: if it has the object itself, which no worker can be sent.
+        :raises ConfigError: if ``build`` is the object itself, which cannot be sent to a worker.
         """
         if not isinstance(self.build, str):
             raise ConfigError(
@@ -80,7 +80,7 @@ class XTunerTokenizeFn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.asdict(self)
 
     def open(self) -> BatchTokenizer:
-        """Make the object."""
+        """Create the object."""
         made = self._make()
         if hasattr(made, "set_state"):
             made.set_state("runtime")
@@ -105,7 +105,7 @@ class XTunerTokenizeFn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"AD420 {self.build!r} cannot be called with the arguments {self.arguments}: {error}; pass "
                 f"tokenize_fn=XTunerTokenizeFn({self.build!r}, {{...}}) with those that it needs"
             ) from None
-        except ValueError:  # some of Python's own do not tell
+        except ValueError:  # some built-in callables have no signature
             pass
 
         return build(**self.arguments)

@@ -102,7 +102,7 @@ def test_48_a_token_that_the_tokenizer_lacks_is_an_error_at_the_start_where_it_i
     neither = deliver(good(tmp_path), TextTokenizeFn(bare, text_key="input", eos=False))
 
     assert str(padded.error) == "AD410 the tokenizer has neither pad_token nor eos_token; pass pad_id="
-    assert str(ended.error).startswith("AD410 eos=True, and the tokenizer has no eos_token; pass eos='the token', or")
+    assert str(ended.error).startswith("AD410 eos=True, but the tokenizer has no eos_token; pass eos='the token', or")
     assert (neither.error, len(neither.samples)) == (None, 4)
 
 

@@ -64,7 +64,7 @@ def test_the_canonical_encoding_does_not_depend_on_the_order_of_keys():
 
 
 @pytest.mark.parametrize("value", [{1: "key"}, {"a": object()}])
-def test_what_has_no_canonical_encoding_is_refused(value):
+def test_a_value_without_a_canonical_encoding_is_refused(value):
     with pytest.raises(TypeError):
         canonical(value)
 
@@ -128,7 +128,7 @@ def test_the_size_counts_where_the_content_is_alike(tmp_path):
 
 
 @pytest.mark.parametrize("num_bytes", [1000, MIB])
-def test_a_file_that_grew_is_what_it_was_up_to_the_size_at_the_start(tmp_path, num_bytes):
+def test_a_file_that_grew_is_unchanged_up_to_its_size_at_the_start(tmp_path, num_bytes):
     path = write(tmp_path / "a", content(num_bytes))
     before = file_digest(path, num_bytes)
     with open(path, "ab") as file:
@@ -249,7 +249,7 @@ def test_a_name_that_is_no_utf8_can_be_written_down(tmp_path):
     assert json.loads(json.dumps(fingerprint)) == fingerprint
 
 
-def test_what_did_not_change_is_not_named():
+def test_unchanged_settings_are_not_named():
     order, prints = {"seed": 1, "shuffle": {"b": (1, 2), "a": None}}, {"tokenizer": "t", "data": {"digest": "d"}}
     saved = {"shuffle": {"a": None, "b": [1, 2]}, "seed": 1}
 

@@ -53,7 +53,7 @@ def never() -> str:
 
 
 @pytest.mark.parametrize("what", VERDICTS)
-def test_what_differs_decides(what):
+def test_the_kind_of_difference_decides_whether_a_file_is_the_same(what):
     unknown = FileRef("/a", SMALL, inode=5, mtime_ns=1000, ctime_ns=2000)
     large = msgspec.structs.replace(unknown, num_bytes=LARGE, digest="d")
     small = msgspec.structs.replace(unknown, digest="d")
@@ -103,7 +103,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_a_reference_knows_is_what_stat_and_the_content_say(path):
+def test_a_reference_has_the_stamp_and_the_digest_of_its_file(path):
     ref = ref_of(path)
 
     assert Looks(ref.num_bytes, ref.inode, ref.mtime_ns, ref.ctime_ns) == looks_of(path.stat())
@@ -179,7 +179,7 @@ def reader_of(paths: list[Path]) -> LineReader:
     return LineReader(Job(files=files, tokenize=None, max_row_bytes=99, block_bytes=10, slack_bytes=0))
 
 
-def test_a_reader_looks_at_what_it_has_read_since_it_looked_last(path):
+def test_a_reader_checks_the_files_that_it_has_read_since_the_last_check(path):
     reader = reader_of([path])
     reader.check()
     reader.read_block(Block(0, 0, 10), 99)

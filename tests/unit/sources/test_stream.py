@@ -50,7 +50,7 @@ def test_without_shuffling_everything_is_as_it_lies():
     assert order.key(3) == 0
 
 
-def test_what_makes_another_order_is_in_its_description():
+def test_every_setting_that_changes_the_order_is_in_its_description():
     base = StreamOrder(Shuffle(), 42, 5).description()
 
     assert base == {"seed": 42, "enabled": True, "block_bytes": 32768, "window_blocks": 1024, "num_files": 5}
@@ -73,7 +73,7 @@ def test_it_is_a_source():
     assert isinstance(IterableSource(lambda epoch: []), Source)
 
 
-def test_examples_are_rows_in_their_order_made_anew_for_each_epoch():
+def test_examples_are_rows_in_order_and_created_again_for_each_epoch():
     stream = opened(lambda epoch: ({"id": n, "epoch": epoch} for n in range(600)))
 
     for epoch in (0, 3):
@@ -111,7 +111,7 @@ def test_a_row_that_is_too_long_has_no_bytes():
     assert opened(list, max_row_bytes=1 << 40).max_row_bytes == MAX_ROW_BYTES
 
 
-def test_what_the_function_raises_comes_behind_what_it_gave():
+def test_an_error_of_the_function_comes_after_its_examples():
     def make(epoch: int) -> Iterator[dict[str, int]]:
         yield from ({"id": n} for n in range(300))
         raise KeyError("broken")
@@ -198,7 +198,7 @@ def test_a_lone_surrogate_is_an_escape():
 
 
 @pytest.mark.parametrize("value", [pytest.param(object(), id="object()"), {1, 2}, {(1, 2): 3}, 1j], ids=repr)
-def test_what_has_no_form_is_refused(value):
+def test_a_value_without_a_json_form_is_refused(value):
     with pytest.raises(TypeError):
         encode_row({"a": value})
 
@@ -216,5 +216,5 @@ def test_a_state_that_json_gives_back_is_kept(state):
     [None, [1], {1: 2}, {"a": (1,)}, pytest.param({"a": object()}, id="{'a': object()}"), {"a": math.nan}],
     ids=repr,
 )
-def test_any_other_state_is_none(state):
+def test_a_state_that_json_cannot_store_is_none(state):
     assert plain_state(state) is None

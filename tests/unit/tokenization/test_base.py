@@ -119,7 +119,7 @@ def test_kept_rows_are_listed_only_where_some_are_missing() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "error"), [([2**31], OverflowError), ([1.5], TypeError), (["a"], TypeError)])
-def test_what_is_no_token_is_refused(tokens: Any, error: type[Exception]) -> None:
+def test_a_token_id_that_is_not_an_int32_is_refused(tokens: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         ColumnWriter().keep(0, tokens)
 
@@ -141,7 +141,7 @@ def test_a_functions_dict_fills_the_columns_and_the_rest_is_extra() -> None:
     assert (values(chunk, "metadata"), values(chunk, "extra")) == ([{"a": 1}], [{"n": [1.5]}])
 
 
-def test_a_functions_value_keeps_what_json_has_no_word_for() -> None:
+def test_a_functions_value_keeps_infinity_and_lone_surrogates() -> None:
     result = {"input_ids": [1], "prompt": "\ud800", "metadata": {"score": float("inf")}}
 
     chunk = run(FunctionTokenizer(lambda row: result), [{}])
@@ -283,7 +283,7 @@ in_main.__module__ = "__main__"
     [lambda row: None, functools.partial(lengths), in_main, [].append],
     ids=["lambda", "partial", "main", "method"],
 )
-def test_what_a_worker_cannot_import_is_refused_with_the_ways_out(function: Any) -> None:
+def test_a_function_that_a_worker_cannot_import_is_refused_with_the_way_out(function: Any) -> None:
     with pytest.raises(ConfigError, match=r"AD420 .*num_workers=0 to run it in this process"):
         describe(function)
 
@@ -314,5 +314,5 @@ def test_a_path_that_leads_nowhere_is_named(path: str, reason: str) -> None:
     assert reason in str(caught.value)
 
 
-def test_a_path_leads_to_what_it_names() -> None:
+def test_an_import_path_resolves_to_its_object() -> None:
     assert resolve_path("json.decoder:JSONDecoder.decode").__name__ == "decode"

@@ -91,7 +91,7 @@ def test_it_runs_in_its_runtime_state(path: str) -> None:
     assert tokens(path, fn) == [97, 98]
 
 
-def test_functions_and_descriptions_are_what_they_were(small_tokenizer: Path) -> None:
+def test_functions_and_descriptions_are_returned_unchanged(small_tokenizer: Path) -> None:
     assert resolved(row_id) is row_id
     assert resolved("tests.support.tokenize_fns:row_id") is row_id
     fn = TextTokenizeFn(str(small_tokenizer))

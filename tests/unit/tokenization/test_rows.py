@@ -110,7 +110,7 @@ def test_a_bad_row_is_named_by_code_and_cause(raw: bytes, expected: tuple[str, s
 
 
 @pytest.mark.parametrize("raw", LENIENT_ROWS, ids=repr)
-def test_what_json_accepts_is_accepted(raw: bytes) -> None:
+def test_every_row_that_pythons_json_accepts_is_accepted(raw: bytes) -> None:
     assert same(decode_object(raw), loads(raw))
     (text,) = RowDecoder(["input"])(memoryview(raw))
     assert text is not None
@@ -205,7 +205,7 @@ def test_brackets_in_strings_are_no_nesting() -> None:
     assert RowDecoder(["label"])(raw)[0] is not None
 
 
-def test_a_missing_key_names_what_the_row_has_and_what_may_be_meant() -> None:
+def test_a_missing_key_lists_the_keys_of_the_row_and_suggests_one() -> None:
     def reason(row: dict[str, Any], key: str, setting: str) -> str:
         return missing_key(json.dumps(row).encode(), key, setting).reason
 

@@ -84,7 +84,7 @@ def test_a_token_of_white_space_and_the_first_character_of_a_block_is_trained_wi
 def test_tokens_that_hold_more_than_a_part_of_a_block_are_not_trained_and_are_named():
     assert trained_tokens([(0, 2), (2, 5), (5, 6), (6, 9)], [(3, 7)], "ab[cd]efg") == ([(2, 3)], [1, 3])
     assert trained_tokens([(0, 9)], [(3, 7)], "a        ") == ([], [0])
-    assert trained_tokens([(0, 2), (2, 9)], [(3, 7)], "a        ") == ([], [1]), "it ends behind the block"
+    assert trained_tokens([(0, 2), (2, 9)], [(3, 7)], "a        ") == ([], [1]), "it ends after the block"
 
 
 def test_a_token_that_two_blocks_share_is_named_once_or_trained_with_the_second():

@@ -227,7 +227,7 @@ def test_a_hub_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./folder", "a/b/c", "", "two words"])
-def test_what_is_neither_a_folder_nor_a_hub_name_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_neither_a_folder_nor_on_the_hub_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", None)
 
     with pytest.raises(ConfigError, match="AD413"):

@@ -1,4 +1,4 @@
-"""Which shapes of chats have come lately, and the programs that make their texts."""
+"""The recent shapes of chats, and the programs that compute their texts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _MOST_FUTILE_PROOFS = 32
 
 
 class SeenShape(NamedTuple):
-    """A shape that was looked into.
+    """A shape for which a proof was tried.
 
-    :ivar messages: each one's role, with its keys beside the role and the content.
+    :ivar messages: the role of each message, with its keys other than role and content.
     """
 
     messages: tuple[str, ...]
@@ -41,7 +41,7 @@ _seen: list[SeenShape] | None = None
 
 @contextmanager
 def seen_shapes() -> Iterator[list[SeenShape]]:
-    """Have every shape looked into when it first comes, and tell what was found: for who looks at a few rows only."""
+    """Try a proof when a shape first occurs, and collect the results: for commands that read only a few rows."""
     global _seen
     before, _seen = _seen, []
     try:
@@ -51,11 +51,11 @@ def seen_shapes() -> Iterator[list[SeenShape]]:
 
 
 class Shapes:
-    """Programs by the shape of the chat: its messages' roles and keys, the types of what they hold, and ``more``.
+    """Programs by the shape of the chat: the roles and keys of its messages, the types of their values, and ``more``.
 
-    A shape is looked into when it comes for the second time. A few hundred are kept, those that came last, and of each
-    a few programs, one for each set of answers that its chats gave. What is of no use is not tried for ever: a template
-    of which nothing is proven at first, and a shape whose chats keep giving other answers.
+    A proof is tried when a shape occurs for the second time. The last few hundred shapes are kept, each with a few
+    programs: one for each set of answers of its chats. Hopeless attempts end: for a template of which the first
+    attempts prove nothing, and for a shape whose chats always give other answers.
 
     :param prove: makes the program for chats like one.
     """
@@ -74,7 +74,7 @@ class Shapes:
         return len(self._young) + len(self._old)
 
     def texts(self, messages: list[Message], tools: list[Message] | None, more: Hashable = None) -> list[str] | None:
-        """The chat's text, in the program's segments; None for a chat that must be rendered."""
+        """The parts of the chat's text; None if the chat must be rendered."""
         if self._is_futile or len(messages) > _MOST_MESSAGES:
             return None
 
@@ -100,7 +100,7 @@ class Shapes:
         return None if values is None else program.texts(values)
 
     def _recall(self, key: Key) -> _Known | None:
-        """A shape that came before, None for a new one; either way it has come now."""
+        """The record of a shape that occurred before; None for a new one, which is recorded now."""
         with self._lock:
             if len(self._young) >= _MOST_SHAPES // 2:
                 self._young, self._old = {}, self._young
@@ -109,7 +109,7 @@ class Shapes:
             return known
 
     def _learnt(self, known: _Known, messages: list[Message], tools: list[Message] | None, more: Hashable) -> Program:
-        """The program for chats like this one, for which those of its shape do not hold."""
+        """A new program for chats like this one, for which no program of its shape holds."""
         if len(known.programs) >= _MOST_PROGRAMS:
             known.num_misses += 1
             if known.num_misses >= _MOST_MISSES:
@@ -119,19 +119,19 @@ class Shapes:
         is_clear = all(type(message.get("role")) is str for message in messages)
         program = self._prove(messages, tools, more) if is_clear else NOTHING_PROVEN
         if _seen is not None:
-            _seen.append(SeenShape(tuple(map(_named, messages)), tools is not None, program.segments is not None))
+            _seen.append(SeenShape(tuple(map(_named, messages)), tools is not None, program.parts is not None))
         with self._lock:
             known.programs = (*known.programs, program)
             self._num_proofs += 1
-            self._num_proven += program.segments is not None
+            self._num_proven += program.parts is not None
             self._is_futile = self._num_proofs >= _MOST_FUTILE_PROOFS and not self._num_proven
         return program
 
 
 class _Known:
-    """What is known of a shape.
+    """The record of a shape.
 
-    :ivar num_misses: by how many more chats than others came to none of the programs, when they were as many as may be.
+    :ivar num_misses: how many more chats matched no program than matched one, since the limit of programs was reached.
     """
 
     __slots__ = ("num_misses", "programs")

@@ -1,4 +1,4 @@
-"""What a chat template comes to for chats of one shape: constant words with values of the chat between them."""
+"""The result of a chat template for chats of one shape: constant text with values of the chat between."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ if TYPE_CHECKING:
 __all__ = ("ADD", "NOTHING_PROVEN", "Load", "Pieces", "Program", "Step")
 
 Load = tuple["int | None", str]
-"""A value of the chat: the number of its message, None for the tools, and the key."""
+"""A value of the chat: the index of its message (None for the tools), and its key."""
 
 Pieces = tuple["str | int", ...]
-"""A text in pieces: words, and the numbers of the values that stand between them."""
+"""A text in pieces: constant strings, and the indices of values."""
 
 ADD: Any = object()
-"""In place of a step's outcome: what it comes to is one more value."""
+"""The outcome of a step whose result is added to the values."""
 
 
 class Step(NamedTuple):
-    """Work out ``function`` of a value, and check what it comes to, or add it to the values.
+    """Compute ``function`` of a value, and check its result or add it to the values.
 
-    :ivar source: the number of the value; pieces for a text that is put together first.
-    :ivar outcome: what the rest of the program holds for; :data:`ADD` for a step that adds a value.
+    :ivar source: the index of the value; pieces for a text that is joined first.
+    :ivar outcome: the result for which the rest of the program holds; :data:`ADD` for a step that adds a value.
     """
 
     source: int | Pieces
@@ -32,38 +32,38 @@ class Step(NamedTuple):
 
 
 class Program:
-    """How the text of a chat follows from what its messages hold.
+    """Computes the text of a chat from the values of its messages.
 
     :param loads: the first values.
-    :param steps: what is asked of the values, in this order, and what is made of them.
-    :param segments: the text, cut where somebody needs to know the length. None: these chats must be rendered.
-    :param absent: strings that no value may have.
+    :param steps: the checks of the values and the computations, in order.
+    :param parts: the text, split at the borders that a caller needs. None: these chats must be rendered.
+    :param absent: strings that no value may contain.
     """
 
-    __slots__ = ("_absent", "_loads", "_steps", "_texts", "segments")
+    __slots__ = ("_absent", "_loads", "_steps", "_texts", "parts")
 
     def __init__(
         self,
         loads: Sequence[Load],
         steps: Sequence[Step],
-        segments: Sequence[Pieces] | None,
+        parts: Sequence[Pieces] | None,
         absent: tuple[str, ...] = (),
     ) -> None:
         self._loads = tuple(loads)
         self._steps = [
             (each.source if isinstance(each.source, int) else _Blank(each.source), *each[1:]) for each in steps
         ]
-        self._texts = [] if segments is None else [_Blank(segment) for segment in segments]
+        self._texts = [] if parts is None else [_Blank(part) for part in parts]
         self._absent = absent
-        self.segments = segments
+        self.parts = parts
 
     @property
     def num_steps(self) -> int:
-        """How much is asked of a chat, and made of it."""
+        """The number of steps."""
         return len(self._steps)
 
     def values(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[Any] | None:
-        """The values of a chat of the program's shape; None where the program does not hold for it."""
+        """The values of a chat of the program's shape; None if the program does not hold for it."""
         values = [tools if number is None else messages[number][key] for number, key in self._loads]
         try:
             for source, function, outcome in self._steps:
@@ -79,8 +79,8 @@ class Program:
         return values
 
     def texts(self, values: list[Any]) -> list[str] | None:
-        """The segments of the chat whose values they are; None where it must be rendered."""
-        if self.segments is None:
+        """The parts of the text for these values; None if the chat must be rendered."""
+        if self.parts is None:
             return None
 
         for words in self._absent:
@@ -90,11 +90,11 @@ class Program:
         return [text.filled(values) for text in self._texts]
 
     def checked(self, messages: Sequence[Mapping[str, Any]], tools: Any, expected: Callable[[], list[str]]) -> Program:
-        """The program; :data:`NOTHING_PROVEN` if the chat whose texts are ``expected`` should come out otherwise.
+        """The program; :data:`NOTHING_PROVEN` if its result for a chat differs from ``expected``.
 
-        It cannot, if Jinja means what it meant when this was written.
+        This can happen only if a later release of Jinja has changed its behaviour.
         """
-        values = None if self.segments is None else self.values(messages, tools)
+        values = None if self.parts is None else self.values(messages, tools)
         texts = None if values is None else self.texts(values)
         return self if texts is None or texts == expected() else NOTHING_PROVEN
 
@@ -117,4 +117,4 @@ class _Blank:
 
 
 NOTHING_PROVEN = Program((), (), None)
-"""Holds for every chat, and says that it must be rendered."""
+"""The program that holds for every chat, and says that it must be rendered."""

@@ -1,4 +1,4 @@
-"""Answers about the texts of a chat whose messages are unknown: those that every chat of its kind gives."""
+"""Answers about the texts of a chat with unknown messages: only those that hold for every chat of its shape."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ("UnknownTexts",)
 
 
 class UnknownTexts(Texts):
-    """Answers for a chat in whose texts are symbols, each of which stands for any text, an empty one too.
+    """Answers for a chat with symbols in its texts. Each symbol stands for any text, also the empty one.
 
     An answer is that of every chat, or of every one that answers what is asked of its texts in the same way; else the
     question is refused with :class:`UnprovenError`. Two texts whose first difference lies between two constants differ
@@ -106,7 +106,7 @@ class UnknownTexts(Texts):
         _refuse(what)
 
     def unused_marks(self, text: str) -> tuple[str, str]:
-        """See :class:`Texts`. They are the first ones, so those of every chat that does not have them either."""
+        """See :class:`Texts`. Always the first two, which are the same for every chat without them."""
         first, second = MARKS[0], MARKS[1]
         if first in text or second in text:
             _refuse("a template with marks of its own")
@@ -115,7 +115,7 @@ class UnknownTexts(Texts):
 
 
 def _head(text: str, length: int) -> str:
-    """As much of the text as surely has its first characters, however short the texts behind its symbols are."""
+    """The part of the text that contains its first characters for any texts in place of its symbols."""
     num_constants = 0
     for number, char in enumerate(text):
         if num_constants == length:
@@ -130,7 +130,7 @@ def _begins_with(words: str, text: str) -> bool:
 
 
 def _agree(one: str, other: str) -> bool:
-    """Whether one of the two begins with the other."""
+    """Whether one of the two is a prefix of the other."""
     return one.startswith(other) or other.startswith(one)
 
 

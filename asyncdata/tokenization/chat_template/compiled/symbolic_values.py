@@ -1,4 +1,4 @@
-"""What a template does with a chat whose texts it does not get to see.
+"""Records the operations of a template on a chat with unknown texts.
 
 The template gets an object without content for each value, a :class:`Text` or a :class:`Value`. What can be told
 without the content is told, such as what a text and a constant come to, one behind the other. A question, such as
@@ -39,21 +39,21 @@ _QUESTION_METHODS = frozenset("startswith endswith isspace".split())
 
 
 class UnprovenError(Exception):
-    """The template does something with a value of the chat that only the value can answer."""
+    """The template uses a value of the chat in a way that needs the value itself."""
 
 
 def has_symbol(text: str) -> bool:
-    """Whether some of the text is a symbol."""
+    """Whether the text contains a symbol."""
     return not text.isascii() and _SYMBOL.search(text) is not None
 
 
 def symbols_in(text: str) -> list[str]:
-    """The text, cut at its symbols: every second piece is one."""
+    """The text, split at its symbols: every second piece is a symbol."""
     return re.split(f"({_SYMBOL.pattern})", text)
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is what it is for every chat of the shape: no part of it is unknown."""
+    """Whether a value is the same for every chat of the shape: no part of it is unknown."""
     kind = type(value)
     if kind is str:
         return not has_symbol(value)
@@ -83,7 +83,7 @@ class Trace:
         self._written: set[str] = set()
 
     def load(self, number: int | None, key: str, value: Any) -> Text | Value | None:
-        """Message ``number``'s value, or the tools, for a template. What type it has is known."""
+        """The value of message ``number``, or the tools, for a template. Its type is known."""
         if value is None:
             return None
 
@@ -92,7 +92,7 @@ class Trace:
         return self._of(symbol)
 
     def child(self, parent: str, key: int | str) -> Text | Value | None:
-        """What a list or an object has at ``key``; it is known to have it."""
+        """The item of a list or an object at ``key``, which is known to exist."""
         name = ("child", parent, key)
         if name not in self._symbols:
             self._add(name, parent, operator.itemgetter(key))
@@ -127,20 +127,20 @@ class Trace:
         raise UnprovenError(what)
 
     def captured(self, text: str) -> str | Text:
-        """A string that was rendered, for the template to work on."""
+        """A rendered string, as a value for the template."""
         return Text(self, text) if has_symbol(text) else text
 
     def note(self, text: str) -> None:
-        """A rendering, whole or in part."""
+        """A complete or partial rendering."""
         self._written.update(_SYMBOL.findall(text))
 
-    def program(self, segments: Sequence[str] | None, absent: tuple[str, ...] = ()) -> Program:
-        """What was found: for chats of the same shape that give the same answers, the text is made of the segments.
+    def program(self, parts: Sequence[str] | None, absent: tuple[str, ...] = ()) -> Program:
+        """What was found: for chats of the same shape that give the same answers, the text is made of the parts.
 
         :param absent: what no value that was written anywhere may have.
         """
         asked = "".join([text for text, _, _ in self._steps])
-        used = set(_SYMBOL.findall("".join([asked, *(segments or ()), *(self._written if absent else ())])))
+        used = set(_SYMBOL.findall("".join([asked, *(parts or ()), *(self._written if absent else ())])))
         loads = [symbol for symbol in self._loads if symbol in used]
         numbers = {symbol: number for number, symbol in enumerate(loads)}
         for symbol in self._values:
@@ -150,9 +150,9 @@ class Trace:
             Step(numbers[text] if text in numbers else _pieces(text, numbers), function, outcome)
             for text, function, outcome in self._steps
         ]
-        while segments is None and steps and steps[-1].outcome is ADD:
+        while parts is None and steps and steps[-1].outcome is ADD:
             steps.pop()
-        cut = None if segments is None else tuple(_pieces(segment, numbers) for segment in segments)
+        cut = None if parts is None else tuple(_pieces(part, numbers) for part in parts)
         return Program(tuple(self._loads[symbol] for symbol in loads), tuple(steps), cut, absent)
 
     def _of(self, symbol: str) -> Text | Value:
@@ -186,7 +186,7 @@ def _pieces(text: str, numbers: dict[str, int]) -> Pieces:
 
 
 class _Unknown:
-    """A value of the chat. Every operation that is not defined here is refused, those of ``object`` too."""
+    """A value of the chat. Every operation that is not defined here is refused, including those of ``object``."""
 
     __slots__ = ("_text", "_trace")
 
@@ -196,7 +196,7 @@ class _Unknown:
 
     @property
     def rendered(self) -> str:
-        """What stands for it in what is rendered."""
+        """Placeholder character for this value in rendered text."""
         return self._text
 
     def derive(self, function: Callable[[Any], str | int], *name: Hashable) -> Any:
@@ -223,7 +223,7 @@ class _Unknown:
 
 
 class Text(_Unknown):
-    """A string of the chat, or one that is made of strings of the chat and constants."""
+    """A string of the chat, or a concatenation of such strings and constants."""
 
     __slots__ = ()
 
@@ -262,7 +262,7 @@ class Text(_Unknown):
         return made
 
     def method(self, name: str) -> Callable[..., Any]:
-        """The string's method, as far as it can be told what comes of it."""
+        """The string's method, if its result can be recorded."""
         if name in _TEXT_METHODS:
             return partial(self._made, name)
 
@@ -310,7 +310,7 @@ class Value(_Unknown):
         self._parts: Any = None
 
     def opened(self) -> Any:
-        """The list of its items or the dict of its values; how many, or which, is asked."""
+        """The list of its items or the dict of its values; their number or keys are recorded as a question."""
         if self._parts is None:
             if self.kind is list:
                 keys = range(self._trace.ask(self._text, len, "len"))
@@ -378,7 +378,7 @@ def _piece(part: Callable[[str], Sequence[str]], number: int, text: str) -> str:
 
 
 def stand_in(value: Any) -> Any:
-    """For questions that only the type answers: something of the same type."""
+    """An object of the same type, for questions about the type only."""
     if isinstance(value, Text):
         return ""
 

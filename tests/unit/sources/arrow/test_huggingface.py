@@ -217,7 +217,7 @@ def test_features_are_left_as_they_are_stored(tmp_path):
         }
 
 
-def test_a_transform_is_refused_as_nobody_would_apply_it():
+def test_a_transform_is_refused_because_workers_would_not_apply_it():
     dataset = in_memory().with_transform(lambda batch: batch)
 
     with pytest.raises(ConfigError, match="the dataset has a transform"):
@@ -255,7 +255,7 @@ def test_a_folder_of_files_is_loaded_as_load_dataset_does(tmp_path):
     assert found.location(0, 0, 5) == SourceLocation("json[train]", -1, 5, 0)
 
 
-def test_what_cannot_be_loaded_is_named_with_the_reason(tmp_path):
+def test_a_dataset_that_cannot_be_loaded_is_named_with_the_reason(tmp_path):
     with pytest.raises(SourceError, match=r"^AD125 cannot load the dataset no/such-dataset: "):
         opened("no/such-dataset")
     (tmp_path / "a.jsonl").write_text("{")
@@ -276,7 +276,7 @@ def test_of_several_splits_one_must_be_named(tmp_path):
     assert len(rows_of(opened(datasets.DatasetDict({"only": in_memory(4)})))) == 4
 
 
-def test_what_is_no_dataset_is_refused():
+def test_an_object_that_is_not_a_dataset_is_refused():
     with pytest.raises(ConfigError, match="a dataset is a Dataset, a DatasetDict, a folder or a name; got int"):
         opened(5)
     with pytest.raises(SourceError, match="^AD201 no rows in Dataset"):
@@ -339,7 +339,7 @@ def test_rows_larger_than_a_block_are_blocks_of_their_own():
 
 
 @pytest.mark.thorough
-def test_what_was_copied_is_private_and_goes_with_who_opened_it(tmp_path, monkeypatch):
+def test_a_temporary_copy_is_private_and_deleted_with_its_loader(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     blocks, others = opened(in_memory()), opened(in_memory())
@@ -354,7 +354,7 @@ def test_what_was_copied_is_private_and_goes_with_who_opened_it(tmp_path, monkey
 
 
 @pytest.mark.thorough
-def test_what_was_copied_is_gone_after_a_process_that_closed_nothing(tmp_path):
+def test_a_temporary_copy_is_deleted_after_a_process_that_closed_nothing(tmp_path):
     code = """
 import datasets
 from asyncdata import DataLoader
@@ -369,7 +369,7 @@ print(loader.get_next_batch)
 
 
 @pytest.mark.thorough
-def test_what_a_killed_trainer_had_copied_goes_when_the_next_one_starts(tmp_path, monkeypatch):
+def test_the_temporary_copy_of_a_killed_trainer_is_deleted_by_the_next_one(tmp_path, monkeypatch):
     code = """
 import sys
 import datasets
@@ -450,7 +450,7 @@ def test_whatever_changes_the_rows_changes_the_fingerprint(tmp_path):
     assert len(set(digests)) == len(found)
 
 
-def test_a_state_of_other_indices_is_refused_and_says_what_differs(tmp_path):
+def test_a_state_of_other_indices_is_refused_with_the_difference(tmp_path):
     dataset = saved(tmp_path / "ds")
     knobs = {"tokenize_fn": row_id, "num_workers": 0, "timeout_s": 30}
     with DataLoader(dataset.shuffle(seed=1), **knobs) as loader:

@@ -88,7 +88,7 @@ def test_every_example_is_a_row_in_the_datasets_order(name, tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", MAKES)
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_it_goes_on_from_any_state_with_the_example_of_then(name, shuffle, tmp_path):
+def test_reading_resumes_from_every_state_with_the_next_example(name, shuffle, tmp_path):
     stream = opened(MAKES[name](tmp_path))
     found = list(stream.read(order(shuffle=shuffle), 1, None, bool))
     assert len(found) > 2

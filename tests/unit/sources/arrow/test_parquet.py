@@ -118,7 +118,7 @@ def test_formats_are_not_mixed(tmp_path):
         OpenedOrder(str(tmp_path))
 
 
-def test_what_is_no_source_is_told_what_is():
+def test_the_error_for_an_invalid_source_names_the_valid_ones():
     with pytest.raises(ConfigError, match="a source is a path, .* a ParquetSource, .* got int"):
         OpenedOrder(5)
 
@@ -221,7 +221,7 @@ def test_without_pyarrow_it_says_how_to_get_it(monkeypatch):
         ParquetSource("a").open(BLOCK_BYTES)
 
 
-def test_it_is_a_value_that_refuses_what_it_does_not_know():
+def test_a_source_is_a_value_and_refuses_unknown_settings():
     assert ParquetSource("a") == ParquetSource("a") != ParquetSource("a", columns=["b"])
     with pytest.raises(msgspec.ValidationError, match="unknown field `x`"):
         msgspec.convert({"paths": "a", "x": 1}, ParquetSource)
@@ -386,7 +386,7 @@ def test_blocks_may_be_read_in_any_order_and_again(tmp_path_factory, data):
 
 
 @pytest.mark.parametrize("held_bytes", [0, 3000, 1 << 20])
-def test_single_rows_are_what_they_are_in_their_blocks_in_any_order(two, monkeypatch, held_bytes):
+def test_single_rows_are_equal_to_those_of_their_blocks_in_any_order(two, monkeypatch, held_bytes):
     """Whether row groups are kept in memory, take turns there, or are too large for it."""
     monkeypatch.setattr(parquet_reader, "_HELD_BYTES", held_bytes)
     reader = reader_of(two)
@@ -553,7 +553,7 @@ def test_pages_that_cannot_be_decoded_are_an_error_that_names_file_and_row_group
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("shuffle", [True, "full"])
 @pytest.mark.parametrize("page", ["data", "dictionary"])
-def test_a_page_that_is_not_what_its_checksum_says_is_never_delivered(tmp_path, page, shuffle, num_workers):
+def test_a_page_with_a_wrong_checksum_is_never_delivered(tmp_path, page, shuffle, num_workers):
     path, words = tmp_path / "a.parquet", [f"word {row % 7} of many" for row in range(1000)]
     table = pa.table({"id": range(1000), "pad": words})
     layout = {"compression": "none", "use_dictionary": page == "dictionary", "write_page_checksum": True}

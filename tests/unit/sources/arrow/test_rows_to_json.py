@@ -179,7 +179,7 @@ def test_a_nan_is_not_a_null():
     assert math.isnan(decode_object(b'{"v":' + texts_of(float("nan"))[0].encode() + b"}")["v"])
 
 
-def test_text_that_is_not_utf_8_reaches_whoever_reads_the_row_and_is_named_there():
+def test_text_that_is_not_utf_8_is_a_bad_row_that_names_the_byte():
     columns = {
         "s": bad_text(b'a\xff"'),
         "b": pa.array([b"\xff"]),
@@ -196,7 +196,7 @@ def test_text_that_is_not_utf_8_reaches_whoever_reads_the_row_and_is_named_there
     assert caught.value.code == "AD106"
 
 
-def test_what_lies_beside_text_that_is_not_utf_8_is_what_it_is_without_it():
+def test_rows_next_to_text_that_is_not_utf_8_are_unchanged():
     """The row is read another way then, down to the last field."""
     kind = pa.map_(pa.string(), pa.list_(pa.int8()))
     rest = {

@@ -88,7 +88,7 @@ def test_a_file_of_many_pieces_is_read_whole(tmp_path, suffix):
 
 
 @pytest.mark.thorough
-def test_what_expands_a_thousandfold_comes_in_pieces(tmp_path):
+def test_text_that_expands_a_thousandfold_comes_in_pieces(tmp_path):
     """A decoder that is given all of it at once would hold all of it."""
     path = write(tmp_path / "a.jsonl.gz", members([(json.dumps({"id": 1}).encode() + b" " * 999 + b"\n") * 20_000]))
     order = StreamOrder(IN_ORDER, 0, 1)
@@ -156,7 +156,7 @@ def test_a_row_that_is_too_long_has_its_length_and_no_bytes(tmp_path, suffix):
     assert [(number, text) for _, number, text in read(stream)] == [(0, b'{"id": 0}'), (1, None), (2, b'{"id": 2}')]
 
 
-def test_zeros_behind_the_last_member_are_padding(tmp_path):
+def test_zeros_after_the_last_member_are_padding(tmp_path):
     path = write(
         tmp_path / "a.jsonl.gz", members([rows_from(0, 3)]) + bytes(70_000) + members([rows_from(3, 5)]) + bytes(9)
     )
@@ -182,7 +182,7 @@ def test_nothing_is_read_beyond_the_size_of_the_start(tmp_path):
 
 
 @pytest.mark.thorough
-def test_reading_stops_when_nobody_wants_the_rows_even_before_the_first_one(tmp_path):
+def test_reading_stops_when_the_rows_are_not_needed_even_before_the_first_one(tmp_path):
     text = rows_from(0, 30_000)
     stream = opened(write(tmp_path / "a.jsonl.gz", members([text])))
     far = {"file": 0, "entry": [0, 0], "offset": len(text), "row": 30_000}
@@ -213,7 +213,7 @@ def states_of(stream: TextStream) -> list[tuple[int, dict[str, Any]]]:
 
 
 @pytest.mark.thorough
-def test_it_goes_on_from_any_state_with_the_row_of_then(tmp_path, suffix):
+def test_reading_resumes_from_every_state_with_the_next_row(tmp_path, suffix):
     text = rows_from(0, 30_000)
     parts = [text[start : start + 100_000] for start in range(0, len(text), 100_000)]
     paths = [
@@ -247,7 +247,7 @@ def test_decoding_begins_at_the_last_member_or_frame_before_the_row(tmp_path, su
 
 
 @pytest.mark.parametrize("num_lost", [1, 5, 9, 60])
-def test_a_file_that_is_cut_off_is_named_behind_all_rows_before(tmp_path, suffix, num_lost):
+def test_a_truncated_file_is_named_after_all_rows_before_its_end(tmp_path, suffix, num_lost):
     whole = CODERS[suffix]([rows_from(0, 500)])
     data = whole + CODERS[suffix]([rows_from(500, 700)])[:-num_lost]
     path = write(tmp_path / f"a.jsonl.{suffix}", data)
@@ -284,7 +284,7 @@ def test_a_flipped_bit_is_found_by_the_formats_own_check(tmp_path, suffix):
     assert str(error).startswith(f"{CODES[suffix]} {path}: ")
 
 
-def test_garbage_behind_the_last_member_or_frame_is_named(tmp_path, suffix):
+def test_garbage_after_the_last_member_or_frame_is_named(tmp_path, suffix):
     coded = CODERS[suffix]([rows_from(0, 500)])
     path = write(tmp_path / f"a.jsonl.{suffix}", coded + b"garbage garbage")
 
@@ -311,7 +311,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path):
 def test_an_empty_file_whose_name_says_that_it_is_compressed_is_refused(tmp_path, suffix):
     path = write(tmp_path / f"a.jsonl.{suffix}", b"")
 
-    with pytest.raises(SourceError, match=rf"AD121 {path} is empty, and no compressed file is"):
+    with pytest.raises(SourceError, match=rf"AD121 {path} is empty, but a compressed file never is"):
         JsonlSource(path).open(1024)
 
 
@@ -322,7 +322,7 @@ def test_a_compressed_file_of_another_format_is_refused_at_the_start(tmp_path, s
             JsonlSource(path).open(1024)
 
 
-def test_without_the_package_for_zstd_it_is_said_what_to_install(tmp_path, monkeypatch):
+def test_without_the_package_for_zstd_the_error_says_what_to_install(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl.zst", b"\x28\xb5\x2f\xfd" + bytes(20))
     monkeypatch.setitem(sys.modules, "zstandard", None)
 

@@ -119,9 +119,7 @@ def test_blocks_in_any_order_have_the_elements_of_the_array(tmp_path_factory, da
     block_bytes=st.integers(1, 60),
     piece_bytes=st.integers(1, 80),
 )
-def test_what_is_wrong_is_told_by_the_blocks_from_there_on_and_by_no_other(
-    tmp_path_factory, text, harm, place, block_bytes, piece_bytes
-):
+def test_only_blocks_from_the_fault_on_report_it(tmp_path_factory, text, harm, place, block_bytes, piece_bytes):
     start = text.index(b"[") + 1
     cut = start + round(place * (len(text) - start))
     text = text[:cut] + (harm + text[cut:] if harm else b"")

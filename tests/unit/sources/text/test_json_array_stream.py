@@ -95,7 +95,7 @@ def test_of_an_element_that_is_too_long_only_the_length_is_known(tmp_path):
 
 
 @pytest.mark.thorough
-def test_it_goes_on_at_an_element_without_reading_what_comes_before(tmp_path):
+def test_reading_resumes_at_an_element_without_reading_those_before(tmp_path):
     elements = [json.dumps({"id": n, "pad": "x" * (n % 90)}).encode() for n in range(20_000)]
     path = write(tmp_path / "a.json", b"[" + b",\n".join(elements) + b"]")
     stream = opened(path)
@@ -119,10 +119,10 @@ def test_an_empty_array_has_no_rows(tmp_path):
     [
         (b"[1, 2", 1, "it ends within element 1, which begins at byte 4, without ']'"),
         (b'[1, {"a": "x', 1, "it ends within element 1, which begins at byte 4, without ']'"),
-        (b"[1, 2,", 2, "it ends behind 2 elements, without ']'"),
-        (b"[", 0, "it ends behind 0 elements, without ']'"),
-        (b"[1, 2] x", 2, "at byte 7, behind its end, there is b'x'"),
-        (b"[1][2]", 1, "at byte 3, behind its end, there is b'[2]'"),
+        (b"[1, 2,", 2, "it ends after 2 elements, without ']'"),
+        (b"[", 0, "it ends after 0 elements, without ']'"),
+        (b"[1, 2] x", 2, "at byte 7, after its end, there is b'x'"),
+        (b"[1][2]", 1, "at byte 3, after its end, there is b'[2]'"),
         (b"[1, , 2]", 1, "at byte 4 element 1 is missing"),
         (b"[1, 2,]", 2, "at byte 6 element 2 is missing"),
         (b"[,]", 0, "at byte 1 element 0 is missing"),
@@ -131,7 +131,7 @@ def test_an_empty_array_has_no_rows(tmp_path):
     ],
     ids=repr,
 )
-def test_what_is_no_whole_array_is_named_behind_the_elements_before(tmp_path, text, good, reason):
+def test_an_incomplete_array_is_named_after_its_elements(tmp_path, text, good, reason):
     path = write(tmp_path / "a.json", text)
 
     found, message = read_until_fault(opened(path))
@@ -140,7 +140,7 @@ def test_what_is_no_whole_array_is_named_behind_the_elements_before(tmp_path, te
     assert message == f"AD120 {path} is not one whole JSON array: {reason}; repair the file"
 
 
-def test_what_is_wrong_within_an_element_is_the_workers_to_say(tmp_path):
+def test_a_fault_within_an_element_is_left_to_the_worker(tmp_path):
     """Its row is bad, and the others are not."""
     found = read(opened(write(tmp_path / "a.json", b"[{'a': 1}, {\"b\" 2} {}, 3]")))
 
@@ -151,7 +151,7 @@ def test_a_file_that_is_no_array_is_refused_at_the_start(tmp_path):
     path = write(tmp_path / "a.json", b'{"id": 1}\n')
 
     with pytest.raises(
-        SourceError, match=rf"^AD120 {path} is no JSON array: it begins with b'\{{\"id\": 1\}}\\n'; read"
+        SourceError, match=rf"^AD120 {path} is not a JSON array: it begins with b'\{{\"id\": 1\}}\\n'; read"
     ):
         opened(path)
 

@@ -126,7 +126,7 @@ def test_an_empty_file_among_others_is_no_fault(three):
 
 
 @pytest.mark.parametrize("head", [b"\xef\xbb\xbf", b"\n\n", b"\r\n", b"   "])
-def test_what_may_stand_before_the_first_row_is_no_fault(tmp_path, head):
+def test_a_mark_or_white_space_before_the_first_row_is_accepted(tmp_path, head):
     path = write(tmp_path / "a.jsonl", head + ROW)
 
     assert names(path, tmp_path) == ["a.jsonl"]
@@ -258,7 +258,7 @@ def test_the_longest_row_is_handed_on(three):
     assert JsonlSource(three / "a.jsonl", max_row_bytes=99).open(BLOCK_BYTES).max_row_bytes == 99
 
 
-def test_it_is_a_value_that_refuses_what_it_does_not_know():
+def test_a_source_is_a_value_and_refuses_unknown_settings():
     assert JsonlSource("a") == JsonlSource("a") != JsonlSource("b")
     with pytest.raises(TypeError, match="glob"):
         JsonlSource("a", glob=True)

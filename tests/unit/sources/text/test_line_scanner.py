@@ -65,7 +65,7 @@ def test_a_block_inside_a_row_has_none(path):
     assert found_in(path, DATA, 9, 12).starts.tolist() == []
 
 
-def test_a_row_that_ends_behind_what_was_read_has_its_true_length(path):
+def test_a_row_that_ends_after_the_over_read_has_its_true_length(path):
     found = found_in(path, DATA, 8, 10, slack_bytes=1)
 
     assert (found.data, found.lengths.tolist()) == (b"\nthr", [5])
@@ -103,7 +103,7 @@ def test_blank_lines_are_counted_and_passed_over(path, blank):
 
 
 @pytest.mark.parametrize("line", [b"\x00", b" \x00", b"\xc2\xa0", b"\xef\xbb\xbf"], ids=repr)
-def test_what_only_looks_blank_is_a_row(path, line):
+def test_a_row_that_only_looks_blank_is_a_row(path, line):
     data = b"{}\n" + line + b"\n"
 
     assert found_in(path, data, 0, len(data)).lengths.tolist() == [2, len(line)]
@@ -143,7 +143,7 @@ def test_a_file_that_has_shrunk_is_told_by_its_name_and_both_its_ends(path, star
     assert str(caught.value).startswith(f"AD302 {path} shrank: it had 14 bytes at the start, and ends at byte ")
 
 
-def test_a_file_that_shrinks_behind_a_block_is_noticed_where_the_row_goes_on(path):
+def test_a_file_that_shrinks_after_a_block_is_detected_when_the_row_continues(path):
     with opened(path, DATA) as (fd, file):
         os.truncate(path, 10)
         with pytest.raises(FileChangedError, match="ends at byte 10 now"):

@@ -55,7 +55,7 @@ def test_a_shape_is_proven_when_it_comes_for_the_second_time(prover: Prover) -> 
     ],
     ids=["length", "role", "keys", "order", "type", "null", "tools", "more"],
 )
-def test_what_a_chat_is_like_tells_shapes_apart(prover: Prover, other: tuple[Any, Any, Any]) -> None:
+def test_roles_keys_and_types_distinguish_shapes(prover: Prover, other: tuple[Any, Any, Any]) -> None:
     shapes = Shapes(prover)
     for _ in range(2):
         shapes.texts([user("a")], None)
@@ -125,7 +125,7 @@ def test_where_nothing_can_be_proven_it_is_not_tried_for_ever() -> None:
     assert len(prover.asked) == 32
 
 
-def test_where_something_was_proven_what_cannot_be_is_tried_for_each_shape() -> None:
+def test_after_one_proof_every_further_shape_is_tried() -> None:
     prover = Prover()
     shapes = Shapes(prover)
     for _ in range(2):
@@ -166,7 +166,7 @@ def test_a_program_asks_makes_and_fills_in() -> None:
     assert program.values([user("x"), user("")], "t") is None
 
 
-def test_a_value_with_what_it_must_not_have_is_rendered() -> None:
+def test_a_chat_with_an_absent_string_in_a_value_is_rendered() -> None:
     program = Program([(0, "content"), (0, "thinking")], [], [("x", 0), ("b",)], absent=("x", "y"))
 
     assert program.texts(["z", ["x"]]) == ["xz", "b"]
@@ -189,7 +189,7 @@ def test_a_program_that_comes_to_another_text_than_the_template_is_not_used() ->
     program = Program([(0, "content")], [], [("a", 0)])
 
     assert program.checked([user("b")], None, lambda: ["ab"]) is program
-    assert program.checked([user("b")], None, lambda: ["ac"]).segments is None
+    assert program.checked([user("b")], None, lambda: ["ac"]).parts is None
     assert NOTHING_PROVEN.checked([user("b")], None, lambda: ["ac"]) is NOTHING_PROVEN
 
 

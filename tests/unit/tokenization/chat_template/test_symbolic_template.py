@@ -68,11 +68,11 @@ def test_where_the_assistant_speaks_is_proven_for_templates_of_well_known_kinds(
     other = chat(" Why?\n", "Because.", "<|im_end|>\n<|im_start|>assistant\nAnd?", "é")
     whole, blocks = spans.asked(other, None, [1, 3])
 
-    segments = made(program, other)
+    parts = made(program, other)
 
-    assert segments is not None
-    assert "".join(segments) == whole
-    assert segments[1::2] == [whole[start:stop] for start, stop in blocks]
+    assert parts is not None
+    assert "".join(parts) == whole
+    assert parts[1::2] == [whole[start:stop] for start, stop in blocks]
 
 
 @pytest.mark.thorough
@@ -125,20 +125,20 @@ def test_a_template_that_looks_into_a_text_or_may_not_say_the_same_twice_is_not_
     text = EACH.replace("WHAT", what)
     ChatTemplate(text, VARIABLES).rendered(chat("a", "b"))  # it is fine, only not proven
 
-    assert prove(text, chat("a", "b")).segments is None
+    assert prove(text, chat("a", "b")).parts is None
 
 
 def test_a_chat_that_the_template_refuses_is_not_proven_and_says_nothing_of_others() -> None:
     text = "{% if messages[0].content == 'a' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
     refused, fine = prove(text, chat("a")), prove(text, chat("b"))
 
-    assert refused.segments is None
+    assert refused.parts is None
     assert refused.values(chat("b"), None) is None
     assert made(fine, chat("c")) == ["c"]
     assert made(fine, chat("a")) is None
 
 
-def test_what_a_template_asks_of_a_text_parts_the_chats() -> None:
+def test_chats_with_different_answers_get_different_programs() -> None:
     silent, thinking = chat("a", "b", "c"), chat("a", "<think>\nhm\n</think>\n\nb", "c")
     programs = [prove(WELL_KNOWN["thinks"], each) for each in (silent, thinking)]
 
@@ -162,7 +162,7 @@ def test_a_program_holds_for_as_many_calls_with_the_same_keys_and_types() -> Non
     assert made(program, called(None)) is None
 
 
-def test_where_a_message_begins_behind_words_of_another_message_is_not_proven() -> None:
+def test_a_message_that_begins_after_text_of_another_message_is_not_proven() -> None:
     before = "messages[loop.index0 - 1].content"
     text = "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>' }}"
     text += "{{ BEFORE if BEFORE.startswith('x') else 'yy' }}{{ m.content + '<|im_end|>' }}"
@@ -170,15 +170,15 @@ def test_where_a_message_begins_behind_words_of_another_message_is_not_proven() 
     text += "{{ '<|im_start|>' if add_generation_prompt }}"
     spans = ChatSpans(ChatTemplate(text.replace("BEFORE", before), {}), "it", SPECIAL, "</s>")
 
-    assert spans.proven(chat("x", "b", "c"), None, [1]).segments is None
+    assert spans.proven(chat("x", "b", "c"), None, [1]).parts is None
 
 
 def test_one_turn_of_the_user_is_its_content_between_constants_and_nothing_is_asked() -> None:
     for name in ("chatml", "chatml with tools", "headers", "instructs", "gathers", "macro"):
         program = prove(WELL_KNOWN[name], chat("a"))
 
-        assert program.segments is not None
-        assert len(program.segments[0]) <= 3
+        assert program.parts is not None
+        assert len(program.parts[0]) <= 3
         assert program.num_steps == (name == "headers")  # which trims
 
 
@@ -198,10 +198,10 @@ def test_texts_may_have_the_characters_that_stand_for_them(messages: list[dict[s
 def test_roles_keys_and_variables_that_have_such_characters_are_rendered() -> None:
     text = "{{ messages[0].role }}{{ messages[0].keys() | list }}{{ bos_token + messages[0].content }}"
 
-    assert prove(text, chat("a")).segments is not None
-    assert prove(text, chat("a"), bos_token="\U00100000").segments is None
-    assert prove(text, [{"role": "\U00100000", "content": "a"}]).segments is None
-    assert prove(text, [{"role": "user", "content": "a", "\U00100000": 1}]).segments is None
+    assert prove(text, chat("a")).parts is not None
+    assert prove(text, chat("a"), bos_token="\U00100000").parts is None
+    assert prove(text, [{"role": "\U00100000", "content": "a"}]).parts is None
+    assert prove(text, [{"role": "user", "content": "a", "\U00100000": 1}]).parts is None
 
 
 @pytest.mark.parametrize("what", ["message.role in messages[0].content", "message.content == message.role", "message"])
@@ -212,7 +212,7 @@ def test_a_role_that_looks_like_a_text_is_never_taken_for_one(what: str) -> None
         program = prove(text, messages)
 
         assert made(program, messages) in (None, [ChatTemplate(text, VARIABLES).rendered(messages)])
-        assert program.segments is None
+        assert program.parts is None
 
 
 def test_a_list_beside_one_with_an_unknown_text_in_it_is_not_compared() -> None:
@@ -220,7 +220,7 @@ def test_a_list_beside_one_with_an_unknown_text_in_it_is_not_compared() -> None:
     messages = [{"role": "user", "content": "a", "parts": ["a"]}]
 
     assert ChatTemplate(text, VARIABLES).rendered(messages) == "True"
-    assert prove(text, messages).segments is None
+    assert prove(text, messages).parts is None
 
 
 def test_a_chat_with_a_mark_in_it_is_asked_for_itself() -> None:
@@ -235,11 +235,11 @@ def test_a_chat_with_a_mark_in_it_is_asked_for_itself() -> None:
 def test_nothing_is_made_of_a_text_with_a_mark_which_would_be_hidden_in_it() -> None:
     text = "{{ (messages[0].content ~ '\ufdd0') | upper }}"
 
-    assert prove(text.replace("\ufdd0", "x"), chat("a")).segments is not None
-    assert prove(text, chat("a")).segments is None
+    assert prove(text.replace("\ufdd0", "x"), chat("a")).parts is not None
+    assert prove(text, chat("a")).parts is None
 
 
-def test_a_chat_with_a_mark_in_what_only_a_shorter_chat_shows_is_asked_for_itself() -> None:
+def test_a_chat_with_a_mark_in_text_that_only_a_shorter_chat_shows_is_rendered() -> None:
     template = ChatTemplate(WELL_KNOWN["thinks"], {**VARIABLES, "add_generation_prompt": False})
     spans = ChatSpans(template, "it", SPECIAL, "</s>")
     messages = chat("a", "b", "c", "d")
@@ -253,7 +253,7 @@ def test_a_chat_with_a_mark_in_what_only_a_shorter_chat_shows_is_asked_for_itsel
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"])
-def test_every_third_real_chat_is_made_by_a_program_into_what_it_is_if_asked_for_itself(
+def test_programs_of_real_chats_give_the_rendered_text(
     test_data: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fn = ChatTokenizeFn(str(test_data / "tokenizers" / name))

@@ -107,7 +107,7 @@ def test_an_answer_is_that_of_every_chat_for_which_the_trace_holds(
         ("stop_behind", f".{A}", "", []),
     ],
 )
-def test_what_every_chat_answers_alike_is_answered(name: str, one: str, other: str, answer: Any) -> None:
+def test_a_question_with_one_answer_for_all_chats_is_answered(name: str, one: str, other: str, answer: Any) -> None:
     assert attempt(QUESTIONS[name], trace_of({A: "x", B: " "}), one, other) == answer
 
 

@@ -46,7 +46,7 @@ def test_the_finder_finds_the_texts_that_hold_one_and_no_other(points, texts, ne
     assert found == [number for number, text in enumerate(texts) if any(ord(char) in points for char in text)]
 
 
-def test_what_unicode_has_not_assigned_is_unknown_and_what_it_has_is_not():
+def test_exactly_the_characters_that_unicode_has_not_assigned_are_unknown():
     unknown = to_code_points([*unknown_characters()])
 
     assert {0xD800, 0xDFFF, 0x0378, 0xF0000, 0x10FFFF} <= unknown

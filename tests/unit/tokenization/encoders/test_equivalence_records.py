@@ -78,7 +78,7 @@ def test_a_proof_that_was_kept_is_found_and_only_its_owner_may_read_it(subject: 
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_a_proof_of_anything_else_is_none(subject: Subject, change: dict[str, str]) -> None:
+def test_a_proof_of_another_subject_is_not_used(subject: Subject, change: dict[str, str]) -> None:
     other = msgspec.structs.replace(subject, **change)
     keep(Proof(subject=subject))
 
@@ -89,7 +89,7 @@ def test_a_proof_of_anything_else_is_none(subject: Subject, change: dict[str, st
 
 
 @pytest.mark.thorough
-def test_a_proof_that_is_damaged_anywhere_is_none_and_is_made_anew(files: TokenizerFiles, subject: Subject) -> None:
+def test_a_proof_that_is_damaged_anywhere_is_not_used_and_made_again(files: TokenizerFiles, subject: Subject) -> None:
     proof = make(files, subject)
     path = proof_path(subject)
     with open(path, "rb") as file:
@@ -190,7 +190,7 @@ def test_models_that_no_other_library_knows_are_not_even_tried(
 
 
 @pytest.mark.thorough
-def test_who_is_revoked_is_chosen_no_more(files: TokenizerFiles, subject: Subject) -> None:
+def test_a_revoked_backend_is_not_chosen_again(files: TokenizerFiles, subject: Subject) -> None:
     make(files, subject)
 
     revoke(subject, "an audit found it out")

@@ -110,7 +110,7 @@ def test_two_characters_that_are_wrong_only_together_are_not_both_proven(tried: 
     assert found.refusal or excluded(found) & {0xE5, 0xF8}
 
 
-def test_what_no_character_explains_refuses_the_backend(tried: Any) -> None:
+def test_a_difference_that_no_character_explains_refuses_the_backend(tried: Any) -> None:
     found = tried(lambda text: len(text) > 30 and text.count("e") % 7 == 3 and "<|" not in text and "x" not in text)
 
     assert "which no single character explains" in found.refusal

@@ -136,7 +136,7 @@ def test_prompts_are_the_same_by_every_backend(watched: Watched, small_tokenizer
     assert "one" in watched.texts
 
 
-def test_the_backend_is_no_part_of_what_tokens_depend_on(small_tokenizer: Path) -> None:
+def test_the_backend_is_not_part_of_the_fingerprint(small_tokenizer: Path) -> None:
     prints = {
         str(PromptTokenizeFn(str(small_tokenizer), tokenizer_backend=backend).fingerprints())
         for backend in ("auto", "hf", "gigatoken", "fastokens")
@@ -197,7 +197,7 @@ def test_the_audit_finds_a_text_that_the_sweep_did_not_and_revokes_the_proof(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["raise", "skip"])
-def test_what_an_audit_finds_ends_the_run_whatever_is_done_about_bad_rows(
+def test_wrong_ids_in_an_audit_end_the_run_under_every_policy_for_bad_rows(
     found_out: Callable[[str], None], small_tokenizer: Path, jsonl_file: Callable[..., Path], policy: Any
 ) -> None:
     found_out("a rare text")
@@ -241,7 +241,7 @@ def test_it_begins_in_a_pause_or_when_much_has_been_done(
     assert is_found_out(has_worked)
 
 
-def test_what_is_wrong_in_a_pause_is_told_by_the_next_batch(
+def test_an_error_in_idle_work_is_reported_by_the_next_batch(
     found_out: Callable[[str], None], files: TokenizerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_encoder, "WORK_BEFORE_AUDIT_S", 1e9)
@@ -260,7 +260,7 @@ def test_what_is_wrong_in_a_pause_is_told_by_the_next_batch(
 @pytest.mark.parametrize("order", [False, RowShuffle(method="none", only_kept=True)], ids=str)
 @pytest.mark.parametrize("log_excerpts", [True, False])
 @pytest.mark.parametrize("bad", [0, 2])
-def test_what_an_audit_finds_has_a_place_and_is_shown_only_where_rows_may_be(
+def test_wrong_ids_in_an_audit_have_a_place_and_an_excerpt_only_if_allowed(
     found_out: Callable[[str], None],
     small_tokenizer: Path,
     jsonl_file: Callable[..., Path],
@@ -299,7 +299,7 @@ def test_what_an_audit_finds_has_a_place_and_is_shown_only_where_rows_may_be(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("order", [False, RowShuffle(method="none", only_kept=True)], ids=str)
-def test_what_an_audit_finds_in_a_worker_ends_the_run_and_names_the_row(
+def test_wrong_ids_in_a_workers_audit_end_the_run_and_name_the_row(
     found_out: Callable[[str], None], small_tokenizer: Path, jsonl_file: Callable[..., Path], order: Any
 ) -> None:
     found_out("nothing: here all is well")
@@ -359,7 +359,7 @@ def test_one_process_of_a_run_audits_and_another_when_it_is_gone() -> None:
 # Its parts.
 
 
-def test_a_backend_is_loaded_anew_when_its_caches_have_grown(tokenizer: Tokenizer) -> None:
+def test_a_backend_is_loaded_again_when_its_caches_have_grown(tokenizer: Tokenizer) -> None:
     used = [100]
     encoder = BoundedEncoder(lambda: HfEncoder(tokenizer), 50, lambda: used[0], look_every=0)
     texts = ["one two", "three"]

@@ -88,7 +88,7 @@ def name(small_tokenizer: Path) -> str:
 # What is trained
 
 
-def test_what_the_assistant_says_is_trained_with_its_stop_token_and_nothing_else(name: str) -> None:
+def test_only_the_assistants_messages_and_their_stop_tokens_are_trained(name: str) -> None:
     fn = ChatTokenizeFn(name)
 
     chunk = run(fn.open(), [{"messages": CHAT, "metadata": {"id": 7}}])
@@ -124,7 +124,7 @@ def test_each_message_can_say_whether_it_is_trained(name: str) -> None:
     ("message", "reason"),
     [
         (assistant("b", loss=1), "'messages'[1]: 'loss' must be true or false, got a number"),
-        ({**user("b"), "loss": True}, "'messages'[1] has loss, and is no message of the assistant"),
+        ({**user("b"), "loss": True}, "'messages'[1] has loss, but is not a message of the assistant"),
     ],
 )
 def test_a_loss_that_cannot_be_is_a_bad_row(name: str, message: dict[str, Any], reason: str) -> None:
@@ -158,7 +158,7 @@ def test_an_assistant_may_begin_and_may_say_nothing(name: str) -> None:
     ]
 
 
-def test_messages_may_stand_behind_one_another_and_repeat(name: str) -> None:
+def test_messages_of_the_same_role_may_follow_each_other_and_repeat(name: str) -> None:
     chat = [user("same"), assistant("same"), assistant("same"), user("same"), assistant("same")]
 
     assert trained(ChatTokenizeFn(name), {"messages": chat}) == [f"same{END}"] * 3
@@ -211,7 +211,7 @@ def test_blocks_that_are_part_of_a_message_are_trained_as_they_are(name: str) ->
         (BACKWARDS, "assistant", "cannot be told where messages[4] lies"),
     ],
 )
-def test_a_template_that_does_not_show_what_is_the_assistants_is_refused(
+def test_a_template_that_does_not_show_the_assistants_text_is_refused(
     name: str, template: str, train_on: Any, reason: str
 ) -> None:
     fn = ChatTokenizeFn(name, chat_template=template, train_on=train_on)
@@ -299,7 +299,7 @@ def test_a_stop_token_that_only_the_whole_chat_has_is_found(name: str) -> None:
     ]
 
 
-def test_white_space_behind_a_message_is_trained_only_where_no_token_ends_it(name: str) -> None:
+def test_white_space_after_a_message_is_trained_only_if_no_token_ends_it(name: str) -> None:
     fn = ChatTokenizeFn(name, chat_template=WITHOUT_STOP)
 
     assert trained(fn, {"messages": [user("a"), assistant("b"), user("c")]}) == [" b\n"]
@@ -342,7 +342,7 @@ def test_a_space_that_a_post_processor_hides_belongs_to_its_token(small_tokenize
     assert notes(chunk)["straddling_token"] == [0]
 
 
-def test_a_stop_token_that_swallows_the_line_break_behind_it_is_trained(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_stop_token_that_absorbs_the_line_break_after_it_is_trained(small_tokenizer: Path, tmp_path: Path) -> None:
     folder = variant(
         small_tokenizer,
         tmp_path / "stripping",
@@ -485,8 +485,8 @@ def test_where_the_tokenizer_lies_is_not_in_the_fingerprint(small_tokenizer: Pat
         ({"max_length": 0}, "max_length=0"),
         ({"messages_key": ""}, "messages_key=''"),
         ({"today": "tomorrow"}, "today is a date"),
-        ({"chat_template_kwargs": {"messages": []}}, "cannot be given messages"),
-        ({"chat_template_kwargs": {"add_generation_prompt": True}}, "cannot be given add_generation_prompt"),
+        ({"chat_template_kwargs": {"messages": []}}, "these names are reserved: messages"),
+        ({"chat_template_kwargs": {"add_generation_prompt": True}}, "these names are reserved: add_generation_prompt"),
         ({"chat_template_kwargs": {"a": {1}}}, "must be JSON values"),
     ],
 )
@@ -495,7 +495,7 @@ def test_a_setting_that_cannot_work_is_refused(name: str, settings: dict[str, An
         ChatTokenizeFn(name, **settings)
 
 
-def test_a_template_that_is_none_is_refused_before_any_worker(name: str) -> None:
+def test_an_invalid_template_is_refused_before_workers_start(name: str) -> None:
     for template in ("{% if %}", "nothing"):
         with pytest.raises(ConfigError, match="AD411"):
             ChatTokenizeFn(name, chat_template=template).resolve()
@@ -597,9 +597,7 @@ def said(message: dict[str, Any]) -> str:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("template", ["plain", "generation"])
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"])
-def test_what_is_trained_of_real_chats_is_exactly_what_the_assistant_said(
-    test_data: Path, tokenizer: str, template: str
-) -> None:
+def test_in_real_chats_exactly_the_assistants_text_is_trained(test_data: Path, tokenizer: str, template: str) -> None:
     folder = test_data / "tokenizers" / tokenizer
     marked = (test_data / "tokenizers" / "qwen2-bpe-151k" / "chat_template_generation.jinja").read_text()
     fn = ChatTokenizeFn(str(folder), chat_template=marked if template == "generation" else None)

@@ -155,7 +155,7 @@ def test_parts_of_a_content_are_asked_for_as_parts(name: str) -> None:
     assert said(name, PARTS, chat) == [f" c d{END}", f" f{END}"]
 
 
-def test_what_cannot_be_told_names_the_templates_of_trl(name: str) -> None:
+def test_the_error_of_unlocated_blocks_names_the_templates_of_trl(name: str) -> None:
     backwards = KEEPS_A_PLACE.replace("for m in messages %}{{", "for m in messages | reverse %}{{")
     chat = [user("a"), assistant("b"), user("c"), assistant("d")]
 
@@ -170,7 +170,7 @@ def test_what_cannot_be_told_names_the_templates_of_trl(name: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("train_on", ["assistant", "last_assistant"])
-def test_what_ends_the_chat_may_be_a_block_of_its_own(name: str, train_on: Any) -> None:
+def test_the_token_that_ends_the_chat_may_be_a_separate_block(name: str, train_on: Any) -> None:
     chat = [user("a"), assistant("b"), user("c"), assistant("d")]
 
     texts = said(name, TRAINS_WHAT_ENDS_THE_CHAT, chat, train_on=train_on)
@@ -179,7 +179,7 @@ def test_what_ends_the_chat_may_be_a_block_of_its_own(name: str, train_on: Any) 
     assert len(texts) == (2 if train_on == "assistant" else 1)
 
 
-def test_what_ends_the_chat_need_not_be_trained_where_each_block_has_a_stop_token(name: str) -> None:
+def test_the_token_that_ends_the_chat_need_not_be_trained_if_each_block_has_a_stop_token(name: str) -> None:
     chat = [user("a"), assistant("b"), user("c"), assistant("d")]
 
     assert said(name, LEAVES_OUT_WHAT_ENDS_THE_CHAT, chat) == [f"b{END}\n", f"d{END}\n"]

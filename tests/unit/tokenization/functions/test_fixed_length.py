@@ -160,7 +160,7 @@ def test_a_context_is_cut_where_it_is_asked_for(name: str) -> None:
     assert CONTEXT.endswith(middle[-half:])
 
 
-def test_by_default_what_is_too_long_is_dropped_and_counted(name: str) -> None:
+def test_by_default_rows_that_are_too_long_are_dropped_and_counted(name: str) -> None:
     length = len(token_ids(run(babilong(name, add_eos=True).open(), [ROW]))[0])
     (extra,) = values(run(babilong(name).open(), [ROW]), "extra")
     exact = length - extra["num_padding"]
@@ -170,7 +170,7 @@ def test_by_default_what_is_too_long_is_dropped_and_counted(name: str) -> None:
     assert drops(run(babilong(name, exact - 1).open(), [ROW])) == {"max_length": [0]}
 
 
-def test_what_is_too_long_can_be_an_error(name: str) -> None:
+def test_a_row_that_is_too_long_can_be_an_error(name: str) -> None:
     chunk = run(babilong(name, 50, on_overlong="error").open(), [ROW])
 
     assert faults(chunk) == [(0, "AD415")]
@@ -289,7 +289,7 @@ def test_seed_compat_is_the_recipe_also_where_special_tokens_are_put_around(
     assert as_arrays(chunk, 0) == seed_steps(tokenizer, ROW, max_length, 10)
 
 
-def test_only_the_recipes_prompt_has_a_blank_line_behind_the_context(name: str) -> None:
+def test_only_the_recipes_prompt_has_a_blank_line_after_the_context(name: str) -> None:
     assert babilong(name, seed_compat=True).prompt == "{input}\n\nQuestion: {question}\nAnswer:"
     assert babilong(name).prompt == "{input}\nQuestion: {question}\nAnswer:", "runs of ours go on"
     assert babilong(name, seed_compat=True, prompt="{input}: {question}").prompt == "{input}: {question}"
@@ -319,7 +319,7 @@ def test_seed_compat_is_the_recipe_on_babilong(test_data: Path, tokenizer: str, 
 
 
 @pytest.mark.thorough
-def test_seed_compat_says_whether_the_cut_took_the_question_or_only_words_behind_it(name: str) -> None:
+def test_seed_compat_notes_whether_the_cut_removed_the_question(name: str) -> None:
     facts = set()
     for reserve in range(1, 40):
         fn = babilong(
@@ -370,7 +370,7 @@ def test_below_the_prompts_length_every_sample_of_babilong_has_its_question(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
 @pytest.mark.parametrize(("file", "max_length"), [("qa1_4k.json", 2048), ("qa1_32k.json", 16384)])
-def test_half_as_long_as_the_prompts_the_recipe_trains_no_answer_behind_its_question_and_we_every_one(
+def test_with_half_the_length_the_recipe_loses_every_question_and_we_lose_none(
     test_data: Path, tokenizer: str, file: str, max_length: int
 ) -> None:
     rows = json.loads((test_data / "babilong" / file).read_text(encoding="utf-8"))
@@ -430,7 +430,7 @@ def test_every_setting_is_in_the_fingerprint(name: str) -> None:
         ({"max_length": 0}, "max_length=0"),
         ({"prompt": "{question}"}, "context_key='input' must be one field of prompt"),
         ({"prompt": "{input}{input}"}, "must be one field of prompt"),
-        ({"prompt": "{input}{"}, "write a brace that is meant as two"),
+        ({"prompt": "{input}{"}, "write two braces for a literal one"),
         ({"prompt": "{input}{a.b}"}, r"a field is a key of the row in braces, as \{question\}; got 'a.b'"),
         ({"prompt": "{input}{}"}, "a field is a key"),
         ({"answer": "yes"}, r"has no field, such as '\{target\}'"),

@@ -48,7 +48,7 @@ def test_a_pair_of_texts_is_trained_on_its_answers_and_their_end(name: str) -> N
     assert both(PreferenceTokenizeFn(name, eos=False), row)[0] == ["The sky is", " blue.", ""]
 
 
-def test_texts_without_a_prompt_share_what_they_begin_with_in_whole_words(name: str) -> None:
+def test_texts_without_a_prompt_share_their_common_prefix_of_whole_words(name: str) -> None:
     row = {"chosen": "The sky is grey today", "rejected": "The sky is green"}
 
     assert both(PreferenceTokenizeFn(name), row) == (
@@ -57,7 +57,7 @@ def test_texts_without_a_prompt_share_what_they_begin_with_in_whole_words(name: 
     )
 
 
-def test_a_prompt_that_is_null_is_none(name: str) -> None:
+def test_a_null_prompt_is_no_prompt(name: str) -> None:
     row = {"prompt": None, "chosen": "The sky is grey", "rejected": "The sky is green"}
 
     assert both(PreferenceTokenizeFn(name), row)[0][0] == "The sky is"
@@ -65,7 +65,7 @@ def test_a_prompt_that_is_null_is_none(name: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("explicit", [True, False])
-def test_a_pair_of_chats_is_trained_on_what_comes_behind_the_prompt(name: str, explicit: bool) -> None:
+def test_a_pair_of_chats_is_trained_on_the_messages_after_the_prompt(name: str, explicit: bool) -> None:
     prompt = [user("a"), assistant("said before"), user("c")]
     chosen, rejected = [assistant("good")], [assistant("bad"), user("no"), assistant("worse")]
     row: dict[str, Any] = {"chosen": prompt + chosen, "rejected": prompt + rejected}

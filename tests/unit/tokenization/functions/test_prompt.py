@@ -196,7 +196,7 @@ def test_tools_go_to_the_template_and_into_the_metadata(name: str) -> None:
     assert values(plain, "prompt") == ["a"] * 7
 
 
-def test_metadata_that_is_nothing_is_none(name: str) -> None:
+def test_null_metadata_are_none(name: str) -> None:
     rows = [
         b'{"input": "a", "metadata": ' + value + b"}" for value in (b"null", b"false", b"0", b'""', b"[]", b'"text"')
     ]
@@ -316,7 +316,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"chat_template_kwargs": {"tools": [], "tokenize": 1}, "apply_chat_template": True},
-        "cannot be given tokenize, tools",
+        "these names are reserved: tokenize, tools",
     ),
     ({"chat_template_kwargs": {"a": 1}}, "do nothing without apply_chat_template=True"),
     ({"chat_template": "x"}, "do nothing without apply_chat_template=True"),

@@ -64,7 +64,7 @@ def test_the_tokenizers_own_tokens_are_asked_for_by_true(small_tokenizer: Path, 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"bos": True}, "bos=True, and the tokenizer has no bos_token; pass bos='the token', or False"),
+        ({"bos": True}, "bos=True, but the tokenizer has no bos_token; pass bos='the token', or False"),
         ({"eos": "no token of it"}, "eos='no token of it' is . tokens of the tokenizer"),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_text_that_is_too_long_is_cut_at_either_end_dropped_or_an_error(name: 
     assert faults(run(TextTokenizeFn(name, max_length=5, overlong="error").open(), [{"text": TEXT}])) == [(0, "AD415")]
 
 
-def test_what_has_nothing_to_train_on_is_dropped_by_its_reason(name: str) -> None:
+def test_rows_without_trained_tokens_are_dropped_with_a_reason(name: str) -> None:
     chunk = run(TextTokenizeFn(name, eos=False).open(), [{"text": ""}, {"text": "a"}, {"text": "a b"}])
 
     assert (chunk.num_samples, drops(chunk)) == (1, {"empty_text": [0], "no_trained_tokens": [1]})

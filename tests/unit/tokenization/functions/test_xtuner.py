@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CHARACTERS = "tests.support.xtuner_fns:Characters"
 
 
-def test_what_is_written_for_xtuner_runs_unchanged() -> None:
+def test_a_function_written_for_xtuner_runs_unchanged() -> None:
     fn = XTunerTokenizeFn(CHARACTERS, {"max_length": 4})
 
     chunk = run(open_spec(describe(fn.resolve())), [{"text": "abc"}, {"text": "abcdef"}])
@@ -81,7 +81,7 @@ def test_a_row_that_xtuner_filters_is_dropped_and_counted() -> None:
         ({"input_ids": [-1]}, "token id -1 is negative"),
     ],
 )
-def test_what_is_no_sample_is_a_bad_row(result: Any, reason: str) -> None:
+def test_a_result_that_is_not_a_sample_is_a_bad_row(result: Any, reason: str) -> None:
     chunk = run(XTunerTokenizeFn(Returns, {"result": result}).open(), [{}])
 
     assert faults(chunk) == [(0, "AD425")]
@@ -107,7 +107,7 @@ def test_its_fingerprint_is_its_hash_with_the_arguments_that_the_hash_forgets() 
     assert forgetful[0].fingerprints() == forgetful[1].fingerprints()
 
 
-def test_canaries_find_what_the_hash_of_an_object_does_not_tell(jsonl_file: Callable[..., Path]) -> None:
+def test_canaries_detect_changes_that_the_hash_of_an_object_does_not_show(jsonl_file: Callable[..., Path]) -> None:
     path = str(jsonl_file([{"text": "abcdef"}] * 8))
     with DataLoader(path, tokenize_fn=XTunerTokenizeFn(Characters(4)), num_workers=0) as loader:
         loader.get_next_batch(2)
