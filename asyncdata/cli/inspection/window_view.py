@@ -19,7 +19,7 @@ from asyncdata.core.messages import Scan, Scanned, Tokenized
 from asyncdata.core.types import Position, Sample, SampleRange, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.loader.config import LoaderConfig
-from asyncdata.loader.opening import open_reading
+from asyncdata.loader.opening import opened_source
 from asyncdata.loader.packing_choice import plan_of, rules_of
 from asyncdata.order.order import Order
 from asyncdata.order.shuffle import RowShuffle
@@ -102,7 +102,7 @@ class OpenedOrder:
             raise ConfigError("this order leaves out rows that yield no sample: say how rows are tokenized")
 
         self._tokenizer = _RecordingTokenizer(function)
-        self._reading = open_reading(described(source), config, function, lambda _: None, plan)
+        self._reading = opened_source(described(source), config, function, lambda _: None, plan)
         self.files, self.order = self._reading.files, self._reading.order
         self._executor = InlineExecutor(self._tokenizer)
         self._windows = self._reading.windows(self._executor)
