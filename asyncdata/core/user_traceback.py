@@ -9,7 +9,7 @@ from asyncdata.core.errors import AsyncDataError
 
 __all__ = ("user_traceback",)
 
-_OURS = os.path.dirname(__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # of the whole package
 _IMPORTING = ("<frozen importlib", os.path.dirname(os.__file__) + os.sep + "importlib" + os.sep)
 
 
