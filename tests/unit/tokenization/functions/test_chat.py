@@ -510,7 +510,7 @@ def test_a_date_is_asked_for_in_words_that_fit_every_function(name: str) -> None
 def test_a_worker_imports_no_framework_for_it(name: str) -> None:
     code = (
         "import json, sys\n"
-        "from asyncdata.tokenization.base import ColumnWriter\n"
+        "from asyncdata.tokenization.column_writer import ColumnWriter\n"
         "from asyncdata.tokenization.functions.chat import ChatTokenizeFn\n"
         f"ChatTokenizeFn({name!r}).open()([{json.dumps({'messages': CHAT}).encode()!r}], ColumnWriter())\n"
         "print(*sys.modules)"
