@@ -6,7 +6,8 @@ A worker checks after it has read and before it answers, so its answer is from t
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import closing
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from asyncdata.core.errors import SourceError
 from asyncdata.sources.fingerprint import WHOLE_BYTES, content_digest
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import FileRef
 
-__all__ = ("Looks", "SameFile", "edited", "is_same", "looks_of", "shrunk")
+__all__ = ("Looks", "OpenFiles", "SameFile", "edited", "is_same", "looks_of", "shrunk")
+
+_MAX_OPEN_FILES = 64
 
 
 class Looks(NamedTuple):
@@ -133,3 +136,65 @@ class SameFile:
     def close(self) -> None:
         """Close it."""
         os.close(self.fd)
+
+
+class _Checked(Protocol):
+    def check(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+FileT = TypeVar("FileT", bound=_Checked)
+
+
+class OpenFiles(Generic[FileT]):
+    """The files that a reader keeps open, and which of them it has read since they were checked last.
+
+    Of a file that was read, only the process that has it open can tell whether it was the same. So it is checked before
+    it is closed. There are 64 at most; beyond them the file that was opened first is closed.
+
+    :param open_file: opens the file of a number.
+    """
+
+    def __init__(self, open_file: Callable[[int], FileT]) -> None:
+        self._open_file = open_file
+        self._open: dict[int, FileT] = {}
+        self._read: set[int] = set()
+
+    def find(self, file_id: int) -> FileT | None:
+        """The file, if it is open."""
+        return self._open.get(file_id)
+
+    def to_read(self, file_id: int) -> FileT:
+        """The file, opened if it is not yet; to be read now."""
+        if file_id not in self._open:
+            if len(self._open) >= _MAX_OPEN_FILES:
+                self.close_file(next(iter(self._open)))
+            self._open[file_id] = self._open_file(file_id)
+        self._read.add(file_id)
+        return self._open[file_id]
+
+    def close_file(self, file_id: int) -> None:
+        """Close the file, checked if it was read.
+
+        :raises FileChangedError: if it has changed.
+        """
+        with closing(self._open.pop(file_id)) as file:
+            if file_id in self._read:
+                self._read.remove(file_id)
+                file.check()
+
+    def check(self) -> None:
+        """Check the files that were read.
+
+        :raises FileChangedError: if one has changed.
+        """
+        read, self._read = self._read, set()  # whatever is found: what comes next is judged by what it reads itself
+        for file_id in read:
+            self._open[file_id].check()
+
+    def close(self) -> None:
+        """Close all of them, unchecked."""
+        self._read.clear()
+        while self._open:
+            self._open.popitem()[1].close()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from bisect import bisect_right
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.digest import digest
 from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows
 from asyncdata.sources.reader import FileChangedError
-from asyncdata.sources.same_file import SameFile
+from asyncdata.sources.same_file import OpenFiles, SameFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ("MAGIC", "ParquetReader", "footer_digest")
 
 MAGIC = b"PAR1"
-_MAX_OPEN_FILES = 64
 _READ_BYTES = 256 * 1024  # of a column at a time: of a row group that is left early, the rest is not read
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 1024
@@ -45,11 +44,8 @@ class ParquetReader:
     def __init__(self, job: Job, columns: list[str], footers: list[str]) -> None:
         self._files = job.files
         self._max_row_bytes = job.max_row_bytes
-        self._columns = columns
-        self._footers = footers
-        self._open: dict[int, _File] = {}
-        self._read: set[int] = set()  # since they were checked last
-        self._pass: tuple[tuple[int, int], _Pass] | None = None
+        self._open = OpenFiles(lambda file_id: _File(job.files[file_id], columns, footers[file_id]))
+        self._pass: tuple[_File, int, _Pass] | None = None
         self._held = _Held()
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
@@ -57,7 +53,7 @@ class ParquetReader:
         file = self._file(block.file_id)
         group = file.group_of(block.start)
         with _naming(file, group):
-            batches = self._pass_over(block.file_id, group, block.start).rows(block.start, block.stop)
+            batches = self._pass_over(file, group, block.start).rows(block.start, block.stop)
             rows = [row for batch in batches for row in file.write(batch)]
         return block_rows(rows, num_bytes, self._max_row_bytes)
 
@@ -85,53 +81,38 @@ class ParquetReader:
         file = self._file(file_id)
         with _naming(file, group):
             held = self._held.get((file_id, group), file)
-            source = held or self._pass_over(file_id, group, rows[0])
+            source = held or self._pass_over(file, group, rows[0])
             return file.write(pa.concat_batches([batch for row in rows for batch in source.rows(row, row + 1)]))
 
-    def _pass_over(self, file_id: int, group: int, row: int) -> _Pass:
-        """The current pass if ``row`` is still ahead of it, otherwise a new pass."""
-        if self._pass is None or self._pass[0] != (file_id, group) or self._pass[1].first > row:
-            file = self._file(file_id)
-            self._pass = (file_id, group), _Pass(file.batches(group), file.first_row(group))
-        return self._pass[1]
+    def _pass_over(self, file: _File, group: int, row: int) -> _Pass:
+        """The current pass if it is over this group of the open file, and before ``row``; otherwise a new pass."""
+        if self._pass is not None:
+            passed, passed_group, current = self._pass
+            if passed is file and passed_group == group and current.first <= row:
+                return current
+
+        started = _Pass(file.batches(group), file.first_row(group))
+        self._pass = file, group, started
+        return started
 
     def _file(self, file_id: int) -> _File:
         """The open file; it is opened again if it was touched.
 
         :raises FileChangedError: if it has changed.
         """
-        file = self._open.get(file_id)
-        if file is not None and file.is_untouched:
-            self._read.add(file_id)
-            return file
-
-        if file is None and len(self._open) >= _MAX_OPEN_FILES:
-            self._close(next(iter(self._open)))
-        elif file is not None:
-            self._close(file_id)
-        opened = self._open[file_id] = _File(self._files[file_id], self._columns, self._footers[file_id])
-        self._read.add(file_id)
-        return opened
-
-    def _close(self, file_id: int) -> None:
-        if self._pass is not None and self._pass[0][0] == file_id:
-            self._pass = None
-        with closing(self._open.pop(file_id)) as file:
-            if file_id in self._read:
-                self._read.remove(file_id)
-                file.check()
+        file = self._open.find(file_id)
+        if file is not None and not file.is_untouched:
+            self._open.close_file(file_id)
+        return self._open.to_read(file_id)
 
     def check(self) -> None:
         """As the protocol says."""
-        read, self._read = self._read, set()  # whatever is found: what comes next is judged by what it reads itself
-        for file_id in read:
-            self._open[file_id].check()
+        self._open.check()
 
     def close(self) -> None:
         """As the protocol says."""
-        self._read.clear()
-        for file_id in list(self._open):
-            self._close(file_id)
+        self._pass = None
+        self._open.close()
         self._held = _Held()
 
 

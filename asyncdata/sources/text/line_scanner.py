@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from array import array
-from contextlib import closing
 from operator import sub
 from typing import TYPE_CHECKING
 
 from asyncdata.sources.reader import BlockRows, FileChangedError, unreadable
-from asyncdata.sources.same_file import SameFile, shrunk
+from asyncdata.sources.same_file import OpenFiles, SameFile, shrunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +22,6 @@ __all__ = ("LineReader", "read_block", "read_row")
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = frozenset(b" \t\r\v\f")
 _PIECE_BYTES = 256 * 1024
-_MAX_OPEN_FILES = 64
 
 
 class LineReader:
@@ -33,8 +31,7 @@ class LineReader:
         self._files = job.files
         self._slack_bytes = job.slack_bytes
         self._max_row_bytes = job.max_row_bytes
-        self._open: dict[int, SameFile] = {}
-        self._read: set[int] = set()  # since they were checked last
+        self._open = OpenFiles(lambda file_id: SameFile.checked(job.files[file_id]))
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
         """As the protocol says; a block with its over-read always fits."""
@@ -52,32 +49,15 @@ class LineReader:
         ]
 
     def _fd(self, file_id: int) -> int:
-        file = self._open.get(file_id)
-        if file is None:
-            if len(self._open) >= _MAX_OPEN_FILES:
-                self._close(next(iter(self._open)))
-            file = self._open[file_id] = SameFile.checked(self._files[file_id])
-        self._read.add(file_id)
-        return file.fd
-
-    def _close(self, file_id: int) -> None:
-        """Of a file that was read, only who has it open can tell whether it was the same."""
-        with closing(self._open.pop(file_id)) as file:
-            if file_id in self._read:
-                self._read.remove(file_id)
-                file.check()
+        return self._open.to_read(file_id).fd
 
     def check(self) -> None:
         """As the protocol says."""
-        read, self._read = self._read, set()  # whatever is found: what comes next is judged by what it reads itself
-        for file_id in read:
-            self._open[file_id].check()
+        self._open.check()
 
     def close(self) -> None:
         """As the protocol says."""
-        self._read.clear()
-        while self._open:
-            self._open.popitem()[1].close()
+        self._open.close()
 
 
 def read_block(

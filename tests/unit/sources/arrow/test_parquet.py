@@ -418,7 +418,7 @@ def test_neighbouring_blocks_cost_one_pass_over_their_row_group(two, monkeypatch
 
 
 def test_no_more_than_some_files_are_open_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet_reader, "_MAX_OPEN_FILES", 2)
+    monkeypatch.setattr("asyncdata.sources.same_file._MAX_OPEN_FILES", 2)
     paths = [str(write(tmp_path / str(number), 5)) for number in range(6)]
     blocks = ParquetSource(paths).open(BLOCK_BYTES)
     reader = reader_of(blocks)
