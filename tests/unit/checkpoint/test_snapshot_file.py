@@ -1,0 +1,489 @@
+"""The snapshot's file: written whole or not at all; damage is found and named."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import gzip
+import io
+import json
+import math
+import os
+import pickle
+import secrets
+import stat
+import time
+import zipfile
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from asyncdata.checkpoint import snapshot as snapshots
+from asyncdata.checkpoint.snapshot import (
+    Snapshot,
+    from_state_dict,
+    load,
+    save,
+    to_state_dict,
+)
+from asyncdata.core.errors import ConfigError, SnapshotError
+from tests.support.snapshots import FULL, GOLDEN_SNAPSHOT, LEAST, names, wrapped
+
+# Written by the first release. It has to load for ever: add one for each new schema, and change none.
+GOLDEN = (
+    "QURTTkFQMQqSAAAAhqdibGFrZTJi2UAxMGEwZTEzOGRjMzgwNjY4MmQ1YzA1N2U3NDk3MzkwNWExMDU4OTYxOWMyNTQxNDNlOWU3"
+    "MzM5ZDYxMjAyMWRmpnNjaGVtYQGnbGlicmFyeaUwLjEuMKdjcmVhdGVkyz/4AAAAAAAAq3BheWxvYWRfbGVuzQFVqGVuY29kaW5n"
+    "p21zZ3BhY2uLpnNjaGVtYQGnbGlicmFyeaUwLjEuMKhwb3NpdGlvbpMDDsyfqGNvdW50ZXJzgqpudW1fZ3JvdXBzAqVkcm9wc4Go"
+    "dG9vX2xvbmcBpW9yZGVyg6RzZWVkKqdzaHVmZmxlw613aW5kb3dfYmxvY2tzzQQArGZpbmdlcnByaW50c4KkZGF0YYSpbnVtX2Zp"
+    "bGVzAaludW1fYnl0ZXMJpmRpZ2VzdKFkpWZpbGVzkZOhYQmheKl0b2tlbml6ZXKhdKZidWZmZXKRkYSlaW5kZXgApnRva2Vuc4Gr"
+    "X19uZGFycmF5X1+TozxpNJECrEFRQUFBQUlBQUFBPaZyZXdhcmTLv+AAAAAAAAClbGFiZWzApmxlYXNlc5GRgqVpbmRleAGocmVz"
+    "cG9uc2WlZsO8bmalYWNrZWSRkwMOzKCnam91cm5hbJGSAM0QAKhjYW5hcmllc5GhYw=="
+)
+GOLDEN_JSON = (
+    "QURTTkFQMQqPAAAAhqdibGFrZTJi2UA3NjVmM2E0ZDc0NDY1OTRlNWQwYjk4ZDhkNjM3YThiYzA1ZWY3YWIyMjVhMTFlNmE2YTY0"
+    "MTQ5ZWQwNmFjOWZlpnNjaGVtYQGnbGlicmFyeaUwLjEuMKdjcmVhdGVkyz/4AAAAAAAAq3BheWxvYWRfbGVuzQIcqGVuY29kaW5n"
+    "pGpzb257InNjaGVtYSI6IDEsICJsaWJyYXJ5IjogIjAuMS4wIiwgInBvc2l0aW9uIjogWzMsIDE0LCAxNTldLCAiY291bnRlcnMi"
+    "OiB7Im51bV9ncm91cHMiOiAyLCAiZHJvcHMiOiB7InRvb19sb25nIjogMX19LCAib3JkZXIiOiB7InNlZWQiOiA0MiwgInNodWZm"
+    "bGUiOiB0cnVlLCAid2luZG93X2Jsb2NrcyI6IDEwMjR9LCAiZmluZ2VycHJpbnRzIjogeyJkYXRhIjogeyJudW1fZmlsZXMiOiAx"
+    "LCAibnVtX2J5dGVzIjogOSwgImRpZ2VzdCI6ICJkIiwgImZpbGVzIjogW1siYSIsIDksICJ4Il1dfSwgInRva2VuaXplciI6ICJ0"
+    "In0sICJidWZmZXIiOiBbW3siaW5kZXgiOiAwLCAidG9rZW5zIjogeyJfX25kYXJyYXlfXyI6IFsiPGk0IiwgWzJdLCAiQVFBQUFB"
+    "SUFBQUE9Il19LCAicmV3YXJkIjogLTAuNSwgImxhYmVsIjogbnVsbH1dXSwgImxlYXNlcyI6IFtbeyJpbmRleCI6IDEsICJyZXNw"
+    "b25zZSI6ICJmXHUwMGZjbmYifV1dLCAiYWNrZWQiOiBbWzMsIDE0LCAxNjBdXSwgImpvdXJuYWwiOiBbWzAsIDQwOTZdXSwgImNh"
+    "bmFyaWVzIjogWyJcdWQ4MDAiXX0="
+)
+GOLDEN_STATE = (
+    '{"format": "asyncdata.snapshot", "schema": 1, "library": "0.1.0", "position": [3, 14, 159], "counter'
+    's": {"num_groups": 2, "drops": {"too_long": 1}}, "order": {"seed": 42, "shuffle": true, "window_bloc'
+    'ks": 1024}, "fingerprints": {"data": {"num_files": 1, "num_bytes": 9, "digest": "d", "files": [["a",'
+    ' 9, "x"]]}, "tokenizer": "t"}, "buffer": [[{"index": 0, "tokens": {"__ndarray__": ["<i4", [2], "AQAA'
+    'AAIAAAA="]}, "reward": -0.5, "label": null}]], "leases": [[{"index": 1, "response": "f\\u00fcnf"}]],'
+    ' "acked": [[3, 14, 160]], "journal": [[0, 4096]], "canaries": ["c"]}'
+)
+
+
+def refusal(path: os.PathLike[str]) -> str:
+    with pytest.raises(SnapshotError, match=r"^AD602 ") as caught:
+        load(path)
+    return str(caught.value)
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+class TestFile:
+    @pytest.mark.parametrize("snapshot", [FULL, LEAST])
+    def test_a_snapshot_comes_back_as_it_was(self, tmp_path, snapshot):
+        num_bytes = save(tmp_path / "s", snapshot)
+
+        assert load(tmp_path / "s") == load(f"{tmp_path}/s") == snapshot
+        assert num_bytes == os.path.getsize(tmp_path / "s")
+
+    def test_what_looks_like_the_place_of_the_checksum_is_left_as_it_is(self, tmp_path):
+        zeros = msgspec.structs.replace(FULL, library="0" * 64, canaries=["0" * 64])
+        save(tmp_path / "s", zeros)
+
+        assert load(tmp_path / "s") == zeros
+
+    def test_only_its_owner_may_read_it(self, tmp_path):
+        save(tmp_path / "s", FULL)
+
+        assert stat.S_IMODE(os.stat(tmp_path / "s").st_mode) == 0o600
+
+    def test_the_last_three_are_kept(self, tmp_path):
+        for number in range(5):
+            save(tmp_path / "s", Snapshot(position=(number, 0, 0)))
+
+        assert [load(tmp_path / name).position[0] for name in names(tmp_path)] == [4, 3, 2]
+        assert names(tmp_path) == ["s", "s.1", "s.2"]
+
+    @pytest.mark.parametrize("keep", [1, 2, 5])
+    def test_as_many_are_kept_as_asked_for(self, tmp_path, keep):
+        for number in range(7):
+            save(tmp_path / "s", Snapshot(position=(number, 0, 0)), keep=keep)
+
+        assert [load(tmp_path / name).position[0] for name in names(tmp_path)] == list(range(6, 6 - keep, -1))
+
+    def test_keeping_none_is_refused(self, tmp_path):
+        with pytest.raises(ConfigError, match="keep must be 1 or more"):
+            save(tmp_path / "s", FULL, keep=0)
+
+    def test_a_relative_path_will_do(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        save("s", FULL)
+
+        assert load("s") == FULL
+
+    def test_text_and_numbers_that_msgpack_lacks_come_back_too(self, tmp_path):
+        odd = msgspec.structs.replace(FULL, buffer=[[{"response": "\ud800", "label": 2**100, "nan": -0.0}]])
+        save(tmp_path / "s", odd)
+
+        assert load(tmp_path / "s") == odd
+
+    def test_nan_comes_back_too(self, tmp_path):
+        for counters in ({"x": float("nan")}, {"x": float("nan"), "big": 2**70}):
+            save(tmp_path / "s", Snapshot(position=(0, 0, 0), counters=counters))
+            assert math.isnan(load(tmp_path / "s").counters["x"])
+        assert math.isnan(from_state_dict(json.loads(json.dumps(to_state_dict(load(tmp_path / "s"))))).counters["x"])
+
+    @pytest.mark.thorough
+    @pytest.mark.parametrize(
+        "value", [pytest.param(object(), id="object()"), np.int64(1), {"digits": 5000}, {"depth": 100_000}], ids=str
+    )
+    def test_what_no_file_can_hold_is_refused_and_the_old_one_kept(self, tmp_path, value):
+        save(tmp_path / "s", FULL)
+        if isinstance(value, dict):
+            value = 10 ** value["digits"] if "digits" in value else nested(value["depth"])
+
+        with pytest.raises(SnapshotError, match=r"^AD601 the snapshot holds what no file can: .*; nothing was written"):
+            save(tmp_path / "s", Snapshot(position=(9, 9, 9), counters={"big": 2**70, "value": value}))
+        assert (load(tmp_path / "s"), names(tmp_path)) == (FULL, ["s"])
+
+    def test_more_than_can_be_loaded_is_not_saved(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(snapshots, "MAX_FILE_BYTES", 1000)
+
+        with pytest.raises(SnapshotError, match=r"AD601 the snapshot has \d+ bytes, more than 1000"):
+            save(tmp_path / "s", FULL)
+        assert names(tmp_path) == []
+
+    def test_everything_is_on_the_disk_before_it_bears_the_name(self, tmp_path, monkeypatch):
+        calls: list[tuple[str, str]] = []
+
+        def watch(name):
+            real = getattr(os, name)
+
+            def call(*args, **kwargs):
+                last = args[-1] if name == "replace" else args[0]
+                place = os.readlink(f"/proc/self/fd/{last}") if isinstance(last, int) else last
+                calls.append((name, os.path.basename(place)))
+                return real(*args, **kwargs)
+
+            monkeypatch.setattr(os, name, call)
+
+        save(tmp_path / "s", LEAST)
+        for name in ("write", "fsync", "pread", "link", "replace"):
+            watch(name)
+        save(tmp_path / "s", FULL)
+        monkeypatch.undo()
+
+        steps = [(name, "tmp" if place.endswith(".tmp") else place) for name, place in calls]
+        assert list(dict.fromkeys(steps)) == [
+            ("write", "tmp"),
+            ("fsync", "tmp"),
+            ("pread", "tmp"),
+            ("link", "s"),
+            ("replace", "s.1"),
+            ("replace", "s"),
+            ("fsync", tmp_path.name),
+        ]
+
+    def test_what_it_takes_is_the_same_for_ever(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(time, "time", lambda: 1.5)
+        save(tmp_path / "s", GOLDEN_SNAPSHOT)
+        save(tmp_path / "j", msgspec.structs.replace(GOLDEN_SNAPSHOT, canaries=["\ud800"]))
+
+        assert base64.b64encode((tmp_path / "s").read_bytes()).decode() == GOLDEN
+        assert base64.b64encode((tmp_path / "j").read_bytes()).decode() == GOLDEN_JSON
+        assert json.dumps(to_state_dict(GOLDEN_SNAPSHOT)) == GOLDEN_STATE
+
+    def test_a_snapshot_of_the_first_schema_loads_for_ever(self, tmp_path):
+        (tmp_path / "s").write_bytes(base64.b64decode(GOLDEN))
+        (tmp_path / "j").write_bytes(base64.b64decode(GOLDEN_JSON))
+
+        assert load(tmp_path / "s") == from_state_dict(json.loads(GOLDEN_STATE)) == GOLDEN_SNAPSHOT
+        assert load(tmp_path / "j") == msgspec.structs.replace(GOLDEN_SNAPSHOT, canaries=["\ud800"])
+
+
+class TestWhatSaveCannotDo:
+    def test_a_missing_folder_is_named(self, tmp_path):
+        with pytest.raises(SnapshotError, match=f"AD601 .*: there is no folder {tmp_path}/none; make it first; there"):
+            save(tmp_path / "none" / "s", FULL)
+
+    @pytest.mark.parametrize("kind", ["link", "folder"])
+    def test_only_a_file_is_replaced(self, tmp_path, kind):
+        save(tmp_path / "target", LEAST)
+        path = tmp_path / "s"
+        path.symlink_to("target") if kind == "link" else path.mkdir()
+
+        with pytest.raises(SnapshotError, match=r"AD601 .*: a link, folder or device is in its place"):
+            save(path, FULL)
+        assert (names(tmp_path), load(tmp_path / "target")) == (["s", "target"], LEAST)
+
+    def test_a_full_disk_is_named_with_the_bytes_needed(self, tmp_path, monkeypatch):
+        save(tmp_path / "s", LEAST)
+        monkeypatch.setattr(os, "write", fail(errno.ENOSPC))
+
+        with pytest.raises(SnapshotError, match=r"AD601 .*/s was not written: No space left on device") as caught:
+            save(tmp_path / "s", FULL)
+        assert "(need 2" in str(caught.value)
+        assert str(caught.value).endswith("the previous snapshot is kept as s")
+        assert isinstance(caught.value.__cause__, OSError)
+        assert (load(tmp_path / "s"), names(tmp_path)) == (LEAST, ["s"])
+
+    def test_a_disk_that_lies_is_found_out(self, tmp_path, monkeypatch):
+        save(tmp_path / "s", LEAST)
+        pread = os.pread
+        monkeypatch.setattr(os, "pread", lambda fd, n, offset: bytes([pread(fd, n, offset)[0] ^ 1]))
+
+        with pytest.raises(SnapshotError, match="reads back otherwise after byte 0; the previous snapshot is kept"):
+            save(tmp_path / "s", FULL)
+        monkeypatch.setattr(os, "pread", lambda *_: b"")
+        with pytest.raises(SnapshotError, match="reads back otherwise"):
+            save(tmp_path / "s", FULL)
+        assert (load(tmp_path / "s"), names(tmp_path)) == (LEAST, ["s"])
+
+    def test_writes_and_reads_that_come_in_pieces_are_put_together(self, tmp_path, monkeypatch):
+        write, pread = os.write, os.pread
+        monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:100]))
+        monkeypatch.setattr(os, "pread", lambda fd, n, offset: pread(fd, min(n, 77), offset))
+        save(tmp_path / "s", FULL)
+
+        assert load(tmp_path / "s") == FULL
+
+    @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK])
+    def test_without_hard_links_older_ones_are_kept_too(self, tmp_path, monkeypatch, code):
+        monkeypatch.setattr(os, "link", fail(code))
+        for number in range(5):
+            save(tmp_path / "s", Snapshot(position=(number, 0, 0)))
+
+        assert [load(tmp_path / name).position[0] for name in names(tmp_path)] == [4, 3, 2]
+
+    def test_without_hard_links_the_message_says_where_the_previous_one_is(self, tmp_path, monkeypatch):
+        save(tmp_path / "s", LEAST)
+        replace = os.replace
+        monkeypatch.setattr(os, "link", fail(errno.EPERM))
+        monkeypatch.setattr(os, "replace", lambda a, b: fail(errno.EIO)() if a.endswith("tmp") else replace(a, b))
+
+        with pytest.raises(SnapshotError, match=r"the previous snapshot is kept as s\.1$"):
+            save(tmp_path / "s", FULL)
+        monkeypatch.undo()
+        assert refusal(tmp_path / "s").endswith("s.1 is valid: restore it instead")
+
+        save(tmp_path / "s", FULL)
+        assert (load(tmp_path / "s"), load(tmp_path / "s.1"), names(tmp_path)) == (FULL, LEAST, ["s", "s.1"])
+
+    def test_a_link_refused_for_another_reason_leaves_all_as_it_was(self, tmp_path, monkeypatch):
+        save(tmp_path / "s", LEAST)
+        monkeypatch.setattr(os, "link", fail(errno.EIO))
+
+        with pytest.raises(SnapshotError, match=r"Input/output error; the previous snapshot is kept as s$"):
+            save(tmp_path / "s", FULL)
+        assert (load(tmp_path / "s"), names(tmp_path)) == (LEAST, ["s"])
+
+    def test_a_save_that_failed_at_the_last_moment_costs_no_older_one(self, tmp_path, monkeypatch):
+        for number in range(2):
+            save(tmp_path / "s", Snapshot(position=(number, 0, 0)))
+        replace = os.replace
+        monkeypatch.setattr(os, "replace", lambda a, b: fail(errno.EIO)() if b.endswith("/s") else replace(a, b))
+        for _ in range(3):
+            with pytest.raises(SnapshotError, match="AD601"):
+                save(tmp_path / "s", Snapshot(position=(2, 0, 0)))
+        monkeypatch.undo()
+        save(tmp_path / "s", Snapshot(position=(2, 0, 0)))
+
+        assert [load(tmp_path / name).position[0] for name in names(tmp_path)] == [2, 1, 0]
+
+    def test_a_file_in_the_way_is_not_written_through(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(secrets, "token_hex", lambda _: "0123abcd")
+        (tmp_path / "precious").write_bytes(b"precious")
+        (tmp_path / f".s.{os.getpid()}.0123abcd.tmp").hardlink_to(tmp_path / "precious")
+
+        with pytest.raises(SnapshotError, match="AD601 .* File exists"):
+            save(tmp_path / "s", FULL)
+        assert (tmp_path / "precious").read_bytes() == b"precious"
+
+    def test_a_folder_that_cannot_be_synced_is_told_as_such(self, tmp_path, monkeypatch):
+        save(tmp_path / "s", LEAST)
+        fsync = os.fsync
+
+        def on_folders(code):
+            return lambda fd: fail(code)() if stat.S_ISDIR(os.fstat(fd).st_mode) else fsync(fd)
+
+        monkeypatch.setattr(os, "fsync", on_folders(errno.EIO))
+        with pytest.raises(SnapshotError, match=r"AD601 .* is written, but a power loss may undo it: .*; save again"):
+            save(tmp_path / "s", FULL)
+        monkeypatch.setattr(os, "fsync", on_folders(errno.EINVAL))
+        save(tmp_path / "s", FULL)
+
+        assert names(tmp_path) == ["s", "s.1", "s.2"]
+
+    def test_what_killed_processes_left_is_removed_once_it_is_an_hour_old(self, tmp_path):
+        old, young, half_an_hour = ".s.77.0123abcd.tmp", ".s.78.0123abcd.tmp", time.time() - 1800
+        kept = [".other.77.0123abcd.tmp", ".s.77.tmp", ".s.my.77.0123abcd.tmp", young]
+        for name in (old, ".s.77.0123abcd.old.tmp", *kept):
+            (tmp_path / name).write_bytes(b"half")
+            os.utime(tmp_path / name, (0, 0) if name != young else (half_an_hour, half_an_hour))
+        save(tmp_path / "s", FULL)
+
+        assert names(tmp_path) == sorted([*kept, "s"])
+
+    def test_what_cannot_be_tidied_up_fails_no_save(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(os, "scandir", fail(errno.EACCES))
+
+        save(tmp_path / "s", FULL)
+
+        assert load(tmp_path / "s") == FULL
+
+
+def fail(code: int):
+    def call(*_: object, **__: object) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    return call
+
+
+class TestDamage:
+    @pytest.mark.thorough
+    def test_every_single_bit_counts(self, tmp_path):
+        whole = base64.b64decode(GOLDEN)
+        path = tmp_path / "s"
+        path.write_bytes(whole)
+        num_accepted = 0
+        with path.open("r+b", buffering=0) as file:
+            for place in range(len(whole) * 8):
+                offset, bit = divmod(place, 8)
+                os.pwrite(file.fileno(), bytes([whole[offset] ^ 1 << bit]), offset)
+                with contextlib.suppress(SnapshotError):
+                    load(path)
+                    num_accepted += 1
+                os.pwrite(file.fileno(), whole[offset : offset + 1], offset)
+
+        assert num_accepted == 0
+        assert load(path) == GOLDEN_SNAPSHOT
+
+    @pytest.mark.thorough
+    def test_every_cut_is_told_with_the_bytes_expected_and_got(self, tmp_path):
+        whole = base64.b64decode(GOLDEN)
+        for num_bytes in range(1, len(whole)):
+            (tmp_path / "s").write_bytes(whole[:num_bytes])
+            assert f"bytes or more, got {num_bytes};" in refusal(tmp_path / "s")
+        assert f"it is cut off: expected {len(whole)} bytes or more" in refusal(tmp_path / "s")
+
+    def test_an_empty_file_is_named(self, tmp_path):
+        (tmp_path / "s").touch()
+
+        assert "s cannot be loaded: it is empty (0 bytes); no older snapshot beside it" in refusal(tmp_path / "s")
+
+    def test_bytes_too_many_are_named(self, tmp_path):
+        (tmp_path / "s").write_bytes(base64.b64decode(GOLDEN) + b"xyz")
+
+        assert "it has 3 bytes too many: expected" in refusal(tmp_path / "s")
+
+    def test_a_flipped_bit_is_told_as_such(self, tmp_path):
+        data = bytearray(base64.b64decode(GOLDEN))
+        data[-1] ^= 1
+        (tmp_path / "s").write_bytes(data)
+
+        assert "its checksum does not match" in refusal(tmp_path / "s")
+
+    def test_a_missing_file_is_named(self, tmp_path):
+        assert f"AD602 {tmp_path}/s cannot be read: No such file or directory; no older" in refusal(tmp_path / "s")
+
+    @pytest.mark.parametrize(
+        ("data", "kind"),
+        [
+            (pickle.dumps({"position": 1}), "a pickle"),
+            (gzip.compress(b"x", mtime=0), "gzip data"),
+            (b"\x28\xb5\x2f\xfd....", "zstd data"),
+            (b"PAR1....", "a Parquet file"),
+            (b'{"format": "asyncdata.snapshot"}', "JSON text; load it with json and load_state_dict"),
+            (b"[1, 2]", "JSON text"),
+            (b"\x93NUMPY\x01", "a NumPy array"),
+            (b"\x89HDF\r\n", "an HDF5 file"),
+            (b"ARROW1\x00\x00", "an Arrow file"),
+            (b"hello world", "some other file"),
+            (b"\x00", "some other file"),
+        ],
+    )
+    def test_another_kind_of_file_is_named(self, tmp_path, data, kind):
+        (tmp_path / "s").write_bytes(data)
+
+        assert f"it is not a snapshot but {kind} (it starts with " in refusal(tmp_path / "s")
+
+    def test_a_zip_archive_is_named_as_what_torch_saves(self, tmp_path):
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.writestr("data.pkl", pickle.dumps({}))
+        (tmp_path / "s").write_bytes(buffer.getvalue())
+
+        assert "a zip archive, as torch.save writes" in refusal(tmp_path / "s")
+
+    def test_a_folder_and_a_fifo_are_refused_at_once(self, tmp_path):
+        os.mkfifo(tmp_path / "fifo")
+
+        assert "it is not a regular file" in refusal(tmp_path / "fifo")
+        assert "Is a directory" in refusal(tmp_path)
+
+    def test_the_newest_valid_one_beside_it_is_named(self, tmp_path):
+        path = tmp_path / "s"
+        for number in range(3):
+            save(path, Snapshot(position=(number, 0, 0)))
+        path.write_bytes(b"")
+        assert refusal(path).endswith("; s.1 is valid: restore it instead")
+
+        (tmp_path / "s.1").write_bytes(b"damaged")
+        assert refusal(path).endswith("; s.2 is valid: restore it instead")
+
+        (tmp_path / "s.2").unlink()
+        assert refusal(path).endswith("; no older snapshot beside it is valid either")
+
+    @pytest.mark.parametrize(
+        "payload",
+        [
+            b"",
+            b"\xc0",
+            b"\x93\x01\x02\x03",
+            b"\xdd\xff\xff\xff\xff",
+            b"\xdf\xff\xff\xff\xff",
+            b"\xc6\xff\xff\xff\xff",
+            b"\xdb\xff\xff\xff\xff",
+            b"\x91" * 1_000_000 + b"\x90",
+            b"\x81\xa8position" + b"\x91" * 100_000 + b"\x90",
+            b"\x81\x80\x01",
+            b"\x81\xa2\xff\xff\x01",
+            b"\xc1",
+            msgspec.msgpack.encode({"position": [1, 2, 3]}) + b"\x00",
+            pickle.dumps({"position": (1, 2, 3)}),
+        ],
+    )
+    def test_a_crafted_payload_is_refused_without_taking_memory(self, tmp_path, payload):
+        (tmp_path / "s").write_bytes(wrapped(payload))
+
+        assert "it" in refusal(tmp_path / "s")
+
+    @pytest.mark.parametrize("payload", [b"", b"[" * 1_000_000, b"\xff", b'{"position": [1, 2, NaN]}', b"9" * 5000])
+    def test_so_is_a_crafted_payload_of_json(self, tmp_path, payload):
+        (tmp_path / "s").write_bytes(wrapped(payload, encoding="json"))
+
+        assert "it" in refusal(tmp_path / "s")
+
+    def test_an_unknown_encoding_is_refused(self, tmp_path):
+        (tmp_path / "s").write_bytes(wrapped(b"\xc0", encoding="pickle"))
+
+        assert "KeyError('pickle')" in refusal(tmp_path / "s")
+
+    @pytest.mark.parametrize(
+        "raw",
+        [b"\xdf\xff\xff\xff\xff", b"\x81\xa1x" + b"\x91" * 60_000 + b"\x90", b"\xc0", b"\x80", b"\xa2\xff\xff"],
+    )
+    def test_a_crafted_header_is_refused(self, tmp_path, raw):
+        (tmp_path / "s").write_bytes(b"ADSNAP1\n" + len(raw).to_bytes(4, "little") + raw)
+
+        assert "its header is damaged" in refusal(tmp_path / "s")
+
+    def test_a_header_longer_than_any_is_refused_unread(self, tmp_path):
+        (tmp_path / "s").write_bytes(b"ADSNAP1\n" + b"\xff\xff\xff\xff" + bytes(100))
+
+        assert "its header claims 4294967295 bytes" in refusal(tmp_path / "s")
+
+    def test_a_file_too_large_is_refused_unread(self, tmp_path):
+        (tmp_path / "s").write_bytes(base64.b64decode(GOLDEN))
+        os.truncate(tmp_path / "s", 1 << 40)
+
+        assert f"it has {1 << 40} bytes, more than the {16 << 30} allowed" in refusal(tmp_path / "s")
