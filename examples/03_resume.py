@@ -17,7 +17,7 @@ def open_loader(folder: Path, num_workers: int) -> DataLoader:
 
 
 def train_until_killed(folder: Path) -> None:
-    """Prints the number of samples delivered after every snapshot, and goes on and on."""
+    """Prints the number of samples delivered after every snapshot, without an end."""
     with open_loader(folder, num_workers=2) as loader:
         while True:
             loader.get_next_batch(16)

@@ -168,7 +168,7 @@ def _describe(process: psutil.Process) -> str:
     try:
         return f"process {process.pid}: {' '.join(process.cmdline())}"
     except psutil.ZombieProcess:
-        return f"process {process.pid}: ended, but nobody has waited for it"
+        return f"process {process.pid}: ended, but was not waited for"
     except psutil.NoSuchProcess:
         return f"process {process.pid}: gone this very moment"
 

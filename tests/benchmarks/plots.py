@@ -106,7 +106,7 @@ def first_batch(axes: Any, figures: dict[str, Any]) -> None:
 
 
 def memory(axes: Any, figures: dict[str, Any]) -> None:
-    """Likewise."""
+    """S6: memory of all processes over the size of the file."""
     _against_size(axes, figures["S6"]["data"]["sizes"], "memory of all processes, MB")
 
 

@@ -3,7 +3,7 @@
 Prints a table of S1 to S14 with goals, medians, ranges and verdicts, writes it as JSON, and draws the plots of the
 docs. Everything is measured in fresh processes; what is compared is interleaved. ``--quick`` shows that everything
 runs (small inputs, few rounds: its figures mean nothing, and it gives no verdict). Figures are kept in the JSON as they
-come: ``--resume`` goes on where an interrupted run was.
+come: ``--resume`` continues an interrupted run.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def source(contestant: str, path: str, tokenizer: str) -> Any:
 def measure(contestant: str, path: str, tokenizer: str) -> dict[str, float]:
     """One contestant: seconds to the first groups, memory, and what a call costs and how many groups come.
 
-    Imports that every run of slime makes anyway are made first and counted for nobody.
+    Imports that every run of slime makes anyway are made first and not counted.
     """
     import psutil
     import slime.rollout.data_source  # noqa: F401 - as are the next ones' imports

@@ -65,7 +65,7 @@ def fill(path: str, tokenizer: str, cache: str) -> None:
     ) as loader:
         for _ in loader:
             pass
-        while not loader._engine._source.token_cache.is_idle:  # noqa: SLF001 - nobody else asks
+        while not loader._engine._source.token_cache.is_idle:  # noqa: SLF001 - only tests ask for it
             time.sleep(0.01)
 
 

@@ -64,7 +64,7 @@ class Gate:
         self.is_open = threading.Event()
 
     def __call__(self, row: dict[str, Any]) -> list[int]:
-        assert self.is_open.wait(NEVER_S), "nobody waits, and nobody has closed the loader"
+        assert self.is_open.wait(NEVER_S), "no call waits, and the loader was not closed"
         return id_and_text(row)
 
 
@@ -110,7 +110,7 @@ def make(face: type[Any], path: Path, what: str, **knobs: Any) -> Any:
 
 
 def expected(path: Path, what: str, number: int) -> list[Any]:
-    """The first ``number`` things that come from a loader that nobody cancels, by the sync face."""
+    """The first ``number`` things from a loader without cancelled calls, by the sync interface."""
     found: list[Any] = []
     with make(DataLoader, path, what) as loader:
         while len(found) < number:

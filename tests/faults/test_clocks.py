@@ -1,4 +1,4 @@
-"""The clock of the wall jumps to and fro, as at the end of summer time or when a laptop wakes: nobody looks at it."""
+"""The wall clock jumps, as at the end of summer time or when a laptop wakes: the loader does not read it."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_slimes_default_order_starts_cold(tmp_path, small_tokenizer, num_workers
 
 
 def test_a_restart_while_workers_are_busy_for_the_run_before_it_goes_on(tmp_path):
-    """Rows by their places are in no slot. So it was told to nobody when a worker had done what nobody wanted."""
+    """Rows read by their places are in no slot: no callback was called when a worker finished an unwanted request."""
     began, gate = tmp_path / "began", tmp_path / "gate"
     path = tmp_path / "rows.jsonl"
     rows = [{"id": number} for number in range(500)]

@@ -1,4 +1,4 @@
-"""Reads come short or late: all comes as in quiet times. A read fails: the error names it, and a resume goes on."""
+"""Short and late reads change nothing. A failed read is named in the error, and a resumed run continues after it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.support.tokenize_fns import hangs_on_13, row_id
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(120)]
 
 TIMEOUT_S = 1.0
-"""A row is tried twice, as another one may have been to blame, or nobody: it has this time twice."""
+"""A row is tried twice, as the cause may be another row or none: it has this time twice."""
 
 
 def told(of: str, error: AsyncDataError, seconds: float, *names: str, num_tries: int = 1) -> None:

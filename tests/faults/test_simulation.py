@@ -61,7 +61,7 @@ def test_a_seed_takes_the_same_course_every_time_and_others_take_others():
 
 def test_a_fault_is_found_and_the_seed_is_told(monkeypatch):
     def hold(self: Slots) -> int:
-        return 0  # whoever reads or writes there now
+        return 0  # all that read or write there now
 
     monkeypatch.setattr(Slots, "hold", hold)
 

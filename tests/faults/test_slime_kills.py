@@ -117,7 +117,7 @@ class Run:
         for events in self.events:
             for event in events:
                 if event.name == "start":
-                    assert event.rollout_id <= len(last), "it goes on behind a rollout that was never trained"
+                    assert event.rollout_id <= len(last), "it continues after a rollout that was never trained"
                     last = {number: groups for number, groups in last.items() if number < event.rollout_id}
                 if event.name == "train":
                     assert event.groups is not None
@@ -145,7 +145,7 @@ def assert_every_group_is_there(folder: Path) -> None:
     assert named <= {path.name for path in folder.rglob("*.group")}
 
 
-def test_every_rollout_is_trained_on_the_very_groups_of_a_run_that_nobody_kills(tmp_path):
+def test_every_rollout_is_trained_on_exactly_the_groups_of_a_run_without_kills(tmp_path):
     began, chance = time.monotonic(), random.Random(2025)
     num_kills = num_runs = num_compared = 0
     while num_kills < ROUNDS:
@@ -165,7 +165,7 @@ def test_every_rollout_is_trained_on_the_very_groups_of_a_run_that_nobody_kills(
     record("R2", "slime's driver", kills=num_kills, lost=0, repeated=0, out_of_order=0)
     say(
         f"SIGKILL of slime's driver: {num_kills} kills in {num_runs} runs of {NUM_ROLLOUTS} rollouts, sync and async; "
-        f"{num_compared} rollouts trained, all on the groups of a run that nobody kills, byte for byte; 0 processes "
+        f"{num_compared} rollouts trained, all on the groups of a run without kills, byte for byte; 0 processes "
         f"left; {time.monotonic() - began:.0f} s"
     )
 

@@ -1,4 +1,4 @@
-"""Whoever is killed, and whatever the disk refuses: the same is delivered, and what is in the cache is whole."""
+"""Whichever process is killed, and whatever the disk refuses: the same is delivered, and the cache is never damaged."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_kill_9_while_a_stream_is_read(path):
 
 
 @pytest.mark.parametrize("victims", [fork_servers, family])
-def test_kill_9_of_the_template_and_of_whoever_there_is(path, victims):
+def test_kill_9_of_the_fork_server_and_of_any_worker_loses_nothing(path, victims):
     began = time.monotonic()
     with make(path, num_workers=2, buffer_size=200) as loader:
         killer = Killer(loader, ROUNDS, signal.SIGKILL, seed=5, victims=victims)

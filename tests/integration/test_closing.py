@@ -124,7 +124,7 @@ def run_script(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("way", ["del", "exit"])
-def test_an_unclosed_loader_is_warned_about_and_holds_up_nobody(path, num_workers, way):
+def test_an_unclosed_loader_is_warned_about_and_does_not_delay_the_exit(path, num_workers, way):
     done = run_script(UNCLOSED, str(path), str(num_workers), way)
 
     assert (done.returncode, done.stdout) == (0, "5")

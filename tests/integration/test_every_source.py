@@ -188,7 +188,7 @@ def test_a_state_of_other_data_is_refused(written, rows):
 
 def test_data_that_is_replaced_while_it_is_read_stops_the_stream(written):
     if not written.kind.is_in_files:
-        pytest.skip("nobody else can change it")
+        pytest.skip("it cannot be changed from outside")
     with make(written.source, buffer_size=1) as loader:
         loader.state_dict()  # with a fingerprint of the content
         loader.get_next_batch(1)

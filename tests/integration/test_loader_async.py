@@ -56,7 +56,7 @@ def gated(tmp_path) -> tuple[Path, Path]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Until another thread has done its part: looked at again and again, as nobody tells us."""
+    """Until another thread has done its part; polled, as there is nothing to wait for."""
     with anyio.fail_after(NEVER_S):
         while not condition():  # noqa: ASYNC110 - as above
             await anyio.sleep(0.002)
@@ -547,7 +547,7 @@ async def test_an_exception_in_the_block_is_the_users(path):
 
 
 async def test_the_loop_may_end_while_others_go_on_waiting(gated):
-    """A loop that is gone is not woken, and disturbs nobody."""
+    """A loop that is gone is not woken, and disturbs no other."""
     path, gate = gated
 
     async with make(path, waits_for_a_file, shuffle=False) as loader:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NUM_ROWS = 500
 NUM_EPOCHS = 2
 
-# Whoever changes one of these changes the order of every run there is.
+# A change of one of these changes the order of every run that exists.
 ORDER = "952f6f5fb7a7ba0bc0870cd8ecf4ee77dca589cccafe233ca4069c977043f3db"
 ORDER_OF_ANOTHER_SEED = "884bc11b79828e47f6525cbf522c5c3e04cf6f9ba4b4972a3938d9d1daade096"
 ORDER_OF_FILES = "60e5acd40bfb4b9e481bfe15269c6a0f48e1234127ac9c502ddd341317f291fe"

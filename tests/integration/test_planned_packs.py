@@ -225,7 +225,7 @@ def test_a_restart_with_other_ranks_misses_nothing_and_repeats_nothing(reader, p
     assert together(first) + together(rest) == tokens(whole[0])
     assert together(following) == tokens(whole[1])
     if plan is None:
-        for parts, why in ((rest, "from where the run goes on"), (following, "and from every later epoch's start")):
+        for parts, why in ((rest, "from where the run continues"), (following, "and from every later epoch's start")):
             places = range(len(parts[0]))
             owned = [owned_by(rank, after, places, len(places)) for rank in range(after)]
             assert [is_own(some) for some in parts] == owned, why

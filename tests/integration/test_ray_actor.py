@@ -1,4 +1,4 @@
-"""Our source in a Ray actor, as slime's RolloutManager holds it: killed, nothing stays, and another one goes on."""
+"""Our source in a Ray actor, as slime's RolloutManager holds it: killed, it leaves nothing and another continues."""
 
 from __future__ import annotations
 

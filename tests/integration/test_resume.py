@@ -1,4 +1,4 @@
-"""A restored loader goes on with exactly the sample that would have come next."""
+"""A restored loader continues with exactly the sample that would have come next."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def path(tmp_path) -> Path:
     return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
-# Where it goes on
+# Where it continues
 
 
 @pytest.mark.thorough
@@ -173,7 +173,7 @@ def test_at_an_epochs_end_it_means_the_next(path):
 
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_behind_the_last_batch_the_loop_goes_on_with_the_next_epoch(path, drop_last):
-    """Also where the short batch is yet to be dropped, and nobody has asked for more than the last whole one."""
+    """Also where the short batch is not dropped yet, because only the last whole one was asked for."""
     expected = order_of(path, 2)
     with batches_of(path, drop_last=drop_last) as loader:
         batches = iter(loader)

@@ -106,7 +106,7 @@ def interrupted(point: int, loop: Any) -> Any:
 
 
 @packed_ways
-def test_a_state_taken_after_an_interrupt_goes_on_with_the_batch_that_nobody_got(path, knobs):
+def test_a_state_taken_after_an_interrupt_continues_with_the_batch_that_was_not_delivered(path, knobs):
     run = whole_run(path, **RANK, **knobs)
     chance, found = random.Random(1), 0
     with make(path, **RANK, **knobs) as loader:

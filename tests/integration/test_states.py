@@ -52,7 +52,7 @@ def path(tmp_path) -> Path:
 
 
 def refused(path: Path, state: dict[str, Any], tokenize_fn: Any = row_id, **knobs: Any) -> SnapshotMismatchError:
-    """Why the state is refused; the loader goes on as if nothing had been."""
+    """Why the state is refused; the loader continues unchanged."""
     with make(path, tokenize_fn, **knobs) as loader:
         seen = ids(loader.get_next_batch(5))
         with pytest.raises(SnapshotMismatchError) as caught:

@@ -89,7 +89,7 @@ def newest(buffer: list[Any], num_groups: int) -> list[Any]:
 
 
 def oldest_but_one(buffer: list[Any], num_groups: int) -> list[Any]:
-    """Leaves groups in the buffer that nobody may forget, and removes what it returns."""
+    """Leaves groups in the buffer, which must stay there, and removes what it returns."""
     wanted = buffer[1 : 1 + num_groups]
     del buffer[1 : 1 + num_groups]
     return wanted
@@ -422,7 +422,7 @@ class LoaderMachine(RuleBasedStateMachine):
         self.saved.append((json.dumps(self.loader.snapshot()), self.model.snapshot()))
 
     def load_state(self, number: int) -> None:
-        """Go back in a running loader; who waits goes on waiting."""
+        """Go back in a running loader; waiting calls keep waiting."""
         self.restore(number)
         self.poll_who_is_woken()
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.order.shuffle import Shuffle
 from asyncdata.prefetch.windows.stream_reader import StreamPass
 from asyncdata.sources.stream import StreamOrder
 from asyncdata.sources.text.json_array_stream import split_array
 from asyncdata.sources.text.line_stream import split_lines
 from tests.support.streams import ListStream, cut, texts_of, windows_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.thorough
 
@@ -121,7 +119,6 @@ def test_elements_that_are_too_long_are_counted_and_not_held(array, sizes, limit
 # Windows
 
 lengths = st.lists(st.integers(0, 30), max_size=40)
-NOBODY_MINDS: Callable[[], object] = bool
 
 
 def order_of(window_bytes: int, *, enabled: bool = True) -> StreamOrder:
@@ -150,7 +147,7 @@ def test_windows_are_cut_by_the_rows_alone(lengths, at_once, window_bytes, max_r
     """Not by how many of them come at once, and not by how long a row may be."""
     stream = made(lengths, at_once=at_once, max_row_bytes=max_row_bytes)
 
-    windows = read_all(StreamPass(stream, order_of(window_bytes), 0, None, NOBODY_MINDS), 100)
+    windows = read_all(StreamPass(stream, order_of(window_bytes), 0, None, no_op), 100)
 
     assert [numbers for numbers, _, _ in windows] == windows_of(lengths, window_bytes)
     rows = [row for _, rows, _ in windows for row in rows]
@@ -170,19 +167,19 @@ def test_every_window_can_be_read_from_its_state_alone(
 ):
     order = order_of(window_bytes)
     stream = made(lengths, at_once=at_once, has_states=has_states)
-    windows = read_all(StreamPass(stream, order, 0, None, NOBODY_MINDS), 100)
+    windows = read_all(StreamPass(stream, order, 0, None, no_op), 100)
     states = [None, *(state for _, _, state in windows[:-1])]
     assert windows[-1][2] is None
 
     for number, state in enumerate(states):
         stream.at_once = again
-        current = StreamPass(stream, order, 0, state, NOBODY_MINDS)
+        current = StreamPass(stream, order, 0, state, no_op)
         assert state is None or current.start(state)
         assert current.number == number
         rest = read_all(current, 100)
         assert [window[:2] for window in rest] == [window[:2] for window in windows[number:]]
         if resumed_again and len(rest) > 1 and has_states:
-            current = StreamPass(stream, order, 0, rest[0][2], NOBODY_MINDS)
+            current = StreamPass(stream, order, 0, rest[0][2], no_op)
             assert current.start(rest[0][2])
             assert [window[:2] for window in read_all(current, 100)] == [window[:2] for window in rest[1:]]
 
@@ -190,7 +187,7 @@ def test_every_window_can_be_read_from_its_state_alone(
 @given(lengths=lengths.filter(len), window_bytes=st.integers(1, 60), data=st.data())
 def test_another_row_at_a_states_place_is_noticed(lengths, window_bytes, data):
     order = order_of(window_bytes)
-    windows = read_all(StreamPass(made(lengths), order, 0, None, NOBODY_MINDS), 100)
+    windows = read_all(StreamPass(made(lengths), order, 0, None, no_op), 100)
     states = [state for _, _, state in windows[:-1]]
     if not states:
         return
@@ -200,7 +197,7 @@ def test_another_row_at_a_states_place_is_noticed(lengths, window_bytes, data):
     first = windows[number + 1][0][0]
     changed.rows[first] = b"?" + changed.rows[first]
 
-    assert not StreamPass(changed, order, 0, states[number], NOBODY_MINDS).start(states[number])
+    assert not StreamPass(changed, order, 0, states[number], no_op).start(states[number])
 
 
 @given(seed=st.integers(), epoch=st.integers(0, 5), num_files=st.integers(1, 50))

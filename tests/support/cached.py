@@ -101,7 +101,7 @@ class Delivered:
 
 
 def wait_until_stored(data: DataLoader) -> None:
-    """Until nothing is on its way into the cache: looked at again and again, as it is nobody's business."""
+    """Until nothing is on its way into the cache; polled, as there is nothing to wait for."""
     cache = data._engine._source.token_cache  # noqa: SLF001
     deadline = time.monotonic() + NEVER_S
     while not cache.is_idle:

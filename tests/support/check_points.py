@@ -67,7 +67,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _is_finalizer(frame: FrameType) -> bool:
-    """Whether it runs because something has died, whoever is at work; Python lets no exception out of it."""
+    """Whether it runs in a finalizer, which Python lets no exception out of."""
     code = frame.f_code
     return code.co_name == "__del__" or code.co_filename in _WEAK
 

@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 
 def until(condition: Callable[[], object], seconds: float = NEVER_S, why: str = "it never came") -> None:
-    """Until another process has done its part: looked at again and again, as nobody tells us."""
+    """Until another process has done its part; polled, as there is nothing to wait for."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, why
@@ -68,7 +68,7 @@ class Program:
             [sys.executable, *options, *arguments],
             env={**inherited, "PYTHONPATH": str(ROOT), name: value},
             stdin=subprocess.DEVNULL,
-            stdout=self._said,  # no pipe: nobody reads while it runs
+            stdout=self._said,  # no pipe: it is not read while the process runs
             stderr=subprocess.STDOUT,
             start_new_session=own_group,
             cwd=ROOT,

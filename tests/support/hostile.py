@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ("ESCAPES", "MODULE", "Hostile")
 
 MODULE = "asyncdata_hostile_module"
-"""Can be imported where these tests run; nobody may."""
+"""Can be imported where these tests run, and must never be."""
 
 ESCAPES = {
     "class": "{{ messages.__class__.__mro__[1].__subclasses__() }}",
@@ -68,7 +68,7 @@ class Hostile:
         self._chance = random.Random(seed)
 
     def assert_nothing_ran(self) -> None:
-        """No mark, and nobody has imported the module."""
+        """No mark, and the module was not imported."""
         assert not self.mark.exists()
         assert MODULE not in sys.modules
 

@@ -1,4 +1,4 @@
-"""A trainer whose user presses Ctrl-C, again and again: it goes on, and says what it was given.
+"""A trainer whose user presses Ctrl-C again and again: it continues, and reports what it was given.
 
 Run with ``python -m tests.support.interrupted SETTINGS``. A call is *interrupted* if KeyboardInterrupt came out of it.
 What was assigned before it came was received: an interrupt behind the assignment is the caller's.

@@ -3,7 +3,7 @@
 A hang is such a state that lasts; most are ended by a later event, and so are never seen from outside. Here each moment
 is looked at in which all tasks wait, before the clock moves on.
 """
-# ruff: noqa: SLF001 - it looks at what nobody else may see
+# ruff: noqa: SLF001 - it looks at private state
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SimulatedThreads:
         self._chance = chance
 
     async def run_sync(self, function: Callable[..., Any], *args: Any, **_: Any) -> Any:
-        """The job is done when its time is over; if it is abandoned before, all the same, but nobody hears of it."""
+        """The job is done when its time is over; also if it was abandoned before, but then no callback is called."""
         self.num_busy += 1
         try:
             await anyio.sleep(self._chance.expovariate(1 / REQUEST_S))
@@ -80,7 +80,7 @@ class Watcher(trio.abc.Instrument):
         self._services.append(service)
 
     def before_io_wait(self, timeout: float) -> None:
-        """As trio says: nobody runs."""
+        """As trio says: no task runs."""
         statistics = trio.lowlevel.current_statistics()
         if self.faults or statistics.tasks_runnable or statistics.run_sync_soon_queue_size:
             return  # looking on after a fault would mend it
@@ -99,7 +99,7 @@ class Watcher(trio.abc.Instrument):
         producer.pump()
         after = sent_by(producer), self._num_asked()
         if before != after:
-            self._found(f"something could be sent, and nobody has looked: {before} is {after} now")
+            self._found(f"something could be sent, and was not looked for: {before} is {after} now")
 
     def _found(self, fault: str) -> None:
         self.faults.append(f"{trio.current_time() % 1e6:10.4f} {fault}")

@@ -26,7 +26,7 @@ Results = dict[str, dict[str, str]]
 def read(lines: list[str]) -> Results:
     """What ``mutmut results --all true`` prints: ``name: what became of it``.
 
-    A module of which no mutant was run is left out: nobody asked for it. Of the others, all count.
+    A module of which no mutant was run is left out: it was not asked for. Of the others, all count.
     """
     results: Results = {}
     for line in lines:

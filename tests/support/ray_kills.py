@@ -1,4 +1,4 @@
-"""The trainer of ``tests.support.streaming`` as a Ray actor, killed time and again; each goes on where the last saved.
+"""The trainer of ``tests.support.streaming`` as a Ray actor, killed again and again; each continues from the last save.
 
 ``python -m tests.support.ray_kills SETTINGS`` prints one JSON object: how each was killed, how many processes it had,
 and how long they took to be gone. What was delivered is in the actors' logs.
@@ -63,7 +63,7 @@ def run(settings: dict[str, Any], log: Path, how: str | None, chance: random.Ran
 
 
 def main(folder: str, kills: int, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """So many kills, and one that nobody kills."""
+    """So many kills, and one run without kills."""
     chance = random.Random(8)
     ray.init(num_cpus=2, include_dashboard=False, configure_logging=False, log_to_driver=False)
     ways = [HOW[number % len(HOW)] for number in range(kills)]

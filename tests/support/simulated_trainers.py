@@ -255,7 +255,7 @@ async def _packs(world: World, outcome: Outcome) -> None:
 
 
 def simulate(seed: int, outcome: Outcome | None = None) -> Outcome:
-    """What becomes of the schedule of ``seed``.
+    """The outcome of the schedule of ``seed``.
 
     :param outcome: kept there also when something fails.
     :raises AssertionError: if something is not as it must be.

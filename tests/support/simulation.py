@@ -131,7 +131,7 @@ class SimulatedExecutor:
 
     def _reply(self, asked: Asked, reply: Reply | Crashed) -> None:
         is_wanted = asked.generation == self._generation
-        self._trace.append(f"{type(reply).__name__}{'' if is_wanted else ', which nobody wants'}")
+        self._trace.append(f"{type(reply).__name__}{'' if is_wanted else ', not wanted'}")
         if not isinstance(reply, Crashed):
             self.slots.done(asked.request.slot)
         if is_wanted:
@@ -260,7 +260,7 @@ async def _run(act: Callable[[World], Awaitable[None]], chance: random.Random, t
     finally:
         trio.lowlevel.remove_instrument(watcher)
         assert not watcher.faults, watcher.faults
-    assert watcher.num_looks, "nobody has looked for lost wake-ups"
+    assert watcher.num_looks, "lost wake-ups were never looked for"
 
 
 def run_seeded(act: Callable[[World], Awaitable[None]], seed: int, trace: Trace) -> None:

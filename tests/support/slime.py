@@ -51,7 +51,7 @@ def slime_importable(folder: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).syspath_prepend(folder)
         if importlib.util.find_spec("httpx") is None:
-            stack.enter_context(_stand_in("httpx", AsyncClient=object))  # slime's client of engines, which nobody calls
+            stack.enter_context(_stand_in("httpx", AsyncClient=object))  # slime's client, never called
         sys.modules.update(_loaded)
         try:
             yield

@@ -46,7 +46,7 @@ class WorkerKilled(Exception):  # noqa: N818 - it stands for a signal
 
 
 class Asked(NamedTuple):
-    """A request to a worker that nobody has answered; nobody wants the answer if ``on_reply`` is None."""
+    """A request to a worker without an answer yet; the answer is not wanted if ``on_reply`` is None."""
 
     request: WorkerRequest
     on_reply: OnReply | None
@@ -95,7 +95,7 @@ class FakeExecutor:
             self.num_rows_asked.append(self.asked[-1].num_rows)
 
     def forget(self) -> None:
-        """Every worker finishes what it is at, and writes into its slot, although nobody wants to know."""
+        """Every worker finishes its request and writes into its slot, although the answer is not wanted."""
         self.asked = [asked._replace(on_reply=None) for asked in self.asked]
 
     def set_num_workers(self, num_workers: int) -> None:

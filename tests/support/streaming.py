@@ -119,7 +119,7 @@ def delivered(logs: list[Log]) -> list[list[int]]:
     """Each log as far as the next process resumed, end to end."""
     entries: list[list[int]] = []
     for log in logs:
-        assert log.resumed_at <= len(entries), "the snapshot names samples that nobody was given"
+        assert log.resumed_at <= len(entries), "the snapshot names samples that were not delivered"
         del entries[log.resumed_at :]
         entries += log.entries
     return entries

@@ -75,7 +75,7 @@ in_batches.batched = True  # type: ignore[attr-defined]
 
 
 def kills_on_13_in_batches(rows: list[Row]) -> list[list[int]]:
-    """The same as :func:`kills_on_13`, for many rows in one call: nobody knows which one it was."""
+    """The same as :func:`kills_on_13`, for many rows in one call: which row it was is not known."""
     return [kills_on_13(row) for row in rows]
 
 

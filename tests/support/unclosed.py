@@ -1,4 +1,4 @@
-"""Trainers that end, in all the ways there are, with a loader that nobody has closed.
+"""Trainers that end, in each possible way, with a loader that was not closed.
 
 Run with ``python -m tests.support.unclosed SETTINGS``.
 """

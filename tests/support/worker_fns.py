@@ -121,7 +121,7 @@ as_told_in_batches.batched = True  # type: ignore[attr-defined]
 
 
 def waits(row: Row) -> list[int]:
-    """Writes its process id into the file ``began``, and goes on when the file ``gate`` is there."""
+    """Writes its process id into the file ``began``, and continues when the file ``gate`` exists."""
     if "began" in row:
         _announce(row["began"])
     while "gate" in row and not Path(row["gate"]).exists():

@@ -26,7 +26,7 @@ def test_a_mutant_is_noticed_by_a_failure_a_hang_or_a_crash_and_by_nothing_else(
     ]
 
 
-def test_a_module_that_nobody_asked_for_is_left_out_and_what_was_not_come_to_in_another_counts() -> None:
+def test_a_module_that_was_not_asked_for_is_left_out_and_mutants_that_were_not_run_count_in_the_others() -> None:
     begun = ["asyncdata.order.order.x__feistel__mutmut_2: killed", *PRINTED]
 
     assert "order.order" not in read(PRINTED)

@@ -18,7 +18,7 @@ __all__ = ("exactness",)
 
 
 def exactness(bench: Bench) -> None:
-    """S1, over generated prompts, texts that nobody writes, and real prompts where there are some."""
+    """S1, over generated prompts, texts that no person writes, and real prompts where there are some."""
     files = {
         f"{bench.small_mb} MB of prompts": Path(bench.small),
         "fuzzed texts": fuzzed(bench.folder, 1000 if bench.quick else 10_000, special_tokens(bench.tokenizer)),

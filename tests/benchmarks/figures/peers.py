@@ -24,7 +24,7 @@ OTHERS = ("torchdata", "grain", "mosaic", "litdata", "legacy")
 
 
 def contest(bench: Bench, code: str, path: str, *names: str, num_rounds: int = 0) -> dict[str, Figures]:
-    """Who is there goes through the file, in turn, round after round; whoever fails is named and left out."""
+    """The installed peers read the file in turn, round after round; one that fails is named and left out."""
     found, absent = present(bench, *names)
     for name, why in absent.items():
         bench.note(code, name, why)

@@ -1,4 +1,4 @@
-"""S5 and S7: how soon the first batch is there, whatever the file's size and wherever the run goes on."""
+"""S5 and S7: how soon the first batch is ready, for any size of the file and any place where the run continues."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _NUM_READ = 8
 def second_epoch(path: str, tokenizer: str, cache: str, **knobs: Any) -> dict[str, float]:
     """Rows per second of an epoch that fills the cache, and of those behind it, each after its first batch.
 
-    Those are another loader's: one that goes on into its second epoch opens the first window of it before the last of
+    Those are another loader's: one that continues into its second epoch opens the first window of it before the last of
     the first is written. There are several, as one is over in a tenth of a second. ``cached_share`` is how much of them
     came out of the cache.
     """

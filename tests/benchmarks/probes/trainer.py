@@ -51,7 +51,7 @@ def group_calls(path: str, tokenizer: str, n_samples_per_prompt: int = 8, **knob
 
 
 def idle_trainer(seconds: float = 4.0) -> dict[str, float]:
-    """The turns that :func:`busy_trainer` makes when nobody is beside it."""
+    """The turns that :func:`busy_trainer` makes when no other process runs beside it."""
     began, num_turns = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
         num_turns += 1

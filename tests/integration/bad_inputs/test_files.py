@@ -170,7 +170,7 @@ def test_30_a_file_that_grows_is_read_to_where_it_ended_at_the_start(tmp_path, n
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_31_a_file_that_shrinks_kills_nobody(tmp_path, num_workers):
+def test_31_a_file_that_shrinks_kills_no_process(tmp_path, num_workers):
     path = write_rows(tmp_path / "rows.jsonl", 4000)
     with loader_of(path, num_workers=num_workers, buffer_size=10, shuffle=False) as loader:
         loader.get_next_batch(1)

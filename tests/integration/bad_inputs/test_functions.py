@@ -274,7 +274,7 @@ def test_57_a_function_that_prints_goes_to_the_log(tmp_path):
     assert "a warning" in said
 
 
-def test_57_a_function_that_meddles_with_its_process_harms_nobody(path):
+def test_57_a_function_that_changes_its_process_harms_no_other_row(path):
     before = os.getcwd(), os.environ.get("MEDDLED"), signal.getsignal(signal.SIGTERM)
 
     found = deliver(str(path), worker_fns.meddles, num_workers=2)

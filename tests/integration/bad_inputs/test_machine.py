@@ -185,7 +185,7 @@ print(json.dumps(said))
 @pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("room", [5, 7, 10, 16, 24])
-def test_75_a_system_that_has_no_more_files_is_named_and_nobody_hangs(path, room, num_workers):
+def test_75_a_system_without_free_file_descriptors_is_named_and_nothing_hangs(path, room, num_workers):
     """What Python itself writes to stderr of a loop that it could not make is no concern of ours."""
     done = subprocess.run(
         [sys.executable, "-c", STARVED, json.dumps([str(path), room, num_workers])],

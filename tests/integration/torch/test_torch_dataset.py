@@ -156,7 +156,7 @@ def test_a_dataset_is_of_this_process_rank_unless_it_is_told(environment, open_l
     assert run(open_dataset(world_size=1), 1) == run(open_loader(), 1)
 
 
-def test_a_dataset_that_nobody_closes_is_closed_when_it_is_garbage(chats):
+def test_a_dataset_that_is_not_closed_is_closed_when_it_is_garbage(chats):
     dataset = AsyncDataset(chats, **settings())
     next(iter(dataset))
     del dataset  # a thread that is left would fail the test

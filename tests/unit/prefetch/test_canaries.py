@@ -167,7 +167,7 @@ def test_another_number_of_rows_is_another_tokenization(loader_of: Any) -> None:
 
 
 def test_known_canaries_are_not_requested_again(loader_of: Any) -> None:
-    """A snapshot loaded into the loader that took it goes on at once."""
+    """A snapshot loaded into the loader that took it continues at once."""
     loader = loader_of()
     digests = digests_of(loader)
 

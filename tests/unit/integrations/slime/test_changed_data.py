@@ -1,4 +1,4 @@
-"""A checkpoint of slime's data source meets other data: what is left out is said, and what is the same goes on."""
+"""A checkpoint of slime's data source meets other data: left-out rows are reported, unchanged ones continue."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ def test_files_that_no_kept_checkpoint_names_are_removed(prompts, given):
         own(given, 1).unlink()
         (files_of(given)[0].parent / "notes.txt").touch()
         source.save(2)
-        assert len(files_of(given)) == 2, "one group, and what is none of ours"
+        assert len(files_of(given)) == 2, "one group, and the files that are not ours"
         (files_of(given)[0].parent / "notes.txt").unlink(missing_ok=True)
         source.get_samples(1)
         for _ in range(3):

@@ -127,7 +127,7 @@ def test_the_samples_of_a_group_share_their_tokens(slot, moves):
 
 def test_a_read_that_races_with_the_reuse_of_the_slot_is_repeated(slot, expected):
     class Late(PlacedRows):
-        """Whoever reads a value here is interrupted: the chunk has moved when he gets it."""
+        """A reader of a value is interrupted here: the chunk has moved when the value arrives."""
 
         def value(self, column: str, sample: int) -> bytes:
             chunk.own()

@@ -197,7 +197,7 @@ def segment_of(tmp_path: Path) -> Callable[[str, str, int, int], Path]:
 
 
 def evicted(tmp_path: Path, num_bytes: int, max_bytes: int, keep: list[str]) -> Any:
-    """What becomes of the caches in ``tmp_path``, when ``mine`` needs room."""
+    """Which caches are left in ``tmp_path`` when ``mine`` needs room."""
     (tmp_path / "mine" / "keep").write_bytes(msgspec.msgpack.encode(keep))
     return evict(EvictTokens(num_bytes, max_bytes, "keep"), str(tmp_path / "mine"))
 

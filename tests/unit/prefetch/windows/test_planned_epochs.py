@@ -149,7 +149,7 @@ def test_a_plan_that_kills_every_worker_is_an_error() -> None:
 def test_requests_for_plans_are_repeated_after_a_restart() -> None:
     bench = Bench()
     bench.rows.epoch(0)
-    bench.executor.asked.clear()  # nobody wants the replies any more
+    bench.executor.asked.clear()  # the replies are no longer wanted
     bench.rows.restart(Position())
 
     assert bench.planned(0) is not None

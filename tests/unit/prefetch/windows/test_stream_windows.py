@@ -292,7 +292,7 @@ def test_states_are_kept_for_all_windows_that_a_restart_could_begin_with():
             await reader.texts(0, number)
             for behind in range(max(0, number - 3), number + 1):
                 assert reader.windows.state_at(Position(0, behind, 2)) == states[behind]
-        assert reader.windows.state_at(Position(0, 1)) is None, "nobody can go back there"
+        assert reader.windows.state_at(Position(0, 1)) is None, "no state leads back there"
         assert reader.windows.state_at(Position(1, 3)) is None
 
     serve(body, reader)
@@ -445,7 +445,7 @@ def test_after_a_temporary_error_a_restart_continues():
 
 
 class Gate:
-    """Holds up whoever comes to a row, until it is opened."""
+    """Holds up the reader at a row, until it is opened."""
 
     def __init__(self, row: int) -> None:
         self.row = row

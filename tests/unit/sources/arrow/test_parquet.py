@@ -233,7 +233,7 @@ def test_a_source_is_a_value_and_refuses_unknown_settings():
 
 
 class Imagined(NamedTuple):
-    """What a footer says of a file that nobody wrote."""
+    """What a footer says of a file that no library wrote."""
 
     stamp: FileStamp
     group_rows: list[int]

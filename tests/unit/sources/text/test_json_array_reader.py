@@ -140,7 +140,7 @@ def test_only_blocks_from_the_fault_on_report_it(tmp_path_factory, text, harm, p
                 faults.append(str(error).replace(str(path), "PATH"))
                 first_bad = min(first_bad, number)
             else:
-                assert not faults, "what comes behind a fault is none of the array"
+                assert not faults, "what follows a fault is not part of the array"
                 found += [(offset, n) for offset, n, _ in rows]
     reader.close()
 
