@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from asyncdata import AsyncDataLoader, DataLoader, LoaderClosedError, SoftPacking
-from tests.support.cancelling import MOMENTS, WAYS, Ended, cancelled_at, num_tasks
+from tests.faults.support.cancelling import MOMENTS, WAYS, Ended, cancelled_at, num_tasks
 from tests.support.faults import num_rounds, say, until
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata import DataLoader, EndOfData, HuggingFaceSource, Shuffle, SourceError
+from tests.faults.support.faulty_reads import Faults, faulty, faulty_file_system, row_id
 from tests.support.faults import num_rounds, say
-from tests.support.faulty_reads import Faults, faulty, faulty_file_system, row_id
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, write_rows
 from tests.support.sources import KINDS, make_rows

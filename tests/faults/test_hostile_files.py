@@ -25,8 +25,8 @@ from asyncdata import (
 from asyncdata.checkpoint.snapshot import SCHEMA
 from asyncdata.core.checksummed_file import pack
 from asyncdata.tokenization.chat_template.jinja_environment import make_environment
+from tests.faults.support.hostile import ESCAPES, MODULE, Hostile
 from tests.support.faults import num_rounds, say
-from tests.support.hostile import ESCAPES, MODULE, Hostile
 from tests.support.loading import NEVER_S, write_rows
 from tests.support.tokenize_fns import id_and_text
 

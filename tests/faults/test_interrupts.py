@@ -14,10 +14,10 @@ import anyio
 import pytest
 
 from asyncdata import AsyncDataLoader, DataLoader, PrefetchTimeoutError
+from tests.faults.support.streaming import SHUFFLE, entry
 from tests.support.faults import Program, num_rounds, say
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, order_of, write_rows
-from tests.support.streaming import SHUFFLE, entry
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """No wake-up is lost: in no state is there work to do and nothing pending that would have it done.
 
 All kinds of windows are read under many schedules, from a cold start, and each moment is looked at in which all tasks
-wait: :mod:`tests.support.liveness` says for what.
+wait: :mod:`tests.faults.support.liveness` says for what.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("trio")
 
+from tests.faults.support.simulated_sources import WAYS, simulate_way
+from tests.faults.support.simulated_trainers import Outcome
 from tests.support.faults import num_rounds, say
-from tests.support.simulated_sources import WAYS, simulate_way
-from tests.support.simulated_trainers import Outcome
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 
@@ -27,7 +27,7 @@ def explore(name: str, num_rounds: int = ROUNDS) -> int:
         try:
             simulate_way(name, seed, outcome)
         except BaseException as error:
-            again = f"python -m tests.support.simulated_sources {name!r} {seed}"
+            again = f"python -m tests.faults.support.simulated_sources {name!r} {seed}"
             raise AssertionError("\n".join([f"{error!r}", f"run again with: {again}", *outcome[-20:]])) from error
 
         num_samples += outcome.num_samples

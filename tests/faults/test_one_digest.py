@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata import DataLoader, EndOfData
+from tests.faults.support.streaming import entry
 from tests.support.faults import num_rounds, say
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, SHUFFLE, order_of, write_rows
-from tests.support.streaming import entry
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from tests.faults.support.streaming import SHUFFLE, delivered, read_log
 from tests.support.faults import GONE_S, Program, num_rounds, say, until
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, order_of, write_rows
-from tests.support.streaming import SHUFFLE, delivered, read_log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ BUSY = {
     "waiting": "tests.support.worker_fns:waits",
     "waiting, their fork server stopped": "tests.support.worker_fns:waits",
     "waiting, their fork server just killed": "tests.support.worker_fns:waits",
-    "in C with the GIL": "tests.support.idling:multiplies",
+    "in C with the GIL": "tests.faults.support.idling:multiplies",
     "in C with the GIL, not killed by the kernel": "tests.support.worker_fns:stuck_in_c_and_orphaned",
 }
 

@@ -9,10 +9,10 @@ import time
 import pytest
 
 from asyncdata import DataLoader, Shuffle
+from tests.faults.support.streaming import entry
 from tests.support.faults import say
 from tests.support.figures import record
 from tests.support.loading import NEVER_S
-from tests.support.streaming import entry
 from tests.support.tokenize_fns import in_batches
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]

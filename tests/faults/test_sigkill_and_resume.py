@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.faults.support.streaming import Log, delivered, num_lines, read_log
 from tests.support.faults import Program, num_rounds, say, until
 from tests.support.figures import record
 from tests.support.loading import write_rows
-from tests.support.streaming import Log, delivered, num_lines, read_log
 from tests.support.streams import frames, write
 
 if TYPE_CHECKING:

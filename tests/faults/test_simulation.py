@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("trio")
 
 from asyncdata.workers.slots import Slots
+from tests.faults.support.simulated_trainers import Outcome, simulate
 from tests.support.faults import num_rounds, say
 from tests.support.figures import record
-from tests.support.simulated_trainers import Outcome, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +30,7 @@ def explore(seeds: Iterable[int]) -> list[Outcome]:
         try:
             outcomes.append(simulate(seed, outcome))
         except BaseException as error:
-            again = f"python -m tests.support.simulated_trainers {seed}"
+            again = f"python -m tests.faults.support.simulated_trainers {seed}"
             raise AssertionError("\n".join([f"run again with: {again}", *outcome[-40:]])) from error
 
     return outcomes
@@ -65,5 +65,5 @@ def test_a_fault_is_found_and_the_seed_is_told(monkeypatch):
 
     monkeypatch.setattr(Slots, "hold", hold)
 
-    with pytest.raises(AssertionError, match=r"run again with: python -m tests\.support\.simulated_trainers \d+\n"):
+    with pytest.raises(AssertionError, match=r"run again with: python -m tests\.faults\.support\.simulated_trainers \d+\n"):
         explore(range(50))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.support.damage import KINDS
+from tests.faults.support.damage import KINDS
 from tests.support.faults import Program, num_rounds, say
 from tests.support.figures import record
 

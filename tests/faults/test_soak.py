@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.faults.support.soaking import WAYS
 from tests.support.faults import Program, num_rounds, say
 from tests.support.figures import record
-from tests.support.soaking import WAYS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,7 @@ def test_a_long_run_takes_no_more_and_leaves_nothing(tmp_path, monkeypatch, way)
     monkeypatch.setenv("ASYNCDATA_PROVE", "off")
     settings = {"path": str(rows_file(tmp_path, way)), "way": way, "num_samples": NUM_SAMPLES}
     options = ("-X", "dev", "-W", "error::ResourceWarning")
-    with Program("-m", "tests.support.soaking", json.dumps(settings), options=options) as program:
+    with Program("-m", "tests.faults.support.soaking", json.dumps(settings), options=options) as program:
         status, said = program.end(120 + NUM_SAMPLES / 500)
         assert status == 0, said[-3000:]
         program.assert_gone()

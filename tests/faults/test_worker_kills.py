@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from asyncdata import BadRowError, DataLoader, EndOfData
+from tests.faults.support.streaming import entry
 from tests.support.faults import num_rounds, say
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
-from tests.support.streaming import entry
 from tests.support.tokenize_fns import id_and_text, kills_on_13
 
 if TYPE_CHECKING:

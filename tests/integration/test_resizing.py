@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from asyncdata import DataLoader
+from tests.faults.support.streaming import entry
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows
-from tests.support.streaming import entry
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from asyncdata.core.messages import Scan
 from asyncdata.core.types import Position
 from asyncdata.delivery.ledger import lease_key
 from asyncdata.delivery.requests import Request
+from tests.property.model import BAD, KEPT, POISON, Model, Place, Told, rows_of, windows_of
 from tests.support.digests import Seen, digest_of
 from tests.support.figures import record
-from tests.support.model import BAD, KEPT, POISON, Model, Place, Told, rows_of, windows_of
 from tests.support.still_loader import StillLoader, WorkerKilled, made_by_hand
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from asyncdata.core.types import Group, Sample
     from asyncdata.delivery.ledger import Lease
-    from tests.support.model import RawRow
+    from tests.property.model import RawRow
 
 pytestmark = pytest.mark.thorough
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from asyncdata.core.messages import Block, FileRef
 from asyncdata.sources.text.line_scanner import read_block, read_row
-from tests.support.model import rows_of
+from tests.property.model import rows_of
 
 pytestmark = pytest.mark.thorough
 

@@ -76,8 +76,8 @@ class Program:
 
     @classmethod
     def of(cls, module: str, settings: dict[str, Any], *, own_group: bool = False, is_measured: bool = True) -> Self:
-        """``tests.support.<module>``, run with settings."""
-        arguments = ("-m", f"tests.support.{module}", json.dumps(settings))
+        """``tests.faults.support.<module>``, run with settings."""
+        arguments = ("-m", f"tests.faults.support.{module}", json.dumps(settings))
         return cls(*arguments, own_group=own_group, is_measured=is_measured)
 
     def __enter__(self) -> Self:

@@ -17,7 +17,7 @@ from asyncdata.testing.__main__ import main
 from asyncdata.testing.lab import difference, raised
 from asyncdata.testing.ours import AsyncData
 from tests.benchmarks.conformance import tables
-from tests.support.toy_loaders import BROKEN, Narrow, ToyAdapter, epochs_of
+from tests.unit.testing.toy_loaders import BROKEN, Narrow, ToyAdapter, epochs_of
 
 FAST = [name for name in CHECKS if name != "after_sigkill"]
 
@@ -118,7 +118,7 @@ def test_a_report_is_a_table_and_plain_builtins():
 
 
 def test_the_exit_status_says_whether_a_check_failed(capsys):
-    toys = "tests.support.toy_loaders"
+    toys = "tests.unit.testing.toy_loaders"
 
     assert main([f"{toys}:ToyAdapter", "--check", "second_resume"]) == 0
     assert capsys.readouterr().out.startswith("toy 1: 1 passed, 0 failed")
@@ -194,7 +194,7 @@ def test_the_kit_needs_nothing_but_python(tmp_path):
     program = (
         "import sys; sys.modules.update({name: None for name in ('msgspec', 'numpy', 'anyio', 'structlog')}); "
         f"sys.path.insert(0, {str(Path(asyncdata.__file__).parents[1])!r}); "
-        "from asyncdata.testing import run_checks; from tests.support.toy_loaders import ToyAdapter; "
+        "from asyncdata.testing import run_checks; from tests.unit.testing.toy_loaders import ToyAdapter; "
         "assert not run_checks(ToyAdapter(), ['second_resume']).failures"
     )
 

@@ -1,7 +1,7 @@
 """A trainer whose user presses Ctrl-C again and again: it continues, and reports what it was given.
 
-Run with ``python -m tests.support.interrupted SETTINGS``. A call is *interrupted* if KeyboardInterrupt came out of it.
-What was assigned before it came was received: an interrupt behind the assignment is the caller's.
+Run with ``python -m tests.faults.support.interrupted SETTINGS``. A call is *interrupted* if KeyboardInterrupt came out
+of it. What was assigned before it came was received: an interrupt after the assignment is the caller's.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import time
 from typing import Any
 
 from asyncdata import DataLoader
+from tests.faults.support.streaming import SHUFFLE, entry
 from tests.support.loading import NEVER_S
-from tests.support.streaming import SHUFFLE, entry
 from tests.support.tokenize_fns import id_and_text
 
 STALLED_S = 10.0

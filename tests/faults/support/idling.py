@@ -1,6 +1,6 @@
 """A trainer whose workers are idle, or as busy as they can be, when it is killed.
 
-Run with ``python -m tests.support.idling SETTINGS``.
+Run with ``python -m tests.faults.support.idling SETTINGS``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Trainers that end, in each possible way, with a loader that was not closed.
 
-Run with ``python -m tests.support.unclosed SETTINGS``.
+Run with ``python -m tests.faults.support.unclosed SETTINGS``.
 """
 
 from __future__ import annotations

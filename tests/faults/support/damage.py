@@ -1,4 +1,4 @@
-"""What a snapshot might turn into, or be taken for; ``python -m tests.support.damage SETTINGS`` restores it all.
+"""What a snapshot might turn into, or be taken for; ``python -m tests.faults.support.damage SETTINGS`` restores it all.
 
 The child prints one JSON object: how many there were of each kind, what became of them, and whether code of theirs ran.
 """

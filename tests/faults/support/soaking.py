@@ -1,6 +1,6 @@
 """A trainer that trains for long: what it takes of the machine meanwhile, and what is left of it afterwards.
 
-Run with ``python -m tests.support.soaking SETTINGS``; it prints one JSON object.
+Run with ``python -m tests.faults.support.soaking SETTINGS``; it prints one JSON object.
 """
 
 from __future__ import annotations

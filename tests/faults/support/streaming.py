@@ -1,7 +1,8 @@
 """A trainer that is going to be killed: it streams, logs what it was given, and saves its state now and then.
 
-Run with ``python -m tests.support.streaming SETTINGS``. The log begins with the number of samples that the snapshot it
-resumed from names, then has one line a batch: for each sample its place in D, its id, and a checksum of its tokens.
+Run with ``python -m tests.faults.support.streaming SETTINGS``. The log begins with the number of samples that the
+snapshot it resumed from names, then has one line a batch: for each sample its place in D, its id, and a checksum of its
+tokens.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Source, order, windows, producer, coordinator, service, face and engine are the real ones, and so is what workers do.
 Not real are their processes, all threads, and the clock: each request takes a random time of a mock clock, workers die
 in the middle of it, and trio takes the tasks that are ready in a random order. Whenever all of them wait, the state is
-searched for work that should have been done (:mod:`tests.support.liveness`).
+searched for work that should have been done (:mod:`tests.faults.support.liveness`).
 
-What the trainers in it do is in ``tests.support.simulated_trainers``.
+What the trainers in it do is in ``tests.faults.support.simulated_trainers``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from asyncdata.tokenization.base import open_tokenize_fn
 from asyncdata.workers.base import NUM_SLOTS, Crashed, ExecutorStatistics, WorkerState
 from asyncdata.workers.request_handler import Handler
 from asyncdata.workers.slots import Slots
-from tests.support.liveness import SimulatedThreads, Watcher
+from tests.faults.support.liveness import SimulatedThreads, Watcher
 from tests.support.still_loader import WorkerKilled
 
 if TYPE_CHECKING:

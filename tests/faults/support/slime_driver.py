@@ -1,6 +1,6 @@
 """slime's driver, which is going to be killed: it generates, trains and saves, as train.py or train_async.py does.
 
-Run with ``python -m tests.support.slime_driver SETTINGS``. It continues after the last saved rollout. Each line
+Run with ``python -m tests.faults.support.slime_driver SETTINGS``. It continues after the last saved rollout. Each line
 of its log is an event; a rollout that is trained is there with all that its groups hold. What a rollout does with a
 group follows from the group alone, so that the same groups make the same rollout.
 """

@@ -1,6 +1,6 @@
 """What trainers do in a simulated world, and what they must be given there; a seed says which of it.
 
-``python -m tests.support.simulated_trainers SEED`` runs the schedule of a seed again, and prints what happened.
+``python -m tests.faults.support.simulated_trainers SEED`` runs the schedule of a seed again, and prints what happened.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from asyncdata import DataLoader, EndOfData, LoaderClosedError, PrefetchTimeoutError, SoftPacking
+from tests.faults.support.simulation import POISON, REQUEST_S, SimulatedLoader, Trace, World, brings_down, run_seeded
 from tests.support.loading import NEVER_S, SHUFFLE, order_of, write_rows
-from tests.support.simulation import POISON, REQUEST_S, SimulatedLoader, Trace, World, brings_down, run_seeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

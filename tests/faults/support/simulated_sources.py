@@ -1,8 +1,8 @@
 """All kinds of windows in a simulated world: cold starts, restarts in the middle, and a watcher that finds every state
 with work to do in which nothing is pending.
 
-What rows come in is small, and so is everything that is cut by a number of rows or bytes: a few hundred rows are many
-windows, and the row index takes dozens of requests. ``python -m tests.support.simulated_sources WAY SEED`` runs a
+Blocks are small, and so is everything that is cut by a number of rows or bytes: a few hundred rows are many windows,
+and the row index takes dozens of requests. ``python -m tests.faults.support.simulated_sources WAY SEED`` runs a
 schedule again, and prints what happened.
 """
 
@@ -30,9 +30,9 @@ from asyncdata import (
     SoftPacking,
     XTunerPacking,
 )
+from tests.faults.support.simulated_trainers import STALLED_S, Outcome
+from tests.faults.support.simulation import POISON, REQUEST_S, World, run_seeded
 from tests.support.loading import NEVER_S
-from tests.support.simulated_trainers import STALLED_S, Outcome
-from tests.support.simulation import POISON, REQUEST_S, World, run_seeded
 from tests.support.still_loader import WorkerKilled
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import random
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tests.support.damage import Malicious
+from tests.faults.support.damage import Malicious
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""The trainer of ``tests.support.streaming`` as a Ray actor, killed again and again; each continues from the last save.
+"""The trainer of ``streaming`` as a Ray actor, killed again and again; each continues from the last save.
 
-``python -m tests.support.ray_kills SETTINGS`` prints one JSON object: how each was killed, how many processes it had,
-and how long they took to be gone. What was delivered is in the actors' logs.
+``python -m tests.faults.support.ray_kills SETTINGS`` prints one JSON object: how each was killed, how many processes
+it had, and how long they took to be gone. What was delivered is in the actors' logs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import ray
 
+from tests.faults.support.streaming import num_lines, stream
 from tests.support.faults import GONE_S, until
 from tests.support.ray_actor import is_alive
-from tests.support.streaming import num_lines, stream
 
 HOW = ("ray.kill", "SIGKILL")
 
