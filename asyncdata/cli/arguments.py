@@ -1,4 +1,4 @@
-"""The command line as one table: every command, every option, and what the help and the reference say of it.
+"""The command line as one table: every command, its options, their checks, and what the help says of them.
 
 argparse is set up from the table, and a test compares the table with docs/reference/cli.md. Nothing of the library is
 imported here, so that ``--help`` is quick.
@@ -7,6 +7,7 @@ imported here, so that ``--help`` is quick.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +18,12 @@ from asyncdata.core.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("make_parser",)
+    Check = Callable[[argparse.Namespace], str | None]
+
+__all__ = ("has_tokenize_fn", "make_parser")
+
+
+# The types of options
 
 
 def _whole(least: int) -> Callable[[str], int]:
@@ -54,28 +60,52 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-class _Option(NamedTuple):
-    """An argument of a command.
+# Checks of options that depend on each other: each returns the error, or None
 
-    :ivar words: as in the help: ``--seed N``, or ``DATA`` for one without a name.
-    :ivar about: what it is; its default is added.
-    :ivar kind: converts its text; or the words to choose from; or ``_FLAG``.
-    :ivar how: what else argparse is told.
-    """
+
+def has_tokenize_fn(args: argparse.Namespace) -> bool:
+    """Whether the options say how rows are tokenized."""
+    return args.tokenizer is not None or args.tokenize_fn is not None
+
+
+def _needs_tokens(args: argparse.Namespace) -> str | None:
+    return None if has_tokenize_fn(args) else "--tokenizer DIR or --tokenize-fn PATH is required"
+
+
+def _names_one_function(args: argparse.Namespace) -> str | None:
+    if args.kind is None or args.tokenize_fn is None:
+        return None
+
+    return "--kind chooses a tokenize function; leave it, or --tokenize-fn"
+
+
+def _overwrites_nothing(args: argparse.Namespace) -> str | None:
+    if args.resume:
+        return None if args.snapshot is not None else "--resume needs --snapshot FILE to continue from"
+
+    old = next((path for path in (args.snapshot, args.record) if path is not None and os.path.exists(path)), None)
+    return old and f"{old} is there already: add --resume to continue from there, or name another file"
+
+
+def _uses_the_snapshot(args: argparse.Namespace) -> str | None:
+    if args.snapshot is None or (has_tokenize_fn(args) and args.ordinal is not None):
+        return None
+
+    return "--snapshot is for --ordinal with --tokenizer; it does nothing else"
+
+
+# The table
+
+
+class _Option(NamedTuple):
+    """An option, such as ``--seed N``, or an argument, such as ``DATA``; and the keywords of ``add_argument``."""
 
     words: str
-    about: str
-    kind: Any
-    default: Any
     how: dict[str, Any]
 
 
-def _o(words: str, about: str, kind: Any = None, default: Any = None, **how: Any) -> _Option:
-    return _Option(words, about, kind, default, how)
-
-
 class _Group(NamedTuple):
-    """Arguments that belong together. Of those of a group without a title, exactly one is needed."""
+    """Options that belong together. Of those of a group without a title, exactly one is needed."""
 
     title: str
     about: str | None
@@ -83,24 +113,46 @@ class _Group(NamedTuple):
 
 
 class _Command(NamedTuple):
-    """A command: what it does, more about that, and its arguments."""
+    """A command: what it does, more about that, its arguments, and what is checked once they are read."""
 
     about: str
     more: str
     arguments: tuple[_Option | _Group, ...]
+    checks: tuple[Check, ...] = ()
 
 
-_FLAG: dict[str, Any] = {"action": "store_true"}
-_MANY: dict[str, Any] = {"action": "append", "default": []}
+def _o(words: str, about: str, kind: Any = None, default: Any = None, **how: Any) -> _Option:
+    """An option. The help shows its default.
+
+    :param kind: converts its text; or the words to choose from.
+    """
+    if kind is not None:
+        how["choices" if isinstance(kind, tuple) else "type"] = kind
+    if default is not None:
+        about, how["default"] = f"{about} (%(default)s)", default
+    return _Option(words, {"help": about, **how})
+
+
+def _flag(words: str, about: str) -> _Option:
+    return _o(words, about, action="store_true")
+
+
+def _many(words: str, about: str, kind: Any = None, **how: Any) -> _Option:
+    """An option whose values are collected in a list."""
+    option = _o(words, f"{about}; may be repeated", kind, action="append", **how)
+    return _Option(words, {"default": [], **option.how})
+
+
 _FROM_0, _FROM_1 = _whole(0), _whole(1)
-_AS = "as JSON or text; may be repeated"
+_AS = "as JSON or text"
 _BAD_ROWS = ("raise", "skip", "quarantine")
-_PROGRESS = ("auto", "bar", "plain", "json", "none")
+_KINDS = ("prompt", "chat", "text", "preference", "babilong")
+_TRAINED = ("assistant", "last_assistant", "loss")
 _CHANGES = ("data", "tokenizer", "template", "tokenize_fn", "seed", "order")
 
 _EVERYWHERE = (
-    _o("--json", "print JSON to stdout", _FLAG),
-    _o("--verbose", "log every event to stderr, not only warnings", _FLAG),
+    _flag("--json", "print JSON to stdout"),
+    _flag("--verbose", "log every event to stderr, not only warnings"),
 )
 _DATA = _o("DATA", "JSONL or Parquet files, globs, or folders of them", nargs="+")
 
@@ -110,7 +162,7 @@ def _tokens(kind: str = "by the keys of the first row") -> _Group:
     options = (
         _o("--tokenizer DIR", "a folder with tokenizer.json, or a Hugging Face name"),
         _o("--tokenize-fn PATH", "package.module:name of any other tokenize function, or of its class"),
-        _o("--kind", f"what the rows are ({kind})", ("prompt", "chat", "text", "preference", "babilong")),
+        _o("--kind", f"what the rows are ({kind})", _KINDS),
         _o("--prompt-key KEY", "where a row has its prompt (input)"),
         _o("--label-key KEY", "where a row has its label"),
         _o("--metadata-key KEY", "where it has metadata (metadata)"),
@@ -118,8 +170,8 @@ def _tokens(kind: str = "by the keys of the first row") -> _Group:
         _o("--apply-chat-template", "render the prompt as a chat", action="store_const", const=True),
         _o("--chat-template FILE", "a chat template in place of the tokenizer's own"),
         _o("--max-length N", "the most tokens of a sample; --set says what is done to longer ones (dropped)", _FROM_1),
-        _o("--train-on", "which messages of a chat are trained (assistant)", ("assistant", "last_assistant", "loss")),
-        _o("--set NAME=VALUE", f"another setting of the tokenize function, {_AS}", _setting, dest="settings", **_MANY),
+        _o("--train-on", "which messages of a chat are trained (assistant)", _TRAINED),
+        _many("--set NAME=VALUE", f"another setting of the tokenize function, {_AS}", _setting, dest="settings"),
     )
     return _Group("tokens", None, options)
 
@@ -140,7 +192,7 @@ _ORDER = _Group(
         _o("--no-shuffle", "leave the rows in their order", dest="shuffle", action="store_const", const="none"),
         _o("--block-bytes N", "size of a block", _FROM_1, 32 * 1024),
         _o("--window-blocks N", "blocks that are mixed together", _FROM_1, 1024),
-        _o("--loader NAME=VALUE", f"another argument of the loader, such as plan_packs=true, {_AS}", _setting, **_MANY),
+        _many("--loader NAME=VALUE", f"another argument of the loader, such as plan_packs=true, {_AS}", _setting),
     ),
 )
 _WORK = _Group(
@@ -162,11 +214,9 @@ _RUN = (
     _o("--snapshot FILE", "write snapshots to FILE, and one at the end"),
     _o("--snapshot-every N", "batches between snapshots", _FROM_1, 100),
     _o("--digest", "what snapshots have a digest of, for asyncdata verify", ("positions", "tokens"), "positions"),
-    _o("--resume", "continue from --snapshot, if the file exists", _FLAG),
-    _o(
-        "--allow-changed WHAT", f"resume though WHAT differs: {', '.join(_CHANGES)}; may be repeated", _CHANGES, **_MANY
-    ),
-    _o("--same-rows", "resume though files have other names, if their content is the same", _FLAG),
+    _flag("--resume", "continue from --snapshot, if the file exists"),
+    _many("--allow-changed WHAT", f"resume though WHAT differs: {', '.join(_CHANGES)}", _CHANGES),
+    _flag("--same-rows", "resume though files have other names, if their content is the same"),
     _o("--record FILE", "append a JSON line per delivered sample: its position, place and digest"),
     _o("--step-s S", "wait this long after each batch, as for a training step", _seconds, 0.0),
     _o(
@@ -181,7 +231,7 @@ _ORDER_OF = (
     _o("--window W", "only this window; without it, all of the epoch", _FROM_0),
     _o("--from R", "the first row to print, counted from 0 in the window or the epoch", _FROM_0, 0, dest="first"),
     _o("--num N", "how many rows to print; 0 for all", _FROM_0, 20),
-    _o("--lines", "print line numbers too; reads each file up to the row", _FLAG),
+    _flag("--lines", "print line numbers too; reads each file up to the row"),
 )
 _SAMPLE = _Group(
     "",
@@ -192,18 +242,12 @@ _SAMPLE = _Group(
     ),
 )
 _INSPECT = (
-    _o("--loss-mask", "show which tokens are trained, and count them", _FLAG),
+    _flag("--loss-mask", "show which tokens are trained, and count them"),
     _o("--num N", "the first rows of the order; 0 for all", _FROM_0, 3),
     _o("--position E:W:R", "this row in place of them; may be repeated", _position, action="append"),
-    _o("--row FILE:LINE", "the row on this line, or of this number; FILE: may be left out; may be repeated", **_MANY),
+    _many("--row FILE:LINE", "the row on this line, or of this number; FILE: may be left out"),
     _o("--context-tokens N", "show at most this many tokens of context at a stretch; 0 for all", _FROM_0, 400),
     _o("--color", "auto: on a terminal", ("always", "never", "auto"), "auto"),
-)
-_BENCH = (
-    _o("--num-workers N", "worker processes; 0 for a thread (one per CPU, at most 8)", _FROM_0),
-    _o("--on-bad-row", "stop at a bad row, or skip it", ("raise", "skip"), "raise"),
-    _o("--buffer-size N", "samples read ahead", _FROM_1, 1000),
-    _o("--seconds S", "about how long to measure", _seconds, 30.0),
 )
 _DEMO = (
     _o("--keep DIR", "keep data, snapshot and records in DIR"),
@@ -213,12 +257,12 @@ _DEMO = (
 _KEYS = _o("KEY", "the first letters of its key, as ls prints it", nargs="*")
 _CACHES = (
     _o("--dir DIR", "the folder of the caches, where token_cache named one"),
-    _o("--row-index", "row indexes in place of token caches; DIR is index in cache_dir then", _FLAG),
+    _flag("--row-index", "row indexes in place of token caches; DIR is index in cache_dir then"),
 )
 _QUARANTINE = _o("FILE", "the quarantine file")
 _PROVE = (
     _o("--backend", "only this one; it must be installed", ("gigatoken", "fastokens")),
-    _o("--again", "forget what is known, and what an audit revoked", _FLAG),
+    _flag("--again", "forget what is known, and what an audit revoked"),
 )
 _TOKENIZER = _o("DIR", "a folder with tokenizer.json, or a Hugging Face name", dest="tokenizer")
 _TWO = (_o("FILE", "a snapshot of the one", dest="first"), _o("FILE", "a snapshot of the other", dest="second"))
@@ -242,6 +286,7 @@ _COMMANDS = {
         "stream data as a trainer would, with snapshots and resume, and say how fast it was",
         "Ends after --epochs or --num-batches, whichever comes first; batches before a resume count.",
         (_DATA, _tokens(), _ORDER, _WORK, *_RUN),
+        (_overwrites_nothing, _needs_tokens, _names_one_function),
     ),
     "order": _Command(
         "print positions of the order D: which row comes when",
@@ -249,6 +294,7 @@ _COMMANDS = {
         "row, tab-separated: position (epoch:window:row), path, byte offset, length in bytes. With --json, one object "
         "a line.",
         (_DATA, _tokens(), _ORDER, *_ORDER_OF),
+        (_names_one_function,),
     ),
     "sample": _Command(
         "print one row: its file, line and byte offset, the raw row, and its tokens if a tokenizer is given",
@@ -257,6 +303,7 @@ _COMMANDS = {
         "count: all rows before it are tokenized, in worker processes, which takes as long as the run took; a "
         "--snapshot of the run shortens the way.",
         (_DATA, _SAMPLE, _tokens(), _ORDER, _WORK, _o("--snapshot FILE", "count --ordinal on from this snapshot")),
+        (_names_one_function, _uses_the_snapshot),
     ),
     "inspect": _Command(
         "print the tokens of some rows as text, and with --loss-mask which of them are trained",
@@ -264,12 +311,7 @@ _COMMANDS = {
         "tokens, and characters that cannot be shown. A row that becomes no sample says why. With --json, one object "
         "a row and one for the total.",
         (_DATA, *_INSPECT, _tokens(), _ORDER),
-    ),
-    "bench": _Command(
-        "measure on your data: the tokenizer's limit, how near the loader comes, the first batch, waits, memory",
-        "Each figure comes with what it means and the knob to turn. Other programs on the machine disturb it; run it "
-        "twice.",
-        (_DATA, _tokens(), _ORDER, *_BENCH),
+        (_needs_tokens, _names_one_function),
     ),
     "snapshot show": _Command(
         "print what a snapshot holds, after checking that it is whole",
@@ -291,7 +333,7 @@ _COMMANDS = {
     "cache rm": _Command(
         "remove token caches, or row indexes",
         "One that a run is writing to stays.",
-        (*_CACHES, _KEYS, _o("--all", "all of them", _FLAG)),
+        (*_CACHES, _KEYS, _flag("--all", "all of them")),
     ),
     "quarantine show": _Command(
         "print which rows are in a quarantine file, and what is wrong with them",
@@ -304,6 +346,7 @@ _COMMANDS = {
         "where there are no lines. It is tokenized in this process; one that killed its worker is not tried. The "
         "quarantine file stays as it is.",
         (_QUARANTINE, _o("--output FILE", "where good rows are written", default="retried.jsonl"), _tokens("prompt")),
+        (_needs_tokens, _names_one_function),
     ),
     "tokenizer prove": _Command(
         "find out whether the installed fast backends give the ids of tokenizers, and keep the answer",
@@ -337,7 +380,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The whole command line. ``run`` of a parsed one says where in ``asyncdata.cli.commands`` the command lies."""
+    """The whole command line.
+
+    ``run`` of parsed arguments names the function of the command, ``module:name`` in ``asyncdata.cli.commands``;
+    ``checks`` are functions of the parsed arguments, each of which returns an error or None.
+    """
     parser = _Parser(
         prog="asyncdata",
         description="An async, exactly resumable prefetching data loader for LLM post-training.",
@@ -347,13 +394,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"asyncdata {__version__}")
     kinds: dict[str, Any] = {"title": "commands", "metavar": "COMMAND", "required": True}
     parents: dict[str, Any] = {"": parser.add_subparsers(**kinds)}
-    for words, (about, more, arguments) in _COMMANDS.items():
+    for words, command in _COMMANDS.items():
         group, _, name = words.rpartition(" ")
         if group not in parents:
             parents[group] = _added(parents[""], group, _GROUPS[group]).add_subparsers(**kinds)
-        child = _added(parents[group], name, about, more)
-        child.set_defaults(run=f"{group}:{name}" if group else f"{name}:run")
-        for argument in (*_EVERYWHERE, *arguments):
+        child = _added(parents[group], name, command.about, command.more)
+        child.set_defaults(run=f"{group}:{name}" if group else f"{name}:run", checks=command.checks)
+        for argument in (*_EVERYWHERE, *command.arguments):
             _add(child, argument)
     return parser
 
@@ -365,22 +412,19 @@ def _added(parents: Any, name: str, about: str, more: str = "") -> argparse.Argu
 
 
 def _add(parser: Any, argument: _Option | _Group) -> None:
-    if isinstance(argument, _Group):
-        group = parser.add_argument_group(argument.title, argument.about) if argument.title else None
-        group = group or parser.add_mutually_exclusive_group(required=True)
-        for option in argument.options:
-            _add(group, option)
+    if isinstance(argument, _Option):
+        *flag, metavar = argument.words.split(" ")
+        if metavar.startswith("-"):
+            parser.add_argument(metavar, **argument.how)
+        else:
+            name = flag or [argument.how.get("dest", metavar.lower())]
+            how = {key: value for key, value in argument.how.items() if flag or key != "dest"}
+            parser.add_argument(*name, metavar=metavar, **how)
         return
 
-    words, about, kind, default, how = argument
-    name, _, metavar = words.rpartition(" ")
-    how = {"help": about if default in (None, []) else f"{about} (%(default)s)", **how}
-    how |= kind if isinstance(kind, dict) else {"choices" if isinstance(kind, tuple) else "type": kind}
-    if default is not None:
-        how["default"] = default
-    if name:
-        how["metavar"] = metavar
-    if words.startswith("-"):
-        parser.add_argument(name or words, **{key: value for key, value in how.items() if value is not None})
+    if argument.title:
+        group = parser.add_argument_group(argument.title, argument.about)
     else:
-        parser.add_argument(how.pop("dest", words.lower()), metavar=words, help=how["help"], nargs=how.get("nargs"))
+        group = parser.add_mutually_exclusive_group(required=True)
+    for option in argument.options:
+        _add(group, option)

@@ -11,6 +11,7 @@ from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers.hard import HardPacking
 from asyncdata.batching.packers.soft import SoftPacking
 from asyncdata.batching.packers.xtuner import XTunerPacking
+from asyncdata.cli.arguments import has_tokenize_fn
 from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
@@ -28,7 +29,7 @@ from asyncdata.tokenization.resolve import resolved
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ("has_tokenize_fn", "loader_of", "opened_order", "order_of", "tokenize_fn_of")
+__all__ = ("loader_of", "opened_order", "order_of", "tokenize_fn_of")
 
 _CLASSES: dict[str, Any] = {
     "prompt": PromptTokenizeFn,
@@ -39,6 +40,18 @@ _CLASSES: dict[str, Any] = {
 }
 _PACKINGS = {kind.__name__: kind for kind in (SoftPacking, HardPacking, XTunerPacking)}
 _SETTINGS = ("prompt_key", "label_key", "metadata_key", "tool_key", "apply_chat_template", "max_length", "train_on")
+
+
+_KNOBS = {
+    "num_workers": "num_workers",
+    "buffer_size": "buffer_size",
+    "digest": "digest",
+    "on_bad_row": "on_bad_row",
+    "max_bad_rows": "max_bad_rows",
+    "quarantine_path": "quarantine_path",
+    "log_excerpts": "log_excerpts",
+}
+"""Options that are a knob of the loader, by their names in Python -> the knob. Those of the order are in order_of."""
 
 
 def order_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -61,11 +74,6 @@ def _knob(name: str, text: str) -> Any:
 def opened_order(args: argparse.Namespace) -> OpenedOrder:
     """D, to look at its rows; with samples, if the command was told how to tokenize. It is to be closed."""
     return OpenedOrder(args.data, tokenize_fn_of(args) if has_tokenize_fn(args) else None, **order_of(args))
-
-
-def has_tokenize_fn(args: argparse.Namespace) -> bool:
-    """Whether the command is told how to tokenize."""
-    return args.tokenizer is not None or args.tokenize_fn is not None
 
 
 def tokenize_fn_of(args: argparse.Namespace) -> Any:
@@ -136,7 +144,6 @@ def _made(kind: type, settings: dict[str, Any]) -> Any:
 
 
 def loader_of(args: argparse.Namespace, **knobs: Any) -> DataLoader:
-    """The loader, not yet started."""
-    names = ("num_workers", "on_bad_row", "max_bad_rows", "quarantine_path", "log_excerpts")
-    told = {name: getattr(args, name) for name in names if hasattr(args, name)}
-    return DataLoader(args.data, tokenize_fn=tokenize_fn_of(args), **{**told, **knobs, **order_of(args)})
+    """The loader that the options describe, not yet started. Knobs of ``--loader`` take precedence over ``knobs``."""
+    given = {path: getattr(args, name) for name, path in _KNOBS.items() if hasattr(args, name)}
+    return DataLoader(args.data, tokenize_fn=tokenize_fn_of(args), **{**given, **knobs, **order_of(args)})
