@@ -39,7 +39,6 @@ COMMANDS = dict(commands(make_parser()))
 def test_these_are_the_commands():
     assert sorted(COMMANDS) == [
         "asyncdata",
-        "asyncdata bench",
         "asyncdata cache",
         "asyncdata cache ls",
         "asyncdata cache rm",
