@@ -51,7 +51,10 @@ _KNOBS = {
     "quarantine_path": "quarantine_path",
     "log_excerpts": "log_excerpts",
 }
-"""Options that are a knob of the loader, by their names in Python -> the knob. Those of the order are in order_of."""
+"""Options, by their names in Python -> the knob of the loader that each sets; ``group.setting`` for one of a group.
+
+Those that the order depends on are in :func:`order_of`.
+"""
 
 
 def order_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -145,5 +148,10 @@ def _made(kind: type, settings: dict[str, Any]) -> Any:
 
 def loader_of(args: argparse.Namespace, **knobs: Any) -> DataLoader:
     """The loader that the options describe, not yet started. Knobs of ``--loader`` take precedence over ``knobs``."""
-    given = {path: getattr(args, name) for name, path in _KNOBS.items() if hasattr(args, name)}
+    given: dict[str, Any] = {}
+    for name, path in _KNOBS.items():
+        if hasattr(args, name):
+            knob, _, setting = path.partition(".")
+            value = getattr(args, name)
+            given[knob] = {**given.get(knob, {}), setting: value} if setting else value
     return DataLoader(args.data, tokenize_fn=tokenize_fn_of(args), **{**given, **knobs, **order_of(args)})
