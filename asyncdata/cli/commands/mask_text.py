@@ -159,7 +159,7 @@ def _plain(cells: list[Cell]) -> str:
 
 
 def styled_text(lines: list[Line], *, is_masked: bool = True) -> list[tuple[str, str]]:
-    """The lines as texts with their styles, which are rich's.
+    """The lines as texts with their styles, as ``Output.styled`` takes them.
 
     :param is_masked: False to show all text alike, trained or not.
     """
