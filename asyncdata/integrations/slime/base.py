@@ -41,6 +41,18 @@ class ReadOnlyError(InvalidGroupError, RuntimeError):
     """Groups were given back to a data source that has no buffer."""
 
 
+def _number(name: str, about: str) -> Any:
+    """A number of the ledger as an attribute. Setting ``epoch_id`` or ``sample_offset`` goes to that position."""
+
+    def get(source: ReadOnlyDataSource) -> int:
+        return getattr(source._ledger.numbering, name)  # type: ignore[no-any-return]  # noqa: SLF001 - its own
+
+    def set_to(source: ReadOnlyDataSource, number: int) -> None:
+        source._go_to(**{name: number})  # noqa: SLF001 - its own
+
+    return property(get, set_to, doc=about)
+
+
 class ReadOnlyDataSource:
     """Groups of prompts for rollouts that give nothing back.
 
@@ -280,41 +292,12 @@ class ReadOnlyDataSource:
             self._feed.close()
             self._feed = feed
 
-    @property
-    def epoch_id(self) -> int:
-        """The epoch of the last prompt. May be set, as all four numbers."""
-        return self._ledger.numbering.epoch_id
-
-    @epoch_id.setter
-    def epoch_id(self, number: int) -> None:
-        self._go_to(epoch_id=number)
-
-    @property
-    def sample_offset(self) -> int:
-        """Prompts of it that were delivered; at its very end, the next one has not begun."""
-        return self._ledger.numbering.sample_offset
-
-    @sample_offset.setter
-    def sample_offset(self, number: int) -> None:
-        self._go_to(sample_offset=number)
-
-    @property
-    def sample_group_index(self) -> int:
-        """Number of the next group."""
-        return self._ledger.numbering.sample_group_index
-
-    @sample_group_index.setter
-    def sample_group_index(self, number: int) -> None:
-        self._go_to(sample_group_index=number)
-
-    @property
-    def sample_index(self) -> int:
-        """Number of the next sample."""
-        return self._ledger.numbering.sample_index
-
-    @sample_index.setter
-    def sample_index(self, number: int) -> None:
-        self._go_to(sample_index=number)
+    epoch_id = _number("epoch_id", "The epoch of the last prompt. May be set, as all four numbers.")
+    sample_offset = _number(
+        "sample_offset", "Prompts of it that were delivered; at its very end, the next epoch has not begun."
+    )
+    sample_group_index = _number("sample_group_index", "Number of the next group.")
+    sample_index = _number("sample_index", "Number of the next sample.")
 
     def _go_to(self, **numbers: Any) -> None:
         found = {name: whole_number(name, number) for name, number in numbers.items()}

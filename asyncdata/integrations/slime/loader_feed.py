@@ -10,8 +10,8 @@ import msgspec
 
 from asyncdata.core.errors import LoaderClosedError, SnapshotMismatchError
 from asyncdata.integrations.slime.checkpoint import refuse_change
+from asyncdata.integrations.slime.feeds import Feed, leave_epoch, refuse_beyond
 from asyncdata.integrations.slime.inputs import remember
-from asyncdata.integrations.slime.places import leave_epoch, refuse_beyond
 from asyncdata.integrations.slime.prompts import PromptLoader, PromptView, open_loader
 from asyncdata.integrations.slime.sample import SampleFactory
 from asyncdata.order.order import ROWS_PER_WINDOW
@@ -35,7 +35,7 @@ __all__ = ("LoaderFeed",)
 _SKIPPED_AT_ONCE = 1000
 
 
-class LoaderFeed:
+class LoaderFeed(Feed):
     """Prompts from our own loader.
 
     :param process: makes ``multimodal_inputs`` of a row's media; None where rows have none.
