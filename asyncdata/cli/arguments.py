@@ -7,11 +7,19 @@ imported here, so that ``--help`` is quick.
 from __future__ import annotations
 
 import argparse
-import os
-import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asyncdata.cli.option_checks import (
+    names_one_function,
+    needs_tokens,
+    overwrites_nothing,
+    position,
+    seconds,
+    setting,
+    uses_the_snapshot,
+    whole,
+)
 from asyncdata.cli.standard_streams import writing_stdout
 from asyncdata.core.version import __version__
 
@@ -20,81 +28,7 @@ if TYPE_CHECKING:
 
     Check = Callable[[argparse.Namespace], str | None]
 
-__all__ = ("has_tokenize_fn", "make_parser")
-
-
-# The types of options
-
-
-def _whole(least: int) -> Callable[[str], int]:
-    """Converts to a whole number of at least ``least``."""
-
-    def convert(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"a whole number from {least} on is needed, not {text!r}")
-
-        return int(text)
-
-    return convert
-
-
-def _seconds(text: str) -> float:
-    if not re.fullmatch(r"\d+\.?\d*|\.\d+", text):
-        raise argparse.ArgumentTypeError(f"a number of seconds is needed, not {text!r}")
-
-    return float(text)
-
-
-def _position(text: str) -> str:
-    if not re.fullmatch(r"\d+:\d+:\d+", text):
-        raise argparse.ArgumentTypeError(f"a position is written EPOCH:WINDOW:ROW, as in 0:3:128, not {text!r}")
-
-    return text
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not (sign and name.isidentifier()):
-        raise argparse.ArgumentTypeError(f"a setting is written NAME=VALUE, as in overlong=truncate_left, not {text!r}")
-
-    return name, value
-
-
-# Checks of options that depend on each other: each returns the error, or None
-
-
-def has_tokenize_fn(args: argparse.Namespace) -> bool:
-    """Whether the options say how rows are tokenized."""
-    return args.tokenizer is not None or args.tokenize_fn is not None
-
-
-def _needs_tokens(args: argparse.Namespace) -> str | None:
-    return None if has_tokenize_fn(args) else "--tokenizer DIR or --tokenize-fn PATH is required"
-
-
-def _names_one_function(args: argparse.Namespace) -> str | None:
-    if args.kind is None or args.tokenize_fn is None:
-        return None
-
-    return "--kind chooses a tokenize function; leave it, or --tokenize-fn"
-
-
-def _overwrites_nothing(args: argparse.Namespace) -> str | None:
-    if args.resume:
-        return None if args.snapshot is not None else "--resume needs --snapshot FILE to continue from"
-
-    old = next((path for path in (args.snapshot, args.record) if path is not None and os.path.exists(path)), None)
-    return old and f"{old} is there already: add --resume to continue from there, or name another file"
-
-
-def _uses_the_snapshot(args: argparse.Namespace) -> str | None:
-    if args.snapshot is None or (has_tokenize_fn(args) and args.ordinal is not None):
-        return None
-
-    return "--snapshot is for --ordinal with --tokenizer; it does nothing else"
-
-
-# The table
+__all__ = ("make_parser",)
 
 
 class _Option(NamedTuple):
@@ -143,7 +77,7 @@ def _many(words: str, about: str, kind: Any = None, **how: Any) -> _Option:
     return _Option(words, {"default": [], **option.how})
 
 
-_FROM_0, _FROM_1 = _whole(0), _whole(1)
+_FROM_0, _FROM_1 = whole(0), whole(1)
 _AS = "as JSON or text"
 _BAD_ROWS = ("raise", "skip", "quarantine")
 _KINDS = ("prompt", "chat", "text", "preference", "babilong")
@@ -163,36 +97,44 @@ def _tokens(kind: str = "by the keys of the first row") -> _Group:
         _o("--tokenizer DIR", "a folder with tokenizer.json, or a Hugging Face name"),
         _o("--tokenize-fn PATH", "package.module:name of any other tokenize function, or of its class"),
         _o("--kind", f"what the rows are ({kind})", _KINDS),
-        _o("--prompt-key KEY", "where a row has its prompt (input)"),
-        _o("--label-key KEY", "where a row has its label"),
-        _o("--metadata-key KEY", "where it has metadata (metadata)"),
-        _o("--tool-key KEY", "where it has tools (tools)"),
+        _o("--prompt-key KEY", "key of a row's prompt (input)"),
+        _o("--label-key KEY", "key of its label"),
+        _o("--metadata-key KEY", "key of its metadata (metadata)"),
+        _o("--tool-key KEY", "key of its tools (tools)"),
         _o("--apply-chat-template", "render the prompt as a chat", action="store_const", const=True),
         _o("--chat-template FILE", "a chat template in place of the tokenizer's own"),
-        _o("--max-length N", "the most tokens of a sample; --set says what is done to longer ones (dropped)", _FROM_1),
+        _o(
+            "--max-length N", "longest sample, in tokens; longer ones are dropped, unless --set says otherwise", _FROM_1
+        ),
         _o("--train-on", "which messages of a chat are trained (assistant)", _TRAINED),
-        _many("--set NAME=VALUE", f"another setting of the tokenize function, {_AS}", _setting, dest="settings"),
+        _many("--set NAME=VALUE", f"another setting of the tokenize function, {_AS}", setting, dest="settings"),
     )
     return _Group("tokens", None, options)
 
 
 _ORDER = _Group(
     "order",
-    "Each of these makes another order; give what the run was given.",
+    "Each of these changes the order: pass what the run was started with.",
     (
-        _o("--seed N", "any integer", int, 42),
+        _o("--seed N", "seed of the order: any integer", int, 42),
         _o(
             "--shuffle",
-            "mix the rows of windows of blocks, or all rows",
+            "shuffle the rows of windows of blocks, or all rows",
             ("windows", "full"),
             "windows",
             nargs="?",
             const="windows",
         ),
-        _o("--no-shuffle", "leave the rows in their order", dest="shuffle", action="store_const", const="none"),
-        _o("--block-bytes N", "size of a block", _FROM_1, 32 * 1024),
-        _o("--window-blocks N", "blocks that are mixed together", _FROM_1, 1024),
-        _many("--loader NAME=VALUE", f"another argument of the loader, such as plan_packs=true, {_AS}", _setting),
+        _o(
+            "--no-shuffle",
+            "keep the rows in the order of the files",
+            dest="shuffle",
+            action="store_const",
+            const="none",
+        ),
+        _o("--block-bytes N", "bytes of a block", _FROM_1, 32 * 1024),
+        _o("--window-blocks N", "blocks of a shuffle window", _FROM_1, 1024),
+        _many("--loader NAME=VALUE", f"another argument of the loader, such as plan_packs=true, {_AS}", setting),
     ),
 )
 _WORK = _Group(
@@ -200,10 +142,10 @@ _WORK = _Group(
     None,
     (
         _o("--num-workers N", "worker processes; 0 for a thread (as many as needed)", _FROM_0),
-        _o("--on-bad-row", "stop at a bad row, count it, or count it and write it down", _BAD_ROWS, "raise"),
-        _o("--max-bad-rows N", "more of them are an error", _FROM_0, 100),
-        _o("--quarantine-path FILE", "where they are written", default="quarantine.jsonl"),
-        _o("--no-excerpts", "leave out the text of bad rows everywhere", dest="log_excerpts", action="store_false"),
+        _o("--on-bad-row", "stop at a bad row; skip and count it; or also write it to a file", _BAD_ROWS, "raise"),
+        _o("--max-bad-rows N", "more bad rows than this are an error", _FROM_0, 100),
+        _o("--quarantine-path FILE", "file of the bad rows", default="quarantine.jsonl"),
+        _o("--no-excerpts", "never quote the text of bad rows", dest="log_excerpts", action="store_false"),
     ),
 )
 _RUN = (
@@ -213,22 +155,22 @@ _RUN = (
     _o("--buffer-size N", "samples read ahead (as many as needed)", _FROM_1),
     _o("--snapshot FILE", "write snapshots to FILE, and one at the end"),
     _o("--snapshot-every N", "batches between snapshots", _FROM_1, 100),
-    _o("--digest", "what snapshots have a digest of, for asyncdata verify", ("positions", "tokens"), "positions"),
+    _o("--digest", "what the digest in snapshots covers, for asyncdata verify", ("positions", "tokens"), "positions"),
     _flag("--resume", "continue from --snapshot, if the file exists"),
     _many("--allow-changed WHAT", f"resume though WHAT differs: {', '.join(_CHANGES)}", _CHANGES),
     _flag("--same-rows", "resume though files have other names, if their content is the same"),
-    _o("--record FILE", "append a JSON line per delivered sample: its position, place and digest"),
-    _o("--step-s S", "wait this long after each batch, as for a training step", _seconds, 0.0),
+    _o("--record FILE", "append a JSON line per delivered sample: its position, location and digest"),
+    _o("--step-s S", "seconds to wait after each batch, as for a training step", seconds, 0.0),
     _o(
         "--progress",
-        "shown on stderr; auto is a bar on a terminal and lines elsewhere",
+        "progress on stderr; auto is a bar on a terminal and lines elsewhere",
         ("auto", "bar", "plain", "json", "none"),
         "auto",
     ),
 )
 _ORDER_OF = (
     _o("--epoch E", "the epoch", _FROM_0, 0),
-    _o("--window W", "only this window; without it, all of the epoch", _FROM_0),
+    _o("--window W", "only this window (all of the epoch)", _FROM_0),
     _o("--from R", "the first row to print, counted from 0 in the window or the epoch", _FROM_0, 0, dest="first"),
     _o("--num N", "how many rows to print; 0 for all", _FROM_0, 20),
     _flag("--lines", "print line numbers too; reads each file up to the row"),
@@ -237,24 +179,24 @@ _SAMPLE = _Group(
     "",
     None,
     (
-        _o("--position E:W:R", "by its position, as in 0:3:128", _position),
+        _o("--position E:W:R", "by its position, as in 0:3:128", position),
         _o("--ordinal N", "by its number in the run, from 0, across epochs (Sample.index)", _FROM_0),
     ),
 )
 _INSPECT = (
     _flag("--loss-mask", "show which tokens are trained, and count them"),
     _o("--num N", "the first rows of the order; 0 for all", _FROM_0, 3),
-    _o("--position E:W:R", "this row in place of them; may be repeated", _position, action="append"),
-    _many("--row FILE:LINE", "the row on this line, or of this number; FILE: may be left out"),
-    _o("--context-tokens N", "show at most this many tokens of context at a stretch; 0 for all", _FROM_0, 400),
+    _o("--position E:W:R", "this row instead; may be repeated", position, action="append"),
+    _many("--row FILE:LINE", "the row on this line, or with this number, instead; FILE: may be left out"),
+    _o("--context-tokens N", "show at most this many tokens of each stretch of context; 0 for all", _FROM_0, 400),
     _o("--color", "auto: on a terminal", ("always", "never", "auto"), "auto"),
 )
 _DEMO = (
     _o("--keep DIR", "keep data, snapshot and records in DIR"),
-    _o("--rows N", "at most this many rows", _whole(500), 5000),
+    _o("--rows N", "at most this many rows", whole(500), 5000),
     _o("--num-workers N", "worker processes of the first run", _FROM_1),
 )
-_KEYS = _o("KEY", "the first letters of its key, as ls prints it", nargs="*")
+_KEYS = _o("KEY", "the first characters of its key, as ls prints it", nargs="*")
 _CACHES = (
     _o("--dir DIR", "the folder of the caches, where token_cache named one"),
     _flag("--row-index", "row indexes in place of token caches; DIR is index in cache_dir then"),
@@ -262,15 +204,15 @@ _CACHES = (
 _QUARANTINE = _o("FILE", "the quarantine file")
 _PROVE = (
     _o("--backend", "only this one; it must be installed", ("gigatoken", "fastokens")),
-    _flag("--again", "forget what is known, and what an audit revoked"),
+    _flag("--again", "test again, also what an audit revoked"),
 )
 _TOKENIZER = _o("DIR", "a folder with tokenizer.json, or a Hugging Face name", dest="tokenizer")
-_TWO = (_o("FILE", "a snapshot of the one", dest="first"), _o("FILE", "a snapshot of the other", dest="second"))
+_TWO = (_o("FILE", "a snapshot of one run", dest="first"), _o("FILE", "a snapshot of the other run", dest="second"))
 
 _GROUPS = {
-    "snapshot": "look into a snapshot",
-    "cache": "look after token caches and row indexes",
-    "quarantine": "look after the bad rows that a run put aside",
+    "snapshot": "show what a snapshot contains",
+    "cache": "list, check and remove token caches and row indexes",
+    "quarantine": "list the bad rows that a run skipped, and read them again",
     "tokenizer": "prove fast tokenizer backends exact",
 }
 """Words that several commands begin with."""
@@ -278,15 +220,15 @@ _GROUPS = {
 _COMMANDS = {
     "demo": _Command(
         "kill a run with SIGKILL, resume it, and prove that nothing was lost, repeated or reordered",
-        "The data are questions about the docstrings of this Python's standard library, the tokenizer is one that "
-        "comes with asyncdata; nothing is downloaded. Exit status 1 if the two sequences differ.",
+        "The data are questions about the docstrings of this Python's standard library, the tokenizer comes with "
+        "asyncdata; nothing is downloaded. Exit status 1 if the two sequences differ.",
         _DEMO,
     ),
     "run": _Command(
         "stream data as a trainer would, with snapshots and resume, and say how fast it was",
         "Ends after --epochs or --num-batches, whichever comes first; batches before a resume count.",
         (_DATA, _tokens(), _ORDER, _WORK, *_RUN),
-        (_overwrites_nothing, _needs_tokens, _names_one_function),
+        (overwrites_nothing, needs_tokens, names_one_function),
     ),
     "order": _Command(
         "print positions of the order D: which row comes when",
@@ -294,45 +236,51 @@ _COMMANDS = {
         "row, tab-separated: position (epoch:window:row), path, byte offset, length in bytes. With --json, one object "
         "a line.",
         (_DATA, _tokens(), _ORDER, *_ORDER_OF),
-        (_names_one_function,),
+        (names_one_function,),
     ),
     "sample": _Command(
         "print one row: its file, line and byte offset, the raw row, and its tokens if a tokenizer is given",
-        "By --position it costs the read of one window. By --ordinal without --tokenizer, every row counts as a "
-        "sample, and each window before it is read. By --ordinal with --tokenizer, rows that the run dropped do not "
-        "count: all rows before it are tokenized, in worker processes, which takes as long as the run took; a "
-        "--snapshot of the run shortens the way.",
-        (_DATA, _SAMPLE, _tokens(), _ORDER, _WORK, _o("--snapshot FILE", "count --ordinal on from this snapshot")),
-        (_names_one_function, _uses_the_snapshot),
+        "--position reads one window. --ordinal without --tokenizer counts every row as a sample, and reads all "
+        "windows before it. --ordinal with --tokenizer does not count rows that the run dropped: it tokenizes all rows "
+        "before it, in worker processes, which takes as long as the run took; a --snapshot of the run shortens this.",
+        (
+            _DATA,
+            _SAMPLE,
+            _tokens(),
+            _ORDER,
+            _WORK,
+            _o("--snapshot FILE", "for --ordinal: begin to count at this snapshot of the run"),
+        ),
+        (names_one_function, uses_the_snapshot),
     ),
     "inspect": _Command(
         "print the tokens of some rows as text, and with --loss-mask which of them are trained",
         "Trained text is coloured on a terminal and stands in ⟦ ⟧ elsewhere, the rest is context; in ⟨ ⟩ are special "
-        "tokens, and characters that cannot be shown. A row that becomes no sample says why. With --json, one object "
-        "a row and one for the total.",
+        "tokens, and characters that cannot be shown. For a row that yields no sample, the reason is printed. With "
+        "--json, one object a row and one for the total.",
         (_DATA, *_INSPECT, _tokens(), _ORDER),
-        (_needs_tokens, _names_one_function),
+        (needs_tokens, names_one_function),
     ),
     "snapshot show": _Command(
-        "print what a snapshot holds, after checking that it is whole",
+        "print what a snapshot contains, after checking that it is undamaged",
         "",
         (_o("FILE", "the snapshot"),),
     ),
     "verify": _Command(
         "say whether two runs saw the same stream, by the digests in their snapshots",
-        "Exit status: 0 if they did, up to the same position; 3 if not; 4 if the digests do not say, as where one run "
-        "is ahead of the other.",
+        "Exit status: 0 if they did, up to the same position; 3 if not; 4 if the digests cannot tell, for example "
+        "because one run is ahead of the other.",
         _TWO,
     ),
-    "cache ls": _Command("list token caches, or row indexes, the last used one last", "", _CACHES),
+    "cache ls": _Command("list token caches, or row indexes, the most recently used last", "", _CACHES),
     "cache verify": _Command(
         "read token caches, and compare them with their checksums",
-        "Exit status 1 if a segment is damaged. A run that meets one tokenizes its rows.",
+        "Exit status 1 if a segment is damaged. A run that finds one tokenizes its rows again.",
         (_CACHES[0], _KEYS),
     ),
     "cache rm": _Command(
         "remove token caches, or row indexes",
-        "One that a run is writing to stays.",
+        "One that a run is using is refused.",
         (*_CACHES, _KEYS, _flag("--all", "all of them")),
     ),
     "quarantine show": _Command(
@@ -342,23 +290,23 @@ _COMMANDS = {
     ),
     "quarantine retry": _Command(
         "read the rows in a quarantine file again, and write those that are good now to a JSONL file",
-        "Each is looked for in its file where it began, or, if rows before it were changed, by its line; by its number "
-        "where there are no lines. It is tokenized in this process; one that killed its worker is not tried. The "
-        "quarantine file stays as it is.",
-        (_QUARANTINE, _o("--output FILE", "where good rows are written", default="retried.jsonl"), _tokens("prompt")),
-        (_needs_tokens, _names_one_function),
+        "A row is read at its byte offset, or, if rows before it have changed, on its line; or by its number, where "
+        "rows have no lines. It is tokenized in this process; a row that killed its worker is not tried. The "
+        "quarantine file is not changed.",
+        (_QUARANTINE, _o("--output FILE", "file of the good rows", default="retried.jsonl"), _tokens("prompt")),
+        (needs_tokens, names_one_function),
     ),
     "tokenizer prove": _Command(
-        "find out whether the installed fast backends give the ids of tokenizers, and keep the answer",
-        "Takes a minute for each, on one core. What is known already is shown, unless --again.",
+        "test whether the installed fast backends give the same ids as tokenizers, and store the result",
+        "Takes about a minute for each, on one core. A stored result is shown, unless --again is given.",
         (*_PROVE, _TOKENIZER),
     ),
-    "tokenizer show": _Command("say what is known about the fast backends of a tokenizer", "", (_TOKENIZER,)),
+    "tokenizer show": _Command("show the stored results for a tokenizer", "", (_TOKENIZER,)),
 }
 _EPILOG = """\
 exit status:
   0    done
-  1    the library refused, or failed: one message says what, where and the way out
+  1    the library refused, or failed: one message says what, where, and how to continue
   2    the command line is wrong
   130  interrupted by Ctrl-C
 

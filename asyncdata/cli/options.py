@@ -11,8 +11,8 @@ from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers.hard import HardPacking
 from asyncdata.batching.packers.soft import SoftPacking
 from asyncdata.batching.packers.xtuner import XTunerPacking
-from asyncdata.cli.arguments import has_tokenize_fn
 from asyncdata.cli.inspection.window_view import OpenedOrder
+from asyncdata.cli.option_checks import has_tokenize_fn
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.loader.loader import DataLoader

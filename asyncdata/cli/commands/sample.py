@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.cli.arguments import has_tokenize_fn
+from asyncdata.cli.option_checks import has_tokenize_fn
 from asyncdata.cli.options import loader_of, opened_order
 from asyncdata.cli.output import fields, printable, shown_path
 from asyncdata.cli.row_kinds import settle_kind
