@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.cli.commands.run_record import record_line, sample_digest
-from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.cli.options import loader_of
 from asyncdata.cli.output import fields, shown_path
 from asyncdata.cli.progress import Progress, Reading
@@ -70,8 +69,8 @@ class _Trial:
     ) -> None:
         self._args, self._loader, self._record = args, loader, record
         self._limit: int | None = args.num_batches * args.batch_size if args.num_batches else None
-        rows_of_epoch = _rows_of_epoch(args) if epochs else None
-        self._max_rows = max(1, epochs * rows_of_epoch) if epochs and rows_of_epoch else None
+        self._epochs = epochs
+        self._rows_of_epoch = 0.0  # not known yet
         self._before = loader.statistics()
         self._first: Statistics | None = None
         self._first_index: int | None = None
@@ -152,7 +151,13 @@ class _Trial:
 
     def _fraction(self, now: Statistics) -> float:
         of_batches = now.samples_total / self._limit if self._limit else 0.0
-        of_epochs = _rows(now) / self._max_rows if self._max_rows else 0.0
+        if self._epochs is None:
+            return min(1.0, of_batches)
+
+        rows_left = self._loader.state_dict().get("rows_left")  # estimated; unknown at the start of an epoch
+        if rows_left is not None:
+            self._rows_of_epoch = (_rows(now) + rows_left) / (now.epoch + 1)
+        of_epochs = _rows(now) / (self._epochs * self._rows_of_epoch) if self._rows_of_epoch else 0.0
         return min(1.0, max(of_batches, of_epochs))
 
     def _rates(self, now: Statistics, until: float) -> tuple[float, float]:
@@ -188,14 +193,8 @@ class _Trial:
         }
 
 
-def _rows_of_epoch(args: argparse.Namespace) -> int | None:
-    """About how many rows an epoch has; None where that is not known before it is over."""
-    with OpenedOrder(args.data) as opened:
-        return opened.estimate_num_rows()
-
-
 def _rows(now: Statistics) -> int:
-    return now.samples_total + sum(now.dropped_total.values())
+    return now.groups_total + sum(now.dropped_total.values())
 
 
 def _grown(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
-import numpy as np
 from anyio.from_thread import start_blocking_portal
 
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, NoSamplesError, SnapshotError, SourceError
-from asyncdata.core.messages import Scan, Scanned, Tokenized
+from asyncdata.core.messages import Tokenized
 from asyncdata.core.types import Position, Sample, SampleRange, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.loader.config import LoaderConfig
@@ -47,10 +46,6 @@ if TYPE_CHECKING:
     from asyncdata.workers.base import Crashed
 
 __all__ = ("InspectedRow", "OpenedOrder", "WindowView")
-
-ReplyT = TypeVar("ReplyT", Scanned, Tokenized)
-
-_MAX_BLOCKS_FOR_ESTIMATE = 256
 
 
 class InspectedRow(NamedTuple):
@@ -226,32 +221,15 @@ class OpenedOrder:
             num_rows += view.num_rows
         return None, num_rows
 
-    def estimate_num_rows(self) -> int | None:
-        """Rows of an epoch, estimated from some blocks; exact where there are few blocks, and where rows are numbered.
-
-        None where it is not known: of a stream, and of an order of single rows.
-        """
-        if not isinstance(self.order, Order):
-            return None
-
-        if self.files.location(0, 0, 0).row_number is not None:
-            return self.files.extent
-
-        num_blocks, most = self.files.num_blocks, min(_MAX_BLOCKS_FOR_ESTIMATE, self.order.max_window_blocks)
-        num_read = min(num_blocks, most)
-        blocks = self.files.blocks([number * num_blocks // num_read for number in range(num_read)])
-        slot = self._portal.call(self._executor.slots.hold) or 0
-        reply = self._answer(Scan(slot, 0, blocks), Scanned)
-        self._portal.call(self._executor.slots.release, slot)
-        num_rows = int(np.frombuffer(reply.counts, np.int32).sum())
-        return round(num_rows * self.files.extent / sum(block.stop - block.start for block in blocks))
-
     # Called by WindowView
 
     def inspect(self, window: OpenWindow, position: Position) -> InspectedRow:
         """A row of an open window, tokenized as a worker does it."""
         self._tokenizer.raw = b""
-        reply = self._answer(window.request(position.row, position.row + 1), Tokenized)
+        reply = self._portal.call(self._ask, window.request(position.row, position.row + 1))
+        if not isinstance(reply, Tokenized):
+            raise error_of(reply)
+
         chunk = Chunk(reply, position, 1, ChunkOrigin(window, position.row), ends_epoch=False)
         return InspectedRow(
             position=position,
@@ -266,13 +244,6 @@ class OpenedOrder:
         """Free the slot of a window."""
         if not self._is_closed:
             self._portal.call(self._executor.slots.release, window.slot)
-
-    def _answer(self, request: Request, kind: type[ReplyT]) -> ReplyT:
-        reply = self._portal.call(self._ask, request)
-        if not isinstance(reply, kind):
-            raise error_of(reply)
-
-        return reply
 
     # In the portal's thread
 

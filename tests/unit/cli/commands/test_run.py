@@ -11,6 +11,7 @@ import pytest
 
 from asyncdata import DataLoader, PromptTokenizeFn
 from asyncdata.checkpoint.snapshot import load
+from asyncdata.cli import progress
 from asyncdata.cli.commands.run_record import combined_digest, read_record
 from asyncdata.cli.main import main
 from asyncdata.cli.progress import Progress, Reading
@@ -220,6 +221,19 @@ def test_progress_for_programs_is_json_on_stderr(data, capsys):
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert {line["event"] for line in lines} == {"progress"}
     assert (lines[-1]["samples"], lines[-1]["fraction"]) == (NUM_ROWS, 1.0)
+
+
+@pytest.mark.parametrize("options", [(), ("--shuffle", "full"), ("--block-bytes", "512", "--window-blocks", "4")])
+def test_the_fraction_of_a_run_is_that_of_its_rows(data, monkeypatch, capsys, tmp_path, options):
+    monkeypatch.setitem(progress._EVERY_S, "json", 0.0)  # noqa: SLF001 - a reading after every batch
+    cache = f"cache_dir={tmp_path}"
+
+    assert main(["run", data, *INLINE, "--epochs", "2", "--progress", "json", *options, "--loader", cache]) == 0
+
+    readings = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    fractions = [reading["fraction"] for reading in readings]
+    assert all(abs(each["fraction"] - each["rows"] / (2 * NUM_ROWS)) < 0.1 for each in readings[1:])
+    assert (len(fractions), fractions[-1]) == (14, 1.0)
 
 
 def test_progress_in_a_pipe_is_plain_lines(data):
