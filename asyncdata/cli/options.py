@@ -1,4 +1,4 @@
-"""From a command's options to the library's arguments."""
+"""Converts a command's options to the library's arguments."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ Those that the order depends on are in :func:`order_of`.
 
 
 def order_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The loader's arguments that D depends on."""
+    """The loader's arguments on which D depends."""
     blocks = {"block_bytes": args.block_bytes, "window_blocks": args.window_blocks}
     shuffle = "full" if args.shuffle == "full" else Shuffle(enabled=args.shuffle != "none", **blocks)
     return {"seed": args.seed, "shuffle": shuffle, **{name: _knob(name, text) for name, text in args.loader}}
 
 
 def _knob(name: str, text: str) -> Any:
-    """An argument of the loader. A description is written as its settings; of a packing, its class says which."""
+    """The value of an argument of the loader. A dict is the settings of a length grouping, or of a packing class."""
     value = _value(text)
     if name == "packing" and isinstance(value, dict) and len(value) == 1 and set(value) <= set(_PACKINGS):
         ((kind, settings),) = value.items()
@@ -75,12 +75,12 @@ def _knob(name: str, text: str) -> Any:
 
 
 def opened_order(args: argparse.Namespace) -> OpenedOrder:
-    """D, to look at its rows; with samples, if the command was told how to tokenize. It is to be closed."""
+    """D, to inspect its rows; with samples, if the options say how to tokenize. The caller closes it."""
     return OpenedOrder(args.data, tokenize_fn_of(args) if has_tokenize_fn(args) else None, **order_of(args))
 
 
 def tokenize_fn_of(args: argparse.Namespace) -> Any:
-    """The tokenize function, with every name in it made a local file. Rows are prompts unless ``args.kind`` says more.
+    """The tokenize function, with local files in place of names. Rows are prompts unless ``args.kind`` says otherwise.
 
     :raises ConfigError: for a setting that cannot work.
     """
@@ -106,7 +106,7 @@ def tokenize_fn_of(args: argparse.Namespace) -> Any:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What was given, by the classes' own names."""
+    """The settings that were given, by the names of the classes' fields."""
     settings = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
     if args.chat_template is not None:
         with open(args.chat_template, encoding="utf-8") as file:
@@ -122,9 +122,9 @@ def _value(text: str) -> Any:
 
 
 def _named(path: str, tokenizer: str | None, settings: dict[str, Any]) -> Any:
-    """What an import path names, with its settings."""
+    """The tokenize function with this import path, with its settings."""
     here = os.getcwd()
-    if here not in sys.path:  # a console script has its own folder there
+    if here not in sys.path:  # a console script has its own folder in place of it
         sys.path.insert(0, here)
     found = resolve_path(path)
     if isinstance(found, type) and isinstance(found, TokenizeFn):
@@ -134,7 +134,7 @@ def _named(path: str, tokenizer: str | None, settings: dict[str, Any]) -> Any:
         return XTunerTokenizeFn(path, settings)
 
     if settings:
-        raise ConfigError(f"{path} is made already and takes no settings; leave {', '.join(sorted(settings))}")
+        raise ConfigError(f"{path} is not a class and takes no settings; leave out {', '.join(sorted(settings))}")
 
     return path
 

@@ -33,7 +33,7 @@ _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "magenta": 
 class Output:
     """Writes data and messages. A style is words such as ``bold red``, and seen on a terminal only.
 
-    :ivar as_json: data is wanted as JSON.
+    :ivar as_json: whether data is written as JSON.
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
@@ -55,7 +55,7 @@ class Output:
             _write(sys.stdout, to_json(value))
 
     def put(self, value: Any, as_text: Callable[[Any], str]) -> None:
-        """Write data as JSON, if that is wanted, and otherwise as text."""
+        """Write data as JSON if requested, otherwise as text."""
         if self.as_json:
             self.json(value)
         else:
@@ -67,7 +67,7 @@ class Output:
 
 
 def to_json(value: Any) -> str:
-    """One line of ASCII, which every encoding can hold."""
+    """One line of ASCII, which every encoding has."""
     return json.dumps(value, allow_nan=False)
 
 

@@ -234,7 +234,7 @@ def _process(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def _readings(process: subprocess.Popen[str], said: list[str]) -> Iterator[Reading]:
-    """How far the run is, until it ends. Other lines that it writes to stderr are added to ``said``."""
+    """The readings of a run, until it ends. Other lines that it writes to stderr are added to ``said``."""
     for line in process.stderr or ():
         try:
             yield msgspec.json.decode(line, type=Reading)
@@ -261,7 +261,7 @@ def _verdict(outcome: Outcome) -> tuple[str, str]:
 
 
 def _may_be_killed(now: Reading, least_ahead: int) -> bool:
-    """In the middle, and some samples after the last snapshot, so that some are repeated; but not too late."""
+    """Whether the run is past its middle, and some samples after its last snapshot, so that some are repeated."""
     is_ahead = now.samples - now.snapshot_samples > least_ahead
     return now.snapshot_samples > 0 and now.fraction > (_KILL_AT if is_ahead else _KILL_AT + 0.2)
 

@@ -1,4 +1,4 @@
-"""``asyncdata sample``: the row at one position, as after a loss spike: its place in the data, and its tokens."""
+"""``asyncdata sample``: shows the row at one position: its location in the data, and its tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _position_of_sample(args: argparse.Namespace) -> Position:
-    """Where the sample with this index came from: rows may have been dropped before it, so all are tokenized."""
+    """The position of the sample with this index. As rows may have been dropped before it, all are tokenized."""
     with loader_of(args) as loader:
         if args.snapshot is not None:
             loader.restore(args.snapshot)
@@ -51,7 +51,7 @@ def _position_of_sample(args: argparse.Namespace) -> Position:
             left -= len(loader.get_next_batch(min(left, _BATCH)))
         position = loader.get_next_batch(1)[0].position
         if position is None:
-            raise ConfigError(f"sample {args.ordinal} was made by hand and has no position")
+            raise ConfigError(f"sample {args.ordinal} was not made from a row and has no position")
 
         return position
 
