@@ -1,4 +1,4 @@
-"""Did two runs see the same stream? What the digests in two snapshots say, and what they cannot say."""
+"""Compares the streams of two runs by the digests in their snapshots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ("Comparison", "Verdict", "compare")
 
 
 class Verdict(StrEnum):
-    """What is known of two runs."""
+    """The result of comparing two runs."""
 
     SAME = "same"
     DIFFERENT = "different"
@@ -28,16 +28,16 @@ class Verdict(StrEnum):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What two snapshots say of the streams that their runs saw.
+    """The comparison of two runs by their snapshots.
 
-    :ivar verdict: ``same``: as many samples, and the same ones; ``different``; ``undecided``: the digests do not say.
-    :ivar reasons: why, in sentences.
-    :ivar compares: what the digests that were compared are of: ``tokens``, ``positions`` (and numbers of tokens),
+    :ivar verdict: ``same``: the same samples; ``different``; ``undecided``: the digests cannot tell.
+    :ivar reasons: the reasons, as sentences.
+    :ivar compares: what the compared digests cover: ``tokens``, ``positions`` (and numbers of tokens),
         ``positions only``, or ``nothing``.
-    :ivar num_ahead: samples that the second run has seen and the first has not; below 0, the other way round.
+    :ivar num_ahead: samples of the stream that the second run has seen minus those of the first.
     :ivar positions: the first position of D that each has not delivered, as ``epoch:window:row``.
     :ivar num_samples: samples of the stream that each has seen.
-    :ivar changes: settings and fingerprints that differ -> in words.
+    :ivar changes: settings and fingerprints that differ -> a description of the change.
     """
 
     verdict: Verdict
@@ -52,7 +52,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare(first: Snapshot, second: Snapshot) -> Comparison:
     """Compare the streams that led to two snapshots.
 
-    :raises SnapshotError: if a digest is not laid out as one.
+    :raises SnapshotError: if a digest has a wrong layout.
     """
     found = differences(first, second.order, second.fingerprints)
     changes = {name: describe_change(name, *pair) for name, pair in found.items()}
@@ -93,7 +93,8 @@ def _judged(first: StreamDigest | None, second: StreamDigest | None, changed: se
 
     if first.first != second.first:
         reason = (
-            f"the digests begin at samples {first.first} and {second.first}: a run went on from a snapshot without one"
+            f"the digests begin at samples {first.first} and {second.first}: a run continued from a snapshot without "
+            "one"
         )
         return Verdict.UNDECIDED, [reason], "nothing"
 
@@ -129,7 +130,7 @@ def _compared(first: StreamDigest, second: StreamDigest) -> str:
 
 
 def _difference(first: StreamDigest, second: StreamDigest, compares: str) -> str:
-    """What differs between digests of as many samples, if anything."""
+    """The difference between digests of equally many samples; empty if there is none."""
     if first.positions != second.positions:
         return "they saw other positions"
 
@@ -144,11 +145,11 @@ def _difference(first: StreamDigest, second: StreamDigest, compares: str) -> str
 
 
 def _ahead(first: StreamDigest, second: StreamDigest, is_changed: bool) -> list[str]:
-    """What can be said of runs of which one has seen more samples."""
-    behind, ahead = ("first", "second") if first.num_samples < second.num_samples else ("second", "first")
+    """The reasons if one run has seen more samples."""
+    shorter, ahead = ("first", "second") if first.num_samples < second.num_samples else ("second", "first")
     number = abs(first.num_samples - second.num_samples)
     reasons = [f"the {ahead} run is ahead by {number} samples, and a digest of more samples says nothing of fewer"]
     if not is_changed:
         reasons.append("all settings and fingerprints agree, so both follow one order")
-    reasons.append(f"let the {behind} run deliver {number} samples more, and compare again")
+    reasons.append(f"let the {shorter} run deliver {number} samples more, and compare again")
     return reasons

@@ -1,4 +1,4 @@
-"""The command line as one table: every command, every option, and what the help and the reference say of it.
+"""The command line as one table: every command, its options, their checks, and what the help says of them.
 
 argparse is set up from the table, and a test compares the table with docs/reference/cli.md. Nothing of the library is
 imported here, so that ``--help`` is quick.
@@ -7,75 +7,39 @@ imported here, so that ``--help`` is quick.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asyncdata.cli.option_checks import (
+    names_one_function,
+    needs_tokens,
+    overwrites_nothing,
+    position,
+    seconds,
+    setting,
+    uses_the_snapshot,
+    whole,
+)
 from asyncdata.cli.standard_streams import writing_stdout
 from asyncdata.core.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Check = Callable[[argparse.Namespace], str | None]
+
 __all__ = ("make_parser",)
 
 
-def _whole(least: int) -> Callable[[str], int]:
-    """Converts to a whole number of at least ``least``."""
-
-    def convert(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"a whole number from {least} on is needed, not {text!r}")
-
-        return int(text)
-
-    return convert
-
-
-def _seconds(text: str) -> float:
-    if not re.fullmatch(r"\d+\.?\d*|\.\d+", text):
-        raise argparse.ArgumentTypeError(f"a number of seconds is needed, not {text!r}")
-
-    return float(text)
-
-
-def _position(text: str) -> str:
-    if not re.fullmatch(r"\d+:\d+:\d+", text):
-        raise argparse.ArgumentTypeError(f"a position is written EPOCH:WINDOW:ROW, as in 0:3:128, not {text!r}")
-
-    return text
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not (sign and name.isidentifier()):
-        raise argparse.ArgumentTypeError(f"a setting is written NAME=VALUE, as in overlong=truncate_left, not {text!r}")
-
-    return name, value
-
-
 class _Option(NamedTuple):
-    """An argument of a command.
-
-    :ivar words: as in the help: ``--seed N``, or ``DATA`` for one without a name.
-    :ivar about: what it is; its default is added.
-    :ivar kind: converts its text; or the words to choose from; or ``_FLAG``.
-    :ivar how: what else argparse is told.
-    """
+    """An option, such as ``--seed N``, or an argument, such as ``DATA``; and the keywords of ``add_argument``."""
 
     words: str
-    about: str
-    kind: Any
-    default: Any
     how: dict[str, Any]
 
 
-def _o(words: str, about: str, kind: Any = None, default: Any = None, **how: Any) -> _Option:
-    return _Option(words, about, kind, default, how)
-
-
 class _Group(NamedTuple):
-    """Arguments that belong together. Of those of a group without a title, exactly one is needed."""
+    """Options that belong together. Of those of a group without a title, exactly one is needed."""
 
     title: str
     about: str | None
@@ -83,24 +47,46 @@ class _Group(NamedTuple):
 
 
 class _Command(NamedTuple):
-    """A command: what it does, more about that, and its arguments."""
+    """A command: what it does, more about that, its arguments, and what is checked once they are read."""
 
     about: str
     more: str
     arguments: tuple[_Option | _Group, ...]
+    checks: tuple[Check, ...] = ()
 
 
-_FLAG: dict[str, Any] = {"action": "store_true"}
-_MANY: dict[str, Any] = {"action": "append", "default": []}
-_FROM_0, _FROM_1 = _whole(0), _whole(1)
-_AS = "as JSON or text; may be repeated"
+def _o(words: str, about: str, kind: Any = None, default: Any = None, **how: Any) -> _Option:
+    """An option. The help shows its default.
+
+    :param kind: converts its text; or the words to choose from.
+    """
+    if kind is not None:
+        how["choices" if isinstance(kind, tuple) else "type"] = kind
+    if default is not None:
+        about, how["default"] = f"{about} (%(default)s)", default
+    return _Option(words, {"help": about, **how})
+
+
+def _flag(words: str, about: str) -> _Option:
+    return _o(words, about, action="store_true")
+
+
+def _many(words: str, about: str, kind: Any = None, **how: Any) -> _Option:
+    """An option whose values are collected in a list."""
+    option = _o(words, f"{about}; may be repeated", kind, action="append", **how)
+    return _Option(words, {"default": [], **option.how})
+
+
+_FROM_0, _FROM_1 = whole(0), whole(1)
+_AS = "as JSON or text"
 _BAD_ROWS = ("raise", "skip", "quarantine")
-_PROGRESS = ("auto", "bar", "plain", "json", "none")
+_KINDS = ("prompt", "chat", "text", "preference", "babilong")
+_TRAINED = ("assistant", "last_assistant", "loss")
 _CHANGES = ("data", "tokenizer", "template", "tokenize_fn", "seed", "order")
 
 _EVERYWHERE = (
-    _o("--json", "print JSON to stdout", _FLAG),
-    _o("--verbose", "log every event to stderr, not only warnings", _FLAG),
+    _flag("--json", "print JSON to stdout"),
+    _flag("--verbose", "log every event to stderr, not only warnings"),
 )
 _DATA = _o("DATA", "JSONL or Parquet files, globs, or folders of them", nargs="+")
 
@@ -110,37 +96,45 @@ def _tokens(kind: str = "by the keys of the first row") -> _Group:
     options = (
         _o("--tokenizer DIR", "a folder with tokenizer.json, or a Hugging Face name"),
         _o("--tokenize-fn PATH", "package.module:name of any other tokenize function, or of its class"),
-        _o("--kind", f"what the rows are ({kind})", ("prompt", "chat", "text", "preference", "babilong")),
-        _o("--prompt-key KEY", "where a row has its prompt (input)"),
-        _o("--label-key KEY", "where a row has its label"),
-        _o("--metadata-key KEY", "where it has metadata (metadata)"),
-        _o("--tool-key KEY", "where it has tools (tools)"),
+        _o("--kind", f"what the rows are ({kind})", _KINDS),
+        _o("--prompt-key KEY", "key of a row's prompt (input)"),
+        _o("--label-key KEY", "key of its label"),
+        _o("--metadata-key KEY", "key of its metadata (metadata)"),
+        _o("--tool-key KEY", "key of its tools (tools)"),
         _o("--apply-chat-template", "render the prompt as a chat", action="store_const", const=True),
         _o("--chat-template FILE", "a chat template in place of the tokenizer's own"),
-        _o("--max-length N", "the most tokens of a sample; --set says what is done to longer ones (dropped)", _FROM_1),
-        _o("--train-on", "which messages of a chat are trained (assistant)", ("assistant", "last_assistant", "loss")),
-        _o("--set NAME=VALUE", f"another setting of the tokenize function, {_AS}", _setting, dest="settings", **_MANY),
+        _o(
+            "--max-length N", "longest sample, in tokens; longer ones are dropped, unless --set says otherwise", _FROM_1
+        ),
+        _o("--train-on", "which messages of a chat are trained (assistant)", _TRAINED),
+        _many("--set NAME=VALUE", f"another setting of the tokenize function, {_AS}", setting, dest="settings"),
     )
     return _Group("tokens", None, options)
 
 
 _ORDER = _Group(
     "order",
-    "Each of these makes another order; give what the run was given.",
+    "Each of these changes the order: pass what the run was started with.",
     (
-        _o("--seed N", "any integer", int, 42),
+        _o("--seed N", "seed of the order: any integer", int, 42),
         _o(
             "--shuffle",
-            "mix the rows of windows of blocks, or all rows",
+            "shuffle the rows of windows of blocks, or all rows",
             ("windows", "full"),
             "windows",
             nargs="?",
             const="windows",
         ),
-        _o("--no-shuffle", "leave the rows in their order", dest="shuffle", action="store_const", const="none"),
-        _o("--block-bytes N", "size of a block", _FROM_1, 32 * 1024),
-        _o("--window-blocks N", "blocks that are mixed together", _FROM_1, 1024),
-        _o("--loader NAME=VALUE", f"another argument of the loader, such as plan_packs=true, {_AS}", _setting, **_MANY),
+        _o(
+            "--no-shuffle",
+            "keep the rows in the order of the files",
+            dest="shuffle",
+            action="store_const",
+            const="none",
+        ),
+        _o("--block-bytes N", "bytes of a block", _FROM_1, 32 * 1024),
+        _o("--window-blocks N", "blocks of a shuffle window", _FROM_1, 1024),
+        _many("--loader NAME=VALUE", f"another argument of the loader, such as plan_packs=true, {_AS}", setting),
     ),
 )
 _WORK = _Group(
@@ -148,10 +142,10 @@ _WORK = _Group(
     None,
     (
         _o("--num-workers N", "worker processes; 0 for a thread (as many as needed)", _FROM_0),
-        _o("--on-bad-row", "stop at a bad row, count it, or count it and write it down", _BAD_ROWS, "raise"),
-        _o("--max-bad-rows N", "more of them are an error", _FROM_0, 100),
-        _o("--quarantine-path FILE", "where they are written", default="quarantine.jsonl"),
-        _o("--no-excerpts", "leave out the text of bad rows everywhere", dest="log_excerpts", action="store_false"),
+        _o("--on-bad-row", "stop at a bad row; skip and count it; or also write it to a file", _BAD_ROWS, "raise"),
+        _o("--max-bad-rows N", "more bad rows than this are an error", _FROM_0, 100),
+        _o("--quarantine-path FILE", "file of the bad rows", default="quarantine.jsonl"),
+        _o("--no-excerpts", "never quote the text of bad rows", dest="log_excerpts", action="store_false"),
     ),
 )
 _RUN = (
@@ -161,72 +155,64 @@ _RUN = (
     _o("--buffer-size N", "samples read ahead (as many as needed)", _FROM_1),
     _o("--snapshot FILE", "write snapshots to FILE, and one at the end"),
     _o("--snapshot-every N", "batches between snapshots", _FROM_1, 100),
-    _o("--digest", "what snapshots have a digest of, for asyncdata verify", ("positions", "tokens"), "positions"),
-    _o("--resume", "continue from --snapshot, if the file exists", _FLAG),
-    _o(
-        "--allow-changed WHAT", f"resume though WHAT differs: {', '.join(_CHANGES)}; may be repeated", _CHANGES, **_MANY
-    ),
-    _o("--same-rows", "resume though files have other names, if their content is the same", _FLAG),
-    _o("--record FILE", "append a JSON line per delivered sample: its position, place and digest"),
-    _o("--step-s S", "wait this long after each batch, as for a training step", _seconds, 0.0),
+    _o("--digest", "what the digest in snapshots covers, for asyncdata verify", ("positions", "tokens"), "positions"),
+    _flag("--resume", "continue from --snapshot, if the file exists"),
+    _many("--allow-changed WHAT", f"resume though WHAT differs: {', '.join(_CHANGES)}", _CHANGES),
+    _flag("--same-rows", "resume though files have other names, if their content is the same"),
+    _o("--record FILE", "append a JSON line per delivered sample: its position, location and digest"),
+    _o("--step-s S", "seconds to wait after each batch, as for a training step", seconds, 0.0),
     _o(
         "--progress",
-        "shown on stderr; auto is a bar on a terminal and lines elsewhere",
+        "progress on stderr; auto is a bar on a terminal and lines elsewhere",
         ("auto", "bar", "plain", "json", "none"),
         "auto",
     ),
 )
 _ORDER_OF = (
     _o("--epoch E", "the epoch", _FROM_0, 0),
-    _o("--window W", "only this window; without it, all of the epoch", _FROM_0),
+    _o("--window W", "only this window (all of the epoch)", _FROM_0),
     _o("--from R", "the first row to print, counted from 0 in the window or the epoch", _FROM_0, 0, dest="first"),
     _o("--num N", "how many rows to print; 0 for all", _FROM_0, 20),
-    _o("--lines", "print line numbers too; reads each file up to the row", _FLAG),
+    _flag("--lines", "print line numbers too; reads each file up to the row"),
 )
 _SAMPLE = _Group(
     "",
     None,
     (
-        _o("--position E:W:R", "by its position, as in 0:3:128", _position),
+        _o("--position E:W:R", "by its position, as in 0:3:128", position),
         _o("--ordinal N", "by its number in the run, from 0, across epochs (Sample.index)", _FROM_0),
     ),
 )
 _INSPECT = (
-    _o("--loss-mask", "show which tokens are trained, and count them", _FLAG),
+    _flag("--loss-mask", "show which tokens are trained, and count them"),
     _o("--num N", "the first rows of the order; 0 for all", _FROM_0, 3),
-    _o("--position E:W:R", "this row in place of them; may be repeated", _position, action="append"),
-    _o("--row FILE:LINE", "the row on this line, or of this number; FILE: may be left out; may be repeated", **_MANY),
-    _o("--context-tokens N", "show at most this many tokens of context at a stretch; 0 for all", _FROM_0, 400),
+    _o("--position E:W:R", "this row instead; may be repeated", position, action="append"),
+    _many("--row FILE:LINE", "the row on this line, or with this number, instead; FILE: may be left out"),
+    _o("--context-tokens N", "show at most this many tokens of each stretch of context; 0 for all", _FROM_0, 400),
     _o("--color", "auto: on a terminal", ("always", "never", "auto"), "auto"),
-)
-_BENCH = (
-    _o("--num-workers N", "worker processes; 0 for a thread (one per CPU, at most 8)", _FROM_0),
-    _o("--on-bad-row", "stop at a bad row, or skip it", ("raise", "skip"), "raise"),
-    _o("--buffer-size N", "samples read ahead", _FROM_1, 1000),
-    _o("--seconds S", "about how long to measure", _seconds, 30.0),
 )
 _DEMO = (
     _o("--keep DIR", "keep data, snapshot and records in DIR"),
-    _o("--rows N", "at most this many rows", _whole(500), 5000),
+    _o("--rows N", "at most this many rows", whole(500), 5000),
     _o("--num-workers N", "worker processes of the first run", _FROM_1),
 )
-_KEYS = _o("KEY", "the first letters of its key, as ls prints it", nargs="*")
+_KEYS = _o("KEY", "the first characters of its key, as ls prints it", nargs="*")
 _CACHES = (
     _o("--dir DIR", "the folder of the caches, where token_cache named one"),
-    _o("--row-index", "row indexes in place of token caches; DIR is index in cache_dir then", _FLAG),
+    _flag("--row-index", "row indexes in place of token caches; DIR is index in cache_dir then"),
 )
 _QUARANTINE = _o("FILE", "the quarantine file")
 _PROVE = (
     _o("--backend", "only this one; it must be installed", ("gigatoken", "fastokens")),
-    _o("--again", "forget what is known, and what an audit revoked", _FLAG),
+    _flag("--again", "test again, also what an audit revoked"),
 )
 _TOKENIZER = _o("DIR", "a folder with tokenizer.json, or a Hugging Face name", dest="tokenizer")
-_TWO = (_o("FILE", "a snapshot of the one", dest="first"), _o("FILE", "a snapshot of the other", dest="second"))
+_TWO = (_o("FILE", "a snapshot of one run", dest="first"), _o("FILE", "a snapshot of the other run", dest="second"))
 
 _GROUPS = {
-    "snapshot": "look into a snapshot",
-    "cache": "look after token caches and row indexes",
-    "quarantine": "look after the bad rows that a run put aside",
+    "snapshot": "show what a snapshot contains",
+    "cache": "list, check and remove token caches and row indexes",
+    "quarantine": "list the bad rows that a run skipped, and read them again",
     "tokenizer": "prove fast tokenizer backends exact",
 }
 """Words that several commands begin with."""
@@ -234,14 +220,15 @@ _GROUPS = {
 _COMMANDS = {
     "demo": _Command(
         "kill a run with SIGKILL, resume it, and prove that nothing was lost, repeated or reordered",
-        "The data are questions about the docstrings of this Python's standard library, the tokenizer is one that "
-        "comes with asyncdata; nothing is downloaded. Exit status 1 if the two sequences differ.",
+        "The data are questions about the docstrings of this Python's standard library, the tokenizer comes with "
+        "asyncdata; nothing is downloaded. Exit status 1 if the two sequences differ.",
         _DEMO,
     ),
     "run": _Command(
         "stream data as a trainer would, with snapshots and resume, and say how fast it was",
         "Ends after --epochs or --num-batches, whichever comes first; batches before a resume count.",
         (_DATA, _tokens(), _ORDER, _WORK, *_RUN),
+        (overwrites_nothing, needs_tokens, names_one_function),
     ),
     "order": _Command(
         "print positions of the order D: which row comes when",
@@ -249,49 +236,52 @@ _COMMANDS = {
         "row, tab-separated: position (epoch:window:row), path, byte offset, length in bytes. With --json, one object "
         "a line.",
         (_DATA, _tokens(), _ORDER, *_ORDER_OF),
+        (names_one_function,),
     ),
     "sample": _Command(
         "print one row: its file, line and byte offset, the raw row, and its tokens if a tokenizer is given",
-        "By --position it costs the read of one window. By --ordinal without --tokenizer, every row counts as a "
-        "sample, and each window before it is read. By --ordinal with --tokenizer, rows that the run dropped do not "
-        "count: all rows before it are tokenized, in worker processes, which takes as long as the run took; a "
-        "--snapshot of the run shortens the way.",
-        (_DATA, _SAMPLE, _tokens(), _ORDER, _WORK, _o("--snapshot FILE", "count --ordinal on from this snapshot")),
+        "--position reads one window. --ordinal without --tokenizer counts every row as a sample, and reads all "
+        "windows before it. --ordinal with --tokenizer does not count rows that the run dropped: it tokenizes all rows "
+        "before it, in worker processes, which takes as long as the run took; a --snapshot of the run shortens this.",
+        (
+            _DATA,
+            _SAMPLE,
+            _tokens(),
+            _ORDER,
+            _WORK,
+            _o("--snapshot FILE", "for --ordinal: begin to count at this snapshot of the run"),
+        ),
+        (names_one_function, uses_the_snapshot),
     ),
     "inspect": _Command(
         "print the tokens of some rows as text, and with --loss-mask which of them are trained",
         "Trained text is coloured on a terminal and stands in ⟦ ⟧ elsewhere, the rest is context; in ⟨ ⟩ are special "
-        "tokens, and characters that cannot be shown. A row that becomes no sample says why. With --json, one object "
-        "a row and one for the total.",
+        "tokens, and characters that cannot be shown. For a row that yields no sample, the reason is printed. With "
+        "--json, one object a row and one for the total.",
         (_DATA, *_INSPECT, _tokens(), _ORDER),
-    ),
-    "bench": _Command(
-        "measure on your data: the tokenizer's limit, how near the loader comes, the first batch, waits, memory",
-        "Each figure comes with what it means and the knob to turn. Other programs on the machine disturb it; run it "
-        "twice.",
-        (_DATA, _tokens(), _ORDER, *_BENCH),
+        (needs_tokens, names_one_function),
     ),
     "snapshot show": _Command(
-        "print what a snapshot holds, after checking that it is whole",
+        "print what a snapshot contains, after checking that it is undamaged",
         "",
         (_o("FILE", "the snapshot"),),
     ),
     "verify": _Command(
         "say whether two runs saw the same stream, by the digests in their snapshots",
-        "Exit status: 0 if they did, up to the same position; 3 if not; 4 if the digests do not say, as where one run "
-        "is ahead of the other.",
+        "Exit status: 0 if they did, up to the same position; 3 if not; 4 if the digests cannot tell, for example "
+        "because one run is ahead of the other.",
         _TWO,
     ),
-    "cache ls": _Command("list token caches, or row indexes, the last used one last", "", _CACHES),
+    "cache ls": _Command("list token caches, or row indexes, the most recently used last", "", _CACHES),
     "cache verify": _Command(
         "read token caches, and compare them with their checksums",
-        "Exit status 1 if a segment is damaged. A run that meets one tokenizes its rows.",
+        "Exit status 1 if a segment is damaged. A run that finds one tokenizes its rows again.",
         (_CACHES[0], _KEYS),
     ),
     "cache rm": _Command(
         "remove token caches, or row indexes",
-        "One that a run is writing to stays.",
-        (*_CACHES, _KEYS, _o("--all", "all of them", _FLAG)),
+        "One that a run is using is refused.",
+        (*_CACHES, _KEYS, _flag("--all", "all of them")),
     ),
     "quarantine show": _Command(
         "print which rows are in a quarantine file, and what is wrong with them",
@@ -300,22 +290,23 @@ _COMMANDS = {
     ),
     "quarantine retry": _Command(
         "read the rows in a quarantine file again, and write those that are good now to a JSONL file",
-        "Each is looked for in its file where it began, or, if rows before it were changed, by its line; by its number "
-        "where there are no lines. It is tokenized in this process; one that killed its worker is not tried. The "
-        "quarantine file stays as it is.",
-        (_QUARANTINE, _o("--output FILE", "where good rows are written", default="retried.jsonl"), _tokens("prompt")),
+        "A row is read at its byte offset, or, if rows before it have changed, on its line; or by its number, where "
+        "rows have no lines. It is tokenized in this process; a row that killed its worker is not tried. The "
+        "quarantine file is not changed.",
+        (_QUARANTINE, _o("--output FILE", "file of the good rows", default="retried.jsonl"), _tokens("prompt")),
+        (needs_tokens, names_one_function),
     ),
     "tokenizer prove": _Command(
-        "find out whether the installed fast backends give the ids of tokenizers, and keep the answer",
-        "Takes a minute for each, on one core. What is known already is shown, unless --again.",
+        "test whether the installed fast backends give the same ids as tokenizers, and store the result",
+        "Takes about a minute for each, on one core. A stored result is shown, unless --again is given.",
         (*_PROVE, _TOKENIZER),
     ),
-    "tokenizer show": _Command("say what is known about the fast backends of a tokenizer", "", (_TOKENIZER,)),
+    "tokenizer show": _Command("show the stored results for a tokenizer", "", (_TOKENIZER,)),
 }
 _EPILOG = """\
 exit status:
   0    done
-  1    the library refused, or failed: one message says what, where and the way out
+  1    the library refused, or failed: one message says what, where, and how to continue
   2    the command line is wrong
   130  interrupted by Ctrl-C
 
@@ -337,7 +328,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The whole command line. ``run`` of a parsed one says where in ``asyncdata.cli.commands`` the command lies."""
+    """The whole command line.
+
+    ``run`` of parsed arguments names the function of the command, ``module:name`` in ``asyncdata.cli.commands``;
+    ``checks`` are functions of the parsed arguments, each of which returns an error or None.
+    """
     parser = _Parser(
         prog="asyncdata",
         description="An async, exactly resumable prefetching data loader for LLM post-training.",
@@ -347,13 +342,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"asyncdata {__version__}")
     kinds: dict[str, Any] = {"title": "commands", "metavar": "COMMAND", "required": True}
     parents: dict[str, Any] = {"": parser.add_subparsers(**kinds)}
-    for words, (about, more, arguments) in _COMMANDS.items():
+    for words, command in _COMMANDS.items():
         group, _, name = words.rpartition(" ")
         if group not in parents:
             parents[group] = _added(parents[""], group, _GROUPS[group]).add_subparsers(**kinds)
-        child = _added(parents[group], name, about, more)
-        child.set_defaults(run=f"{group}:{name}" if group else f"{name}:run")
-        for argument in (*_EVERYWHERE, *arguments):
+        child = _added(parents[group], name, command.about, command.more)
+        child.set_defaults(run=f"{group}:{name}" if group else f"{name}:run", checks=command.checks)
+        for argument in (*_EVERYWHERE, *command.arguments):
             _add(child, argument)
     return parser
 
@@ -365,22 +360,19 @@ def _added(parents: Any, name: str, about: str, more: str = "") -> argparse.Argu
 
 
 def _add(parser: Any, argument: _Option | _Group) -> None:
-    if isinstance(argument, _Group):
-        group = parser.add_argument_group(argument.title, argument.about) if argument.title else None
-        group = group or parser.add_mutually_exclusive_group(required=True)
-        for option in argument.options:
-            _add(group, option)
+    if isinstance(argument, _Option):
+        *flag, metavar = argument.words.split(" ")
+        if metavar.startswith("-"):
+            parser.add_argument(metavar, **argument.how)
+        else:
+            name = flag or [argument.how.get("dest", metavar.lower())]
+            how = {key: value for key, value in argument.how.items() if flag or key != "dest"}
+            parser.add_argument(*name, metavar=metavar, **how)
         return
 
-    words, about, kind, default, how = argument
-    name, _, metavar = words.rpartition(" ")
-    how = {"help": about if default in (None, []) else f"{about} (%(default)s)", **how}
-    how |= kind if isinstance(kind, dict) else {"choices" if isinstance(kind, tuple) else "type": kind}
-    if default is not None:
-        how["default"] = default
-    if name:
-        how["metavar"] = metavar
-    if words.startswith("-"):
-        parser.add_argument(name or words, **{key: value for key, value in how.items() if value is not None})
+    if argument.title:
+        group = parser.add_argument_group(argument.title, argument.about)
     else:
-        parser.add_argument(how.pop("dest", words.lower()), metavar=words, help=how["help"], nargs=how.get("nargs"))
+        group = parser.add_mutually_exclusive_group(required=True)
+    for option in argument.options:
+        _add(group, option)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -49,7 +48,8 @@ def _parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Output]:
         parser.exit(2, parser.format_help())
 
     args = parser.parse_args(argv)
-    _check(args, parser)
+    for error in filter(None, (check(args) for check in args.checks)):
+        parser.error(error)
     return args, Output(as_json=args.json)
 
 
@@ -72,25 +72,3 @@ def _report(error: Exception, args: argparse.Namespace, output: Output) -> None:
     output.say(f"asyncdata: {name}: {message}", "red")
     if output.as_json:
         output.json({"error": {"type": name, "message": message}})
-
-
-def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Refuse options that do not go together."""
-    if args.run == "run:run":
-        if args.resume and args.snapshot is None:
-            parser.error("--resume needs --snapshot FILE to continue from")
-
-        for path in (args.snapshot, args.record):
-            if path is not None and os.path.exists(path) and not args.resume:
-                parser.error(f"{path} is there already: add --resume to continue from there, or name another file")
-
-    if args.run in ("run:run", "order:run", "sample:run", "inspect:run", "bench:run", "quarantine:retry"):
-        is_told = args.tokenizer is not None or args.tokenize_fn is not None
-        if not is_told and args.run not in ("sample:run", "order:run"):
-            parser.error("--tokenizer DIR or --tokenize-fn PATH is required")
-
-        if args.kind is not None and args.tokenize_fn is not None:
-            parser.error("--kind chooses a tokenize function; leave it, or --tokenize-fn")
-
-        if args.run == "sample:run" and args.snapshot is not None and not (is_told and args.ordinal is not None):
-            parser.error("--snapshot is for --ordinal with --tokenizer; it does nothing else")

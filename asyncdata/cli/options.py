@@ -1,4 +1,4 @@
-"""From a command's options to the library's arguments."""
+"""Converts a command's options to the library's arguments."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from asyncdata.batching.packers.hard import HardPacking
 from asyncdata.batching.packers.soft import SoftPacking
 from asyncdata.batching.packers.xtuner import XTunerPacking
 from asyncdata.cli.inspection.window_view import OpenedOrder
+from asyncdata.cli.option_checks import has_tokenize_fn
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.loader.loader import DataLoader
@@ -28,7 +29,7 @@ from asyncdata.tokenization.resolve import resolved
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ("has_tokenize_fn", "loader_of", "opened_order", "order_of", "tokenize_fn_of")
+__all__ = ("loader_of", "opened_order", "order_of", "tokenize_fn_of")
 
 _CLASSES: dict[str, Any] = {
     "prompt": PromptTokenizeFn,
@@ -41,15 +42,30 @@ _PACKINGS = {kind.__name__: kind for kind in (SoftPacking, HardPacking, XTunerPa
 _SETTINGS = ("prompt_key", "label_key", "metadata_key", "tool_key", "apply_chat_template", "max_length", "train_on")
 
 
+_KNOBS = {
+    "num_workers": "num_workers",
+    "buffer_size": "buffer_size",
+    "digest": "digest",
+    "on_bad_row": "on_bad_row",
+    "max_bad_rows": "max_bad_rows",
+    "quarantine_path": "quarantine_path",
+    "log_excerpts": "log_excerpts",
+}
+"""Options, by their names in Python -> the knob of the loader that each sets; ``group.setting`` for one of a group.
+
+Those that the order depends on are in :func:`order_of`.
+"""
+
+
 def order_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The loader's arguments that D depends on."""
+    """The loader's arguments on which D depends."""
     blocks = {"block_bytes": args.block_bytes, "window_blocks": args.window_blocks}
     shuffle = "full" if args.shuffle == "full" else Shuffle(enabled=args.shuffle != "none", **blocks)
     return {"seed": args.seed, "shuffle": shuffle, **{name: _knob(name, text) for name, text in args.loader}}
 
 
 def _knob(name: str, text: str) -> Any:
-    """An argument of the loader. A description is written as its settings; of a packing, its class says which."""
+    """The value of an argument of the loader. A dict is the settings of a length grouping, or of a packing class."""
     value = _value(text)
     if name == "packing" and isinstance(value, dict) and len(value) == 1 and set(value) <= set(_PACKINGS):
         ((kind, settings),) = value.items()
@@ -59,17 +75,12 @@ def _knob(name: str, text: str) -> Any:
 
 
 def opened_order(args: argparse.Namespace) -> OpenedOrder:
-    """D, to look at its rows; with samples, if the command was told how to tokenize. It is to be closed."""
+    """D, to inspect its rows; with samples, if the options say how to tokenize. The caller closes it."""
     return OpenedOrder(args.data, tokenize_fn_of(args) if has_tokenize_fn(args) else None, **order_of(args))
 
 
-def has_tokenize_fn(args: argparse.Namespace) -> bool:
-    """Whether the command is told how to tokenize."""
-    return args.tokenizer is not None or args.tokenize_fn is not None
-
-
 def tokenize_fn_of(args: argparse.Namespace) -> Any:
-    """The tokenize function, with every name in it made a local file. Rows are prompts unless ``args.kind`` says more.
+    """The tokenize function, with local files in place of names. Rows are prompts unless ``args.kind`` says otherwise.
 
     :raises ConfigError: for a setting that cannot work.
     """
@@ -95,7 +106,7 @@ def tokenize_fn_of(args: argparse.Namespace) -> Any:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What was given, by the classes' own names."""
+    """The settings that were given, by the names of the classes' fields."""
     settings = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
     if args.chat_template is not None:
         with open(args.chat_template, encoding="utf-8") as file:
@@ -111,9 +122,9 @@ def _value(text: str) -> Any:
 
 
 def _named(path: str, tokenizer: str | None, settings: dict[str, Any]) -> Any:
-    """What an import path names, with its settings."""
+    """The tokenize function with this import path, with its settings."""
     here = os.getcwd()
-    if here not in sys.path:  # a console script has its own folder there
+    if here not in sys.path:  # a console script has its own folder in place of it
         sys.path.insert(0, here)
     found = resolve_path(path)
     if isinstance(found, type) and isinstance(found, TokenizeFn):
@@ -123,7 +134,7 @@ def _named(path: str, tokenizer: str | None, settings: dict[str, Any]) -> Any:
         return XTunerTokenizeFn(path, settings)
 
     if settings:
-        raise ConfigError(f"{path} is made already and takes no settings; leave {', '.join(sorted(settings))}")
+        raise ConfigError(f"{path} is not a class and takes no settings; leave out {', '.join(sorted(settings))}")
 
     return path
 
@@ -136,7 +147,11 @@ def _made(kind: type, settings: dict[str, Any]) -> Any:
 
 
 def loader_of(args: argparse.Namespace, **knobs: Any) -> DataLoader:
-    """The loader, not yet started."""
-    names = ("num_workers", "on_bad_row", "max_bad_rows", "quarantine_path", "log_excerpts")
-    told = {name: getattr(args, name) for name in names if hasattr(args, name)}
-    return DataLoader(args.data, tokenize_fn=tokenize_fn_of(args), **{**told, **knobs, **order_of(args)})
+    """The loader that the options describe, not yet started. Knobs of ``--loader`` take precedence over ``knobs``."""
+    given: dict[str, Any] = {}
+    for name, path in _KNOBS.items():
+        if hasattr(args, name):
+            knob, _, setting = path.partition(".")
+            value = getattr(args, name)
+            given[knob] = {**given.get(knob, {}), setting: value} if setting else value
+    return DataLoader(args.data, tokenize_fn=tokenize_fn_of(args), **{**given, **knobs, **order_of(args)})

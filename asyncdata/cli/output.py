@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 __all__ = (
-    "MAX_WIDTH",
     "Output",
     "fields",
     "is_terminal",
@@ -27,13 +26,14 @@ __all__ = (
     "to_json",
 )
 
-MAX_WIDTH = 100
+_CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36}
+"""The words of a style -> the terminal's code (ECMA-48, SGR)."""
 
 
 class Output:
-    """Writes data and messages. Styles are those of rich, which is imported only for a terminal.
+    """Writes data and messages. A style is words such as ``bold red``, and seen on a terminal only.
 
-    :ivar as_json: data is wanted as JSON.
+    :ivar as_json: whether data is written as JSON.
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
@@ -45,21 +45,9 @@ class Output:
             _write(sys.stdout, text, style)
 
     def styled(self, parts: Iterable[tuple[str, str]]) -> None:
-        """Write data in colour, also where stdout is no terminal: texts and their styles."""
-        from rich.console import Console
-        from rich.text import Text
-
-        encoding = sys.stdout.encoding or "utf-8"
-        text = Text.assemble(*((_encodable(part, encoding), style) for part, style in parts))
-        console = Console(
-            file=sys.stdout,
-            highlight=False,
-            force_terminal=True,
-            color_system="auto" if is_terminal(sys.stdout) else "standard",
-            no_color=False,
-        )
+        """Write texts in their styles, also where stdout is not a terminal."""
         with writing_stdout():
-            console.print(text, soft_wrap=True)
+            _write(sys.stdout, "".join(_styled(text, style) for text, style in parts))
 
     def json(self, value: Any) -> None:
         """Write data as one line of JSON."""
@@ -67,7 +55,7 @@ class Output:
             _write(sys.stdout, to_json(value))
 
     def put(self, value: Any, as_text: Callable[[Any], str]) -> None:
-        """Write data as JSON, if that is wanted, and otherwise as text."""
+        """Write data as JSON if requested, otherwise as text."""
         if self.as_json:
             self.json(value)
         else:
@@ -79,7 +67,7 @@ class Output:
 
 
 def to_json(value: Any) -> str:
-    """One line of ASCII, which every encoding can hold."""
+    """One line of ASCII, which every encoding has."""
     return json.dumps(value, allow_nan=False)
 
 
@@ -89,25 +77,21 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def _write(stream: TextIO, text: str, style: str = "") -> None:
-    text = _encodable(text, stream.encoding or "utf-8")
-    if style and is_terminal(stream):
-        from rich.console import Console
-        from rich.text import Text
-
-        Console(file=stream, highlight=False).print(Text(text, style), soft_wrap=True)
-        return
-
-    stream.write(text + "\n")
+    if is_terminal(stream) and not os.environ.get("NO_COLOR"):
+        text = _styled(text, style)
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
     stream.flush()
 
 
-def _encodable(text: str, encoding: str) -> str:
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+def _styled(text: str, style: str) -> str:
+    codes = ";".join(str(_CODES[word]) for word in style.split())
+    return f"\x1b[{codes}m{text}\x1b[0m" if codes and text else text
 
 
 @contextlib.contextmanager
 def logging_to_stderr(*, is_verbose: bool) -> Iterator[None]:
-    """Send the library's events to stderr in the meantime: warnings, or all of them."""
+    """Send the library's events to stderr inside the block: warnings, or all of them."""
     import structlog
 
     before = structlog.get_config() if structlog.is_configured() else None
@@ -118,7 +102,7 @@ def logging_to_stderr(*, is_verbose: bool) -> Iterator[None]:
             _event_as_line,
         ],
         wrapper_class=structlog.make_filtering_bound_logger("info" if is_verbose else "warning"),
-        # Looked up at each event: a progress bar replaces sys.stderr while it is shown.
+        # Looked up at each event: a command replaces sys.stderr while it runs.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )

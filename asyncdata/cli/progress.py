@@ -1,37 +1,33 @@
-"""Shows how far a run is: as a bar on a terminal, as lines in a pipe, or as JSON for a program."""
+"""Shows how far a run is on stderr: as a bar on a terminal, as lines in a pipe, or as JSON for a program."""
 
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
-from asyncdata.cli.output import MAX_WIDTH, is_terminal, si
+from asyncdata.cli.output import is_terminal, si
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ("Meter", "Mode", "Reading", "meter")
+__all__ = ("Mode", "Progress", "Reading")
 
 Mode = Literal["auto", "bar", "plain", "json", "none"]
 
-_LINE_EVERY_S = 2.0
-_JSON_EVERY_S = 0.05
-_BAR_EVERY_S = 0.1
-_GAUGE_WIDTH = 8
+_EVERY_S = {"bar": 0.1, "plain": 2.0, "json": 0.05, "none": math.inf}
+_BAR_WIDTH = 12
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="progress"):
-    """A moment of a run. Rates are since its first batch.
+    """One measurement of a run in progress. Rates are since its first batch.
 
-    :ivar samples: delivered, in this process and those it resumed.
+    :ivar samples: delivered, in this process and in those that it resumed.
     :ivar rows: samples, and rows that yielded none.
-    :ivar seconds: since the command began.
-    :ivar channel_fill: ready samples by the channel's capacity, 0 to 1.
-    :ivar fraction: how much of the run is done, 0 to 1; where rows are only estimated, about that.
+    :ivar seconds: since the command started.
+    :ivar channel_fill: ready samples divided by the channel's capacity, 0 to 1.
+    :ivar fraction: how much of the run is done, 0 to 1; an estimate where the number of rows is one.
     :ivar snapshot_samples: samples delivered when the last snapshot was written; 0 before there is one.
     """
 
@@ -46,87 +42,43 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=
     snapshot_samples: int
 
     def line(self) -> str:
-        """For a log."""
-        return f"{self.fraction:4.0%}  {self.samples:,} samples  {self.rates()}  channel {self.channel_fill:.0%} full"
-
-    def rates(self) -> str:
-        """Rows and tokens per second."""
-        return f"{si(self.rows_per_s):>5} rows/s  {si(self.tokens_per_s):>5} tokens/s"
+        """One line for people."""
+        rates = f"{si(self.rows_per_s):>5} rows/s  {si(self.tokens_per_s):>5} tokens/s"
+        return f"{self.fraction:4.0%}  {self.samples:,} samples  {rates}  channel {self.channel_fill:.0%} full"
 
 
-class Meter:
-    """Shows readings, at most one in ``every_s`` seconds and the first after ``first_s``; ``inf`` for none."""
+class Progress:
+    """Writes readings to stderr. ``auto`` is ``bar`` on a terminal and ``plain`` elsewhere."""
 
-    def __init__(
-        self,
-        write: Callable[[Reading], object],
-        every_s: float,
-        first_s: float = 0.0,
-        close: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._write = write
-        self._every_s = every_s
-        self._next = time.monotonic() + first_s
-        self._close = close
+    def __init__(self, mode: Mode, *, indent: str = "") -> None:
+        self._mode = mode if mode != "auto" else "bar" if is_terminal(sys.stderr) else "plain"
+        self._indent = indent
+        self._next_s = time.monotonic() + (_EVERY_S[self._mode] if self._mode == "plain" else 0.0)
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for the next reading. Making one costs more than a batch."""
-        return time.monotonic() >= self._next
+        """Whether it is time for the next reading. Making one takes longer than delivering a batch."""
+        return self._mode != "none" and time.monotonic() >= self._next_s
 
     def show(self, reading: Reading) -> None:
-        """Show a reading."""
-        self._next = time.monotonic() + self._every_s
-        self._write(reading)
+        """Write a reading."""
+        self._next_s = time.monotonic() + _EVERY_S[self._mode]
+        if self._mode == "json":
+            _write(msgspec.json.encode(reading).decode() + "\n")
+        elif self._mode == "plain":
+            _write(f"{self._indent}{reading.line()}\n")
+        elif self._mode == "bar":
+            bar = "#" * round(reading.fraction * _BAR_WIDTH)
+            line = f"{self._indent}[{bar:<{_BAR_WIDTH}}] {reading.line()}"
+            # The cursor is left at the line's start: the next reading, or a message, is written over it.
+            _write(f"\x1b[2K{line[: shutil.get_terminal_size().columns - 1]}\r")
 
     def close(self) -> None:
-        """No further reading will come."""
-        self._close()
+        """End the line of the bar. No further reading follows."""
+        if self._mode == "bar":
+            _write("\n")
 
 
-def meter(mode: Mode, *, indent: str = "") -> Meter:
-    """The meter for stderr as it is."""
-    if mode == "auto":
-        mode = "bar" if is_terminal(sys.stderr) else "plain"
-    match mode:
-        case "bar":
-            return _bar(indent)
-        case "json":
-            return Meter(lambda reading: _say(msgspec.json.encode(reading).decode()), _JSON_EVERY_S)
-        case "none":
-            return Meter(lambda _: None, math.inf, math.inf)
-    return Meter(lambda reading: _say(indent + reading.line()), _LINE_EVERY_S, _LINE_EVERY_S)
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
+def _write(text: str) -> None:
+    sys.stderr.write(text)
     sys.stderr.flush()
-
-
-def _bar(indent: str) -> Meter:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    console = Console(file=sys.stderr)
-    console.width = min(console.width, MAX_WIDTH)
-    full = "\u2588" if console.encoding.startswith("utf") else "#"
-    empty = " " if console.no_color else full
-    progress = Progress(
-        *([TextColumn(indent[1:])] if indent else []),  # the columns have a space between them
-        BarColumn(bar_width=None),
-        TextColumn("{task.percentage:3.0f}%"),
-        TextColumn("{task.fields[rates]}", style="cyan"),
-        TextColumn("channel {task.fields[channel]}"),
-        console=console,
-        expand=True,
-        refresh_per_second=1 / _BAR_EVERY_S,
-    )
-    task = progress.add_task("", total=None, rates="starting the workers", channel="")
-    progress.start()
-
-    def show(reading: Reading) -> None:
-        number = round(reading.channel_fill * _GAUGE_WIDTH)
-        gauge = f"[green]{full * number}[/][dim]{empty * (_GAUGE_WIDTH - number)}[/] {reading.channel_fill:4.0%}"
-        progress.update(task, total=1.0, completed=reading.fraction, rates=reading.rates(), channel=gauge)
-
-    return Meter(show, _BAR_EVERY_S, close=progress.stop)

@@ -1,4 +1,4 @@
-"""Finds out what the rows are (prompts, chats, text, pairs) by the keys of the first ones."""
+"""Finds the kind of the rows (prompts, chats, text, pairs) by the keys of the first rows."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _KEYS = {
 
 
 def kind_of(row: dict[str, Any]) -> str:
-    """What rows are, by the keys of one."""
+    """The kind of rows, by the keys of one."""
     return next((kind for kind, keys in _KEYS.items() if keys <= set(row)), "prompt")
 
 
 def settle_kind(args: argparse.Namespace, output: Output, *, says_prompt: bool = False) -> None:
-    """Set ``args.kind`` to what the rows are, unless options say it, and tell the user.
+    """Set ``args.kind`` to the kind of the rows, unless options set it, and print it.
 
-    ``--prompt-key`` and ``--apply-chat-template`` say that rows are prompts.
+    With ``--prompt-key`` or ``--apply-chat-template``, rows are prompts.
 
-    :param says_prompt: tell the user of prompts too, the most common kind.
+    :param says_prompt: also print it for prompts, the most common kind.
     :raises ConfigError: if none of the first rows is a JSON object.
     """
     if args.kind is not None or args.tokenizer is None or args.tokenize_fn is not None:

@@ -1,4 +1,4 @@
-"""The standard streams of a command: a stdout that is closed or full is an error, a stderr that is so is ignored."""
+"""The standard streams of a command: a closed or full stdout is an error, a closed or full stderr is ignored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StdoutError(Exception):
 
 
 def hold_descriptors() -> None:
-    """Open /dev/null for closed standard streams: otherwise the next file that is opened would become one."""
+    """Open /dev/null for closed standard streams: otherwise the next opened file would become one."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -28,7 +28,7 @@ def hold_descriptors() -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Drop what is not written yet: otherwise Python would try to write it at exit."""
+    """Drop buffered output, which Python would otherwise try to write at exit."""
     with contextlib.suppress(OSError, ValueError):
         number = stream.fileno()
         devnull = os.open(os.devnull, os.O_WRONLY)
@@ -38,10 +38,10 @@ def discard(stream: TextIO) -> None:
 
 @contextlib.contextmanager
 def writing_stdout() -> Iterator[None]:
-    """Tell errors of writing to stdout from other errors.
+    """Convert errors of writing to stdout, to distinguish them from other errors.
 
-    :raises BrokenPipeError: if the reader has gone.
-    :raises StdoutError: if it cannot be written for another reason.
+    :raises BrokenPipeError: if the reader has closed the pipe.
+    :raises StdoutError: for any other reason.
     """
     try:
         yield

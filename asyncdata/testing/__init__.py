@@ -1,4 +1,4 @@
-"""A conformance kit for resumable loaders: does yours survive the fourteen resume bugs that others had?
+"""A conformance kit for resumable loaders: checks a loader for the fourteen resume bugs that others had.
 
 ::
 
@@ -7,7 +7,7 @@
 
     print(run_checks(AsyncData()).table())
 
-It needs nothing but Python, and no test runner. ``python -m asyncdata.testing package.module:Adapter`` does the same.
+It needs only Python, and no test runner. ``python -m asyncdata.testing package.module:Adapter`` does the same.
 """
 
 from __future__ import annotations

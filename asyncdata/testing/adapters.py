@@ -1,6 +1,6 @@
-"""What the kit has to know of a loader: how to make one over some rows, and how to take, save and restore.
+"""The interface between the kit and a loader: open it over some rows, take batches, save and restore.
 
-Needs nothing but Python, as all of the kit: it runs wherever the loader does.
+Needs only Python, as the whole kit does, so that it runs in the environment of any loader.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 __all__ = ("FEATURES", "Adapter", "Knobs", "Loader", "Rows", "Seen")
 
 FEATURES = {
-    "bad_rows": "a row that cannot be read may be passed over",
-    "filter": "rows may be left out",
+    "bad_rows": "it can skip rows that cannot be read",
+    "filter": "it can leave rows out",
     "read_ahead": "it reads ahead of its consumer",
-    "shuffle": "rows may be mixed",
-    "transform": "a function may be given many rows at once",
+    "shuffle": "it can shuffle rows",
+    "transform": "it can call a function with many rows at once",
     "workers": "it has worker processes",
 }
-"""What not every loader can do, and checks need."""
+"""What some loaders cannot do, and some checks need."""
 
 
 class Rows(NamedTuple):
-    """The data: JSONL files of rows ``{"row": n, "text": "..."}``, numbered from 0 through all files.
+    """The data: JSONL files of rows ``{"row": n, "text": "..."}``, numbered from 0 across all files.
 
-    A row that is to be bad has ``"bad": true``: the loader's function of rows is to raise for it.
+    A bad row has ``"bad": true``: the loader's function of rows must raise for it.
 
     :ivar paths: the files, in their order.
     :ivar num_rows: rows in all of them.
@@ -37,16 +37,16 @@ class Rows(NamedTuple):
 
 
 class Knobs(NamedTuple):
-    """How the loader is to be made.
+    """The settings of a loader.
 
     :ivar batch_size: rows of a batch. The last one of an epoch may have fewer, and is delivered.
     :ivar num_workers: worker processes; 0: none.
-    :ivar shuffle: mix the rows, each epoch otherwise.
+    :ivar shuffle: shuffle the rows, in another order in each epoch.
     :ivar seed: of the order.
-    :ivar read_ahead: rows that may be read ahead, or held to be mixed.
-    :ivar keep_every: only rows whose number is a multiple of it; others are left out by a filter.
-    :ivar transform_rows: rows that a function of rows is given at once.
-    :ivar passes_bad_rows: rows for which the function raises are passed over.
+    :ivar read_ahead: rows that may be read ahead, or held in a shuffle buffer.
+    :ivar keep_every: a filter keeps only rows whose number is a multiple of it.
+    :ivar transform_rows: rows with which a function of rows is called at once.
+    :ivar passes_bad_rows: rows for which the function raises are skipped.
     """
 
     batch_size: int = 4
@@ -59,7 +59,7 @@ class Knobs(NamedTuple):
     passes_bad_rows: bool = False
 
     def needs(self) -> set[str]:
-        """What the loader must be able to do, out of :data:`FEATURES`."""
+        """The features out of :data:`FEATURES` that the loader needs for these settings."""
         wanted = {
             "bad_rows": self.passes_bad_rows,
             "filter": self.keep_every > 1,
@@ -74,7 +74,7 @@ class Seen(NamedTuple):
     """A row that was delivered.
 
     :ivar row: its number.
-    :ivar worker: the process that made it; 0 where that is not known.
+    :ivar worker: the id of the process that made it; 0 if that is not known.
     """
 
     row: int
@@ -82,21 +82,21 @@ class Seen(NamedTuple):
 
 
 class Loader(Protocol):
-    """A loader at work."""
+    """An open loader."""
 
     def next_batch(self) -> list[Seen]:
         """The next batch.
 
-        :raises StopIteration: at an epoch's end; the call after that begins the next one.
+        :raises StopIteration: at an epoch's end; the next call begins the next epoch.
         """
         ...
 
     def state_dict(self) -> Any:
-        """Its state of this moment, fit for JSON."""
+        """Its current state, as values that JSON has."""
         ...
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from there; called before the first batch."""
+        """Continue from this state; called before the first batch."""
         ...
 
     def close(self) -> None:
@@ -105,11 +105,12 @@ class Loader(Protocol):
 
 
 class Adapter(Protocol):
-    """A kind of loader. Its class is made without arguments, and can be imported: a check runs it in processes.
+    """A kind of loader. Its class takes no arguments and can be imported, as a check runs it in new processes.
 
-    :ivar name: what a report calls it.
+    :ivar name: its name in reports.
     :ivar version: of the loader.
-    :ivar lacks: what it cannot do, out of :data:`FEATURES`, and why; checks that need it are not applicable.
+    :ivar lacks: features out of :data:`FEATURES` that it does not have, with the reason; checks that need them are not
+        applicable.
     """
 
     name: str
@@ -117,5 +118,5 @@ class Adapter(Protocol):
     lacks: Mapping[str, str]
 
     def open(self, rows: Rows, knobs: Knobs) -> Loader:
-        """A loader over ``rows``, as its own documentation says to make one."""
+        """A loader over ``rows``, made as its own documentation says."""
         ...

@@ -1,6 +1,6 @@
-"""The checks: fourteen ways in which loaders were found to lose, repeat or reorder rows, each with where it was seen.
+"""The checks: fourteen ways in which loaders have lost, repeated or reordered rows, each with the reports of it.
 
-A check is given a :class:`~asyncdata.testing.lab.Lab` and returns what is wrong, or None.
+A check is called with a :class:`~asyncdata.testing.lab.Lab` and returns what is wrong, or None.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _PATIENCE_S = 20.0  # only a loader that fails takes so long
 class Check(NamedTuple):
     """A check.
 
-    :ivar name: a word for it.
+    :ivar name: its name.
     :ivar seen_in: the reports of loaders that had the bug.
-    :ivar body: what is done; its docstring says what the bug is.
+    :ivar body: the function; its docstring describes the bug.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Check(NamedTuple):
 
     @property
     def about(self) -> str:
-        """What goes wrong, in one line."""
+        """The bug, in one line."""
         return (self.body.__doc__ or "").partition("\n")[0]
 
 
@@ -59,9 +59,9 @@ def _check(seen_in: str) -> Callable[[Body], Body]:
 
 @_check("datasets #8308")
 def second_resume(lab: Lab) -> str | None:
-    """The state of a loader that was resumed itself is not that of its place.
+    """The state of a resumed loader does not follow its position.
 
-    The state froze at the first resume, so the second one began from the start. Here a new loader takes each batch.
+    The state froze at the first resume, so the second resume began at the start. Here a new loader takes each batch.
     """
     rows, knobs = lab.data(), Knobs()
     whole = lab.run(rows, knobs).rows
@@ -79,10 +79,10 @@ def second_resume(lab: Lab) -> str | None:
 
 @_check("torchtitan #3008, datasets")
 def later_epoch(lab: Lab) -> str | None:
-    """A state of a later epoch than the first is not gone on from.
+    """A loader does not continue from a state of a later epoch than the first.
 
-    The state was applied only where the new loader's epoch, which is 0, was the saved one; else it was passed over
-    without a word.
+    The state was applied only if the saved epoch was that of the new loader, which is 0; otherwise it was ignored
+    without a message.
     """
     rows, knobs = lab.data(), Knobs()
     run = lab.run(rows, knobs, 3, with_states=True)
@@ -95,17 +95,17 @@ def later_epoch(lab: Lab) -> str | None:
 
 @_check("torchtitan #3008")
 def between_items(lab: Lab) -> str | None:
-    """A row that a suspended generator holds is lost, or comes twice.
+    """A row that a suspended generator holds is lost or repeated.
 
-    A generator is one row ahead of, or behind, what its consumer has, and the state counts it wrongly. Here the state
-    is taken after every single row.
+    A generator is one row ahead of its consumer, or one row late, and the state counts it wrongly. Here the state is
+    taken after every single row.
     """
     return lab.resumes_everywhere(lab.data(10), Knobs(batch_size=1))
 
 
 @_check("datasets #8145")
 def inside_a_transform(lab: Lab) -> str | None:
-    """Rows that a function of many rows has been given, and that are not delivered yet, are lost.
+    """Rows that a batched function has processed, and that are not delivered yet, are lost.
 
     The state pointed after the function's batch: up to 1000 rows were skipped.
     """
@@ -114,28 +114,28 @@ def inside_a_transform(lab: Lab) -> str | None:
 
 @_check("datasets #8360")
 def behind_a_filter(lab: Lab) -> str | None:
-    """Where a filter leaves rows out, rows delivered are taken for rows read.
+    """With a filter, the number of delivered rows is taken for the number of rows read.
 
-    What is gone on from is too early or too late by the rows that were left out.
+    The run resumes too early or too late by the rows that were left out.
     """
     return lab.resumes_everywhere(lab.data(30), Knobs(batch_size=2, keep_every=3))
 
 
 @_check("datasets #7901, #8408")
 def shuffled(lab: Lab) -> str | None:
-    """What waits to be mixed is lost at a resume, and other rows come twice.
+    """Rows in the shuffle buffer are lost at a resume, and other rows are repeated.
 
-    A shuffle buffer is refilled with rows that follow the place that was read, not the place that was delivered.
+    The buffer is refilled with rows after the position that was read, not after the position that was delivered.
     """
     return lab.resumes_everywhere(lab.data(), _SHUFFLED)
 
 
 @_check("OpenRLHF #1322, verl #7401")
 def epoch_boundary(lab: Lab) -> str | None:
-    """A state of an epoch's very end skips the next epoch, or repeats the one that is over.
+    """A state at the end of an epoch skips the next epoch, or repeats the one that is over.
 
-    That nothing is left was kept beside the position, and one of the two was out of date. The state is taken after the
-    last batch, before and after the end is seen. Epochs are told apart by their orders, where rows can be mixed.
+    The end was stored in addition to the position, and one of the two was out of date. The state is taken after the
+    last batch, before and after the end is seen. Epochs differ by their orders, if the loader can shuffle.
     """
     rows, knobs = lab.data(), Knobs(batch_size=6, shuffle="shuffle" not in lab.adapter.lacks)
     run = lab.run(rows, knobs, 3, with_states=True)
@@ -152,7 +152,7 @@ def epoch_boundary(lab: Lab) -> str | None:
 def read_ahead(lab: Lab) -> str | None:
     """The state counts what was read ahead as delivered.
 
-    Whatever waited between the reader and the trainer is lost: the more, the longer rollouts take.
+    The rows between the reader and the trainer are lost: the longer rollouts take, the more.
     """
     lab.require("read_ahead")
     workers = 0 if "workers" in lab.adapter.lacks else 2
@@ -162,9 +162,9 @@ def read_ahead(lab: Lab) -> str | None:
 
 @_check("NeMo-RL #3599 (review)")
 def bad_rows(lab: Lab) -> str | None:
-    """Where rows fail and are passed over, a counter of deliveries is taken for a position.
+    """If bad rows are skipped, the number of delivered rows is taken for a position.
 
-    Each row that failed moves what is gone on from by one.
+    Each row that failed moves the position of the resume by one.
     """
     lab.require("bad_rows")
     rows = lab.data(20, bad=(0, 3, 4, 11, 19))
@@ -173,10 +173,10 @@ def bad_rows(lab: Lab) -> str | None:
 
 @_check("OpenRLHF #1320")
 def short_tail(lab: Lab) -> str | None:
-    """Where more is asked for than is left, what is left is dropped.
+    """If fewer rows are left than requested, they are dropped.
 
-    An epoch must have each of its rows once, and be resumed around its short last batch, also where a batch is larger
-    than all the data.
+    An epoch must have each of its rows once, and resume around its short last batch, also if a batch is larger than
+    the whole data.
     """
     rows = lab.data()
     for batch_size in (7, rows.num_rows + 16):
@@ -194,9 +194,9 @@ def short_tail(lab: Lab) -> str | None:
 
 @_check("torchdata's StatefulDataLoader (an assertion), datasets")
 def other_workers(lab: Lab) -> str | None:
-    """A run cannot be resumed with another number of workers, or it resumes at another place.
+    """A run cannot be resumed with another number of workers, or it resumes at another position.
 
-    The state is one of each worker; the machine after a crash has not always as many cores.
+    The state consists of one for each worker, but the machine after a crash may have fewer cores.
     """
     rows = lab.data()
     knobs = Knobs(num_workers=2)
@@ -204,7 +204,7 @@ def other_workers(lab: Lab) -> str | None:
     for num_workers in (2, 1, 3):
         try:
             found = lab.goes_on(rows, knobs._replace(num_workers=num_workers), run.states[8], run, 8)
-        except Exception as error:  # whatever it is, what matters is with how many it came
+        except Exception as error:  # whatever it is, the number of workers matters
             found = raised(error)
         if found:
             return f"begun with 2 workers, resumed with {num_workers}: {found}"
@@ -214,9 +214,9 @@ def other_workers(lab: Lab) -> str | None:
 
 @_check("datasets #8669")
 def idle_workers(lab: Lab) -> str | None:
-    """Once rows are shuffled, all workers but one are idle, and nothing says so.
+    """With shuffled rows, all workers but one are idle, without a message.
 
-    The file was one piece, which only one worker could have.
+    The file was one shard, which only one worker can read.
     """
     rows = lab.data(400)
     found: set[int] = set()  # of an epoch: the next one may have other processes
@@ -233,9 +233,9 @@ def idle_workers(lab: Lab) -> str | None:
 
 @_check("ms-swift #9902")
 def every_epoch_alike(lab: Lab) -> str | None:
-    """Every epoch has the same order, or after a resume the next one has another than it would have had.
+    """Every epoch has the same order, or after a resume the next epoch has another order than without one.
 
-    The number of the epoch did not reach what shuffles; the loss shows it as steps.
+    The number of the epoch did not reach the shuffle; the loss curve shows it as steps.
     """
     rows = lab.data()
     run = lab.run(rows, _SHUFFLED, 3)
@@ -250,7 +250,7 @@ def every_epoch_alike(lab: Lab) -> str | None:
 
 @_check("streaming #781, #573")
 def after_sigkill(lab: Lab) -> str | None:
-    """Something that a killed run left, such as shared memory, stops the next run.
+    """Something that a killed run left behind, such as shared memory, stops the next run.
 
     A process is killed with SIGKILL in the middle, and a new one resumes from its last state, in the same folder.
     """

@@ -1,4 +1,4 @@
-"""A loader in its own process, which is killed, and one that resumes: the only check that needs processes."""
+"""The only check that needs processes: a loader in its own process is killed, and another one resumes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUM_BATCHES = 3
 
 
 def resumes_after_a_kill(lab: Lab, rows: Rows, knobs: Knobs) -> str | None:
-    """What is wrong with a run that is killed with SIGKILL after some batches, and gone on with; or None."""
+    """What is wrong with a run that is killed with SIGKILL after some batches and then resumed; None: nothing."""
     lab.require(*sorted(knobs.needs()))
     whole = lab.run(rows, knobs, 1).rows
     before: list[int] = []
@@ -51,12 +51,12 @@ def resumes_after_a_kill(lab: Lab, rows: Rows, knobs: Knobs) -> str | None:
                 break
 
     found = difference(whole, before + after)
-    return f"killed after {len(before)} rows, and gone on: {found}" if found else None
+    return f"killed after {len(before)} rows and resumed: {found}" if found else None
 
 
 @contextmanager
 def _child(lab: Lab, rows: Rows, knobs: Knobs, state: str | None) -> Iterator[Iterator[str]]:
-    """The lines that a process prints, one for each batch. It is killed at the end, whatever it is at."""
+    """The lines that a process prints, one per batch. It is killed at the end of the block."""
     kind = type(lab.adapter)
     if kind.__module__ == "__main__" or "<" in kind.__qualname__:
         raise NotApplicableError(f"{kind.__qualname__} cannot be imported by another process")
@@ -92,9 +92,9 @@ if __name__ == "__main__":
 
 
 def main(path: str, rows: dict[str, Any], knobs: dict[str, Any], state: str | None) -> None:
-    """In the process: take all batches, and print each with the state after it."""
+    """In the new process: take all batches, and print each with the state after it."""
     told = os.dup(1)
-    os.dup2(2, 1)  # what the loader prints is not in the way
+    os.dup2(2, 1)  # what the loader prints goes to stderr
     loader = resolve_path(path)().open(Rows(**rows), Knobs(**knobs))
     if state is not None:
         loader.load_state_dict(json.loads(state))

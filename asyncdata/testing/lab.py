@@ -1,4 +1,4 @@
-"""What checks are made of: data, runs of a loader, resumed ones, and the first difference between two."""
+"""The parts of a check: data, runs of a loader, resumed runs, and the first difference between two runs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class NotApplicableError(Exception):
 
 
 class Run(NamedTuple):
-    """What a run delivered.
+    """The rows that a run delivered, and its states.
 
     :ivar rows: the numbers of all rows, in order.
     :ivar epoch_ends: how many rows were delivered at the end of each epoch.
     :ivar states: rows delivered -> the state then, as JSON.
-    :ivar end_states: epoch -> the state once its end was seen.
+    :ivar end_states: epoch -> the state after its end was seen.
     """
 
     rows: list[int]
@@ -45,9 +45,9 @@ class Run(NamedTuple):
 
 
 class Lab:
-    """Makes data in a folder, and runs loaders over it.
+    """Writes data to a folder, and runs loaders over it.
 
-    :param folder: of the check's own, empty.
+    :param folder: an empty folder for this check alone.
     """
 
     def __init__(self, adapter: Adapter, folder: str) -> None:
@@ -55,7 +55,7 @@ class Lab:
         self.folder = folder
 
     def data(self, num_rows: int = NUM_ROWS, *, bad: Sequence[int] = ()) -> Rows:
-        """Rows in one file; those numbered in ``bad`` are bad."""
+        """Rows in one file; those whose numbers are in ``bad`` are bad."""
         path = os.path.join(self.folder, "rows.jsonl")
         rows = ({"row": row, "text": "word " * (row % 7), "bad": row in bad} for row in range(num_rows))
         with open(path, "w", encoding="utf-8") as file:
@@ -63,9 +63,9 @@ class Lab:
         return Rows([path], num_rows)
 
     def require(self, *features: str) -> None:
-        """Go on only with a loader that can do this.
+        """Refuse a loader without these features.
 
-        :raises NotApplicableError: if it lacks some of it.
+        :raises NotApplicableError: if it lacks one of them.
         """
         for feature in features:
             if feature in self.adapter.lacks:
@@ -75,7 +75,7 @@ class Lab:
     def open(self, rows: Rows, knobs: Knobs, state: str | None = None) -> Iterator[Loader]:
         """A loader, which resumes from ``state`` if it is given, and is closed at the end.
 
-        :raises NotApplicableError: if it cannot have these knobs.
+        :raises NotApplicableError: if it lacks a feature that these settings need.
         """
         self.require(*sorted(knobs.needs()))
         loader = self.adapter.open(rows, knobs)
@@ -87,7 +87,7 @@ class Lab:
             loader.close()
 
     def run(self, rows: Rows, knobs: Knobs, num_epochs: int = 2, *, with_states: bool = False) -> Run:
-        """So many epochs without an interruption; with the state after each batch and each end."""
+        """Run some epochs without interruption; optionally with the state after each batch and each end of an epoch."""
         run = Run([], [], {}, {})
         with self.open(rows, knobs) as loader:
             if with_states:
@@ -106,7 +106,7 @@ class Lab:
         return run
 
     def goes_on(self, rows: Rows, knobs: Knobs, state: str, whole: Run, stop: int) -> str | None:
-        """What differs if a loader goes on from ``state`` from what came in ``whole`` after ``stop`` rows."""
+        """The difference between a run that continues from ``state`` and the rows of ``whole`` after ``stop`` rows."""
         left, num_epochs = whole.rows[stop:], sum(end > stop for end in whole.epoch_ends)
         with self.open(rows, knobs, state) as loader:
             return difference(left, taken(loader, len(left), num_epochs))
@@ -114,14 +114,14 @@ class Lab:
     def resumes_everywhere(
         self, rows: Rows, knobs: Knobs, num_epochs: int = 1, *, stops: slice = slice(None)
     ) -> str | None:
-        """Empty if a run that is resumed at any of its batches continues exactly; otherwise the difference.
+        """None if a run that is resumed at any of its batches continues exactly; otherwise the difference.
 
-        One epoch, where nothing else is wanted: later ones are a check of their own.
+        One epoch by default: another check has later ones.
         """
         whole = self.run(rows, knobs, num_epochs)
         run = self.run(rows, knobs, num_epochs, with_states=True)
         if found := difference(whole.rows, run.rows):
-            return f"a run whose state is taken is another one: {found}"
+            return f"taking the state changes the run: {found}"
 
         for stop in sorted(run.states)[stops]:
             if found := self.goes_on(rows, knobs, run.states[stop], whole, stop):
@@ -130,12 +130,12 @@ class Lab:
 
 
 def saved(loader: Loader) -> str:
-    """The loader's state, as it would be in a file."""
+    """The loader's state, as the text of a file."""
     return json.dumps(loader.state_dict())
 
 
 def taken(loader: Loader, num_rows: int, num_epochs: int = 1) -> list[int]:
-    """The next rows, at least so many; fewer if so many epochs end before, or one comes that has none."""
+    """The next rows: at least ``num_rows``, unless ``num_epochs`` epochs end first, or one has no row."""
     found: list[int] = []
     ends = empty_ends = 0
     while len(found) < num_rows and ends < num_epochs and empty_ends < 2:
@@ -144,14 +144,14 @@ def taken(loader: Loader, num_rows: int, num_epochs: int = 1) -> list[int]:
             while len(found) < num_rows:
                 found.extend(seen.row for seen in loader.next_batch())
         except StopIteration:
-            # One end may be left of the epoch that was interrupted; a second one is of an epoch without a row.
+            # The first end may be that of the interrupted epoch; a second one is that of an epoch without a row.
             is_empty = len(found) == before
             ends, empty_ends = ends + (not is_empty), empty_ends + is_empty
     return found
 
 
 def difference(expected: Sequence[int], found: Sequence[int]) -> str | None:
-    """The first place at which ``found`` is not ``expected``, in words; more than was expected may be found."""
+    """The first difference between ``found`` and ``expected``, in words. ``found`` may be longer."""
     for number, wanted in enumerate(expected):
         got: Any = found[number] if number < len(found) else "nothing"
         if got != wanted:
@@ -161,7 +161,7 @@ def difference(expected: Sequence[int], found: Sequence[int]) -> str | None:
 
 
 def raised(error: Exception) -> str:
-    """What the loader raised, in a line; where it does not say, the line of code."""
+    """The error of the loader, in one line; if it has no message, the line of code."""
     frames = traceback.extract_tb(error.__traceback__)
     words = next(iter(str(error).splitlines()), "") or (frames[-1].line if frames else "")
     return f"it raised {type(error).__name__}: {words}"

@@ -1,4 +1,4 @@
-"""The adapter of asyncdata itself, which passes every check."""
+"""The adapter of asyncdata itself. It passes every check."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ("AsyncData", "numbers_of")
 
 
 def numbers_of(rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
-    """Rows to samples whose one token is the row's number; many rows at once. Raises for a bad one."""
+    """Many rows to samples, each with the row's number as its only token. Raises for a bad row."""
     if any(row["bad"] for row in rows):
         raise ValueError("a bad row")
 
@@ -29,12 +29,12 @@ numbers_of.batched = True  # type: ignore[attr-defined]
 
 
 def every_second_of(rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
-    """The same, but for rows whose number is odd."""
+    """The same, without rows whose number is odd."""
     return _only_every(2, rows)
 
 
 def every_third_of(rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
-    """The same, but for rows whose number is no multiple of three."""
+    """The same, without rows whose number is not a multiple of three."""
     return _only_every(3, rows)
 
 
@@ -49,7 +49,7 @@ _FUNCTIONS = {1: "numbers_of", 2: "every_second_of", 3: "every_third_of"}
 
 
 class AsyncData:
-    """A ``DataLoader`` whose windows are small, so that a few rows fill many."""
+    """A ``DataLoader`` with small windows, so that a few rows fill many of them."""
 
     name = "asyncdata"
     lacks: Mapping[str, str] = {}

@@ -21,7 +21,7 @@ PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
 
 
 class Outcome(NamedTuple):
-    """What came of a check.
+    """The result of a check.
 
     :ivar check: its name.
     :ivar result: ``passed``, ``failed`` or ``not applicable``.
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What came of all checks.
+    """The results of all checks.
 
     :ivar name: of the loader.
     :ivar version: of the loader.
@@ -50,7 +50,7 @@ class Report(NamedTuple):
         return [outcome for outcome in self.outcomes if outcome.result == FAILED]
 
     def count(self, result: str) -> int:
-        """How many checks came to this."""
+        """The number of checks with this result."""
         return sum(outcome.result == result for outcome in self.outcomes)
 
     def table(self) -> str:
@@ -61,16 +61,16 @@ class Report(NamedTuple):
         return "\n".join([f"{self.name} {self.version}: {counts}", *lines])
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain builtins, fit for JSON."""
+        """As plain builtins that JSON has."""
         outcomes = [outcome._asdict() for outcome in self.outcomes]
         return {"name": self.name, "version": self.version, "outcomes": outcomes}
 
 
 def run_checks(adapter: Adapter, checks: Iterable[str] | None = None) -> Report:
-    """Put a loader through the checks.
+    """Run the checks on a loader.
 
     :param checks: their names, in the order in which they are run; None: all.
-    :raises ConfigError: for a check that there is not.
+    :raises ConfigError: for an unknown check.
     """
     names = list(CHECKS if checks is None else checks)
     for name in names:
@@ -86,6 +86,6 @@ def _outcome(check: Check, adapter: Adapter) -> Outcome:
             problem = check.body(Lab(adapter, folder))
         except NotApplicableError as reason:
             return Outcome(check.name, NOT_APPLICABLE, str(reason))
-        except Exception as error:  # whatever the loader raises is what is wrong with it
+        except Exception as error:  # an error of the loader is a failure of the check
             problem = raised(error)
     return Outcome(check.name, FAILED, problem) if problem else Outcome(check.name, PASSED)

@@ -1,6 +1,6 @@
-"""``asyncdata cache``: which token caches and row indexes there are, whether they are whole, and how to remove them.
+"""``asyncdata cache``: lists, checks and removes token caches and row indexes.
 
-Token caches need packages that row indexes do not, so what knows them is imported only where it is used.
+Token caches need packages that row indexes do not, so their modules are imported only when they are used.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _index_root(args: argparse.Namespace) -> str:
 
 
 def _when(seconds: float) -> str:
-    """A Unix time for people; 0 is never."""
+    """A Unix time as text; 0 is "never"."""
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds)) if seconds else "never"
 
 
@@ -103,7 +103,7 @@ def verify(args: argparse.Namespace, output: Output) -> int:
 def rm(args: argparse.Namespace, output: Output) -> int:
     """``asyncdata cache rm``."""
     if bool(args.key) == args.all:
-        raise ConfigError("name the caches that are to be removed, or say --all")
+        raise ConfigError("name the caches to remove, or pass --all")
 
     removed = _removed_indexes(args) if args.row_index else _removed_caches(args)
     what, num_bytes = "row indexes" if args.row_index else "token caches", sum(removed.values())

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import platform
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from itertools import zip_longest
@@ -14,20 +18,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.cli.commands.run_record import combined_digest, read_record
-from asyncdata.cli.commands.watched_run import RunProcess
 from asyncdata.cli.output import si, table
-from asyncdata.cli.progress import meter
+from asyncdata.cli.progress import Progress, Reading
 from asyncdata.core.errors import WorkerError
 from asyncdata.demo import tokenizer_folder, write_docstring_prompts
 from asyncdata.workers.machine import num_usable_cpus
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from asyncdata.cli.commands.run_record import Delivered
     from asyncdata.cli.output import Output
-    from asyncdata.cli.progress import Reading
 
 __all__ = ("Outcome", "compare", "run")
 
@@ -39,11 +41,10 @@ _SNAPSHOTS = 15
 _KILL_AT = 0.55
 _MAX_WORKERS = 4
 _INDENT = "   "
-_RUNS = ("killed", "resumed", "uninterrupted")
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What the comparison found.
+    """The result of the comparison.
 
     :ivar is_identical: whether the killed and resumed run delivered what the uninterrupted one did.
     :ivar samples: samples of the killed run up to its snapshot, and of the run that resumed it.
@@ -106,17 +107,13 @@ class _Demo:
     def run(self) -> Outcome:
         """Make the data, run, kill, resume, run without a kill, and compare."""
         self._output.say(f"asyncdata demo: Python {platform.python_version()}, {num_usable_cpus()} CPUs", "bold")
-        rows = self._write_data()
-        num_batches = rows * _EPOCHS // _BATCH_SIZE
-        pace = {
-            "--snapshot": self._folder / "run.snapshot",
-            "--snapshot-every": num_batches // _SNAPSHOTS,
-            "--step-s": f"{min(_MAX_STEP_S, _RUN_S / num_batches):.6f}",
-        }
-        self._run_and_kill(pace)
-        self._resume(pace)
-        self._run_through()
-        outcome = compare(*map(self._record, _RUNS))
+        num_batches = self._write_data() * _EPOCHS // _BATCH_SIZE
+        step_s, every = min(_MAX_STEP_S, _RUN_S / num_batches), num_batches // _SNAPSHOTS
+        paced = ["--snapshot", str(self._folder / "run.snapshot"), "--snapshot-every", str(every)]
+        paced += ["--step-s", f"{step_s:.6f}"]
+        killed = self._run_and_kill(paced, every * _BATCH_SIZE // 3)
+        resumed = self._resume(paced, killed, step_s)
+        outcome = compare(killed, resumed, self._run_through())
         self._report(outcome)
         return outcome
 
@@ -129,65 +126,69 @@ class _Demo:
         self._facts["rows"] = rows
         return rows
 
-    def _run_and_kill(self, pace: dict[str, Any]) -> None:
+    def _run_and_kill(self, paced: list[str], least_ahead: int) -> list[Delivered]:
         num_workers = self._num_workers
         self._step(2, f"A run of {_EPOCHS} epochs with {num_workers} workers; it will be killed with SIGKILL")
-        least = int(pace["--snapshot-every"]) * _BATCH_SIZE // 3
-        with self._start("killed", {**pace, "--num-workers": num_workers}) as process:
-            self._watch(process, lambda now: _may_be_killed(now, least))
-            if process.kill() != -signal.SIGKILL:
-                process.report()
-                raise WorkerError("the run was over before it could be killed; try more --rows")
+        self._run("killed", [*paced, "--num-workers", str(num_workers)], lambda now: _may_be_killed(now, least_ahead))
+        found = self._record("killed")
+        self._note(f"killed after {len(found):,} samples", "bold red")
+        return found
 
-        self._note(f"killed after {len(self._record('killed')):,} samples", "bold red")
-
-    def _resume(self, pace: dict[str, Any]) -> None:
+    def _resume(self, paced: list[str], killed: list[Delivered], step_s: float) -> list[Delivered]:
         num_workers = self._num_workers + 1
         self._step(3, f"A new process continues from the snapshot, with {num_workers} workers")
-        with self._start("resumed", {**pace, "--num-workers": num_workers}, "--resume") as process:
-            self._watch(process)
-            report = process.report()
-            first_batch_s = process.first_batch_s or 0.0
+        report = self._run("resumed", [*paced, "--num-workers", str(num_workers), "--resume"])
         resumed_at = report["samples_total"] - report["num_samples"]
-        repeated = len(self._record("killed")) - resumed_at
-        self._note(f"resumed at sample {resumed_at:,}; first batch {first_batch_s:.2f} s after its start")
-        self._note(f"{repeated:,} samples came again: those after the last snapshot")
-        step = f"a pretended training step of {1000 * float(pace['--step-s']):.1f} ms"
+        self._note(f"resumed at sample {resumed_at:,}; first batch {report['first_batch_s']:.2f} s after its start")
+        self._note(f"{len(killed) - resumed_at:,} samples came again: those after the last snapshot")
+        step = f"a pretended training step of {1000 * step_s:.1f} ms"
         self._note(f"{step} waited for data {report['data_wait_share']:.1%} of the time")
-        self._facts |= {"first_batch_s": round(first_batch_s, 3), "data_wait_share": report["data_wait_share"]}
+        self._facts |= {name: report[name] for name in ("first_batch_s", "data_wait_share")}
+        return self._record("resumed")
 
-    def _run_through(self) -> None:
+    def _run_through(self) -> list[Delivered]:
         self._step(4, "The same run, never interrupted, with 1 worker, as fast as it goes")
-        with self._start("uninterrupted", {"--num-workers": 1}) as process:
-            self._watch(process)
-            report = process.report()
+        report = self._run("uninterrupted", ["--num-workers", "1"])
         self._note(f"{report['rows_per_s']:,.0f} rows/s, {report['tokens_per_s']:,.0f} tokens/s")
         self._facts |= {name: report[name] for name in ("rows_per_s", "tokens_per_s")}
+        return self._record("uninterrupted")
 
-    def _start(self, name: str, options: dict[str, Any], *flags: str) -> RunProcess:
-        options = {
-            "--tokenizer": tokenizer_folder(),
-            "--label-key": "label",
-            "--batch-size": _BATCH_SIZE,
-            "--epochs": _EPOCHS,
-            "--record": self._record_path(name),
-            **options,
-        }
-        words = [str(word) for pair in options.items() for word in pair]
-        return RunProcess([str(self._data), "--apply-chat-template", *words, *flags])
+    def _run(
+        self, name: str, options: Sequence[str], is_enough: Callable[[Reading], bool] | None = None
+    ) -> dict[str, Any]:
+        """Run ``asyncdata run`` in a new process, and show its progress; its report.
 
-    def _watch(self, process: RunProcess, is_enough: Callable[[Reading], bool] = lambda _: False) -> None:
-        """Show its readings until it ends, or until one of them is enough."""
-        with contextlib.closing(meter("auto", indent=_INDENT)) as shown:
+        :param is_enough: kill the process at the first reading for which it is True; nothing is reported then.
+        :raises WorkerError: if the run failed, or ended before it was killed.
+        """
+        words = [*_run_words(self._data, self._record_path(name)), *options]
+        started, said = time.monotonic(), list[str]()
+        first_batch_s = 0.0
+        with _process(words) as process, contextlib.closing(Progress("auto", indent=_INDENT)) as progress:
             reading = None
-            for reading in process.readings():
-                if is_enough(reading):
+            for reading in _readings(process, said):
+                first_batch_s = first_batch_s or time.monotonic() - started
+                if is_enough is not None and is_enough(reading):
+                    process.kill()
                     break
 
-                if shown.is_due:
-                    shown.show(reading)
+                if progress.is_due:
+                    progress.show(reading)
             if reading is not None:
-                shown.show(reading)
+                progress.show(reading)
+            printed, _ = process.communicate()
+        if is_enough is not None and process.returncode == -signal.SIGKILL:
+            return {}
+
+        if process.returncode != 0:
+            why = "\n".join(said) or "it said nothing"
+            raise WorkerError(f"a run ended with exit status {process.returncode}: {why}")
+
+        if is_enough is not None:
+            raise WorkerError("the run was over before it could be killed; try more --rows")
+
+        report: dict[str, Any] = json.loads(printed)
+        return report | {"first_batch_s": round(first_batch_s, 3)}
 
     def _record_path(self, name: str) -> Path:
         return self._folder / f"{name}.record.jsonl"
@@ -208,17 +209,37 @@ class _Demo:
         else:
             self._output.say("")
             self._output.data(_text(outcome))
-            self._say_verdict(outcome)
+            self._output.data(*_verdict(outcome))
         if folder is not None:
             self._output.say(f"\nData, snapshot and records are in {folder}")
 
-    def _say_verdict(self, outcome: Outcome) -> None:
-        if outcome.first_difference is not None:
-            self._output.data(f"DIFFERENT from sample {outcome.first_difference:,} on", "bold red")
-        elif not outcome.repeated_identical:
-            self._output.data("DIFFERENT: the samples that came again are not those of the first time", "bold red")
-        else:
-            self._output.data("identical: no sample lost, repeated or out of order", "bold green")
+
+def _run_words(data: Path, record: Path) -> list[str]:
+    """``asyncdata run`` as the demo uses it; ``-P`` and PYTHONPATH: it imports what this process can."""
+    words = [sys.executable, "-P", "-m", "asyncdata", "run", str(data), "--tokenizer", tokenizer_folder()]
+    words += ["--apply-chat-template", "--label-key", "label", "--batch-size", str(_BATCH_SIZE)]
+    return [*words, "--epochs", str(_EPOCHS), "--record", str(record), "--progress", "json", "--json"]
+
+
+@contextlib.contextmanager
+def _process(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process with its output in pipes. It ends with the ``with`` block, at the latest."""
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    with subprocess.Popen(words, text=True, env=variables, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _readings(process: subprocess.Popen[str], said: list[str]) -> Iterator[Reading]:
+    """The readings of a run, until it ends. Other lines that it writes to stderr are added to ``said``."""
+    for line in process.stderr or ():
+        try:
+            yield msgspec.json.decode(line, type=Reading)
+        except msgspec.DecodeError:
+            said.append(line.rstrip())
 
 
 def _text(outcome: Outcome) -> str:
@@ -228,8 +249,19 @@ def _text(outcome: Outcome) -> str:
     return table([head, ("killed and resumed", *joined), ("never interrupted", *whole)])
 
 
+def _verdict(outcome: Outcome) -> tuple[str, str]:
+    """The last line, and its style."""
+    if outcome.first_difference is not None:
+        return f"DIFFERENT from sample {outcome.first_difference:,} on", "bold red"
+
+    if not outcome.repeated_identical:
+        return "DIFFERENT: the samples that came again are not those of the first time", "bold red"
+
+    return "identical: no sample lost, repeated or out of order", "bold green"
+
+
 def _may_be_killed(now: Reading, least_ahead: int) -> bool:
-    """In the middle, and some samples after the last snapshot, so that some are repeated; but not too late."""
+    """Whether the run is past its middle, and some samples after its last snapshot, so that some are repeated."""
     is_ahead = now.samples - now.snapshot_samples > least_ahead
     return now.snapshot_samples > 0 and now.fraction > (_KILL_AT if is_ahead else _KILL_AT + 0.2)
 

@@ -1,4 +1,4 @@
-"""``asyncdata inspect``: shows some rows token by token, and which tokens are trained."""
+"""``asyncdata inspect``: shows the tokens of some rows, and which of them are trained."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A sample's text for the terminal: what is trained, what is context, and whose turn it is.
+"""A sample's text for the terminal: trained text, context, and the turns of a chat.
 
-Without colour, trained text is in ``⟦ ⟧``. In ``⟨ ⟩`` is what is not text: special tokens, characters that cannot be
-shown, bytes without a character, and a note where text is left out. A line break of the text is ``↵``, a tab ``⇥``.
-If the text itself has one of these signs, it is shown by its number.
+Without colour, trained text is in ``⟦ ⟧``. Everything other than text is in ``⟨ ⟩``: special tokens, characters that
+cannot be shown, bytes without a character, and a note for omitted text. A line break of the text is ``↵``, a tab ``⇥``.
+If the text itself contains one of these signs, the sign is shown by its code point.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _STYLES = {
 
 
 class Cell(NamedTuple):
-    """Something to be shown, on one line.
+    """A part of a line.
 
-    :ivar kind: ``text``, ``special`` for a special token, or ``sign`` for what stands for something else.
-    :ivar ends_line: whether the text breaks its line there.
+    :ivar kind: ``text``, ``special`` for a special token, or ``sign`` for a replacement.
+    :ivar ends_line: whether the text has a line break after it.
     """
 
     text: str
@@ -45,14 +45,14 @@ class Cell(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One line of the terminal; ``role`` is that of the turn that begins with it, or empty."""
+    """One line of the terminal; ``role`` is the role of the turn that starts here, or empty."""
 
     role: str
     cells: list[Cell]
 
 
 class _Stretch(NamedTuple):
-    """Pieces of one turn that are all trained or all context; ``role`` is that of the turn that begins with them."""
+    """Pieces of one turn that are all trained or all context; ``role`` is that of the turn that starts here."""
 
     role: str
     pieces: list[Piece]
@@ -61,8 +61,8 @@ class _Stretch(NamedTuple):
 def lines_of(masked: MaskedText, max_context_tokens: int = 0) -> list[Line]:
     """The lines that show a text.
 
-    :param max_context_tokens: how much to show of a stretch of context, half from its beginning and half from its end;
-        0 for all.
+    :param max_context_tokens: tokens to show of a stretch of context, half from its start and half from its end; 0 for
+        all.
     """
     lines: list[Line] = []
     is_open = False
@@ -132,7 +132,7 @@ def _is_plain(char: str) -> bool:
 
 
 def _sign(char: str) -> str:
-    """What stands for a character; a lone byte is written as Python's ``surrogateescape`` reads it."""
+    """The sign for a character. Single bytes are encoded as by Python's ``surrogateescape``."""
     if char in _SIGNS:
         return _SIGNS[char]
 
@@ -145,7 +145,7 @@ def _shown(name: str) -> str:
 
 
 def plain_text(lines: list[Line]) -> str:
-    """The lines without colour; every line says by itself what of it is trained."""
+    """The lines without colour; trained text is marked in each line."""
     margin = _margin(lines)
     return "\n".join(f"{line.role:<{margin}}│ {_plain(line.cells)}" for line in lines)
 
@@ -159,9 +159,9 @@ def _plain(cells: list[Cell]) -> str:
 
 
 def styled_text(lines: list[Line], *, is_masked: bool = True) -> list[tuple[str, str]]:
-    """The lines as texts with their styles, which are rich's.
+    """The lines as texts with their styles, as ``Output.styled`` takes them.
 
-    :param is_masked: False to show all text alike, trained or not.
+    :param is_masked: False to show trained text and context in the same way.
     """
     margin = _margin(lines)
     parts = []

@@ -56,7 +56,7 @@ def _values(found: SourceLocation, is_for_programs: bool) -> list[Any]:
 
 
 def _stretches(opened: OpenedOrder, args: argparse.Namespace) -> Iterator[tuple[Position, list[SourceLocation]]]:
-    """The rows that are asked for, window by window, with the position of the first; to the end of the epoch."""
+    """The requested rows, window by window, each with the position of its first row, up to the end of the epoch."""
     first, left = args.first, args.num or sys.maxsize
     for view in opened.windows(args.epoch, args.window or 0):
         is_last = view.is_last or args.window is not None

@@ -1,4 +1,4 @@
-"""``asyncdata quarantine``: the bad rows that a run skipped, and which of them are good now."""
+"""``asyncdata quarantine``: lists the bad rows that a run skipped, and reads them again."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ("retry", "show")
 
-_IN_ORDER = Shuffle(enabled=False, window_blocks=32)  # a row is looked for by reading its window
+_IN_ORDER = Shuffle(enabled=False, window_blocks=32)  # a row is found by reading its window
 _NOT_TRIED = {"AD422": "its worker hung", "AD423": "its worker died"}
 
 
 def _read(path: str, output: Output) -> Quarantined | None:
-    """What the file holds; None, after a message, if it is another kind of file: then the command line is wrong."""
+    """The contents of the file; None, after a message, if it is not a quarantine file: the command line is wrong."""
     found = read_quarantine(path)
     if found.entries or not found.num_unreadable:
         return found
@@ -101,7 +101,7 @@ def retry(args: argparse.Namespace, output: Output) -> int:
     """``asyncdata quarantine retry``."""
     path = os.path.abspath(args.output)
     if os.path.lexists(path):
-        raise ConfigError(f"{args.output} is there already; name another file by --output")
+        raise ConfigError(f"{args.output} exists already; name another file by --output")
 
     found = _read(args.file, output)
     if found is None:
@@ -123,7 +123,7 @@ def retry(args: argparse.Namespace, output: Output) -> int:
 
 
 def _line(raw: bytes) -> bytes:
-    """The row on one line: an element of an array may be laid out over many."""
+    """The row on one line: an element of an array may have several."""
     return (json.dumps(json.loads(raw)).encode("ascii") if b"\n" in raw else raw.rstrip(b"\r")) + b"\n"
 
 
@@ -138,7 +138,7 @@ def _say(output: Output, outcomes: Iterable[_Outcome], counts: Counter[str], pat
 
 
 class _Rows(ExitStack):
-    """Reads rows again, each where its entry says that it was. To be used in a ``with``."""
+    """Reads rows again, each at the location in its entry. To be used in a ``with``."""
 
     def __init__(self, tokenize_fn: Any) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class _Rows(ExitStack):
     def again(self, entry: Entry) -> _Outcome:
         """Read a row again, in this process."""
         if entry.code in _NOT_TRIED:
-            reason = f"{entry.code} {_NOT_TRIED[entry.code]}, and so could this process; run it with on_bad_row"
+            reason = f"{entry.code} {_NOT_TRIED[entry.code]}, and this process might too; run it with on_bad_row"
             return _Outcome(entry, "not tried", reason)
 
         try:
@@ -163,7 +163,7 @@ class _Rows(ExitStack):
         return _Outcome(entry, "dropped", row.dropped) if row.sample is None else _Outcome(entry, "good", "", row.raw)
 
     def _order_of(self, path: str) -> OpenedOrder:
-        """The rows of a file or a saved dataset. One is open at a time."""
+        """The opened rows of a file or a saved dataset. One is open at a time."""
         if path != self._path:
             self.close()
             self._path = None
@@ -180,7 +180,7 @@ class _Rows(ExitStack):
 def _row(opened: OpenedOrder, entry: Entry) -> InspectedRow:
     """The row of an entry.
 
-    It is where it was, unless a row before it was mended and is now longer or shorter: then it is found by its line.
+    It is at its old offset, unless a row before it was repaired and is now longer or shorter: then its line is used.
 
     :raises ConfigError: if it cannot be found.
     """
@@ -198,7 +198,7 @@ def _row(opened: OpenedOrder, entry: Entry) -> InspectedRow:
 
 
 def _has_not_moved(entry: Entry) -> bool:
-    """Whether the entry's byte is on the entry's line, as far as that is known."""
+    """Whether the entry's offset is on the entry's line, if the line is known."""
     if not 0 <= entry.byte_offset < os.path.getsize(entry.path):
         return False
 

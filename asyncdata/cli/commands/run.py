@@ -1,24 +1,26 @@
-"""``asyncdata run``: streams the user's data as a trainer would, and reports how fast it was."""
+"""``asyncdata run``: delivers the user's data as to a trainer, and reports how fast it was."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
+from contextlib import ExitStack, closing
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.cli.commands.run_record import Deliveries
-from asyncdata.cli.inspection.window_view import OpenedOrder
+from asyncdata.cli.commands.run_record import record_line, sample_digest
 from asyncdata.cli.options import loader_of
 from asyncdata.cli.output import fields, shown_path
-from asyncdata.cli.progress import Reading, meter
+from asyncdata.cli.progress import Progress, Reading
 from asyncdata.cli.row_kinds import settle_kind
 from asyncdata.core.errors import EndOfData
 
 if TYPE_CHECKING:
     import argparse
+    from io import FileIO
 
     from asyncdata.cli.output import Output
     from asyncdata.core.types import Sample
@@ -33,10 +35,13 @@ def run(args: argparse.Namespace, output: Output) -> int:
     settle_kind(args, output)
     began = time.monotonic()
     epochs = args.epochs or (None if args.num_batches else 1)
-    loader = loader_of(args, epochs=epochs, buffer_size=args.buffer_size, digest=args.digest)
+    loader = loader_of(args, epochs=epochs)
     _resume(args, loader, output)
-    with loader, Deliveries(args.record) as deliveries:
-        trial = _Trial(args, loader, deliveries, epochs, began)
+    with ExitStack() as stack:
+        stack.enter_context(loader)
+        # Unbuffered: after a kill, all batches before it are in the file.
+        record = stack.enter_context(open(args.record, "ab", buffering=0)) if args.record is not None else None
+        trial = _Trial(args, loader, record, epochs, began)
         trial.go()
         report = trial.report()
     output.put(report, _text)
@@ -60,44 +65,42 @@ class _Trial:
     """One run of the command, from where the loader is."""
 
     def __init__(
-        self,
-        args: argparse.Namespace,
-        loader: DataLoader,
-        deliveries: Deliveries,
-        epochs: int | None,
-        began: float,
+        self, args: argparse.Namespace, loader: DataLoader, record: FileIO | None, epochs: int | None, began: float
     ) -> None:
-        self._args, self._loader, self._deliveries = args, loader, deliveries
+        self._args, self._loader, self._record = args, loader, record
         self._limit: int | None = args.num_batches * args.batch_size if args.num_batches else None
-        rows_of_epoch = _rows_of_epoch(args) if epochs else None
-        self._max_rows = max(1, epochs * rows_of_epoch) if epochs and rows_of_epoch else None
+        self._epochs = epochs
+        self._rows_of_epoch = 0.0  # not known yet
         self._before = loader.statistics()
         self._first: Statistics | None = None
+        self._first_index: int | None = None
         self._began = self._first_batch_at = self._ended = began
         self._snapshot_samples = self._before.samples_total
+        self._num_batches = self._num_samples = self._num_tokens = 0
+        self._digest = blake2b(digest_size=16)
 
     def go(self) -> None:
         """Deliver everything, with snapshots, and one at the end, also after an error or an interrupt."""
-        shown = meter(self._args.progress)
+        progress = Progress(self._args.progress)
         try:
-            while (batch := self._next_batch()) is not None:
-                self._take(batch)
-                if self._args.snapshot and self._deliveries.num_batches % self._args.snapshot_every == 0:
-                    self._save()
-                if shown.is_due:
-                    shown.show(self._reading())
-                if self._args.step_s:
-                    threading.Event().wait(self._args.step_s)
-            shown.show(msgspec.structs.replace(self._reading(), fraction=1.0))
+            with closing(progress):
+                while (batch := self._next_batch()) is not None:
+                    self._take(batch)
+                    if self._args.snapshot and self._num_batches % self._args.snapshot_every == 0:
+                        self._save()
+                    if progress.is_due:
+                        progress.show(self._reading())
+                    if self._args.step_s:
+                        threading.Event().wait(self._args.step_s)
+                progress.show(msgspec.structs.replace(self._reading(), fraction=1.0))
         finally:
             self._ended = time.monotonic()
-            shown.close()
             self._save_what_was_done()
 
     def _next_batch(self) -> list[Sample] | None:
         size = self._args.batch_size
         if self._limit is not None:
-            size = min(size, self._limit - self._before.samples_total - self._deliveries.num_samples)
+            size = min(size, self._limit - self._before.samples_total - self._num_samples)
         if size <= 0:
             return None
 
@@ -107,8 +110,16 @@ class _Trial:
             return end.samples or None
 
     def _take(self, batch: list[Sample]) -> None:
-        self._deliveries.add(batch)
+        """Count a batch, and append it to the record in one write."""
+        digests = [sample_digest(sample) for sample in batch]
+        self._digest.update(b"".join(digests))
+        if self._record is not None:
+            self._record.write(b"".join(map(record_line, batch, digests)))
+        self._num_batches += 1
+        self._num_samples += len(batch)
+        self._num_tokens += sum(len(sample.tokens) for sample in batch)
         if self._first is None:
+            self._first_index = batch[0].index
             self._first_batch_at = time.monotonic()
             self._first = self._loader.statistics()
 
@@ -118,7 +129,7 @@ class _Trial:
 
     def _save_what_was_done(self) -> None:
         """Save, unless nothing is new, or an interrupt came between the delivery of a batch and its record."""
-        num_delivered = self._before.samples_total + self._deliveries.num_samples
+        num_delivered = self._before.samples_total + self._num_samples
         is_news = num_delivered != self._snapshot_samples
         if self._args.snapshot and is_news and num_delivered == self._loader.statistics().samples_total:
             self._save()
@@ -140,7 +151,13 @@ class _Trial:
 
     def _fraction(self, now: Statistics) -> float:
         of_batches = now.samples_total / self._limit if self._limit else 0.0
-        of_epochs = _rows(now) / self._max_rows if self._max_rows else 0.0
+        if self._epochs is None:
+            return min(1.0, of_batches)
+
+        rows_left = self._loader.state_dict().get("rows_left")  # estimated; unknown at the start of an epoch
+        if rows_left is not None:
+            self._rows_of_epoch = (_rows(now) + rows_left) / (now.epoch + 1)
+        of_epochs = _rows(now) / (self._epochs * self._rows_of_epoch) if self._rows_of_epoch else 0.0
         return min(1.0, max(of_batches, of_epochs))
 
     def _rates(self, now: Statistics, until: float) -> tuple[float, float]:
@@ -152,19 +169,18 @@ class _Trial:
         return (_rows(now) - _rows(since)) / seconds, (now.tokens_total - since.tokens_total) / seconds
 
     def report(self) -> dict[str, Any]:
-        """What is printed at the end; numbers are of this process, but for ``samples_total`` and ``position``."""
-        now, before, done = self._loader.statistics(), self._before, self._deliveries
+        """What is printed at the end; numbers are of this process, except ``samples_total`` and ``position``."""
+        now, before = self._loader.statistics(), self._before
         rows_per_s, tokens_per_s = self._rates(now, self._ended)
-        first = self._first or before
-        waited_s = now.data_wait_seconds_total - first.data_wait_seconds_total
+        waited_s = now.data_wait_seconds_total - (self._first or before).data_wait_seconds_total
         return {
-            "num_samples": done.num_samples,
-            "num_batches": done.num_batches,
-            "num_tokens": done.num_tokens,
-            "first_index": done.first_index,
+            "num_samples": self._num_samples,
+            "num_batches": self._num_batches,
+            "num_tokens": self._num_tokens,
+            "first_index": self._first_index,
             "samples_total": now.samples_total,
             "position": f"{now.epoch}:{now.window}:{now.row}",
-            "digest": done.digest,
+            "digest": self._digest.hexdigest(),
             "seconds": round(self._ended - self._began, 6),
             "first_batch_s": round(self._first_batch_at - self._began, 6) if self._first else None,
             "rows_per_s": round(rows_per_s, 3),
@@ -177,14 +193,8 @@ class _Trial:
         }
 
 
-def _rows_of_epoch(args: argparse.Namespace) -> int | None:
-    """About how many rows an epoch has; None where that is not known before it is over."""
-    with OpenedOrder(args.data) as opened:
-        return opened.estimate_num_rows()
-
-
 def _rows(now: Statistics) -> int:
-    return now.samples_total + sum(now.dropped_total.values())
+    return now.groups_total + sum(now.dropped_total.values())
 
 
 def _grown(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:

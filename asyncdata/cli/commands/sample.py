@@ -1,10 +1,11 @@
-"""``asyncdata sample``: the row at one position, as after a loss spike: its place in the data, and its tokens."""
+"""``asyncdata sample``: shows the row at one position: its location in the data, and its tokens."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.cli.options import has_tokenize_fn, loader_of, opened_order
+from asyncdata.cli.option_checks import has_tokenize_fn
+from asyncdata.cli.options import loader_of, opened_order
 from asyncdata.cli.output import fields, printable, shown_path
 from asyncdata.cli.row_kinds import settle_kind
 from asyncdata.core.errors import ConfigError
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _position_of_sample(args: argparse.Namespace) -> Position:
-    """Where the sample with this index came from: rows may have been dropped before it, so all are tokenized."""
+    """The position of the sample with this index. As rows may have been dropped before it, all are tokenized."""
     with loader_of(args) as loader:
         if args.snapshot is not None:
             loader.restore(args.snapshot)
@@ -50,7 +51,7 @@ def _position_of_sample(args: argparse.Namespace) -> Position:
             left -= len(loader.get_next_batch(min(left, _BATCH)))
         position = loader.get_next_batch(1)[0].position
         if position is None:
-            raise ConfigError(f"sample {args.ordinal} was made by hand and has no position")
+            raise ConfigError(f"sample {args.ordinal} was not made from a row and has no position")
 
         return position
 

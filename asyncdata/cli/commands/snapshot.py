@@ -1,4 +1,4 @@
-"""``asyncdata snapshot show``: what a snapshot holds, without a loader."""
+"""``asyncdata snapshot show``: prints the contents of a snapshot, without a loader."""
 
 from __future__ import annotations
 

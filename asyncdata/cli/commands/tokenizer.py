@@ -1,4 +1,4 @@
-"""``asyncdata tokenizer prove`` and ``show``: which fast backends are exact for a tokenizer."""
+"""``asyncdata tokenizer prove`` and ``show``: which fast backends give the same ids for a tokenizer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def show(args: argparse.Namespace, output: Output) -> int:
 
 
 def prove(args: argparse.Namespace, output: Output) -> int:
-    """The command; exit status 1 where no backend was found exact."""
+    """The command; exit status 1 if no backend gives the same ids."""
     files = TokenizerFiles(resolve(args.tokenizer).folder)
     names = [args.backend] if args.backend else [name for name in FAST_BACKENDS if version_of(name)]
     if not names or version_of(names[0]) is None:
@@ -61,7 +61,7 @@ def prove(args: argparse.Namespace, output: Output) -> int:
 
 
 def _said(name: str, output: Output) -> Callable[[str, float], None]:
-    """Reports the progress of the sweep, at every tenth."""
+    """A function that reports the progress of the test, at every tenth."""
     said = [""]
 
     def say(part: str, share: float) -> None:
@@ -74,7 +74,7 @@ def _said(name: str, output: Output) -> Callable[[str, float], None]:
 
 
 def _facts(subject: Subject | None, proof: Proof | None) -> dict[str, Any]:
-    """What is known about one backend, for people and programs."""
+    """The stored result for one backend."""
     if subject is None:
         return {"version": None, "state": _NOT_INSTALLED}
 

@@ -1,4 +1,4 @@
-"""What ``asyncdata inspect`` says of speed: which shapes of chats are proven, and which library encodes."""
+"""What ``asyncdata inspect`` says about speed: which shapes of chats are proven, and which library encodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_SHOWN = 5
 
 
 def template_of(seen: Sequence[SeenShape]) -> list[dict[str, Any]]:
-    """The shapes of chats that were rendered, in the order in which they came; proven if all chats of one were."""
+    """The shapes of chats that were rendered, in order of appearance; a shape is proven if all of its chats were."""
     found: dict[tuple[tuple[str, ...], bool], bool] = {}
     for shape in seen:
         key = shape.messages, shape.has_tools
@@ -32,7 +32,7 @@ def template_of(seen: Sequence[SeenShape]) -> list[dict[str, Any]]:
 
 
 def template_lines(shapes: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The same for people; nothing where no chat was rendered."""
+    """The shapes as lines of text; none if no chat was rendered."""
     if not shapes:
         return []
 
@@ -47,15 +47,15 @@ def _shape_line(shape: dict[str, Any]) -> str:
 
 
 def encoding_of(function: Any) -> dict[str, str] | None:
-    """The library that encodes, and why it does; None for a function that has no tokenizer of ours."""
+    """The library that encodes, and the reason; None for a function without one of asyncdata's tokenizers."""
     if not isinstance(function, OfTokenizer):
         return None
 
     if function.needs_offsets:
-        return _trusted("only it says where each token lies in the text")
+        return _trusted("only it has the offsets of tokens in the text")
 
     if function.tokenizer_backend == "hf":
-        return _trusted("as asked for")
+        return _trusted("as requested")
 
     from asyncdata.tokenization.encoders.equivalence_records import choose
 
@@ -90,5 +90,5 @@ def _why_none(files: TokenizerFiles) -> str:
 
 
 def backend_line(found: dict[str, str]) -> str:
-    """The same for people."""
+    """The library as one line of text."""
     return printable(f"{found['backend']}: {found['reason']}")

@@ -1,4 +1,4 @@
-"""``asyncdata verify``: compares the streams of two runs, by the digests in their snapshots."""
+"""``asyncdata verify``: compares the streams of two runs by the digests in their snapshots."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Looks at single rows of the order D: where they lie, what the tokenize function makes of them, what is trained."""
+"""Inspects single rows of the order D: their location, the samples that they become, and the trained tokens."""

@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 __all__ = ("Turn", "Turns")
 
 _LONE_BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))
-"""Stand for the bytes of a character that was cut in two."""
+"""Characters for the single bytes of a character that was cut in two."""
 
 
 class Turn(NamedTuple):
-    """From character ``start`` on, a message of ``role``; ``user+assistant`` where the border of two cannot be told."""
+    """A message of ``role`` from character ``start`` on; ``user+assistant`` if two messages have no visible border."""
 
     start: int
     role: str
 
 
 class Turns:
-    """Finds the turns in the text that a tokenize function made of a chat.
+    """Finds the turns in the text of a chat.
 
-    The template renders the chat up to each message. Where that is not a prefix of the whole, as with templates that
-    change earlier turns, the message and the next one are one turn.
+    The template renders the chat up to each message. If the result is not a prefix of the whole text, as with templates
+    that change earlier turns, the message and the next one are one turn.
 
-    :param keys: where a row has the parts of its chat.
+    :param keys: the keys of a row's parts of the chat.
     """
 
     def __init__(self, fn: OfChat, keys: list[str]) -> None:
@@ -49,7 +49,7 @@ class Turns:
             self._templates = compile_templates(files, fn.chat_template, variables, fn.today)
 
     def __call__(self, raw: bytes, text: str) -> list[Turn]:
-        """The turns of ``text``, which may be cut at either end; none where the row has no chat, or another one.
+        """The turns of ``text``, which may be cut at either end; none if the row has no chat, or another one.
 
         :param raw: a row that became a sample.
         """
@@ -82,7 +82,7 @@ def _turns(chat: Conversation) -> list[Turn]:
 
 
 def _place(text: str, chat: str) -> int | None:
-    """Where in the chat the text begins. It may be cut at one end."""
+    """The offset of the text in the chat; None if it is not there. The text may be cut at one end."""
     whole = text.strip(_LONE_BYTES)
     if chat.startswith(whole):
         return -_num_lone(text)
@@ -91,7 +91,7 @@ def _place(text: str, chat: str) -> int | None:
 
 
 def _num_lone(text: str) -> int:
-    """How many bytes of a cut character the text begins with."""
+    """The number of bytes of a cut character at the start of the text."""
     return len(text) - len(text.lstrip(_LONE_BYTES))
 
 

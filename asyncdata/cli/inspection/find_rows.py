@@ -1,4 +1,4 @@
-"""Finds rows of D by their place in the data: by line, by row number, or by byte."""
+"""Finds rows of D by their location in the data: by line, by row number, or by byte."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def row_in_file(opened: OpenedOrder, place: str) -> InspectedRow:
     """
     path, colon, number = place.rpartition(":")
     if not number.isdecimal():
-        raise ConfigError(f"a row's place is written LINE or FILE:LINE, as in data.jsonl:12; got {place!r}")
+        raise ConfigError(f"a row's location is written LINE or FILE:LINE, as in data.jsonl:12; got {place!r}")
 
     paths = [file.path for file in opened.files.files]
     file_id = _file_id(paths, path) if colon else _only_file(paths, place)
@@ -46,19 +46,19 @@ def row_in_file(opened: OpenedOrder, place: str) -> InspectedRow:
 
 
 def row_at_byte(opened: OpenedOrder, byte_offset: int) -> InspectedRow | None:
-    """The row that begins at a byte of the only file; None if none does, or if rows have numbers there."""
+    """The row that starts at this byte of the only file; None if there is none, or if the file's rows have numbers."""
     file_id = _only_file([file.path for file in opened.files.files], f"byte {byte_offset}")
     return None if _has_numbers(opened, file_id) else _find(opened, file_id, [byte_offset])
 
 
 def _has_numbers(opened: OpenedOrder, file_id: int) -> bool:
-    """Whether a file's rows are known by their numbers, as in Parquet, arrays and streams, and not by their lines."""
+    """Whether a file's rows are identified by their numbers, as in Parquet, arrays and streams, and not by lines."""
     files = opened.files
     return files.num_blocks == 0 or _is_array(opened, file_id) or files.location(file_id, 0, 0).row_number is not None
 
 
 def _is_array(opened: OpenedOrder, file_id: int) -> bool:
-    """Whether a file is an array whose elements are read by their bytes, and counted all the same."""
+    """Whether a file is a JSON array whose elements are read by their bytes, but have numbers too."""
     return opened.files.num_blocks > 0 and bool(opened.files.are_arrays) and opened.files.are_arrays[file_id]
 
 
@@ -67,7 +67,7 @@ def _file_id(paths: list[str], path: str) -> int:
     named = [number for number, each in enumerate(paths) if os.path.abspath(each) == wanted]
     named = named or [number for number, each in enumerate(paths) if os.path.basename(each) == path]
     if len(named) != 1:
-        why = "several files of the data have that name" if named else "it is no file of the data"
+        why = "several files of the data have that name" if named else "it is not a file of the data"
         raise ConfigError(f"{path}: {why}; give its path as the data has it, such as {paths[0]}")
 
     return named[0]
@@ -81,7 +81,7 @@ def _only_file(paths: list[str], place: str) -> int:
 
 
 def _find(opened: OpenedOrder, file_id: int, offsets: list[int]) -> InspectedRow | None:
-    """The row at one of these places of a file, in epoch 0."""
+    """The row at one of these offsets of a file, in epoch 0."""
     for view in _windows_with(opened, file_id, offsets[0]) if offsets else ():
         if _is_array(opened, file_id):
             path = opened.files.files[file_id].path
@@ -96,7 +96,7 @@ def _find(opened: OpenedOrder, file_id: int, offsets: list[int]) -> InspectedRow
 
 
 def _windows_with(opened: OpenedOrder, file_id: int, offset: int) -> Iterator[WindowView]:
-    """The windows that may have a row: the one that has its block, or all where rows are not ordered by blocks."""
+    """The windows that may contain a row: that of its block, or all windows if rows are not ordered by blocks."""
     order = opened.order
     if not isinstance(order, Order):
         yield from opened.windows(0)
@@ -110,7 +110,7 @@ def _windows_with(opened: OpenedOrder, file_id: int, offset: int) -> Iterator[Wi
 
 
 def _block_of(opened: OpenedOrder, file_id: int, offset: int) -> int:
-    """The number of the block that has the offset; the number of blocks if none has. Blocks are in the files' order."""
+    """The number of the block with this offset; the number of blocks if there is none. Blocks are in file order."""
     low, high = 0, opened.files.num_blocks
     while low < high:
         middle = (low + high) // 2
@@ -123,7 +123,7 @@ def _block_of(opened: OpenedOrder, file_id: int, offset: int) -> int:
 
 
 def _line_start(path: str, line: int) -> int | None:
-    """Where a line begins, counted from 1; None beyond the end. Reads the file up to there."""
+    """The offset of a line, counted from 1; None beyond the end. Reads the file up to there."""
     left, offset = line - 1, 0
     if left < 0:
         return None

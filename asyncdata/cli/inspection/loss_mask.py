@@ -1,4 +1,4 @@
-"""Which tokens of a sample are trained, with the text of each token and the turn of the chat that it belongs to."""
+"""The trained tokens of a sample, with the text of each token and its turn of the chat."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class MaskedText(NamedTuple):
 
     :ivar name: ``chosen`` or ``rejected`` in a pair, else empty.
     :ivar pieces: its tokens, in their order.
-    :ivar turns: by characters of the pieces' texts; empty where it is no chat.
-    :ivar is_labelled: whether the tokenize function says what is trained.
+    :ivar turns: with offsets in the joined texts of the pieces; empty if it is not a chat.
+    :ivar is_labelled: whether the sample has labels.
     """
 
     name: str
@@ -41,15 +41,16 @@ class MaskedText(NamedTuple):
 
     @property
     def num_trained(self) -> int:
-        """Those that are trained."""
+        """Trained tokens of the text."""
         return sum(piece.stop - piece.start for piece in self.pieces if piece.is_trained)
 
 
 class LossMask:
-    """Shows what a tokenize function trains.
+    """Finds the tokens that a tokenize function trains.
 
     :param tokenize_fn: the function, or its description.
-    :param tokenizer: the one that decodes; None for the description's own. Without either, tokens are numbers.
+    :param tokenizer: the tokenizer that decodes; None: the description's own. Without either, tokens are
+        shown as numbers.
     :raises ConfigError: if there is no such tokenizer.
     """
 

@@ -1,4 +1,4 @@
-"""The exact text of each token, for people who want to inspect their tokens."""
+"""The exact text of each token, for inspection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def _byte_of_char() -> dict[str, int]:
-    """The characters by which byte-level vocabularies write bytes, as in GPT-2: printable ones stand for themselves."""
+    """The characters for bytes in byte-level vocabularies, as in GPT-2: printable bytes are themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
@@ -28,11 +28,11 @@ _BYTE_OF_CHAR = _byte_of_char()
 
 
 class Piece(NamedTuple):
-    """Tokens ``[start, stop)`` of a sample: one, or those that a character is split over.
+    """Tokens ``[start, stop)`` of a sample: one token, or those over which a character is split.
 
-    :ivar text: a byte that belongs to no whole character is U+DC00 with the byte added, as ``surrogateescape`` has it.
-    :ivar name: that of a special token, or the number of one that the tokenizer does not know; empty for others.
-    :ivar is_trained: of all of them.
+    :ivar text: a byte that is not part of a complete character is U+DC00 plus the byte, as in ``surrogateescape``.
+    :ivar name: the name of a special token, or the number of an unknown one; empty for all others.
+    :ivar is_trained: whether all of them are trained.
     """
 
     start: int
@@ -43,10 +43,10 @@ class Piece(NamedTuple):
 
 
 class TokenTexts:
-    """Splits a sample's tokens into pieces; their texts, joined, are what the tokenizer decodes all tokens to.
+    """Splits a sample's tokens into pieces. Their joined texts are the text that the tokenizer decodes.
 
-    A byte-level token is taken for its bytes, so that characters that are split over tokens come out whole. Any other
-    is decoded after the one before it.
+    Byte-level tokens are converted to their bytes, so that a character that is split over tokens is complete. Any other
+    token is decoded together with the one before it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -59,13 +59,13 @@ class TokenTexts:
         """The pieces of a sample.
 
         :param ids: its tokens.
-        :param is_trained: whether each of them is; a piece never has both.
+        :param is_trained: whether each token is trained; a piece has no mixture of both.
         """
         return list(self._pieces(ids, is_trained))
 
     def _pieces(self, ids: Sequence[int], is_trained: Sequence[bool]) -> Iterator[Piece]:
         run = _Run()
-        before: int | None = None  # the last token that was no byte
+        before: int | None = None  # the last token other than a byte
         for at, id in enumerate(ids):
             token = self._tokenizer.id_to_token(id)
             name = str(id) if token is None else self._names.get(id, "")
@@ -84,7 +84,7 @@ class TokenTexts:
         yield from run.end(len(ids), run.start < len(ids) and is_trained[run.start])
 
     def _bytes(self, token: str) -> bytes | None:
-        """The bytes that a token stands for; None for one that stands for text."""
+        """The bytes of a byte-level token; None for any other token."""
         if self._steps <= {"ByteLevel", "Fuse"} and self._steps:
             known = [_BYTE_OF_CHAR.get(char) for char in token]
             return token.encode() if None in known else bytes(byte for byte in known if byte is not None)
@@ -101,7 +101,7 @@ class TokenTexts:
 
 
 class _Run:
-    """Tokens whose bytes are not whole characters yet.
+    """Tokens whose bytes are not complete characters yet.
 
     :ivar start: the first of them.
     """
@@ -112,12 +112,12 @@ class _Run:
         self._text = ""
 
     def add(self, data: bytes) -> None:
-        """Take the next token's bytes."""
+        """Add the next token's bytes."""
         self._text += self._decoder.decode(data)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the bytes so far are whole characters."""
+        """Whether the bytes so far are complete characters."""
         return not self._decoder.getstate()[0]
 
     def end(self, stop: int, is_trained: bool) -> Iterator[Piece]:
@@ -129,5 +129,5 @@ class _Run:
 
 
 def without_texts(ids: Sequence[int], is_trained: Sequence[bool]) -> list[Piece]:
-    """The pieces of tokens without a known tokenizer: each is shown as its number."""
+    """The pieces of tokens without a tokenizer: each is shown as its number."""
     return [Piece(at, at + 1, str(id), str(id), is_trained[at]) for at, id in enumerate(ids)]

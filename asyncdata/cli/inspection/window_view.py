@@ -1,21 +1,21 @@
-"""The order D, opened to look at single rows: which rows a window has, and what the tokenize function makes of one.
+"""The order D, opened to inspect single rows: which rows a window has, and the sample that a row becomes.
 
-The source, the order and the windows are opened by the loader's own code, and rows are tokenized by a worker's own
-code, in a thread of this process. So what is shown is what a loader with the same arguments delivers.
+The loader's own code opens the source, the order and the windows, and a worker's own code tokenizes the rows, in a
+thread of this process. So what is shown is what a loader with the same arguments delivers.
 """
 
 from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
-import numpy as np
 from anyio.from_thread import start_blocking_portal
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, NoSamplesError, SnapshotError, SourceError
-from asyncdata.core.messages import Scan, Scanned, Tokenized
+from asyncdata.core.messages import Tokenized
 from asyncdata.core.types import Position, Sample, SampleRange, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.loader.config import LoaderConfig
@@ -47,18 +47,14 @@ if TYPE_CHECKING:
 
 __all__ = ("InspectedRow", "OpenedOrder", "WindowView")
 
-ReplyT = TypeVar("ReplyT", Scanned, Tokenized)
-
-_MAX_BLOCKS_FOR_ESTIMATE = 256
-
 
 class InspectedRow(NamedTuple):
-    """A row, and what the tokenize function makes of it.
+    """A row, and the sample that it becomes.
 
     :ivar raw: its bytes; empty for a row longer than ``max_row_bytes``.
     :ivar sample: None if the row yields none, or if there is no tokenize function.
     :ivar dropped: why it yields no sample, or an empty string.
-    :ivar error: what is wrong with it; None if nothing is.
+    :ivar error: what is wrong with the row; None for a good one.
     """
 
     position: Position
@@ -75,9 +71,9 @@ class InspectedRow(NamedTuple):
 
 
 class OpenedOrder:
-    """D, as a loader with these arguments has it. Close it, or use ``with``.
+    """The order D of a loader with these arguments. Close it, or use ``with``.
 
-    :param tokenize_fn: None to look at rows alone.
+    :param tokenize_fn: None to inspect rows without tokenizing them.
     :param packing: changes D where packs are planned.
     :param knobs: of the loader, such as ``seed`` and ``shuffle``.
     :ivar files: the source, opened.
@@ -102,20 +98,20 @@ class OpenedOrder:
             raise ConfigError("this order leaves out rows that yield no sample: say how rows are tokenized")
 
         self._tokenizer = _RecordingTokenizer(function)
-        self._reading = opened_source(described(source), config, function, lambda _: None, plan)
-        self.files, self.order = self._reading.files, self._reading.order
+        self._source = opened_source(described(source), config, function, no_op, plan)
+        self.files, self.order = self._source.files, self._source.order
         self._executor = InlineExecutor(self._tokenizer)
-        self._windows = self._reading.windows(self._executor)
+        self._windows = self._source.windows(self._executor)
         self._streamed = Position()  # the window of a stream that can be read next without reading others again
         self._changed: anyio.Event | None = None
         self._is_closed = False
         with ExitStack() as stack:
-            stack.callback(self._reading.close)
+            stack.callback(self._source.close)
             self._start(stack)
             self._stack = stack.pop_all()
 
     def _start(self, stack: ExitStack) -> None:
-        self._executor.prepare(self._reading.slot_bytes)
+        self._executor.prepare(self._source.slot_bytes)
         self._portal = stack.enter_context(start_blocking_portal())
         stack.callback(self._portal.call, self._portal.stop, True)
         self._executor.watch(self._notify)
@@ -225,32 +221,15 @@ class OpenedOrder:
             num_rows += view.num_rows
         return None, num_rows
 
-    def estimate_num_rows(self) -> int | None:
-        """Rows of an epoch, estimated from some blocks; exact where there are few blocks, and where rows are numbered.
-
-        None where it is not known: of a stream, and of an order of single rows.
-        """
-        if not isinstance(self.order, Order):
-            return None
-
-        if self.files.location(0, 0, 0).row_number is not None:
-            return self.files.extent
-
-        num_blocks, most = self.files.num_blocks, min(_MAX_BLOCKS_FOR_ESTIMATE, self.order.max_window_blocks)
-        num_read = min(num_blocks, most)
-        blocks = self.files.blocks([number * num_blocks // num_read for number in range(num_read)])
-        slot = self._portal.call(self._executor.slots.hold) or 0
-        reply = self._answer(Scan(slot, 0, blocks), Scanned)
-        self._portal.call(self._executor.slots.release, slot)
-        num_rows = int(np.frombuffer(reply.counts, np.int32).sum())
-        return round(num_rows * self.files.extent / sum(block.stop - block.start for block in blocks))
-
-    # What a view asks for
+    # Called by WindowView
 
     def inspect(self, window: OpenWindow, position: Position) -> InspectedRow:
-        """Do with a row of an open window what a worker does."""
+        """A row of an open window, tokenized as a worker does it."""
         self._tokenizer.raw = b""
-        reply = self._answer(window.request(position.row, position.row + 1), Tokenized)
+        reply = self._portal.call(self._ask, window.request(position.row, position.row + 1))
+        if not isinstance(reply, Tokenized):
+            raise error_of(reply)
+
         chunk = Chunk(reply, position, 1, ChunkOrigin(window, position.row), ends_epoch=False)
         return InspectedRow(
             position=position,
@@ -262,16 +241,9 @@ class OpenedOrder:
         )
 
     def release(self, window: OpenWindow) -> None:
-        """The window is not looked at any more."""
+        """Free the slot of a window."""
         if not self._is_closed:
             self._portal.call(self._executor.slots.release, window.slot)
-
-    def _answer(self, request: Request, kind: type[ReplyT]) -> ReplyT:
-        reply = self._portal.call(self._ask, request)
-        if not isinstance(reply, kind):
-            raise error_of(reply)
-
-        return reply
 
     # In the portal's thread
 
@@ -281,7 +253,7 @@ class OpenedOrder:
 
     async def _serve(self) -> None:
         try:
-            await self._executor.run(self._reading.job)
+            await self._executor.run(self._source.job)
         finally:
             self._notify()  # a waiting call must not wait any longer
 
@@ -334,7 +306,7 @@ class WindowView:
         return self._window.find(keys)
 
     def inspect(self, row: int) -> InspectedRow:
-        """Do with row ``row`` what a worker does.
+        """Row ``row``, tokenized as a worker does it.
 
         :raises ConfigError: if the window has no such row.
         """
@@ -348,7 +320,7 @@ class WindowView:
         return self._opened.inspect(self._window, Position(epoch, number, row))
 
     def close(self) -> None:
-        """The window's memory is free for another one."""
+        """Free the window's memory for another one."""
         self._opened.release(self._window)
 
     def __enter__(self) -> Self:
@@ -361,7 +333,7 @@ class WindowView:
 
 
 class _RecordingTokenizer:
-    """Keeps the bytes that the tokenize function is given. A description that opens to itself."""
+    """Stores the bytes of the row that is tokenized. A description that opens to itself."""
 
     def __init__(self, tokenize_fn: TokenizeFn | Callable[..., Any] | None) -> None:
         self.raw = b""

@@ -1,4 +1,4 @@
-"""The data source without a buffer, as ``slime.rollout.data_source.RolloutDataSource``: it is read, and counts."""
+"""The data source without a buffer, as ``slime.rollout.data_source.RolloutDataSource``."""
 
 from __future__ import annotations
 
@@ -34,22 +34,34 @@ __all__ = ("ReadOnlyDataSource", "ReadOnlyError", "whole_number")
 
 _log = get_logger(__name__)
 _OWN = {"n_samples_per_prompt", "buffer"}
-"""Names for ``asyncdata_allow_changed`` that are not names of the loader."""
+"""Names in ``asyncdata_allow_changed`` that the loader does not have."""
 
 
 class ReadOnlyError(InvalidGroupError, RuntimeError):
     """Groups were given back to a data source that has no buffer."""
 
 
+def _number(name: str, about: str) -> Any:
+    """A number of the ledger as an attribute. Setting ``epoch_id`` or ``sample_offset`` goes to that position."""
+
+    def get(source: ReadOnlyDataSource) -> int:
+        return getattr(source._ledger.numbering, name)  # type: ignore[no-any-return]  # noqa: SLF001 - its own
+
+    def set_to(source: ReadOnlyDataSource, number: int) -> None:
+        source._go_to(**{name: number})  # noqa: SLF001 - its own
+
+    return property(get, set_to, doc=about)
+
+
 class ReadOnlyDataSource:
-    """Groups of prompts for rollouts that give nothing back.
+    """Groups of prompts for rollouts that give no groups back.
 
-    May be called from any thread, also from one that runs an event loop; calls come one after the other. A call waits
-    for rows that are not read yet, but at most ``asyncdata_timeout_s``, and leaves everything as it was if it fails.
+    May be called from any thread, also from one that runs an event loop; calls run one at a time. A call waits for rows
+    that are not read yet, but at most ``asyncdata_timeout_s``. If it fails, nothing has changed.
 
-    :param args: slime's arguments. What is not there has slime's default; keys of our own are ``asyncdata_*``, as
+    :param args: slime's arguments. A missing one has slime's default; asyncdata's own keys are ``asyncdata_*``, as
         :class:`~asyncdata.integrations.slime.config.Options` describes them.
-    :ivar metadata: what plugins keep here; it is in checkpoints.
+    :ivar metadata: what plugins store here; it is in checkpoints.
     :raises ConfigError: for a setting that cannot work.
     :raises SourceError: for files that cannot be read.
     """
@@ -71,7 +83,7 @@ class ReadOnlyDataSource:
         self._say_if_no_rollout_is_told(package)
 
     def _set_up(self, process: Process | None) -> None:
-        """What else there is to make before anything is read."""
+        """Called before anything is read."""
 
     def _first_feed(self, process: Process | None) -> Feed:
         path = self._settings.options.dataset
@@ -86,14 +98,14 @@ class ReadOnlyDataSource:
     # Groups.
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
-        """Exactly ``num_samples`` fresh groups of ``n_samples_per_prompt`` samples, over as many epochs as it takes.
+        """Exactly ``num_samples`` fresh groups of ``n_samples_per_prompt`` samples, over as many epochs as needed.
 
-        They share nothing that can be changed.
+        They share no mutable object.
 
         :param num_samples: groups; 0 gives an empty list and changes nothing.
         :raises ConfigError: for anything but a whole number from 0 on.
         :raises PrefetchTimeoutError: if rows are not ready in time.
-        :raises AsyncDataError: for whatever else stops the stream; at this call and at every one after it.
+        :raises AsyncDataError: for any other error of the stream; at this call and at every later one.
         """
         number = whole_number("num_samples", num_samples)
         if number == 0:
@@ -112,7 +124,7 @@ class ReadOnlyDataSource:
         self._ledger = self._ledger.delivered(numbering)
 
     def add_samples(self, samples: list[list[Any]] | None) -> None:
-        """Refused: there is no buffer. None and [] do nothing.
+        """Refused, as there is no buffer. None and [] do nothing.
 
         :raises ReadOnlyError: a RuntimeError, as with slime.
         """
@@ -125,12 +137,12 @@ class ReadOnlyDataSource:
     # Rollouts.
 
     def begin_rollout(self, rollout_id: int) -> None:
-        """Say which rollout is generated from now on, where the driver does not: older versions of slime, and miles.
+        """Say which rollout is generated from now on, if the driver does not: older versions of slime, and miles.
 
-        For rollout functions of your own, before they take anything. What is delivered and given back from here on
-        belongs to that rollout, so that a checkpoint of an earlier one does not have it. Not for evaluations.
+        To be called by your own rollout function, before it takes groups. What is delivered and given back from here on
+        belongs to that rollout, so that a checkpoint of an earlier one does not contain it. Not for evaluations.
 
-        :param rollout_id: the rollout; one that has begun already begins nothing.
+        :param rollout_id: the rollout. A rollout that has already begun has no effect.
         """
         number = whole_number("rollout_id", rollout_id)
         with self._lock:
@@ -147,23 +159,23 @@ class ReadOnlyDataSource:
             _log.warning("rollout.not_told", package=package, effect=effect)
 
     def _begin(self) -> None:
-        """Count the plugins' changes of the buffer as part of the rollout before; then begin the current rollout."""
+        """Count the plugins' changes of the buffer to the previous rollout; then begin the current rollout."""
         self._take_stock()
         rollout_id = self._told_rollout_id if self._told_rollout_id is not None else current_rollout_id()
         if rollout_id is not None and self._ledger.begins(rollout_id):
             self._ledger = self._ledger.marked(rollout_id, self._feed.state(), copy.deepcopy(self.metadata))
 
     def _take_stock(self) -> None:
-        """There is nothing that a plugin could have changed."""
+        """Without a buffer, plugins can have changed nothing."""
 
     # Checkpoints.
 
     def save(self, rollout_id: int | None) -> None:
         """Write a checkpoint into ``args.save``: what a run needs to continue with the rollout after ``rollout_id``.
 
-        What later rollouts were given or gave back is not in it.
+        It does not contain what later rollouts were given or gave back.
 
-        :raises SnapshotError: if it cannot be written, or the rollout is too long ago; files that were there are whole.
+        :raises SnapshotError: if it cannot be written, or the rollout is too long ago; existing files are unchanged.
         """
         if not self._settings.is_global:
             return
@@ -189,14 +201,14 @@ class ReadOnlyDataSource:
         return Moment(self._ledger.numbering, self._ledger.entries, self._feed.state(), copy.deepcopy(self.metadata))
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Go on from the checkpoint of ``rollout_id`` in ``args.load``: ours, or else slime's own.
+        """Continue from the checkpoint of ``rollout_id`` in ``args.load``: asyncdata's, otherwise slime's own.
 
-        Without ``--load`` nothing happens. A checkpoint that is not there is a warning, or, under
-        ``asyncdata_strict_load``, an error; before the first rollout (-1) there is none to miss.
+        Without ``--load`` nothing happens. A missing checkpoint is a warning, or, with ``asyncdata_strict_load``, an
+        error; before the first rollout (-1) there is none.
 
         :raises SnapshotMismatchError: if it belongs to other data or settings that ``asyncdata_allow_changed`` does
             not name.
-        :raises SnapshotError: if it is damaged, or missing under ``asyncdata_strict_load``.
+        :raises SnapshotError: if it is damaged, or missing with ``asyncdata_strict_load``.
         """
         folder = self._settings.load_folder
         if not self._settings.is_global or folder is None:
@@ -216,7 +228,8 @@ class ReadOnlyDataSource:
 
         if self._settings.options.strict_load:
             raise SnapshotError(
-                f"AD602 there is no checkpoint of rollout {rollout_id} in {folder}/rollout; the data would begin anew"
+                f"AD602 there is no checkpoint of rollout {rollout_id} in {folder}/rollout; the data would start from "
+                "the beginning"
             )
 
         _log.warning("checkpoint.missing", folder=folder, rollout_id=rollout_id)
@@ -238,12 +251,12 @@ class ReadOnlyDataSource:
         if kind != self._feed.kind:
             raise SnapshotMismatchError(
                 f"AD603 this checkpoint is of another kind of dataset: saved {kind}, present {self._feed.kind}. Its "
-                "place means nothing here; begin a new run, or give back the old dataset",
+                "position has no meaning here; start a new run, or use the old dataset",
                 {"dataset": (kind, self._feed.kind)},
             )
 
     def _entries_of(self, found: Found, drops: dict[str, int], allowed: set[str]) -> tuple[Entry, ...]:
-        """The groups of a checkpoint that are served again; the others are added to ``drops``."""
+        """The groups of a checkpoint that will be served again; all others are added to ``drops``."""
         if found.records:
             number = len(found.records)
             slime_checkpoint.refuse_change("buffer", f"{number} groups", "none (a read-only data source)", allowed)
@@ -251,22 +264,22 @@ class ReadOnlyDataSource:
         return ()
 
     def _fill_buffer(self, entries: tuple[Entry, ...]) -> None:
-        """There is none."""
+        """Without a buffer, there is nothing to do."""
 
     # Attributes that drivers and plugins read.
 
     def __len__(self) -> int:
-        """Prompts of an epoch, the buffer not counted; 0 without a dataset.
+        """Prompts of an epoch, without the buffer; 0 without a dataset.
 
-        :raises TypeError: if it cannot be known: give ``--num-rollout``.
+        :raises TypeError: if it is not known: give ``--num-rollout``.
         """
         return 0 if self._feed.dataset is None else len(self._feed.dataset)
 
     @property
     def dataset(self) -> Any:
-        """Where fresh prompts come from; None: they are empty. As slime's, it has ``samples``, by their numbers.
+        """The source of fresh prompts; None: they are empty. Like slime's, it has ``samples``, by their numbers.
 
-        Another one may be put in its place, as long as it has ``get_next_batch``, or ``samples`` and a length.
+        It may be replaced by any object that has ``get_next_batch``, or ``samples`` and a length.
         """
         return self._feed.dataset
 
@@ -280,41 +293,12 @@ class ReadOnlyDataSource:
             self._feed.close()
             self._feed = feed
 
-    @property
-    def epoch_id(self) -> int:
-        """The epoch of the last prompt. May be set, as all four numbers."""
-        return self._ledger.numbering.epoch_id
-
-    @epoch_id.setter
-    def epoch_id(self, number: int) -> None:
-        self._go_to(epoch_id=number)
-
-    @property
-    def sample_offset(self) -> int:
-        """Prompts of it that were delivered; at its very end, the next one has not begun."""
-        return self._ledger.numbering.sample_offset
-
-    @sample_offset.setter
-    def sample_offset(self, number: int) -> None:
-        self._go_to(sample_offset=number)
-
-    @property
-    def sample_group_index(self) -> int:
-        """Number of the next group."""
-        return self._ledger.numbering.sample_group_index
-
-    @sample_group_index.setter
-    def sample_group_index(self, number: int) -> None:
-        self._go_to(sample_group_index=number)
-
-    @property
-    def sample_index(self) -> int:
-        """Number of the next sample."""
-        return self._ledger.numbering.sample_index
-
-    @sample_index.setter
-    def sample_index(self, number: int) -> None:
-        self._go_to(sample_index=number)
+    epoch_id = _number("epoch_id", "The epoch of the last prompt. May be set, as all four numbers.")
+    sample_offset = _number(
+        "sample_offset", "Prompts of it that were delivered; at its very end, the next epoch has not begun."
+    )
+    sample_group_index = _number("sample_group_index", "Number of the next group.")
+    sample_index = _number("sample_index", "Number of the next sample.")
 
     def _go_to(self, **numbers: Any) -> None:
         found = {name: whole_number(name, number) for name, number in numbers.items()}
@@ -340,7 +324,7 @@ class ReadOnlyDataSource:
         return None
 
     def set_train_parallel_config(self, config: Mapping[str, Any]) -> None:
-        """``dp_size`` ranks are fed: so many times as much is read ahead. Never needed, and no part of the order."""
+        """Read ``dp_size`` times as much ahead. Never needed, and does not change the order."""
         dp_size = config.get("dp_size") or 1
         if not isinstance(dp_size, int) or dp_size < 1:
             raise ConfigError(f"dp_size must be a whole number from 1 on, got {dp_size!r}")
@@ -349,7 +333,7 @@ class ReadOnlyDataSource:
             self._feed.set_dp_size(dp_size)
 
     def statistics(self) -> dict[str, Any]:
-        """What was delivered and dropped, flat: the loader's numbers, and what this class counts of groups."""
+        """Flat numbers: the loader's statistics, and the groups delivered, buffered and dropped."""
         with self._lock:
             numbering, drops = self._ledger.numbering, self._ledger.drops
             return {
@@ -362,12 +346,12 @@ class ReadOnlyDataSource:
             }
 
     def close(self) -> None:
-        """Stop the workers. slime does not call it: it comes by itself, at the latest with the interpreter's end."""
+        """Stop the workers. slime does not call it: it is called automatically, at the latest when Python ends."""
         self._feed.close()
 
 
 def whole_number(name: str, value: Any) -> int:
-    """``value``, be it numpy's.
+    """``value`` as an int; it may be an integer of numpy.
 
     :raises ConfigError: for anything but a whole number from 0 on.
     """

@@ -1,4 +1,4 @@
-"""slime's rollout buffer, a plain list of groups: what may enter, what a snapshot keeps, what a filter takes out."""
+"""slime's rollout buffer, a plain list of groups: which groups it accepts, their records, and its filters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = get_logger(__name__)
 
 
 class BadGroupError(InvalidGroupError, AssertionError):
-    """``add_samples`` was given what slime asserts that it is not; nothing was added."""
+    """``add_samples`` got groups that slime's assertions refuse; nothing was added."""
 
 
 def pop_first(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
@@ -35,13 +35,13 @@ def pop_first(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -
 
 
 class GroupKeeper:
-    """Turns groups into entries of the buffer, and records into groups.
+    """Converts groups to entries of the buffer, and records to groups.
 
     :param samples_per_group: ``n_samples_per_prompt``.
-    :param process: makes ``multimodal_inputs`` of a row's media; None where rows have none.
-    :param refuse: whether a group that no checkpoint can hold is an error. Otherwise it has no record; the first one is
-        logged.
-    :ivar num_without_record: how many such groups there were.
+    :param process: makes ``multimodal_inputs`` of a row's media; None if rows have no media.
+    :param refuse: whether a group that no checkpoint can store is an error. Otherwise it has no record; the first
+        one is logged.
+    :ivar num_without_record: the number of such groups.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class GroupKeeper:
         self.num_without_record = 0
 
     def entries(self, groups: Any, buffer: Iterable[Entry]) -> list[Entry]:
-        """``groups`` as the buffer keeps them.
+        """The entries of ``groups``.
 
-        :raises BadGroupError: naming the first one that cannot be kept. Nothing has been changed then.
+        :raises BadGroupError: naming the first group that cannot be stored. Nothing has changed then.
         """
         if not isinstance(groups, list):
             raise BadGroupError(f"AD432 add_samples takes a list of groups, got {type(groups).__name__}")
@@ -89,7 +89,7 @@ class GroupKeeper:
     def entry(self, group: Any, name: str) -> Entry:
         """The group with its record.
 
-        :param name: what an error calls it.
+        :param name: its name in errors.
         """
         if not isinstance(group, list):
             raise BadGroupError(f"AD432 {name} must be a list of samples, got {type(group).__name__}")
@@ -100,7 +100,7 @@ class GroupKeeper:
             reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
             if self._refuse:
                 raise BadGroupError(
-                    f"AD432 {name}: {reason}. Keep it elsewhere, or turn it into numbers, text, lists, dicts, arrays "
+                    f"AD432 {name}: {reason}. Store it elsewhere, or convert it to numbers, text, lists, dicts, arrays "
                     "or tensors; or set asyncdata_unpersistable: serve_without_saving, and a restart loses such groups"
                 ) from error
 
@@ -151,7 +151,7 @@ def _group_index(group: Sequence[Any]) -> int | None:
 
 
 class Taken(NamedTuple):
-    """What a filter took out of the buffer.
+    """The groups that a filter took out of the buffer.
 
     :ivar groups: to be served.
     :ivar num_dropped: groups that it removed and did not return.
@@ -164,11 +164,12 @@ class Taken(NamedTuple):
 def take(buffer: list[Any], num_groups: int, buffer_filter: BufferFilter, args: Any) -> Taken:
     """Take at most ``num_groups`` groups out of ``buffer``, chosen by ``buffer_filter``.
 
-    The filter has the list itself, as slime's filters expect. Whether it removes what it returns makes no difference:
-    nothing is served twice, and what it returns beyond ``num_groups`` is back in the buffer, at its head if it had been
-    removed. It may put the rest in another order, and drop some.
+    The filter gets the list itself, as slime's filters expect. It may or may not remove the groups that it returns:
+    none is served twice. Groups beyond ``num_groups`` are put back, at the head of the buffer if they had been removed.
+    The filter may reorder the rest, and drop groups.
 
-    :raises FilterError: if it raises, or returns anything but groups of the buffer, each once. The buffer is as it was.
+    :raises FilterError: if it raises, or returns anything but groups of the buffer, each once. The buffer is unchanged
+        then.
     """
     if not buffer or num_groups < 1:
         return Taken([], 0)
@@ -184,7 +185,7 @@ def take(buffer: list[Any], num_groups: int, buffer_filter: BufferFilter, args: 
 
     groups, surplus = chosen[:num_groups], chosen[num_groups:]
     gone = set(map(id, groups))
-    # A filter may have copied the lists; the samples in them tell which group it is.
+    # A filter may have copied the lists; the samples in them identify the group.
     here = {id(group): group for group in (originals.get(_identity(group), group) for group in buffer)}
     left = [group for key, group in here.items() if key not in gone]
     buffer[:] = [group for group in surplus if id(group) not in here] + left
@@ -215,7 +216,7 @@ def _identified(wanted: list[Any], originals: dict[Any, Any], buffer_filter: Buf
         if key not in originals:
             raise FilterError(
                 f"AD430 the buffer filter {_name(buffer_filter)} returned something that is no group of the buffer "
-                f"({type(group).__name__}); return the very lists it was given"
+                f"({type(group).__name__}); return the same lists that it was given"
             )
 
         if key in chosen:
@@ -226,7 +227,7 @@ def _identified(wanted: list[Any], originals: dict[Any, Any], buffer_filter: Buf
 
 
 def _identity(group: Any) -> tuple[int, ...]:
-    """What tells a group from all others, in whatever list its samples are."""
+    """The identity of a group: that of its samples, whichever list they are in."""
     return tuple(map(id, group)) if isinstance(group, list | tuple) else (id(group),)
 
 

@@ -1,10 +1,10 @@
 """The files of a checkpoint of the data source: slime's own five numbers, and beside them everything else.
 
-``{folder}/rollout/global_dataset_state_dict_{rollout_id}.pt`` is what slime writes and reads: where the stream is, and
-the plugins' metadata. ``....asyncdata`` beside it is a snapshot of ours (``asyncdata snapshot show`` reads it), with
-what the first lacks: the dataset's identity, the groups in the buffer, the exact place in any order. It is written
-first and read first, so the other one is there for slime, and for runs that slime has begun. It also tells the digest
-of the other one: once slime has gone on in the same folder, ours is of a run that is no more.
+``{folder}/rollout/global_dataset_state_dict_{rollout_id}.pt`` is what slime writes and reads: the position of the
+stream, and the plugins' metadata. ``....asyncdata`` is a snapshot of asyncdata (``asyncdata snapshot show`` reads it),
+with what slime's file lacks: the dataset's identity, the groups in the buffer, the exact position in any order. It is
+written first and read first; slime's file is for slime, and for runs that slime has started. The snapshot also has the
+digest of slime's file: if slime has continued in the same folder, the snapshot is of an abandoned run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Kind = Literal["loader", "adapter", "sequence", "none"]
 
 
 class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
-    """A group of the buffer that is not in the snapshot, as no snapshot can hold it.
+    """A group of the buffer that is not in the snapshot, as no snapshot can store it.
 
     :ivar group_index: its number, if it has one.
     :ivar reason: the value, its place, and its type.
@@ -51,12 +51,12 @@ class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlimeState(msgspec.Struct, frozen=True, kw_only=True):
-    """What slime's data source has beyond a loader's snapshot.
+    """What the snapshot of slime's data source has in addition to a loader's.
 
-    :ivar rollout_id: the last rollout whose work is in it.
+    :ivar rollout_id: the last rollout that it includes.
     :ivar kind: where prompts came from.
-    :ivar dataset: the state of a dataset that is not one of this library's loaders.
-    :ivar metadata: the plugins', as pairs, for keys need not be text.
+    :ivar dataset: the state of a dataset other than this library's loader.
+    :ivar metadata: the plugins' metadata, as pairs, as keys need not be text.
     :ivar drops: groups that left the buffer and were not served, by reason.
     :ivar beside: digest of slime's own file; None: it was not written.
     :ivar unsaved: groups that were in the buffer and are not in the snapshot.
@@ -74,18 +74,18 @@ class SlimeState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlimeSnapshot(Snapshot, frozen=True, kw_only=True):
-    """A loader's snapshot whose buffer holds slime's groups, and what else slime's data source has."""
+    """A loader's snapshot with slime's groups in its buffer, and the other state of slime's data source."""
 
     format: str = _FORMAT
     slime: SlimeState
 
 
 class Found(NamedTuple):
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
-    :ivar records: of the buffer's groups; :meth:`opened` has what is in them.
-    :ivar state: None in slime's own, which says neither whose numbers these are nor what was in the buffer.
-    :ivar dataset: the state of the dataset; None in slime's own.
+    :ivar records: of the buffer's groups; :meth:`opened` returns their contents.
+    :ivar state: None for slime's own file, which has neither the identity of the data nor the buffer.
+    :ivar dataset: the state of the dataset; None for slime's own file.
     """
 
     path: str
@@ -97,11 +97,11 @@ class Found(NamedTuple):
     store: GroupStore | None = None
 
     def opened(self, record: list[Any]) -> Opened:
-        """The record of a group, out of its own file where it has one.
+        """The record of a group, read from its own file if it has one.
 
-        :raises SnapshotError: if that is missing or damaged.
+        :raises SnapshotError: if that file is missing or damaged.
         """
-        assert self.store is not None  # slime's own has no records
+        assert self.store is not None  # slime's own file has no records
         return self.store.open(record)
 
 
@@ -112,9 +112,9 @@ def _stem(folder: str, rollout_id: Any) -> str:
 def write(
     folder: str, rollout_id: int | None, moment: Moment, *, kind: Kind, samples_per_group: int, drops: Mapping[str, int]
 ) -> None:
-    """Write both files, slime's only where torch is installed, and before them those of groups that have their own.
+    """Write the files of large groups, and then both files; slime's only if torch is installed.
 
-    :raises SnapshotError: if one cannot be written; what was there is whole.
+    :raises SnapshotError: if one cannot be written; existing files are unchanged.
     """
     metadata = [
         (_plain(key, "a key of the metadata"), _plain(value, f"metadata[{key!r}]"))
@@ -150,7 +150,7 @@ def _write(
     stem: str, state: SlimeState, dataset: Any, content: bytes | None, buffer: list[Any], files: list[str]
 ) -> None:
     if os.path.exists(f"{stem}.asyncdata"):
-        # Killed between the two files, one may be missing, but they never contradict each other.
+        # After a kill between the two writes, one file may be missing, but they never contradict each other.
         with suppress(FileNotFoundError):
             os.unlink(f"{stem}.pt")
     snapshots.save(f"{stem}.asyncdata", _snapshot(state, dataset, buffer), files=files)
@@ -187,7 +187,7 @@ def _plain(value: Any, name: str) -> Any:
 def read(folder: str, rollout_id: int | None) -> Found | None:
     """The checkpoint of a rollout; None if there is none.
 
-    :raises SnapshotError: if it is damaged, or something else.
+    :raises SnapshotError: if it is damaged, or not a checkpoint.
     """
     stem = _stem(folder, rollout_id)
     if not os.path.lexists(f"{stem}.asyncdata"):
@@ -204,8 +204,8 @@ def _refuse_other_run(slimes: str, own: str, expected: str | None) -> None:
         present = digest(file.read())
     if present != expected:
         raise SnapshotMismatchError(
-            f"AD603 {slimes} is not the one that was written with {os.path.basename(own)} beside it: somebody has gone "
-            "on in this folder. Remove the one of the two that shall not count",
+            f"AD603 {slimes} is not the one that was written with {os.path.basename(own)} beside it: another run has "
+            "continued in this folder. Remove the file that you do not want",
             {"checkpoint": (expected, present)},
         )
 
@@ -232,13 +232,15 @@ def _read_own(path: str) -> Found:
 
 def _read_slimes(path: str) -> Found:
     if not torch_checkpoint.is_available():
-        raise SnapshotError(f"AD602 {path} cannot be read without torch, and there is no snapshot of ours beside it")
+        raise SnapshotError(
+            f"AD602 {path} cannot be read without torch, and there is no snapshot of asyncdata beside it"
+        )
 
     fields = torch_checkpoint.read(path)
     if "hf_adapter_state" in fields:
         raise SnapshotError(
             f"AD602 {path} cannot be continued: slime's streaming dataset wrote it, whose order depends on a shuffle "
-            "buffer that it does not save; begin a new run"
+            "buffer that it does not save; start a new run"
         )
 
     metadata = fields.get("metadata", {})
@@ -250,7 +252,7 @@ def _read_slimes(path: str) -> Found:
 
 
 def refuse_change(name: str, saved: str, present: str, allow_changed: Collection[str]) -> None:
-    """Refuse a checkpoint of something else, unless that is allowed.
+    """Refuse a checkpoint in which ``name`` differs, unless that is allowed.
 
     :raises SnapshotMismatchError: naming what differs.
     """
@@ -258,7 +260,7 @@ def refuse_change(name: str, saved: str, present: str, allow_changed: Collection
         return
 
     raise SnapshotMismatchError(
-        f"AD603 this checkpoint was written with another {name}: saved {saved}, present {present}. Give back what it "
-        f"was written with; or, to continue anyway, set asyncdata_allow_changed: [{name}]",
+        f"AD603 this checkpoint was written with another {name}: saved {saved}, present {present}. Use what it was "
+        f"written with; or, to continue anyway, set asyncdata_allow_changed: [{name}]",
         {name: (saved, present)},
     )

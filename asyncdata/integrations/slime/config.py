@@ -35,40 +35,40 @@ PREFIX = "asyncdata_"
 NO_TOKENIZER = "none"
 _OF_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
-# slime's own: a path, and rows [first:stop) of those that it can read. Anything else in brackets is part of a name.
+# slime's syntax: a path, and the rows [first:stop) of those that can be read. Other brackets are part of the name.
 _SLICED = re.compile(r"(?P<path>.*)@\[(?P<first>(-?\d+)?):(?P<stop>(-?\d+)?)\]", re.DOTALL)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The ``asyncdata_*`` keys, without the prefix. Those that are named as a knob of the loader are that knob.
+    """The ``asyncdata_*`` keys, without the prefix. A key with the name of a knob of the loader sets that knob.
 
-    :ivar order: ``legacy``: the very prompts, in the very order and with the very numbers, that slime's own data source
-        gives, so that a run can change over in either direction, in the middle of an epoch. This is the default: who
-        only sets ``--data-source-path`` must not get another run. It needs the number of rows before the first prompt
-        of a shuffled epoch, and with ``rollout_max_prompt_len`` their lengths. ``stream``: asyncdata's own order,
-        which starts at once whatever the size of the data, but has no ``len()``: give ``--num-rollout``. This is the
-        default under ``use_hf_datasets``, which asks for it.
+    :ivar order: ``legacy``: the same prompts, in the same order and with the same numbers, as slime's own data source,
+        so that a run can switch in either direction, in the middle of an epoch. This is the default, as setting only
+        ``--data-source-path`` must not change the run. It needs the number of rows before the first prompt of a
+        shuffled epoch, and with ``rollout_max_prompt_len`` their lengths. ``stream``: asyncdata's own order, which
+        starts at once whatever the size of the data, but has no ``len()``: give ``--num-rollout``. This is the default
+        with ``use_hf_datasets``.
     :ivar pretokenize: fill ``tokens`` of each sample, so that the rollout need not tokenize. For rollout functions
-        that expect the prompt's tokens there, as slime's own does.
+        that read the prompt's tokens from it, such as slime's own.
     :ivar today: see :class:`~asyncdata.integrations.slime.rows.SlimeTokenizeFn`.
-    :ivar revision: likewise.
-    :ivar strict_load: a checkpoint that is not there is an error, not a warning.
-    :ivar allow_changed: what may differ from a checkpoint: names as ``DataLoader.load_state_dict`` knows them, and
-        ``n_samples_per_prompt``, with which groups of another size are dropped. A list, or names with commas.
+    :ivar revision: see there.
+    :ivar strict_load: a missing checkpoint is an error, not a warning.
+    :ivar allow_changed: what may differ from a checkpoint: names as in ``DataLoader.load_state_dict``, and
+        ``n_samples_per_prompt``: groups of another size are dropped. A list, or names with commas.
     :ivar trust_remote_code: render and encode by transformers' ``AutoTokenizer`` in the workers, with the code that
-        comes with the tokenizer: for those that have no ``tokenizer.json``.
-    :ivar unpersistable: what ``add_samples`` does with a group that no checkpoint can hold. ``error``: it is refused.
-        ``serve_without_saving``: it is served as any other, and a restart loses it; such groups are counted, the first
-        is logged, and a checkpoint names those that were in the buffer.
+        comes with the tokenizer: for tokenizers without ``tokenizer.json``.
+    :ivar unpersistable: what ``add_samples`` does with a group that no checkpoint can store. ``error``: it is refused.
+        ``serve_without_saving``: it is served like any other, and a restart loses it; such groups are counted, the
+        first is logged, and a checkpoint names those that were in the buffer.
     :ivar same_rows: the files may have other names than those of a checkpoint, if their content and order are the same.
-        The run continues at its place then.
+        The run then continues at its position.
     :ivar processor: import path of a function of (args, media) that makes ``multimodal_inputs`` of a row's media,
-        ``{"images": [...], "videos": [...], "audios": [...]}``. Without it they are made as slime makes them.
+        ``{"images": [...], "videos": [...], "audios": [...]}``. None: they are made as slime makes them.
     :ivar dataset: import path of a function of (args) that makes the dataset: an
-        :class:`~asyncdata.integrations.hf_adapter.HFDatasetAdapterBase`, or what has ``samples``, a length and
-        ``shuffle(epoch_id)``, as slime's own has. ``--prompt-data`` is its business then.
+        :class:`~asyncdata.integrations.hf_adapter.HFDatasetAdapterBase`, or an object with ``samples``, a
+        length and ``shuffle(epoch_id)``, like slime's own. It then reads ``--prompt-data`` itself.
     :ivar tokenizer_backend: see :class:`~asyncdata.tokenization.functions.tokenizer_settings.OfTokenizer`.
-    :ivar max_bad_rows: no limit unless one is set: a bad row counts again in every epoch, and rollouts see many.
+    :ivar max_bad_rows: None: no limit, as a bad row counts again in every epoch, and rollouts have many epochs.
     """
 
     order: Literal["legacy", "stream"] | None = None
@@ -100,11 +100,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class SlimeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the data source reads from ``args``.
+    """Everything that the data source reads from ``args``.
 
-    :ivar source: what is read; None: there is no dataset, and prompts are empty.
-    :ivar is_global: ``rollout_global_dataset``; False makes saving and loading do nothing, as with slime.
-    :ivar is_colocated: ``colocate``; only ``train.py`` runs so, which saves a rollout before it begins the next one.
+    :ivar source: the data; None: there is no dataset, and prompts are empty.
+    :ivar is_global: ``rollout_global_dataset``; with False, saving and loading do nothing, as in slime.
+    :ivar is_colocated: ``colocate``; only ``train.py`` runs so; it saves a rollout before it begins the next one.
     :ivar knobs: keyword arguments of the loader.
     """
 
@@ -126,11 +126,11 @@ class SlimeSettings(msgspec.Struct, frozen=True, kw_only=True):
 def settings_of(
     args: Any, *, order: Literal["legacy", "stream"] = "legacy", samples_per_group: int | None = None
 ) -> SlimeSettings:
-    """What ``args`` say. An attribute that is not there has slime's default.
+    """The settings in ``args``. A missing attribute has slime's default.
 
-    :param order: the order where nothing is said of it.
+    :param order: the default order.
     :param samples_per_group: in place of ``n_samples_per_prompt``.
-    :raises ConfigError: for an ``asyncdata_*`` key that is unknown, and for values that cannot work.
+    :raises ConfigError: for an unknown ``asyncdata_*`` key, and for values that cannot work.
     """
     options = _options(args)
     is_streaming = bool(getattr(args, "use_hf_datasets", False))
@@ -142,7 +142,7 @@ def settings_of(
     only_kept = tokenize_fn is not None and tokenize_fn.max_length is not None
     knobs = _knobs(args, options, is_streaming)
     knobs["shuffle"] = _shuffle(order, shuffled, first, stop, only_kept)
-    LoaderConfig.of(dict(knobs))  # so that what cannot work is said at the start
+    LoaderConfig.of(dict(knobs))  # so that errors of settings are raised at the start
     return SlimeSettings(
         is_global=is_global,
         is_colocated=bool(getattr(args, "colocate", False)),
@@ -161,9 +161,9 @@ def settings_of(
 
 
 def import_by_path(path: str) -> Any:
-    """What a path names, be it written slime's way, ``package.module.name``, or ours, ``package.module:name``.
+    """The object with an import path, ``package.module.name`` as in slime, or ``package.module:name``.
 
-    :raises ConfigError: if there is no such function.
+    :raises ConfigError: if there is no such object.
     """
     return resolve_path(path if ":" in path else ":".join(path.rsplit(".", 1)))
 
@@ -184,7 +184,7 @@ def _options(args: Any) -> Options:
 
 
 def _rows(prompt_data: Any) -> tuple[str | list[str] | None, int | None, int | None]:
-    """The files, and which of their rows."""
+    """The files, and the first and last of their rows that are read."""
     found = _SLICED.fullmatch(prompt_data) if isinstance(prompt_data, str) else None
     if found is None:
         return prompt_data, None, None
@@ -194,7 +194,7 @@ def _rows(prompt_data: Any) -> tuple[str | list[str] | None, int | None, int | N
 
 
 def _described(paths: str | list[str]) -> Source:
-    """The files, their lines read as slime reads them."""
+    """The source of the files, with lines split as slime splits them."""
     source = described(paths)
     return msgspec.structs.replace(source, python_lines=True) if isinstance(source, JsonlSource) else source
 
@@ -203,7 +203,7 @@ def _shuffle(
     order: str, shuffled: bool, first: int | None, stop: int | None, only_kept: bool
 ) -> bool | Shuffle | RowShuffle:
     if order == "legacy":
-        # With a first row, be it 0, lines that are no JSON have no number: slime skips them before it shuffles.
+        # With a first row, even 0, lines that are not JSON have no number: slime skips them before it shuffles.
         method: Literal["slime", "none"] = "slime" if shuffled else "none"
         return RowShuffle(method=method, first=first or 0, stop=stop, only_kept=only_kept)
 
@@ -229,7 +229,7 @@ def _tokenize_fn(args: Any, options: Options) -> SlimeTokenizeFn:
         if applies_template or max_length is not None or options.pretokenize:
             raise ConfigError("a chat template, a longest prompt and tokens need a tokenizer: give --hf-checkpoint")
 
-        tokenizer = NO_TOKENIZER  # nothing of it is read
+        tokenizer = NO_TOKENIZER  # never read
     makes_tokens = max_length is not None or options.pretokenize
     multimodal_keys = getattr(args, "multimodal_keys", None)
     is_miles = (applies_template or multimodal_keys is not None) and package_of(resolve_sample_type()) == "miles"
@@ -248,7 +248,7 @@ def _tokenize_fn(args: Any, options: Options) -> SlimeTokenizeFn:
         pretokenize=options.pretokenize,
         today=options.today,
         revision=options.revision,
-        tokenizer_backend=options.tokenizer_backend if makes_tokens else "hf",  # nothing encodes: nothing to be proven
+        tokenizer_backend=options.tokenizer_backend if makes_tokens else "hf",  # nothing is encoded
         tool_form=tool_form() if is_miles else None,
         trust_remote_code=options.trust_remote_code,
         shows_media=tokenizer != NO_TOKENIZER and has_processor(tokenizer),
@@ -256,13 +256,13 @@ def _tokenize_fn(args: Any, options: Options) -> SlimeTokenizeFn:
 
 
 def has_processor(checkpoint: str) -> bool:
-    """Whether a model takes images, videos or audios: for these it has a processor, and says how it is set."""
+    """Whether a model takes images, videos or audio: then its folder has the settings of a processor."""
     folder = os.path.expanduser(checkpoint)
     return any(os.path.isfile(os.path.join(folder, name)) for name in _OF_PROCESSORS)
 
 
 def _template_kwargs(args: Any) -> dict[str, Any]:
-    """With the template of miles' ``--chat-template-path``, which goes before the tokenizer's own."""
+    """With the template of miles' ``--chat-template-path``, which takes precedence over the tokenizer's own."""
     kwargs: dict[str, Any] = getattr(args, "apply_chat_template_kwargs", None) or {}
     path = getattr(args, "chat_template_path", None)
     if path is None or "chat_template" in kwargs or not getattr(args, "apply_chat_template", False):
@@ -276,14 +276,14 @@ def _template_kwargs(args: Any) -> dict[str, Any]:
 
 
 def _max_length(args: Any) -> int | None:
-    """slime leaves room for one token of an answer, where only the whole is limited."""
+    """The longest prompt. If only prompt and answer together are limited, slime leaves one token for the answer."""
     longest: int | None = getattr(args, "rollout_max_prompt_len", None)
     whole: int | None = getattr(args, "rollout_max_context_len", None)
     return whole - 1 if longest is None and whole is not None else longest
 
 
 def _knobs(args: Any, options: Options, is_streaming: bool) -> Knobs:
-    """The knobs. asyncdata's keys take precedence over the flags of slime's streaming datasets, if those are used."""
+    """The knobs. asyncdata's keys take precedence over the flags of slime's streaming datasets."""
     flags = {"buffer_size": "hf_dataset_buffer_size", "num_workers": "hf_dataset_num_proc"}
     asked = {knob: getattr(args, flag, None) for knob, flag in flags.items()} if is_streaming else {}
     ours = {
@@ -296,7 +296,7 @@ def _knobs(args: Any, options: Options, is_streaming: bool) -> Knobs:
 
 
 def _check_shuffle_buffer(number: Any) -> None:
-    """It says how many neighbours are mixed. All of a file is mixed here, so that a good value is enough."""
+    """Only checked: it is the size of a shuffle buffer, and asyncdata shuffles whole files."""
     if number is not None and (not isinstance(number, int) or number < 1):
         raise ConfigError(f"hf_dataset_shuffle_buffer must be a whole number from 1 on, got {number!r}")
 

@@ -1,14 +1,14 @@
 """The data source for slime (and miles): ``--data-source-path asyncdata.integrations.slime.AsyncDataSource``.
 
-It takes the place of ``slime.rollout.data_source.RolloutDataSourceWithBuffer``: the same arguments, the same prompts
-in the same order with the same numbers, the same buffer and filters, and checkpoints from which either can continue.
-What it has beyond that: rows are read and rendered by worker processes while the rollout works; nothing is held but the
-read-ahead; the buffer is in the checkpoint, and a rollout that the driver has begun before it saved the one before is
-not (``rollout_ledger`` says how); and whatever fails is an error at every call, never a short batch.
-:class:`ReadOnlyDataSource` is the same without a buffer, as slime's ``RolloutDataSource``.
+It replaces ``slime.rollout.data_source.RolloutDataSourceWithBuffer``: the same arguments, the same prompts in the same
+order with the same numbers, the same buffer and filters, and checkpoints from which either can continue. In addition,
+worker processes read and render rows while the rollout runs; only the read-ahead is in memory; the buffer is in the
+checkpoint, and a rollout that the driver began before it saved the previous one is not (see ``rollout_ledger``); and an
+error is raised at every call, instead of a short batch. :class:`ReadOnlyDataSource` is the same without a buffer, like
+slime's ``RolloutDataSource``.
 
-The order is slime's own by default, and asyncdata's with ``asyncdata_order: stream`` (see ``slime_config.Options``).
-What a rollout took and never gave back is consumed: groups that a fully asynchronous rollout has in the works when its
+The order is slime's own by default, and asyncdata's with ``asyncdata_order: stream`` (see ``config.Options``). Groups
+that a rollout took and never gave back are consumed: those that a fully asynchronous rollout has not finished when its
 process dies are not generated again.
 """
 
@@ -34,16 +34,16 @@ _log = get_logger(__name__)
 
 
 class AsyncDataSource(ReadOnlyDataSource):
-    """Groups of prompts for rollouts, and a buffer for those that rollouts give back.
+    """Groups of prompts for rollouts, and a buffer for groups that rollouts give back.
 
-    May be called from any thread, also from one that runs an event loop; calls come one after the other. A call waits
-    for rows that are not read yet, but at most ``asyncdata_timeout_s``, and leaves everything as it was if it fails.
+    May be called from any thread, also from one that runs an event loop; calls run one at a time. A call waits for rows
+    that are not read yet, but at most ``asyncdata_timeout_s``. If it fails, nothing has changed.
 
-    :param args: slime's arguments. What is not there has slime's default; keys of our own are ``asyncdata_*``, as
+    :param args: slime's arguments. A missing one has slime's default; asyncdata's own keys are ``asyncdata_*``, as
         :class:`~asyncdata.integrations.slime.config.Options` describes them.
     :ivar buffer: the groups given back, a plain list that filters and plugins may change.
     :ivar buffer_filter: takes groups out of the buffer; called like slime's filters. It may be replaced.
-    :ivar metadata: what plugins keep here; it is in checkpoints.
+    :ivar metadata: what plugins store here; it is in checkpoints.
     :raises ConfigError: for a setting that cannot work.
     :raises SourceError: for files that cannot be read.
     """
@@ -67,14 +67,14 @@ class AsyncDataSource(ReadOnlyDataSource):
     def get_samples(self, num_samples: int) -> list[list[Any]]:
         """Exactly ``num_samples`` groups of ``n_samples_per_prompt`` samples: the buffer's first, then fresh ones.
 
-        As many epochs as it takes. Fresh samples share nothing that can be changed; those of the buffer are the very
-        objects that were given back.
+        Over as many epochs as needed. Fresh samples share no mutable object; those of the buffer are the same objects
+        that were given back.
 
         :param num_samples: groups; 0 gives an empty list and changes nothing.
         :raises ConfigError: for anything but a whole number from 0 on.
         :raises FilterError: if the buffer filter fails.
         :raises PrefetchTimeoutError: if rows are not ready in time.
-        :raises AsyncDataError: for whatever else stops the stream; at this call and at every one after it.
+        :raises AsyncDataError: for any other error of the stream; at this call and at every later one.
         """
         number = whole_number("num_samples", num_samples)
         if number == 0:
@@ -97,13 +97,13 @@ class AsyncDataSource(ReadOnlyDataSource):
     def add_samples(self, samples: list[list[Any]] | None) -> None:
         """Give groups back: they are served before fresh ones, and are in every checkpoint until then.
 
-        A snapshot will have them as they are now; the objects themselves are kept. Only the bytes of arrays, tensors
-        and ``bytes`` from 1 MiB on are not copied now, but read when a snapshot is written: put another array in the
-        place of such a one, rather than write into it.
+        A snapshot stores them as they are now; the objects themselves are served again. Only the contents of arrays,
+        tensors and ``bytes`` of 1 MiB or more are not copied now, but read when a snapshot is written: replace such
+        an array, do not write into it.
 
         :param samples: groups of ``n_samples_per_prompt`` samples, or of lists of samples. None and [] do nothing.
-        :raises BadGroupError: an AssertionError, as with slime, that names the first group that cannot be kept; none
-            is added then.
+        :raises BadGroupError: an AssertionError, as with slime, that names the first group that cannot be stored;
+            none is added then.
         """
         if not samples:
             return
@@ -122,7 +122,7 @@ class AsyncDataSource(ReadOnlyDataSource):
         self._ledger = self._ledger.with_buffer(self._entries())
 
     def _entries(self) -> list[Entry]:
-        """The buffer as it is. Groups that did not come by :meth:`add_samples` are written down now."""
+        """The current buffer. Groups that were not added by :meth:`add_samples` are recorded now."""
         known = {id(entry.group): entry for entry in self._ledger.entries}
         return [
             known.get(id(group)) or self._keeper.entry(group, f"buffer[{number}]")
@@ -134,7 +134,7 @@ class AsyncDataSource(ReadOnlyDataSource):
         return len(self.buffer)
 
     def statistics(self) -> dict[str, Any]:
-        """As of :class:`ReadOnlyDataSource`, and how many groups no checkpoint can hold."""
+        """As in :class:`ReadOnlyDataSource`, and the number of groups that no checkpoint can store."""
         return {**super().statistics(), "asyncdata_unpersistable_groups_total": self._keeper.num_without_record}
 
     # Checkpoints.

@@ -1,13 +1,13 @@
 """slime's interface of streaming datasets, implemented with this library's loader.
 
-slime never merged the adapter for which this interface was drawn up (``--use-hf-datasets``), but data sources and
-datasets were written against it. Prompts are handed out one after the other; there is neither a length nor access by
-number, since a stream cannot know what filters leave of it. The answers to its known troubles:
+slime never merged the adapter for which this interface was designed (``--use-hf-datasets``), but data sources and
+datasets were written for it. Prompts are returned one after the other; there is neither a length nor access by number,
+as a stream does not know which rows filters drop. Known problems of that adapter are solved:
 
-- *A queue that times out, and a short batch*: a batch is whole, or PrefetchTimeoutError says which stage is slow.
-- *A dataset that is exhausted while it skips what was consumed*: nothing is skipped where the state is ours, and a
-  state that cannot belong to this dataset is a SnapshotMismatchError.
-- *A dataset that was never initialised*: it is made at its first use, with ``dp_size`` or without.
+- *A queue that times out, and a short batch*: a batch is complete, or PrefetchTimeoutError says which stage is slow.
+- *A dataset that is exhausted while it skips what was consumed*: with asyncdata's state nothing is skipped, and a state
+  that cannot belong to this dataset is a SnapshotMismatchError.
+- *A dataset that was never initialised*: it is opened at its first use, with or without ``dp_size``.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = ("AsyncDatasetAdapter", "HFDatasetAdapterBase")
 
 
 class HFDatasetAdapterBase(abc.ABC):
-    """A dataset that hands out prompts in order and keeps its own place."""
+    """A dataset that returns prompts in order and stores its own position."""
 
     @abc.abstractmethod
     def get_next_batch(self, num_samples: int) -> list[Any]:
-        """The next ``num_samples`` prompts, exactly; over as many epochs as it takes."""
+        """The next ``num_samples`` prompts, exactly; over as many epochs as needed."""
 
     @abc.abstractmethod
     def shuffle(self, new_epoch_id: int) -> None:
@@ -42,21 +42,21 @@ class HFDatasetAdapterBase(abc.ABC):
 
     @abc.abstractmethod
     def get_checkpoint_state(self) -> dict[str, Any]:
-        """Where it is, with the keys ``epoch_id``, ``consumed_count`` and ``global_consumed_count``."""
+        """The position, with the keys ``epoch_id``, ``consumed_count`` and ``global_consumed_count``."""
 
     @abc.abstractmethod
     def load_checkpoint_state(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`get_checkpoint_state` gave."""
+        """Continue from a state that :meth:`get_checkpoint_state` returned."""
 
 
 class AsyncDatasetAdapter(HFDatasetAdapterBase):
     """A loader's prompts as slime's samples, one of each.
 
-    The loader is made at the first use, or once the number of ranks is told. It may be called from any thread.
+    The loader is opened at the first use, or when the number of ranks is set. May be called from any thread.
 
-    :param args: slime's arguments, as :class:`~asyncdata.integrations.slime.AsyncDataSource` takes them; the order is
+    :param args: slime's arguments, as for :class:`~asyncdata.integrations.slime.AsyncDataSource`; the order is
         asyncdata's own unless ``asyncdata_order`` says otherwise.
-    :raises ConfigError: for a setting that cannot work, and where there is no data.
+    :raises ConfigError: for a setting that cannot work, and if there is no data.
     """
 
     def __init__(self, args: Any) -> None:
@@ -76,7 +76,7 @@ class AsyncDatasetAdapter(HFDatasetAdapterBase):
         return self._made
 
     def set_train_parallel_config(self, config: Mapping[str, Any]) -> None:
-        """Feed ``dp_size`` ranks: that many times as much is read ahead, from now on."""
+        """Read ``dp_size`` times as much ahead from now on, for that many ranks."""
         with self._lock:
             self._dp_size = config.get("dp_size") or 1
             self._feed().set_dp_size(self._dp_size)
@@ -88,20 +88,20 @@ class AsyncDatasetAdapter(HFDatasetAdapterBase):
 
     @property
     def consumed_count(self) -> int:
-        """Prompts of it that were handed out."""
+        """Prompts of that epoch that were returned."""
         return self._numbering.sample_offset
 
     @property
     def global_consumed_count(self) -> int:
-        """Prompts of all epochs that were handed out."""
+        """Prompts of all epochs that were returned."""
         return self._numbering.sample_group_index
 
     def get_next_batch(self, num_samples: int) -> list[Any]:
-        """Exactly ``num_samples`` samples of slime's, each its own.
+        """Exactly ``num_samples`` of slime's samples, which share no mutable object.
 
         :raises ConfigError: for a negative number.
         :raises PrefetchTimeoutError: if rows are not ready in time; none is consumed then.
-        :raises AsyncDataError: for whatever else stops the stream; at this call and at every one after it.
+        :raises AsyncDataError: for any other error of the stream; at this call and at every later one.
         """
         if num_samples < 0:
             raise ConfigError(f"AD440 num_samples must be a whole number from 0 on, got {num_samples}")
@@ -132,7 +132,7 @@ class AsyncDatasetAdapter(HFDatasetAdapterBase):
             self._numbering = self._numbering.after(0, 1, new_epoch_id, 0)
 
     def get_checkpoint_state(self) -> dict[str, Any]:
-        """The place in three counts, and the loader's own state under ``loader``: plain data."""
+        """The position as three counts, and the loader's own state under ``loader``: plain data."""
         with self._lock:
             return {
                 "epoch_id": self.epoch_id,
@@ -142,7 +142,7 @@ class AsyncDatasetAdapter(HFDatasetAdapterBase):
             }
 
     def load_checkpoint_state(self, state: dict[str, Any]) -> None:
-        """Go on from there. The three counts alone will do, though prompts of the epoch are read again then.
+        """Continue from a state. The three counts are enough, but then prompts of the epoch are read again.
 
         :raises SnapshotMismatchError: if it belongs to other data or settings that ``asyncdata_allow_changed`` does
             not name, or an epoch has fewer prompts than were consumed of it.

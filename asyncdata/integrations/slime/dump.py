@@ -1,4 +1,4 @@
-"""Writes the tokenizer of the prompts beside the dumps of ``--dump-details``."""
+"""Copies the tokenizer of the prompts to the folder of ``--dump-details``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_BYTES = 100 << 20
 
 
 def dump_tokenizer(settings: SlimeSettings) -> None:
-    """Copy the tokenizer's files, which may lie among a model's, to ``tokenizer`` in the folder for details, if any.
+    """Copy the tokenizer's files, which may be among a model's files, to ``tokenizer`` in that folder, if there is one.
 
     :raises ConfigError: if they cannot be copied.
     """

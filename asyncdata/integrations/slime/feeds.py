@@ -1,18 +1,19 @@
 """Feeds of new prompts: from this library's loader, from another dataset, or empty.
 
-Each feed makes numbered groups from a numbering on, and tells the numbering after them; whoever calls keeps it. What a
-dataset can do decides which feed it gets: ``get_next_batch`` (the interface of slime's streaming datasets), or
-``samples`` and a length (slime's own dataset).
+Each feed makes numbered groups, starting from a numbering, and reports the numbering after them, which the caller
+stores. A dataset's methods decide which feed it gets: ``get_next_batch`` (the interface of slime's streaming datasets),
+or ``samples`` and a length (slime's own dataset).
 """
 
 from __future__ import annotations
 
+import abc
 import copy
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, NoSamplesError
+from asyncdata.core.log import get_logger
 from asyncdata.integrations.slime.checkpoint import refuse_change
-from asyncdata.integrations.slime.places import leave_epoch, refuse_beyond
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -23,52 +24,53 @@ if TYPE_CHECKING:
 
     Commit = Callable[[Numbering], object]
 
-__all__ = ("AdapterFeed", "EmptyFeed", "Feed", "SequenceFeed", "feed_of")
+__all__ = ("AdapterFeed", "EmptyFeed", "Feed", "SequenceFeed", "feed_of", "leave_epoch", "refuse_beyond")
+
+_log = get_logger(__name__)
 
 
-class Feed(Protocol):
+class Feed(abc.ABC):
     """A source of fresh groups.
 
-    :ivar kind: what a checkpoint calls it.
+    :ivar kind: its name in a checkpoint.
+    :ivar dataset: what ``AsyncDataSource.dataset`` is.
     """
 
     kind: Kind
+    dataset: Any
 
-    @property
-    def dataset(self) -> Any:
-        """What ``AsyncDataSource.dataset`` is."""
-        ...
-
+    @abc.abstractmethod
     def groups(self, number: int, before: Numbering, commit: Commit) -> list[Any]:
-        """The next ``number`` groups. ``commit`` is given the numbering after them, unless this fails."""
-        ...
+        """The next ``number`` groups. ``commit`` is called with the numbering after them, unless this fails."""
 
     def state(self) -> Any:
-        """Where it is, as plain data."""
-        ...
+        """The position, as plain data."""
+        return None
 
     def restore(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
-        """Go on from ``state``, or, if that is None, from slime's own ``numbering``; the numbering that holds then."""
-        ...
+        """Continue from ``state``, or, if that is None, from slime's own ``numbering``.
 
-    def go_to(self, numbering: Numbering) -> None:
-        """Go to where ``numbering`` is in its epoch.
-
-        :raises ConfigError: if there is no such place; nothing has changed then.
+        :param allow_changed: what may differ from the checkpoint.
+        :return: the numbering that is valid from now on.
         """
-        ...
+        return numbering
 
-    def set_dp_size(self, dp_size: int) -> None:
-        """How many ranks are fed: a hint for the read-ahead."""
-        ...
+    @abc.abstractmethod
+    def go_to(self, numbering: Numbering) -> None:
+        """Go to the position of ``numbering`` in its epoch.
 
-    def close(self) -> None:
-        """Let go of everything."""
-        ...
+        :raises ConfigError: if there is no such position; nothing has changed then.
+        """
+
+    def set_dp_size(self, dp_size: int) -> None:  # noqa: B027 - what is in memory has no read-ahead
+        """The number of ranks that are fed: a hint for the read-ahead."""
+
+    def close(self) -> None:  # noqa: B027 - what is in memory has nothing to close
+        """Free everything."""
 
 
-class AdapterFeed:
-    """Prompts from a dataset that hands out batches and keeps its own place, as slime's streaming datasets do."""
+class AdapterFeed(Feed):
+    """Prompts from a dataset that returns batches and stores its own position, as slime's streaming datasets do."""
 
     kind: Kind = "adapter"
 
@@ -110,8 +112,8 @@ class AdapterFeed:
             self.dataset.close()
 
 
-class SequenceFeed:
-    """Prompts from a list that is all in memory, as slime's own dataset has them in ``samples``."""
+class SequenceFeed(Feed):
+    """Prompts from a list in memory, such as ``samples`` of slime's own dataset. Nothing is read ahead."""
 
     kind: Kind = "sequence"
 
@@ -157,15 +159,9 @@ class SequenceFeed:
     def go_to(self, numbering: Numbering) -> None:
         refuse_beyond(numbering, len(self.dataset))
 
-    def set_dp_size(self, dp_size: int) -> None:
-        """Nothing is read ahead: all is in memory."""
 
-    def close(self) -> None:
-        """There is nothing to let go of."""
-
-
-class EmptyFeed:
-    """Empty prompts, numbered: for rollouts that make their own."""
+class EmptyFeed(Feed):
+    """Empty prompts with numbers: for rollouts that make their own."""
 
     kind: Kind = "none"
     dataset = None
@@ -179,26 +175,14 @@ class EmptyFeed:
         commit(before.after(number, self._samples_per_group, before.epoch_id, before.sample_offset))
         return groups
 
-    def state(self) -> Any:
-        return None
-
-    def restore(self, state: Any, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
-        return numbering
-
     def go_to(self, numbering: Numbering) -> None:
         """An empty feed has only one position."""
 
-    def set_dp_size(self, dp_size: int) -> None:
-        """Nothing is read ahead."""
-
-    def close(self) -> None:
-        """There is nothing to let go of."""
-
 
 def feed_of(dataset: Any, settings: SlimeSettings, sample_type: type[Any]) -> Feed:
-    """The feed for a dataset, by what it can do.
+    """The feed for a dataset, by its methods.
 
-    :raises ConfigError: if it can do nothing of use.
+    :raises ConfigError: if it has none of those that a feed needs.
     """
     if dataset is None:
         return EmptyFeed(sample_type, settings.samples_per_group)
@@ -225,3 +209,35 @@ def _numbered(prompts: list[Any], samples_per_group: int, before: Numbering) -> 
             index += 1
         groups.append(group)
     return groups
+
+
+def leave_epoch(numbering: Numbering, changed: str, num_left_out: int | None) -> Numbering:
+    """The numbering at the next epoch's start, as its place in the current epoch is no longer valid; this is logged.
+
+    An epoch that has not begun is not left.
+
+    :param num_left_out: prompts of the epoch that are not delivered; None if that is not known.
+    """
+    if numbering.sample_offset == 0:
+        return numbering
+
+    if num_left_out != 0:
+        _log.warning(
+            "snapshot.rows_left_out",
+            epoch=numbering.epoch_id,
+            changed=[changed],
+            num_delivered=numbering.sample_offset,
+            num_left_out=num_left_out,
+        )
+    return numbering.after(0, 1, numbering.epoch_id + 1, 0)
+
+
+def refuse_beyond(numbering: Numbering, num_prompts: int | None) -> None:
+    """Refuse a place that an epoch does not have.
+
+    :param num_prompts: of an epoch; None: fewer than that, however many they are.
+    :raises ConfigError: saying so.
+    """
+    if num_prompts is None or numbering.sample_offset > num_prompts:
+        found = "fewer" if num_prompts is None else num_prompts
+        raise ConfigError(f"sample_offset is {numbering.sample_offset}, and an epoch has {found} prompts")

@@ -1,4 +1,4 @@
-"""Large groups of a checkpoint, each in a file of its own that is written once, however many checkpoints name it.
+"""Large groups of checkpoints, each in its own file, which is written once for all checkpoints that name it.
 
 ``{folder}/rollout/asyncdata_groups/{checksum}.group`` is an ``envelope`` whose payload is ``u64 length | samples |
 bytes of large arrays, each from a multiple of 64 on``. The samples are records as in a snapshot, but that a large
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 __all__ = ("FILE_BYTES", "SAMPLES", "GroupRecord", "GroupStore", "Opened")
 
 FILE_BYTES = 1 << 20
-"""A smaller group is stored in the snapshot itself: syncing its own file would cost more than writing it again."""
+"""A smaller group is stored in the snapshot itself: syncing a separate file would cost more than writing it again."""
 
 SAMPLES = "__samples__"
-"""In the place of a sample's attributes: the samples that one prompt became, or the file that the group is in."""
+"""The key that replaces a sample's attributes: the samples that one prompt became, or the file of the group."""
 
 _log = get_logger(__name__)
 _FOLDER = "asyncdata_groups"
 _NAME = "[0-9a-f]{64}"
 _SCHEMA = 1
-_LIBRARY = "asyncdata"  # no version: the checksum is to follow from the content alone
+_LIBRARY = "asyncdata"  # no version: the checksum must depend on the content alone
 _ALIGNMENT = 64
 _LENGTH = struct.Struct("<Q")
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot says of a group that has a file.
+    """The entry in a snapshot for a group that has a file.
 
     :ivar file: the file's checksum, which names it.
     :ivar num_bytes: the file's size.
@@ -60,7 +60,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupRecord:
-    """What a checkpoint keeps of a group.
+    """The record of a group in a checkpoint.
 
     :ivar samples: plain builtins, but that large arrays are a :class:`~asyncdata.core.plain_values.Block`, which is not
         copied before the group is written.
@@ -74,11 +74,11 @@ class GroupRecord:
         self._is_small = False
 
     def inline(self) -> list[Any]:
-        """As plain builtins throughout."""
+        """The samples as plain builtins, with large arrays as text."""
         return msgspec.to_builtins(self.samples, enc_hook=_as_text)  # type: ignore[no-any-return]
 
     def reference(self, folder: str) -> list[Any]:
-        """The reference to it in a snapshot of ``folder``; its file is written there now, unless it exists.
+        """The reference to the group in a snapshot of ``folder``. Writes its file there, unless it exists.
 
         :raises OSError: if it cannot be written.
         """
@@ -96,10 +96,10 @@ class GroupRecord:
 
 
 class Opened(NamedTuple):
-    """A group's record as it was read.
+    """A group's record, as read from a checkpoint.
 
     :ivar samples: plain builtins.
-    :ivar blocks: where ``[offset, length]`` in them point into; None: there are none.
+    :ivar blocks: the bytes to which ``[offset, length]`` in them refer; None: there are none.
     :ivar stored: its file, in ``folder``.
     """
 
@@ -110,7 +110,7 @@ class Opened(NamedTuple):
 
 
 class GroupStore:
-    """The groups' files of a folder of checkpoints.
+    """The files of groups in a folder of checkpoints.
 
     :param folder: ``args.save`` or ``args.load``.
     """
@@ -129,7 +129,7 @@ class GroupStore:
             names = sorted({item[0][SAMPLES]["file"] for item in kept if _is_reference(item)})
             if names:
                 sync_folder(os.path.join(self._folder, names[0]))
-                sync_folder(self._folder)  # it may be new itself
+                sync_folder(self._folder)  # it may be new
         except OSError as error:
             raise SnapshotError(
                 f"AD601 a group of the buffer cannot be written to {self._folder}: {error.strerror or error}; free "
@@ -139,7 +139,7 @@ class GroupStore:
         return kept, names
 
     def open(self, record: list[Any]) -> Opened:
-        """A group's record, out of its file if it has one.
+        """A group's record, read from its file if it has one.
 
         :raises SnapshotError: if the file is missing, damaged or another one; the message names it.
         """
@@ -170,9 +170,9 @@ class GroupStore:
         )
 
     def sweep(self, newest: str) -> None:
-        """Remove the files of groups that no checkpoint names, and what killed processes left half written.
+        """Remove the files of groups that no checkpoint names, and temporary files of killed processes.
 
-        If it cannot be found out what a checkpoint names, nothing is removed, which is logged.
+        If a checkpoint cannot be read, nothing is removed, which is logged.
 
         :param newest: the checkpoint that was just written.
         """
@@ -251,7 +251,7 @@ def _flat(samples: list[Any]) -> Iterable[dict[str, Any]]:
 
 
 def _encode(samples: list[Any]) -> tuple[str, list[bytes]]:
-    """How it is encoded, and the payload in pieces. Each block is copied once, so that no change can tear its file."""
+    """The encoding, and the payload in pieces. Each block is copied once, so that later changes cannot corrupt it."""
     try:
         try:
             return "msgpack", _pieces(samples, _to_msgpack)

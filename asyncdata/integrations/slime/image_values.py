@@ -1,4 +1,4 @@
-"""Pictures of Pillow as plain values: their pixels, bit by bit."""
+"""Pillow images as plain values, with exact pixels."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ IMAGE = "__image__"
 
 
 def is_image(value: Any) -> bool:
-    """Whether it is an image of Pillow. False if Pillow is not loaded."""
+    """Whether it is a Pillow image. False if Pillow is not imported."""
     return isinstance(value, getattr(sys.modules.get("PIL.Image"), "Image", ()))
 
 
 def image_to_plain(image: Any) -> list[Any]:
-    """Mode, size, palette, pixels and notes of a picture.
+    """Mode, size, palette, pixels and notes of an image.
 
-    The notes (``info``: transparency, resolution ...) are those that a snapshot can hold. The file that it came from,
-    and its format, are not kept: it comes back as a picture in memory.
+    The notes (``info``: transparency, resolution ...) are those that a snapshot can store. Its file name and format are
+    not stored: it is restored as an image in memory.
     """
     pixels = image.tobytes()
     palette = None if image.palette is None else [image.palette.mode, bytes(image.palette.tobytes())]
@@ -38,14 +38,14 @@ def image_to_plain(image: Any) -> list[Any]:
 def image_from_plain(
     mode: str, size: list[int], palette: list[Any] | None, pixels: bytes, notes: dict[str, Any]
 ) -> Any:
-    """The picture that :func:`image_to_plain` was given.
+    """The image that :func:`image_to_plain` was called with.
 
     :raises ValueError: if Pillow is not installed.
     """
     try:
         pictures = importlib.import_module("PIL.Image")
     except ImportError as error:
-        raise ValueError("it holds a picture, and Pillow is not installed") from error
+        raise ValueError("it contains an image, and Pillow is not installed") from error
 
     image = pictures.frombytes(mode, tuple(size), pixels)
     if palette is not None:

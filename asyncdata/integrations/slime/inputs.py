@@ -1,8 +1,8 @@
-"""``multimodal_inputs`` in a checkpoint: what a row's media make is made again; what a rollout has added is kept.
+"""``multimodal_inputs`` in a checkpoint: made again of the row's media; what a rollout has added is stored.
 
-A processor may make anything of a row's media, so it is not written down as it is. A sample remembers which objects
-were made for it. As long as its inputs hold these and nothing else, the row's media are all that a record needs.
-Otherwise the record has the inputs too: objects that were made as where they stood, and all others whole.
+A processor may make any objects of a row's media, so these are not stored. A sample remembers which objects were made
+for it. As long as its inputs contain these and nothing else, the record has only the row's media. Otherwise the record
+has the inputs too: objects that were made are stored as references to their places, and all others in full.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ("MEDIA", "remember", "sample_of", "sample_to_record")
 
 MEDIA = "asyncdata_media"
-"""The attribute of a sample that holds its row's media."""
+"""The attribute of a sample with its row's media."""
 
 MADE = "asyncdata_made"
-"""The attribute that holds what was made of them: the very objects, in lists that no rollout changes."""
+"""The attribute with the objects that were made of them, in containers that no rollout changes."""
 
 INPUTS = "__multimodal_inputs__"
-"""In a record: inputs that are not just what the row's media make."""
+"""In a record: inputs that differ from those made of the row's media."""
 
 _MADE_AT, _ESCAPED = "__made__", "__is__"
 _ATOMS = frozenset((str, int, float, bool, type(None)))
@@ -34,7 +34,7 @@ _UNKNOWN = object()
 
 
 def remember(sample: Any, media: Any) -> None:
-    """Say that the sample's ``multimodal_inputs``, as they are now, were made of its row's ``media``."""
+    """Note that the sample's current ``multimodal_inputs`` were made of its row's ``media``."""
     setattr(sample, MEDIA, media)
     setattr(sample, MADE, _frozen(sample.multimodal_inputs))
 
@@ -42,7 +42,7 @@ def remember(sample: Any, media: Any) -> None:
 def sample_to_record(sample: Any) -> dict[str, Any]:
     """:func:`~asyncdata.integrations.slime.sample.to_record` of a sample that may have inputs; large arrays as blocks.
 
-    :raises TypeError: for a value that no snapshot can hold, also one that a rollout has put into the inputs.
+    :raises TypeError: for a value that no snapshot can store, also one that a rollout has put into the inputs.
     """
     made = getattr(sample, MADE, _UNKNOWN)
     if getattr(sample, MEDIA, None) is None:
@@ -59,7 +59,7 @@ def sample_to_record(sample: Any) -> dict[str, Any]:
 
 
 def _without(sample: Any) -> Any:
-    """A copy that does not hold what was made."""
+    """A copy without the attribute of the objects that were made."""
     if not hasattr(sample, MADE):
         return sample
 
@@ -71,10 +71,10 @@ def _without(sample: Any) -> Any:
 def sample_of(
     record: dict[str, Any], sample_type: type[Any], process: Process | None, blocks: memoryview | None
 ) -> Any:
-    """The sample that had this record, its inputs made again where they were not kept.
+    """The sample with this record. Inputs that were not stored are made again.
 
-    :param process: makes ``multimodal_inputs`` of a row's media; None where rows have none.
-    :raises Exception: of any kind, where it is no record, or the media make something else now.
+    :param process: makes ``multimodal_inputs`` of a row's media; None if rows have no media.
+    :raises Exception: of any kind, if it is not a record, or the media now become other objects.
     """
     fields = {name: value for name, value in record.items() if name != INPUTS}
     if INPUTS in record:
@@ -94,7 +94,7 @@ def sample_of(
 
 
 def _frozen(value: Any) -> Any:
-    """The same objects in containers that stay as they are."""
+    """The same objects in immutable containers."""
     if isinstance(value, dict):
         return {key: _frozen(item) for key, item in value.items()}
 
@@ -102,7 +102,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _is_same(value: Any, made: Any) -> bool:
-    """Whether ``value`` holds the very objects of ``made``, and no others."""
+    """Whether ``value`` contains the same objects as ``made``, and no others."""
     if isinstance(made, dict):
         if not isinstance(value, dict) or value.keys() != made.keys():
             return False
@@ -126,7 +126,7 @@ def _places(made: Any, place: list[Any]) -> list[tuple[int, list[Any]]]:
 
 
 def _referring(value: Any, places: dict[int, list[Any]]) -> Any:
-    """``value`` with the place of each object that was made instead of it."""
+    """``value`` with each object that was made replaced by its place."""
     if isinstance(value, dict):
         found = {key: _referring(item, places) for key, item in value.items()}
         return {_MADE_AT: None, _ESCAPED: found} if _MADE_AT in found else found
@@ -139,7 +139,7 @@ def _referring(value: Any, places: dict[int, list[Any]]) -> Any:
 
 
 def _resolved(value: Any, made: Any) -> Any:
-    """What :func:`_referring` was given, with the objects of ``made``."""
+    """The inverse of :func:`_referring`, with the objects of ``made``."""
     if isinstance(value, dict):
         place = value.get(_MADE_AT)
         if place is not None:

@@ -1,4 +1,4 @@
-"""Fresh groups from our own loader: numbered, multiplied, with what is made of their media."""
+"""Fresh groups from asyncdata's own loader, with their numbers and multimodal inputs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 
 from asyncdata.core.errors import LoaderClosedError, SnapshotMismatchError
 from asyncdata.integrations.slime.checkpoint import refuse_change
+from asyncdata.integrations.slime.feeds import Feed, leave_epoch, refuse_beyond
 from asyncdata.integrations.slime.inputs import remember
-from asyncdata.integrations.slime.places import leave_epoch, refuse_beyond
 from asyncdata.integrations.slime.prompts import PromptLoader, PromptView, open_loader
 from asyncdata.integrations.slime.sample import SampleFactory
 from asyncdata.order.order import ROWS_PER_WINDOW
@@ -35,10 +35,10 @@ __all__ = ("LoaderFeed",)
 _SKIPPED_AT_ONCE = 1000
 
 
-class LoaderFeed:
-    """Prompts from our own loader.
+class LoaderFeed(Feed):
+    """Prompts from asyncdata's own loader.
 
-    :param process: makes ``multimodal_inputs`` of a row's media; None where rows have none.
+    :param process: makes ``multimodal_inputs`` of a row's media; None if rows have no media.
     """
 
     kind: Kind = "loader"
@@ -73,7 +73,7 @@ class LoaderFeed:
     def __len__(self) -> int:
         """Prompts of an epoch.
 
-        :raises TypeError: in an order that starts before anybody has counted them.
+        :raises TypeError: in the stream order, which does not count its rows.
         """
         if not isinstance(self._settings.knobs["shuffle"], RowShuffle):
             raise TypeError("the stream order does not count its rows: give --num-rollout, or asyncdata_order: legacy")
@@ -81,7 +81,7 @@ class LoaderFeed:
         return self._loader.num_rows()
 
     def groups(self, number: int, before: Numbering, commit: Commit) -> list[Any]:
-        if not self._is_indexed:  # without a timeout: this is not a wait for a row
+        if not self._is_indexed:  # without a timeout, as this is not a wait for a row
             self._loader.num_rows()
             self._is_indexed = True
 
@@ -115,12 +115,12 @@ class LoaderFeed:
         start = before.sample_offset if last.epoch == before.epoch_id else 0
         return last.epoch, start + sum(sample.position.epoch == last.epoch for sample in samples)  # type: ignore[union-attr]
 
-    # The dataset, as slime's own.
+    # The interface of slime's own dataset.
 
     @cached_property
     def samples(self) -> PromptView:
-        """The prompts of the current epoch by their numbers, in its order; each a sample that has no number yet."""
-        me = weakref.ref(self)  # not kept alive by what it has
+        """The prompts of the current epoch by their numbers, in its order, as samples without numbers."""
+        me = weakref.ref(self)  # the view must not keep the feed alive
         given = self._settings.knobs
         knobs: Knobs = {**given, "num_workers": 0 if given.get("num_workers") == 0 else 1}
         settings = msgspec.structs.replace(self._settings, knobs=knobs)
@@ -132,7 +132,7 @@ class LoaderFeed:
         )
 
     def unnumbered(self, samples: list[Sample]) -> list[Any]:
-        """slime's samples of the loader's, one of each, without numbers."""
+        """The loader's samples as slime's samples, one of each, without numbers."""
         made = [group[0] for group in self._make(samples, self._single, 0, 0)]
         for sample in made:
             sample.group_index = sample.index = None
@@ -143,10 +143,10 @@ class LoaderFeed:
         return self.samples[number]
 
     def shuffle(self, new_epoch_id: int) -> None:
-        """Have :attr:`samples` show another epoch. What is delivered does not follow."""
+        """Make :attr:`samples` show another epoch. What is delivered does not change."""
         self._epoch = new_epoch_id
 
-    # Where it is.
+    # The position.
 
     def state(self) -> Any:
         return self._loader.state_dict()
@@ -166,7 +166,7 @@ class LoaderFeed:
         return numbering.after(0, 1, self._loader.epoch, 0)
 
     def _continue_slimes(self, numbering: Numbering, allow_changed: Collection[str]) -> Numbering:
-        """Go on where slime's own data source has stopped."""
+        """Continue where slime's own data source has stopped."""
         if self._settings.order != "legacy":
             refuse_change("order", "slime's", "asyncdata's (asyncdata_order: stream)", allow_changed)
             return self._leave_epoch(numbering, "order")
@@ -202,9 +202,9 @@ class LoaderFeed:
         self._epoch = numbering.epoch_id
 
     def skip_to(self, numbering: Numbering) -> None:
-        """Go to where so many prompts of an epoch were delivered, by taking them once more.
+        """Go to the position in an epoch after which that many prompts were delivered, by reading them again.
 
-        :raises SnapshotMismatchError: if the epoch has not so many.
+        :raises SnapshotMismatchError: if the epoch has fewer prompts.
         """
         state = self._loader.state_dict()
         state["counters"] |= {"epoch_groups": 0, "epoch_drops": {}}
@@ -216,7 +216,7 @@ class LoaderFeed:
             if self._loader.take(number, _last_epoch) != numbering.epoch_id:
                 raise SnapshotMismatchError(
                     f"AD603 the data ended while {numbering.sample_offset} prompts of epoch {numbering.epoch_id} were "
-                    "skipped: the state belongs to other data or settings. Give back what it was taken with",
+                    "skipped: the state belongs to other data or settings. Use what it was taken with",
                     {"data": (f"{numbering.sample_offset} prompts or more", "fewer")},
                 )
 
@@ -233,7 +233,7 @@ class LoaderFeed:
         self._dp_size = dp_size
 
     def statistics(self) -> dict[str, Any]:
-        """Those of the loader, flat."""
+        """The statistics of the loader, as flat numbers."""
         return self._loader.statistics().to_dict()
 
     def close(self) -> None:
@@ -245,7 +245,7 @@ class LoaderFeed:
 def _alive(feed: weakref.ref[LoaderFeed]) -> LoaderFeed:
     found = feed()
     if found is None:
-        raise LoaderClosedError("AD502 the data source of these samples is gone")
+        raise LoaderClosedError("AD502 the data source of these samples was deleted")
 
     return found
 

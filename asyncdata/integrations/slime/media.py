@@ -1,4 +1,4 @@
-"""``multimodal_inputs`` made as slime makes them: by its own code, from the media of a row."""
+"""Makes ``multimodal_inputs`` by slime's own code, from the media of a row."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ AS_SLIME_DOES = "asyncdata.integrations.slime.media:process"
 
 
 def media_process(args: Any, settings: SlimeSettings) -> Callable[[dict[str, Any]], Any] | None:
-    """What makes ``multimodal_inputs`` of a row's media; None where rows have none.
+    """The function that makes ``multimodal_inputs`` of a row's media; None if rows have no media.
 
-    :raises ConfigError: if ``asyncdata_processor`` names nothing.
+    :raises ConfigError: if ``asyncdata_processor`` cannot be imported.
     """
     fn = settings.tokenize_fn
     if fn is None or not (fn.shows_media or fn.multimodal_keys is not None):
@@ -38,7 +38,7 @@ def process(args: Any, media: dict[str, list[Any]]) -> Any:
 
     That function reads only the media of a chat, so one message with all of them is enough.
 
-    :param media: ``{"images": [...], "videos": [...], "audios": [...]}``, as the row has them.
+    :param media: ``{"images": [...], "videos": [...], "audios": [...]}``, with the row's values.
     :raises ConfigError: if the model's processor cannot be loaded. slime would continue without the images.
     """
     parts = [
@@ -50,17 +50,17 @@ def process(args: Any, media: dict[str, list[Any]]) -> Any:
 
 
 def _slimes() -> Any:
-    """slime's module for media, or that of miles, where that is what runs us."""
+    """The module for media of slime, or of miles, if miles runs the data source."""
     name = f"{package_of(resolve_sample_type()) or 'slime'}.utils.processing_utils"
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if not f"{name}.".startswith(f"{error.name}."):
-            raise  # it is there, and lacks something of its own
+            raise  # it is installed, and cannot import something else
 
         raise ConfigError(
-            f"multimodal_inputs are made by {name}, which is not here; give asyncdata_processor: the import path of a "
-            "function of (args, media) that makes them"
+            f"multimodal_inputs are made by {name}, which is not installed; give asyncdata_processor: the import path "
+            "of a function of (args, media) that makes them"
         ) from error
 
 

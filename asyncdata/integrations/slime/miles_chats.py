@@ -1,8 +1,8 @@
 """Chats as miles renders them: tools brought into sglang's form first, arguments of tool calls parsed.
 
-miles lets sglang's ``Tool`` read each tool and write it down again, so that prompts are those that the engine makes of
-the same request. What that does to a tool is found out once, where sglang can be imported, and is plain data for the
-workers, which never import it: a *form*, ``{"tool": {...}, "function": {...}, "hidden": [...]}``, the fields of a tool
+miles parses each tool by sglang's ``Tool`` and dumps it again, so that prompts are those that the engine makes of the
+same request. The effect of this is found out once, where sglang can be imported, and is plain data for the workers,
+which never import it: a *form*, ``{"tool": {...}, "function": {...}, "hidden": [...]}``, the fields of a tool
 and of its function with their defaults, in their order, and those that are written only where they are set.
 """
 
@@ -34,7 +34,7 @@ _PLAIN_PROMPTS = "Take plain prompts, without --apply-chat-template, or miles' o
 class UnfitError(Exception):
     """A value that miles refuses.
 
-    :ivar name: its place, such as ``tools[0]['name']``.
+    :ivar name: its location, such as ``tools[0]['name']``.
     :ivar need: what it must be.
     """
 
@@ -43,13 +43,13 @@ class UnfitError(Exception):
         self.name, self.need, self.value = name, need, value
 
 
-# At the start, where miles is
+# At the start, where miles can be imported
 
 
 def tool_form() -> dict[str, Any]:
     """A tool as sglang's ``Tool`` writes it.
 
-    :raises ConfigError: if it cannot be imported, or does something else than to take fields by their names.
+    :raises ConfigError: if it cannot be imported, or does more than select fields by their names.
     """
     try:
         tool: Any = importlib.import_module(_PROTOCOL).Tool
@@ -58,7 +58,7 @@ def tool_form() -> dict[str, Any]:
         known = set(tool.model_fields), set(function_type.model_fields)
     except Exception as error:  # another version of sglang may raise anything
         raise ConfigError(
-            f"miles brings tools into the form of sglang's Tool, which cannot be had: {error!r}. {_PLAIN_PROMPTS}"
+            f"miles brings tools into the form of sglang's Tool, which cannot be imported: {error!r}. {_PLAIN_PROMPTS}"
         ) from error
 
     function = found.pop("function", None)
@@ -75,7 +75,7 @@ def _written(tool: Any, function: Message, more: Message) -> Message:
 
 
 def refuse_own_encoders(checkpoint: str | None) -> None:
-    """Refuse models whose chats miles renders by code of its own, and not by a template.
+    """Refuse models whose chats miles renders by its own code, and not by a template.
 
     :raises ConfigError: naming the model's type.
     """
@@ -103,10 +103,10 @@ def refuse_own_encoders(checkpoint: str | None) -> None:
 def render(
     templates: Templates | CodedTokenizer, messages: list[Message], tools: list[Any] | None, form: dict[str, Any]
 ) -> str:
-    """The chat as text; with the functions alone, where the template refuses tools that have one.
+    """The chat as text. If the template refuses the tools, it gets their functions alone.
 
-    :param messages: are changed.
-    :raises UnfitError: for what miles refuses.
+    :param messages: are changed in place.
+    :raises UnfitError: for values that miles refuses.
     :raises RowFault: if the template refuses the chat, or fails on it.
     """
     from jinja2 import TemplateError
@@ -148,7 +148,7 @@ def _parse_arguments(function: Any, name: str) -> None:
 
 
 def _formed(number: int, tool: Any, form: dict[str, Any]) -> Message:
-    """The tool as sglang writes it: its own fields, in their order; what it does not know is left out."""
+    """The tool as sglang dumps it: its own fields, in their order, without unknown ones."""
     name = f"tools[{number}]"
     if not (isinstance(tool, dict) and "function" in tool):
         tool = {"type": "function", "function": tool}

@@ -1,4 +1,4 @@
-"""The loader of prompts, and a view of them by their numbers, as slime's own dataset has them in ``samples``."""
+"""The loader of prompts, and a view of them by their numbers, like ``samples`` of slime's own dataset."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ _TAKEN_AT_ONCE = 256
 
 
 class PromptLoader(DataLoader):
-    """A loader whose delivery counts only once groups are made of it."""
+    """A loader whose samples count as delivered only when groups are made of them."""
 
     def take(self, number: int, finish: Callable[[list[Sample]], T], timeout_s: float | None = None) -> T:
         """``finish`` of the next ``number`` samples; if it raises, they are delivered again."""
         return self._take(number, None, finish, timeout_s)
 
     def resume(self, state: Mapping[str, Any], allow_changed: Collection[str], *, same_rows: bool) -> bool:
-        """As :meth:`load_state_dict`; whether that is at the saved place, and not at an epoch's start."""
+        """As :meth:`load_state_dict`. Return whether it is at the saved position, and not at an epoch's start."""
         self._check()
         return self._engine.restore(snapshots.from_state_dict(state), allow_changed, same_rows=same_rows)
 
 
 def open_loader(settings: SlimeSettings, dp_size: int = 1) -> PromptLoader:
-    """The loader that ``settings``, which name data, describe."""
+    """The loader for these settings, which must name data."""
     assert settings.source is not None and settings.tokenize_fn is not None
     knobs: Knobs = {**settings.knobs, "dp_size": dp_size}
     return PromptLoader(settings.source, tokenize_fn=settings.tokenize_fn, **knobs)
 
 
 class PromptView(Sequence[Any]):
-    """The prompts of an epoch, in its order. What it reads has nothing to do with what is delivered.
+    """The prompts of an epoch, in its order. Reading them does not affect what is delivered.
 
-    A row that yields no sample has a number all the same: asking for it by its number is an error, and slices and
-    loops pass it over, as rollouts do. A loader of its own reads, from the first question on.
+    A row that yields no sample has a number too: its number is an error, and slices and loops skip it, as rollouts do.
+    A separate loader, opened at the first access, reads the rows.
 
-    :param open_loader: makes it.
-    :param make: slime's samples of the loader's.
-    :param epoch: tells the epoch.
-    :param num_prompts: tells how many there are; a TypeError where that is not known.
+    :param open_loader: opens that loader.
+    :param make: converts its samples to slime's.
+    :param epoch: returns the epoch.
+    :param num_prompts: returns the number of prompts; raises TypeError if that is not known.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PromptView(Sequence[Any]):
         return self._num_prompts()
 
     def __getitem__(self, key: Any) -> Any:
-        """The sample of that number, or those of a slice, as of a list. They are new at each call.
+        """The sample with that number, or the samples of a slice, as in a list. They are new at each call.
 
         :raises IndexError: if there is no such number.
         :raises NoSamplesError: if the row of that number yields no sample.
@@ -93,8 +93,7 @@ class PromptView(Sequence[Any]):
         found = self._read(epoch, numbers, numbers + 1)
         if not found:
             raise NoSamplesError(
-                f"AD401 prompt {numbers} of epoch {epoch} is none: its row is a bad one, or was dropped; rollouts pass "
-                "it over"
+                f"AD401 prompt {numbers} of epoch {epoch} is none: its row is bad, or was dropped; rollouts skip it"
             )
 
         return found[numbers]
@@ -104,7 +103,7 @@ class PromptView(Sequence[Any]):
             yield from self[first : first + _TAKEN_AT_ONCE]
 
     def _read(self, epoch: int, first: int, stop: int) -> dict[int, Any]:
-        """The samples that the rows [first, stop) yield, by their numbers."""
+        """The samples of the rows [first, stop), by their numbers."""
         found: dict[int, Any] = {}
         with self._lock:
             loader = self._go_to(epoch, first)

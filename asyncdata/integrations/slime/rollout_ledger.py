@@ -1,4 +1,4 @@
-"""What rollouts were given and gave back, as one immutable value: the pure core of the data source for slime.
+"""The groups that rollouts got and gave back, as one immutable value: the pure core of the data source for slime.
 
 The way of one group::
 
@@ -11,16 +11,16 @@ The way of one group::
     a mark, made right before the first thing that a rollout does: the numbering, the dataset's state and the buffer of
     that moment; and, from then on, what came back of that which was out at that moment
 
-A snapshot for rollout r must hold nothing that a later rollout has done: the driver may have run rollout r + 1 before
-it saves rollout r (train_async does), and rollout r + 1 is run again after a restart. So it is the mark of the first
-rollout after r, where there is one, and this very moment otherwise.
+A snapshot for rollout r must contain nothing that a later rollout has done: the driver may have run rollout r + 1
+before it saves rollout r (train_async does), and rollout r + 1 is run again after a restart. So it is the mark of the
+first rollout after r, if there is one, and otherwise the current state.
 
-What is out when a mark is made is not in it: those groups are being trained, or waited for. Should one be given back
-later, it joins the mark, for no stream will bring it again. It is told from the groups of later rollouts by its number,
-which is below the mark's, and which copies of it have too; a group that was in the mark already, went out once more and
-comes back again is not put in twice. A group without a number counts as one of the current rollout.
+Groups that rollouts have when a mark is made are not in it: they are being generated or trained. If one is given back
+later, it is added to the mark, as the stream will not deliver it again. It differs from the groups of later rollouts by
+its number, which is below the mark's, and which copies of it have too. A group that was already in the mark, was served
+and is given back again is not added twice. A group without a number counts as one of the current rollout.
 
-Groups that are never given back are consumed: a rollout that over-samples and drops what it does not need has had them.
+Groups that are never given back are consumed, such as those that a rollout over-samples and drops.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 __all__ = ("Entry", "Mark", "Moment", "Numbering", "RolloutLedger")
 
 MAX_MARKS = 3
-"""Rollouts whose start is remembered. slime's drivers are at most one rollout ahead of the one they save."""
+"""Rollouts whose start is stored. slime's drivers are at most one rollout ahead of the one that they save."""
 
 _replace = msgspec.structs.replace
 
 
 class Numbering(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far the stream has come, in slime's own words.
+    """The position of the stream, in slime's four numbers.
 
     :ivar epoch_id: the epoch of the last prompt; at its very end, the next one has not begun.
     :ivar sample_offset: prompts of it that were delivered.
@@ -69,9 +69,9 @@ class Numbering(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Entry(msgspec.Struct, frozen=True, eq=False):
     """A group in the buffer.
 
-    :ivar group: the very list that was given back.
-    :ivar record: what a snapshot keeps of it, as it was when it was given back: rollouts change groups in place. None:
-        no snapshot can hold it.
+    :ivar group: the same list that was given back.
+    :ivar record: its record for a snapshot, from when it was given back, as rollouts change groups in place. None: no
+        snapshot can store it.
     :ivar group_index: its number, if it has one.
     :ivar reason: why there is no record.
     """
@@ -83,10 +83,10 @@ class Entry(msgspec.Struct, frozen=True, eq=False):
 
 
 class Moment(msgspec.Struct, frozen=True, eq=False):
-    """All that a run needs to continue from a moment.
+    """Everything that a run needs to continue from a moment.
 
-    :ivar dataset: the state of where prompts come from.
-    :ivar metadata: what plugins keep at the data source.
+    :ivar dataset: the state of the dataset.
+    :ivar metadata: what plugins store at the data source.
     """
 
     numbering: Numbering
@@ -98,7 +98,7 @@ class Moment(msgspec.Struct, frozen=True, eq=False):
 class Mark(msgspec.Struct, frozen=True, eq=False):
     """The start of a rollout.
 
-    :ivar again: by number, how many groups have left the buffer since and are not back.
+    :ivar again: by number, the groups that have left the buffer since then and are not back.
     """
 
     rollout_id: int
@@ -106,7 +106,7 @@ class Mark(msgspec.Struct, frozen=True, eq=False):
     again: dict[int, int] = {}
 
     def after(self, gone: Sequence[Entry], added: Sequence[Entry]) -> Mark:
-        """This mark once groups have left the buffer, and others have come."""
+        """This mark after groups have left the buffer, and others were added."""
         again = dict(self.again)
         for entry in gone:
             if entry.group_index is not None:
@@ -118,7 +118,7 @@ class Mark(msgspec.Struct, frozen=True, eq=False):
         return Mark(self.rollout_id, _replace(self.moment, entries=(*self.moment.entries, *late)), again)
 
     def _is_late(self, entry: Entry, again: dict[int, int]) -> bool:
-        """Whether it was out when the mark was made. What comes back again is struck from ``again``."""
+        """Whether a rollout had it when the mark was made. A group that comes back is removed from ``again``."""
         number = entry.group_index
         if number is None:
             return False
@@ -136,9 +136,9 @@ class RolloutLedger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The state of delivery to rollouts.
 
     :ivar entries: the buffer, the oldest first unless a filter has ordered it otherwise.
-    :ivar rollout_id: the latest rollout that has begun; None where the driver does not tell.
+    :ivar rollout_id: the latest rollout that has begun; None if the driver does not say.
     :ivar marks: the starts of the last rollouts, the oldest first.
-    :ivar forgotten: the latest rollout whose mark is gone.
+    :ivar forgotten: the latest rollout whose mark was removed.
     :ivar drops: groups that left the buffer and were not served, by reason.
     """
 
@@ -150,24 +150,24 @@ class RolloutLedger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     drops: dict[str, int] = {}
 
     def begins(self, rollout_id: int | None) -> bool:
-        """Whether this is a rollout that has not begun yet, so that its start has to be marked.
+        """Whether this rollout has not begun yet, so that its start must be marked.
 
         An evaluation between two rollouts sets the driver's number back; what is delivered belongs to the later one.
         """
         return rollout_id is not None and (self.rollout_id is None or rollout_id > self.rollout_id)
 
     def marked(self, rollout_id: int, dataset: Any, metadata: dict[Any, Any]) -> RolloutLedger:
-        """The ledger once ``rollout_id`` has begun."""
+        """The ledger after ``rollout_id`` has begun."""
         mark = Mark(rollout_id, Moment(self.numbering, self.entries, dataset, metadata))
         marks = (*self.marks, mark)
         return _forgetting(_replace(self, rollout_id=rollout_id, marks=marks), len(marks) - MAX_MARKS)
 
     def delivered(self, numbering: Numbering) -> RolloutLedger:
-        """The ledger once the stream has come to ``numbering``."""
+        """The ledger with the stream at ``numbering``."""
         return _replace(self, numbering=numbering)
 
     def with_buffer(self, entries: Iterable[Entry]) -> RolloutLedger:
-        """The ledger with another buffer: what is missing in it has gone out, what is new in it has come back."""
+        """The ledger with another buffer: missing groups were served or dropped, new ones were given back."""
         entries = tuple(entries)
         before, now = set(map(id, self.entries)), set(map(id, entries))
         gone = [entry for entry in self.entries if id(entry) not in now]
@@ -178,13 +178,13 @@ class RolloutLedger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return _replace(self, entries=entries, marks=tuple(mark.after(gone, added) for mark in self.marks))
 
     def dropping(self, reason: str, number: int) -> RolloutLedger:
-        """The ledger once ``number`` groups were dropped."""
+        """The ledger after ``number`` groups were dropped."""
         return _replace(self, drops={**self.drops, reason: self.drops.get(reason, 0) + number}) if number else self
 
     def start_after(self, rollout_id: int | None) -> Moment | None:
-        """The moment that a snapshot for ``rollout_id`` must hold; None: the current one.
+        """The moment for a snapshot for ``rollout_id``; None: the current one.
 
-        :raises SnapshotError: if it is not remembered any more.
+        :raises SnapshotError: if it is no longer stored.
         """
         if rollout_id is None:
             return None
@@ -198,7 +198,7 @@ class RolloutLedger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return next((mark.moment for mark in self.marks if mark.rollout_id > rollout_id), None)
 
     def saved(self, rollout_id: int | None) -> RolloutLedger:
-        """The ledger once a snapshot for ``rollout_id`` is written: its start and earlier ones are forgotten."""
+        """The ledger after a snapshot for ``rollout_id`` was written, without its start and earlier ones."""
         if rollout_id is None:
             return self
 

@@ -1,4 +1,4 @@
-"""slime's rows, read as its own ``Dataset`` reads them, in workers."""
+"""Reads slime's rows in workers, as slime's own ``Dataset`` reads them."""
 
 from __future__ import annotations
 
@@ -41,54 +41,54 @@ __all__ = ("SlimeTokenizeFn",)
 
 Buffer = bytes | memoryview
 
-# slime's kinds of media. Each placeholder in a text means the next item of its kind.
+# slime's kinds of media. Each placeholder in a text stands for the next item of its kind.
 _PLACEHOLDERS = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
 
-# What slime gives the template itself, besides: its call has no room for a second one.
+# Arguments that slime passes to the template itself, so that a second one would be an error.
 _GIVEN = TEMPLATE_ARGUMENTS - {"chat_template"} | {"add_generation_prompt"}
 
 
 class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Rows to slime's prompts: what ``slime.utils.data.Dataset`` makes of the same rows, setting by setting.
+    """Rows to slime's prompts, as ``slime.utils.data.Dataset`` makes them of the same rows with the same settings.
 
-    A sample has ``prompt``: the rendered text where ``apply_chat_template`` is set, else the row's own value, be it a
-    string, a list of messages, or null; ``label`` and ``metadata`` as the row has them, with the row's tools in
+    A sample has ``prompt``: the rendered text if ``apply_chat_template`` is set, otherwise the row's own value: a
+    string, a list of messages, or null; ``label`` and ``metadata`` as in the row, with the row's tools in
     ``metadata["tools"]``; and ``tokens``, which are empty unless ``pretokenize`` is set, as slime's rollout tokenizes
-    by itself. The row's images, videos and audio stand in ``extra["multimodal"]``, ``{"images": [...], "videos":
-    [...], "audios": [...]}``, as the row has them and in the order in which the chat shows them.
+    prompts itself. The row's images, videos and audio are in ``extra["multimodal"]``, ``{"images": [...], "videos":
+    [...], "audios": [...]}``, with the row's values in the order of the chat.
 
-    A rendered or plain prompt of more than ``max_length`` tokens is dropped as ``max_length``. Prompts that are no
-    text have no length, as with slime; images count as the text that stands for them.
+    A rendered or plain prompt of more than ``max_length`` tokens is dropped as ``max_length``. Prompts other than text
+    have no length, as with slime; an image counts as its placeholder text.
 
-    Where slime's start fails on a row, the row is a bad one here; a few rows that it takes are read otherwise:
+    Rows on which slime's start fails are bad rows here. A few rows that slime accepts are read differently:
 
-    - A row without ``prompt_key`` is bad, as a key that is mistyped would make an epoch of nothing. Slime takes its
-      prompt for None; a row that means it says null.
-    - A row that has none of its ``multimodal_keys`` keeps a text in one part. Slime makes a part of each character,
-      which templates write to the same text.
-    - A chat is a list of messages, which have a role if a template is applied; media are lists, be it of one.
+    - A row without ``prompt_key`` is bad, as a mistyped key would make an empty epoch. In slime its prompt is None;
+      here, such a row has null.
+    - In a row that has none of its ``multimodal_keys``, a text stays one part. slime makes one part per character,
+      which templates render to the same text.
+    - A chat is a list of messages, which have a role if a template is applied; media are lists, also a single item.
     - Tools may be null: then there are none.
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub. Nothing of it is read unless
         a template is applied, and no token is made without ``max_length`` or ``pretokenize``.
-    :param prompt_key: where a row has its prompt (slime: ``--input-key``).
-    :param label_key: where it has its label; every row must have one. None: no labels.
-    :param metadata_key: where it may have metadata. None: no metadata.
-    :param tool_key: where it may have tools: a list, or that list as JSON text. None: no tools.
-    :param multimodal_keys: where it may have lists of media, by kind: ``{"image": "images"}``; kinds are ``image``,
-        ``video`` and ``audio``. Strings become user turns then, and each ``<image>`` in a text the next of the images.
+    :param prompt_key: key of a row's prompt (slime: ``--input-key``).
+    :param label_key: key of its label; every row must have one. None: no labels.
+    :param metadata_key: key of its metadata, which it may lack. None: no metadata.
+    :param tool_key: key of its tools, which it may lack: a list, or that list as JSON text. None: no tools.
+    :param multimodal_keys: keys of its lists of media, by kind: ``{"image": "images"}``; kinds are ``image``, ``video``
+        and ``audio``. A string then becomes a user turn, and each ``<image>`` in a text stands for the next image.
     :param apply_chat_template: render the prompt as a chat; a string is one user turn.
     :param apply_chat_template_kwargs: variables for the template, and ``chat_template`` for another one. Without
-        ``apply_chat_template`` they do nothing, as with slime.
-    :param today: the date, as 2026-01-31, that a template is told when it asks for today's.
+        ``apply_chat_template`` they have no effect, as with slime.
+    :param today: the date that a template gets when it asks for today's, such as 2026-01-31.
     :param max_length: the longest prompt that is kept, in tokens (slime: ``--rollout-max-prompt-len``).
-    :param pretokenize: keep the tokens of a prompt that is text and shows no media: slime's rollout takes them over.
+    :param pretokenize: store the tokens of a prompt that is text without media: slime's rollout uses them.
     :param revision: the hub's branch, tag or commit.
     :param trust_remote_code: render and encode by transformers' ``AutoTokenizer``, with the code that comes with the
         tokenizer, for tokenizers that have no ``tokenizer.json``. Each worker imports transformers then.
-    :param shows_media: take note of media that stand in messages, also where no template is applied.
-    :param tool_form: read and render as miles does, and not as slime: with the form of its tools (``miles_chats``). It
-        wraps media that are objects in a part of their kind, and takes no dict of media for a part.
+    :param shows_media: also collect media in messages if no template is applied.
+    :param tool_form: read and render as miles does, with this form of tools (``miles_chats``). miles wraps media that
+        are objects in a part of their kind; slime takes such a dict for a part.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -137,9 +137,9 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
         return self.pretokenize or self.max_length is not None
 
     def resolve(self) -> SlimeTokenizeFn:
-        """The same with the tokenizer's local folder, and the hub's commit as its revision, if it is needed at all.
+        """The same with the tokenizer's local folder, and the hub's commit as its revision, if a tokenizer is needed.
 
-        :raises ConfigError: if there is no such tokenizer, or it cannot render chats that it should.
+        :raises ConfigError: if there is no such tokenizer, or it cannot render chats although it must.
         """
         if not (self._makes_tokens or self.apply_chat_template):
             return self
@@ -150,7 +150,7 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
         return msgspec.structs.replace(self, tokenizer=folder, revision=commit or self.revision)
 
     def fingerprints(self) -> dict[str, str]:
-        """What the samples depend on, by part; ``"none"`` for what they do not depend on."""
+        """Fingerprints of the parts on which samples depend; ``"none"`` for parts on which they do not."""
         prints = {"tokenizer": "none", "template": "none", "tokenize_fn": self.settings_digest()}
         if self.trust_remote_code:
             of_files = coded_digest(self._folder().folder)
@@ -164,7 +164,7 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
         return prints
 
     def open(self) -> BatchTokenizer:
-        """Load the tokenizer and compile the template, where they are needed."""
+        """Load the tokenizer and compile the template, if they are needed."""
         if self.trust_remote_code and (self._makes_tokens or self.apply_chat_template):
             coded = CodedTokenizer(self._folder().folder, self.apply_chat_template_kwargs)
             return _SlimeTokenizer(
@@ -208,13 +208,13 @@ class _SlimeTokenizer:
             elif self._max_length is not None and len(tokens) > self._max_length:
                 out.drop(prompt.row, "max_length")
             else:
-                # The rollout puts an image's own tokens in the place of its placeholder, but only into an empty list.
+                # The rollout replaces the placeholder of an image by the image's tokens, but only if the list is empty.
                 keeps = self._keeps_tokens and "extra" not in prompt.columns
                 out.keep(prompt.row, tokens if keeps else (), **prompt.columns)
 
 
 class _SlimeReader:
-    """A raw row to the sample's columns, and to the text that is to be tokenized."""
+    """Reads a raw row: the sample's columns, and the text to tokenize."""
 
     def __init__(self, fn: SlimeTokenizeFn, templates: Templates | CodedTokenizer | None, makes_tokens: bool) -> None:
         self._templates = templates
@@ -249,7 +249,7 @@ class _SlimeReader:
     def _chat(
         self, prompt: Any, media: dict[str, Buffer], tools: Tools | None, raw: Buffer
     ) -> tuple[Any, dict[str, list[Any]]]:
-        """The prompt that slime has for it, and what media it shows."""
+        """slime's prompt for the row, and the media in it."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if self._templates is not None:
             messages = self._row.messages(messages, raw)
@@ -278,7 +278,7 @@ class _SlimeReader:
             raise self._row.wrong_type(error.name, error.need, error.value, raw) from None
 
     def _items(self, media: dict[str, Buffer], raw: Buffer) -> dict[str, list[Any]]:
-        """The row's media by kind; null is as good as none."""
+        """The row's media by kind; null means none."""
         items = {kind: decode_value(text, raw) for kind, text in media.items()}
         for kind, value in items.items():
             if not isinstance(value, list | None):
@@ -287,7 +287,7 @@ class _SlimeReader:
         return {kind: value for kind, value in items.items() if value is not None}
 
     def _put_in(self, messages: Any, shown: _Shown, raw: Buffer) -> None:
-        """Texts become lists of parts, in place, with the media at their placeholders."""
+        """Replace texts by lists of parts, in place, with the media at their placeholders."""
         if not isinstance(messages, list):
             raise self._row.wrong_type("prompt", "a string or a list of messages", messages, raw)
 
@@ -316,10 +316,10 @@ def _shown_in(messages: list[Any]) -> dict[str, list[Any]]:
 
 
 class _Shown:
-    """The media of one row, as its chat shows them.
+    """The media of one row, in the order of its chat.
 
-    :param items: what placeholders stand for, by kind. A kind that is not there has none: its placeholder is text.
-    :param wraps_objects: whether an item that is an object is wrapped in a part, or is one.
+    :param items: the items for the placeholders, by kind. Placeholders of other kinds are text.
+    :param wraps_objects: whether an item that is an object is wrapped in a part, or is itself a part.
     """
 
     def __init__(self, items: dict[str, list[Any]], *, wraps_objects: bool) -> None:
@@ -343,14 +343,14 @@ class _Shown:
         number = self._num_wanted[kind]
         self._num_wanted[kind] += 1
         if number >= len(self._items[kind]):
-            return None  # a mismatch, which ends this row
+            return None  # a mismatch, which makes the row bad
 
         item = self._items[kind][number]
         self._shown[kind].append(item)
         return item if isinstance(item, dict) and not self._wraps_objects else {"type": kind, kind: item}
 
     def look(self, messages: list[Any]) -> None:
-        """Collect the media that are in the messages already."""
+        """Collect the media that the messages contain already."""
         for message in messages:
             content = message.get("content") if isinstance(message, dict) else None
             for part in content if isinstance(content, list) else ():
@@ -359,17 +359,17 @@ class _Shown:
                     self._shown[kind].append(part)
 
     def mismatches(self) -> list[tuple[str, int, int]]:
-        """Kinds with more placeholders than items, or fewer: the kind, and how many there are of both."""
+        """Kinds with another number of placeholders than items: the kind, and both numbers."""
         counts = [(kind, wanted, len(self._items[kind])) for kind, wanted in self._num_wanted.items()]
         return [count for count in counts if count[1] != count[2]]
 
     def by_kind(self) -> dict[str, list[Any]]:
-        """What is shown, under ``images``, ``videos`` and ``audios``."""
+        """The media found, under ``images``, ``videos`` and ``audios``."""
         return {f"{kind}s": items for kind, items in self._shown.items() if items}
 
 
 def _to_json(value: Any) -> bytes:
-    """NaN and lone surrogates are kept, as a row may have them too."""
+    """JSON text in which NaN and lone surrogates are kept, as a row may have them."""
     try:
         return json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""slime's own samples: made from ours, and written down for a snapshot."""
+"""slime's own samples: made from asyncdata's, and as records for a snapshot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MODULES = ("slime.utils.types", "miles.utils.types")
 
 _ATOMS = frozenset((str, int, float, bool, type(None)))
 _PLAIN = list[str | int | float | bool | None]
-"""What two samples may share."""
+"""Immutable types, which two samples may share."""
 
 _ALWAYS_SET = ("tokens", "metadata")
 
@@ -35,7 +35,7 @@ _decode = msgspec.msgpack.Decoder().decode
 
 @dataclasses.dataclass
 class _SpecInfo:
-    """What speculative decoding accepted, in tokens."""
+    """Tokens that speculative decoding drafted and accepted."""
 
     spec_accept_token_num: int = 0
     spec_draft_token_num: int = 0
@@ -46,13 +46,13 @@ class _SpecInfo:
 
     @classmethod
     def from_dict(cls, values: dict[str, int]) -> _SpecInfo:
-        """What :meth:`to_dict` gave."""
+        """The inverse of :meth:`to_dict`."""
         return cls(**values)
 
 
 @dataclasses.dataclass
 class _PrefixCacheInfo:
-    """What the engine's prefix cache spared, in tokens."""
+    """Tokens that the engine's prefix cache had."""
 
     cached_tokens: int = 0
     total_prompt_tokens: int = 0
@@ -61,12 +61,12 @@ class _PrefixCacheInfo:
 
     @classmethod
     def from_dict(cls, values: dict[str, int]) -> _PrefixCacheInfo:
-        """What :meth:`to_dict` gave."""
+        """The inverse of :meth:`to_dict`."""
         return cls(**values)
 
 
 class _Status(Enum):
-    """How far a rollout has come."""
+    """The status of a rollout."""
 
     PENDING = "pending"
     COMPLETED = "completed"
@@ -77,9 +77,9 @@ class _Status(Enum):
 
 @dataclasses.dataclass
 class SlimeSample:
-    """Stands in for slime's sample where slime cannot be imported: the same fields, defaults, and dicts.
+    """Replaces slime's sample if slime is not installed: the same fields, defaults, and dicts.
 
-    What needs an engine's replies (``append_response_tokens``) is slime's own, and not here.
+    It lacks slime's methods for an engine's replies (``append_response_tokens``).
     """
 
     Status = _Status
@@ -118,13 +118,13 @@ class SlimeSample:
     prefix_cache_info: _PrefixCacheInfo = dataclasses.field(default_factory=_PrefixCacheInfo)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every attribute; the status by its value, the counts as dicts, and anything else as it is."""
+        """Every attribute: the status as its value, the counts as dicts, and all others unchanged."""
         counts = {"spec_info": self.spec_info.to_dict(), "prefix_cache_info": self.prefix_cache_info.to_dict()}
         return vars(self) | {"status": self.status.value} | counts
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> SlimeSample:
-        """The sample that :meth:`to_dict` wrote. Keys that are not a field become attributes."""
+        """The inverse of :meth:`to_dict`. Keys that are not fields become attributes."""
         sample = cls()
         vars(sample).update(values)
         sample.status = _Status(values["status"])
@@ -133,19 +133,19 @@ class SlimeSample:
         return sample
 
     def get_reward_value(self, args: Any) -> Any:
-        """The reward, or the one of its rewards that ``args.reward_key`` names."""
+        """The reward, or, of several, the one with the key ``args.reward_key``."""
         return self.reward[args.reward_key] if args.reward_key and isinstance(self.reward, dict) else self.reward
 
     @property
     def effective_response_length(self) -> int:
-        """Tokens of the response that are learned from."""
+        """Tokens of the response that are trained."""
         return self.response_length if self.loss_mask is None else sum(self.loss_mask)
 
 
 def resolve_sample_type() -> type[Any]:
-    """slime's sample, or that of its relative miles; :class:`SlimeSample` where neither is installed.
+    """The sample class of slime, or of its relative miles; :class:`SlimeSample` if neither is installed.
 
-    Where both are, the one that this process has loaded is the one that runs it.
+    If both are installed, it is the one that this process has imported.
 
     :raises ImportError: if one is installed, but cannot be imported.
     """
@@ -154,7 +154,7 @@ def resolve_sample_type() -> type[Any]:
             return importlib.import_module(name).Sample  # type: ignore[no-any-return]
         except ModuleNotFoundError as error:
             if not f"{name}.".startswith(f"{error.name}."):
-                raise  # it is there, and lacks something of its own
+                raise  # it is installed, and cannot import something else
 
     return SlimeSample
 
@@ -162,9 +162,9 @@ def resolve_sample_type() -> type[Any]:
 class SampleFactory:
     """Makes groups of fresh samples.
 
-    A dataclass's constructor sets thirty fields one by one, most of them to their defaults. Here each sample gets a
-    copy of a prototype's attributes instead, with new containers in place of the prototype's. A class for which that
-    may not be the same is constructed.
+    A dataclass's constructor sets thirty fields one by one, most of them to their defaults. Instead, each sample gets a
+    copy of a prototype's attributes, with new containers. A class for which this may differ from its constructor is
+    constructed.
 
     :param sample_type: slime's sample, or one like it.
     :param n_samples_per_prompt: samples in a group.
@@ -176,13 +176,13 @@ class SampleFactory:
         self._prototype = _prototype(sample_type)
 
     def groups(self, samples: Sequence[Sample], first_group_index: int, first_index: int) -> list[list[Any]]:
-        """One group for each of ``samples``. They share nothing that can be changed, not even with ``samples``.
+        """One group for each of ``samples``. They share no mutable object, not even with ``samples``.
 
-        A sample's ``extra["multimodal_inputs"]``, where a processor has put them, become ``multimodal_inputs``. All
-        else that slime's sample has is left at its default.
+        A sample's ``extra["multimodal_inputs"]``, if a processor has made them, become ``multimodal_inputs``. All
+        other fields of slime's sample have their defaults.
 
-        :param first_group_index: ``group_index`` of the first group; the next ones count on.
-        :param first_index: ``index`` of the first sample, likewise.
+        :param first_group_index: ``group_index`` of the first group; the next groups have the next numbers.
+        :param first_index: ``index`` of the first sample; the next samples have the next numbers.
         """
         groups = []
         for group_index, sample in enumerate(samples, first_group_index):
@@ -221,7 +221,7 @@ class SampleFactory:
         return group
 
     def _values(self, sample: Sample) -> list[tuple[str, Any]]:
-        """What slime's sample has from ours, besides its tokens and metadata."""
+        """The fields of slime's sample that come from asyncdata's, except tokens and metadata."""
         values = [("prompt", sample.prompt), ("label", sample.label)]
         if (extra := sample.extra) and (inputs := extra.get("multimodal_inputs")) is not None:
             values.append(("multimodal_inputs", inputs))
@@ -235,9 +235,9 @@ class SampleFactory:
 
 
 def _prototype(kind: type[Any]) -> tuple[dict[str, Any], list[tuple[str, Callable[[], Any]]]] | None:
-    """The attributes of a new instance, and what makes those that must be new; None where a copy may not be as good.
+    """The attributes of a new instance, and the factories of those that must be new; None if a copy may be wrong.
 
-    It is as good for a dataclass without slots whose constructor does nothing but set its fields.
+    A copy is right for a dataclass without slots whose constructor only sets its fields.
     """
     if not dataclasses.is_dataclass(kind) or hasattr(kind, "__post_init__"):
         return None
@@ -257,7 +257,7 @@ def _prototype(kind: type[Any]) -> tuple[dict[str, Any], list[tuple[str, Callabl
 
 
 def _copies(value: Any, num_copies: int) -> list[Any]:
-    """Deep copies of a JSON value. Decoding it once for each is several times faster than ``copy.deepcopy``."""
+    """Deep copies of a JSON value. Decoding it for each copy is several times faster than ``copy.deepcopy``."""
     if type(value) is dict or type(value) is list:
         if not value or _ATOMS.issuperset(map(type, value.values() if type(value) is dict else value)):
             return [value.copy() for _ in range(num_copies)]
@@ -267,16 +267,16 @@ def _copies(value: Any, num_copies: int) -> list[Any]:
             if _decode(text) == value:
                 return [_decode(text) for _ in range(num_copies)]
 
-    return [copy.deepcopy(value) for _ in range(num_copies)]  # NaN, lone surrogates, and values that JSON does not have
+    return [copy.deepcopy(value) for _ in range(num_copies)]  # NaN, lone surrogates, and values other than JSON
 
 
 def to_record(sample: Any, *, in_blocks: bool = False) -> dict[str, Any]:
     """Every attribute of one of slime's samples as plain builtins (``core.plain_values``); nothing is shared.
 
-    Plain values are as in slime's ``to_dict``: the status by its value, the counts as dicts.
+    Plain values are as in slime's ``to_dict``: the status as its value, the counts as dicts.
 
-    :param in_blocks: leave large arrays where they are, as ``plain_values.Block``: they alone are shared then.
-    :raises TypeError: for a value that no snapshot can hold, such as a set or a lock; the message names it.
+    :param in_blocks: do not copy large arrays, but store them as ``plain_values.Block``: only these are shared.
+    :raises TypeError: for a value that no snapshot can store, such as a set or a lock; the message names it.
     """
     default = type(sample)()
     values = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
@@ -298,17 +298,17 @@ def _to_plain(value: Any, default: Any, path: str, in_blocks: bool) -> Any:
 
 
 def _plain_list(value: list[Any]) -> list[Any] | None:
-    """A copy, if it is plain as it is: tokens and log-probabilities are, and there are thousands of them."""
+    """A copy, if all items are plain, as in thousands of tokens and log-probabilities; otherwise None."""
     with contextlib.suppress(msgspec.ValidationError):
         return msgspec.convert(value, _PLAIN)
     return None
 
 
 def from_record(record: dict[str, Any], sample_type: type[Any] | None = None, blocks: memoryview | None = None) -> Any:
-    """The sample that :func:`to_record` wrote. What its class has no field for becomes an attribute again.
+    """The inverse of :func:`to_record`. Keys for which the class has no field become attributes.
 
     :param sample_type: slime's sample, or one like it; by default that of :func:`resolve_sample_type`.
-    :param blocks: where the bytes of large arrays are, if they are not in the record.
+    :param blocks: the bytes of large arrays, if they are not in the record.
     """
     sample = (sample_type or resolve_sample_type())()
     for name, plain in record.items():

@@ -21,7 +21,7 @@ def is_available() -> bool:
 def encode(state: dict[str, Any]) -> bytes:
     """What ``torch.save`` writes.
 
-    :param state: values that a snapshot can hold: whatever those are, torch can save them.
+    :param state: values that a snapshot can store; torch can save all of them.
     """
     import torch
 
@@ -31,9 +31,9 @@ def encode(state: dict[str, Any]) -> bytes:
 
 
 def write(path: str, content: bytes) -> None:
-    """Write what :func:`encode` gave; the file is whole at every instant.
+    """Write what :func:`encode` returned, atomically.
 
-    :raises SnapshotError: if it cannot be written; the previous file is whole.
+    :raises SnapshotError: if it cannot be written; the previous file is unchanged.
     """
     try:
         replace_file(os.path.abspath(path), [content], keep=1)
@@ -45,13 +45,13 @@ def write(path: str, content: bytes) -> None:
 def read(path: str) -> dict[str, Any]:
     """The state in the file.
 
-    :raises SnapshotError: if it is not such a file, or has anything but plain data.
+    :raises SnapshotError: if it is not such a file, or contains more than plain data.
     """
     import torch
 
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch has no error of its own for a file that it cannot read
+    except Exception as error:  # torch has no error class for files that it cannot read
         raise SnapshotError(
             f"AD602 {path} cannot be loaded: {_reason(error)}; only plain data is read, as anything else could run code"
         ) from error
@@ -63,6 +63,6 @@ def read(path: str) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """The line that says what is wrong, out of torch's page of advice."""
+    """The line of torch's long message that says what is wrong."""
     lines = str(error).splitlines() or [type(error).__name__]
     return next((line.strip() for line in lines if "Unpickler error" in line), lines[0])

@@ -1,4 +1,4 @@
-"""A loader as a dataset, for loops that insist on a ``DataLoader`` of torch."""
+"""A loader as a dataset, for trainers that require torch's ``DataLoader``."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ("LoaderDataset",)
 class LoaderDataset:
     """An ``IterableDataset`` of ready batches, for ``torch.utils.data.DataLoader(dataset, batch_size=None)``.
 
-    Iterating it gives one epoch, as tensors. With torchdata's ``StatefulDataLoader`` it resumes exactly. Torch's own
-    workers must be none (``num_workers=0``): asyncdata has its own.
+    Iterating it gives one epoch, as tensors. With torchdata's ``StatefulDataLoader`` it resumes exactly. Torch must
+    not use its own workers (``num_workers=0``): asyncdata has its own.
 
-    The loader is made when it is first needed, so that a dataset can be pickled: as its settings, and its state.
+    The loader is opened when it is first needed, so that a dataset can be pickled: as its settings and its state.
 
-    :param source: as of :class:`~asyncdata.DataLoader`.
-    :param settings: likewise. ``rank`` and ``world_size`` are :func:`~asyncdata.integrations.torch.ranks` if neither is
-        given.
+    :param source: as for :class:`~asyncdata.DataLoader`.
+    :param settings: as for :class:`~asyncdata.DataLoader`. ``rank`` and ``world_size`` are
+        :func:`~asyncdata.integrations.torch.ranks` if neither is given.
     """
 
     def __init__(self, source: Any, **settings: Any) -> None:
@@ -46,11 +46,11 @@ class LoaderDataset:
         return map(to_torch, loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this moment: one text. See :meth:`asyncdata.DataLoader.state_dict`."""
+        """The current state: one text. See :meth:`asyncdata.DataLoader.state_dict`."""
         return to_torch_state(self._open().state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``, which may be that of a loader as well.
+        """Continue from ``state``, which may also be that of a DataLoader.
 
         :raises SnapshotError: if it is not of these data and settings; see :meth:`DataLoader.load_state_dict`.
         """
@@ -61,7 +61,7 @@ class LoaderDataset:
         self._open().set_epoch(epoch)
 
     def close(self) -> None:
-        """Stop the workers and the thread. They stop as well when the dataset is garbage, or Python ends."""
+        """Stop the workers and the thread. They also stop when the dataset is deleted, or Python ends."""
         if self._loader is not None:
             self._loader.close()
 
@@ -91,13 +91,13 @@ class LoaderDataset:
 
 
 def _refuse_second_sharing(dataset: LoaderDataset) -> None:
-    """accelerate shares out an iterable dataset between the ranks itself: each then has a part of its own part.
+    """Refuse accelerate's sharing of an iterable dataset between the ranks: each would get a part of its own part.
 
-    It wraps the dataset, and tells it nothing. So it is looked for among those who are asking for batches now.
+    accelerate wraps the dataset without telling it, so the wrapper is searched for in the current call stack.
 
-    :raises ConfigError: if it is there.
+    :raises ConfigError: if it is found.
     """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - accelerate tells the dataset nothing
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - there is no other way to find accelerate
     while frame is not None:
         asking = frame.f_locals.get("self")
         is_shard = getattr(asking, "dataset", None) is dataset and getattr(asking, "num_processes", 1) > 1
@@ -112,12 +112,12 @@ def _refuse_second_sharing(dataset: LoaderDataset) -> None:
 
 
 def _refuse_in_worker() -> None:
-    """Each worker of torch would have a loader of its own, and deliver the same batches."""
+    """Refuse torch's workers: each would open its own loader, and deliver the same batches."""
     workers = sys.modules.get("torch.utils.data")
     found = None if workers is None else workers.get_worker_info()
     if found is not None:
         raise ConfigError(
             f"this dataset is read in one of torch's {found.num_workers} workers, and each would deliver the same "
-            "batches: pass num_workers=0 to torch's DataLoader. asyncdata has workers of its own: pass num_workers= to "
+            "batches: pass num_workers=0 to torch's DataLoader. asyncdata has its own workers: pass num_workers= to "
             "the dataset"
         )

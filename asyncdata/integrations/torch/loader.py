@@ -23,7 +23,7 @@ __all__ = ("StatefulDataLoader",)
 
 
 class StatefulDataLoader:
-    """Batches as tensors, with a state that ``torch.save`` and distributed checkpoints keep.
+    """Batches as tensors, with a state for ``torch.save`` and distributed checkpoints.
 
     ::
 
@@ -31,19 +31,19 @@ class StatefulDataLoader:
         for batch in loader: ...            # one epoch; the next `for` is the next one
         dcp.save({"model": ..., "loader": loader}, checkpoint_id=...)
 
-    What ``collate_fn`` returns is yielded with a tensor for each array. The first batch is yielded at once. From then
-    on the next one is fetched, and its copy to the device begun, before a batch is yielded; it is in no state until it
-    is yielded itself. Its error is raised when the next batch is requested.
+    What ``collate_fn`` returns is yielded with a tensor for each array. The first batch is yielded at once. After that,
+    the next batch is fetched, and its copy to the device started, before a batch is yielded; it is not in the state
+    until it is yielded itself. Its error is raised when the next batch is requested.
 
-    :param loader: is used through this object alone from now on, and closed with it.
-    :param device: where batches are; None: on the CPU. To a CUDA device they are copied on a stream of their own; the
-        stream that is current when a batch is yielded waits for it.
-    :param pin_memory: None: page-locked memory for a CUDA device. True without ``device``: the trainer copies itself,
-        with ``non_blocking=True``.
+    :param loader: must be used only through this object from now on, and is closed with it.
+    :param device: the device of the batches; None: the CPU. To a CUDA device they are copied on a separate stream; the
+        stream that is current when a batch is yielded waits for the copy.
+    :param pin_memory: None: page-locked memory for a CUDA device. True without ``device``: the trainer copies the batch
+        itself, with ``non_blocking=True``.
     :param trainer_lookahead: batches that the trainer fetches before it trains on them, such as 1 of Lightning's
-        ``Trainer``. They are not delivered yet: a state does not have them, and a new ``for`` yields them again.
-    :param follows_set_epoch: False: :meth:`set_epoch` does nothing. For a trainer that counts epochs of its own, as
-        transformers' ``Trainer`` with ``max_steps``, which begins at 0 again after each resume.
+        ``Trainer``. They are not delivered yet: a state does not contain them, and a new ``for`` yields them again.
+    :param follows_set_epoch: False: :meth:`set_epoch` does nothing. For a trainer that counts its own epochs, such
+        as transformers' ``Trainer`` with ``max_steps``, which starts at 0 again after each resume.
     :raises ConfigError: if there is no such device, or it cannot have pinned memory.
     """
 
@@ -68,19 +68,22 @@ class StatefulDataLoader:
 
     def __len__(self) -> int:
         raise TypeError(
-            "a StatefulDataLoader has no len(): how many batches an epoch has is known when it is over; count steps"
+            "a StatefulDataLoader has no len(): the number of batches of an epoch is known at its end; count steps"
         )
 
     @property
     def dataset(self) -> Any:
-        """None, which trainers are told by an AttributeError: transformers' ``Trainer`` skips batches in it."""
+        """Not there, as transformers' ``Trainer`` would skip batches in it.
+
+        :raises AttributeError: always.
+        """
         raise AttributeError(
             "a StatefulDataLoader has no dataset in which batches could be skipped after a resume: its own state does "
             "that. Pass ignore_data_skip=True to transformers' TrainingArguments, and load the state"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this moment: one text. It has what was yielded, and nothing else. From any thread, at any time.
+        """The current state: one text. It covers exactly the batches that were yielded. From any thread, at any time.
 
         See :meth:`asyncdata.DataLoader.state_dict`.
         """
@@ -89,7 +92,7 @@ class StatefulDataLoader:
     def load_state_dict(
         self, state: Mapping[str, Any], *, allow_changed: Collection[str] = (), same_rows: bool = False
     ) -> None:
-        """Go on with exactly the batch that would have come next. The state of any rank will do, and of a DataLoader.
+        """Continue with exactly the next batch. The state may be that of any rank, and of a DataLoader.
 
         :param allow_changed: see :meth:`asyncdata.DataLoader.load_state_dict`.
         :param same_rows: see there.
@@ -129,7 +132,7 @@ class StatefulDataLoader:
         return self._ahead.epoch
 
     def statistics(self) -> Statistics:
-        """What the loader has done and is doing; a batch that was fetched counts as delivered."""
+        """The loader's statistics; a batch that was fetched counts as delivered."""
         return self._loader.statistics()
 
     def close(self) -> None:

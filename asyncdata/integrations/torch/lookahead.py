@@ -1,7 +1,7 @@
 """Fetches batches before the trainer requests them; they count as delivered only when the trainer has them.
 
-The loader has delivered such a batch. So its state is kept as it was before, and that is the state until the trainer
-has the batch, or has begun with it.
+The loader has already delivered such a batch. So the loader's state from before is stored, and is the state until the
+trainer has the batch, or has started on it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ("Lookahead",)
 
 
 class Lookahead:
-    """What is between a loader and a trainer. Iterated by one thread; the state may be taken by any.
+    """The queue between a loader and a trainer. One thread iterates; any thread may take the state.
 
-    :param transfer: how a batch gets to where it is computed.
-    :param num_held: batches that the trainer fetches before it begins with them.
+    :param transfer: copies a batch to the device.
+    :param num_held: batches that the trainer fetches before it starts on them.
     """
 
     def __init__(self, loader: DataLoader, transfer: Transfer, num_held: int) -> None:
@@ -61,7 +61,7 @@ class Lookahead:
         return found
 
     def _fetch(self) -> None:
-        """Put the next batch, or what comes instead, at the end of the queue. After an interrupt it is not there."""
+        """Append the next batch, the end or an error to the queue. After an interrupt the queue is unchanged."""
         before, fetch = self._queue, _Fetch(self._loader)
         if self._batches is None:
             self._batches = iter(self._loader)
@@ -75,14 +75,14 @@ class Lookahead:
             raise
 
     def state(self) -> dict[str, Any]:
-        """The loader's state, without what the trainer has not begun with."""
+        """The loader's state, without batches that the trainer has not started on."""
         while True:
             queue = self._queue
             if queue.fetches:
                 return queue.fetches[0].before
 
             state = self._loader.state_dict()
-            if self._queue is queue:  # otherwise another thread has begun to fetch
+            if self._queue is queue:  # otherwise another thread has started to fetch
                 return state
 
     @property
@@ -92,7 +92,7 @@ class Lookahead:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the trainer is in: that of the loader, when it had delivered no more."""
+        """The epoch of the trainer: that of the loader before it delivered the fetched batches."""
         fetches = self._queue.held + self._queue.waiting
         return fetches[0].epoch if fetches else self._loader.epoch
 
@@ -127,7 +127,7 @@ class _Fetch:
     """A batch that was fetched and not delivered yet; or the end of an epoch.
 
     :ivar before: the loader's state without it.
-    :ivar epoch: the loader's, likewise.
+    :ivar epoch: the loader's epoch without it.
     :ivar error: the error that was raised; it is raised again when the trainer requests the batch.
     """
 
@@ -140,7 +140,7 @@ class _Fetch:
         self._has_failed = False
 
     def run(self, batches: Iterator[Any], transfer: Transfer) -> None:
-        """Take the next batch, and begin its copy."""
+        """Take the next batch, and start its copy."""
         try:
             # In C: an interrupt finds the batch here, or still in the loader.
             self._found.extend(islice(batches, 1))
@@ -152,8 +152,8 @@ class _Fetch:
         self._begun.extend(transfer.begin(batch) for batch in self._found)
 
     def finish(self, transfer: Transfer) -> list[Any]:
-        """The batch, where it is to be; none at the end of an epoch."""
-        if not self._begun:  # that failed, or was interrupted
+        """The batch on its device; none at the end of an epoch."""
+        if not self._begun:  # the copy failed, or was interrupted
             self._begin(transfer)
         return [transfer.finish(begun) for begun in self._begun]
 
@@ -169,9 +169,9 @@ class _Fetch:
 
 
 class _Queue(NamedTuple):
-    """What was fetched and is not delivered, the oldest first; replaced by one assignment.
+    """The batches that were fetched and are not delivered, the oldest first; replaced by one assignment.
 
-    :ivar num_out: how many of them the trainer has already, and has not begun with.
+    :ivar num_out: how many of them the trainer has, and has not started on.
     """
 
     fetches: tuple[_Fetch, ...] = ()
@@ -179,24 +179,24 @@ class _Queue(NamedTuple):
 
     @property
     def waiting(self) -> tuple[_Fetch, ...]:
-        """What the trainer does not have."""
+        """Batches that the trainer does not have."""
         return self.fetches[self.num_out :]
 
     @property
     def held(self) -> tuple[_Fetch, ...]:
-        """Batches that the trainer has, and has not begun with."""
+        """Batches that the trainer has, and has not started on."""
         return tuple(fetch for fetch in self.fetches[: self.num_out] if fetch.has_batch)
 
     def after_yield(self, num_held: int) -> _Queue:
-        """The trainer has one more, and has begun with all but the last ``num_held``."""
+        """The queue after a yield: the trainer has one more batch, and has started on all but the last ``num_held``."""
         num_done = max(0, self.num_out + 1 - num_held)
         return _Queue(self.fetches[num_done:], self.num_out + 1 - num_done)
 
     def without_failed(self) -> _Queue:
-        """The trainer is told, and may ask again."""
+        """The queue after an error was raised: the trainer may try again."""
         return self._replace(fetches=tuple(fetch for fetch in self.fetches if not fetch.has_failed))
 
     def given_back(self) -> _Queue:
-        """A new loop gets what the last one had not begun with. One that has nothing left to begin with is over."""
+        """The queue for a new loop: the batches that the last loop had not started on; empty if there are none."""
         fetches = self.held + self.waiting
         return _Queue(fetches) if any(fetch.has_batch or fetch.error for fetch in fetches) else _Queue()

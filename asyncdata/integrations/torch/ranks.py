@@ -1,4 +1,4 @@
-"""Which rank of how many this process is."""
+"""The rank of this process, and the number of ranks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Ranks(TypedDict):
 def ranks(group: Any = None) -> Ranks:
     """``{"rank": ..., "world_size": ...}`` of this process, for ``DataLoader(..., **ranks())``.
 
-    They are torch.distributed's, if that is initialised; else what ``torchrun`` and others set as ``RANK`` and
-    ``WORLD_SIZE``; else this is the only process.
+    From torch.distributed, if it is initialised; otherwise from ``RANK`` and ``WORLD_SIZE``, which ``torchrun`` and
+    others set; otherwise this is the only process.
 
-    :param group: the process group of data parallelism, where ranks of tensor, pipeline or context parallelism are to
-        get the same data: ``mesh["dp"].get_group()``. None: every process is a rank of its own.
-    :raises ConfigError: if there is a group and no torch.distributed, or the process is not in it, or the environment's
-        two values are none.
+    :param group: the process group of data parallelism, if ranks of tensor, pipeline or context parallelism must
+        get the same data: ``mesh["dp"].get_group()``. None: every process is a separate rank.
+    :raises ConfigError: if there is a group and no torch.distributed, or the process is not in it, or the two
+        variables are not both whole numbers.
     """
     distributed = _initialised()
     if distributed is not None:
@@ -44,7 +44,7 @@ def ranks(group: Any = None) -> Ranks:
 
 
 def _initialised() -> Any:
-    """torch.distributed, where it is initialised. Who has not imported it has not."""
+    """torch.distributed, if it is initialised, for which it must be imported; otherwise None."""
     distributed = sys.modules.get("torch.distributed")
     is_there = distributed is not None and distributed.is_available() and distributed.is_initialized()
     return distributed if is_there else None

@@ -1,4 +1,4 @@
-"""A loader's state in the shape that torch's checkpoints keep."""
+"""A loader's state in a shape that torch's checkpoints store."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _KEY = "asyncdata"
 def to_torch_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """``{"asyncdata": text}``, of a loader's state dict.
 
-    A distributed checkpoint loads what the object that it loads into has keys for, and a fresh loader's state has not
-    yet all that it may have later. So there is one key, always.
+    A distributed checkpoint loads only keys that the target object has, and a fresh loader's state lacks keys that it
+    may have later. So there is always one key.
     """
     return {_KEY: json.dumps(state)}
 
 
 def from_torch_state(state: Mapping[str, Any]) -> Any:
-    """The loader's state dict again. What :func:`to_torch_state` did not make stays as it is: it may be one.
+    """The inverse of :func:`to_torch_state`. Other values are returned unchanged: they may be a loader's state dict.
 
     :raises SnapshotError: if the text is not JSON.
     """

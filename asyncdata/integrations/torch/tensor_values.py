@@ -1,4 +1,4 @@
-"""Converts tensors to arrays and pictures to bytes, so that a snapshot can hold values that contain them."""
+"""Converts tensors to arrays and images to bytes, so that a snapshot can store values that contain them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _ATOMS = frozenset((str, int, float, bool, type(None)))
 def tensors_to_plain(value: Any, path: str, depth: int = 0) -> Any:
     """``value`` with each tensor in it as ``{"__tensor__": [dtype, shape, bytes]}``, bytes being a uint8 array.
 
-    A picture of Pillow becomes ``{"__image__": [...]}``.
+    A Pillow image becomes ``{"__image__": [...]}``.
 
-    A tensor's numbers are kept, bit by bit; its device, and whether it asks for gradients, are not. The bytes of one
-    that lies on the CPU in one piece are not copied.
+    The bits of a tensor's numbers are stored; its device and ``requires_grad`` are not. The bytes of a contiguous
+    tensor on the CPU are not copied.
 
-    :param path: the place of the value, for errors.
-    :raises TypeError: for a tensor that has no plain block of numbers: a sparse, quantized, or meta one.
+    :param path: the path of the value, for errors.
+    :raises TypeError: for a tensor without a plain block of numbers: a sparse, quantized, or meta tensor.
     """
-    if isinstance(value, dict | list | tuple) and depth <= MAX_DEPTH:  # what is deeper is refused by to_builtins
+    if isinstance(value, dict | list | tuple) and depth <= MAX_DEPTH:  # to_builtins refuses deeper values
         return _items_to_plain(value, path, depth + 1)
 
-    # What is not loaded has made no tensor.
+    # Without torch imported, there are no tensors.
     if isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ())):
         return {_TENSOR: _numbers(value, path)}
 
@@ -65,7 +65,7 @@ def _numbers(tensor: torch.Tensor, path: str) -> list[Any]:
 
 
 def tensors_from_plain(value: Any) -> Any:
-    """The value that :func:`tensors_to_plain` was given, its tensors on the CPU."""
+    """The inverse of :func:`tensors_to_plain`, with tensors on the CPU."""
     if isinstance(value, dict):
         if _TENSOR in value:
             return _tensor(*value[_TENSOR])
@@ -87,6 +87,6 @@ def _tensor(dtype: str, shape: list[int], numbers: np.ndarray[Any, np.dtype[np.u
 
     kind = getattr(torch, dtype)
     if not numbers.size:
-        return torch.empty(shape, dtype=kind)  # no bytes cannot be viewed as another type
+        return torch.empty(shape, dtype=kind)  # an empty array cannot be viewed as another type
 
     return torch.from_numpy(numbers).view(kind).reshape(shape)

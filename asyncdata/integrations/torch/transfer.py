@@ -1,4 +1,4 @@
-"""The way of a batch to where it is computed: arrays, page-locked memory, device."""
+"""Copies a batch to its device: arrays, page-locked memory, device."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ __all__ = ("HostTransfer", "StreamTransfer", "Transfer", "transfer_to")
 
 
 class Transfer(Protocol):
-    """Two halves of a copy; the device may compute between them."""
+    """A copy in two halves, between which the device may compute."""
 
     def begin(self, batch: Any) -> Any:
-        """Start it, and do not wait for it."""
+        """Start the copy, without waiting for it."""
         ...
 
     def finish(self, begun: Any) -> Any:
-        """The batch, which may be used from now on."""
+        """The batch, ready to use."""
         ...
 
 
 def transfer_to(device: Any, pin_memory: bool | None) -> Transfer:
-    """The way to a device.
+    """The transfer to a device.
 
-    :param device: a ``torch.device``, its name, or None: the batch stays where it is.
-    :param pin_memory: None: for a CUDA device.
+    :param device: a ``torch.device``, its name, or None: the batch stays on the CPU.
+    :param pin_memory: None: True for a CUDA device.
     :raises ConfigError: if there is no such device, or no torch.
     """
     try:
@@ -45,9 +45,9 @@ def transfer_to(device: Any, pin_memory: bool | None) -> Transfer:
 
 
 class HostTransfer:
-    """To tensors on the CPU, pinned or not; or to a device that copies at once.
+    """Copies to tensors on the CPU, pinned or not; or to a device with blocking copies.
 
-    :param device: None: they stay on the CPU.
+    :param device: None: the CPU.
     """
 
     def __init__(self, device: Any = None, *, pin_memory: bool = False) -> None:
@@ -55,7 +55,7 @@ class HostTransfer:
         self._pin_memory = pin_memory
 
     def begin(self, batch: Any) -> Any:
-        """All of it."""
+        """Do the whole copy."""
         import torch
 
         tensors = to_torch(batch, pin_memory=self._pin_memory)
@@ -65,12 +65,12 @@ class HostTransfer:
         return map_leaves(lambda leaf: leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf, tensors)
 
     def finish(self, begun: Any) -> Any:
-        """Nothing is left to be done."""
+        """Do nothing: the copy is complete."""
         return begun
 
 
 class StreamTransfer:
-    """To a CUDA device, on a stream of its own: the copy runs while the device computes on another.
+    """Copies to a CUDA device on a separate stream, while the device computes on another.
 
     :param device: a CUDA device.
     """
@@ -78,13 +78,13 @@ class StreamTransfer:
     def __init__(self, device: Any, *, pin_memory: bool = True) -> None:
         import torch
 
-        # Which device "cuda" means may change later, and be another one in another thread.
+        # The device of "cuda" may change later, and differ between threads.
         self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self._pin_memory = pin_memory
         self._stream = torch.cuda.Stream(self._device)
 
     def begin(self, batch: Any) -> Any:
-        """The batch on the device, and what happens when all of it is there."""
+        """The batch on the device, and the event after its copy."""
         import torch
 
         tensors = to_torch(batch, pin_memory=self._pin_memory)
@@ -98,7 +98,7 @@ class StreamTransfer:
         return leaf.to(self._device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
 
     def finish(self, begun: Any) -> Any:
-        """The present stream waits for the copy; this process does not."""
+        """Let the current stream wait for the copy, without blocking this process."""
         import torch
 
         moved, is_there = begun
@@ -107,7 +107,9 @@ class StreamTransfer:
 
         def keep(leaf: Any) -> Any:
             if isinstance(leaf, torch.Tensor):
-                leaf.record_stream(stream)  # else the memory could be given to the next copy while this one is read
+                leaf.record_stream(
+                    stream
+                )  # otherwise the memory could be reused by the next copy while this one is read
             return leaf
 
         return map_leaves(keep, moved)

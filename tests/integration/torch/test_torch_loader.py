@@ -118,7 +118,7 @@ def test_it_is_closed_with_its_block(chats):
 def test_it_has_no_length_and_says_why(open_loader):
     loader = open_loader()
 
-    with pytest.raises(TypeError, match="known when it is over"):
+    with pytest.raises(TypeError, match="known at its end"):
         len(loader)
     assert len(list(loader)) > 5
 

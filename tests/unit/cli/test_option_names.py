@@ -61,7 +61,7 @@ def test_without_a_command_the_commands_are_listed(capsys):
 
     out, err = capsys.readouterr()
     assert out == ""
-    assert {"demo", "run", "order", "inspect", "bench"} <= set(err.split())
+    assert {"demo", "run", "order", "inspect", "verify"} <= set(err.split())
 
 
 @pytest.mark.thorough

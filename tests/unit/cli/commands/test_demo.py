@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,12 +16,8 @@ import asyncdata
 from asyncdata.cli.commands import demo as command
 from asyncdata.cli.commands.demo import compare
 from asyncdata.cli.commands.run_record import Delivered
-from asyncdata.cli.commands.watched_run import RunProcess
 from asyncdata.cli.main import main
 from tests.support.signals import hear_ctrl_c
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NUM_ROWS = 500
 
@@ -111,16 +107,13 @@ def test_the_numbers_of_the_demo_are_there_for_programs_and_its_files_can_be_kep
     assert kept >= {"prompts.jsonl", "run.snapshot", *records}
 
 
-class WithAnotherSeed(RunProcess):
-    """Gives the uninterrupted run another seed."""
-
-    def __init__(self, arguments: Sequence[str]) -> None:
-        is_whole = any("uninterrupted" in argument for argument in arguments)
-        super().__init__([*arguments, "--seed", "43"] if is_whole else arguments)
-
-
 def test_a_demo_with_a_difference_is_status_1(monkeypatch, capsys, in_a_hurry):
-    monkeypatch.setattr(command, "RunProcess", WithAnotherSeed)
+    words_of = command._run_words  # noqa: SLF001 - one of the three runs gets another seed
+
+    def with_another_seed(data: Path, record: Path) -> list[str]:
+        return [*words_of(data, record), *(["--seed", "43"] if "uninterrupted" in record.name else [])]
+
+    monkeypatch.setattr(command, "_run_words", with_another_seed)
 
     assert main(["demo", "--rows", str(NUM_ROWS)]) == 1
 
@@ -137,15 +130,8 @@ def test_a_demo_run_that_ends_before_the_kill_is_an_error(monkeypatch, capsys):
     assert "the run was over before it could be killed; try more --rows" in capsys.readouterr().err
 
 
-class WithNoTokenizer(RunProcess):
-    """Makes every run fail."""
-
-    def __init__(self, arguments: Sequence[str]) -> None:
-        super().__init__([*arguments, "--tokenizer", "/no/such/folder"])
-
-
 def test_the_demo_passes_on_the_message_of_a_run_that_failed(monkeypatch, capsys):
-    monkeypatch.setattr(command, "RunProcess", WithNoTokenizer)
+    monkeypatch.setattr(command, "tokenizer_folder", lambda: "/no/such/folder")
 
     assert main(["demo", "--rows", str(NUM_ROWS)]) == 1
 

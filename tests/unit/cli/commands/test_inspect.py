@@ -134,7 +134,7 @@ def test_rows_without_chats_have_no_shapes_and_a_backend_is_chosen(jsonl_file, r
     assert last["template"] == []
     assert last["encoding"]["reason"]
     *_, last = records("inspect", path, *TOKENIZER, "--kind", "text", "--set", "tokenizer_backend=hf", "--num", 1)
-    assert last["encoding"]["reason"] == "as asked for"
+    assert last["encoding"]["reason"] == "as requested"
 
 
 def test_the_counts_are_those_of_all_samples(chats, records):
@@ -348,7 +348,7 @@ def test_a_run_and_a_sample_take_it_too(texts, records):
     ("words", "reason"),
     [
         (("--tokenize-fn", "my_letters:missing"), "AD420 cannot import 'my_letters:missing'"),
-        (("--tokenize-fn", "my_letters:letters", "--max-length", "3"), "is made already and takes no settings"),
+        (("--tokenize-fn", "my_letters:letters", "--max-length", "3"), "is not a class and takes no settings"),
         (("--tokenize-fn", "my_letters:Letters", "--set", "width=3"), "cannot be called with the arguments"),
         (("--tokenize-fn", "asyncdata:TextTokenizeFn"), "TextTokenizeFn cannot be made of the settings {}"),
         (("--tokenize-fn", "asyncdata:TextTokenizeFn", *TOKENIZER, "--set", "length=3"), "cannot be made of"),

@@ -239,7 +239,7 @@ def test_rows_that_are_still_bad_or_dropped_or_not_tried_are_reported_and_not_wr
         ("/gone:1", "not tried"),
         ("module:make (row 1)", "not tried"),
     ]
-    assert "AD423 its worker died, and so could this process" in out
+    assert "AD423 its worker died, and this process might too" in out
     assert "/gone does not exist any more, or is not a file" in out
     assert out.splitlines()[6:] == ["good       0", "dropped    1", "bad        1", "not tried  4"]
     assert not Path("retried.jsonl").exists()
@@ -250,7 +250,7 @@ def test_retry_does_not_overwrite_its_output(capsys):
     Path("retried.jsonl").write_text("mine")
 
     assert main(["quarantine", "retry", quarantine, *TOKENS]) == 1
-    assert "retried.jsonl is there already; name another file by --output" in capsys.readouterr().err
+    assert "retried.jsonl exists already; name another file by --output" in capsys.readouterr().err
     assert Path("retried.jsonl").read_text() == "mine"
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from asyncdata import DataLoader, PromptTokenizeFn
 from asyncdata.checkpoint.snapshot import load
+from asyncdata.cli import progress
 from asyncdata.cli.commands.run_record import combined_digest, read_record
 from asyncdata.cli.main import main
-from asyncdata.cli.progress import Reading, meter
+from asyncdata.cli.progress import Progress, Reading
 from asyncdata.demo import tokenizer_folder
 from tests.support.commands import INLINE, NUM_ROWS, asyncdata_process
 
@@ -222,6 +223,19 @@ def test_progress_for_programs_is_json_on_stderr(data, capsys):
     assert (lines[-1]["samples"], lines[-1]["fraction"]) == (NUM_ROWS, 1.0)
 
 
+@pytest.mark.parametrize("options", [(), ("--shuffle", "full"), ("--block-bytes", "512", "--window-blocks", "4")])
+def test_the_fraction_of_a_run_is_that_of_its_rows(data, monkeypatch, capsys, tmp_path, options):
+    monkeypatch.setitem(progress._EVERY_S, "json", 0.0)  # noqa: SLF001 - a reading after every batch
+    cache = f"cache_dir={tmp_path}"
+
+    assert main(["run", data, *INLINE, "--epochs", "2", "--progress", "json", *options, "--loader", cache]) == 0
+
+    readings = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    fractions = [reading["fraction"] for reading in readings]
+    assert all(abs(each["fraction"] - each["rows"] / (2 * NUM_ROWS)) < 0.1 for each in readings[1:])
+    assert (len(fractions), fractions[-1]) == (14, 1.0)
+
+
 def test_progress_in_a_pipe_is_plain_lines(data):
     with asyncdata_process("run", data, "--tokenizer", tokenizer_folder(), "--num-workers", "1") as process:
         out, err = process.communicate()
@@ -231,8 +245,8 @@ def test_progress_in_a_pipe_is_plain_lines(data):
     assert err.startswith("100%  200 samples  ")
 
 
-def test_a_meter_for_a_pipe_shows_rates_and_fill(capsys):
-    meter("plain", indent="  ").show(READING)
+def test_a_line_of_progress_in_a_pipe_shows_rates_and_fill(capsys):
+    Progress("plain", indent="  ").show(READING)
 
     assert capsys.readouterr().err == "   25%  1,234 samples    520 rows/s  81.2k tokens/s  channel 50% full\n"
 
@@ -256,17 +270,21 @@ def on_a_terminal(*words: object, **environment: str) -> str:
     return written.decode()
 
 
-def test_progress_on_a_terminal_is_a_coloured_bar(data):
+def test_progress_on_a_terminal_is_a_bar_on_one_line_that_is_redrawn(data):
     written = on_a_terminal("run", data, "--tokenizer", tokenizer_folder(), "--num-workers", "1")
 
-    assert "━━━" in written
-    assert "\x1b[3" in written
-    assert "rows/s" in written and "tokens/s" in written and "channel" in written
-    assert "delivered    200 samples" in written
+    bars, _, report = written.rpartition("\r\r\n")  # the terminal itself adds a \r to each line break
+    assert bars.count("\n") == 0
+    last = bars.split("\r")[-1].removeprefix("\x1b[2K")
+    assert last.startswith("[############] 100%  200 samples  ")
+    assert "rows/s" in last and "tokens/s" in last and "channel" in last
+    assert len(last) < 100
+    assert report.startswith("delivered    200 samples")
 
 
-def test_progress_has_no_colour_under_no_color(data):
-    written = on_a_terminal("run", data, "--tokenizer", tokenizer_folder(), "--num-workers", "1", NO_COLOR="1")
+def test_a_bar_is_no_wider_than_the_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
 
-    assert "━━━" in written
-    assert "\x1b[3" not in written.replace("\x1b[39m", "")
+    Progress("bar").show(READING)
+
+    assert capsys.readouterr().err == "\x1b[2K[###         ]  25%  1,234 samples    5\r"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from asyncdata import DataLoader, PromptTokenizeFn, RowShuffle, SoftPacking
 from asyncdata.cli.main import main
 from asyncdata.demo import tokenizer_folder
 from tests.support.commands import INLINE, NUM_ROWS
@@ -86,3 +88,43 @@ def test_without_json_a_sample_is_text(data, capsys):
 @pytest.mark.parametrize(("position", "reason"), [("0:0:999", "no row 999 in window 0"), ("0:5:0", "no window 5")])
 def test_a_position_that_is_not_there_is_named(data, run_json, position, reason):
     assert reason in run_json("sample", data, "--position", position, status=1)["error"]["message"]
+
+
+PLAN = (
+    "--loader",
+    "plan_packs=true",
+    "--loader",
+    "batch_size=2",
+    "--loader",
+    'packing={"SoftPacking": {"max_length": 64}}',
+)
+ORDERS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "full": (("--shuffle", "full"), {"shuffle": "full"}),
+    "slime's rows": (
+        ("--loader", 'shuffle={"method": "slime", "stop": 150}'),
+        {"shuffle": RowShuffle(method="slime", stop=150)},
+    ),
+    "planned packs": (
+        ("--shuffle", "full", *PLAN),
+        {"shuffle": "full", "plan_packs": True, "batch_size": 2, "packing": SoftPacking(max_length=64)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "knobs"), ORDERS.values(), ids=ORDERS)
+def test_sample_and_inspect_show_the_rows_that_a_loader_of_any_order_delivers(data, run_json, capsys, options, knobs):
+    tokenize_fn = PromptTokenizeFn(tokenizer_folder())
+    with DataLoader(data, tokenize_fn=tokenize_fn, num_workers=0, seed=3, collate_fn=list, **knobs) as loader:
+        if "packing" in knobs:
+            samples = [piece.sample for pack in next(iter(loader)) for piece in pack]
+        else:
+            samples = loader.get_next_batch(4)
+
+    words = [data, *INLINE[:2], "--seed", "3", *options]
+    shown = [run_json("sample", *words, "--position", sample.position) for sample in samples]
+    assert main(["inspect", *words, "--num", str(len(samples)), "--json"]) == 0
+    inspected = [json.loads(line) for line in capsys.readouterr().out.splitlines()[:-1]]
+    assert [each["tokens"] for each in shown] == [sample.tokens.tolist() for sample in samples]
+    assert [each["byte_offset"] for each in shown] == [sample.source.byte_offset for sample in samples]
+    assert [each["position"] for each in inspected] == [str(sample.position) for sample in samples]
+    assert [each["num_tokens"] for each in inspected] == [len(sample.tokens) for sample in samples]

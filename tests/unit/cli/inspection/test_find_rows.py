@@ -101,7 +101,10 @@ def test_a_row_is_found_in_its_own_file(tmp_path, opened):
 
     assert json.loads(row_in_file(order, "b.jsonl:18").raw) == {"id": 17, "of": "b"}
     assert json.loads(row_in_file(order, f"{paths[0]}:40").raw) == {"id": 39, "of": "a"}
-    for words, reason in (("7", "the data has 2 files; say which: .*a.jsonl:7"), ("c.jsonl:1", "no file of the data")):
+    for words, reason in (
+        ("7", "the data has 2 files; say which: .*a.jsonl:7"),
+        ("c.jsonl:1", "not a file of the data"),
+    ):
         with pytest.raises(ConfigError, match=reason):
             row_in_file(order, words)
 
@@ -130,7 +133,7 @@ def test_a_number_beyond_the_end_is_named(tmp_path, opened, write):
 
 @pytest.mark.parametrize("place", ["", "x", "rows.jsonl:", "rows.jsonl:x", "-1"])
 def test_a_malformed_place_is_refused(jsonl_file, opened, place):
-    with pytest.raises(ConfigError, match="a row's place is written LINE or FILE:LINE"):
+    with pytest.raises(ConfigError, match="a row's location is written LINE or FILE:LINE"):
         row_in_file(opened(str(jsonl_file([{"id": 1}]))), place)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -216,28 +215,6 @@ def test_the_position_of_a_row_number_is_found_across_epochs(rows, shuffle):
 def test_without_any_row_no_row_has_a_position(jsonl_file):
     with OpenedOrder(str(jsonl_file([b" ", b""]))) as opened, pytest.raises(NoSamplesError, match="AD202"):
         opened.position_of(0)
-
-
-def test_the_number_of_rows_of_a_small_file_is_exact(rows):
-    with OpenedOrder(rows) as opened:
-        assert opened.estimate_num_rows() == NUM_ROWS
-
-
-def test_the_number_of_rows_of_a_large_file_is_estimated(jsonl_file):
-    num_rows = 20_000
-    path = jsonl_file([{"id": number, "text": "x" * (number * 7919 % 61)} for number in range(num_rows)])
-
-    with OpenedOrder(str(path), shuffle=Shuffle(block_bytes=1024)) as opened:
-        assert opened.files.num_blocks > 1000
-        assert opened.estimate_num_rows() == pytest.approx(num_rows, rel=0.05)
-
-
-def test_the_number_of_rows_of_a_stream_is_not_known(tmp_path):
-    path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"id": 1}\n'))
-
-    with OpenedOrder(str(path)) as opened:
-        assert opened.estimate_num_rows() is None
 
 
 def test_a_row_index_that_a_run_has_made_is_used(rows, tmp_path, monkeypatch):

@@ -479,7 +479,7 @@ def test_a_folder_in_which_slime_has_gone_on_is_refused_until_one_of_the_two_is_
         source.save(5)
         source.load(5)
         torch.save(slimes_state(sample_offset=2, sample_group_index=2), slimes(folder, 5))
-        with pytest.raises(SnapshotMismatchError, match="AD603 .*Remove the one of the two"):
+        with pytest.raises(SnapshotMismatchError, match="AD603 .*Remove the file that you do not want"):
             source.load(5)
 
         own(folder, 5).rename(own(folder, 6))

@@ -205,7 +205,7 @@ def test_tools_of_another_kind_of_sglang_are_refused():
 
     with sglang(Echo), pytest.raises(ConfigError, match="version of sglang makes of tools is not known"):
         tool_form()
-    with sglang(object()), pytest.raises(ConfigError, match="cannot be had: AttributeError"):
+    with sglang(object()), pytest.raises(ConfigError, match="cannot be imported: AttributeError"):
         tool_form()
     with sglang(tool_model(defers=True)):
         assert tool_form()["hidden"] == ["defer_loading"]

@@ -489,11 +489,6 @@ def test_the_command_line_names_rows_by_their_number(tmp_path, monkeypatch, caps
     assert "--lines is for files of lines" in capsys.readouterr().err
 
 
-def test_how_many_rows_there_are_is_known_without_reading_them(tmp_path):
-    with OpenedOrder(str(write(tmp_path / "a.parquet", 4321))) as opened:
-        assert opened.estimate_num_rows() == 4321
-
-
 # Files that change
 
 
