@@ -65,5 +65,7 @@ def test_a_fault_is_found_and_the_seed_is_told(monkeypatch):
 
     monkeypatch.setattr(Slots, "hold", hold)
 
-    with pytest.raises(AssertionError, match=r"run again with: python -m tests\.faults\.support\.simulated_trainers \d+\n"):
+    with pytest.raises(
+        AssertionError, match=r"run again with: python -m tests\.faults\.support\.simulated_trainers \d+\n"
+    ):
         explore(range(50))
