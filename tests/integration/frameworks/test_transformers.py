@@ -1,4 +1,4 @@
-"""Trainers of transformers and TRL over a loader: killed and resumed from their own checkpoint, the losses are equal."""
+"""Trainers of transformers and TRL over a loader: killed and resumed, the losses are equal."""
 
 from __future__ import annotations
 
