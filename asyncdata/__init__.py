@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
     from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
     from asyncdata.tokenization.functions.text import TextTokenizeFn
+    from asyncdata.tokenization.functions.untokenized import RowFn
     from asyncdata.tokenization.functions.xtuner import XTunerTokenizeFn
 
 __all__ = (
@@ -104,6 +105,7 @@ __all__ = (
     "PromptTokenizeFn",
     "QuarantineError",
     "reset_response",
+    "RowFn",
     "RowShuffle",
     "Sample",
     "Shuffle",
@@ -179,6 +181,7 @@ _HOMES = {
     "tokenization.functions.preference": ("PreferenceTokenizeFn",),
     "tokenization.functions.prompt": ("PromptTokenizeFn",),
     "tokenization.functions.text": ("TextTokenizeFn",),
+    "tokenization.functions.untokenized": ("RowFn",),
     "tokenization.functions.xtuner": ("XTunerTokenizeFn",),
     "core.types": ("Group", "Position", "Sample", "SourceLocation", "Status"),
 }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.batches.packed_batches import PackBatches
     from asyncdata.loader.batches.planned_batches import PlannedBatches
     from asyncdata.loader.batches.sample_batches import Batches
-    from asyncdata.loader.config import Knobs
+    from asyncdata.loader.config import Knobs, LoaderConfig
     from asyncdata.loader.statistics import Statistics
     from asyncdata.sources.base import Source
     from asyncdata.sources.resolve import Paths
@@ -188,6 +188,11 @@ class BaseLoader:
         """
         self.start()
         self._engine.seek(epoch, row, group_index)
+
+    @property
+    def config(self) -> LoaderConfig:
+        """The loader's knobs, with their defaults."""
+        return self._engine.config
 
     @property
     def epoch(self) -> int:

@@ -42,7 +42,7 @@ EVENT_LOOPS = {"anyio", "asyncio", "trio"}
 
 # Heavy frameworks -> the words of which a file that imports one must bear one in its name, or its folder in its own.
 HEAVY = {
-    "datasets": {"datasets", "huggingface"},
+    "datasets": {"datasets", "huggingface", "transformers"},
     "pyarrow": {"arrow", "parquet", "pyarrow"},
     "ray": {"ray"},
     "torch": {"torch"},

@@ -2,6 +2,7 @@
 
 - :class:`StatefulDataLoader` is a :class:`~asyncdata.DataLoader` for a training loop, and the best way of the two.
 - :class:`AsyncDataset` is for loops that insist on a ``torch.utils.data.DataLoader``, or on torchdata's.
+- :class:`OrderView` and :class:`RowView` are map-style datasets, for frameworks that demand ``len()`` and an index.
 - :func:`ranks` says which rank of how many this process is.
 """
 
@@ -13,25 +14,39 @@ from asyncdata.core.extras import missing_package
 from asyncdata.integrations.torch.dataset import LoaderDataset
 from asyncdata.integrations.torch.loader import StatefulDataLoader
 from asyncdata.integrations.torch.ranks import ranks
+from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView
 
-__all__ = ("AsyncDataset", "StatefulDataLoader", "ranks")
+__all__ = ("AsyncDataset", "OrderView", "RowView", "StatefulDataLoader", "ranks")
 
 if TYPE_CHECKING:
-    from torch.utils.data import IterableDataset
+    from torch.utils.data import Dataset, IterableDataset
 
-    class AsyncDataset(LoaderDataset, IterableDataset[Any]):  # type: ignore[misc]
-        """Made below on first use, so that torch is not imported before."""
+    # Made below on first use, so that torch is not imported before.
+    class AsyncDataset(LoaderDataset, IterableDataset[Any]): ...  # type: ignore[misc]
+
+    class OrderView(LoaderOrderView, Dataset[Any]): ...  # type: ignore[misc]
+
+    class RowView(LoaderRowView, Dataset[Any]): ...  # type: ignore[misc]
+
+
+_DATASETS: dict[str, tuple[type, str]] = {
+    "AsyncDataset": (LoaderDataset, "IterableDataset"),
+    "OrderView": (LoaderOrderView, "Dataset"),
+    "RowView": (LoaderRowView, "Dataset"),
+}
+"""Each dataset: its class without torch, and torch's base class."""
 
 
 def __getattr__(name: str) -> Any:
-    if name != "AsyncDataset":
+    if name not in _DATASETS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     try:
-        from torch.utils.data import IterableDataset
+        from torch.utils import data
     except ImportError as error:
-        raise missing_package("AsyncDataset", "torch", error) from error
+        raise missing_package(name, "torch", error) from error
 
-    names = {"__doc__": LoaderDataset.__doc__, "__module__": __name__}
-    kind = type(name, (LoaderDataset, IterableDataset), names)
+    ours, base = _DATASETS[name]
+    names = {"__doc__": ours.__doc__, "__module__": __name__}
+    kind = type(name, (ours, getattr(data, base)), names)
     return globals().setdefault(name, kind)  # one class, also for two threads: pickle looks it up here

@@ -10,6 +10,7 @@ from asyncdata.batching.collators.torch_tensors import to_torch
 from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.torch.ranks import ranks
 from asyncdata.integrations.torch.state import from_torch_state, to_torch_state
+from asyncdata.integrations.torch.worker_process import refuse_in_torch_worker
 from asyncdata.loader.loader import DataLoader
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class LoaderDataset:
 
     def _open(self) -> DataLoader:
         if self._loader is None:
-            _refuse_in_worker()
+            refuse_in_torch_worker()
             settings = self._settings
             if not settings.keys() & {"rank", "world_size"}:
                 settings = {**settings, **ranks()}
@@ -109,15 +110,3 @@ def _refuse_second_sharing(dataset: LoaderDataset) -> None:
             )
 
         frame = frame.f_back
-
-
-def _refuse_in_worker() -> None:
-    """Refuse torch's workers: each would open its own loader, and deliver the same batches."""
-    workers = sys.modules.get("torch.utils.data")
-    found = None if workers is None else workers.get_worker_info()
-    if found is not None:
-        raise ConfigError(
-            f"this dataset is read in one of torch's {found.num_workers} workers, and each would deliver the same "
-            "batches: pass num_workers=0 to torch's DataLoader. asyncdata has its own workers: pass num_workers= to "
-            "the dataset"
-        )

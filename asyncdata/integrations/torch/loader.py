@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.loader import DataLoader
     from asyncdata.loader.statistics import Statistics
 
@@ -125,6 +126,11 @@ class StatefulDataLoader:
             self._loader.load_state_dict(self._ahead.state())
         self._ahead.drop()
         self._loader.set_epoch(epoch)
+
+    @property
+    def config(self) -> LoaderConfig:
+        """The wrapped loader's knobs."""
+        return self._loader.config
 
     @property
     def epoch(self) -> int:

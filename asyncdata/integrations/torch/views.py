@@ -1,0 +1,231 @@
+"""Map-style views of a loader, for frameworks that index their dataset.
+
+``torch.utils.data.DataLoader`` and its relatives ask a map-style dataset for the items of a batch by their indices.
+:class:`LoaderOrderView` answers with the loader's next samples, and checks that the indices are those of a sampler that
+does not shuffle. :class:`LoaderRowView` goes to the row that an index names.
+"""
+
+from __future__ import annotations
+
+import operator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.core.errors import ConfigError, SnapshotError
+from asyncdata.integrations.torch.state import from_torch_state, to_torch_state
+from asyncdata.integrations.torch.worker_process import refuse_in_torch_worker
+from asyncdata.order.order import ROWS_PER_WINDOW
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from asyncdata.core.types import Sample
+    from asyncdata.loader.loader import DataLoader
+
+__all__ = ("LoaderOrderView", "LoaderRowView", "row_of")
+
+_NEXT = "next_index"
+
+
+def row_of(sample: Sample) -> Any:
+    """The row of a sample of :class:`~asyncdata.RowFn`, and any other sample itself."""
+    return sample.extra if not len(sample.tokens) and sample.extra else sample
+
+
+class _View:
+    """What both views have in common.
+
+    :param loader: delivers single samples: no packing, ``world_size=1``, ``n_samples_per_prompt=1``.
+    :param rows_per_epoch: the length of the view; None: the number of rows in the loader's row index.
+    :param item: makes an item of a sample.
+    """
+
+    _way_out = "pass "
+
+    def __init__(
+        self, loader: DataLoader, rows_per_epoch: int | None = None, *, item: Callable[[Sample], Any] = row_of
+    ) -> None:
+        if rows_per_epoch is not None and rows_per_epoch < 1:
+            raise ConfigError(f"rows_per_epoch must be 1 or more, got {rows_per_epoch}")
+
+        if loader.group_size != 1:
+            raise ConfigError(
+                f"{type(self).__name__} gives one item for each index, and the loader groups of "
+                f"n_samples_per_prompt={loader.group_size}: leave that out, the framework repeats prompts itself"
+            )
+
+        self.loader = loader
+        self._num_rows = rows_per_epoch
+        self._has_own_epochs = rows_per_epoch is not None
+        self._item = item
+        self._next = 0
+
+    def __len__(self) -> int:
+        """Items of an epoch. Without ``rows_per_epoch`` it waits until the loader's row index is complete.
+
+        :raises TypeError: if the length is not known.
+        """
+        if self._num_rows is None:
+            try:
+                self._num_rows = self.loader.num_rows()
+            except ConfigError as error:
+                raise TypeError(
+                    f"the length of this {type(self).__name__} is not known: {self._way_out}"
+                    'shuffle="full" to the loader, which counts the rows'
+                ) from error
+        return self._num_rows
+
+    def __getitem__(self, index: int) -> Any:
+        """The item of one index."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The items of a batch of indices; PyTorch's ``DataLoader`` calls this once for each batch."""
+        refuse_in_torch_worker()
+        wanted = [operator.index(index) for index in indices]
+        if not wanted:
+            return []
+
+        outside = [index for index in wanted if not 0 <= index < len(self)]
+        if outside:
+            raise IndexError(f"index {outside[0]} is not in 0..{len(self) - 1}")
+
+        return list(map(self._item, self._samples(wanted)))
+
+    def _samples(self, indices: list[int]) -> list[Sample]:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last item, as plain values that ``torch.save`` and JSON can store."""
+        return {**to_torch_state(self.loader.state_dict()), _NEXT: self._next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with exactly the item that would have come next.
+
+        :raises SnapshotError: if it is not the state of a view, or is of other data or settings.
+        """
+        if not isinstance(state.get(_NEXT), int):
+            raise SnapshotError(f"AD602 this is not the state of a view of a loader: it has no {_NEXT!r}")
+
+        self.loader.load_state_dict(from_torch_state({key: state[key] for key in state if key != _NEXT}))
+        self._next = state[_NEXT]
+
+    def close(self) -> None:
+        """Close the loader."""
+        self.loader.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled: its loader owns a thread and processes. Pass "
+            "num_workers=0 to the DataLoader of torch; asyncdata has its own workers"
+        )
+
+
+class LoaderOrderView(_View):
+    """A map-style ``torch.utils.data.Dataset`` whose item ``i`` is sample ``i`` of the current epoch, in D's order.
+
+    It is for frameworks that demand ``len()`` and indices, and bring their own sampler: verl, NeMo-RL, OpenRLHF, SkyRL,
+    a ``StatefulDataLoader`` of torchdata. Their sampler must not shuffle, and their ``DataLoader`` must have
+    ``num_workers=0``: the loader shuffles, and reads ahead in its own workers. Each index must be the one after the
+    last; index 0 begins the next epoch. torchdata's ``StatefulDataLoader`` stores the view's state in its own.
+
+    Epochs of the view are consecutive: where a framework leaves out the last, short batch of an epoch, the next epoch
+    begins with those samples, and none is lost.
+
+    :param loader: delivers single samples. It is used through this object alone from now on.
+    :param rows_per_epoch: the length. It may be the whole training, as one epoch, for a framework that does not restore
+        its loader at an epoch's end. None: the number of rows; then the loader needs a row index, as ``shuffle="full"``
+        has, and no row may be dropped.
+    :param item: makes an item of a sample; by default the row of :class:`~asyncdata.RowFn`, else the sample.
+    :raises ConfigError: for a loader of groups.
+    """
+
+    _way_out = "pass rows_per_epoch=, or "
+
+    def _samples(self, indices: list[int]) -> list[Sample]:
+        first = indices[0]
+        is_in_order = all(after == (before + 1) % len(self) for before, after in pairwise(indices))
+        if not is_in_order or (first != self._next and first != 0):
+            raise ConfigError(
+                f"AD445 an index of {indices[:8]} is not the one after the last, which would be {self._next}: the "
+                "framework's sampler shuffles or skips. Turn its shuffle off (asyncdata shuffles), load the view's "
+                "state instead of skipping batches, and let one process alone read it"
+            )
+
+        found = self.loader.get_next_batch(len(indices))
+        self._next = indices[-1] + 1
+        return found
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of ``epoch`` of the data, unless it is the current one; with ``rows_per_epoch``, nothing.
+
+        :raises ConfigError: directly after a restore, for an epoch that was over by then.
+        """
+        if self._has_own_epochs:
+            return
+
+        if epoch != self.loader.epoch:
+            self._next = 0
+        self.loader.set_epoch(epoch)
+
+
+class LoaderRowView(_View):
+    """A map-style ``torch.utils.data.Dataset`` whose item ``i`` is row ``i`` of an epoch, in any order of indices.
+
+    It is for frameworks that shuffle, shard or skip by their own sampler, and restore that: an unmodified ``Trainer``
+    of transformers resumes exactly with no saved state of ours. The loader needs a row index (``shuffle="full"``, or
+    another :class:`~asyncdata.RowShuffle`), and a row may not be dropped.
+
+    Indices in ascending order cost no more than a plain loop, also with gaps up to the loader's read-ahead: the rows of
+    a gap are read and left out. Any other index restarts the reading at its row.
+
+    :param loader: see :class:`LoaderOrderView`.
+    :param epoch: the epoch of the loader's order that indices refer to.
+    """
+
+    def __init__(
+        self, loader: DataLoader, *, epoch: int = 0, item: Callable[[Sample], Any] = row_of, max_gap: int = 256
+    ) -> None:
+        super().__init__(loader, item=item)
+        self._epoch = epoch
+        self._max_gap = max_gap
+        self._place: int | None = None
+
+    def _samples(self, indices: list[int]) -> list[Sample]:
+        found = dict(zip(sorted(set(indices)), self._in_order(sorted(set(indices))), strict=True))
+        return [found[index] for index in indices]
+
+    def _in_order(self, indices: list[int]) -> list[Sample]:
+        """The samples of ascending indices, read in runs."""
+        found: list[Sample] = []
+        start = 0
+        while start < len(indices):
+            stop = start + 1
+            while stop < len(indices) and indices[stop] - indices[stop - 1] <= self._max_gap:
+                stop += 1
+            found += self._run(indices[start:stop])
+            start = stop
+        return found
+
+    def _run(self, indices: list[int]) -> list[Sample]:
+        first, last = indices[0], indices[-1]
+        if self._place is None or not 0 <= first - self._place <= self._max_gap:
+            self.loader.seek(self._epoch, first)
+            self._place = first
+        place, self._place = self._place, None  # an error leaves the place unknown
+        samples = self.loader.get_next_batch(last + 1 - place)
+        chosen = [samples[index - place] for index in indices]
+        for index, sample in zip(indices, chosen, strict=True):
+            self._check(index, sample)
+        self._place = last + 1
+        return chosen
+
+    def _check(self, index: int, sample: Sample) -> None:
+        position = sample.position
+        assert position is not None
+        row = position.window * ROWS_PER_WINDOW + position.row
+        if (position.epoch, row) != (self._epoch, index):
+            raise ConfigError(
+                f"AD446 row {index} of epoch {self._epoch} gave no sample: it was dropped or is bad, and the sample of "
+                f"row {row} came in its place. A RowView needs a sample of each row: use RowFn, or OrderView"
+            )

@@ -1,0 +1,57 @@
+"""Rows that are passed through as they are, for frameworks that tokenize them."""
+
+from __future__ import annotations
+
+from codecs import BOM_UTF8
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from asyncdata.core.digest import digest
+from asyncdata.core.settings import Description
+from asyncdata.tokenization.rows import RowFault, decode_object
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
+
+__all__ = ("RowFn",)
+
+
+class RowFn(Description, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Each row becomes a sample without tokens: ``sample.extra`` is the row, a dict.
+
+    For frameworks that tokenize prompts themselves, such as TRL, verl and NeMo-RL. Workers check that a row is one JSON
+    object; the trainer's process decodes it when it is used.
+    """
+
+    tag: ClassVar[str] = "asyncdata:RowFn"
+
+    def resolve(self) -> Self:
+        """The same description."""
+        return self
+
+    def fingerprints(self) -> dict[str, str]:
+        """What samples depend on: nothing but the row."""
+        return {"tokenize_fn": digest(self.tag)}
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments: none."""
+        return {}
+
+    def open(self) -> _Rows:
+        """Nothing has to be loaded."""
+        return _Rows()
+
+
+class _Rows:
+    """The opened function."""
+
+    def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
+        for number, raw in enumerate(rows):
+            try:
+                decode_object(raw)
+            except RowFault as fault:
+                out.fail(number, fault)
+            else:
+                out.keep(number, (), extra=bytes(raw).removeprefix(BOM_UTF8))

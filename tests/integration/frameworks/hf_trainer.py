@@ -1,0 +1,145 @@
+"""A tiny model under a trainer of transformers or TRL, over a loader; killed at a step if asked to.
+
+``python -m tests.integration.frameworks.hf_trainer SETTINGS`` writes a report: the loss of each step, and what the
+trainer was given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+from asyncdata import ChatTokenizeFn, DataLoader, PackedCollator, PaddedCollator, RowFn, SoftPacking
+from asyncdata.integrations.torch import ranks
+from asyncdata.integrations.transformers import attach, placeholder
+
+MAX_LENGTH = 128
+MAX_STEPS = 8
+SAVE_STEPS = 4
+
+
+class _Killed(TrainerCallback):
+    """Kills the process after a step, as the out-of-memory killer does."""
+
+    def __init__(self, step: int | None) -> None:
+        self._step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self._step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _model(tokenizer: Any) -> Any:
+    set_seed(1)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, **sizes))
+
+
+def _arguments(kind: type, folder: str, **more: Any) -> Any:
+    return kind(
+        output_dir=folder,
+        max_steps=MAX_STEPS,
+        save_steps=SAVE_STEPS,
+        logging_steps=1,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **more,
+    )
+
+
+def _recorded(collate: Any, seen: list[Any]) -> Any:
+    def collated(items: list[Any]) -> Any:
+        batch = collate(items)
+        seen.append([row.tolist() for row in batch["input_ids"]])
+        return batch
+
+    return collated
+
+
+def _sft(settings: dict[str, Any], tokenizer: Any, seen: list[Any], trainer: type, arguments: Any) -> Any:
+    if settings["packed"]:
+        collate = PackedCollator(max_length=MAX_LENGTH, keys="transformers")
+        knobs: dict[str, Any] = {"packing": SoftPacking(max_length=MAX_LENGTH), "batch_size": 1}
+    else:
+        collate, knobs = PaddedCollator(), {"batch_size": 2}
+    loader = DataLoader(
+        settings["rows"],
+        tokenize_fn=ChatTokenizeFn(settings["tokenizer"], max_length=MAX_LENGTH),
+        collate_fn=_recorded(collate, seen),
+        num_workers=0,
+        timeout_s=60,
+        **knobs,
+        **ranks(),
+    )
+    made = trainer(_model(tokenizer), args=arguments, train_dataset=placeholder())
+    return made, loader
+
+
+def _grpo(settings: dict[str, Any], tokenizer: Any, seen: list[Any]) -> Any:
+    from trl import GRPOConfig, GRPOTrainer
+
+    def reward(completions: list[Any], number: list[int], **_: Any) -> list[float]:
+        seen.append(list(number))
+        return [float(len(completion[0]["content"]) % 7) for completion in completions]
+
+    arguments = _arguments(
+        GRPOConfig,
+        settings["folder"],
+        per_device_train_batch_size=4,
+        num_generations=2,
+        num_iterations=2,
+        max_completion_length=8,
+    )
+    loader = DataLoader(settings["rows"], tokenize_fn=RowFn(), num_workers=0, timeout_s=60)
+    made = GRPOTrainer(
+        _model(tokenizer), reward_funcs=reward, args=arguments, train_dataset=placeholder(), processing_class=tokenizer
+    )
+    return made, loader
+
+
+def main(settings: dict[str, Any]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(settings["tokenizer"])
+    seen: list[Any] = []
+    if settings["trainer"] == "Trainer":
+        arguments = _arguments(TrainingArguments, settings["folder"])
+        trainer, loader = _sft(settings, tokenizer, seen, Trainer, arguments)
+    elif settings["trainer"] == "SFTTrainer":
+        from trl import SFTConfig, SFTTrainer
+
+        arguments = _arguments(SFTConfig, settings["folder"], dataset_kwargs={"skip_prepare_dataset": True})
+
+        def sft_trainer(model: Any, **more: Any) -> Any:
+            return SFTTrainer(model, processing_class=tokenizer, **more)
+
+        trainer, loader = _sft(settings, tokenizer, seen, sft_trainer, arguments)
+    else:
+        trainer, loader = _grpo(settings, tokenizer, seen)
+    attach(trainer, loader)
+    trainer.add_callback(_Killed(settings.get("kill_at")))
+    with loader:
+        trainer.train(resume_from_checkpoint=settings["resume"])
+    losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+    weights = float(torch.cat([parameter.double().flatten() for parameter in trainer.model.parameters()]).sum())
+    Path(settings["report"]).write_text(json.dumps({"losses": losses, "seen": seen, "weights": weights}))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
