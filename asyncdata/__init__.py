@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         reset_response,
     )
     from asyncdata.delivery.rollout_buffer import first_in_first_out
-    from asyncdata.loader.config import LoaderConfig
+    from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
     from asyncdata.loader.loader import AsyncDataLoader, DataLoader
     from asyncdata.loader.statistics import Statistics
     from asyncdata.order.shuffle import RowShuffle, Shuffle
@@ -68,10 +68,12 @@ __all__ = (
     "AsyncDataError",
     "AsyncDataLoader",
     "BadRowError",
+    "BadRows",
     "BalancedByMetadata",
     "ByMetadata",
     "ByReward",
     "ByStaleness",
+    "Cache",
     "Chain",
     "ChatTokenizeFn",
     "ConfigError",
@@ -91,6 +93,7 @@ __all__ = (
     "JsonArraySource",
     "JsonlSource",
     "LengthGrouping",
+    "Limits",
     "LoaderClosedError",
     "LoaderConfig",
     "LoaderForkedError",
@@ -103,6 +106,7 @@ __all__ = (
     "PrefetchTimeoutError",
     "PromptTokenizeFn",
     "QuarantineError",
+    "Ranks",
     "reset_response",
     "RowShuffle",
     "Sample",
@@ -141,7 +145,7 @@ _HOMES = {
     "batching.collators.packed": ("PackedCollator",),
     "batching.collators.padded": ("FixedCollator", "PaddedCollator"),
     "batching.collators.xtuner": ("XTunerCollator",),
-    "loader.config": ("LoaderConfig",),
+    "loader.config": ("BadRows", "Cache", "Limits", "LoaderConfig", "Ranks"),
     "loader.statistics": ("Statistics",),
     "core.errors": (
         "AsyncDataError",

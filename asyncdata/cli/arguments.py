@@ -148,10 +148,10 @@ _WORK = _Group(
     None,
     (
         _o("--num-workers N", "worker processes; 0 for a thread (as many as needed)", _FROM_0),
-        _o("--on-bad-row", "stop at a bad row, count it, or count it and write it down", _BAD_ROWS, "raise"),
+        _o("--bad-rows", "stop at a bad row, count it, or count it and write it down", _BAD_ROWS, "raise"),
         _o("--max-bad-rows N", "more of them are an error", _FROM_0, 100),
         _o("--quarantine-path FILE", "where they are written", default="quarantine.jsonl"),
-        _o("--no-excerpts", "leave out the text of bad rows everywhere", dest="log_excerpts", action="store_false"),
+        _o("--no-excerpts", "leave out the text of bad rows everywhere", dest="excerpts", action="store_false"),
     ),
 )
 _RUN = (
@@ -201,7 +201,7 @@ _INSPECT = (
 )
 _BENCH = (
     _o("--num-workers N", "worker processes; 0 for a thread (one per CPU, at most 8)", _FROM_0),
-    _o("--on-bad-row", "stop at a bad row, or skip it", ("raise", "skip"), "raise"),
+    _o("--bad-rows", "stop at a bad row, or skip it", ("raise", "skip"), "raise"),
     _o("--buffer-size N", "samples read ahead", _FROM_1, 1000),
     _o("--seconds S", "about how long to measure", _seconds, 30.0),
 )
@@ -212,8 +212,8 @@ _DEMO = (
 )
 _KEYS = _o("KEY", "the first letters of its key, as ls prints it", nargs="*")
 _CACHES = (
-    _o("--dir DIR", "the folder of the caches, where token_cache named one"),
-    _o("--row-index", "row indexes in place of token caches; DIR is index in cache_dir then", _FLAG),
+    _o("--dir DIR", "the folder of the caches, where Cache(tokens=...) named one"),
+    _o("--row-index", "row indexes in place of token caches; DIR is `index` in the folder of Cache then", _FLAG),
 )
 _QUARANTINE = _o("FILE", "the quarantine file")
 _PROVE = (

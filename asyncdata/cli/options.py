@@ -14,6 +14,7 @@ from asyncdata.batching.packers.xtuner import XTunerPacking
 from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
+from asyncdata.loader.config import BadRows
 from asyncdata.loader.loader import DataLoader
 from asyncdata.order.shuffle import Shuffle
 from asyncdata.tokenization.base import TokenizeFn
@@ -38,6 +39,7 @@ _CLASSES: dict[str, Any] = {
     "babilong": FixedLengthTokenizeFn,
 }
 _PACKINGS = {kind.__name__: kind for kind in (SoftPacking, HardPacking, XTunerPacking)}
+_BAD_ROWS = {"policy": "bad_rows", "max": "max_bad_rows", "path": "quarantine_path", "excerpts": "excerpts"}
 _SETTINGS = ("prompt_key", "label_key", "metadata_key", "tool_key", "apply_chat_template", "max_length", "train_on")
 
 
@@ -137,6 +139,7 @@ def _made(kind: type, settings: dict[str, Any]) -> Any:
 
 def loader_of(args: argparse.Namespace, **knobs: Any) -> DataLoader:
     """The loader, not yet started."""
-    names = ("num_workers", "on_bad_row", "max_bad_rows", "quarantine_path", "log_excerpts")
-    told = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    told = {"num_workers": args.num_workers} if hasattr(args, "num_workers") else {}
+    bad_rows = {setting: getattr(args, name) for setting, name in _BAD_ROWS.items() if hasattr(args, name)}
+    told["bad_rows"] = BadRows(**bad_rows)
     return DataLoader(args.data, tokenize_fn=tokenize_fn_of(args), **{**told, **knobs, **order_of(args)})

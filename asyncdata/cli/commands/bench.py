@@ -16,6 +16,7 @@ from asyncdata.cli.commands.watched_run import environment
 from asyncdata.cli.options import loader_of
 from asyncdata.cli.row_kinds import settle_kind
 from asyncdata.core.errors import WorkerError
+from asyncdata.loader.config import BadRows
 from asyncdata.workers.machine import num_usable_cpus
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if args.num_workers is None:
         args.num_workers = min(_MAX_WORKERS, num_usable_cpus())
     part_s, ends = _SHARE * args.seconds, time.perf_counter() + args.seconds
-    with loader_of(args, buffer_size=args.buffer_size, max_bad_rows=None, timeout_s=_TIMEOUT_S) as loader:
+    bad_rows = BadRows(policy=args.bad_rows, max=None)
+    with loader_of(args, buffer_size=args.buffer_size, bad_rows=bad_rows, timeout_s=_TIMEOUT_S) as loader:
         output.say(f"at full rate, then at half of it, --num-workers {args.num_workers} ...")
         loader.get_next_batch(BATCH)
         report = _taken(loader, part_s)

@@ -16,6 +16,7 @@ import msgspec
 
 from asyncdata.cli.options import loader_of, order_of, tokenize_fn_of
 from asyncdata.core.errors import AsyncDataError, EndOfData
+from asyncdata.loader.config import BadRows
 from asyncdata.loader.loader import DataLoader
 from asyncdata.tokenization.base import open_tokenize_fn
 from asyncdata.tokenization.column_writer import ColumnWriter
@@ -37,7 +38,7 @@ _MAX_ROWS = 8192
 
 def first_batch(args: Namespace, began_s: float) -> dict[str, Any]:
     """Seconds to the first batch, from when this process was started; ``began_s`` is the monotonic clock's."""
-    with loader_of(args, buffer_size=args.buffer_size, max_bad_rows=None) as loader:
+    with loader_of(args, buffer_size=args.buffer_size, bad_rows=BadRows(policy=args.bad_rows, max=None)) as loader:
         loader.get_next_batch(BATCH)
         found = {"first_batch_s": time.monotonic() - began_s}
         _wait_for_the_others()
@@ -78,7 +79,7 @@ def tokenizer_alone(args: Namespace, number: int, num_processes: int, seconds: f
 
 def _rows(args: Namespace, num_rows: int) -> list[bytes]:
     """The first rows of the order, as JSON, without bad ones: the loader has said what is wrong with them."""
-    knobs = {**order_of(args), "epochs": 1, "on_bad_row": "skip", "max_bad_rows": None}
+    knobs = {**order_of(args), "epochs": 1, "bad_rows": BadRows(policy="skip", max=None)}
     with DataLoader(args.data, tokenize_fn=_row_itself, num_workers=0, **knobs) as loader:
         try:
             samples: list[Sample] = loader.get_next_batch(num_rows)
