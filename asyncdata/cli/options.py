@@ -12,6 +12,7 @@ from asyncdata.batching.packers.hard import HardPacking
 from asyncdata.batching.packers.soft import SoftPacking
 from asyncdata.batching.packers.xtuner import XTunerPacking
 from asyncdata.cli.inspection.window_view import OpenedOrder
+from asyncdata.cli.option_names import BAD_ROWS
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.loader.config import BadRows
@@ -39,7 +40,6 @@ _CLASSES: dict[str, Any] = {
     "babilong": FixedLengthTokenizeFn,
 }
 _PACKINGS = {kind.__name__: kind for kind in (SoftPacking, HardPacking, XTunerPacking)}
-_BAD_ROWS = {"policy": "bad_rows", "max": "max_bad_rows", "path": "quarantine_path", "excerpts": "excerpts"}
 _SETTINGS = ("prompt_key", "label_key", "metadata_key", "tool_key", "apply_chat_template", "max_length", "train_on")
 
 
@@ -140,6 +140,6 @@ def _made(kind: type, settings: dict[str, Any]) -> Any:
 def loader_of(args: argparse.Namespace, **knobs: Any) -> DataLoader:
     """The loader, not yet started."""
     told = {"num_workers": args.num_workers} if hasattr(args, "num_workers") else {}
-    bad_rows = {setting: getattr(args, name) for setting, name in _BAD_ROWS.items() if hasattr(args, name)}
+    bad_rows = {setting: getattr(args, name) for setting, name in BAD_ROWS.items() if hasattr(args, name)}
     told["bad_rows"] = BadRows(**bad_rows)
     return DataLoader(args.data, tokenize_fn=tokenize_fn_of(args), **{**told, **knobs, **order_of(args)})

@@ -305,7 +305,7 @@ def test_a_row_larger_than_a_window_is_a_row_as_any_other(tmp_path):
 
 @pytest.mark.thorough
 def test_a_row_that_kills_its_workers_is_passed_and_stays_so_after_a_restart(path):
-    knobs = {"num_workers": 1, "on_bad_row": "skip"}
+    knobs = {"num_workers": 1, "bad_rows": "skip"}
     good = [number for number in expected_ids(1) if number != 13]
     with make(path, kills_on_13, **knobs) as loader:
         assert ids(loader.get_next_batch(NUM_ROWS - 1)) == good

@@ -13,7 +13,7 @@ import pytest
 import structlog
 from tokenizers import Tokenizer
 
-from asyncdata import BadRowError, ConfigError, DataLoader, JsonlSource, PromptTokenizeFn, Shuffle
+from asyncdata import BadRowError, Cache, ConfigError, DataLoader, JsonlSource, PromptTokenizeFn, Shuffle
 from asyncdata.core.messages import Tokenize
 from asyncdata.workers.inline import InlineExecutor
 from tests.support import cached
@@ -327,9 +327,9 @@ def test_a_bad_row_is_an_error_again_with_all_that_was_said_of_it(tmp_path, cach
             Delivered(loader(path, cache, shuffle=False))
         return str(caught.value)
 
-    expected = plain(path, on_bad_row="skip")
-    first = fill(path, cache, on_bad_row="skip")
-    second = Delivered(loader(path, cache, on_bad_row="skip"))
+    expected = plain(path, bad_rows="skip")
+    first = fill(path, cache, bad_rows="skip")
+    second = Delivered(loader(path, cache, bad_rows="skip"))
 
     assert_same(first, expected)
     assert_same(second, expected)
@@ -497,7 +497,7 @@ def test_without_its_packages_the_error_names_the_extra(path, cache, monkeypatch
 
 
 def test_true_means_the_folder_beside_the_row_index(path, tmp_path):
-    fill(path, True, cache_dir=str(tmp_path / "here"))
+    fill(path, True, cache=Cache(folder=str(tmp_path / "here")))
     assert segments(tmp_path / "here" / "tokens")
 
     fill(path, True)

@@ -41,7 +41,7 @@ async def rollout(path: Path) -> None:
         buffer_filter=longest_first,
         epochs=None,
         timeout_s=None,
-        on_bad_row="raise",
+        bad_rows="raise",
         commit="on_delivery",
     ) as loader:
         assert_type(loader, AsyncDataLoader)
