@@ -107,7 +107,7 @@ def test_bench_works_with_fewer_rows_than_a_batch(jsonl_file, report):
 def test_bad_rows_that_may_be_skipped_do_not_stop_it_however_often_they_come_by(jsonl_file, report):
     path = jsonl_file([{"input": "One."}, *[b"{"] * 120, {"input": "Two."}])
 
-    found = report(path, *TOKENIZER, *SHORT, "--on-bad-row", "skip")
+    found = report(path, *TOKENIZER, *SHORT, "--bad-rows", "skip")
 
     assert found["num_samples"] >= 32
     assert found["tokenizer_rows_per_s"] > 0

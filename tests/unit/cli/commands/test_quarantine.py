@@ -280,7 +280,7 @@ def test_a_file_that_is_not_a_quarantine_file_is_status_2(action, capsys):
 
 def test_no_excerpts_leaves_the_text_of_bad_rows_out(capsys):
     plain(b'{"input": "PRIVATE", "lab')
-    policy = ("--on-bad-row", "quarantine", "--num-workers", "0", "--no-excerpts")
+    policy = ("--bad-rows", "quarantine", "--num-workers", "0", "--no-excerpts")
 
     assert main(["run", "rows.jsonl", *TOKENS, *policy]) == 0
     said = capsys.readouterr()
