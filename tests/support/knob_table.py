@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import inspect
 import re
-import typing
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
-
-import msgspec
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from asyncdata.loader.config import GROUPS, LoaderConfig
+
+if TYPE_CHECKING:
+    import msgspec
 
 _ENTRY = re.compile(r"^:ivar (\w+): (.*?)(?=^:|\Z)", re.DOTALL | re.MULTILINE)
 _ROLE = re.compile(r":\w+:`~?(?:[\w.]*\.)?(\w+)`")
@@ -63,7 +63,7 @@ def values_of(annotation: Any) -> str:
 
 def rows_of(kind: type[msgspec.Struct]) -> list[Row]:
     """The rows of a class's fields, in their order."""
-    meanings, types = meanings_of(kind), typing.get_type_hints(kind, include_extras=True)
+    meanings, types = meanings_of(kind), get_type_hints(kind, include_extras=True)
     config = kind()
     rows = []
     for name in kind.__struct_fields__:

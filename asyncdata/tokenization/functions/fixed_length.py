@@ -7,12 +7,10 @@ question, and then the answer is trained without it.
 from __future__ import annotations
 
 from array import array
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from asyncdata.core.digest import canonical
 from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Draft, Drafting, predicted
 from asyncdata.tokenization.functions.fixed_length_layout import Filled, Layout, place_cut
@@ -65,10 +63,6 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
     :param add_eos: train a token after the answer: the tokenizer's ``eos_token`` for True, or the token of this name.
         None means True, or False with ``legacy_recipe``.
     :param pad_id: the id of the padding. None: the tokenizer's ``pad_token``, or its ``eos_token`` if it has none.
-    :param split: keep only the rows of one part; the others are dropped as ``split``. The part of a row depends only on
-        its own text. So the parts are disjoint for any order and any files, and equal rows are in the same part.
-    :param train_ratio: the expected share of rows in ``train``.
-    :param split_seed: the seed of the split.
     :param legacy_recipe: cut prompts at their right end to ``max_length - reserve`` tokens, tokenize the answer
         separately, and train no end token. ``extra["question_lost"]`` is true if the cut has removed the question;
         ``statistics().noted_total`` counts these samples.
@@ -90,9 +84,6 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
     add_special_tokens: bool = True
     add_eos: bool | str | None = None
     pad_id: NotNegative | None = None
-    split: Literal["train", "eval"] | None = None
-    train_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.9
-    split_seed: int = 42
     legacy_recipe: bool = msgspec.field(default=False, name="seed_compat")  # the name in fingerprints
     reserve: NotNegative = 64
 
@@ -158,7 +149,6 @@ class _FixedReader:
     def __init__(self, fn: FixedLengthTokenizeFn) -> None:
         self._layout = Layout(fn.prompt, fn.answer, fn.context_key)
         self._together = not fn.legacy_recipe
-        self._part = None if fn.split is None else _Part(fn)
         keys = self._layout.keys
         self._fields = Fields({f"{{{key}}}": key for key in keys}, {"metadata_key": fn.metadata_key})
         self._row = RowReader({key: key for key in keys})
@@ -166,9 +156,6 @@ class _FixedReader:
     def __call__(self, raw: Buffer) -> Drafting | str:
         fields = self._fields(raw)
         values = {key: self._text(key, decode_value(fields[f"{{{key}}}"], raw), raw) for key in self._layout.keys}
-        if self._part is not None and not self._part.has(values):
-            return "split"
-
         filled = self._layout.fill(values)
         prompt, answer, length = filled.prompt, filled.answer, len(filled.prompt)
         drafts = [Draft(prompt + answer, [(length, length + len(answer))])]
@@ -182,19 +169,6 @@ class _FixedReader:
             raise self._row.wrong_type(key, "a string", value, raw)
 
         return self._row.encodable(key, value, raw)
-
-
-class _Part:
-    """One part of a split. A keyed hash of a row's text decides whether the row is in it."""
-
-    def __init__(self, fn: FixedLengthTokenizeFn) -> None:
-        self._key = canonical(["asyncdata split", fn.split_seed])
-        self._below = int(fn.train_ratio * 2**64)
-        self._is_train = fn.split == "train"
-
-    def has(self, values: dict[str, str]) -> bool:
-        drawn = blake2b(canonical(list(values.values())), digest_size=8, key=self._key).digest()
-        return (int.from_bytes(drawn, "little") < self._below) == self._is_train
 
 
 class _FixedWriter:

@@ -44,6 +44,15 @@ def test_ranks_are_those_of_the_environment(environment):
     assert ranks() == Ranks(rank=3, world_size=8)
 
 
+def test_ranks_may_be_given_the_other_settings_of_ranks(environment):
+    environment.setenv("RANK", "1")
+    environment.setenv("WORLD_SIZE", "2")
+
+    assert ranks(gradient_accumulation=4, round_up=False) == Ranks(
+        rank=1, world_size=2, gradient_accumulation=4, round_up=False
+    )
+
+
 @pytest.mark.parametrize(("rank", "world_size"), [("1", None), (None, "2"), ("one", "2")])
 def test_half_an_environment_is_refused(environment, rank, world_size):
     for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)):

@@ -207,41 +207,6 @@ def test_a_bad_row_is_named(name: str, row: bytes, code: str, reason: str) -> No
     assert reason in chunk.errors[0].reason
 
 
-# The split
-
-
-ROWS = [{"input": f"text {number}", "question": "q", "target": "t"} for number in range(600)]
-
-
-def part(name: str, split: Any, rows: Any = ROWS, **settings: Any) -> set[str]:
-    fn = babilong(name, 40, split=split, add_eos=False, **settings)
-    chunk = run(fn.open(), rows)
-    assert sum(map(len, drops(chunk).values())) + chunk.num_samples == len(rows)
-    assert set(drops(chunk)) <= {"split"}
-    return {text.partition("\n")[0] for text in texts(fn, chunk)}
-
-
-def test_the_parts_of_a_split_are_disjoint_and_together_all_rows(name: str) -> None:
-    train, evaluation = part(name, "train", train_ratio=0.8), part(name, "eval", train_ratio=0.8)
-
-    assert train | evaluation == {row["input"] for row in ROWS}
-    assert train & evaluation == set()
-    assert abs(len(train) - 480) < 40  # four standard deviations
-
-
-def test_a_rows_part_depends_on_its_text_alone(name: str) -> None:
-    reordered = [dict(reversed(row.items())) | {"other": 1} for row in reversed(ROWS)]
-
-    assert part(name, "eval", reordered) == part(name, "eval")
-    assert part(name, "eval", ROWS[::2]) <= part(name, "eval")
-    assert part(name, "eval", split_seed=1) != part(name, "eval")
-
-
-def test_a_part_may_be_everything_or_nothing(name: str) -> None:
-    assert len(part(name, "train", train_ratio=1.0)) == 600
-    assert part(name, "train", train_ratio=0.0) == set()
-
-
 # As the recipe had it
 
 
@@ -394,7 +359,7 @@ def test_with_half_the_length_the_recipe_loses_every_question_and_we_lose_none(
 
 
 def test_it_is_a_description_that_a_worker_makes_again(name: str) -> None:
-    fn = babilong(name, 80, overlong="truncate_context_middle", split="train", train_ratio=1.0)
+    fn = babilong(name, 80, overlong="truncate_context_middle")
 
     assert isinstance(fn, TokenizeFn)
     again = run(open_spec(describe(fn.resolve())), [ROW])
@@ -413,15 +378,12 @@ def test_every_setting_is_in_the_fingerprint(name: str) -> None:
         {"add_special_tokens": False},
         {"add_eos": False},
         {"pad_id": 3},
-        {"split": "eval"},
-        {"train_ratio": 0.5},
-        {"split_seed": 1},
         {"legacy_recipe": True},
         {"reserve": 5},
     ]
     prints = [babilong(name, **{"max_length": 99} | settings).fingerprints() for settings in [{}, *changes]]
 
-    assert len({print["tokenize_fn"] for print in prints}) == 16
+    assert len({print["tokenize_fn"] for print in prints}) == 13
 
 
 @pytest.mark.parametrize(
@@ -435,8 +397,6 @@ def test_every_setting_is_in_the_fingerprint(name: str) -> None:
         ({"prompt": "{input}{}"}, "a field is a key"),
         ({"answer": "yes"}, r"has no field, such as '\{target\}'"),
         ({"context_key": None, "overlong": "truncate_context_left"}, "needs a context_key"),
-        ({"train_ratio": 1.5}, "train_ratio=1.5"),
-        ({"split": "test"}, "split='test'"),
         ({"legacy_recipe": True, "add_eos": True}, "legacy_recipe cuts at the right and has no end token"),
         ({"legacy_recipe": True, "overlong": "error"}, "legacy_recipe cuts at the right and has no end token"),
         ({"legacy_recipe": True, "max_length": 64}, "reserve=64 leaves nothing of max_length=64"),
