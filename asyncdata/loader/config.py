@@ -21,7 +21,7 @@ from asyncdata.order.shuffle import RowShuffle, Shuffle
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    Group = TypeVar("Group", bound="Description")
+    S = TypeVar("S", bound="Description")
 
 __all__ = ("BadRows", "Cache", "Limits", "LoaderConfig", "Ranks", "place_of")
 
@@ -34,9 +34,9 @@ Policy = Literal["raise", "skip", "quarantine"]
 Order = Annotated[Any, msgspec.Meta(description='bool, `"full"`, `Shuffle` or `RowShuffle`')]
 
 
-def _check_path(group: str, name: str, path: bool | str | None) -> None:
+def _check_path(struct: str, name: str, path: bool | str | None) -> None:
     if isinstance(path, str) and "\0" in path:
-        raise ConfigError(f"{group}: {name}={path!r} has a NUL in it, which no path may have")
+        raise ConfigError(f"{struct}: {name}={path!r} has a NUL in it, which no path may have")
 
 
 class Ranks(Description, frozen=True, kw_only=True):
@@ -198,7 +198,7 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @classmethod
     def of(cls, knobs: Mapping[str, Any]) -> LoaderConfig:
-        """The configuration that ``knobs`` describe. A group may be a dict of its settings, as YAML has it.
+        """The configuration that ``knobs`` describe. A struct may be a dict of its settings, as in YAML.
 
         :raises ConfigError: naming the knob that is unknown, of the wrong type, or out of range.
         """
@@ -209,9 +209,9 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         values = {name: plain_integer(value) for name, value in knobs.items()}
         if "timeout_s" in values:
             values["timeout_s"] = checked_timeout(values["timeout_s"])
-        for name, kind in GROUPS.items():
+        for name, kind in STRUCTS.items():
             if name in values:
-                values[name] = _group_of(kind, name, values[name])
+                values[name] = _struct_of(kind, name, values[name])
         try:
             values["shuffle"] = _shuffle_of(values.get("shuffle", True))
             config = msgspec.convert(values, cls)
@@ -245,21 +245,21 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return (self.buffer_size or FIRST_BUFFER_SIZE) * max(self.dp_size, self.ranks.world_size)
 
 
-GROUPS: dict[str, type[Description]] = {"ranks": Ranks, "limits": Limits, "cache": Cache, "bad_rows": BadRows}
+STRUCTS: dict[str, type[Description]] = {"ranks": Ranks, "limits": Limits, "cache": Cache, "bad_rows": BadRows}
 
 
 class Place(NamedTuple):
     """Where a setting is.
 
     :ivar knob: the knob of the loader.
-    :ivar setting: the setting of the knob's group; None: the knob itself.
+    :ivar setting: the setting of that struct; None: the knob itself.
     """
 
     knob: str
     setting: str | None
 
     def __str__(self) -> str:
-        return self.knob if self.setting is None else f"{self.knob}={GROUPS[self.knob].__name__}({self.setting}=...)"
+        return self.knob if self.setting is None else f"{self.knob}={STRUCTS[self.knob].__name__}({self.setting}=...)"
 
 
 _RENAMED = {
@@ -292,11 +292,11 @@ _CALLED_ELSEWHERE = {
 
 
 def place_of(name: str) -> Place | None:
-    """Where the setting is that has this name elsewhere, or inside a group; None if there is none."""
+    """Where the setting is that has this name elsewhere, or inside a struct; None if there is none."""
     if found := _RENAMED.get(name) or _CALLED_ELSEWHERE.get(name):
         return found
 
-    return next((Place(knob, name) for knob, kind in GROUPS.items() if name in kind.__struct_fields__), None)
+    return next((Place(knob, name) for knob, kind in STRUCTS.items() if name in kind.__struct_fields__), None)
 
 
 def _no_such_knob(name: str, known: Sequence[str]) -> str:
@@ -316,8 +316,8 @@ def _unknown(kind: str, name: str, known: Sequence[str], meant: str | None = Non
     return f"there is no {kind} {name!r}; {hint} are {', '.join(sorted(known))}"
 
 
-def _group_of(kind: type[Group], name: str, value: Any) -> Group:
-    """A group of settings, checked: itself, a dict, or for bad rows the policy alone."""
+def _struct_of(kind: type[S], name: str, value: Any) -> S:
+    """A struct of settings, checked: itself, a dict, or for bad rows the policy alone."""
     if isinstance(value, kind):
         return value
 

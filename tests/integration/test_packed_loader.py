@@ -264,8 +264,8 @@ def test_a_last_batch_is_filled_for_all_ranks_with_its_own_packs(tmp_path: Path)
 
 def test_a_last_batch_that_is_not_filled_leaves_a_rank_without_one(tmp_path: Path) -> None:
     path = written(tmp_path / "few.jsonl", [60, 61, 62, 63, 64])
-    given = {"epochs": 1, "world_size": 2, "batch_size": 2, "round_up": False, "shuffle": False}
-    loaders = [make(path, ranks=Ranks(rank=rank), **given) for rank in range(2)]
+    given = {"epochs": 1, "batch_size": 2, "shuffle": False}
+    loaders = [make(path, ranks=Ranks(rank=rank, world_size=2, round_up=False), **given) for rank in range(2)]
     batches = [epochs_of(loader, 1)[0] for loader in loaders]
     for loader in loaders:
         loader.close()
@@ -411,7 +411,7 @@ def test_settings_of_rollouts_are_refused_beside_packing(path: Path, given: dict
         make(path, **given)
 
 
-@pytest.mark.parametrize("given", [{}, {"packing": None, "world_size": 2}])
+@pytest.mark.parametrize("given", [{}, {"packing": None, "ranks": Ranks(world_size=2)}])
 def test_calls_of_rollouts_say_that_batches_come_from_a_loop(path: Path, given: dict[str, Any]) -> None:
     with make(path, **given) as loader:
         for call in (loader.get_next_batch, loader.get_samples, loader.add_samples):
@@ -447,10 +447,9 @@ def test_ranks_without_packing_cut_batches_of_the_one_order(path: Path) -> None:
 
 
 def test_the_last_batch_of_ranks_without_packing_is_filled_or_dropped(path: Path) -> None:
-    def sizes(**given: Any) -> list[Any]:
-        loaders = [
-            make(path, packing=None, batch_size=4, ranks=Ranks(world_size=2, rank=rank), **given) for rank in range(2)
-        ]
+    def sizes(round_up: bool | None = None, **given: Any) -> list[Any]:
+        ranks = [Ranks(world_size=2, rank=rank, round_up=round_up) for rank in range(2)]
+        loaders = [make(path, packing=None, batch_size=4, ranks=one, **given) for one in ranks]
         found = [[len(batch) for batch in loader] for loader in loaders]
         dropped = [loader.statistics().dropped_total for loader in loaders]
         for loader in loaders:

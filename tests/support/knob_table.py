@@ -10,7 +10,7 @@ import re
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from asyncdata.loader.config import GROUPS, LoaderConfig
+from asyncdata.loader.config import STRUCTS, LoaderConfig
 
 if TYPE_CHECKING:
     import msgspec
@@ -55,7 +55,7 @@ def values_of(annotation: Any) -> str:
         return " or ".join(values_of(kind) for kind in get_args(annotation))
     if annotation is NoneType:
         return "None"
-    if annotation in GROUPS.values():
+    if annotation in STRUCTS.values():
         return f"`{annotation.__name__}` or a dict"
 
     return _PLAIN[annotation]
@@ -68,12 +68,12 @@ def rows_of(kind: type[msgspec.Struct]) -> list[Row]:
     rows = []
     for name in kind.__struct_fields__:
         default = getattr(config, name)
-        shown = f"{type(default).__name__}()" if name in GROUPS and kind is LoaderConfig else repr(default)
+        shown = f"{type(default).__name__}()" if name in STRUCTS and kind is LoaderConfig else repr(default)
         rows.append(Row(name, f"`{shown}`", values_of(types[name]), meanings[name]))
     return rows
 
 
 if __name__ == "__main__":
-    for shown in (LoaderConfig, *GROUPS.values()):
+    for shown in (LoaderConfig, *STRUCTS.values()):
         print(f"\n{shown.__name__}\n\n| setting | default | values | meaning |\n|---|---|---|---|")
         print("\n".join(map(str, rows_of(shown))))

@@ -29,7 +29,7 @@ from asyncdata.checkpoint.snapshot import Snapshot
 from asyncdata.cli import main as cli
 from asyncdata.core.checksummed_file import Header
 from asyncdata.delivery.ledger import Counters
-from asyncdata.loader.config import GROUPS
+from asyncdata.loader.config import STRUCTS
 from asyncdata.workers.base import WorkerState
 from tests.support.knob_table import rows_of
 
@@ -474,7 +474,7 @@ def test_every_default_of_a_description_is_documented(kind):
 
 def test_the_tables_of_knobs_are_what_the_declaration_says():
     page = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", read("configuration.md"))
-    of_groups = {kind: table_lines(section(page, f"`{kind.__name__}`")) for kind in GROUPS.values()}
+    of_groups = {kind: table_lines(section(page, f"`{kind.__name__}`")) for kind in STRUCTS.values()}
     lines = table_lines(page)
 
     for kind, rows in of_groups.items():

@@ -52,12 +52,12 @@ def test_a_forgotten_tokenize_fn_is_the_only_thing_said(tmp_path):
     [("batchsize", "batch_size"), ("num_epochs", "epochs"), ("prefetch_factor", "buffer_size"), ("sead", "seed")],
 )
 def test_an_unknown_knob_is_answered_with_the_one_that_is_meant(jsonl_file, knob, meant):
-    with pytest.raises(ConfigError, match=rf"there is no knob '{knob}'; did you mean '{meant}'\? There are backend, "):
+    with pytest.raises(ConfigError, match=rf"there is no knob '{knob}'; did you mean '{meant}'\? There are bad_rows, "):
         DataLoader(str(jsonl_file([{"input": "a"}])), tokenize_fn=len, num_workers=0, **{knob: 2})
 
 
 def test_an_unknown_knob_like_no_other_is_answered_with_all_of_them(jsonl_file):
-    with pytest.raises(ConfigError, match=r"there is no knob 'zzz'; there are backend, batch_size, "):
+    with pytest.raises(ConfigError, match=r"there is no knob 'zzz'; there are bad_rows, batch_size, "):
         DataLoader(str(jsonl_file([{"input": "a"}])), tokenize_fn=len, num_workers=0, zzz=2)
 
 

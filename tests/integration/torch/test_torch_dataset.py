@@ -162,6 +162,9 @@ def test_a_dataset_is_of_this_process_rank_unless_it_is_told(environment, open_l
     environment.setenv("WORLD_SIZE", "2")
 
     assert run(open_dataset(), 1) == run(open_loader(ranks=Ranks(rank=1, world_size=2)), 1)
+    assert run(open_dataset(ranks={"gradient_accumulation": 2}), 1) == run(
+        open_loader(ranks=Ranks(rank=1, world_size=2, gradient_accumulation=2)), 1
+    )
     assert run(open_dataset(ranks=Ranks(world_size=1)), 1) == run(open_loader(), 1)
 
 

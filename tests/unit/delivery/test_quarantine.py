@@ -210,7 +210,7 @@ def test_half_a_line_that_a_killed_process_left_does_not_swallow_the_next_entry(
 def test_anything_but_a_regular_file_is_refused_at_once(tmp_path, make):
     path = str(tmp_path / "bad.jsonl")
     make(path)
-    with pytest.raises(ConfigError, match=f"^AD605 cannot write BadRows\\(path='{path}': "):
+    with pytest.raises(ConfigError, match=f"^AD605 cannot write BadRows\\(path='{path}'\\): "):
         Quarantine.opened(path)
     with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: "):
         read_quarantine(path)
@@ -223,7 +223,7 @@ def test_anything_but_a_regular_file_is_refused_at_once(tmp_path, make):
 def test_a_device_holds_no_bad_rows(path):
     with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: it is no regular file"):
         read_quarantine(path)
-    with pytest.raises(ConfigError, match=f"^AD605 cannot write BadRows\\(path='{path}': it is no regular file"):
+    with pytest.raises(ConfigError, match=f"^AD605 cannot write BadRows\\(path='{path}'\\): it is no regular file"):
         Quarantine.opened(path)
 
 

@@ -15,7 +15,7 @@ import pytest
 from asyncdata import AsyncDataLoader, DataLoader
 from asyncdata.core.errors import ConfigError
 from asyncdata.loader import config as declared
-from asyncdata.loader.config import GROUPS, BadRows, Cache, Limits, LoaderConfig, Ranks
+from asyncdata.loader.config import STRUCTS, BadRows, Cache, Limits, LoaderConfig, Ranks
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 
 
@@ -63,9 +63,9 @@ def test_the_constructor_of_a_loader_takes_what_a_field_takes(field):
     names = {**vars(declared), "Mapping": Mapping, "Any": Any}
     taken = kinds(eval(arguments(DataLoader)[field.name].annotation, names))  # noqa: S307 - our own source
 
-    if field.name in GROUPS:
+    if field.name in STRUCTS:
         short_forms = {"raise", "skip", "quarantine"} if field.name == "bad_rows" else set()
-        assert taken == {GROUPS[field.name], Mapping[str, Any]} | short_forms
+        assert taken == {STRUCTS[field.name], Mapping[str, Any]} | short_forms
     elif field.name == "shuffle":
         assert taken == {bool, "full", Shuffle, RowShuffle, Mapping[str, Any]}
     else:
@@ -127,7 +127,7 @@ def test_a_knob_of_an_earlier_version_is_refused_with_its_place_now(name, place)
         ("policy", "bad_rows=BadRows(policy=...)"),
     ],
 )
-def test_a_setting_of_a_group_given_as_a_knob_is_refused_with_its_place(name, place):
+def test_a_setting_of_a_struct_given_as_a_knob_is_refused_with_its_place(name, place):
     assert refusal(**{name: 1}) == f"there is no knob {name!r}; it is `{place}`"
 
 
@@ -142,31 +142,31 @@ def test_the_constructor_of_a_loader_says_where_an_unknown_knob_is(loader):
 
 
 @pytest.mark.parametrize(
-    "group",
+    "struct",
     [Ranks(rank=1, world_size=2), Limits(max_workers=3), Cache(tokens="t"), BadRows(policy="quarantine", path="q")],
-    ids=lambda group: type(group).__name__,
+    ids=lambda struct: type(struct).__name__,
 )
-def test_a_group_may_be_written_as_a_dict(group):
-    knob = next(knob for knob, kind in GROUPS.items() if isinstance(group, kind))
-    given = {name: value for name, value in msgspec.structs.asdict(group).items() if value is not None}
+def test_a_struct_may_be_written_as_a_dict(struct):
+    knob = next(knob for knob, kind in STRUCTS.items() if isinstance(struct, kind))
+    given = {name: value for name, value in msgspec.structs.asdict(struct).items() if value is not None}
 
-    assert getattr(LoaderConfig.of({knob: given}), knob) == getattr(LoaderConfig.of({knob: group}), knob) == group
+    assert getattr(LoaderConfig.of({knob: given}), knob) == getattr(LoaderConfig.of({knob: struct}), knob) == struct
 
 
 def test_the_policy_alone_is_a_short_form_of_bad_rows():
     assert LoaderConfig.of({"bad_rows": "skip"}).bad_rows == BadRows(policy="skip")
 
 
-@pytest.mark.parametrize("knob", GROUPS)
+@pytest.mark.parametrize("knob", STRUCTS)
 @pytest.mark.parametrize("value", [None, 3, True, [("rank", 1)], Shuffle()])
-def test_what_is_no_group_is_refused_with_what_is_one(knob, value):
+def test_what_is_no_struct_is_refused_with_what_is_one(knob, value):
     assert (
         refusal(**{knob: value})
-        == f"`{knob}` is {GROUPS[knob].__name__}(...), or a dict of its settings; got {value!r}"
+        == f"`{knob}` is {STRUCTS[knob].__name__}(...), or a dict of its settings; got {value!r}"
     )
 
 
-def test_an_unknown_setting_of_a_group_is_named_with_all_there_are():
+def test_an_unknown_setting_of_a_struct_is_named_with_all_there_are():
     assert refusal(bad_rows={"polcy": "skip"}) == (
         "there is no setting of `bad_rows` 'polcy'; did you mean 'policy'? There are excerpts, max, path, policy"
     )
@@ -174,7 +174,7 @@ def test_an_unknown_setting_of_a_group_is_named_with_all_there_are():
     assert "did you mean 'folder'?" in refusal(cache={"cache_dir": "x"})
 
 
-def test_an_integer_of_numpy_in_a_group_becomes_a_plain_one():
+def test_an_integer_of_numpy_in_a_struct_becomes_a_plain_one():
     ranks = Ranks(rank=np.int64(1), world_size=np.int32(2))
 
     assert ranks == Ranks(rank=1, world_size=2)
@@ -205,8 +205,8 @@ def test_an_integer_of_numpy_in_a_group_becomes_a_plain_one():
         (BadRows, "excerpts", 1),
     ],
 )
-def test_a_wrong_value_in_a_group_is_refused_and_named_with_its_group(kind, setting, value):
-    knob = next(knob for knob in GROUPS if GROUPS[knob] is kind)
+def test_a_wrong_value_in_a_struct_is_refused_and_named_with_its_struct(kind, setting, value):
+    knob = next(knob for knob in STRUCTS if STRUCTS[knob] is kind)
     with pytest.raises(ConfigError) as caught:
         kind(**{setting: value})
 

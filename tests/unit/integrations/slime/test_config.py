@@ -158,7 +158,7 @@ def test_knobs_of_the_loader_are_checked_at_the_start():
         ("backend", "event_loop"),
     ],
 )
-def test_a_key_that_is_in_a_group_is_refused_with_its_place(name, place):
+def test_a_key_that_is_in_a_struct_is_refused_with_its_place(name, place):
     with pytest.raises(ConfigError) as caught:
         settings(**{f"asyncdata_{name}": 1})
 
