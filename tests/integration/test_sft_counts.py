@@ -212,7 +212,7 @@ def test_calls_for_single_samples_are_refused_where_batches_are_shared(path):
 
         return check
 
-    for check in (refused(packing=SOFT), refused(world_size=2), refused(length_grouping=GROUPING)):
+    for check in (refused(packing=SOFT), refused(ranks={"world_size": 2}), refused(length_grouping=GROUPING)):
         check(lambda loader: loader.get_next_batch(4))
         check(lambda loader: loader.get_samples(4))
         check(lambda loader: loader.add_samples([]))

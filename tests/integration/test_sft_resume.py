@@ -203,7 +203,7 @@ def test_a_file_of_the_state_serves_every_rank(packed_rows, tmp_path):
 @parametrized({name: (PACKED | UNPACKED)[name] for name in RACED})
 def test_a_state_that_is_loaded_while_the_loader_starts_is_gone_on_with_as_well(packed_rows, knobs):
     """Whether its threads have begun something or not, nothing of that is left."""
-    settings: Knobs = {"world_size": 3, "epochs": 2, "round_up": False, **knobs}
+    settings: Knobs = {"ranks": {"world_size": 3, "round_up": False}, "epochs": 2, **knobs}
     steps, _ = run(packed_rows, 5, **knobs)
     loader = make(packed_rows, **settings)
     loader.load_state_dict(steps[5].state)

@@ -479,7 +479,7 @@ def test_data_that_is_read_from_front_to_back_is_refused_with_the_way_out(tmp_pa
 def test_a_folder_that_cannot_be_made_is_refused_with_the_way_out(path, tmp_path):
     (tmp_path / "file").touch()
 
-    with pytest.raises(ConfigError, match=r"AD612 .*set token_cache"):
+    with pytest.raises(ConfigError, match=r"AD612 .*set Cache"):
         loader(path, tmp_path / "file" / "cache")
 
 
@@ -492,12 +492,12 @@ def test_without_its_packages_the_error_names_the_extra(path, cache, monkeypatch
         open_token_cache.importlib.util, "find_spec", lambda name: None if name == missing else real(name)
     )
 
-    with pytest.raises(ConfigError, match=rf"token_cache needs {missing}: pip install {missing}"):
+    with pytest.raises(ConfigError, match=rf"Cache\(tokens=\.\.\.\) needs {missing}: pip install {missing}"):
         loader(path, cache)
 
 
 def test_true_means_the_folder_beside_the_row_index(path, tmp_path):
-    fill(path, True, cache=Cache(folder=str(tmp_path / "here")))
+    fill(path, True, cache=Cache(folder=str(tmp_path / "here"), tokens=True))
     assert segments(tmp_path / "here" / "tokens")
 
     fill(path, True)

@@ -84,7 +84,7 @@ def wanted(path) -> dict[str, Any]:
         {"buffer_size": 3},
         {"buffer_size": 7, "dp_size": 2},
         {"commit": "on_ack"},
-        {"max_ready_bytes": 1},
+        {"limits": {"max_ready_bytes": 1}},
         {"event_loop": "trio"},
     ],
     ids=str,
