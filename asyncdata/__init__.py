@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         reset_response,
     )
     from asyncdata.delivery.rollout_buffer import first_in_first_out
-    from asyncdata.loader.config import LoaderConfig
+    from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
     from asyncdata.loader.loader import AsyncDataLoader, DataLoader
     from asyncdata.loader.statistics import Statistics
     from asyncdata.order.shuffle import RowShuffle, Shuffle
@@ -69,10 +69,12 @@ __all__ = (
     "AsyncDataError",
     "AsyncDataLoader",
     "BadRowError",
+    "BadRows",
     "BalancedByMetadata",
     "ByMetadata",
     "ByReward",
     "ByStaleness",
+    "Cache",
     "Chain",
     "ChatTokenizeFn",
     "ConfigError",
@@ -92,6 +94,7 @@ __all__ = (
     "JsonArraySource",
     "JsonlSource",
     "LengthGrouping",
+    "Limits",
     "LoaderClosedError",
     "LoaderConfig",
     "LoaderForkedError",
@@ -104,6 +107,7 @@ __all__ = (
     "PrefetchTimeoutError",
     "PromptTokenizeFn",
     "QuarantineError",
+    "Ranks",
     "reset_response",
     "RowFn",
     "RowShuffle",
@@ -143,7 +147,7 @@ _HOMES = {
     "batching.collators.packed": ("PackedCollator",),
     "batching.collators.padded": ("FixedCollator", "PaddedCollator"),
     "batching.collators.xtuner": ("XTunerCollator",),
-    "loader.config": ("LoaderConfig",),
+    "loader.config": ("BadRows", "Cache", "Limits", "LoaderConfig", "Ranks"),
     "loader.statistics": ("Statistics",),
     "core.errors": (
         "AsyncDataError",

@@ -39,7 +39,7 @@ def open_loader(options: argparse.Namespace) -> StatefulDataLoader:
         collate_fn=PackedCollator(max_length=length, shift="document"),
         batch_size=2,
         num_workers=2,
-        **ranks(),
+        ranks=ranks(),
     )
     return StatefulDataLoader(loader)
 

@@ -32,7 +32,7 @@ from asyncdata.integrations.torch import StatefulDataLoader, ranks
 def open_loader(options: argparse.Namespace, part: Literal["train", "eval"]) -> StatefulDataLoader:
     """This rank's share of one part of the rows, which is all that this rank tokenizes."""
     length = options.max_length
-    tokenize_fn = FixedLengthTokenizeFn.babilong(options.tokenizer, length, on_overlong="truncate_context_middle")
+    tokenize_fn = FixedLengthTokenizeFn.babilong(options.tokenizer, length, overlong="truncate_context_middle")
     loader = DataLoader(
         options.data,
         tokenize_fn=tokenize_fn,
@@ -40,9 +40,8 @@ def open_loader(options: argparse.Namespace, part: Literal["train", "eval"]) -> 
         collate_fn=FixedCollator(length=length, shift_labels=True),
         batch_size=options.batch_size,
         epochs=1 if part == "eval" else None,
-        round_up=part == "train",  # every rank has as many batches, or the last gradient would wait for ever
+        ranks=ranks(round_up=part == "train"),  # as many batches of each rank, or the last gradient would wait for ever
         num_workers=0,  # a thread is enough for so small rows
-        **ranks(),
     )
     return StatefulDataLoader(loader)
 

@@ -142,10 +142,10 @@ _WORK = _Group(
     None,
     (
         _o("--num-workers N", "worker processes; 0 for a thread (as many as needed)", _FROM_0),
-        _o("--on-bad-row", "stop at a bad row; skip and count it; or also write it to a file", _BAD_ROWS, "raise"),
+        _o("--bad-rows", "stop at a bad row; skip and count it; or also write it to a file", _BAD_ROWS, "raise"),
         _o("--max-bad-rows N", "more bad rows than this are an error", _FROM_0, 100),
         _o("--quarantine-path FILE", "file of the bad rows", default="quarantine.jsonl"),
-        _o("--no-excerpts", "never quote the text of bad rows", dest="log_excerpts", action="store_false"),
+        _o("--no-excerpts", "never quote the text of bad rows", dest="excerpts", action="store_false"),
     ),
 )
 _RUN = (
@@ -198,8 +198,8 @@ _DEMO = (
 )
 _KEYS = _o("KEY", "the first characters of its key, as ls prints it", nargs="*")
 _CACHES = (
-    _o("--dir DIR", "the folder of the caches, where token_cache named one"),
-    _flag("--row-index", "row indexes in place of token caches; DIR is index in cache_dir then"),
+    _o("--dir DIR", "the folder of the caches, if `Cache(tokens=...)` names one"),
+    _flag("--row-index", "row indexes in place of token caches; DIR is then `index` in the folder of `Cache`"),
 )
 _QUARANTINE = _o("FILE", "the quarantine file")
 _PROVE = (

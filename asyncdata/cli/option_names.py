@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ("as_options",)
+__all__ = ("BAD_ROWS", "as_options")
+
+BAD_ROWS = {"policy": "bad_rows", "max": "max_bad_rows", "path": "quarantine_path", "excerpts": "excerpts"}
+"""Settings of ``BadRows``, and the options that set them, by their names in Python."""
+_OF_BAD_ROWS = re.compile(r"BadRows\((?P<setting>\w+)=(?P<value>[^()]+)\)")
 
 _SETTING = re.compile(
     r"""(?<![\w.-])(?P<name>[a-z]\w*)=(?:(?P<items>\{[^{}]*\}|\[[^\[\]]*\])|(?P<text>"[^"]*"|'[^']*')|(?P<word>[\w.:/-]*\w))"""
@@ -37,7 +41,11 @@ def as_options(message: str, names: Collection[str]) -> str:
         value = word if text is None else text[1:-1]
         return told if value == "True" else f"{told} {value if _BARE.fullmatch(value) else json.dumps(value)}"
 
-    return _SETTING.sub(option, message)
+    def single(match: re.Match[str]) -> str:
+        name = BAD_ROWS.get(match["setting"])
+        return f"{name}={match['value']}" if name in names and match["value"] != "False" else match[0]
+
+    return _SETTING.sub(option, _OF_BAD_ROWS.sub(single, message))
 
 
 _QUOTES = "\"'"

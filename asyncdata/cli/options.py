@@ -13,6 +13,7 @@ from asyncdata.batching.packers.soft import SoftPacking
 from asyncdata.batching.packers.xtuner import XTunerPacking
 from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.cli.option_checks import has_tokenize_fn
+from asyncdata.cli.option_names import BAD_ROWS
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.loader.loader import DataLoader
@@ -46,10 +47,7 @@ _KNOBS = {
     "num_workers": "num_workers",
     "buffer_size": "buffer_size",
     "digest": "digest",
-    "on_bad_row": "on_bad_row",
-    "max_bad_rows": "max_bad_rows",
-    "quarantine_path": "quarantine_path",
-    "log_excerpts": "log_excerpts",
+    **{name: f"bad_rows.{setting}" for setting, name in BAD_ROWS.items()},
 }
 """Options, by their names in Python -> the knob of the loader that each sets; ``group.setting`` for one of a group.
 

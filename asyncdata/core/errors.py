@@ -209,11 +209,11 @@ class BadRowError(AsyncDataError):
 
 
 class TooManyBadRowsError(AsyncDataError):
-    """More rows were bad than ``max_bad_rows`` allows."""
+    """More rows were bad than ``BadRows(max=...)`` allows."""
 
 
 class QuarantineError(AsyncDataError):
-    """A bad row could not be written to ``quarantine_path``; it was not passed over."""
+    """A bad row could not be written to ``BadRows(path=...)``; it was not passed over."""
 
 
 class WorkerError(AsyncDataError):

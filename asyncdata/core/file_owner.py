@@ -31,7 +31,7 @@ def refuse_foreign(fd: int, path: str) -> None:
 def check_ours(path: str, setting: str, *, is_folder: bool) -> None:
     """Look at what is in the place of a file or folder of a cache, if anything is.
 
-    :param setting: the knob that chooses the place.
+    :param setting: the setting that chooses the place.
     :raises ConfigError: if it is a link or anything else, or another user may have written it.
     :raises OSError: if it cannot be looked at.
     """
@@ -43,4 +43,4 @@ def check_ours(path: str, setting: str, *, is_folder: bool) -> None:
     is_kind = stat.S_ISDIR if is_folder else stat.S_ISREG
     reason = why_foreign(found) if is_kind(found.st_mode) else f"is no {'folder' if is_folder else 'file'}, or a link"
     if reason:
-        raise ConfigError(f"AD611 {path} {reason}: remove it, or set {setting} to a folder of your own")
+        raise ConfigError(f"AD611 {path} {reason}: remove it, or choose a folder of your own by {setting}")

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import msgspec
 
 from asyncdata.core.errors import ConfigError
 
-__all__ = ("Description",)
+__all__ = ("Description", "plain_integer")
+
+
+def plain_integer(value: Any) -> Any:
+    """The value, or an int if it is an integer of another library, such as numpy."""
+    return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, int) else value
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,7 +26,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         """A Struct's constructor does not check types."""
         for field in msgspec.structs.fields(type(self)):
-            value = getattr(self, field.name)
+            value = plain_integer(getattr(self, field.name))
             try:
                 # Converted, so that it is a copy: the caller's dict or list may change later.
                 msgspec.structs.force_setattr(self, field.name, msgspec.convert(value, field.type))

@@ -78,7 +78,7 @@ def located(failed: Failed, place: SourceLocation, *, shows_row: bool = True) ->
         byte_offset=place.byte_offset,
         row_number=place.row_number,
     )
-    shown = " (log_excerpts=False shows no more)"
+    shown = " (BadRows(excerpts=False) shows no more)"
     if shows_row:
         shown = f" (it begins {failed.excerpt!r})" if failed.excerpt else ""
     trace = failed.traceback if shows_row else _bare_traceback(failed.traceback)[0]
@@ -94,7 +94,7 @@ def without_text(error: BadRowError) -> BadRowError:
     reason = _REASONS.get(error.code, "a bad row") + (f" {kind}" if kind else "")
     return BadRowError(
         error.code,
-        f"{reason} (log_excerpts=False shows no more)",
+        f"{reason} (BadRows(excerpts=False) shows no more)",
         path=error.path,
         line=error.line,
         byte_offset=error.byte_offset,

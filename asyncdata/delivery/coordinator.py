@@ -249,7 +249,7 @@ class Coordinator:
         for bad in () if self._is_over_budget else (*stop.passed, stop.bad):
             self._quarantine(bad_row_error(bad, shows_row=self.rules.shows_rows))
         self._is_over_budget = True
-        return TooManyBadRowsError(f"a bad row, after max_bad_rows={self.rules.max_bad_rows} of them: {error}")
+        return TooManyBadRowsError(f"a bad row, after BadRows(max={self.rules.max_bad_rows}) of them: {error}")
 
     def _commit(self, request: Request, ledger: Ledger) -> None:
         item = self.channel.item(ledger.head)

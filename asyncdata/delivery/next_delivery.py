@@ -28,7 +28,7 @@ POISON_CODES = frozenset({"AD422", "AD423"})
 
 
 class BadRowStop(Exception):  # noqa: N818 - control flow; the coordinator turns it into an error for the user
-    """The next row is bad and may not be passed over: ``on_bad_row`` is "raise", or the limit is reached.
+    """The next row is bad and may not be passed over: the policy is "raise", or the limit is reached.
 
     :ivar passed: bad rows that this delivery passed over before it.
     """

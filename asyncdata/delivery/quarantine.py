@@ -46,7 +46,7 @@ class Quarantine:
             if path is not None:
                 os.close(_open(path))
         except OSError as error:
-            raise ConfigError(f"AD605 cannot write quarantine_path={path!r}: {error.strerror}") from error
+            raise ConfigError(f"AD605 cannot write BadRows(path={path!r}): {error.strerror}") from error
 
         return cls(path)
 

@@ -3,7 +3,7 @@
 ::
 
     trainer = SFTTrainer(model, args=SFTConfig(max_steps=1000, ...), train_dataset=placeholder())
-    attach(trainer, DataLoader("chats.jsonl", tokenize_fn=..., collate_fn=..., batch_size=8, **ranks()))
+    attach(trainer, DataLoader("chats.jsonl", tokenize_fn=..., collate_fn=..., batch_size=8, ranks=ranks()))
     trainer.train(resume_from_checkpoint=True)
 
 The trainer's checkpoints (``trainer_state.json``) then have the loader's state. A resumed training continues with
@@ -55,7 +55,7 @@ def attach(
     """Make ``trainer`` train on the batches of ``loader``, and keep the loader's state in its checkpoints.
 
     For a ``Trainer`` or a subclass whose batches are tensors (SFT, DPO, rewards), a batch is what the loader's
-    ``collate_fn`` makes; each rank has its own loader, with ``**ranks()``. For a trainer that samples groups (GRPO,
+    ``collate_fn`` makes; each rank has its own loader, with ``ranks=ranks()``. For a trainer that samples groups (GRPO,
     RLOO: it has ``num_generations``), a batch is a list of rows, repeated as TRL's ``RepeatSampler`` does it; the
     loader is one of :class:`~asyncdata.RowFn`, the same on every rank (``world_size=1``), without ``batch_size``.
 
@@ -100,7 +100,7 @@ def _batches_of(trainer: Any, loader: DataLoader | StatefulDataLoader, item: Cal
     is_grouped = hasattr(trainer, "num_generations") and hasattr(args, "generation_batch_size")
     config = loader.config
     if is_grouped:
-        if isinstance(loader, StatefulDataLoader) or config.world_size != 1 or config.n_samples_per_prompt != 1:
+        if isinstance(loader, StatefulDataLoader) or config.ranks.world_size != 1 or config.n_samples_per_prompt != 1:
             raise ConfigError(
                 f"{type(trainer).__name__} repeats prompts and shares them out itself: pass a DataLoader of single "
                 "rows (RowFn), with world_size=1 and without n_samples_per_prompt"
@@ -108,10 +108,11 @@ def _batches_of(trainer: Any, loader: DataLoader | StatefulDataLoader, item: Cal
 
         return _RepeatedPrompts(trainer, loader, item)
 
-    if (config.world_size, config.rank) != (args.world_size, args.process_index):
+    given = config.ranks
+    if (given.world_size, given.rank) != (args.world_size, args.process_index):
         raise ConfigError(
-            f"the loader is rank {config.rank} of {config.world_size}, and the trainer rank {args.process_index} of "
-            f"{args.world_size}: pass **asyncdata.integrations.torch.ranks() to the loader"
+            f"the loader is rank {given.rank} of {given.world_size}, and the trainer rank {args.process_index} of "
+            f"{args.world_size}: pass ranks=asyncdata.integrations.torch.ranks() to the loader"
         )
 
     return _Batches(loader)

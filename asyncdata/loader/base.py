@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import operator
-import sys
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncdata.core.errors import ConfigError, LoaderClosedError
+from asyncdata.core.platform import check_platform
 from asyncdata.delivery.requests import Request
 from asyncdata.loader.batches.sample_batches import SampleBatches, Share
+from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
 from asyncdata.workers.pool.early_start import EarlyForkServer
 
 # Modules that need numpy are imported in the methods, so that the fork server starts before this process loads them.
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Iterable, Mapping
-    from typing import Unpack
+    from typing import Literal, Never
 
     from asyncdata.batching.collators.base import Document
     from asyncdata.batching.length_grouping import LengthGrouping
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from asyncdata.loader.batches.packed_batches import PackBatches
     from asyncdata.loader.batches.planned_batches import PlannedBatches
     from asyncdata.loader.batches.sample_batches import Batches
-    from asyncdata.loader.config import Knobs, LoaderConfig
+    from asyncdata.loader.config import Policy
     from asyncdata.loader.statistics import Statistics
+    from asyncdata.order.shuffle import RowShuffle, Shuffle
     from asyncdata.sources.base import Source
     from asyncdata.sources.resolve import Paths
     from asyncdata.tokenization.base import TokenizeFn
@@ -60,17 +62,35 @@ class BaseLoader:
         buffer_filter: BufferFilter | str | None = None,
         packing: Packing | None = None,
         length_grouping: LengthGrouping | None = None,
-        **knobs: Unpack[Knobs],
+        seed: int = 42,
+        shuffle: bool | Literal["full"] | Shuffle | RowShuffle | Mapping[str, Any] = True,
+        batch_size: int | None = None,
+        drop_last: bool = False,
+        epochs: int | None = None,
+        n_samples_per_prompt: int = 1,
+        num_workers: int | None = None,
+        buffer_size: int | None = None,
+        dp_size: int = 1,
+        timeout_s: float | None = None,
+        plan_packs: bool = False,
+        commit: Literal["on_delivery", "on_ack"] = "on_delivery",
+        digest: Literal["positions", "tokens"] = "positions",
+        event_loop: Literal["asyncio", "uvloop", "trio"] = "asyncio",
+        ranks: Ranks | Mapping[str, Any] = Ranks(),
+        limits: Limits | Mapping[str, Any] = Limits(),
+        cache: Cache | Mapping[str, Any] = Cache(),
+        bad_rows: BadRows | Policy | Mapping[str, Any] = BadRows(),
+        **unknown: Never,
     ) -> None:
-        _check_platform()
-        early = EarlyForkServer.for_workers(knobs.get("num_workers"))
+        knobs = {name: value for name, value in locals().items() if name in LoaderConfig.__struct_fields__}
+        check_platform()
+        early = EarlyForkServer.for_workers(num_workers)
         try:
             if early is not None:
                 early.tell(tokenize_fn)
-            from asyncdata.loader.config import LoaderConfig
             from asyncdata.loader.engine import Engine
 
-            config = LoaderConfig.of(dict(knobs))
+            config = LoaderConfig.of({**knobs, **unknown})
             self._engine = Engine(source, tokenize_fn, buffer_filter, config, packing, length_grouping, early)
         except BaseException:
             if early is not None:
@@ -79,7 +99,7 @@ class BaseLoader:
 
         self._collate_fn = collate_fn or identity
         self.group_size = config.n_samples_per_prompt
-        self._loops_only = self._engine.packs or config.world_size > 1
+        self._loops_only = self._engine.packs or config.ranks.world_size > 1
         self._loop_lock = threading.RLock()
         self._is_epoch_named = False
         self._closing = threading.RLock()
@@ -284,7 +304,8 @@ class BaseLoader:
         return [samples[first : first + size] for first in range(0, len(samples), size)]
 
     def _refuse_call(self, what: str) -> None:
-        reason = "packs samples" if self._engine.packs else f"is one of world_size={self._engine.config.world_size}"
+        world_size = self._engine.config.ranks.world_size
+        reason = "packs samples" if self._engine.packs else f"is one of world_size={world_size}"
         raise ConfigError(f"this loader {reason}: its batches come from a `for` loop, not from {what}()")
 
     # Batches of a loop.
@@ -334,8 +355,8 @@ class BaseLoader:
         if config.batch_size is None:
             raise ConfigError("iterating needs batch_size=...; or call get_next_batch(n)")
 
-        size = config.batch_size // config.n_samples_per_prompt * config.world_size
-        return Share(config.rank, config.world_size, size, config.rounds_up)
+        size = config.batch_size // config.n_samples_per_prompt * config.ranks.world_size
+        return Share(config.ranks.rank, config.ranks.world_size, size, config.ranks.rounds_up)
 
     def position(self) -> Position:
         """The position in D of the next sample of the stream."""
@@ -370,14 +391,6 @@ def _document(piece: PackedSample) -> Document:
     sample, start, stop = piece
     labels = sample.labels
     return Document(sample.tokens[start:stop], None if labels is None else labels[start:stop], None, sample)
-
-
-def _check_platform() -> None:
-    if sys.platform != "linux":
-        raise ConfigError(
-            f"asyncdata needs Linux, and this is {sys.platform}: its workers share memory by memfd, and die with the "
-            "trainer by a signal of Linux. On macOS or Windows, run it in a container or in WSL 2"
-        )
 
 
 def identity(samples: list[T]) -> list[T]:

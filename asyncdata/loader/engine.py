@@ -57,8 +57,8 @@ __all__ = ("Engine",)
 
 _log = get_logger(__name__)
 _SHARED_WORK = (
-    "with packing: plan_packs=True; without: shuffle=RowShuffle(only_kept=True); or one token_cache for all ranks, "
-    "filled by one of them before"
+    "with packing: plan_packs=True; without: shuffle=RowShuffle(only_kept=True); or one Cache(tokens=...) for all "
+    "ranks, filled by one of them before"
 )
 
 
@@ -91,7 +91,7 @@ class Engine:
         self._function = (early.function if early is not None else None) or resolved(tokenize_fn)
         self._prover = Prover(self._function)
         self._function_fingerprints: dict[str, str] | None = None
-        quarantine = Quarantine.opened(config.quarantine_path if config.on_bad_row == "quarantine" else None).add
+        quarantine = Quarantine.opened(config.bad_rows.path if config.bad_rows.policy == "quarantine" else None).add
         rules = _rules(config, is_packed=pack_rules is not None)
         self.coordinator = Coordinator(rules, buffer_filter=filter_of(buffer_filter), quarantine=quarantine)
         share = share_of(config, pack_rules, plan)
@@ -103,8 +103,8 @@ class Engine:
 
         self._source = opened_source(described(source), config, self._function, quarantine, plan, share)
         warn_about_files(self._source.files)
-        if config.world_size > 1 and share is None and not config.token_cache:
-            _log.warning("loader.every_rank_tokenizes", world_size=config.world_size, remedy=_SHARED_WORK)
+        if config.ranks.world_size > 1 and share is None and not config.cache.tokens:
+            _log.warning("loader.every_rank_tokenizes", world_size=config.ranks.world_size, remedy=_SHARED_WORK)
         self._tuner: Tuner | None = None
         self._limits = limits_of(config)
         self._executor = executor_of(config, self._limits, self._function, early)
@@ -129,7 +129,7 @@ class Engine:
             executor,
             self.coordinator,
             slot_bytes=source.slot_bytes,
-            backend=config.backend,
+            event_loop=config.event_loop,
             early=self._early,
         )
 
@@ -382,13 +382,13 @@ class Engine:
 def _rules(config: LoaderConfig, *, is_packed: bool) -> DeliveryRules:
     return DeliveryRules(
         capacity=config.capacity,
-        max_ready_bytes=config.max_ready_bytes,
+        max_ready_bytes=config.limits.max_ready_bytes,
         samples_per_group=config.n_samples_per_prompt,
         epochs=config.epochs,
         drop_last=config.drop_last and not is_packed,
-        bad_row_stops=config.on_bad_row == "raise",
-        max_bad_rows=config.max_bad_rows,
+        bad_row_stops=config.bad_rows.policy == "raise",
+        max_bad_rows=config.bad_rows.max,
         commit_on_ack=config.commit == "on_ack",
         digest=config.digest,
-        shows_rows=config.log_excerpts,
+        shows_rows=config.bad_rows.excerpts,
     )

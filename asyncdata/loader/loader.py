@@ -49,7 +49,9 @@ class DataLoader(BaseLoader):
         ``batch_size`` counts packs.
     :param length_grouping: puts packs, or samples, of similar cost into the same step.
     :param buffer_filter: chooses among the groups given back; a function of (buffer, num_groups) or its import path.
-    :param knobs: see :class:`~asyncdata.LoaderConfig`.
+
+    All other parameters are knobs, which :class:`~asyncdata.LoaderConfig` explains.
+
     :raises ConfigError: for a setting that cannot work.
     :raises SourceError: for files that cannot be read; all of them are named.
     """
@@ -60,7 +62,7 @@ class DataLoader(BaseLoader):
         :param num_samples: a multiple of ``n_samples_per_prompt``.
         :raises EndOfData: if all ``epochs`` are delivered; the groups that were left are in the error.
         :raises PrefetchTimeoutError: if they are not ready in time; then no sample is consumed.
-        :raises BadRowError: if the next row is bad, under ``on_bad_row="raise"``.
+        :raises BadRowError: if the next row is bad, under ``bad_rows="raise"``.
         """
         return self._take(self._num_groups(num_samples), None, identity, timeout_s)
 

@@ -73,7 +73,7 @@ def cache_of(files: Blocks, job: Job, max_window_blocks: int, config: LoaderConf
 
     :raises ConfigError: if the cache cannot be opened.
     """
-    if config.token_cache:
+    if config.cache.tokens:
         _check_installed()
     root = root_of(config)
     reason = _why_not(files, function) if root else ""
@@ -91,24 +91,24 @@ def cache_of(files: Blocks, job: Job, max_window_blocks: int, config: LoaderConf
     except OSError as error:
         raise ConfigError(
             f"AD612 the token cache cannot be opened: {error.filename or root}: {error.strerror or error}; set "
-            "token_cache to a folder that can be written, or to None"
+            "Cache(tokens=...) to a folder that can be written, or to False"
         ) from error
 
     room = min(_ROOM * job.block_bytes, _MAX_SLOT_BYTES // max_window_blocks - job.text_bytes)
     cache = CacheJob(folder.path, files.cached_files(), max(0, room))
-    return CachedJob(msgspec.structs.replace(job, cache=cache), files, folder, config.token_cache_max_bytes)
+    return CachedJob(msgspec.structs.replace(job, cache=cache), files, folder, config.cache.max_tokens_bytes)
 
 
 def root_of(config: LoaderConfig) -> str:
     """The folder of all token caches that ``config`` names; empty without a cache."""
-    if isinstance(config.token_cache, str) and config.token_cache:
-        return os.path.expanduser(config.token_cache)
+    if isinstance(config.cache.tokens, str) and config.cache.tokens:
+        return os.path.expanduser(config.cache.tokens)
 
-    if config.token_cache is not True:
+    if config.cache.tokens is not True:
         return ""
 
-    if config.cache_dir:
-        return os.path.join(config.cache_dir, "tokens")
+    if config.cache.folder:
+        return os.path.join(config.cache.folder, "tokens")
 
     from asyncdata.prefetch.token_cache.folder import default_root
 
@@ -128,7 +128,7 @@ def _why_not(files: Blocks, function: Any) -> str:
 def _check_installed() -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"token_cache needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+        raise ConfigError(f"Cache(tokens=...) needs {' and '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def _fingerprints(function: Any) -> dict[str, str]:
@@ -145,7 +145,7 @@ def check_streamed(config: LoaderConfig, path: str) -> None:
     if root_of(config):
         raise ConfigError(
             f"AD613 {path} can only be read from front to back, so that its rows have no blocks by which the token "
-            "cache could find them again: decompress or convert the data, or leave token_cache out"
+            "cache could find them again: decompress or convert the data, or leave Cache(tokens=...) out"
         )
 
 

@@ -277,7 +277,7 @@ class _IndexedSource:
         self._folder = _index_folder(config)
         self._remove: Callable[[], object] = no_op
         self._refuse_foreign()
-        self._make_room(config.row_index_max_bytes)
+        self._make_room(config.cache.max_row_index_bytes)
         self.index = RowIndex(files, shuffle, "" if files.reads_single_rows else self._spool_folder())
         if self.index.spool:
             spooled = {"inner": files.reader.path, "settings": files.reader.settings, "folder": self.index.spool}
@@ -291,7 +291,7 @@ class _IndexedSource:
 
     def windows(self, executor: Executor) -> IndexedWindows:
         check = self.order.shuffle.check
-        shows_rows = self._config.log_excerpts
+        shows_rows = self._config.bad_rows.excerpts
         indexer = Indexer(self.files, executor, self.index, check, self._file(), self._pass_over, shows_rows=shows_rows)
         return IndexedWindows(self.files, self.order, executor, self.index, indexer, self._share)
 
@@ -306,21 +306,21 @@ class _IndexedSource:
 
     def _pass_over(self, error: BadRowError) -> None:
         config = self._config
-        error = error if config.log_excerpts else without_text(error)
-        if config.on_bad_row == "raise":
+        error = error if config.bad_rows.excerpts else without_text(error)
+        if config.bad_rows.policy == "raise":
             raise error
 
         self._quarantine(error)
         self._num_bad_rows += 1
-        if config.max_bad_rows is not None and self._num_bad_rows > config.max_bad_rows:
-            raise TooManyBadRowsError(f"a bad row, after max_bad_rows={config.max_bad_rows} of them: {error}")
+        if config.bad_rows.max is not None and self._num_bad_rows > config.bad_rows.max:
+            raise TooManyBadRowsError(f"a bad row, after BadRows(max={config.bad_rows.max}) of them: {error}")
 
     def _refuse_foreign(self) -> None:
         """Refuse an index that another user may have written: it would choose this run's rows."""
         if self._identity and self._folder:
             with suppress(OSError):  # a folder that cannot be used: the index is built again, and that is logged
-                check_ours(f"{self._folder}/{self._identity}.index", "cache_dir", is_folder=False)
-                check_ours(f"{self._folder}/{self._identity}.rows", "cache_dir", is_folder=True)
+                check_ours(f"{self._folder}/{self._identity}.index", "Cache(folder=...)", is_folder=False)
+                check_ours(f"{self._folder}/{self._identity}.rows", "Cache(folder=...)", is_folder=True)
 
     def _make_room(self, max_bytes: int | None) -> None:
         if max_bytes is None or not self._folder:
@@ -365,7 +365,7 @@ class _IndexedSource:
 
 
 def _index_folder(config: LoaderConfig) -> str:
-    folder = cache_folder() if config.cache_dir is None else config.cache_dir
+    folder = cache_folder() if config.cache.folder is None else config.cache.folder
     return folder and f"{folder}/index"
 
 

@@ -36,10 +36,10 @@ def rules_of(
         packing=packing or SinglePacking(),
         grouping=grouping,
         seed=config.seed,
-        rank=config.rank,
-        world_size=config.world_size,
+        rank=config.ranks.rank,
+        world_size=config.ranks.world_size,
         batch_size=config.batch_size or 1,
-        accumulation=config.gradient_accumulation,
+        accumulation=config.ranks.gradient_accumulation,
     )
 
 
@@ -64,7 +64,7 @@ def plan_of(config: LoaderConfig, rules: PackRules | None) -> Plan | None:
         world_size=rules.world_size,
         batch_size=rules.batch_size,
         accumulation=rules.accumulation,
-        round_up=not config.drop_last and config.round_up is not False,
+        round_up=not config.drop_last and config.ranks.round_up is not False,
     )
 
 
@@ -73,16 +73,17 @@ def share_of(config: LoaderConfig, rules: PackRules | None, plan: Plan | None) -
 
     All also if bad rows are passed over: a bad row that only its own rank finds would shift that rank's rows.
     """
-    if config.world_size == 1 or (rules is not None and plan is None):
+    if config.ranks.world_size == 1 or (rules is not None and plan is None):
         return None
 
     order = config.order
-    is_known = plan is not None or (isinstance(order, RowShuffle) and order.only_kept and config.on_bad_row == "raise")
+    ends_at_bad_row = config.bad_rows.policy == "raise"
+    is_known = plan is not None or (isinstance(order, RowShuffle) and order.only_kept and ends_at_bad_row)
     if not is_known:
         return None
 
     size = (config.batch_size or 1) // config.n_samples_per_prompt
-    return Share(rank=config.rank, world_size=config.world_size, batch_size=max(1, size))
+    return Share(rank=config.ranks.rank, world_size=config.ranks.world_size, batch_size=max(1, size))
 
 
 def _check(config: LoaderConfig, *, is_filtered: bool) -> None:

@@ -49,7 +49,7 @@ class Service:
     """Runs until :meth:`close`. It starts at the first :meth:`start`, not before.
 
     :param slot_bytes: memory of a slot.
-    :param backend: ``asyncio``, ``uvloop`` or ``trio``: the event loop of its thread.
+    :param event_loop: ``asyncio``, ``uvloop`` or ``trio``: the event loop of its thread.
     :param early: the fork server that was started early, with the thread in which the service will run.
     """
 
@@ -62,13 +62,13 @@ class Service:
         coordinator: Coordinator,
         *,
         slot_bytes: int,
-        backend: str = "asyncio",
+        event_loop: str = "asyncio",
         early: EarlyForkServer | None = None,
     ) -> None:
         self._job = job
         self._executor = executor
         self._coordinator = coordinator
-        self._backend = backend
+        self._event_loop = event_loop
         self._early = early
         self._windows = windows
         self._producer = producer
@@ -171,10 +171,10 @@ class Service:
 
     def _run(self) -> None:
         _serving.set(self)
-        backend, options = ("asyncio", {"use_uvloop": True}) if self._backend == "uvloop" else (self._backend, {})
+        name, options = ("asyncio", {"use_uvloop": True}) if self._event_loop == "uvloop" else (self._event_loop, {})
         try:
             self._executor.prepare(self._slot_bytes)
-            anyio.run(self._main, backend=backend, backend_options=options)
+            anyio.run(self._main, backend=name, backend_options=options)
         except AsyncDataError as error:
             self._fail(error)
         except BaseException as error:  # a fault of this library: waiting calls must end with it

@@ -162,7 +162,7 @@ def _starving_stage(now: Statistics, is_started: bool, *, is_indexing: bool) -> 
         slowest = max(worker.busy_s for worker in now.workers)
         return (
             f"tokenize: the workers cannot keep up, or one hangs (busy for {slowest:.1f} s)",
-            "more num_workers, a larger buffer_size, or a lower row_timeout_s if the tokenize function hangs",
+            "more num_workers, a larger buffer_size, or a lower Limits(row_timeout_s=...) if a worker hangs",
         )
 
     if now.read_seconds:
@@ -174,7 +174,7 @@ def _starving_stage(now: Statistics, is_started: bool, *, is_indexing: bool) -> 
     if "busy" in states and is_indexing:
         return (
             f"index: the row index is being made, {now.indexed_rows} rows are found so far",
-            "a longer timeout_s for the first batch; with a cache_dir the next start finds the index there",
+            "a longer timeout_s for the first batch; with a Cache(folder=...) the next start finds the index there",
         )
 
     if "busy" in states:

@@ -71,7 +71,7 @@ class AsyncData:
             seed=knobs.seed,
             shuffle=Shuffle(enabled=knobs.shuffle, block_bytes=128, window_blocks=4),
             buffer_size=knobs.read_ahead,
-            on_bad_row="skip" if knobs.passes_bad_rows else "raise",
+            bad_rows="skip" if knobs.passes_bad_rows else "raise",
             timeout_s=60,
         )
         return _Loader(loader)

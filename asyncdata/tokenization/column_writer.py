@@ -100,7 +100,7 @@ class ColumnWriter:
         self._notes.setdefault(name, array("i")).append(self._number(row))
 
     def fail(self, row: int, fault: RowFault) -> None:
-        """Row ``row`` is bad: ``on_bad_row`` decides what that means."""
+        """Row ``row`` is bad: the policy of ``BadRows`` decides what that means."""
         self.fail_at(self._number(row), fault)
 
     def fail_at(self, number: int, fault: RowFault) -> None:

@@ -101,7 +101,7 @@ def source(contestant: str, path: str, tokenizer: str) -> Any:
     from asyncdata.integrations.slime import AsyncDataSource
 
     return AsyncDataSource(
-        slime_args(path, tokenizer, asyncdata_order=contestant, asyncdata_num_workers=2, asyncdata_cache_dir="")
+        slime_args(path, tokenizer, asyncdata_order=contestant, asyncdata_num_workers=2, asyncdata_cache={"folder": ""})
     )
 
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from asyncdata import Cache
 from tests.benchmarks.inputs import prompts
 
 __all__ = ("measure",)
@@ -31,7 +32,7 @@ def measure(path: str, tokenizer: str, way: str, cache: str, num_rows: int) -> d
     function, shuffle = PromptTokenizeFn(tokenizer, label_key="label"), Shuffle(window_blocks=_WINDOW_BLOCKS)
     folder = {"tokenize": None, "write": f"{cache}-{time.time_ns()}", "read": cache}[way]
     with DataLoader(
-        path, tokenize_fn=function, num_workers=2, token_cache=folder, timeout_s=600, shuffle=shuffle
+        path, tokenize_fn=function, num_workers=2, cache=Cache(tokens=folder), timeout_s=600, shuffle=shuffle
     ) as loader:
         loader.get_next_batch(1024)
         workers = [psutil.Process(state.pid) for state in loader.statistics().workers if state.pid]
@@ -61,7 +62,7 @@ def fill(path: str, tokenizer: str, cache: str) -> None:
 
     function = PromptTokenizeFn(tokenizer, label_key="label")
     with DataLoader(
-        path, tokenize_fn=function, num_workers=2, token_cache=cache, epochs=1, batch_size=1024, timeout_s=600
+        path, tokenize_fn=function, num_workers=2, cache=Cache(tokens=cache), epochs=1, batch_size=1024, timeout_s=600
     ) as loader:
         for _ in loader:
             pass

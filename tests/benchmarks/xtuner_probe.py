@@ -143,7 +143,7 @@ class Ours:
             num_workers=num_workers,
             seed=SEED,
             epochs=1,
-            cache_dir=cache,
+            cache={"folder": cache},
         )
 
     def __iter__(self) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from asyncdata import AsyncDataLoader, DataLoader, LoaderClosedError, SoftPacking
+from asyncdata import AsyncDataLoader, Cache, DataLoader, LoaderClosedError, SoftPacking
 from tests.faults.support.cancelling import MOMENTS, WAYS, Ended, cancelled_at, num_tasks
 from tests.support.faults import num_rounds, say, until
 from tests.support.figures import record
@@ -50,7 +50,7 @@ KNOBS: dict[str, dict[str, Any]] = {
         "batch_size": 3,
         "collate_fn": ids,
         "shuffle": "full",
-        "cache_dir": "",
+        "cache": {"folder": ""},
         "plan_packs": True,
         "packing": SoftPacking(max_length=256, window_samples=16, across_epochs=False),
     },
@@ -203,7 +203,9 @@ def test_cancelled_at_any_await_of_num_rows_the_rows_are_counted_all_the_same(tm
         num_cut = 0
         for moment in MOMENTS:
             for point in itertools.count():
-                async with make(AsyncDataLoader, path, "get_next_batch", shuffle="full", cache_dir="") as loader:
+                async with make(
+                    AsyncDataLoader, path, "get_next_batch", shuffle="full", cache=Cache(folder="")
+                ) as loader:
                     ended = await cancelled_at(point, moment, way, loader.num_rows())
                     num_cut += ended.was_cut
                     assert await loader.num_rows() == NUM_ROWS

@@ -53,7 +53,7 @@ CHANGES = {"grows": grow, "shrinks": shrink, "is replaced": replace, "is deleted
 WAYS = {
     "a JSONL file": ("a JSONL file", {}),
     "JSONL files": ("JSONL files", {}),
-    "a JSONL file, by its index": ("a JSONL file", {"shuffle": "full", "cache_dir": ""}),
+    "a JSONL file, by its index": ("a JSONL file", {"shuffle": "full", "cache": {"folder": ""}}),
     "Parquet files": ("Parquet files", {}),
     "a gzip file": ("a gzip file", {}),
     "zstd files": ("zstd files", {}),

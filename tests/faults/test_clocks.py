@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from asyncdata import DataLoader, PrefetchTimeoutError
+from asyncdata import DataLoader, Limits, PrefetchTimeoutError
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import row_id
 
@@ -27,7 +27,12 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path, num_workers):
         patch("time.time", lambda: now() + next(jumps)),
         patch("time.time_ns", lambda: int(1e9 * (now() + next(jumps)))),
         DataLoader(
-            path, tokenize_fn=row_id, shuffle=SHUFFLE, num_workers=num_workers, timeout_s=NEVER_S, row_timeout_s=5
+            path,
+            tokenize_fn=row_id,
+            shuffle=SHUFFLE,
+            num_workers=num_workers,
+            timeout_s=NEVER_S,
+            limits=Limits(row_timeout_s=5),
         ) as loader,
     ):
         for number in range(40):

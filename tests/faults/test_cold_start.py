@@ -83,9 +83,9 @@ def test_a_cold_start_delivers_all_of_d(tmp_path, monkeypatch, name):
         pytest.importorskip(module)
     monkeypatch.setattr("asyncdata.loader.opening._INDEX_BLOCK_BYTES", INDEX_BLOCK_BYTES)
     source = KINDS[way.kind].write(tmp_path, [{"id": i, "pad": "", "nested": []} for i in range(NUM_ROWS)])
-    knobs: Any = {"shuffle": way.shuffle, "epochs": 1, "timeout_s": NEVER_S, "on_bad_row": "raise"}
+    knobs: Any = {"shuffle": way.shuffle, "epochs": 1, "timeout_s": NEVER_S, "bad_rows": "raise"}
     for num_workers in numbers_of_workers(name):
-        cold = {"num_workers": num_workers, "cache_dir": str(tmp_path / f"cache {num_workers}")}
+        cold = {"num_workers": num_workers, "cache": {"folder": str(tmp_path / f"cache {num_workers}")}}
         with DataLoader(source, tokenize_fn=row_id, batch_size=4096, **knobs, **cold) as loader:
             found = [int(sample.tokens[0]) for sample in loader.get_next_batch(1)]
             found += [int(sample.tokens[0]) for batch in loader for sample in batch]
@@ -103,8 +103,8 @@ def test_slimes_default_order_starts_cold(tmp_path, small_tokenizer, num_workers
     num_rows = 800_000
     with path.open("w") as file:
         file.writelines(json.dumps({"input": f"{i} qqqqqqqqqq"}) + "\n" for i in range(num_rows))
-    cache_dir = str(tmp_path / "cache")
-    given = {"asyncdata_num_workers": num_workers, "asyncdata_cache_dir": cache_dir, "label_key": None}
+    cache = {"folder": str(tmp_path / "cache")}
+    given = {"asyncdata_num_workers": num_workers, "asyncdata_cache": cache, "label_key": None}
     source = AsyncDataSource(args_for(path, hf_checkpoint=str(small_tokenizer), **given))
     try:
         (group,) = source.get_samples(1)
@@ -122,7 +122,7 @@ def test_a_restart_while_workers_are_busy_for_the_run_before_it_goes_on(tmp_path
     rows = [{"id": number} for number in range(500)]
     rows[0] |= {"began": str(began), "gate": str(gate)}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    knobs: Any = {"shuffle": NONE, "num_workers": 1, "cache_dir": "", "timeout_s": NEVER_S, "buffer_size": 1000}
+    knobs: Any = {"shuffle": NONE, "num_workers": 1, "cache": {"folder": ""}, "timeout_s": NEVER_S, "buffer_size": 1000}
     with DataLoader(str(path), tokenize_fn=worker_fns.waits, **knobs) as loader:
         state = loader.state_dict()
         until(lambda: began.exists() and loader.statistics().in_flight_rows == 64)  # all that one worker has room for

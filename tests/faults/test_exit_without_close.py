@@ -116,7 +116,7 @@ def test_closed_loaders_leave_nothing(tmp_path, num_workers, backend):
             tokenize_fn="tests.support.tokenize_fns:row_id",
             shuffle=SHUFFLE,
             num_workers=num_workers,
-            backend=backend,
+            event_loop=backend,
             timeout_s=NEVER_S,
         ) as loader:
             loader.get_next_batch(700)

@@ -26,7 +26,7 @@ NUM_ROWS = 300
 EPOCHS = 2
 SHUFFLE = Shuffle(block_bytes=1024, window_blocks=8)
 WAYS = {kind: (kind, {}) for kind in ("a JSONL file", "JSONL files", "a gzip file", "zstd files", "a JSON array")}
-WAYS["a JSONL file, by its index"] = ("a JSONL file", {"shuffle": "full", "cache_dir": ""})
+WAYS["a JSONL file, by its index"] = ("a JSONL file", {"shuffle": "full", "cache": {"folder": ""}})
 """Those whose reads go through Python; Parquet and Arrow files are read by their own libraries."""
 
 

@@ -34,7 +34,7 @@ def test_a_row_that_hangs_is_named_and_the_samples_before_it_come(tmp_path, num_
     path = write_rows(tmp_path / "rows.jsonl", 60)
     wanted = order_of(path)
     before = wanted.index(13)
-    settings: dict[str, Any] = {"shuffle": SHUFFLE, "row_timeout_s": TIMEOUT_S, "timeout_s": NEVER_S}
+    settings: dict[str, Any] = {"shuffle": SHUFFLE, "limits": {"row_timeout_s": TIMEOUT_S}, "timeout_s": NEVER_S}
     with DataLoader(path, tokenize_fn=hangs_on_13, num_workers=num_workers, **settings) as loader:
         loader.start()
         began = time.monotonic()

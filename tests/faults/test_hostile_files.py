@@ -18,6 +18,7 @@ from asyncdata import (
     DataLoader,
     EndOfData,
     HuggingFaceSource,
+    Limits,
     NoSamplesError,
     PromptTokenizeFn,
     SnapshotError,
@@ -82,7 +83,7 @@ def test_no_row_runs_anything_and_each_is_a_sample_or_counted(hostile, small_tok
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"".join(hostile.rows(ROUNDS)))
     chat = PromptTokenizeFn(str(small_tokenizer), label_key="label", apply_chat_template=True)
-    policy = {"on_bad_row": "quarantine", "max_bad_rows": ROUNDS, "quarantine_path": f"{path}.bad"}
+    policy = {"bad_rows": {"policy": "quarantine", "max": ROUNDS, "path": f"{path}.bad"}}
     found, now = deliver(path, chat, num_workers=num_workers, **policy)
 
     assert len(found) + sum(now.dropped_total.values()) == ROUNDS
@@ -163,7 +164,7 @@ def test_no_chat_template_leaves_its_sandbox(hostile, small_tokenizer, tmp_path,
 def outcome(path: Path, tokenize_fn: Any) -> str:
     """What a template has rendered, or the code of our error; any other error is the test's."""
     try:
-        found, _ = deliver(path, tokenize_fn, on_bad_row="raise")
+        found, _ = deliver(path, tokenize_fn, bad_rows="raise")
     except NoSamplesError:
         return ""
     except (BadRowError, ConfigError) as error:
@@ -198,7 +199,7 @@ def test_a_chat_template_that_never_ends_costs_a_worker_and_never_the_trainer(
         fn = ChatTokenizeFn(tokenizer, messages_key="input", chat_template=template)
 
     with pytest.raises((BadRowError, ConfigError), match=r"^AD(411|412|422|423) "):
-        deliver(path, fn, num_workers=1, row_timeout_s=ROW_TIMEOUT_S)
+        deliver(path, fn, num_workers=1, limits=Limits(row_timeout_s=ROW_TIMEOUT_S))
 
 
 def test_no_dataset_runs_its_loading_script(hostile, tmp_path):

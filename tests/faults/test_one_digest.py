@@ -32,7 +32,7 @@ WAYS = {
     "dp_size": (1, 2, 8),
     "buffer_size": (1, 64, 4096),
     "batch": (1, 7, 64),
-    "backend": ("asyncio", "uvloop", "trio"),
+    "event_loop": ("asyncio", "uvloop", "trio"),
 }
 ALL = [dict(zip(WAYS, values, strict=True)) for values in itertools.product(*WAYS.values())]
 ROUNDS = num_rounds(quick=24, full=len(ALL), long=len(ALL))

@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def make(path: Path, what: str, folder: Path, times: int, **knobs: Any) -> DataLoader:
-    settings = {"shuffle": False, "timeout_s": NEVER_S, "epochs": 1, "on_bad_row": "skip", "max_bad_rows": None}
+    settings = {"shuffle": False, "timeout_s": NEVER_S, "epochs": 1, "bad_rows": {"policy": "skip", "max": None}}
     return DataLoader(path, tokenize_fn=RunsShort(what, str(folder), times), **(settings | knobs))
 
 
@@ -101,7 +101,7 @@ def test_a_shortage_that_lasts_is_an_error_of_the_machine_and_the_row_is_deliver
 
 def test_what_the_row_says_is_not_shown_where_that_is_forbidden(path, folder, monkeypatch):
     monkeypatch.setattr(deadlines, "_SHORTAGE_S", 0.0)
-    knobs = {"num_workers": 1, "log_excerpts": False}
+    knobs = {"num_workers": 1, "bad_rows": {"excerpts": False}}
     with make(path, "disk, and another error", folder, times=10**6, **knobs) as loader:
         with pytest.raises(WorkerError, match=f"^AD426 {path}:14 ") as caught:
             loader.get_next_batch(NUM_ROWS)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from asyncdata import BadRowError, DataLoader, EndOfData
+from asyncdata import BadRowError, DataLoader, EndOfData, Limits
 from tests.faults.support.streaming import entry
 from tests.support.faults import num_rounds, say
 from tests.support.figures import record
@@ -232,7 +232,7 @@ def test_kill_9_of_all_that_start_ends_when_the_kills_do(path):
 
 def test_a_stopped_worker_is_replaced(path):
     began = time.monotonic()
-    with make(path, num_workers=2, buffer_size=200, row_timeout_s=1.0) as loader:
+    with make(path, num_workers=2, buffer_size=200, limits=Limits(row_timeout_s=1.0)) as loader:
         killer = Killer(loader, STOP_ROUNDS, signal.SIGSTOP, seed=11)
         found = stream_under(killer, loader, random.Random(11))
         while loader.statistics().worker_restarts_total == 0:
@@ -271,7 +271,7 @@ def test_a_row_that_kills_is_the_same_error_at_the_same_batch(tmp_path):
 def test_a_row_that_kills_is_skipped_and_resumed_over(tmp_path):
     path = write_rows(tmp_path / "small.jsonl", SMALL)
     wanted = [row for row in order_of(path, 2) if row != 13]
-    knobs: dict[str, Any] = {"epochs": 2, "on_bad_row": "skip"}
+    knobs: dict[str, Any] = {"epochs": 2, "bad_rows": "skip"}
     found, states = [], []
     with make(path, kills_on_13, num_workers=2, **knobs) as loader:
         for _ in range(len(wanted) // 6):

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import (
-    ConfigError,
-    DataLoader,
-    HardPacking,
-    LengthGrouping,
-    SnapshotMismatchError,
-    SoftPacking,
-)
+from asyncdata import ConfigError, DataLoader, HardPacking, LengthGrouping, Ranks, SnapshotMismatchError, SoftPacking
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,7 +72,7 @@ def test_the_first_loop_of_all_ranks_has_every_token_where_packs_are_grouped(tmp
 
     loops, num_batches = [], []
     for rank in range(world_size):
-        with make(path, **WAYS[way], rank=rank, world_size=world_size) as loader:
+        with make(path, **WAYS[way], ranks=Ranks(rank=rank, world_size=world_size)) as loader:
             batches = list(loader)
         loops.append(tokens_of(batches))
         num_batches.append(len(batches))

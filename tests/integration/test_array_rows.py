@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import DataLoader, FixedLengthTokenizeFn, JsonArraySource, JsonlSource, SoftPacking
+from asyncdata import Cache, DataLoader, FixedLengthTokenizeFn, JsonArraySource, JsonlSource, SoftPacking
 from asyncdata.core.errors import BadRowError, ConfigError, SourceChangedError, SourceError
 from asyncdata.order.shuffle import RowShuffle
 from asyncdata.sources.text.json_array_reader import Elements
@@ -61,7 +61,7 @@ def array_at(path: Path, layout: str = "compact") -> Path:
 
 def loader(source: Any, shuffle: Any = "full", function: Any = id_and_text, **knobs: Any) -> DataLoader:
     source = source if isinstance(source, JsonArraySource | JsonlSource | list) else str(source)
-    knobs = {"num_workers": 0, "buffer_size": 16, "cache_dir": "", **knobs}
+    knobs = {"num_workers": 0, "buffer_size": 16, "cache": {"folder": ""}, **knobs}
     return DataLoader(source, tokenize_fn=function, shuffle=shuffle, **knobs)
 
 
@@ -112,7 +112,7 @@ def test_it_does_not_depend_on_workers_and_files_of_lines_and_arrays_go_together
 @pytest.mark.parametrize("shuffle", [RowShuffle(method="none"), "full", RowShuffle(part="train")])
 def test_a_resumed_run_goes_on_as_the_first_one_did_and_finds_the_index(tmp_path, shuffle, monkeypatch):
     path, cache_dir = array_at(tmp_path / "rows.json"), str(tmp_path / "kept")
-    with loader(path, shuffle, cache_dir=cache_dir) as data:
+    with loader(path, shuffle, cache=Cache(folder=cache_dir)) as data:
         data.get_next_batch(33)
         state = json.loads(json.dumps(data.state_dict()))
         expected = ids(data.get_next_batch(400))
@@ -125,7 +125,7 @@ def test_a_resumed_run_goes_on_as_the_first_one_did_and_finds_the_index(tmp_path
 
     really = Elements.read_to
     monkeypatch.setattr(Elements, "read_to", noting)
-    with loader(path, shuffle, cache_dir=cache_dir) as data:
+    with loader(path, shuffle, cache=Cache(folder=cache_dir)) as data:
         data.load_state_dict(state)
         assert ids(data.get_next_batch(400)) == expected
     assert set(scanned) == {700}, "the first block, for the fixed row of the snapshot"
@@ -146,11 +146,16 @@ def counting() -> tuple[Callable[[dict[str, Any]], list[int]], list[int]]:
 def test_each_rank_tokenizes_its_own_rows_alone(tmp_path):
     path, delivered = array_at(tmp_path / "rows.json"), []
     shuffle, cache_dir = RowShuffle(only_kept=True), str(tmp_path / "kept")
-    with loader(path, shuffle, counting()[0], cache_dir=cache_dir) as data:
+    with loader(path, shuffle, counting()[0], cache=Cache(folder=cache_dir)) as data:
         assert data.num_rows() == NUM_ROWS
 
     for rank in range(2):
-        ranks = {"rank": rank, "world_size": 2, "batch_size": 10, "epochs": 1, "cache_dir": cache_dir}
+        ranks = {
+            "ranks": {"rank": rank, "world_size": 2},
+            "batch_size": 10,
+            "epochs": 1,
+            "cache": {"folder": cache_dir},
+        }
         counted, tokenized = counting()
         with loader(path, shuffle, counted, **ranks) as data:
             mine = [number for batch in data for number in ids(batch)]
@@ -221,7 +226,7 @@ def test_a_bad_element_is_named_by_its_number_and_place(tmp_path, num_workers):
         found = caught.value
         assert (found.code, found.path, found.row_number, found.byte_offset) == ("AD101", str(path), 211, byte)
 
-    with loader(path, RowShuffle(method="none", first=5), num_workers=num_workers, on_bad_row="skip") as data:
+    with loader(path, RowShuffle(method="none", first=5), num_workers=num_workers, bad_rows="skip") as data:
         assert ids(data.get_next_batch(294)) == [*range(5, 211), *range(212, NUM_ROWS)]
 
 
@@ -230,7 +235,7 @@ def test_an_element_that_is_too_long_is_a_bad_row(tmp_path):
     source = JsonArraySource(str(path), max_row_bytes=300)
     short = [row["id"] for row in ROWS if len(json.dumps(row, separators=(",", ":"))) <= 300]
 
-    with loader(source, RowShuffle(method="none"), on_bad_row="skip", epochs=1, batch_size=10) as data:
+    with loader(source, RowShuffle(method="none"), bad_rows="skip", epochs=1, batch_size=10) as data:
         assert [number for batch in data for number in ids(batch)] == short
         assert data.statistics().dropped_total == {"bad row AD108": NUM_ROWS - len(short)}
 

@@ -65,7 +65,9 @@ def knobs(**given: Any) -> dict[str, Any]:
 def test_whatever_is_decided_at_any_moment_the_order_is_the_same(path: Path, backend: str, max_workers: int) -> None:
     with (
         capture_logs(),
-        DataLoader(path, **knobs(backend=backend, max_workers=max_workers, epochs=2, batch_size=7)) as loader,
+        DataLoader(
+            path, **knobs(event_loop=backend, limits={"max_workers": max_workers}, epochs=2, batch_size=7)
+        ) as loader,
     ):
         found = [number for _ in range(2) for batch in loader for number in ids(batch)]
         num_changes = loader.statistics().autotune_changes_total
@@ -128,7 +130,7 @@ def slow(row: dict[str, Any]) -> list[int]:
 def test_a_trainer_that_waits_for_workers_gets_more_of_them(path: Path) -> None:
     """The work is a pause here, so that as many can do it at once as there are, whatever the machine."""
     function = "tests.integration.test_autotuned:slow"
-    with capture_logs() as logs, DataLoader(path, **knobs(tokenize_fn=function, max_workers=4)) as loader:
+    with capture_logs() as logs, DataLoader(path, **knobs(tokenize_fn=function, limits={"max_workers": 4})) as loader:
         assert loader.statistics().num_workers == 1
         found, deadline = [], time.monotonic() + NEVER_S
         while loader.statistics().num_workers < 4 and time.monotonic() < deadline:
@@ -144,7 +146,7 @@ def test_a_trainer_that_waits_for_workers_gets_more_of_them(path: Path) -> None:
 
 def test_a_trainer_that_does_not_wait_keeps_one_worker(path: Path) -> None:
     """Each batch is taken when it is ready, until enough time has passed for a decision."""
-    with capture_logs() as logs, DataLoader(path, **knobs(max_workers=4)) as loader:
+    with capture_logs() as logs, DataLoader(path, **knobs(limits={"max_workers": 4})) as loader:
         loader.get_next_batch(10)
         num_replies, deadline = 0, time.monotonic() + NEVER_S
         while not any(log["event"] == "autotune.settled" for log in logs) and time.monotonic() < deadline:

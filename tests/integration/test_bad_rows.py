@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import BadRowError, Shuffle, SourceChangedError, TooManyBadRowsError
+from asyncdata import BadRowError, BadRows, Limits, Shuffle, SourceChangedError, TooManyBadRowsError
 from asyncdata.order.order import Order
 from tests.support import worker_fns
 from tests.support.loaders import bad_row_at, make
@@ -59,7 +59,7 @@ def test_a_bad_row_takes_nothing_of_a_larger_batch(path):
 
 
 def test_bad_rows_are_skipped_and_counted(path):
-    with make(path, fails_on_13, on_bad_row="skip", batch_size=50) as loader:
+    with make(path, fails_on_13, bad_rows="skip", batch_size=50) as loader:
         seen = [number for batch in loader for number in ids(batch)]
         statistics = loader.statistics()
 
@@ -72,7 +72,7 @@ def test_bad_rows_go_to_quarantine(path, tmp_path):
     lines[50] = b'{"id": 50, oops'
     path.write_bytes(b"\n".join(lines) + b"\n")
     quarantine = tmp_path / "bad.jsonl"
-    knobs = {"on_bad_row": "quarantine", "quarantine_path": str(quarantine), "batch_size": 10}
+    knobs = {"bad_rows": {"policy": "quarantine", "path": str(quarantine)}, "batch_size": 10}
 
     with make(path, fails_on_13, **knobs) as loader:
         seen = sorted(number for batch in loader for number in ids(batch))
@@ -92,9 +92,11 @@ def test_more_bad_rows_than_the_budget_stop_the_stream(path):
     def never(row: dict[str, Any]) -> list[int]:
         raise ValueError("no")
 
-    with make(path, never, on_bad_row="skip", max_bad_rows=3) as loader:
+    with make(path, never, bad_rows=BadRows(policy="skip", max=3)) as loader:
         for _ in range(2):
-            with pytest.raises(TooManyBadRowsError, match="^a bad row, after max_bad_rows=3 of them: AD421 ") as caught:
+            with pytest.raises(
+                TooManyBadRowsError, match="^a bad row, after BadRows\\(max=3\\) of them: AD421 "
+            ) as caught:
                 loader.get_next_batch(1)
 
     assert f"{path}:{line_of(path, order_of(path)[3])[0]} (byte " in str(caught.value)
@@ -120,7 +122,7 @@ def test_a_row_that_kills_workers_does_so_a_few_times_and_no_more(tmp_path):
     """Here it is one of the fixed rows, too, that are to show whether the tokens are the same after a resume."""
     path = write_rows(tmp_path / "rows.jsonl", 1000, {0: {"do": "die"}})
 
-    with make(path, worker_fns.as_told, num_workers=2, on_bad_row="skip", buffer_size=50, epochs=1) as loader:
+    with make(path, worker_fns.as_told, num_workers=2, bad_rows="skip", buffer_size=50, epochs=1) as loader:
         assert sorted(ids(loader.get_next_batch(999))) == list(range(1, 1000))
         assert loader.statistics().worker_restarts_total <= 2 + 3 * 2
 
@@ -132,13 +134,13 @@ def test_a_row_that_kills_a_batch_is_told_from_the_row_that_was_read_last(path, 
     expected = order_of(path)
     description = worker_fns.ReadsThenEncodes(what)
 
-    with make(path, description, num_workers=1, on_bad_row="skip", epochs=1, row_timeout_s=0.5) as loader:
+    with make(path, description, num_workers=1, bad_rows="skip", epochs=1, limits=Limits(row_timeout_s=0.5)) as loader:
         assert ids(loader.get_next_batch(NUM_ROWS - 1)) == [number for number in expected if number != 13]
         assert loader.statistics().bad_rows_total == 1
 
 
 def test_a_row_that_kills_workers_is_skipped_and_its_neighbours_are_not(path):
-    with make(path, kills_on_13, num_workers=2, on_bad_row="skip", batch_size=64) as loader:
+    with make(path, kills_on_13, num_workers=2, bad_rows="skip", batch_size=64) as loader:
         seen = [number for batch in loader for number in ids(batch)]
         state = loader.state_dict()
 
@@ -151,7 +153,7 @@ def test_a_row_that_kills_workers_is_skipped_and_its_neighbours_are_not(path):
 def test_a_row_that_hangs_is_named_at_its_turn(path, num_workers):
     expected = order_of(path)
 
-    with make(path, hangs_on_13, num_workers=num_workers, row_timeout_s=0.3) as loader:
+    with make(path, hangs_on_13, num_workers=num_workers, limits=Limits(row_timeout_s=0.3)) as loader:
         seen, error = bad_row_at(loader)
 
     assert (error.code, error.line) == ("AD422", 14)

@@ -82,7 +82,7 @@ def _saved(path: Path) -> HuggingFaceSource:
 
 WAYS: dict[str, tuple[Callable[[Path, Ids], Path], Callable[[Path], Any], int, dict[str, Any]]] = {
     "JSONL": (_write_jsonl, str, 1500, {}),
-    "JSONL, by its index": (_write_jsonl, str, 1500, {"shuffle": "full", "cache_dir": ""}),
+    "JSONL, by its index": (_write_jsonl, str, 1500, {"shuffle": "full", "cache": {"folder": ""}}),
     "Parquet": (_write_parquet, str, 8000, {}),
     "a saved dataset": (_write_dataset, _saved, 8000, {}),
     "gzip": (_write_gzip, str, 6000, {}),

@@ -52,7 +52,7 @@ def written(request, tmp_path) -> Written:
 
 def make(source: Any, tokenize_fn: Callable[..., Any] = row_id, **knobs: Any) -> DataLoader:
     """A loader that fails rather than hangs, inline where nothing else is asked for, and leaves no index behind."""
-    defaults = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 60, "cache_dir": ""}
+    defaults = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 60, "cache": {"folder": ""}}
     return DataLoader(source, tokenize_fn=tokenize_fn, **defaults | knobs)
 
 
@@ -157,7 +157,7 @@ def test_a_bad_row_is_named_by_its_place_at_its_turn(written, num_workers):
 
 
 def test_a_bad_row_may_be_skipped_and_is_counted(written, tmp_path):
-    settings = {"on_bad_row": "skip", "quarantine_path": str(tmp_path / "quarantine.jsonl")}
+    settings = {"bad_rows": {"policy": "skip", "path": str(tmp_path / "quarantine.jsonl")}}
     expected = [number for number in first(written.source, NUM_ROWS) if number != 13]
 
     with make(written.source, fails_on_13, **settings) as loader:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import DataLoader, EndOfData, FixedCollator, FixedLengthTokenizeFn, PaddedCollator, RowShuffle
+from asyncdata import DataLoader, EndOfData, FixedCollator, FixedLengthTokenizeFn, PaddedCollator, Ranks, RowShuffle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ def make(path: Path, tokenizer: Path, *, fn: dict[str, Any] | None = None, **set
     "collator", [FixedCollator(length=MAX_LENGTH), FixedCollator(length=MAX_LENGTH + 4), PaddedCollator()]
 )
 def test_the_padding_of_a_sample_is_not_attended(path: Path, small_tokenizer: Path, collator: Any) -> None:
-    fn = {"on_overlong": "truncate_context_left"}
+    fn = {"overlong": "truncate_context_left"}
     with make(path, small_tokenizer, fn=fn, batch_size=8) as loader:
         samples = [sample for batch in loader for sample in batch]
     with make(path, small_tokenizer, fn=fn, batch_size=8, collate_fn=collator) as loader:
@@ -60,7 +60,7 @@ def noted(loader: DataLoader) -> int:
     return loader.statistics().noted_total.get("question_lost", 0)
 
 
-RECIPE = {"fn": {"seed_compat": True, "reserve": 16}, "epochs": 2}
+RECIPE = {"fn": {"legacy_recipe": True, "reserve": 16}, "epochs": 2}
 
 
 @pytest.mark.thorough
@@ -124,10 +124,10 @@ def test_a_state_of_before_there_were_notes_is_gone_on_from(path: Path, small_to
 
 
 def test_a_rank_counts_the_rows_that_it_tokenizes(path: Path, small_tokenizer: Path) -> None:
-    ranks = {**RECIPE, "epochs": 1, "shuffle": RowShuffle(only_kept=True), "batch_size": 2, "world_size": 2}
+    knobs = {**RECIPE, "epochs": 1, "shuffle": RowShuffle(only_kept=True), "batch_size": 2}
     samples, total = [], 0
     for rank in range(2):
-        with make(path, small_tokenizer, rank=rank, **ranks) as loader:
+        with make(path, small_tokenizer, ranks=Ranks(rank=rank, world_size=2), **knobs) as loader:
             mine = [sample for batch in loader for sample in batch]
             assert noted(loader) == lost(mine)
             total += noted(loader)

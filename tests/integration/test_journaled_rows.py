@@ -24,7 +24,13 @@ def path(jsonl_file) -> Path:
 
 
 def loader_of(path: Path, **knobs: Any) -> DataLoader:
-    settings = {"tokenize_fn": row_id, "shuffle": "full", "num_workers": 0, "timeout_s": NEVER_S, "cache_dir": ""}
+    settings = {
+        "tokenize_fn": row_id,
+        "shuffle": "full",
+        "num_workers": 0,
+        "timeout_s": NEVER_S,
+        "cache": {"folder": ""},
+    }
     return DataLoader(path, **settings | knobs)
 
 

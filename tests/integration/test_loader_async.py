@@ -92,7 +92,7 @@ async def test_a_batch_is_a_slice_of_the_order_across_epochs(path, num_workers):
 @pytest.mark.parametrize("backend", ["asyncio", "uvloop", "trio"])
 async def test_any_loop_may_wait_for_any_service(path, caller, backend):
     async def main() -> list[int]:
-        async with make(path, backend=backend, num_workers=1, batch_size=64, buffer_size=16) as loader:
+        async with make(path, event_loop=backend, num_workers=1, batch_size=64, buffer_size=16) as loader:
             seen = ids(await loader.get_next_batch(30))
             seen += [number async for batch in loader for number in ids(batch)]
             loader.set_epoch(2)
@@ -179,7 +179,7 @@ async def test_a_bad_row_is_raised_at_its_turn_at_every_call(path, num_workers):
 
 @pytest.mark.thorough
 async def test_a_row_that_kills_workers_costs_nothing_but_itself(path):
-    async with make(path, kills_on_13, num_workers=2, on_bad_row="skip", batch_size=50) as loader:
+    async with make(path, kills_on_13, num_workers=2, bad_rows="skip", batch_size=50) as loader:
         seen = [number async for batch in loader for number in ids(batch)]
 
     assert seen == [number for number in order_of(path) if number != 13]

@@ -63,7 +63,13 @@ def loader_of(tmp_path: Path) -> Iterator[Callable[[str], DataLoader]]:
     opened: list[DataLoader] = []
 
     def open_loader(kind: str) -> DataLoader:
-        settings = {"batch_size": 2, "num_workers": 0, "epochs": 3, "timeout_s": NEVER_S, "cache_dir": str(tmp_path)}
+        settings = {
+            "batch_size": 2,
+            "num_workers": 0,
+            "epochs": 3,
+            "timeout_s": NEVER_S,
+            "cache": {"folder": str(tmp_path)},
+        }
         opened.append(DataLoader(str(path), tokenize_fn=ids_of, **settings | KINDS[kind]))
         return opened[-1]
 

@@ -44,7 +44,7 @@ def digest(numbers: Iterable[int]) -> str:
 
 
 def settings_of(combination: tuple[int, int, int, int, str]) -> dict[str, Any]:
-    num_workers, dp_size, buffer_size, batch_size, backend = combination
+    num_workers, dp_size, buffer_size, batch_size, event_loop = combination
     return {
         "tokenize_fn": row_id,
         "shuffle": SHUFFLE,
@@ -54,7 +54,7 @@ def settings_of(combination: tuple[int, int, int, int, str]) -> dict[str, Any]:
         "dp_size": dp_size,
         "buffer_size": buffer_size,
         "batch_size": batch_size,
-        "backend": backend,
+        "event_loop": event_loop,
     }
 
 

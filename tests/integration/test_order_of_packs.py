@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import DataLoader, LengthGrouping, SoftPacking
+from asyncdata import DataLoader, LengthGrouping, Ranks, SoftPacking
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PLANNED = {"shuffle": "full", "plan_packs": True, "cache_dir": ""}
+PLANNED = {"shuffle": "full", "plan_packs": True, "cache": {"folder": ""}}
 
 
 def repeated(row: dict[str, Any]) -> dict[str, Any]:
@@ -50,10 +50,10 @@ def test_packs_that_are_not_grouped_come_in_one_order_whatever_the_batch_size(
 @pytest.mark.parametrize("settings", [{}, PLANNED], ids=["as they come", "planned"])
 def test_grouped_packs_come_in_one_order_for_each_global_batch(path: Path, settings: dict[str, Any]) -> None:
     grouped = {**settings, "length_grouping": LengthGrouping(window=8)}
-    orders = {steps: packs(path, 1, gradient_accumulation=steps, **grouped) for steps in (1, 2, 4, 6)}
+    orders = {steps: packs(path, 1, ranks=Ranks(gradient_accumulation=steps), **grouped) for steps in (1, 2, 4, 6)}
 
     for batch_size, accumulation in ((2, 1), (2, 2), (4, 1), (2, 3), (3, 2), (6, 1)):
-        found = packs(path, batch_size, gradient_accumulation=accumulation, **grouped)
+        found = packs(path, batch_size, ranks=Ranks(gradient_accumulation=accumulation), **grouped)
         assert found == orders[batch_size * accumulation]
     assert len({tuple(order) for order in orders.values()}) == len(orders)
     ungrouped = sorted(packs(path, 1, **settings))

@@ -21,6 +21,7 @@ from asyncdata import (
     NoSamplesError,
     PackedCollator,
     PaddedCollator,
+    Ranks,
     Shuffle,
     SnapshotMismatchError,
     SoftPacking,
@@ -152,7 +153,7 @@ def test_an_epoch_that_fills_no_batch_is_packed_by_itself(tmp_path: Path) -> Non
 
 def test_a_loop_that_says_its_epoch_has_every_sample_of_few(tmp_path: Path) -> None:
     path = written(tmp_path / "few.jsonl", [5, 6, 7])
-    with make(path, world_size=1) as loader:
+    with make(path, ranks=Ranks(world_size=1)) as loader:
         for epoch in range(3):
             loader.set_epoch(epoch)
             assert [rows_of(batches) for batches in epochs_of(loader, 1)] == [Counter(range(3))]
@@ -252,7 +253,7 @@ def test_fewer_packs_than_a_batch_of_all_ranks_is_an_error_where_the_rest_is_dro
 
 def test_a_last_batch_is_filled_for_all_ranks_with_its_own_packs(tmp_path: Path) -> None:
     path = written(tmp_path / "few.jsonl", [60, 61, 62])
-    loaders = [make(path, epochs=1, world_size=2, rank=rank, shuffle=False) for rank in range(2)]
+    loaders = [make(path, epochs=1, ranks=Ranks(world_size=2, rank=rank), shuffle=False) for rank in range(2)]
     batches = [epochs_of(loader, 1)[0] for loader in loaders]
     for loader in loaders:
         loader.close()
@@ -263,8 +264,8 @@ def test_a_last_batch_is_filled_for_all_ranks_with_its_own_packs(tmp_path: Path)
 
 def test_a_last_batch_that_is_not_filled_leaves_a_rank_without_one(tmp_path: Path) -> None:
     path = written(tmp_path / "few.jsonl", [60, 61, 62, 63, 64])
-    given = {"epochs": 1, "world_size": 2, "batch_size": 2, "round_up": False, "shuffle": False}
-    loaders = [make(path, rank=rank, **given) for rank in range(2)]
+    given = {"epochs": 1, "batch_size": 2, "shuffle": False}
+    loaders = [make(path, ranks=Ranks(rank=rank, world_size=2, round_up=False), **given) for rank in range(2)]
     batches = [epochs_of(loader, 1)[0] for loader in loaders]
     for loader in loaders:
         loader.close()
@@ -275,7 +276,7 @@ def test_a_last_batch_that_is_not_filled_leaves_a_rank_without_one(tmp_path: Pat
 
 def test_samples_of_like_length_are_computed_together_without_packing(path: Path) -> None:
     given = {"packing": None, "length_grouping": LengthGrouping(window=8), "collate_fn": PaddedCollator()}
-    with make(path, batch_size=1, world_size=4, epochs=1, **given) as loader:
+    with make(path, batch_size=1, ranks=Ranks(world_size=4), epochs=1, **given) as loader:
         widths = [batch["input_ids"].shape for batch in loader]
     with make(path, batch_size=8, epochs=1, packing=None, length_grouping=LengthGrouping(window=8)) as loader:
         found = Counter(int(sample.tokens[0]) for batch in loader for sample in batch)
@@ -410,7 +411,7 @@ def test_settings_of_rollouts_are_refused_beside_packing(path: Path, given: dict
         make(path, **given)
 
 
-@pytest.mark.parametrize("given", [{}, {"packing": None, "world_size": 2}])
+@pytest.mark.parametrize("given", [{}, {"packing": None, "ranks": Ranks(world_size=2)}])
 def test_calls_of_rollouts_say_that_batches_come_from_a_loop(path: Path, given: dict[str, Any]) -> None:
     with make(path, **given) as loader:
         for call in (loader.get_next_batch, loader.get_samples, loader.add_samples):
@@ -418,7 +419,7 @@ def test_calls_of_rollouts_say_that_batches_come_from_a_loop(path: Path, given: 
                 call(2)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("given", [{"rank": 2, "world_size": 2}, {"rank": 1}])
+@pytest.mark.parametrize("given", [{"ranks": {"rank": 2, "world_size": 2}}, {"ranks": {"rank": 1}}])
 def test_a_rank_that_does_not_exist_is_refused(path: Path, given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="counted from 0"):
         make(path, **given)
@@ -430,7 +431,7 @@ def test_ranks_without_packing_cut_batches_of_the_one_order(path: Path) -> None:
 
     with make(path, packing=None, batch_size=6) as loader:
         whole = rows(loader)
-    loaders = [make(path, packing=None, batch_size=3, world_size=2, rank=rank) for rank in range(2)]
+    loaders = [make(path, packing=None, batch_size=3, ranks=Ranks(world_size=2, rank=rank)) for rank in range(2)]
     shares = [rows(loader, 10) for loader in loaders]
     states = [loader.state_dict() for loader in loaders]
     for loader in loaders:
@@ -446,8 +447,9 @@ def test_ranks_without_packing_cut_batches_of_the_one_order(path: Path) -> None:
 
 
 def test_the_last_batch_of_ranks_without_packing_is_filled_or_dropped(path: Path) -> None:
-    def sizes(**given: Any) -> list[Any]:
-        loaders = [make(path, packing=None, batch_size=4, world_size=2, rank=rank, **given) for rank in range(2)]
+    def sizes(round_up: bool | None = None, **given: Any) -> list[Any]:
+        ranks = [Ranks(world_size=2, rank=rank, round_up=round_up) for rank in range(2)]
+        loaders = [make(path, packing=None, batch_size=4, ranks=one, **given) for one in ranks]
         found = [[len(batch) for batch in loader] for loader in loaders]
         dropped = [loader.statistics().dropped_total for loader in loaders]
         for loader in loaders:

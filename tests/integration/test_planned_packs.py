@@ -54,7 +54,7 @@ def reader(path, tmp_path) -> Callable[..., Reader]:
     """Makes a rank's reader; the index is made once."""
 
     def make(plan: Plan | None = None, *, function: Any = numbered, **knobs: Any) -> Reader:
-        knobs = {"cache_dir": str(tmp_path / "cache"), "buffer_size": 40, "seed": 3, **knobs}
+        knobs = {"cache": {"folder": str(tmp_path / "cache")}, "buffer_size": 40, "seed": 3, **knobs}
         if plan is None or isinstance(plan.packing, SoftPacking | HardPacking):
             knobs.setdefault("shuffle", KEPT)
         return Reader(knobs.pop("path", path), function, plan=plan, **knobs)
@@ -281,7 +281,7 @@ def test_a_row_that_has_other_tokens_than_were_counted_is_bad(reader, gated, pla
     ranks = []
     for rank in range(2):
         share = Share(rank=rank, world_size=2)
-        with reader(plan, path=path, function=with_one_more, share=share, on_bad_row="skip", epochs=1) as data:
+        with reader(plan, path=path, function=with_one_more, share=share, bad_rows="skip", epochs=1) as data:
             ranks.append(data.epoch(0))
             bad_rows = [(error.code, error.line) for error in data.bad_rows]
             counters = data.coordinator.ledger.counters
@@ -316,7 +316,7 @@ def test_a_row_that_kills_workers_is_left_out_by_the_rank_whose_it_is(reader, ga
     found: dict[Any, list[int]] = {}
     codes = []
     for rank in range(2):
-        knobs: DataOf = {"share": Share(rank=rank, world_size=2), "on_bad_row": "skip", "num_workers": 1, "epochs": 1}
+        knobs: DataOf = {"share": Share(rank=rank, world_size=2), "bad_rows": "skip", "num_workers": 1, "epochs": 1}
         with reader(plan, path=path, function=kills, **knobs) as data:
             samples = data.epoch(0)
             codes += [(error.code, error.line) for error in data.bad_rows]
@@ -396,7 +396,7 @@ def test_a_copy_that_was_gone_is_found_again_by_the_run_after_the_next(tmp_path)
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.Table.from_pylist(rows_of()), path, row_group_size=20)
     for _ in range(3):
-        with Reader(path, numbered, plan=XTUNER, cache_dir=str(tmp_path / "cache"), epochs=1) as data:
+        with Reader(path, numbered, plan=XTUNER, cache={"folder": str(tmp_path / "cache")}, epochs=1) as data:
             data.epoch(0)
             assert data.reading.index is not None
             assert data.reading.index.num_found == NUM_ROWS

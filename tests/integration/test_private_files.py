@@ -32,8 +32,9 @@ def data(tmp_path) -> str:
 
 def run(data: str, folder: Path, **knobs: Any) -> None:
     """One epoch, with a bad row that is put aside, and a snapshot."""
-    settings = {"num_workers": 0, "timeout_s": 60, "cache_dir": str(folder / "cache"), "on_bad_row": "quarantine"}
-    settings |= {"quarantine_path": str(folder / "quarantine.jsonl"), **knobs}
+    settings = {"num_workers": 0, "timeout_s": 60, **knobs}
+    settings["cache"] = {"folder": str(folder / "cache"), **knobs.get("cache", {})}
+    settings["bad_rows"] = {"policy": "quarantine", "path": str(folder / "quarantine.jsonl")}
     with DataLoader(data, tokenize_fn=prompts(), **settings) as loader:
         loader.get_next_batch(2 * len(GOOD))
         loader.save(folder / "run.snapshot")
@@ -41,10 +42,10 @@ def run(data: str, folder: Path, **knobs: Any) -> None:
 
 @pytest.mark.usefixtures("without_umask")
 @pytest.mark.parametrize(
-    "knobs", [{"shuffle": "full"}, {"shuffle": True, "token_cache": True}, {"shuffle": True}], ids=str
+    "knobs", [{"shuffle": "full"}, {"shuffle": True, "cache": {"tokens": True}}, {"shuffle": True}], ids=str
 )
 def test_no_file_of_a_run_can_be_read_by_others(data, tmp_path, knobs):
-    if "token_cache" in knobs:
+    if "cache" in knobs:
         pytest.importorskip("xxhash")
     folder = tmp_path / "kept"
     folder.mkdir(mode=0o700)

@@ -77,7 +77,7 @@ def test_a_file_that_is_listed_twice_comes_twice_an_epoch(tmp_path: Path, source
 @pytest.mark.thorough
 @pytest.mark.parametrize("order", [SMALL, False, "full"])
 def test_a_run_over_a_repeated_file_goes_on_where_it_was(tmp_path: Path, order: Any) -> None:
-    knobs = {"shuffle": order, "cache_dir": str(tmp_path / "index"), "epochs": 1}
+    knobs = {"shuffle": order, "cache": {"folder": str(tmp_path / "index")}, "epochs": 1}
     with make(jsonl(tmp_path), **knobs) as loader:
         batches = iter(loader)
         before = labels(islice(batches, 20))
@@ -92,7 +92,7 @@ def test_a_run_over_a_repeated_file_goes_on_where_it_was(tmp_path: Path, order: 
 @pytest.mark.thorough
 def test_tokens_of_a_repeated_file_are_kept_and_read_again(tmp_path: Path) -> None:
     pytest.importorskip("xxhash")
-    knobs = {"shuffle": SMALL, "token_cache": str(tmp_path / "tokens")}
+    knobs = {"shuffle": SMALL, "cache": {"tokens": str(tmp_path / "tokens")}}
     with make(jsonl(tmp_path), **knobs) as loader:
         first = labels(loader)
     with make(jsonl(tmp_path), **knobs) as loader:

@@ -238,9 +238,9 @@ def test_the_end_is_the_end_after_a_resume_too(path):
         {"buffer_size": 1},
         {"buffer_size": 5000, "dp_size": 3},
         {"batch_size": 17},
-        {"max_ready_bytes": 100},
-        {"backend": "trio"},
-        {"backend": "uvloop", "num_workers": 2, "buffer_size": 3, "timeout_s": 60},
+        {"limits": {"max_ready_bytes": 100}},
+        {"event_loop": "trio"},
+        {"event_loop": "uvloop", "num_workers": 2, "buffer_size": 3, "timeout_s": 60},
     ],
     ids=str,
 )

@@ -183,8 +183,8 @@ def test_a_bad_row_is_raised_again_after_a_resume_and_skipped_rows_stay_counted(
         loader.load_state_dict(state_after(path, turn, fails_on_13))
         with pytest.raises(BadRowError):
             loader.get_next_batch(1)
-    with make(path, fails_on_13, on_bad_row="skip") as loader:
-        loader.load_state_dict(state_after(path, turn + 3, fails_on_13, on_bad_row="skip"))
+    with make(path, fails_on_13, bad_rows="skip") as loader:
+        loader.load_state_dict(state_after(path, turn + 3, fails_on_13, bad_rows="skip"))
         loader.get_next_batch(1)
         assert loader.statistics().bad_rows_total == 1
 
@@ -192,7 +192,7 @@ def test_a_bad_row_is_raised_again_after_a_resume_and_skipped_rows_stay_counted(
 @pytest.mark.thorough
 def test_a_row_that_killed_workers_is_not_tried_again_after_a_resume(path):
     expected = [number for number in order_of(path) if number != 13]
-    with make(path, kills_on_13, num_workers=1, on_bad_row="skip") as loader:
+    with make(path, kills_on_13, num_workers=1, bad_rows="skip") as loader:
         before = loader.state_dict()
         seen = ids(loader.get_next_batch(NUM_ROWS - 1))
         state = loader.state_dict()
@@ -200,7 +200,7 @@ def test_a_row_that_killed_workers_is_not_tried_again_after_a_resume(path):
     assert state["journal"] == [[0, line_of(path, 13)[1]]]
 
     before["journal"] = state["journal"]  # a run that goes through the row a second time, and knows of it
-    with make(path, kills_on_13, num_workers=1, on_bad_row="skip") as loader:
+    with make(path, kills_on_13, num_workers=1, bad_rows="skip") as loader:
         loader.load_state_dict(before)
         assert ids(loader.get_next_batch(NUM_ROWS - 1)) == expected
         assert loader.statistics().worker_restarts_total == 0

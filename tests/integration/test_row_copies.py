@@ -40,7 +40,7 @@ def cache_dir(tmp_path: Path) -> Path:
 
 
 def loader(path: Path, cache_dir: Path, shuffle: Any = "full", **knobs: Any) -> DataLoader:
-    knobs = {"num_workers": 0, "buffer_size": 16, "cache_dir": str(cache_dir), **knobs}
+    knobs = {"num_workers": 0, "buffer_size": 16, "cache": {"folder": str(cache_dir)}, **knobs}
     return DataLoader(str(path), tokenize_fn=id_and_text, shuffle=shuffle, **knobs)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import AsyncDataLoader, DataLoader
+from asyncdata import AsyncDataLoader, Cache, DataLoader
 from asyncdata.core.errors import BadRowError, ConfigError, SnapshotMismatchError, SourceChangedError
 from asyncdata.order.order import ROWS_PER_WINDOW
 from asyncdata.order.shuffle import RowShuffle
@@ -92,7 +92,7 @@ def test_a_slice_is_that_of_a_list_of_the_rows_that_are_json(path, bounds):
     path.write_text("{broken\n" + path.read_text())
     expected = list(range(NUM_ROWS))[first:stop]
 
-    with loader(path, RowShuffle(method="none", first=first, stop=stop), on_bad_row="skip") as data:
+    with loader(path, RowShuffle(method="none", first=first, stop=stop), bad_rows="skip") as data:
         assert data.num_rows() == len(expected)
         if expected:
             assert ids(data.get_next_batch(len(expected))) == expected
@@ -199,16 +199,16 @@ def test_what_needs_the_index_says_so_where_there_is_none(path):
 
 
 def test_the_index_is_made_once_for_the_same_data(path, tmp_path):
-    with loader(path, RowShuffle(only_kept=True), drops_odd, cache_dir=str(tmp_path / "kept")) as data:
+    with loader(path, RowShuffle(only_kept=True), drops_odd, cache=Cache(folder=str(tmp_path / "kept"))) as data:
         expected = ids(data.get_next_batch(50))
     (file,) = (tmp_path / "kept" / "index").iterdir()
     before = file.stat().st_mtime_ns
 
-    with loader(path, RowShuffle(only_kept=True), drops_odd, cache_dir=str(tmp_path / "kept")) as data:
+    with loader(path, RowShuffle(only_kept=True), drops_odd, cache=Cache(folder=str(tmp_path / "kept"))) as data:
         assert ids(data.get_next_batch(50)) == expected
-    with loader(path, RowShuffle(only_kept=True), drops_odd, cache_dir="") as data:
+    with loader(path, RowShuffle(only_kept=True), drops_odd, cache=Cache(folder="")) as data:
         assert ids(data.get_next_batch(50)) == expected
-    with loader(path, RowShuffle(only_kept=True), cache_dir=str(tmp_path / "kept")) as data:
+    with loader(path, RowShuffle(only_kept=True), cache=Cache(folder=str(tmp_path / "kept"))) as data:
         data.num_rows()
 
     assert file.stat().st_mtime_ns == before
@@ -222,20 +222,23 @@ def test_indexes_are_kept_within_a_size_and_the_runs_own_and_those_in_use_stay(p
     def kept() -> set[str]:
         return {entry.stem for entry in folder.iterdir()}
 
-    with loader(parquet, "full", cache_dir=cache_dir) as copying:
+    with loader(parquet, "full", cache=Cache(folder=cache_dir)) as copying:
         expected = ids(copying.get_next_batch(5))
         (first,) = kept()
-        with loader(path, cache_dir=cache_dir, row_index_max_bytes=1) as data:
+        with loader(path, cache=Cache(folder=cache_dir, max_row_index_bytes=1)) as data:
             data.num_rows()
         assert len(kept()) == 2
         expected += ids(copying.get_next_batch(NUM_ROWS - 5))
     assert sorted(expected) == list(range(NUM_ROWS))
 
-    with loader(path, cache_dir=cache_dir, row_index_max_bytes=1) as data:
+    with loader(path, cache=Cache(folder=cache_dir, max_row_index_bytes=1)) as data:
         data.num_rows()
     assert len(kept()) == 1
     assert first not in kept()
-    with capture_logs() as events, loader(parquet, "full", cache_dir=cache_dir, row_index_max_bytes=1) as data:
+    with (
+        capture_logs() as events,
+        loader(parquet, "full", cache=Cache(folder=cache_dir, max_row_index_bytes=1)) as data,
+    ):
         data.num_rows()
     assert kept() == {first}
     assert [event["num_indexes"] for event in events if event["event"] == "index.evicted"] == [1]
@@ -244,7 +247,7 @@ def test_indexes_are_kept_within_a_size_and_the_runs_own_and_those_in_use_stay(p
 def test_where_the_index_cannot_be_kept_it_is_made_anew(path, tmp_path):
     (tmp_path / "file").write_text("")
 
-    with loader(path, cache_dir=str(tmp_path / "file")) as data:
+    with loader(path, cache=Cache(folder=str(tmp_path / "file"))) as data:
         assert sorted(ids(data.get_next_batch(NUM_ROWS))) == list(range(NUM_ROWS))
 
 
@@ -298,7 +301,7 @@ def test_longer_rows_than_are_allowed_are_bad_at_their_turn_or_left_out(jsonl_fi
 
     for only_kept in (False, True):
         shuffle = RowShuffle(method="none", only_kept=only_kept)
-        with DataLoader(source, tokenize_fn=row_id, shuffle=shuffle, num_workers=0, on_bad_row="skip") as data:
+        with DataLoader(source, tokenize_fn=row_id, shuffle=shuffle, num_workers=0, bad_rows="skip") as data:
             assert ids(data.get_next_batch(4)) == [1, 3, 1, 3]
             assert data.num_rows() == (2 if only_kept else 3)
 
@@ -322,7 +325,9 @@ def parquet(tmp_path) -> Path:
 def test_rows_of_parquet_come_in_slimes_order_too(parquet, tmp_path, num_workers, kept):
     cache_dir = str(tmp_path / "kept") if kept else ""
     for _ in range(2):  # the second run finds the first one's copy
-        with loader(parquet, RowShuffle(method="slime"), num_workers=num_workers, cache_dir=cache_dir) as data:
+        with loader(
+            parquet, RowShuffle(method="slime"), num_workers=num_workers, cache=Cache(folder=cache_dir)
+        ) as data:
             samples = data.get_next_batch(NUM_ROWS)
 
             assert ids(samples) == shuffled(list(range(NUM_ROWS)), 42)
@@ -331,19 +336,19 @@ def test_rows_of_parquet_come_in_slimes_order_too(parquet, tmp_path, num_workers
 
 
 def test_a_copy_that_is_gone_is_made_anew(parquet, tmp_path):
-    with loader(parquet, "full", cache_dir=str(tmp_path / "kept")) as data:
+    with loader(parquet, "full", cache=Cache(folder=str(tmp_path / "kept"))) as data:
         expected = ids(data.get_next_batch(50))
     (copy,) = (tmp_path / "kept" / "index").glob("*.rows/*.rows")
     copy.unlink()
 
-    with loader(parquet, "full", cache_dir=str(tmp_path / "kept")) as data:
+    with loader(parquet, "full", cache=Cache(folder=str(tmp_path / "kept"))) as data:
         assert ids(data.get_next_batch(50)) == expected
     assert copy.exists()
 
 
 def test_a_copy_that_is_not_kept_is_gone_with_its_loader(parquet, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with loader(parquet, "full", cache_dir="") as data:
+    with loader(parquet, "full", cache=Cache(folder="")) as data:
         data.num_rows()
         assert list(tmp_path.glob("asyncdata-rows-*/*.rows"))
 
@@ -352,7 +357,7 @@ def test_a_copy_that_is_not_kept_is_gone_with_its_loader(parquet, tmp_path, monk
 
 @pytest.mark.parametrize("call", ["pread", "pwrite", "fsync"])
 def test_an_index_that_cannot_be_kept_costs_the_next_run_time_and_this_one_nothing(path, tmp_path, monkeypatch, call):
-    with loader(path, cache_dir=str(tmp_path / "kept")) as data:
+    with loader(path, cache=Cache(folder=str(tmp_path / "kept"))) as data:
         expected = ids(data.get_next_batch(NUM_ROWS))
     really = getattr(os, call)
 
@@ -363,7 +368,7 @@ def test_an_index_that_cannot_be_kept_costs_the_next_run_time_and_this_one_nothi
         return really(fd, *rest)
 
     monkeypatch.setattr(os, call, fails)
-    with capture_logs() as logs, loader(path, cache_dir=str(tmp_path / "full")) as data:
+    with capture_logs() as logs, loader(path, cache=Cache(folder=str(tmp_path / "full"))) as data:
         found = ids(data.get_next_batch(NUM_ROWS))
 
     assert found == expected

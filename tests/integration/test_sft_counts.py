@@ -42,7 +42,7 @@ Knobs = dict[str, Any]
 NUM_TOKENS = 2000
 """No multiple of MAX_LENGTH: hard packing has a tail."""
 
-RANK: Knobs = {"gradient_accumulation": 2, "epochs": 2}
+RANK: Knobs = {"ranks": {"gradient_accumulation": 2}, "epochs": 2}
 
 ways = pytest.mark.parametrize("knobs", WAYS.values(), ids=WAYS)
 packed_ways = pytest.mark.parametrize("knobs", PACKED.values(), ids=PACKED)
@@ -119,7 +119,7 @@ def fails_on_each_tenth(row: dict[str, Any]) -> list[int] | None:
 def test_bad_and_dropped_rows_are_passed_over_and_counted_once(path, knobs, every):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     kept = [row for row in rows if row["id"] % 10 not in {3, 7}]
-    settings = {"tokenize_fn": fails_on_each_tenth, "on_bad_row": "skip", "epochs": 2}
+    settings = {"tokenize_fn": fails_on_each_tenth, "bad_rows": "skip", "epochs": 2}
 
     found, loader = resumed_often(path, every, **settings, **knobs)
 
@@ -212,7 +212,7 @@ def test_calls_for_single_samples_are_refused_where_batches_are_shared(path):
 
         return check
 
-    for check in (refused(packing=SOFT), refused(world_size=2), refused(length_grouping=GROUPING)):
+    for check in (refused(packing=SOFT), refused(ranks={"world_size": 2}), refused(length_grouping=GROUPING)):
         check(lambda loader: loader.get_next_batch(4))
         check(lambda loader: loader.get_samples(4))
         check(lambda loader: loader.add_samples([]))

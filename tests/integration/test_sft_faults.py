@@ -41,7 +41,7 @@ pytestmark = pytest.mark.thorough
 Knobs = dict[str, Any]
 
 NUM_TOKENS = 2000
-RANK: Knobs = {"rank": 1, "world_size": 2, "gradient_accumulation": 2, "epochs": 2}
+RANK: Knobs = {"ranks": {"rank": 1, "world_size": 2, "gradient_accumulation": 2}, "epochs": 2}
 
 ways = pytest.mark.parametrize("knobs", WAYS.values(), ids=WAYS)
 packed_ways = pytest.mark.parametrize("knobs", PACKED.values(), ids=PACKED)

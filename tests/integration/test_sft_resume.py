@@ -42,7 +42,7 @@ PACKED: dict[str, Knobs] = {
     "hard": {"packing": HARD},
     "hard, grouped": {"packing": HARD, **GROUPED},
     "hard, each epoch by itself, grouped": {"packing": HARD_BY_EPOCH, **GROUPED},
-    "soft, rows in full order": {"packing": SOFT, "shuffle": "full", "cache_dir": "", **GROUPED},
+    "soft, rows in full order": {"packing": SOFT, "shuffle": "full", "cache": {"folder": ""}, **GROUPED},
 }
 PLANNED: dict[str, Knobs] = {
     "planned, soft": {"packing": SOFT_BY_EPOCH, "plan_packs": True},
@@ -53,13 +53,13 @@ PLANNED: dict[str, Knobs] = {
     "XTuner's soft packs and grouping": {"packing": XTunerPacking(max_length=MAX_LENGTH, seed=3), **XTUNERS_GROUPING},
     "XTuner's hard packs": {"packing": XTunerPacking(max_length=MAX_LENGTH, seed=3, kind="hard")},
 }
-PACKED |= {name: {"shuffle": "full", "cache_dir": "", **way} for name, way in PLANNED.items()}
+PACKED |= {name: {"shuffle": "full", "cache": {"folder": ""}, **way} for name, way in PLANNED.items()}
 UNPACKED: dict[str, Knobs] = {
     "not packed": {},
     "not packed, grouped": GROUPED,
-    "not packed, planned, grouped": {"plan_packs": True, "shuffle": "full", "cache_dir": "", **GROUPED},
-    "not packed, rows in full order": {"shuffle": "full", "cache_dir": ""},
-    "not packed, rows in full order of kept ones": {"shuffle": RowShuffle(only_kept=True), "cache_dir": ""},
+    "not packed, planned, grouped": {"plan_packs": True, "shuffle": "full", "cache": {"folder": ""}, **GROUPED},
+    "not packed, rows in full order": {"shuffle": "full", "cache": {"folder": ""}},
+    "not packed, rows in full order of kept ones": {"shuffle": RowShuffle(only_kept=True), "cache": {"folder": ""}},
 }
 
 
@@ -108,7 +108,7 @@ def check_cuts(path: Path, num_ahead: int, **knobs: Any) -> list[int]:
     for cut in range(NUM_CUTS + 1):
         saved, rank = json.loads(json.dumps(steps[cut].state)), cut % 2
         wanted = [step.batches[rank] for step in steps[cut + 1 : cut + 1 + num_ahead]]
-        with make(path, rank=rank, world_size=2, gradient_accumulation=2, **knobs) as loader:
+        with make(path, ranks={"rank": rank, "world_size": 2, "gradient_accumulation": 2}, **knobs) as loader:
             loader.load_state_dict(saved)
             assert settled(loader.state_dict()) == settled(saved), f"the state is another after cut {cut}"
             found = list(itertools.islice(stream(loader), num_ahead))
@@ -191,7 +191,9 @@ def test_a_file_of_the_state_serves_every_rank(packed_rows, tmp_path):
         ranks.loaders[1].save(tmp_path / "state")
 
     for rank in range(2):
-        with make(packed_rows, rank=rank, world_size=2, gradient_accumulation=2, **PACKED["soft, grouped"]) as loader:
+        with make(
+            packed_rows, ranks={"rank": rank, "world_size": 2, "gradient_accumulation": 2}, **PACKED["soft, grouped"]
+        ) as loader:
             loader.restore(tmp_path / "state")
             found = list(itertools.islice(stream(loader), 10))
         assert_same(found, [step.batches[rank] for step in steps[20:30]], f"rank {rank}")
@@ -201,7 +203,7 @@ def test_a_file_of_the_state_serves_every_rank(packed_rows, tmp_path):
 @parametrized({name: (PACKED | UNPACKED)[name] for name in RACED})
 def test_a_state_that_is_loaded_while_the_loader_starts_is_gone_on_with_as_well(packed_rows, knobs):
     """Whether its threads have begun something or not, nothing of that is left."""
-    settings: Knobs = {"world_size": 3, "epochs": 2, "round_up": False, **knobs}
+    settings: Knobs = {"ranks": {"world_size": 3, "round_up": False}, "epochs": 2, **knobs}
     steps, _ = run(packed_rows, 5, **knobs)
     loader = make(packed_rows, **settings)
     loader.load_state_dict(steps[5].state)
@@ -292,7 +294,7 @@ def test_any_data_packing_ranks_and_cuts_deliver_every_token_once_an_epoch(tmp_p
     if rng.random() < 0.6:
         knobs["length_grouping"] = LengthGrouping(window=rng.choice([1, 3, 16]), method=rng.choice(METHODS))
     if is_xtuners(knobs) or rng.random() < 0.3:
-        knobs |= {"plan_packs": True, "shuffle": "full", "cache_dir": ""}
+        knobs |= {"plan_packs": True, "shuffle": "full", "cache": {"folder": ""}}
     knobs["packing"] = random_packing(rng, across_epochs="plan_packs" not in knobs and rng.random() < 0.6)
     stages: list[tuple[Stage, int | None]] = [
         ((rng.choice([1, 2, 3, 8]), rng.choice([1, 2, 3]), rng.choice([1, 2])), rng.randint(0, 12)) for _ in range(3)

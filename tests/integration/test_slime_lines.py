@@ -60,7 +60,7 @@ def test_odd_lines_are_the_rows_that_slime_reads_in_its_order(
             prompt_data=str(path),
             rollout_shuffle=shuffled,
             asyncdata_num_workers=num_workers,
-            asyncdata_cache_dir=str(tmp_path / "cache"),
+            asyncdata_cache={"folder": str(tmp_path / "cache")},
             asyncdata_timeout_s=60,
             **args,
         )

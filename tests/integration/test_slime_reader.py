@@ -105,8 +105,7 @@ def loaded(fn: SlimeTokenizeFn, path: Path) -> list[str]:
         "shuffle": False,
         "epochs": 1,
         "num_workers": 0,
-        "on_bad_row": "skip",
-        "max_bad_rows": None,
+        "bad_rows": {"policy": "skip", "max": None},
     }
     with DataLoader(source, tokenize_fn=fn, **knobs) as loader:
         while True:

@@ -80,8 +80,8 @@ def test_the_order_follows_from_seed_and_rows_alone(path, shuffle):
     settings = shuffle if isinstance(shuffle, Shuffle) else Shuffle(enabled=shuffle)
     expected = expected_ids(2, settings, seed=3)
 
-    for num_workers, buffer_size, backend in ((0, 1000, "asyncio"), (2, 7, "trio"), (1, 100, "uvloop")):
-        knobs = {"num_workers": num_workers, "buffer_size": buffer_size, "backend": backend, "seed": 3}
+    for num_workers, buffer_size, event_loop in ((0, 1000, "asyncio"), (2, 7, "trio"), (1, 100, "uvloop")):
+        knobs = {"num_workers": num_workers, "buffer_size": buffer_size, "event_loop": event_loop, "seed": 3}
         with make(path, shuffle=shuffle, **knobs) as loader:
             assert ids(loader.get_next_batch(2 * NUM_ROWS)) == expected, knobs
 
@@ -305,7 +305,7 @@ def test_a_row_larger_than_a_window_is_a_row_as_any_other(tmp_path):
 
 @pytest.mark.thorough
 def test_a_row_that_kills_its_workers_is_passed_and_stays_so_after_a_restart(path):
-    knobs = {"num_workers": 1, "on_bad_row": "skip"}
+    knobs = {"num_workers": 1, "bad_rows": "skip"}
     good = [number for number in expected_ids(1) if number != 13]
     with make(path, kills_on_13, **knobs) as loader:
         assert ids(loader.get_next_batch(NUM_ROWS - 1)) == good

@@ -13,7 +13,7 @@ import pytest
 import structlog
 from tokenizers import Tokenizer
 
-from asyncdata import BadRowError, ConfigError, DataLoader, JsonlSource, PromptTokenizeFn, Shuffle
+from asyncdata import BadRowError, Cache, ConfigError, DataLoader, JsonlSource, PromptTokenizeFn, Shuffle
 from asyncdata.core.messages import Tokenize
 from asyncdata.workers.inline import InlineExecutor
 from tests.support import cached
@@ -327,9 +327,9 @@ def test_a_bad_row_is_an_error_again_with_all_that_was_said_of_it(tmp_path, cach
             Delivered(loader(path, cache, shuffle=False))
         return str(caught.value)
 
-    expected = plain(path, on_bad_row="skip")
-    first = fill(path, cache, on_bad_row="skip")
-    second = Delivered(loader(path, cache, on_bad_row="skip"))
+    expected = plain(path, bad_rows="skip")
+    first = fill(path, cache, bad_rows="skip")
+    second = Delivered(loader(path, cache, bad_rows="skip"))
 
     assert_same(first, expected)
     assert_same(second, expected)
@@ -479,7 +479,7 @@ def test_data_that_is_read_from_front_to_back_is_refused_with_the_way_out(tmp_pa
 def test_a_folder_that_cannot_be_made_is_refused_with_the_way_out(path, tmp_path):
     (tmp_path / "file").touch()
 
-    with pytest.raises(ConfigError, match=r"AD612 .*set token_cache"):
+    with pytest.raises(ConfigError, match=r"AD612 .*set Cache"):
         loader(path, tmp_path / "file" / "cache")
 
 
@@ -492,12 +492,12 @@ def test_without_its_packages_the_error_names_the_extra(path, cache, monkeypatch
         open_token_cache.importlib.util, "find_spec", lambda name: None if name == missing else real(name)
     )
 
-    with pytest.raises(ConfigError, match=rf"token_cache needs {missing}: pip install {missing}"):
+    with pytest.raises(ConfigError, match=rf"Cache\(tokens=\.\.\.\) needs {missing}: pip install {missing}"):
         loader(path, cache)
 
 
 def test_true_means_the_folder_beside_the_row_index(path, tmp_path):
-    fill(path, True, cache_dir=str(tmp_path / "here"))
+    fill(path, True, cache=Cache(folder=str(tmp_path / "here"), tokens=True))
     assert segments(tmp_path / "here" / "tokens")
 
     fill(path, True)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from asyncdata import ConfigError, DataLoader
+from asyncdata import ConfigError, DataLoader, Ranks
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -170,12 +170,12 @@ def by_accelerate(dataset, rank):
 def test_rows_that_would_be_shared_out_twice_are_refused_and_once_is_enough(rows, shared_out):
     trained = []
     for rank in range(2):
-        twice = AsyncDataset(rows, **settings(rank=rank, world_size=2))
-        with pytest.raises(ConfigError, match=r"AD442 .*Pass rank=0, world_size=1 to AsyncDataset"):
+        twice = AsyncDataset(rows, **settings(ranks=Ranks(rank=rank, world_size=2)))
+        with pytest.raises(ConfigError, match=r"AD442 .*Pass ranks=Ranks\(\) to AsyncDataset"):
             list(shared_out(twice, rank))
         twice.close()
 
-        once = AsyncDataset(rows, **settings(rank=0, world_size=1))
+        once = AsyncDataset(rows, **settings(ranks=Ranks(rank=0, world_size=1)))
         trained += numbers(shared_out(once, rank))
         once.close()
 
@@ -185,7 +185,7 @@ def test_rows_that_would_be_shared_out_twice_are_refused_and_once_is_enough(rows
 def test_a_rank_that_reads_its_own_share_is_not_refused(rows):
     trained = []
     for rank in range(2):
-        dataset = AsyncDataset(rows, **settings(rank=rank, world_size=2))
+        dataset = AsyncDataset(rows, **settings(ranks=Ranks(rank=rank, world_size=2)))
         trained += numbers(torch.utils.data.DataLoader(dataset, batch_size=None))
         dataset.close()
 

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import ConfigError, DataLoader, LengthGrouping, RowShuffle, SnapshotError, SoftPacking, XTunerPacking
+from asyncdata import (
+    Cache,
+    ConfigError,
+    DataLoader,
+    LengthGrouping,
+    Ranks,
+    RowShuffle,
+    SnapshotError,
+    SoftPacking,
+    XTunerPacking,
+)
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.compare_runs import Verdict, compare
 from asyncdata.checkpoint.snapshot import Snapshot, from_state_dict
@@ -74,8 +84,8 @@ def wanted(path) -> dict[str, Any]:
         {"buffer_size": 3},
         {"buffer_size": 7, "dp_size": 2},
         {"commit": "on_ack"},
-        {"max_ready_bytes": 1},
-        {"backend": "trio"},
+        {"limits": {"max_ready_bytes": 1}},
+        {"event_loop": "trio"},
     ],
     ids=str,
 )
@@ -161,14 +171,16 @@ def test_a_restart_that_serves_again_what_was_not_acknowledged_counts_it_once(pa
 def test_samples_from_the_token_cache_have_the_digest_of_those_just_made(path, wanted, tmp_path):
     pytest.importorskip("xxhash")
     versioned = "tests.support.digests_fn:cached"
-    digests = [in_pieces(path, [30, 120], tokenize_fn=versioned, token_cache=str(tmp_path / "kept")) for _ in range(2)]
+    digests = [
+        in_pieces(path, [30, 120], tokenize_fn=versioned, cache=Cache(tokens=str(tmp_path / "kept"))) for _ in range(2)
+    ]
 
     assert digests[0] == digests[1]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_of_many_ranks_has_the_digest_of_all_their_samples(path, rank):
-    with make(path, world_size=2, rank=rank, batch_size=5) as loader:
+    with make(path, ranks=Ranks(world_size=2, rank=rank), batch_size=5) as loader:
         assert len([sample for batch in loader for sample in batch]) == 50
         found = digest(loader)
     with make(path) as loader:
@@ -187,7 +199,11 @@ SOFT = SoftPacking(max_length=128, across_epochs=False)
 def test_ranks_that_tokenize_only_their_own_share_have_one_digest(path, packing, shuffle):
     found = []
     for world_size, rank in ((1, 0), (2, 0), (2, 1)):
-        knobs = {"world_size": world_size, "rank": rank, "batch_size": 2 // world_size, "digest": "positions"}
+        knobs = {
+            "ranks": {"world_size": world_size, "rank": rank},
+            "batch_size": 2 // world_size,
+            "digest": "positions",
+        }
         with make(path, packing=packing, shuffle=shuffle, plan_packs=True, **knobs) as loader:
             loop = iter(loader)
             for _ in range(5):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import DataLoader, PrefetchTimeoutError, Sample
+from asyncdata import DataLoader, Limits, PrefetchTimeoutError, Sample
 from tests.support import worker_fns
 from tests.support.faults import until
 from tests.support.loaders import gated, make, num_waiting
@@ -97,7 +97,7 @@ def test_it_reads_ahead_from_the_start_and_no_further_than_it_may(path):
 
 
 def test_a_budget_of_bytes_bounds_what_is_read_ahead_and_stops_nothing(path):
-    with make(path, max_ready_bytes=1) as loader:
+    with make(path, limits=Limits(max_ready_bytes=1)) as loader:
         assert ids(loader.get_next_batch(300)) == order_of(path, 2)[:300]
 
 

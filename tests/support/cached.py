@@ -50,7 +50,7 @@ def row_id(row: Row) -> list[int]:
 row_id.version = 1  # type: ignore[attr-defined]
 
 
-def loader(path: Any, cache: Path | bool | None, **knobs: Any) -> DataLoader:
+def loader(path: Any, tokens: Path | bool | None, max_tokens_bytes: int | None = None, **knobs: Any) -> DataLoader:
     """A loader whose data has several windows."""
     settings: dict[str, Any] = {
         "tokenize_fn": everything,
@@ -59,7 +59,10 @@ def loader(path: Any, cache: Path | bool | None, **knobs: Any) -> DataLoader:
         "timeout_s": NEVER_S,
         "batch_size": 16,
         "epochs": 1,
-        "token_cache": None if cache is None else (cache if isinstance(cache, bool) else str(cache)),
+        "cache": {
+            "tokens": tokens if tokens is None or isinstance(tokens, bool) else str(tokens),
+            "max_tokens_bytes": max_tokens_bytes,
+        },
     }
     return DataLoader(path, **(settings | knobs))
 

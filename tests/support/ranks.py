@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+import asyncdata
 from asyncdata import DataLoader, Shuffle
 from asyncdata.batching.collators.base import Document
 from asyncdata.batching.collators.packed import PackedCollator
@@ -70,7 +71,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "length_grouping": GROUPING,
         "plan_packs": True,
         "shuffle": "full",
-        "cache_dir": "",
+        "cache": {"folder": ""},
     },
     "not packed": {},
     "not packed, grouped": {"length_grouping": GROUPING},
@@ -175,13 +176,23 @@ class Ranks:
     """
 
     def __init__(
-        self, path: Path, world_size: int, state: dict[str, Any] | None = None, batch_size: int = 1, **knobs: Any
+        self,
+        path: Path,
+        world_size: int,
+        state: dict[str, Any] | None = None,
+        batch_size: int = 1,
+        gradient_accumulation: int = 1,
+        round_up: bool | None = None,
+        **knobs: Any,
     ) -> None:
         self._stack = ExitStack()
         self.loaders = []
         with ExitStack() as stack:
             for rank in range(world_size):
-                loader = make(path, rank=rank, world_size=world_size, batch_size=batch_size, **knobs)
+                ranks = asyncdata.Ranks(
+                    rank=rank, world_size=world_size, gradient_accumulation=gradient_accumulation, round_up=round_up
+                )
+                loader = make(path, ranks=ranks, batch_size=batch_size, **knobs)
                 self.loaders.append(stack.enter_context(loader))
                 if state is not None:
                     loader.load_state_dict(json.loads(json.dumps(state)))

@@ -58,10 +58,10 @@ class Reader:
         self.windows = windows
         rules = DeliveryRules(
             capacity=config.capacity,
-            max_ready_bytes=config.max_ready_bytes,
+            max_ready_bytes=config.limits.max_ready_bytes,
             epochs=config.epochs,
-            bad_row_stops=config.on_bad_row == "raise",
-            max_bad_rows=config.max_bad_rows,
+            bad_row_stops=config.bad_rows.policy == "raise",
+            max_bad_rows=config.bad_rows.max,
         )
         self.coordinator = Coordinator(rules, quarantine=self.bad_rows.append)
         windows.restart_point = lambda: self.coordinator.ledger.restart_point()[0]

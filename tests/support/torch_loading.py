@@ -45,7 +45,7 @@ SAMPLES = {
     "collate_fn": lambda samples: [sample.tokens for sample in samples],
     "batch_size": 7,
 }
-KINDS = {"packed": {}, "samples": SAMPLES, "rank 1 of 2": {"rank": 1, "world_size": 2}}
+KINDS = {"packed": {}, "samples": SAMPLES, "rank 1 of 2": {"ranks": {"rank": 1, "world_size": 2}}}
 
 
 def plain(batch):

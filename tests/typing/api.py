@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, assert_type
 
-from asyncdata import AsyncDataLoader, DataLoader, JsonlSource, PromptTokenizeFn, Sample
+from asyncdata import (
+    AsyncDataLoader,
+    BadRows,
+    Cache,
+    DataLoader,
+    JsonlSource,
+    Limits,
+    PromptTokenizeFn,
+    Ranks,
+    Sample,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +51,9 @@ async def rollout(path: Path) -> None:
         buffer_filter=longest_first,
         epochs=None,
         timeout_s=None,
-        on_bad_row="raise",
+        bad_rows=BadRows(policy="quarantine", max=None),
+        limits=Limits(max_workers=4),
+        cache=Cache(tokens=True),
         commit="on_delivery",
     ) as loader:
         assert_type(loader, AsyncDataLoader)
@@ -68,6 +80,16 @@ def fine_tune() -> None:
 
         assert_type(loader.get_next_batch(32), list[Sample])
         assert_type(loader.get_samples(8), list[list[Sample]])
+
+
+def knobs_are_checked(knobs: dict[str, Any]) -> None:
+    DataLoader("prompts.jsonl", tokenize_fn=tokenize, **knobs)
+    DataLoader("prompts.jsonl", tokenize_fn=tokenize, ranks={"rank": 0, "world_size": 2}, bad_rows="skip")
+    DataLoader("prompts.jsonl", tokenize_fn=tokenize, ranks=Ranks(rank=0, world_size=2))
+    DataLoader("prompts.jsonl", tokenize_fn=tokenize, on_bad_row="skip")  # type: ignore[arg-type]
+    DataLoader("prompts.jsonl", tokenize_fn=tokenize, batch_size="32")  # type: ignore[arg-type]
+    DataLoader("prompts.jsonl", tokenize_fn=tokenize, bad_rows="ignore")  # type: ignore[arg-type]
+    Ranks(world=2)  # type: ignore[call-arg]
 
 
 def token_counts(samples: list[Sample]) -> list[int]:

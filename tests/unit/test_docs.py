@@ -29,7 +29,9 @@ from asyncdata.checkpoint.snapshot import Snapshot
 from asyncdata.cli import main as cli
 from asyncdata.core.checksummed_file import Header
 from asyncdata.delivery.ledger import Counters
+from asyncdata.loader.config import STRUCTS
 from asyncdata.workers.base import WorkerState
+from tests.support.knob_table import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -470,12 +472,18 @@ def test_every_default_of_a_description_is_documented(kind):
             assert rows[field.name][0].strip("`").replace('"', "'") == repr(default), field.name
 
 
-def test_every_knob_is_documented_with_its_default():
-    rows = table_rows(read("configuration.md"))
+def test_the_tables_of_knobs_are_what_the_declaration_says():
+    page = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", read("configuration.md"))
+    of_groups = {kind: table_lines(section(page, f"`{kind.__name__}`")) for kind in STRUCTS.values()}
+    lines = table_lines(page)
 
-    assert set(rows) == set(asyncdata.LoaderConfig.__struct_fields__)
-    config = asyncdata.LoaderConfig()
-    assert {name: cells[0] for name, cells in rows.items()} == {name: f"`{getattr(config, name)!r}`" for name in rows}
+    for kind, rows in of_groups.items():
+        assert rows == [str(row) for row in rows_of(kind)]
+    assert sorted(lines[: -sum(map(len, of_groups.values()))]) == sorted(map(str, rows_of(asyncdata.LoaderConfig)))
+
+
+def table_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("| `")]
 
 
 def test_every_statistic_is_documented():

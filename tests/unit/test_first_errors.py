@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -18,6 +18,7 @@ from asyncdata import (
     DataLoader,
     NoSamplesError,
     PromptTokenizeFn,
+    Ranks,
     RowShuffle,
     SourceError,
 )
@@ -51,12 +52,12 @@ def test_a_forgotten_tokenize_fn_is_the_only_thing_said(tmp_path):
     [("batchsize", "batch_size"), ("num_epochs", "epochs"), ("prefetch_factor", "buffer_size"), ("sead", "seed")],
 )
 def test_an_unknown_knob_is_answered_with_the_one_that_is_meant(jsonl_file, knob, meant):
-    with pytest.raises(ConfigError, match=rf"there is no knob '{knob}'; did you mean '{meant}'\? There are backend, "):
+    with pytest.raises(ConfigError, match=rf"there is no knob '{knob}'; did you mean '{meant}'\? There are bad_rows, "):
         DataLoader(str(jsonl_file([{"input": "a"}])), tokenize_fn=len, num_workers=0, **{knob: 2})
 
 
 def test_an_unknown_knob_like_no_other_is_answered_with_all_of_them(jsonl_file):
-    with pytest.raises(ConfigError, match=r"there is no knob 'zzz'; there are backend, batch_size, "):
+    with pytest.raises(ConfigError, match=r"there is no knob 'zzz'; there are bad_rows, batch_size, "):
         DataLoader(str(jsonl_file([{"input": "a"}])), tokenize_fn=len, num_workers=0, zzz=2)
 
 
@@ -115,7 +116,11 @@ def test_another_system_than_linux_is_named_at_once(jsonl_file, monkeypatch):
 @pytest.mark.parametrize(
     ("missing", "code", "message"),
     [
-        ("xxhash", "DataLoader('rows.jsonl', tokenize_fn='os:stat', token_cache=True)", "token_cache needs xxhash: "),
+        (
+            "xxhash",
+            "DataLoader('rows.jsonl', tokenize_fn='os:stat', cache={'tokens': True})",
+            r"Cache\(tokens=\.\.\.\) needs xxhash: ",
+        ),
         ("xxhash", "main(['cache', 'ls'])", r"the token cache needs xxhash \(.*\): "),
         ("torch", "torch.AsyncDataset", r"AsyncDataset needs torch \(.*\): "),
         ("torch", "to_torch([])", r"a batch as tensors needs torch \(.*\): "),
@@ -156,7 +161,7 @@ def test_rows_of_which_none_has_a_number_are_counted_by_what_dropped_them(jsonl_
     fn = PromptTokenizeFn(tokenizer_folder(), max_length=4)
     with (
         DataLoader(
-            str(jsonl_file(rows)), tokenize_fn=fn, num_workers=0, shuffle=shuffle, on_bad_row="skip", timeout_s=30
+            str(jsonl_file(rows)), tokenize_fn=fn, num_workers=0, shuffle=shuffle, bad_rows="skip", timeout_s=30
         ) as loader,
         pytest.raises(NoSamplesError, match=r"AD401 5 rows read, 0 kept: 2 by bad row AD101, 3 by max_length"),
     ):
@@ -177,15 +182,16 @@ def test_bad_rows_beyond_the_first_of_a_code_are_logged_ever_more_rarely():
 
 
 @pytest.mark.parametrize(
-    ("knobs", "is_said"), [({}, True), ({"token_cache": True}, False), ({"plan_packs": True}, False)]
+    ("knobs", "is_said"), [({}, True), ({"cache": {"tokens": True}}, False), ({"plan_packs": True}, False)]
 )
 def test_ranks_that_each_tokenize_everything_are_warned_with_the_ways_out(
-    jsonl_file: Callable[..., Path], tmp_path: Path, knobs: dict[str, bool], is_said: bool
+    jsonl_file: Callable[..., Path], tmp_path: Path, knobs: dict[str, Any], is_said: bool
 ) -> None:
     from asyncdata import SoftPacking
 
     path, fn = str(jsonl_file([{"input": f"row {n}"} for n in range(64)])), PromptTokenizeFn(tokenizer_folder())
-    settings = {"shuffle": "full" if "plan_packs" in knobs else True, "cache_dir": str(tmp_path), **knobs}
+    cache = {"folder": str(tmp_path), **knobs.get("cache", {})}
+    settings = {"shuffle": "full" if "plan_packs" in knobs else True, **knobs, "cache": cache}
     with capture_logs() as events:
         DataLoader(
             path,
@@ -193,10 +199,10 @@ def test_ranks_that_each_tokenize_everything_are_warned_with_the_ways_out(
             num_workers=0,
             packing=SoftPacking(max_length=64, across_epochs=False),
             batch_size=1,
-            world_size=2,
+            ranks=Ranks(world_size=2),
             **settings,
         ).close()
 
     found = [event for event in events if event["event"] == "loader.every_rank_tokenizes"]
     assert [event["log_level"] for event in found] == ["warning"] * is_said
-    assert all("plan_packs=True" in event["remedy"] and "token_cache" in event["remedy"] for event in found)
+    assert all("plan_packs=True" in event["remedy"] and "Cache(tokens=...)" in event["remedy"] for event in found)

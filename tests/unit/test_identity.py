@@ -116,6 +116,23 @@ def test_a_description_has_its_tag(tag, kind, settings):
     assert tag_of(kind) == tag
 
 
+@pytest.mark.parametrize(
+    ("fn", "digest"),
+    [
+        (asyncdata.PromptTokenizeFn("t", tool_key="functions"), "da4b68907f93f5e251b44a9efd29e406"),
+        (asyncdata.ChatTokenizeFn("t", tool_key="functions"), "465837fabe8a8952165332f66647ef06"),
+        (asyncdata.PreferenceTokenizeFn("t", tool_key=None), "48b203d250cb9db252b6860aabb55793"),
+        (asyncdata.FixedLengthTokenizeFn.babilong("t", 100, legacy_recipe=True), "1969f7c207ab7029c12b38d53a1a693b"),
+        (
+            asyncdata.FixedLengthTokenizeFn.babilong("t", 100, overlong="truncate_context_left"),
+            "0d4f3faabde58e7422f913ae6fe592a2",
+        ),
+    ],
+)
+def test_a_setting_that_was_renamed_leaves_the_fingerprint_as_it_was(fn, digest):
+    assert fn.settings_digest() == digest
+
+
 @described
 def test_a_description_whose_file_was_moved_has_the_same_fingerprint(load_elsewhere, tag, kind, settings):
     moved = getattr(load_elsewhere(kind.__module__), kind.__name__)

@@ -16,6 +16,7 @@ import asyncdata
 from asyncdata import (
     AsyncDataError,
     BadRowError,
+    BadRows,
     DataLoader,
     IterableSource,
     PrefetchTimeoutError,
@@ -129,7 +130,7 @@ def test_a_traceback_of_a_source_that_raised_does_not_show_it():
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
-# log_excerpts=False
+# BadRows(excerpts=False)
 
 PRIVATE = "PRIVATE"
 ROWS = [
@@ -157,12 +158,12 @@ def repeats_the_row(row: dict[str, Any]) -> list[int]:
 def test_nothing_that_a_row_says_is_shown_where_that_is_not_wanted(tmp_path, row, policy):
     path, file = tmp_path / "rows.jsonl", tmp_path / "quarantine.jsonl"
     path.write_bytes(with_bad(row))
-    knobs: dict[str, Any] = {"on_bad_row": policy, "quarantine_path": str(file)}
+    bad_rows = {"policy": policy, "path": str(file)}
 
-    shown = deliver(str(path), prompts(), **knobs)
+    shown = deliver(str(path), prompts(), bad_rows=bad_rows)
     said = [str(shown.error), repr(shown.events), file.read_text() if file.exists() else ""]
     file.unlink(missing_ok=True)
-    hidden = deliver(str(path), prompts(), **knobs, log_excerpts=False)
+    hidden = deliver(str(path), prompts(), bad_rows={**bad_rows, "excerpts": False})
     told = [str(hidden.error), repr(hidden.events), file.read_text() if file.exists() else ""]
 
     assert (PRIVATE in "".join(said)) >= (policy == "raise")
@@ -171,7 +172,7 @@ def test_nothing_that_a_row_says_is_shown_where_that_is_not_wanted(tmp_path, row
     assert hidden.statistics.dropped_total == shown.statistics.dropped_total
     if policy == "raise":
         assert str(hidden.error).startswith(str(shown.error).split(": ")[0])
-        assert "(log_excerpts=False shows no more)" in str(hidden.error)
+        assert "(BadRows(excerpts=False) shows no more)" in str(hidden.error)
     if policy == "quarantine":
         record = json.loads(told[2])
         assert (record["line"], record["excerpt"]) == (3, "")
@@ -182,10 +183,10 @@ def test_of_an_error_of_the_users_function_places_and_type_are_left(tmp_path, or
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": "PRIVATE"}\n')
 
-    found = deliver(str(path), repeats_the_row, log_excerpts=False, shuffle=order)
+    found = deliver(str(path), repeats_the_row, bad_rows=BadRows(excerpts=False), shuffle=order)
 
     assert isinstance(found.error, BadRowError)
-    assert "the tokenize function raised ValueError (log_excerpts=False" in found.error.reason
+    assert "the tokenize function raised ValueError (BadRows(excerpts=False)" in found.error.reason
     assert "test_redaction.py" in found.error.traceback
     assert "in repeats_the_row" in found.error.traceback
     assert PRIVATE not in repr(vars(found.error)) + str(found.error)
@@ -203,7 +204,9 @@ def test_of_a_message_no_more_than_a_type_is_shown(text, is_trace):
 
     frames = 'Traceback (most recent call last):\n  File "/a.py", line 1, in f'
     assert (error.excerpt, error.traceback) == ("", frames if is_trace else "")
-    assert error.reason == f"the tokenize function raised{' KeyError' * is_trace} (log_excerpts=False shows no more)"
+    assert (
+        error.reason == f"the tokenize function raised{' KeyError' * is_trace} (BadRows(excerpts=False) shows no more)"
+    )
 
 
 def test_every_code_of_a_bad_row_has_its_words():

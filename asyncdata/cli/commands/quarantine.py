@@ -149,7 +149,7 @@ class _Rows(ExitStack):
     def again(self, entry: Entry) -> _Outcome:
         """Read a row again, in this process."""
         if entry.code in _NOT_TRIED:
-            reason = f"{entry.code} {_NOT_TRIED[entry.code]}, and this process might too; run it with on_bad_row"
+            reason = f"{entry.code} {_NOT_TRIED[entry.code]}, and this process might too; run it with bad_rows"
             return _Outcome(entry, "not tried", reason)
 
         try:

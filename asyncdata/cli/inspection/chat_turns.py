@@ -39,9 +39,9 @@ class Turns:
 
     def __init__(self, fn: OfChat, keys: list[str]) -> None:
         self._keys = keys
-        self._tools_key = fn.tools_key
-        self._row = RowReader({"prompt": keys[-1], "tools": fn.tools_key})
-        self._decode = RowDecoder((*keys, fn.tools_key or keys[-1]))
+        self._tools_key = fn.tool_key
+        self._row = RowReader({"prompt": keys[-1], "tools": fn.tool_key})
+        self._decode = RowDecoder((*keys, fn.tool_key or keys[-1]))
         files = fn.files()
         self._templates: Templates | None = None
         if files.chat_templates or fn.chat_template is not None:

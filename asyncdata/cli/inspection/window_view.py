@@ -18,7 +18,7 @@ from asyncdata.core.errors import ConfigError, NoSamplesError, SnapshotError, So
 from asyncdata.core.messages import Tokenized
 from asyncdata.core.types import Position, Sample, SampleRange, SourceLocation
 from asyncdata.delivery.chunk import Chunk
-from asyncdata.loader.config import LoaderConfig
+from asyncdata.loader.config import BadRows, LoaderConfig
 from asyncdata.loader.opening import opened_source
 from asyncdata.loader.packing_choice import plan_of, rules_of
 from asyncdata.order.order import Order
@@ -91,7 +91,7 @@ class OpenedOrder:
         length_grouping: LengthGrouping | None = None,
         **knobs: Any,
     ) -> None:
-        config = LoaderConfig.of({**knobs, "num_workers": 0, "on_bad_row": "skip", "max_bad_rows": None})
+        config = LoaderConfig.of({**knobs, "num_workers": 0, "bad_rows": BadRows(policy="skip", max=None)})
         plan = plan_of(config, rules_of(config, packing, length_grouping, is_filtered=False))
         function = None if tokenize_fn is None else resolved(tokenize_fn)
         if function is None and (plan is not None or _needs_samples(config.order)):

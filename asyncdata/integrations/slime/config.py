@@ -19,14 +19,13 @@ from asyncdata.integrations.slime.driver import package_of
 from asyncdata.integrations.slime.miles_chats import refuse_own_encoders, tool_form
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from asyncdata.integrations.slime.sample import resolve_sample_type
-from asyncdata.loader.config import LoaderConfig
+from asyncdata.loader.config import LoaderConfig, place_of
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.sources.resolve import described
 from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.functions.tokenizer_settings import BackendName  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
-    from asyncdata.loader.config import Knobs
     from asyncdata.sources.base import Source
 
 __all__ = ("Options", "SlimeSettings", "import_by_path", "settings_of")
@@ -68,7 +67,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         :class:`~asyncdata.integrations.hf_adapter.HFDatasetAdapterBase`, or an object with ``samples``, a
         length and ``shuffle(epoch_id)``, like slime's own. It then reads ``--prompt-data`` itself.
     :ivar tokenizer_backend: see :class:`~asyncdata.tokenization.functions.tokenizer_settings.OfTokenizer`.
-    :ivar max_bad_rows: None: no limit, as a bad row counts again in every epoch, and rollouts have many epochs.
+    :ivar bad_rows: a policy, or settings of :class:`~asyncdata.BadRows`. The policy is ``skip`` unless another is set,
+        with no limit unless one is set: a bad row counts again in every epoch, and rollouts see many.
     """
 
     order: Literal["legacy", "stream"] | None = None
@@ -84,19 +84,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tokenizer_backend: BackendName = "auto"
     trust_remote_code: bool = False
     num_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    max_workers: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    max_memory_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    max_bytes_per_worker: Annotated[int, msgspec.Meta(ge=1)] | None = None
     buffer_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    max_ready_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = 600.0
-    row_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    on_bad_row: Literal["raise", "skip", "quarantine"] = "skip"
-    max_bad_rows: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    quarantine_path: str | None = None
-    log_excerpts: bool | None = None
-    backend: str | None = None
-    cache_dir: str | None = None
+    event_loop: str = "asyncio"
+    limits: dict[str, Any] = {}
+    cache: dict[str, Any] = {}
+    bad_rows: dict[str, Any] | str = "skip"
 
 
 class SlimeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +105,7 @@ class SlimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     is_colocated: bool
     source: Source | None
     tokenize_fn: SlimeTokenizeFn | None
-    knobs: Knobs
+    knobs: dict[str, Any]
     order: Literal["legacy", "stream"]
     shuffled: bool
     samples_per_group: int
@@ -142,7 +135,7 @@ def settings_of(
     only_kept = tokenize_fn is not None and tokenize_fn.max_length is not None
     knobs = _knobs(args, options, is_streaming)
     knobs["shuffle"] = _shuffle(order, shuffled, first, stop, only_kept)
-    LoaderConfig.of(dict(knobs))  # so that errors of settings are raised at the start
+    LoaderConfig.of(knobs)  # so that errors of settings are raised at the start
     return SlimeSettings(
         is_global=is_global,
         is_colocated=bool(getattr(args, "colocate", False)),
@@ -172,6 +165,11 @@ def _options(args: Any) -> Options:
     given = {name.removeprefix(PREFIX): getattr(args, name) for name in dir(args) if name.startswith(PREFIX)}
     for name in given:
         if name not in Options.__struct_fields__:
+            place = place_of(name)
+            if place is not None and place.knob in Options.__struct_fields__:
+                inside = "" if place.setting is None else f": {{{place.setting}: ...}}"
+                raise ConfigError(f"there is no key {PREFIX}{name}; it is `{PREFIX}{place.knob}{inside}`")
+
             near = difflib.get_close_matches(name, Options.__struct_fields__, 1, 0.0)[0]
             raise ConfigError(f"there is no key {PREFIX}{name!s}; did you mean {PREFIX}{near}?")
 
@@ -282,17 +280,22 @@ def _max_length(args: Any) -> int | None:
     return whole - 1 if longest is None and whole is not None else longest
 
 
-def _knobs(args: Any, options: Options, is_streaming: bool) -> Knobs:
+def _knobs(args: Any, options: Options, is_streaming: bool) -> dict[str, Any]:
     """The knobs. asyncdata's keys take precedence over the flags of slime's streaming datasets."""
     flags = {"buffer_size": "hf_dataset_buffer_size", "num_workers": "hf_dataset_num_proc"}
     asked = {knob: getattr(args, flag, None) for knob, flag in flags.items()} if is_streaming else {}
     ours = {
         name: getattr(options, name) for name in Options.__struct_fields__ if name in LoaderConfig.__struct_fields__
     }
-    given = {**_without_none(asked), **_without_none(ours), "max_bad_rows": options.max_bad_rows}
     _check_shuffle_buffer(getattr(args, "hf_dataset_shuffle_buffer", None))
-    knobs: Any = {**given, "timeout_s": options.timeout_s, "seed": getattr(args, "rollout_seed", 42)}
-    return knobs  # type: ignore[no-any-return]
+    bad_rows = {"policy": options.bad_rows} if isinstance(options.bad_rows, str) else options.bad_rows
+    return {
+        **_without_none(asked),
+        **_without_none(ours),
+        "timeout_s": options.timeout_s,
+        "seed": getattr(args, "rollout_seed", 42),
+        "bad_rows": {"policy": "skip", "max": None, **bad_rows},
+    }
 
 
 def _check_shuffle_buffer(number: Any) -> None:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from asyncdata.integrations.slime.checkpoint import Kind
     from asyncdata.integrations.slime.config import SlimeSettings
     from asyncdata.integrations.slime.rollout_ledger import Numbering
-    from asyncdata.loader.config import Knobs
 
     T = TypeVar("T")
     Commit = Callable[[Numbering], object]
@@ -122,7 +121,7 @@ class LoaderFeed(Feed):
         """The prompts of the current epoch by their numbers, in its order, as samples without numbers."""
         me = weakref.ref(self)  # the view must not keep the feed alive
         given = self._settings.knobs
-        knobs: Knobs = {**given, "num_workers": 0 if given.get("num_workers") == 0 else 1}
+        knobs = {**given, "num_workers": 0 if given.get("num_workers") == 0 else 1}
         settings = msgspec.structs.replace(self._settings, knobs=knobs)
         return PromptView(
             lambda: open_loader(settings),

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from asyncdata.core.types import Sample
     from asyncdata.integrations.slime.config import SlimeSettings
-    from asyncdata.loader.config import Knobs
 
     T = TypeVar("T")
 
@@ -43,7 +42,7 @@ class PromptLoader(DataLoader):
 def open_loader(settings: SlimeSettings, dp_size: int = 1) -> PromptLoader:
     """The loader for these settings, which must name data."""
     assert settings.source is not None and settings.tokenize_fn is not None
-    knobs: Knobs = {**settings.knobs, "dp_size": dp_size}
+    knobs = {**settings.knobs, "dp_size": dp_size}
     return PromptLoader(settings.source, tokenize_fn=settings.tokenize_fn, **knobs)
 
 

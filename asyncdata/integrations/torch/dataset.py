@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.batching.collators.torch_tensors import to_torch
@@ -11,10 +12,11 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.torch.ranks import ranks
 from asyncdata.integrations.torch.state import from_torch_state, to_torch_state
 from asyncdata.integrations.torch.worker_process import refuse_in_torch_worker
+from asyncdata.loader.config import LoaderConfig
 from asyncdata.loader.loader import DataLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from types import FrameType
 
 __all__ = ("LoaderDataset",)
@@ -29,8 +31,8 @@ class LoaderDataset:
     The loader is opened when it is first needed, so that a dataset can be pickled: as its settings and its state.
 
     :param source: as for :class:`~asyncdata.DataLoader`.
-    :param settings: as for :class:`~asyncdata.DataLoader`. ``rank`` and ``world_size`` are
-        :func:`~asyncdata.integrations.torch.ranks` if neither is given.
+    :param settings: as for :class:`~asyncdata.DataLoader`. Without ``ranks``, or with a dict that has neither ``rank``
+        nor ``world_size``, these two are those of :func:`~asyncdata.integrations.torch.ranks`.
     """
 
     def __init__(self, source: Any, **settings: Any) -> None:
@@ -70,9 +72,10 @@ class LoaderDataset:
         if self._loader is None:
             refuse_in_torch_worker()
             settings = self._settings
-            if not settings.keys() & {"rank", "world_size"}:
-                settings = {**settings, **ranks()}
-            self._world_size = settings.get("world_size", 1)
+            given = settings.get("ranks", {})
+            if isinstance(given, Mapping) and not given.keys() & {"rank", "world_size"}:
+                settings = {**settings, "ranks": ranks(**given)}
+            self._world_size = LoaderConfig.of({"ranks": settings["ranks"]}).ranks.world_size
             loader = DataLoader(self._source, **settings)
             if self._state is not None:
                 loader.load_state_dict(self._state)
@@ -105,7 +108,7 @@ def _refuse_second_sharing(dataset: LoaderDataset) -> None:
         if is_shard or type(asking).__name__ == "DataLoaderDispatcher":
             raise ConfigError(
                 f"AD442 {type(asking).__name__} of accelerate shares out these batches between the ranks, and the "
-                "dataset does so too: most rows would never be trained. Pass rank=0, world_size=1 to AsyncDataset, so "
+                "dataset does so too: most rows would never be trained. Pass ranks=Ranks() to AsyncDataset, so "
                 "that accelerate alone does it; or use StatefulDataLoader, which accelerate leaves as it is"
             )
 

@@ -28,7 +28,7 @@ class StatefulDataLoader:
 
     ::
 
-        loader = StatefulDataLoader(DataLoader(..., **ranks()), device="cuda")
+        loader = StatefulDataLoader(DataLoader(..., ranks=ranks()), device="cuda")
         for batch in loader: ...            # one epoch; the next `for` is the next one
         dcp.save({"model": ..., "loader": loader}, checkpoint_id=...)
 

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, TypedDict
+from typing import Any
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.loader.config import Ranks
 
-__all__ = ("Ranks", "ranks")
-
-
-class Ranks(TypedDict):
-    """Two knobs of a loader."""
-
-    rank: int
-    world_size: int
+__all__ = ("ranks",)
 
 
-def ranks(group: Any = None) -> Ranks:
-    """``{"rank": ..., "world_size": ...}`` of this process, for ``DataLoader(..., **ranks())``.
+def ranks(group: Any = None, *, gradient_accumulation: int = 1, round_up: bool | None = None) -> Ranks:
+    """``Ranks(rank=..., world_size=...)`` of this process, for ``DataLoader(..., ranks=ranks())``.
 
     From torch.distributed, if it is initialised; otherwise from ``RANK`` and ``WORLD_SIZE``, which ``torchrun`` and
     others set; otherwise this is the only process.
 
     :param group: the process group of data parallelism, if ranks of tensor, pipeline or context parallelism must
         get the same data: ``mesh["dp"].get_group()``. None: every process is a separate rank.
+    :param gradient_accumulation: see :class:`~asyncdata.Ranks`, also for ``round_up``.
     :raises ConfigError: if there is a group and no torch.distributed, or the process is not in it, or the two
         variables are not both whole numbers.
     """
@@ -35,12 +30,12 @@ def ranks(group: Any = None) -> Ranks:
         if rank < 0:
             raise ConfigError("this process is not in the process group that ranks() was given")
 
-        return {"rank": rank, "world_size": world_size}
-
-    if group is not None:
+    elif group is not None:
         raise ConfigError("ranks() was given a process group, and torch.distributed is not initialised")
+    else:
+        rank, world_size = _of_environment(os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
 
-    return _of_environment(os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
+    return Ranks(rank=rank, world_size=world_size, gradient_accumulation=gradient_accumulation, round_up=round_up)
 
 
 def _initialised() -> Any:
@@ -50,15 +45,13 @@ def _initialised() -> Any:
     return distributed if is_there else None
 
 
-def _of_environment(rank: str | None, world_size: str | None) -> Ranks:
+def _of_environment(rank: str | None, world_size: str | None) -> tuple[int, int]:
     if rank is None and world_size is None:
-        return {"rank": 0, "world_size": 1}
+        return 0, 1
 
     try:
-        found: Ranks = {"rank": int(rank or ""), "world_size": int(world_size or "")}
+        return int(rank or ""), int(world_size or "")
     except ValueError:
         raise ConfigError(
             f"the environment has RANK={rank!r} and WORLD_SIZE={world_size!r}: set both to whole numbers, or neither"
         ) from None
-
-    return found

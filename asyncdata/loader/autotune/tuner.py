@@ -35,19 +35,20 @@ _STEPS_PER_LOOK = 32
 
 def limits_of(config: LoaderConfig) -> Limits:
     """The limits of the autotuner under a configuration."""
-    least, most, memory = FIRST_WORKERS, 0, config.max_ready_bytes
+    given = config.limits
+    least, most, memory = FIRST_WORKERS, 0, given.max_ready_bytes
     if config.num_workers is None:
-        most = config.max_workers or num_usable_cpus()
-        memory = config.max_memory_bytes or available_memory() // 2
+        most = given.max_workers or num_usable_cpus()
+        memory = given.max_memory_bytes or available_memory() // 2
     else:
         least = most = max(1, config.num_workers)  # 0 is one thread
     return Limits(
         min_workers=least,
         max_workers=most,
         # A sample takes at least one byte, so max_ready_bytes bounds the number of samples.
-        max_capacity=max(config.capacity, config.max_ready_bytes) if config.buffer_size is None else config.capacity,
-        max_worker_bytes=max(0, memory - config.max_ready_bytes),
-        max_ready_bytes=config.max_ready_bytes,
+        max_capacity=max(config.capacity, given.max_ready_bytes) if config.buffer_size is None else config.capacity,
+        max_worker_bytes=max(0, memory - given.max_ready_bytes),
+        max_ready_bytes=given.max_ready_bytes,
     )
 
 
@@ -63,8 +64,9 @@ def executor_of(
     """
     executor: Executor = InlineExecutor(function)
     if config.num_workers != 0:
+        given = config.limits
         executor = ProcessExecutor(
-            limits.min_workers, config.row_timeout_s, limits.max_workers, early, config.max_bytes_per_worker
+            limits.min_workers, given.row_timeout_s, limits.max_workers, early, given.max_bytes_per_worker
         )
     is_all_given = config.num_workers is not None and config.buffer_size is not None
     return executor if is_all_given else MeteredExecutor(executor)

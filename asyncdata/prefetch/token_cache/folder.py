@@ -68,7 +68,7 @@ class CacheFolder:
         os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
         with suppress(FileExistsError):
             os.mkdir(self.path, mode=0o700)
-        check_ours(self.path, "token_cache", is_folder=True)
+        check_ours(self.path, "Cache(tokens=...)", is_folder=True)
         self._lock_fd = os.open(os.path.join(self.path, _LOCK), _OPEN_LOCK, 0o600)
         self._about = about
 

@@ -58,13 +58,13 @@ class _ChatReader:
         self._train_on = fn.train_on
         self._drafts = drafts
         self._fields = Fields(
-            {"messages_key": fn.messages_key}, {"tools_key": fn.tools_key, "metadata_key": fn.metadata_key}
+            {"messages_key": fn.messages_key}, {"tool_key": fn.tool_key, "metadata_key": fn.metadata_key}
         )
 
     def __call__(self, raw: Buffer) -> Drafting | str:
         fields = self._fields(raw)
         messages = self._drafts.messages(self._key, decode_value(fields["messages_key"], raw), raw)
-        tools = self._drafts.tools(fields.get("tools_key"), raw)
+        tools = self._drafts.tools(fields.get("tool_key"), raw)
         trained = self._trained(messages, raw)
         if not trained:
             return NOTHING_TRAINED

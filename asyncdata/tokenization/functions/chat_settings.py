@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
+
 from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.functions.drafts import Draft
 from asyncdata.tokenization.functions.labelled import OfAnyLength
@@ -29,7 +31,7 @@ Message = dict[str, Any]
 class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The further settings of tokenize functions that train on chats.
 
-    :param tools_key: the key of a row's optional tools: a list of JSON schemas, or that list as JSON text. None: no
+    :param tool_key: the key of a row's optional tools: a list of JSON schemas, or that list as JSON text. None: no
         tools.
     :param chat_template: the text of a template, or the name of one of the tokenizer's templates. None: its default.
     :param chat_template_kwargs: variables for the template, such as ``enable_thinking``; JSON values.
@@ -41,7 +43,7 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     needs_offsets: ClassVar[bool] = True
 
-    tools_key: Name | None = "tools"
+    tool_key: Name | None = msgspec.field(default="tools", name="tools_key")  # the name in fingerprints
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
     today: str | None = None
@@ -87,7 +89,7 @@ class ChatDrafts:
     """
 
     def __init__(self, fn: OfChat, keys: list[str], spans: tuple[ChatSpans, ChatSpans]) -> None:
-        self._rows = {key: RowReader({"prompt": key, "tools": fn.tools_key}) for key in keys}
+        self._rows = {key: RowReader({"prompt": key, "tools": fn.tool_key}) for key in keys}
         self._without_tools, self._with_tools = spans
         self._any_row = self._rows[keys[0]]
 

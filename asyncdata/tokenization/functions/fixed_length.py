@@ -1,18 +1,16 @@
 """Samples of one length for questions about a long context: prompt and answer, padded, with loss on the answer.
 
-Only the context is cut, except in the mode ``seed_compat``. A prompt that is cut at its right end, as is common, loses
-its question, and then the answer is trained without it.
+Only the context is cut, except with ``legacy_recipe``. A prompt that is cut at its right end, as is common, loses its
+question, and then the answer is trained without it.
 """
 
 from __future__ import annotations
 
 from array import array
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from asyncdata.core.digest import canonical
 from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Draft, Drafting, predicted
 from asyncdata.tokenization.functions.fixed_length_layout import Filled, Layout, place_cut
@@ -57,22 +55,18 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
     :param prompt: the prompt's text, with keys of the row in braces.
     :param answer: the answer's text, with keys of the row in braces; it follows the prompt directly.
     :param context_key: the key of the context, which may be cut. None: nothing is cut.
-    :param on_overlong: what to do with a row that is too long: drop it, counted as ``max_length``; treat it as bad; or
+    :param overlong: what to do with a row that is too long: drop it, counted as ``max_length``; treat it as bad; or
         cut its context at the beginning, at the end, or in the middle.
     :param min_context_tokens: a row with fewer tokens of context after the cut is dropped as ``context_too_short``.
     :param keep_answer: drop a row as ``answer_lost`` if its context after the cut does not contain the answer.
     :param add_special_tokens: keep the tokens that the tokenizer adds before plain text, such as its BOS.
     :param add_eos: train a token after the answer: the tokenizer's ``eos_token`` for True, or the token of this name.
-        None means True, or False with ``seed_compat``.
+        None means True, or False with ``legacy_recipe``.
     :param pad_id: the id of the padding. None: the tokenizer's ``pad_token``, or its ``eos_token`` if it has none.
-    :param split: keep only the rows of one part; the others are dropped as ``split``. The part of a row depends only on
-        its own text. So the parts are disjoint for any order and any files, and equal rows are in the same part.
-    :param train_ratio: the expected share of rows in ``train``.
-    :param split_seed: the seed of the split.
-    :param seed_compat: cut prompts at their right end to ``max_length - reserve`` tokens, tokenize the answer
+    :param legacy_recipe: cut prompts at their right end to ``max_length - reserve`` tokens, tokenize the answer
         separately, and train no end token. ``extra["question_lost"]`` is true if the cut has removed the question;
         ``statistics().noted_total`` counts these samples.
-    :param reserve: the number of tokens that ``seed_compat`` keeps free for the answer.
+    :param reserve: the number of tokens that ``legacy_recipe`` keeps free for the answer.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -84,26 +78,23 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
     prompt: str
     answer: str
     context_key: Name | None = None
-    on_overlong: OnOverlong = "drop"
+    overlong: OnOverlong = msgspec.field(default="drop", name="on_overlong")  # the name in fingerprints
     min_context_tokens: NotNegative = 1
     keep_answer: bool = False
     add_special_tokens: bool = True
     add_eos: bool | str | None = None
     pad_id: NotNegative | None = None
-    split: Literal["train", "eval"] | None = None
-    train_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.9
-    split_seed: int = 42
-    seed_compat: bool = False
+    legacy_recipe: bool = msgspec.field(default=False, name="seed_compat")  # the name in fingerprints
     reserve: NotNegative = 64
 
     @classmethod
     def babilong(cls, tokenizer: str, max_length: int, **settings: Any) -> FixedLengthTokenizeFn:
         """For rows of BABILong: ``{"input": context, "question": ..., "target": ...}``.
 
-        With ``seed_compat`` a blank line separates context and question, as in the old recipe; otherwise a line end
+        With ``legacy_recipe`` a blank line separates context and question, as in the old recipe; otherwise a line end
         does.
         """
-        between = "\n\n" if settings.get("seed_compat") else "\n"
+        between = "\n\n" if settings.get("legacy_recipe") else "\n"
         prompt = f"{{input}}{between}Question: {{question}}\nAnswer:"
         text = {"prompt": prompt, "answer": " {target}", "context_key": "input"}
         return cls(tokenizer, max_length=max_length, **{**text, **settings})
@@ -111,17 +102,15 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
     def __post_init__(self) -> None:
         self.check_fields()
         Layout(self.prompt, self.answer, self.context_key)
-        if self.context_key is None and self.on_overlong.startswith("truncate"):
+        if self.context_key is None and self.overlong.startswith("truncate"):
+            raise ConfigError(f"overlong={self.overlong!r} needs a context_key: which of the row's keys may be cut")
+
+        if self.legacy_recipe and (self.overlong != "drop" or self.add_eos or self.keep_answer):
             raise ConfigError(
-                f"on_overlong={self.on_overlong!r} needs a context_key: which of the row's keys may be cut"
+                "legacy_recipe cuts at the right and has no end token; leave overlong, add_eos, keep_answer"
             )
 
-        if self.seed_compat and (self.on_overlong != "drop" or self.add_eos or self.keep_answer):
-            raise ConfigError(
-                "seed_compat cuts at the right and has no end token; leave on_overlong, add_eos, keep_answer"
-            )
-
-        if self.seed_compat and self.reserve >= self.max_length:
+        if self.legacy_recipe and self.reserve >= self.max_length:
             raise ConfigError(f"reserve={self.reserve} leaves nothing of max_length={self.max_length} to the prompt")
 
     def check_files(self, files: TokenizerFiles) -> None:
@@ -137,12 +126,12 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
         encoder = SpanEncoder(tokenizer)
         eos, pad = encoder.ids_of(self._eos(files), "add_eos"), self._pad(files)
         padding = encoder.ids_of(pad, "pad_token")[0] if isinstance(pad, str) else pad
-        writer = _SeedWriter if self.seed_compat else _FixedWriter
+        writer = _SeedWriter if self.legacy_recipe else _FixedWriter
         return DraftTokenizer(encoder, _FixedReader(self), writer(self, encoder, around, eos, padding))
 
     def _eos(self, files: TokenizerFiles) -> str | None:
         return named_token(
-            files, "eos_token", not self.seed_compat if self.add_eos is None else self.add_eos, "add_eos"
+            files, "eos_token", not self.legacy_recipe if self.add_eos is None else self.add_eos, "add_eos"
         )
 
     def _pad(self, files: TokenizerFiles) -> str | int:
@@ -159,8 +148,7 @@ class _FixedReader:
 
     def __init__(self, fn: FixedLengthTokenizeFn) -> None:
         self._layout = Layout(fn.prompt, fn.answer, fn.context_key)
-        self._together = not fn.seed_compat
-        self._part = None if fn.split is None else _Part(fn)
+        self._together = not fn.legacy_recipe
         keys = self._layout.keys
         self._fields = Fields({f"{{{key}}}": key for key in keys}, {"metadata_key": fn.metadata_key})
         self._row = RowReader({key: key for key in keys})
@@ -168,9 +156,6 @@ class _FixedReader:
     def __call__(self, raw: Buffer) -> Drafting | str:
         fields = self._fields(raw)
         values = {key: self._text(key, decode_value(fields[f"{{{key}}}"], raw), raw) for key in self._layout.keys}
-        if self._part is not None and not self._part.has(values):
-            return "split"
-
         filled = self._layout.fill(values)
         prompt, answer, length = filled.prompt, filled.answer, len(filled.prompt)
         drafts = [Draft(prompt + answer, [(length, length + len(answer))])]
@@ -184,19 +169,6 @@ class _FixedReader:
             raise self._row.wrong_type(key, "a string", value, raw)
 
         return self._row.encodable(key, value, raw)
-
-
-class _Part:
-    """One part of a split. A keyed hash of a row's text decides whether the row is in it."""
-
-    def __init__(self, fn: FixedLengthTokenizeFn) -> None:
-        self._key = canonical(["asyncdata split", fn.split_seed])
-        self._below = int(fn.train_ratio * 2**64)
-        self._is_train = fn.split == "train"
-
-    def has(self, values: dict[str, str]) -> bool:
-        drawn = blake2b(canonical(list(values.values())), digest_size=8, key=self._key).digest()
-        return (int.from_bytes(drawn, "little") < self._below) == self._is_train
 
 
 class _FixedWriter:
@@ -234,25 +206,25 @@ class _FixedWriter:
     def _cut(self, surplus: int, filled: Filled, offsets: list[Span]) -> Span | str:
         """The range of tokens to remove, or the reason to drop the row.
 
-        :raises RowFault: if the row is too long, and ``on_overlong`` is "error".
+        :raises RowFault: if the row is too long, and ``overlong`` is "error".
         """
         fn = self._fn
         if surplus <= 0:
             return 0, 0
 
-        if fn.on_overlong == "drop":
+        if fn.overlong == "drop":
             return "max_length"
 
-        if fn.on_overlong == "error":
+        if fn.overlong == "error":
             length = fn.max_length + surplus
-            reason = f"{length} tokens are more than max_length={fn.max_length}; raise it, or set on_overlong="
+            reason = f"{length} tokens are more than max_length={fn.max_length}; raise it, or set overlong="
             raise RowFault("AD415", reason)
 
         context = next(iter(token_spans(offsets, [filled.context])), (0, 0))
         if context[1] - context[0] < surplus:
             return "context_too_short"
 
-        cut = place_cut(offsets, context, surplus, fn.on_overlong)
+        cut = place_cut(offsets, context, surplus, fn.overlong)
         if context[1] - context[0] - (cut[1] - cut[0]) < fn.min_context_tokens:
             return "context_too_short"
 

@@ -107,7 +107,7 @@ class _PairReader:
         self._keys = _Pair(fn.prompt_key, fn.chosen_key, fn.rejected_key)
         self._fields = Fields(
             {"chosen_key": fn.chosen_key, "rejected_key": fn.rejected_key},
-            {"prompt_key": fn.prompt_key, "tools_key": fn.tools_key, "metadata_key": fn.metadata_key},
+            {"prompt_key": fn.prompt_key, "tool_key": fn.tool_key, "metadata_key": fn.metadata_key},
         )
         self._row = RowReader(self._keys._asdict())
 
@@ -119,7 +119,7 @@ class _PairReader:
         if pair.chosen == pair.rejected:
             return "no_preference"
 
-        drafts = self._of_text(pair, raw) if kind is str else self._of_chats(pair, fields.get("tools_key"), raw)
+        drafts = self._of_text(pair, raw) if kind is str else self._of_chats(pair, fields.get("tool_key"), raw)
         return Drafting(drafts, metadata_column(fields)) if drafts else NOTHING_TRAINED
 
     def _kind(self, pair: _Pair, raw: Buffer) -> type:

@@ -227,7 +227,7 @@ class ProcessExecutor:
         if worker.has_outgrown:
             raise WorkerError(
                 f"AD426 a worker uses {worker.num_bytes} bytes before it has tokenized a row, but "
-                f"max_bytes_per_worker is {self._max_bytes}: raise it"
+                f"Limits(max_bytes_per_worker={self._max_bytes}): raise it"
             )
 
         worker.is_ready = self._health.has_started = True

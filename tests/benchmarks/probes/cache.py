@@ -20,8 +20,8 @@ def second_epoch(path: str, tokenizer: str, cache: str, **knobs: Any) -> dict[st
     the first is written. There are several, as one is over in a tenth of a second. ``cached_share`` is how much of them
     came out of the cache.
     """
-    fill = _epochs(path, tokenizer, 1, wait_s=1.0, token_cache=cache, **knobs)
-    second = _epochs(path, tokenizer, _NUM_READ, token_cache=cache, **knobs)
+    fill = _epochs(path, tokenizer, 1, wait_s=1.0, cache={"tokens": cache}, **knobs)
+    second = _epochs(path, tokenizer, _NUM_READ, cache={"tokens": cache}, **knobs)
     return {
         "first_rows_per_s": fill["rows_per_s"],
         "second_rows_per_s": second["rows_per_s"],

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import trio
 
+from asyncdata import BadRows
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.delivery.next_delivery import BadRowStop, deliver
 from tests.support.still_loader import sent_by
@@ -116,7 +117,7 @@ def _is_deliverable(coordinator: Any) -> bool:
             samples_per_group=rules.samples_per_group,
             last_epoch=coordinator._last_epoch(request),
             bad_row_stops=rules.bad_row_stops,
-            max_bad_rows=rules.max_bad_rows,
+            bad_rows=BadRows(max=rules.max_bad_rows),
         )
     except (BadRowStop, AsyncDataError):
         return True

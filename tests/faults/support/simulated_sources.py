@@ -107,11 +107,13 @@ class Way(NamedTuple):
     :ivar source: makes what a loader is given.
     :ivar knobs: of the loader.
     :ivar needs: packages without which it cannot be tried.
+    :ivar keeps_tokens: whether the loader has a token cache.
     """
 
     source: Callable[[], Any]
     knobs: dict[str, Any]
     needs: tuple[str, ...] = ()
+    keeps_tokens: bool = False
 
     @property
     def is_packed(self) -> bool:
@@ -128,7 +130,7 @@ WAYS: dict[str, Way] = {
     "blocks": Way(_lines, {"shuffle": BLOCKS}),
     "blocks in their order": Way(_lines, {"shuffle": IN_ORDER}),
     "blocks of Parquet": Way(_parquet, {"shuffle": BLOCKS}, ("pyarrow",)),
-    "blocks, kept as tokens": Way(_lines, {"shuffle": BLOCKS, "token_cache": True}, ("pyarrow", "xxhash")),
+    "blocks, kept as tokens": Way(_lines, {"shuffle": BLOCKS}, ("pyarrow", "xxhash"), keeps_tokens=True),
     "all rows permuted": Way(_lines, {"shuffle": "full"}),
     "all rows of Parquet permuted": Way(_parquet, {"shuffle": "full"}, ("pyarrow",)),
     "slime's order": Way(_lines, {"shuffle": RowShuffle(method="slime")}),
@@ -159,7 +161,7 @@ def small_cuts() -> Any:
 def expected_of(name: str, seed: int) -> list[Any]:
     """D, as a loader without workers has it that knows of no small cuts. Of packs the batches; None ends an epoch."""
     way = WAYS[name]
-    knobs = {**way.knobs, "seed": seed, "num_workers": 0, "timeout_s": NEVER_S, "cache_dir": "", "token_cache": None}
+    knobs = {**way.knobs, "seed": seed, "num_workers": 0, "timeout_s": NEVER_S, "cache": {"folder": ""}}
     found: list[Any] = []
     with DataLoader(way.source(), tokenize_fn=without_the_killer, epochs=EPOCHS, **knobs) as loader:
         if way.is_packed:
@@ -176,7 +178,8 @@ def expected_of(name: str, seed: int) -> list[Any]:
 async def _read(world: World, outcome: Outcome, name: str, folder: str) -> None:
     chance, way = world.chance, WAYS[name]
     seed, capacity = chance.randrange(2), chance.choice([1, 10, 64, 1000])
-    knobs = {**way.knobs, "seed": seed, "epochs": EPOCHS, "buffer_size": capacity, "cache_dir": folder}
+    knobs = {**way.knobs, "seed": seed, "epochs": EPOCHS, "buffer_size": capacity}
+    knobs["cache"] = {"folder": folder, "tokens": way.keeps_tokens}
     outcome.append(f"{name}, {seed=}, {capacity=}, {world.executor.num_workers} workers")
     expected = expected_of(name, seed)
     # A pass that counts the tokens of rows runs the function itself, and there a killer is no special case.

@@ -239,7 +239,7 @@ class World(NamedTuple):
     ) -> SimulatedLoader:
         """A loader in this world; its workers die of rows that raise :class:`WorkerKilled`."""
         self.executor.function = function
-        knobs = {"on_bad_row": "skip", **knobs}
+        knobs = {"bad_rows": "skip", **knobs}
         with (
             patch("asyncdata.loader.engine.Service", partial(SimulatedService, self.group, self.watcher)),
             patch("asyncdata.loader.engine.executor_of", lambda *_: self.executor),

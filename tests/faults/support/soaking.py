@@ -33,7 +33,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "batch_size": 1,
         "collate_fn": len,
     },
-    "by the index": {"shuffle": "full", "cache_dir": ""},
+    "by the index": {"shuffle": "full", "cache": {"folder": ""}},
     "a stream": {},
 }
 

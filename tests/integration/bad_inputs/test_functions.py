@@ -20,6 +20,7 @@ from asyncdata import (
     DataLoader,
     EndOfData,
     FixedLengthTokenizeFn,
+    Limits,
     NoSamplesError,
     PromptTokenizeFn,
     TextTokenizeFn,
@@ -128,7 +129,7 @@ def test_50_a_chat_that_the_template_refuses_is_bad_and_the_templates_line_is_na
     fn = prompts(apply_chat_template=True, chat_template=template)
 
     raised = deliver(str(path), fn, num_workers=num_workers)
-    skipped = deliver(str(path), fn, num_workers=num_workers, on_bad_row="skip")
+    skipped = deliver(str(path), fn, num_workers=num_workers, bad_rows="skip")
 
     offset = len(json.dumps(rows[0])) + 1
     assert str(raised.error).startswith(f"AD412 {path}:2 (byte {offset}): chat template line 3: roles must alternate")
@@ -155,7 +156,7 @@ def test_51_a_function_that_cannot_be_imported_is_refused_before_a_worker_starts
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_52_what_the_function_raises_is_a_bad_row_with_the_users_own_frames(path, num_workers):
     raised = deliver(str(path), tokenize_fns.fails_on_13, num_workers=num_workers)
-    skipped = deliver(str(path), tokenize_fns.fails_on_13, num_workers=num_workers, on_bad_row="skip")
+    skipped = deliver(str(path), tokenize_fns.fails_on_13, num_workers=num_workers, bad_rows="skip")
 
     line, offset = line_of(path, 13)
     assert isinstance(raised.error, BadRowError)
@@ -170,8 +171,8 @@ def test_52_what_the_function_raises_is_a_bad_row_with_the_users_own_frames(path
 
 def check_that_it_is_found(path: Path, function: Any, code: str, text: str) -> None:
     """The row with id 13 brings down its worker: it is named at its turn, or passed over alone."""
-    found = deliver(str(path), function, num_workers=2, row_timeout_s=0.3, on_bad_row="skip")
-    raised = deliver(str(path), function, num_workers=1, row_timeout_s=0.3)
+    found = deliver(str(path), function, num_workers=2, limits=Limits(row_timeout_s=0.3), bad_rows="skip")
+    raised = deliver(str(path), function, num_workers=1, limits=Limits(row_timeout_s=0.3))
 
     line, offset = line_of(path, 13)
     assert ids(found.samples) == [row for row in range(NUM_ROWS) if row != 13]
@@ -195,7 +196,7 @@ def test_55_a_worker_that_has_grown_too_large_is_replaced_and_no_row_is_lost(pat
     monkeypatch.setattr(worker_state, "_LOOK_EVERY_S", 0)
     most = 96 << 20
 
-    found = deliver(str(path), worker_fns.leaks, num_workers=1, buffer_size=4, max_bytes_per_worker=most)
+    found = deliver(str(path), worker_fns.leaks, num_workers=1, buffer_size=4, limits=Limits(max_bytes_per_worker=most))
 
     events = found.of("worker.outgrown")
     assert (ids(found.samples), found.error) == (list(range(NUM_ROWS)), None)
@@ -207,7 +208,7 @@ def test_55_a_worker_that_has_grown_too_large_is_replaced_and_no_row_is_lost(pat
 
 
 def test_55_a_limit_that_no_worker_can_keep_is_said_at_once(path):
-    found = deliver(str(path), worker_fns.leaks, num_workers=1, max_bytes_per_worker=1 << 20)
+    found = deliver(str(path), worker_fns.leaks, num_workers=1, limits=Limits(max_bytes_per_worker=1 << 20))
 
     assert found.samples == []
     assert re.match(r"AD426 a worker uses \d+ bytes before it has tokenized a row, but max_by", str(found.error))
@@ -240,7 +241,7 @@ def test_56_what_is_no_sample_is_a_bad_row_that_says_what_is_needed(tmp_path, wh
     path = write_rows(tmp_path / "rows.jsonl", 4, {2: {"do": what}})
 
     raised = deliver(str(path), worker_fns.as_told)
-    skipped = deliver(str(path), worker_fns.as_told, num_workers=1, on_bad_row="skip")
+    skipped = deliver(str(path), worker_fns.as_told, num_workers=1, bad_rows="skip")
 
     line, offset = line_of(path, 2)
     assert str(raised.error).startswith(

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from asyncdata import DataLoader, SnapshotError, SnapshotMismatchError, SnapshotVersionError
+from asyncdata import DataLoader, Limits, SnapshotError, SnapshotMismatchError, SnapshotVersionError
 from tests.support.bad_inputs import PACKAGE, assert_is_ours
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import row_id
@@ -155,7 +155,7 @@ def test_74_a_clock_that_jumps_changes_nothing(path, monkeypatch):
     clock = random.Random(0)
     monkeypatch.setattr(time, "time", lambda: clock.uniform(-1e9, 1e10))
 
-    with make(path, num_workers=1, timeout_s=30, row_timeout_s=30) as loader:
+    with make(path, num_workers=1, timeout_s=30, limits=Limits(row_timeout_s=30)) as loader:
         batch = loader.get_next_batch(2 * NUM_ROWS)
         state = loader.state_dict()
     with make(path) as loader:

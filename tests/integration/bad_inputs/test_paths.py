@@ -28,10 +28,10 @@ def test_data_at_a_path_with_a_nul_are_named(kind):
         open_loader(kind("a\0b"))
 
 
-@pytest.mark.parametrize("knob", ["quarantine_path", "cache_dir", "token_cache"])
-def test_a_knob_with_a_nul_in_its_path_is_named(data, knob):
-    with pytest.raises(ConfigError, match=rf"^`{knob}` is 'a\\x00b', with a NUL in it"):
-        open_loader(data, **{knob: "a\0b"})
+@pytest.mark.parametrize(("knob", "setting"), [("bad_rows", "path"), ("cache", "folder"), ("cache", "tokens")])
+def test_a_setting_with_a_nul_in_its_path_is_named(data, knob, setting):
+    with pytest.raises(ConfigError, match=rf"^(BadRows|Cache): {setting}='a\\x00b' has a NUL in it"):
+        open_loader(data, **{knob: {setting: "a\0b"}})
 
 
 def test_a_snapshot_is_not_written_to_or_read_from_a_path_with_a_nul(data):

@@ -13,12 +13,14 @@ import pytest
 
 from asyncdata import (
     BadRowError,
+    BadRows,
     ChatTokenizeFn,
     DataLoader,
     EndOfData,
     HuggingFaceSource,
     JsonArraySource,
     JsonlSource,
+    Limits,
     ParquetSource,
     PreferenceTokenizeFn,
     Shuffle,
@@ -163,7 +165,9 @@ def test_a_bad_row_of_a_text_has_line_and_byte(fault, kind, tmp_path, function_o
     source = TEXTS[kind](tmp_path, [*[fault.good] * NUM_BEFORE, fault.row, fault.good])
     source = type(source)(source.paths, max_row_bytes=limit)
 
-    found = deliver(source, function_of(fault), num_workers=1 if fault.needs_workers else 0, row_timeout_s=0.3)
+    found = deliver(
+        source, function_of(fault), num_workers=1 if fault.needs_workers else 0, limits=Limits(row_timeout_s=0.3)
+    )
 
     begin = 1 if kind == "array" else 0
     offset = begin + NUM_BEFORE * (len(fault.good) + 1 + begin)
@@ -272,7 +276,7 @@ def batches_until_the_end(path: Path, **knobs: Any) -> tuple[list[list[int]], st
 @pytest.fixture(scope="module")
 def whole(mixed: tuple[Path, set[int]]) -> list[int]:
     """D without a bad row, by a run that has one thread and looks nowhere ahead."""
-    batches, ended = batches_until_the_end(mixed[0], num_workers=0, buffer_size=1, on_bad_row="skip")
+    batches, ended = batches_until_the_end(mixed[0], num_workers=0, buffer_size=1, bad_rows="skip")
     assert ended == "end"
     return [number for batch in batches for number in batch]
 
@@ -292,8 +296,8 @@ def test_rows_are_put_aside_in_one_order_and_shift_nothing(mixed, whole, knobs, 
     path, bad = mixed
     file = tmp_path / "quarantine.jsonl"
     reference = tmp_path / "reference.jsonl"
-    batches, _ = batches_until_the_end(path, on_bad_row="quarantine", quarantine_path=str(file), **knobs)
-    inline = {"num_workers": 0, "buffer_size": 1, "on_bad_row": "quarantine", "quarantine_path": str(reference)}
+    batches, _ = batches_until_the_end(path, bad_rows=BadRows(policy="quarantine", path=str(file)), **knobs)
+    inline = {"num_workers": 0, "buffer_size": 1, "bad_rows": {"policy": "quarantine", "path": str(reference)}}
     batches_until_the_end(path, **inline)
 
     records = [json.loads(line) for line in file.read_bytes().splitlines()]
@@ -313,7 +317,7 @@ def test_a_row_has_the_position_that_it_would_have_if_the_bad_ones_were_good(mix
 
     places = []
     for each in (path, mended):
-        with make(each, num_workers=0, on_bad_row="skip") as loader:
+        with make(each, num_workers=0, bad_rows="skip") as loader:
             samples = [sample for batch in iter(lambda: taken(loader), []) for sample in batch]
         places.append({int(sample.tokens[0]): sample.position for sample in samples if sample.tokens[0] != 7})
     assert places[0] == places[1]
@@ -331,8 +335,8 @@ def taken(loader: DataLoader) -> list[Any]:
 @pytest.mark.parametrize("knobs", SETTINGS, ids=str)
 @pytest.mark.parametrize("max_bad_rows", [0, 1, 17])
 def test_the_budget_is_used_up_at_the_same_row(mixed, knobs, max_bad_rows, tmp_path):
-    policy = {"on_bad_row": "skip", "max_bad_rows": max_bad_rows}
+    policy = {"bad_rows": {"policy": "skip", "max": max_bad_rows}}
     expected = batches_until_the_end(mixed[0], num_workers=0, buffer_size=1, **policy)
 
     assert batches_until_the_end(mixed[0], **knobs, **policy) == expected
-    assert expected[1].startswith(f"a bad row, after max_bad_rows={max_bad_rows} of them: AD")
+    assert expected[1].startswith(f"a bad row, after BadRows(max={max_bad_rows}) of them: AD")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from asyncdata import BadRowError, JsonlSource, NoSamplesError, SourceError, TextTokenizeFn
+from asyncdata import BadRowError, BadRows, JsonlSource, NoSamplesError, SourceError, TextTokenizeFn
 from asyncdata.demo import tokenizer_folder
 from tests.support.bad_inputs import BAD_AT, GOOD, deliver, place_of_bad, prompts, with_bad
 from tests.support.loading import write_rows
@@ -131,13 +131,13 @@ def test_a_bad_line_is_named_at_its_turn_and_passed_over_where_that_is_asked(cas
     assert case.text in raised.error.reason
     assert raised.error.excerpt
 
-    skipped = deliver(str(path), settings, on_bad_row="skip")
+    skipped = deliver(str(path), settings, bad_rows="skip")
     assert skipped.error is None
     assert skipped.labels == [0, 1, 2, 3]
     assert skipped.statistics.dropped_total == {f"bad row {case.code}": 1}
 
     file = tmp_path / "quarantine.jsonl"
-    aside = deliver(str(path), settings, on_bad_row="quarantine", quarantine_path=str(file))
+    aside = deliver(str(path), settings, bad_rows=BadRows(policy="quarantine", path=str(file)))
     record = json.loads(file.read_text(encoding="ascii"))
     assert aside.labels == [0, 1, 2, 3]
     assert (record["code"], record["path"], record["line"]) == (case.code, str(path), BAD_AT + 1)
@@ -234,7 +234,7 @@ def test_11_a_huge_line_is_not_held_and_is_one_bad_row(tmp_path, num_workers):
     source = JsonlSource(str(path), max_row_bytes=1000)
 
     raised = deliver(source, num_workers=num_workers)
-    skipped = deliver(source, num_workers=num_workers, on_bad_row="skip")
+    skipped = deliver(source, num_workers=num_workers, bad_rows="skip")
 
     assert raised.labels == [0, 1]
     assert str(raised.error).startswith(f"AD108 {place_of_bad(path)}the row is longer than max_row_bytes (1000)")

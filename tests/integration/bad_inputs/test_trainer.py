@@ -248,7 +248,7 @@ def test_67_a_forked_child_is_refused_and_a_loader_cannot_be_copied(path):
 def test_68_a_function_that_asks_its_own_loader_is_refused_and_does_not_wait_for_itself(path, backend):
     if backend != "asyncio":
         pytest.importorskip(backend)
-    with make(path, lambda row: [loader.get_next_batch(1)[0].tokens[0]], timeout_s=None, backend=backend) as loader:
+    with make(path, lambda row: [loader.get_next_batch(1)[0].tokens[0]], timeout_s=None, event_loop=backend) as loader:
         with pytest.raises(BadRowError, match=r"^AD421 .*ConfigError\('AD504 the loader is called from within"):
             loader.get_next_batch(1)
 

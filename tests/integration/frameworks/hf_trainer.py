@@ -87,7 +87,7 @@ def _sft(settings: dict[str, Any], tokenizer: Any, seen: list[Any], trainer: typ
         num_workers=0,
         timeout_s=60,
         **knobs,
-        **ranks(),
+        ranks=ranks(),
     )
     made = trainer(_model(tokenizer), args=arguments, train_dataset=placeholder())
     return made, loader

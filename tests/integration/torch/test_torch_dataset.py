@@ -10,7 +10,7 @@ from itertools import islice
 
 import pytest
 
-from asyncdata import ConfigError
+from asyncdata import ConfigError, Ranks
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -34,14 +34,23 @@ def environment(monkeypatch):
 
 
 def test_a_process_alone_is_rank_0_of_1(environment):
-    assert ranks() == {"rank": 0, "world_size": 1}
+    assert ranks() == Ranks(rank=0, world_size=1)
 
 
 def test_ranks_are_those_of_the_environment(environment):
     environment.setenv("RANK", "3")
     environment.setenv("WORLD_SIZE", "8")
 
-    assert ranks() == {"rank": 3, "world_size": 8}
+    assert ranks() == Ranks(rank=3, world_size=8)
+
+
+def test_ranks_may_be_given_the_other_settings_of_ranks(environment):
+    environment.setenv("RANK", "1")
+    environment.setenv("WORLD_SIZE", "2")
+
+    assert ranks(gradient_accumulation=4, round_up=False) == Ranks(
+        rank=1, world_size=2, gradient_accumulation=4, round_up=False
+    )
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [("1", None), (None, "2"), ("one", "2")])
@@ -61,7 +70,7 @@ def test_ranks_are_those_of_torch_distributed_before_all(environment, tmp_path):
     store = distributed.FileStore(str(tmp_path / "store"), 1)
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        assert ranks() == ranks(distributed.group.WORLD) == {"rank": 0, "world_size": 1}
+        assert ranks() == ranks(distributed.group.WORLD) == Ranks(rank=0, world_size=1)
         with pytest.raises(ConfigError, match="not in the process group"):
             ranks(distributed.GroupMember.NON_GROUP_MEMBER)
     finally:
@@ -152,8 +161,11 @@ def test_a_dataset_is_of_this_process_rank_unless_it_is_told(environment, open_l
     environment.setenv("RANK", "1")
     environment.setenv("WORLD_SIZE", "2")
 
-    assert run(open_dataset(), 1) == run(open_loader(rank=1, world_size=2), 1)
-    assert run(open_dataset(world_size=1), 1) == run(open_loader(), 1)
+    assert run(open_dataset(), 1) == run(open_loader(ranks=Ranks(rank=1, world_size=2)), 1)
+    assert run(open_dataset(ranks={"gradient_accumulation": 2}), 1) == run(
+        open_loader(ranks=Ranks(rank=1, world_size=2, gradient_accumulation=2)), 1
+    )
+    assert run(open_dataset(ranks=Ranks(world_size=1)), 1) == run(open_loader(), 1)
 
 
 def test_a_dataset_that_is_not_closed_is_closed_when_it_is_garbage(chats):

@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from asyncdata import BadRowError, DataLoader, LoaderClosedError, SnapshotError
+from asyncdata import BadRowError, DataLoader, LoaderClosedError, Ranks, SnapshotError
 from asyncdata.batching.collators.torch_tensors import to_torch
 from tests.support.ranks import settled
 
@@ -213,14 +213,14 @@ def test_what_is_no_state_is_refused(open_loader, state):
 
 
 def test_ranks_have_disjoint_batches_and_one_state(open_loader):
-    loaders = [open_loader(rank=rank, world_size=2) for rank in range(2)]
+    loaders = [open_loader(ranks=Ranks(rank=rank, world_size=2)) for rank in range(2)]
     iterators = [chain_epochs(loader) for loader in loaders]
     for _ in range(3):
         left, right = (plain(next(iterator)) for iterator in iterators)
         assert left != right
     assert loaders[0].state_dict() == loaders[1].state_dict()
 
-    resumed = open_loader(rank=1, world_size=2)
+    resumed = open_loader(ranks=Ranks(rank=1, world_size=2))
     resumed.load_state_dict(loaders[0].state_dict())
     assert plain(next(chain_epochs(resumed))) == plain(next(iterators[1]))
 

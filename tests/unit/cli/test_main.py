@@ -127,7 +127,7 @@ def test_version_prints_the_version_of_the_package(capsys):
         ("run d --tokenizer t --batch-size 0", "a whole number from 1 on is needed, not '0'"),
         ("run d --tokenizer t --step-s soon", "a number of seconds is needed, not 'soon'"),
         ("run d --tokenizer t --resume", "--resume needs --snapshot FILE"),
-        ("run d --tokenizer t --on-bad-row weep", "invalid choice: 'weep'"),
+        ("run d --tokenizer t --bad-rows weep", "invalid choice: 'weep'"),
         ("run d --tokenizer t --batch 3", "unrecognized arguments: --batch"),
         ("sample d", "one of the arguments --position --ordinal is required"),
         ("sample d --position 1:2", "a position is written EPOCH:WINDOW:ROW, as in 0:3:128, not '1:2'"),

@@ -31,10 +31,10 @@ PAIR = {"chosen": [*CHAT["messages"]], "rejected": [CHAT["messages"][0], {"role"
             "set prompt_key='messages' and apply_chat_template=True?",
             "set --prompt-key messages and --apply-chat-template?",
         ),
-        ("after max_bad_rows=100 of them", "after --max-bad-rows 100 of them"),
+        ("after BadRows(max=100) of them", "after --max-bad-rows 100 of them"),
         ("set prompt_key='the key'?", 'set --prompt-key "the key"?'),
-        ("quarantine_path='/a/b.jsonl': no space", "--quarantine-path /a/b.jsonl: no space"),
-        ("max_length=None, or log_excerpts=False", "max_length=None, or log_excerpts=False"),
+        ("BadRows(path='/a/b.jsonl'): no space", "--quarantine-path /a/b.jsonl: no space"),
+        ("max_length=None, or BadRows(excerpts=False)", "max_length=None, or BadRows(excerpts=False)"),
         ("another_setting=9 of a Struct(max_length=9)", "another_setting=9 of a Struct(--max-length 9)"),
     ],
 )

@@ -48,14 +48,14 @@ REASONS = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_not_ours_is_refused_and_says_why(tmp_path, monkeypatch, change, is_folder):
     path = tmp_path / "kept"
-    check_ours(str(path), "cache_dir", is_folder=is_folder)  # nothing is there
+    check_ours(str(path), "Cache(folder=...)", is_folder=is_folder)  # nothing is there
     path.mkdir(0o700) if is_folder else path.write_bytes(b"")
-    check_ours(str(path), "cache_dir", is_folder=is_folder)
+    check_ours(str(path), "Cache(folder=...)", is_folder=is_folder)
 
     change(path, monkeypatch)
 
-    with pytest.raises(ConfigError, match=f"^AD611 {path} .*{REASONS[change]}.* set cache_dir to a folder of your own"):
-        check_ours(str(path), "cache_dir", is_folder=is_folder)
+    with pytest.raises(ConfigError, match=f"^AD611 {path} .*{REASONS[change]}.* choose a folder of your own by Cache"):
+        check_ours(str(path), "Cache(folder=...)", is_folder=is_folder)
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
@@ -64,14 +64,14 @@ def test_a_file_is_no_folder_and_a_folder_no_file(tmp_path, is_folder):
     path.write_bytes(b"") if is_folder else path.mkdir()
 
     with pytest.raises(ConfigError, match="^AD611 .* is no "):
-        check_ours(str(path), "cache_dir", is_folder=is_folder)
+        check_ours(str(path), "Cache(folder=...)", is_folder=is_folder)
 
 
 def test_a_group_may_write_where_its_owner_lets_it(tmp_path):
     """As volumes of a cluster are mounted."""
     tmp_path.chmod(0o2770)
 
-    check_ours(str(tmp_path), "cache_dir", is_folder=True)
+    check_ours(str(tmp_path), "Cache(folder=...)", is_folder=True)
 
 
 # The row index.
@@ -84,7 +84,7 @@ def loader(tmp_path: Path, kind: str = "jsonl") -> DataLoader:
     elif not path.exists():
         pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         pq.write_table(pa.table({"id": list(range(50))}), path)
-    settings = {"shuffle": "full", "cache_dir": str(tmp_path / "cache"), "num_workers": 0, "timeout_s": 60}
+    settings = {"shuffle": "full", "cache": {"folder": str(tmp_path / "cache")}, "num_workers": 0, "timeout_s": 60}
     return DataLoader(str(path), tokenize_fn=row_id, **settings)
 
 
@@ -98,7 +98,7 @@ def test_a_row_index_that_another_user_may_have_written_is_refused(tmp_path, mon
 
     change(kept, monkeypatch)
 
-    with pytest.raises(ConfigError, match=f"^AD611 {kept} .*{REASONS[change]}.*set cache_dir to a folder of your own"):
+    with pytest.raises(ConfigError, match=f"^AD611 {kept} .*{REASONS[change]}.*choose a folder of your own by Cache"):
         with loader(tmp_path, kind) as after:
             after.get_next_batch(1)
 

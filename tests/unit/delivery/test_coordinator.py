@@ -325,7 +325,7 @@ def test_more_bad_rows_than_allowed_are_an_error_at_every_call(loader_of: Any) -
 
     assert loader.ids(3) == [0, 2, 4]
     for _ in range(2):
-        with pytest.raises(TooManyBadRowsError, match="max_bad_rows=2"):
+        with pytest.raises(TooManyBadRowsError, match=r"BadRows\(max=2\)"):
             loader.take(1)
     assert loader.coordinator.ledger.counters.num_bad_rows == 2
 

@@ -91,11 +91,11 @@ def test_without_a_path_no_file_is_written(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("on_bad_row", "writes"), [("quarantine", True), ("skip", False)])
-def test_only_quarantine_writes_a_file(tmp_path, on_bad_row, writes):
+@pytest.mark.parametrize(("policy", "writes"), [("quarantine", True), ("skip", False)])
+def test_only_quarantine_writes_a_file(tmp_path, policy, writes):
     rows, path = tmp_path / "rows.jsonl", tmp_path / "quarantine.jsonl"
     rows.write_text('{"id": 1, "pad": ""}\n{bad\n', encoding="utf-8")
-    knobs = {"on_bad_row": on_bad_row, "quarantine_path": str(path), "num_workers": 0}
+    knobs = {"bad_rows": {"policy": policy, "path": str(path)}, "num_workers": 0}
     with DataLoader(str(rows), tokenize_fn=id_and_text, **knobs) as loader:
         loader.get_next_batch(1)
         loader.get_next_batch(1)
@@ -210,7 +210,7 @@ def test_half_a_line_that_a_killed_process_left_does_not_swallow_the_next_entry(
 def test_anything_but_a_regular_file_is_refused_at_once(tmp_path, make):
     path = str(tmp_path / "bad.jsonl")
     make(path)
-    with pytest.raises(ConfigError, match=f"^AD605 cannot write quarantine_path='{path}': "):
+    with pytest.raises(ConfigError, match=f"^AD605 cannot write BadRows\\(path='{path}'\\): "):
         Quarantine.opened(path)
     with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: "):
         read_quarantine(path)
@@ -223,7 +223,7 @@ def test_anything_but_a_regular_file_is_refused_at_once(tmp_path, make):
 def test_a_device_holds_no_bad_rows(path):
     with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: it is no regular file"):
         read_quarantine(path)
-    with pytest.raises(ConfigError, match=f"^AD605 cannot write quarantine_path='{path}': it is no regular file"):
+    with pytest.raises(ConfigError, match=f"^AD605 cannot write BadRows\\(path='{path}'\\): it is no regular file"):
         Quarantine.opened(path)
 
 

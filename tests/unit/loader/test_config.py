@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
-from typing import get_type_hints
+from collections.abc import Mapping
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 import numpy as np
 import pytest
 
+from asyncdata import AsyncDataLoader, DataLoader
 from asyncdata.core.errors import ConfigError
-from asyncdata.loader.config import Knobs, LoaderConfig
+from asyncdata.loader import config as declared
+from asyncdata.loader.config import STRUCTS, BadRows, Cache, Limits, LoaderConfig, Ranks
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 
 
@@ -25,12 +30,51 @@ def test_without_knobs_every_one_has_its_default():
     assert LoaderConfig.of({}) == LoaderConfig()
 
 
-def test_the_keyword_arguments_of_a_loader_are_the_fields():
-    assert tuple(get_type_hints(Knobs)) == LoaderConfig.__struct_fields__
+OBJECTS = ("self", "source", "tokenize_fn", "collate_fn", "buffer_filter", "packing", "length_grouping")
+
+
+def arguments(loader: type) -> dict[str, inspect.Parameter]:
+    """The knobs, as the constructor declares them."""
+    found = inspect.signature(loader.__init__).parameters
+    return {name: found[name] for name in found if name not in (*OBJECTS, "unknown")}
+
+
+def kinds(annotation: object) -> set[object]:
+    """The types that a union allows, without bounds, and with each word of a ``Literal``."""
+    if get_origin(annotation) is Annotated:
+        return kinds(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return set(get_args(annotation))
+
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return set().union(*map(kinds, get_args(annotation))) if is_union else {annotation}
+
+
+@pytest.mark.parametrize("loader", [DataLoader, AsyncDataLoader])
+def test_the_constructor_of_a_loader_declares_the_fields_with_their_defaults(loader):
+    assert {name: argument.default for name, argument in arguments(loader).items()} == msgspec.structs.asdict(
+        LoaderConfig()
+    )
+    assert tuple(arguments(loader)) == LoaderConfig.__struct_fields__
+
+
+@pytest.mark.parametrize("field", msgspec.structs.fields(LoaderConfig), ids=lambda field: field.name)
+def test_the_constructor_of_a_loader_takes_what_a_field_takes(field):
+    names = {**vars(declared), "Mapping": Mapping, "Any": Any}
+    taken = kinds(eval(arguments(DataLoader)[field.name].annotation, names))  # noqa: S307 - our own source
+
+    if field.name in STRUCTS:
+        short_forms = {"raise", "skip", "quarantine"} if field.name == "bad_rows" else set()
+        assert taken == {STRUCTS[field.name], Mapping[str, Any]} | short_forms
+    elif field.name == "shuffle":
+        assert taken == {bool, "full", Shuffle, RowShuffle, Mapping[str, Any]}
+    else:
+        assert taken == kinds(field.type)
 
 
 def test_what_is_read_ahead_is_counted_for_all_ranks():
     assert LoaderConfig(buffer_size=10, dp_size=4).capacity == 40
+    assert LoaderConfig(buffer_size=10, ranks=Ranks(world_size=3)).capacity == 30
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**200, np.int64(7), np.uint8(7)])
@@ -53,18 +97,137 @@ def test_an_unknown_knob_is_named_with_all_there_are():
     assert refusal(wrk=3) == "there is no knob 'wrk'; there are " + ", ".join(sorted(LoaderConfig.__struct_fields__))
 
 
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("on_bad_row", "bad_rows=BadRows(policy=...)"),
+        ("max_bad_rows", "bad_rows=BadRows(max=...)"),
+        ("quarantine_path", "bad_rows=BadRows(path=...)"),
+        ("log_excerpts", "bad_rows=BadRows(excerpts=...)"),
+        ("cache_dir", "cache=Cache(folder=...)"),
+        ("row_index_max_bytes", "cache=Cache(max_row_index_bytes=...)"),
+        ("token_cache", "cache=Cache(tokens=...)"),
+        ("token_cache_max_bytes", "cache=Cache(max_tokens_bytes=...)"),
+        ("backend", "event_loop"),
+    ],
+)
+def test_a_knob_of_an_earlier_version_is_refused_with_its_place_now(name, place):
+    assert refusal(**{name: 1}) == f"`{name}` is now `{place}`"
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("world_size", "ranks=Ranks(world_size=...)"),
+        ("rank", "ranks=Ranks(rank=...)"),
+        ("num_replicas", "ranks=Ranks(world_size=...)"),
+        ("gradient_accumulation_steps", "ranks=Ranks(gradient_accumulation=...)"),
+        ("row_timeout_s", "limits=Limits(row_timeout_s=...)"),
+        ("folder", "cache=Cache(folder=...)"),
+        ("policy", "bad_rows=BadRows(policy=...)"),
+    ],
+)
+def test_a_setting_of_a_struct_given_as_a_knob_is_refused_with_its_place(name, place):
+    assert refusal(**{name: 1}) == f"there is no knob {name!r}; it is `{place}`"
+
+
+def test_a_knob_as_other_loaders_call_it_is_refused_with_its_name_here():
+    assert refusal(prefetch_factor=2).startswith("there is no knob 'prefetch_factor'; did you mean 'buffer_size'? ")
+
+
+@pytest.mark.parametrize("loader", [DataLoader, AsyncDataLoader])
+def test_the_constructor_of_a_loader_says_where_an_unknown_knob_is(loader):
+    with pytest.raises(ConfigError, match=r"^`on_bad_row` is now `bad_rows=BadRows\(policy=\.\.\.\)`$"):
+        loader("no-such-file", tokenize_fn=str, on_bad_row="skip")
+
+
+@pytest.mark.parametrize(
+    "struct",
+    [Ranks(rank=1, world_size=2), Limits(max_workers=3), Cache(tokens="t"), BadRows(policy="quarantine", path="q")],
+    ids=lambda struct: type(struct).__name__,
+)
+def test_a_struct_may_be_written_as_a_dict(struct):
+    knob = next(knob for knob, kind in STRUCTS.items() if isinstance(struct, kind))
+    given = {name: value for name, value in msgspec.structs.asdict(struct).items() if value is not None}
+
+    assert getattr(LoaderConfig.of({knob: given}), knob) == getattr(LoaderConfig.of({knob: struct}), knob) == struct
+
+
+def test_the_policy_alone_is_a_short_form_of_bad_rows():
+    assert LoaderConfig.of({"bad_rows": "skip"}).bad_rows == BadRows(policy="skip")
+
+
+@pytest.mark.parametrize("knob", STRUCTS)
+@pytest.mark.parametrize("value", [None, 3, True, [("rank", 1)], Shuffle()])
+def test_what_is_no_struct_is_refused_with_what_is_one(knob, value):
+    assert (
+        refusal(**{knob: value})
+        == f"`{knob}` is {STRUCTS[knob].__name__}(...), or a dict of its settings; got {value!r}"
+    )
+
+
+def test_an_unknown_setting_of_a_struct_is_named_with_all_there_are():
+    assert refusal(bad_rows={"polcy": "skip"}) == (
+        "there is no setting of `bad_rows` 'polcy'; did you mean 'policy'? There are excerpts, max, path, policy"
+    )
+    assert "did you mean 'world_size'?" in refusal(ranks={"num_replicas": 2})
+    assert "did you mean 'folder'?" in refusal(cache={"cache_dir": "x"})
+
+
+def test_an_integer_of_numpy_in_a_struct_becomes_a_plain_one():
+    ranks = Ranks(rank=np.int64(1), world_size=np.int32(2))
+
+    assert ranks == Ranks(rank=1, world_size=2)
+    assert type(ranks.rank) is int
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "value"),
+    [
+        (Ranks, "rank", -1),
+        (Ranks, "world_size", 0),
+        (Ranks, "gradient_accumulation", 0),
+        (Ranks, "round_up", "yes"),
+        (Limits, "max_workers", 0),
+        (Limits, "max_ready_bytes", 0),
+        (Limits, "row_timeout_s", -1.0),
+        (Limits, "row_timeout_s", None),
+        (Cache, "folder", 3),
+        (Cache, "folder", "a\0b"),
+        (Cache, "tokens", "a\0b"),
+        (Cache, "tokens", 3),
+        (Cache, "max_tokens_bytes", 0),
+        (BadRows, "policy", "ignore"),
+        (BadRows, "max", -1),
+        (BadRows, "max", "3"),
+        (BadRows, "path", None),
+        (BadRows, "path", "a\0b"),
+        (BadRows, "excerpts", 1),
+    ],
+)
+def test_a_wrong_value_in_a_struct_is_refused_and_named_with_its_struct(kind, setting, value):
+    knob = next(knob for knob in STRUCTS if STRUCTS[knob] is kind)
+    with pytest.raises(ConfigError) as caught:
+        kind(**{setting: value})
+
+    assert str(caught.value).startswith(f"{kind.__name__}: {setting}={value!r}")
+    assert refusal(**{knob: {setting: value}}) == str(caught.value)
+
+
+def test_a_rank_is_below_the_number_of_ranks():
+    assert refusal(ranks={"rank": 2, "world_size": 2}) == (
+        "Ranks: rank=2 is too large for world_size=2: ranks are counted from 0"
+    )
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         *[(name, 0) for name in ("batch_size", "epochs", "n_samples_per_prompt", "buffer_size", "dp_size")],
-        ("max_ready_bytes", 0),
         ("num_workers", -1),
-        ("max_bad_rows", -1),
         ("timeout_s", 0),
         ("timeout_s", float("nan")),
-        ("row_timeout_s", -1.0),
-        ("row_timeout_s", None),
         ("seed", 1.0),
         ("seed", True),
         ("seed", "42"),
@@ -76,9 +239,8 @@ def test_an_unknown_knob_is_named_with_all_there_are():
         ("shuffle", RowShuffle(first="a")),
         ("shuffle", {"blocks": 3}),
         ("shuffle", {"block_bytes": 0}),
-        ("on_bad_row", "ignore"),
         ("commit", "never"),
-        ("backend", "curio"),
+        ("event_loop", "curio"),
     ],
 )
 def test_a_wrong_value_is_refused_and_its_knob_named(name, value):

@@ -269,7 +269,7 @@ def test_questions_over_a_context_say_what_the_cut_took(tmp_path, printed):
     rows = [{"input": "Mary went home. " * 40, "question": "Where is Mary? ", "target": "home"}]
     (tmp_path / "qa1.json").write_text(json.dumps(rows), encoding="utf-8")
 
-    words = ("--loss-mask", "--max-length", 80, "--set", "seed_compat=true", "--set", "reserve=16")
+    words = ("--loss-mask", "--max-length", 80, "--set", "legacy_recipe=true", "--set", "reserve=16")
     out = printed("inspect", tmp_path / "qa1.json", *TOKENIZER, *words)
 
     assert "qa1.json:0 (row number)  80 tokens, " in out

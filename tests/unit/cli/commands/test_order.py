@@ -32,12 +32,28 @@ KEPT = """shuffle={"method": "keyed", "only_kept": true}"""
 )
 def test_the_order_is_that_of_the_loader(data, capsys, tmp_path, words, knobs):
     cache = str(tmp_path / "cache")
-    assert main(["order", data, "--seed", "5", "--num", "0", "--lines", *words, "--loader", f"cache_dir={cache}"]) == 0
+    assert (
+        main(
+            [
+                "order",
+                data,
+                "--seed",
+                "5",
+                "--num",
+                "0",
+                "--lines",
+                *words,
+                "--loader",
+                f'cache={{"folder": "{cache}"}}',
+            ]
+        )
+        == 0
+    )
 
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split("\t") == ["position", "path", "byte_offset", "num_bytes", "line"]
     tokenize_fn = PromptTokenizeFn(tokenizer_folder(), max_length=20 if "--max-length" in words else None)
-    knobs = {"seed": 5, "num_workers": 0, "cache_dir": cache, **knobs}
+    knobs = {"seed": 5, "num_workers": 0, "cache": {"folder": cache}, **knobs}
     with DataLoader(data, tokenize_fn=tokenize_fn, **knobs) as loader:
         samples = loader.get_next_batch(len(lines), timeout_s=30)
     assert len(lines) > NUM_ROWS // 5

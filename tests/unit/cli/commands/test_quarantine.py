@@ -44,7 +44,7 @@ def run_json(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
 
 def put_aside(source: Any, num: int = 4, **settings: Any) -> str:
     """The quarantine of a run over ``source``."""
-    knobs = {"num_workers": 0, "shuffle": False, "timeout_s": 60, "on_bad_row": "quarantine"}
+    knobs = {"num_workers": 0, "shuffle": False, "timeout_s": 60, "bad_rows": "quarantine"}
     with capture_logs(), DataLoader(source, tokenize_fn=prompts(**settings), **knobs) as loader:
         loader.get_next_batch(num)
     return "quarantine.jsonl"
@@ -280,7 +280,7 @@ def test_a_file_that_is_not_a_quarantine_file_is_status_2(action, capsys):
 
 def test_no_excerpts_leaves_the_text_of_bad_rows_out(capsys):
     plain(b'{"input": "PRIVATE", "lab')
-    policy = ("--on-bad-row", "quarantine", "--num-workers", "0", "--no-excerpts")
+    policy = ("--bad-rows", "quarantine", "--num-workers", "0", "--no-excerpts")
 
     assert main(["run", "rows.jsonl", *TOKENS, *policy]) == 0
     said = capsys.readouterr()

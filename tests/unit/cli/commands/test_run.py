@@ -155,7 +155,7 @@ def test_rows_that_yield_no_sample_are_counted_by_reason(jsonl_file, tmp_path, r
     path, quarantine = jsonl_file(rows), tmp_path / "bad.jsonl"
 
     report = run_json(
-        *("run", path, *INLINE, "--max-length", 20, "--on-bad-row", "quarantine", "--quarantine-path", quarantine)
+        *("run", path, *INLINE, "--max-length", 20, "--bad-rows", "quarantine", "--quarantine-path", quarantine)
     )
 
     assert report["num_samples"] == 1
@@ -167,7 +167,7 @@ def test_rows_that_yield_no_sample_are_counted_by_reason(jsonl_file, tmp_path, r
 def test_skipped_bad_rows_are_warnings_on_stderr(jsonl_file, capsys):
     path = jsonl_file([{"input": "good"}, b"no json"])
 
-    assert main(["run", str(path), *INLINE, "--on-bad-row", "skip", "--progress", "none"]) == 0
+    assert main(["run", str(path), *INLINE, "--bad-rows", "skip", "--progress", "none"]) == 0
 
     out, err = capsys.readouterr()
     assert "dropped      1 bad row AD101" in out

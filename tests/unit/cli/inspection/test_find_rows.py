@@ -63,13 +63,15 @@ def orders(shuffles: list[Any]) -> list[tuple[Any, Any]]:
 def opened() -> Iterator[Callable[..., OpenedOrder]]:
     """Opens orders that are closed when the test is over."""
     with ExitStack() as stack:
-        yield lambda *arguments, **knobs: stack.enter_context(OpenedOrder(*arguments, **{"cache_dir": "", **knobs}))
+        yield lambda *arguments, **knobs: stack.enter_context(
+            OpenedOrder(*arguments, **{"cache": {"folder": ""}, **knobs})
+        )
 
 
 @pytest.mark.parametrize(("write", "shuffle"), orders([*SHUFFLES.values(), "full"]))
 def test_the_first_rows_are_those_that_the_loader_delivers_first(tmp_path, opened, write, shuffle):
     path = write(tmp_path)
-    knobs = {"seed": 7, "shuffle": shuffle, "cache_dir": ""}
+    knobs = {"seed": 7, "shuffle": shuffle, "cache": {"folder": ""}}
     with DataLoader(path, tokenize_fn=row_id, num_workers=0, **knobs) as loader:
         samples = loader.get_next_batch(NUM_ROWS, timeout_s=30)
 

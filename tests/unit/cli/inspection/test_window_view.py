@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata import (
+    Cache,
     DataLoader,
     JsonlSource,
     LengthGrouping,
@@ -53,7 +54,7 @@ def rows(jsonl_file: Callable[..., Path]) -> list[str]:
 
 
 def all_rows(paths: list[str], shuffle: Any, epoch: int) -> Iterator[tuple[Position, object]]:
-    with OpenedOrder(paths, seed=7, shuffle=shuffle, cache_dir="") as opened:
+    with OpenedOrder(paths, seed=7, shuffle=shuffle, cache=Cache(folder="")) as opened:
         for view in opened.windows(epoch):
             for row, location in enumerate(view.locations()):
                 yield Position(epoch, view.first.window, row), location
@@ -63,7 +64,7 @@ def all_rows(paths: list[str], shuffle: Any, epoch: int) -> Iterator[tuple[Posit
 def test_the_rows_of_the_windows_are_what_the_loader_delivers(rows, shuffle):
     shown = [*all_rows(rows, shuffle, 0), *all_rows(rows, shuffle, 1)]
 
-    knobs = {"num_workers": 0, "epochs": 2, "cache_dir": ""}
+    knobs = {"num_workers": 0, "epochs": 2, "cache": {"folder": ""}}
     with DataLoader(rows, tokenize_fn=row_id, seed=7, shuffle=shuffle, **knobs) as loader:
         samples = loader.get_next_batch(len(shown), timeout_s=30)
         with pytest.raises(EndOfData):
@@ -74,7 +75,7 @@ def test_the_rows_of_the_windows_are_what_the_loader_delivers(rows, shuffle):
 
 
 def test_rows_that_yield_no_sample_are_left_out_where_the_loader_leaves_them_out(rows):
-    knobs = {"seed": 7, "shuffle": RowShuffle(only_kept=True), "cache_dir": ""}
+    knobs = {"seed": 7, "shuffle": RowShuffle(only_kept=True), "cache": {"folder": ""}}
     with OpenedOrder(rows, every_third_dropped, **knobs) as opened:
         shown = [row.location for row in opened.first(NUM_ROWS)]
 
@@ -102,7 +103,7 @@ PLANNED: dict[str, Any] = {"packing": SoftPacking(max_length=8), "plan_packs": T
     ids=["packs", "grouped packs", "XTuner's packs"],
 )
 def test_planned_packs_are_in_the_order_of_the_loader(rows, knobs):
-    knobs = {"seed": 7, "cache_dir": "", **knobs}
+    knobs = {"seed": 7, "cache": {"folder": ""}, **knobs}
     with DataLoader(rows, tokenize_fn=row_id, num_workers=0, collate_fn=lambda packs: packs, **knobs) as loader:
         epochs = [[piece.sample for packs in loader for pack in packs for piece in pack] for _ in range(2)]
 
@@ -115,7 +116,7 @@ def test_planned_packs_are_in_the_order_of_the_loader(rows, knobs):
 
 @pytest.mark.parametrize("shuffle", [*SHUFFLES.values(), *ROW_SHUFFLES.values()], ids=[*SHUFFLES, *ROW_SHUFFLES])
 def test_an_inspected_row_is_what_a_worker_makes_of_it(rows, shuffle):
-    knobs = {"seed": 7, "shuffle": shuffle, "cache_dir": ""}
+    knobs = {"seed": 7, "shuffle": shuffle, "cache": {"folder": ""}}
     with DataLoader(rows, tokenize_fn=row_id, num_workers=0, **knobs) as loader:
         sample = loader.get_next_batch(NUM_ROWS + 40, timeout_s=30)[-1]
 
@@ -207,7 +208,7 @@ def test_a_file_that_disappeared_is_named(jsonl_file):
 def test_the_position_of_a_row_number_is_found_across_epochs(rows, shuffle):
     positions = [position for epoch in range(3) for position, _ in all_rows(rows, shuffle, epoch)]
 
-    with OpenedOrder(rows, seed=7, shuffle=shuffle, cache_dir="") as opened:
+    with OpenedOrder(rows, seed=7, shuffle=shuffle, cache=Cache(folder="")) as opened:
         for number in (0, 1, NUM_ROWS - 1, NUM_ROWS, 2 * NUM_ROWS + 123):
             assert opened.position_of(number) == positions[number]
 
@@ -218,7 +219,7 @@ def test_without_any_row_no_row_has_a_position(jsonl_file):
 
 
 def test_a_row_index_that_a_run_has_made_is_used(rows, tmp_path, monkeypatch):
-    knobs = {"shuffle": "full", "cache_dir": str(tmp_path / "cache")}
+    knobs = {"shuffle": "full", "cache": {"folder": str(tmp_path / "cache")}}
     with DataLoader(rows, tokenize_fn=row_id, num_workers=0, **knobs) as loader:
         first = loader.get_next_batch(1, timeout_s=30)[0]
     monkeypatch.setattr(request_handler, "index_blocks", lambda *_: pytest.fail("the rows were counted again"))

@@ -57,7 +57,8 @@ def coded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def source_of(tmp_path: Path, rows: list[dict[str, Any]], **args: Any) -> AsyncDataSource:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = {"asyncdata_num_workers": 1, "asyncdata_timeout_s": 100, "asyncdata_cache_dir": str(tmp_path / "cache")}
+    cache = {"folder": str(tmp_path / "cache")}
+    given = {"asyncdata_num_workers": 1, "asyncdata_timeout_s": 100, "asyncdata_cache": cache}
     return AsyncDataSource(SimpleNamespace(prompt_data=str(path), **given, **args))
 
 

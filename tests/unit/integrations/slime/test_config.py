@@ -9,6 +9,7 @@ import pytest
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.slime.config import Options, import_by_path, settings_of
+from asyncdata.loader.config import BadRows, LoaderConfig
 from asyncdata.order.shuffle import RowShuffle
 from asyncdata.sources.text.jsonl import JsonlSource
 from tests.support.slime_source import SLIMES_DEFAULTS, slimes_args
@@ -141,8 +142,27 @@ def test_a_value_that_cannot_work_is_an_error_that_names_the_key(key, value):
 
 
 def test_knobs_of_the_loader_are_checked_at_the_start():
-    with pytest.raises(ConfigError, match="backend"):
-        settings(asyncdata_backend="twisted")
+    with pytest.raises(ConfigError, match="event_loop"):
+        settings(asyncdata_event_loop="twisted")
+    with pytest.raises(ConfigError, match="^Limits: max_workers=0"):
+        settings(asyncdata_limits={"max_workers": 0})
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("on_bad_row", "bad_rows: {policy: ...}"),
+        ("quarantine_path", "bad_rows: {path: ...}"),
+        ("row_timeout_s", "limits: {row_timeout_s: ...}"),
+        ("cache_dir", "cache: {folder: ...}"),
+        ("backend", "event_loop"),
+    ],
+)
+def test_a_key_that_is_in_a_struct_is_refused_with_its_place(name, place):
+    with pytest.raises(ConfigError) as caught:
+        settings(**{f"asyncdata_{name}": 1})
+
+    assert str(caught.value) == f"there is no key asyncdata_{name}; it is `asyncdata_{place}`"
 
 
 def test_what_may_change_is_a_list_or_names_with_commas():
@@ -153,23 +173,23 @@ def test_what_may_change_is_a_list_or_names_with_commas():
 def test_every_knob_among_the_keys_reaches_the_loader():
     given = {
         "num_workers": 3,
-        "max_workers": 5,
-        "max_memory_bytes": 1 << 33,
-        "max_bytes_per_worker": 1 << 30,
+        "limits": {
+            "max_workers": 5,
+            "max_memory_bytes": 1 << 33,
+            "max_bytes_per_worker": 1 << 30,
+            "max_ready_bytes": 1000,
+            "row_timeout_s": 6.0,
+        },
         "buffer_size": 50,
-        "max_ready_bytes": 1000,
         "timeout_s": 5.0,
-        "row_timeout_s": 6.0,
-        "on_bad_row": "quarantine",
-        "max_bad_rows": 7,
-        "quarantine_path": "bad.jsonl",
-        "log_excerpts": False,
-        "backend": "asyncio",
-        "cache_dir": "somewhere",
+        "bad_rows": {"policy": "quarantine", "max": 7, "path": "bad.jsonl", "excerpts": False},
+        "event_loop": "asyncio",
+        "cache": {"folder": "somewhere"},
     }
     knobs = settings(**{f"asyncdata_{name}": value for name, value in given.items()}).knobs
 
     assert {name: knobs[name] for name in given} == given
+    assert LoaderConfig.of(knobs).bad_rows == BadRows(**given["bad_rows"])
     assert set(knobs) == {*given, "seed", "shuffle"}
     others = {"order", "pretokenize", "today", "revision", "strict_load", "allow_changed", "processor", "dataset"}
     others |= {"tokenizer_backend", "trust_remote_code", "unpersistable", "same_rows"}
@@ -187,9 +207,10 @@ def test_the_tokenizers_backend_can_be_named_and_is_no_part_of_what_a_checkpoint
 
 
 def test_bad_rows_are_skipped_without_limit_as_slime_skips_them():
-    knobs = settings().knobs
-
-    assert (knobs["on_bad_row"], knobs["max_bad_rows"]) == ("skip", None)
+    assert LoaderConfig.of(settings().knobs).bad_rows == BadRows(policy="skip", max=None)
+    for given in ("quarantine", {"policy": "quarantine"}):
+        found = settings(asyncdata_bad_rows=given).knobs
+        assert LoaderConfig.of(found).bad_rows == BadRows(policy="quarantine", max=None)
 
 
 def test_the_flags_of_slimes_streaming_datasets_count_where_those_are_asked_for():

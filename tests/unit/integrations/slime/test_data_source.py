@@ -385,7 +385,7 @@ def test_what_plugins_put_there_that_is_no_group_is_an_error_at_every_call(promp
 
 def test_what_fails_in_the_stream_leaves_everything_as_it_was(tmp_path):
     path = write_prompts(tmp_path / "p.jsonl", 6, {4: b'{"input": "no label"}'})
-    with source_of(path, asyncdata_on_bad_row="raise") as source:
+    with source_of(path, asyncdata_bad_rows="raise") as source:
         back = source.get_samples(2)
         source.add_samples(back)
         for _ in range(2):

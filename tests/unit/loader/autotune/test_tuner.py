@@ -278,10 +278,13 @@ def test_without_a_word_it_may_use_all_cpus_and_half_of_the_memory_that_is_free(
 
 @pytest.mark.usefixtures("machine")
 def test_what_is_given_is_kept() -> None:
-    limits = limits_of(LoaderConfig(num_workers=3, max_workers=9, buffer_size=10, dp_size=8))
+    limits = limits_of(
+        LoaderConfig.of({"num_workers": 3, "limits": {"max_workers": 9}, "buffer_size": 10, "dp_size": 8})
+    )
     assert (limits.min_workers, limits.max_workers, limits.max_capacity) == (3, 3, 80)
 
-    limits = limits_of(LoaderConfig(max_workers=5, max_memory_bytes=100 * MIB, max_ready_bytes=40 * MIB))
+    given = {"limits": {"max_workers": 5, "max_memory_bytes": 100 * MIB, "max_ready_bytes": 40 * MIB}}
+    limits = limits_of(LoaderConfig.of(given))
     assert (limits.max_workers, limits.max_worker_bytes, limits.max_ready_bytes) == (5, 60 * MIB, 40 * MIB)
 
 
@@ -294,7 +297,7 @@ def test_no_workers_is_one_thread() -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_it_begins_within_what_it_may() -> None:
-    limits = limits_of(LoaderConfig(max_workers=1, buffer_size=None, dp_size=3))
+    limits = limits_of(LoaderConfig.of({"limits": {"max_workers": 1}, "dp_size": 3}))
 
     assert limits.min_workers == 1
     assert limits.max_capacity >= LoaderConfig(dp_size=3).capacity == 3000

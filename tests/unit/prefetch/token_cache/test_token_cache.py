@@ -250,7 +250,7 @@ def test_a_run_without_room_writes_as_much_as_fits_and_continues(path, tmp_path)
     expected = Delivered(loader(path, None, epochs=2), 2)
     folder = tmp_path / "small"
     with structlog.testing.capture_logs() as events:
-        found = Delivered(loader(path, folder, epochs=2, token_cache_max_bytes=40_000), 2, settle=True)
+        found = Delivered(loader(path, folder, epochs=2, max_tokens_bytes=40_000), 2, settle=True)
 
     assert found.samples == expected.samples
     assert 10_000 < sum(file.stat().st_size for file in segments(folder)) <= 40_000
@@ -263,7 +263,7 @@ def test_another_data_set_takes_the_room_of_one_that_is_not_used(path, cache, tm
     size = sum(file.stat().st_size for file in segments(cache))
     other = write_rows(tmp_path / "other.jsonl", NUM_ROWS + 3)
 
-    Delivered(loader(other, cache, token_cache_max_bytes=size + 10_000), settle=True)
+    Delivered(loader(other, cache, max_tokens_bytes=size + 10_000), settle=True)
 
     assert sum(file.stat().st_size for file in segments(cache)) <= size + 10_000
     assert Delivered(loader(other, cache)).cached == [NUM_ROWS + 3]
@@ -412,8 +412,8 @@ def test_datasets_reads_a_segment(path, cache):
 
 
 def test_a_size_limit_must_be_positive(path, tmp_path):
-    with pytest.raises(ConfigError, match="token_cache_max_bytes"):
-        loader(path, tmp_path / "cache", token_cache_max_bytes=0)
+    with pytest.raises(ConfigError, match="Cache: max_tokens_bytes"):
+        loader(path, tmp_path / "cache", max_tokens_bytes=0)
 
 
 def test_a_damaged_segment_is_logged_removed_and_written_again(path, cache):

@@ -448,7 +448,7 @@ def test_a_row_that_is_too_long_is_a_bad_row(tmp_path):
     path = write(tmp_path / "a", columns={"id": [0, 1, 2], "pad": ["", "x" * 200, ""]})
     source = ParquetSource(str(path), max_row_bytes=100)
 
-    knobs = {"num_workers": 0, "timeout_s": 30, "on_bad_row": "skip", "quarantine_path": str(tmp_path / "q")}
+    knobs = {"num_workers": 0, "timeout_s": 30, "bad_rows": {"policy": "skip", "path": str(tmp_path / "q")}}
     with DataLoader(source, tokenize_fn=row_id, **knobs) as loader:
         assert sorted(ids(loader.get_next_batch(4))) == [0, 0, 2, 2]
         assert set(loader.statistics().dropped_total) == {"bad row AD108"}
@@ -562,8 +562,13 @@ def test_a_page_with_a_wrong_checksum_is_never_delivered(tmp_path, page, shuffle
     path.write_bytes(data)
     assert pq.read_table(path) != table, "it can be decoded, and is something else"
 
-    knobs = {"shuffle": shuffle, "num_workers": num_workers, "timeout_s": 60, "cache_dir": str(tmp_path / "cache")}
-    with DataLoader(path, tokenize_fn=row_id, on_bad_row="skip", **knobs) as loader:
+    knobs = {
+        "shuffle": shuffle,
+        "num_workers": num_workers,
+        "timeout_s": 60,
+        "cache": {"folder": str(tmp_path / "cache")},
+    }
+    with DataLoader(path, tokenize_fn=row_id, bad_rows="skip", **knobs) as loader:
         with pytest.raises(SourceError, match=rf"AD304 cannot read {path}: row group 1 cannot be decoded: .*checksum"):
             loader.get_next_batch(1000)
 

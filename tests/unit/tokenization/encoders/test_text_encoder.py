@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from asyncdata import DataLoader, PromptTokenizeFn, RowShuffle
+from asyncdata import BadRows, DataLoader, PromptTokenizeFn, RowShuffle
 from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.encoders import idle_work, text_encoder
 from asyncdata.tokenization.encoders.equivalence_records import choose, find, subject_of
@@ -204,9 +204,7 @@ def test_wrong_ids_in_an_audit_end_the_run_under_every_policy_for_bad_rows(
     path = jsonl_file([{"input": "a rare text"}] * 50)
 
     with (
-        DataLoader(
-            path, tokenize_fn=PromptTokenizeFn(str(small_tokenizer)), num_workers=0, on_bad_row=policy
-        ) as loader,
+        DataLoader(path, tokenize_fn=PromptTokenizeFn(str(small_tokenizer)), num_workers=0, bad_rows=policy) as loader,
         pytest.raises(ConfigError, match="AD436"),
     ):
         loader.get_next_batch(50)
@@ -258,14 +256,14 @@ def test_an_error_in_idle_work_is_reported_by_the_next_batch(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("order", [False, RowShuffle(method="none", only_kept=True)], ids=str)
-@pytest.mark.parametrize("log_excerpts", [True, False])
+@pytest.mark.parametrize("excerpts", [True, False])
 @pytest.mark.parametrize("bad", [0, 2])
 def test_wrong_ids_in_an_audit_have_a_place_and_an_excerpt_only_if_allowed(
     found_out: Callable[[str], None],
     small_tokenizer: Path,
     jsonl_file: Callable[..., Path],
     order: Any,
-    log_excerpts: bool,
+    excerpts: bool,
     bad: int,
 ) -> None:
     found_out("a rare text")
@@ -280,8 +278,7 @@ def test_wrong_ids_in_an_audit_have_a_place_and_an_excerpt_only_if_allowed(
             tokenize_fn=PromptTokenizeFn(str(small_tokenizer)),
             shuffle=order,
             num_workers=0,
-            on_bad_row="skip",
-            log_excerpts=log_excerpts,
+            bad_rows=BadRows(policy="skip", excerpts=excerpts),
         ) as loader,
         pytest.raises(ConfigError, match="AD436") as caught,
     ):
@@ -294,7 +291,7 @@ def test_wrong_ids_in_an_audit_have_a_place_and_an_excerpt_only_if_allowed(
     line, start = map(int, found.groups())
     assert b"a rare text" in lines[line - 1]
     assert start == sum(map(len, lines[: line - 1]))
-    assert ("a rare text" in message) == log_excerpts
+    assert ("a rare text" in message) == excerpts
 
 
 @pytest.mark.thorough

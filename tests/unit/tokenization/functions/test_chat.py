@@ -144,7 +144,7 @@ def test_tool_calls_without_content_are_trained(name: str) -> None:
 
 
 def test_tools_go_to_the_template(name: str) -> None:
-    fn = ChatTokenizeFn(name, chat_template=WITH_CALLS, tools_key="functions")
+    fn = ChatTokenizeFn(name, chat_template=WITH_CALLS, tool_key="functions")
 
     chunk = run(fn.open(), [{"messages": CHAT, "functions": [TOOL], "tools": "not looked at"}])
 
@@ -457,7 +457,7 @@ def test_it_is_a_description_that_a_worker_makes_again(name: str) -> None:
     "settings",
     [
         {"messages_key": "chat"},
-        {"tools_key": None},
+        {"tool_key": None},
         {"train_on": "last_assistant"},
         {"max_length": 5},
         {"overlong": "error"},

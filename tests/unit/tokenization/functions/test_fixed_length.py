@@ -105,8 +105,8 @@ def test_special_tokens_in_front_are_kept_and_none_come_between_prompt_and_answe
     )
     folder = variant(small_tokenizer, tmp_path / "around", post_processor=json.loads(around.__getstate__()))
 
-    with_them = run(babilong(folder, 60, on_overlong="truncate_context_left").open(), [ROW])
-    without = run(babilong(folder, 60, on_overlong="truncate_context_left", add_special_tokens=False).open(), [ROW])
+    with_them = run(babilong(folder, 60, overlong="truncate_context_left").open(), [ROW])
+    without = run(babilong(folder, 60, overlong="truncate_context_left", add_special_tokens=False).open(), [ROW])
 
     assert token_ids(with_them)[0][0] == 1
     assert token_ids(with_them)[0].count(2) == token_ids(without)[0].count(2) == 1
@@ -128,12 +128,12 @@ def test_any_keys_of_a_row_can_be_laid_out(name: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("cut", CUTS)
 def test_the_question_and_the_answer_are_never_cut(name: str, cut: str) -> None:
-    fn = babilong(name, on_overlong=cut)
+    fn = babilong(name, overlong=cut)
     tail = f"{SUFFIX} garden{END}"
     shortest = len(tokenizer_of(fn).encode(tail).ids)
 
     for length in range(shortest, 200):
-        chunk = run(babilong(name, length, on_overlong=cut).open(), [ROW])
+        chunk = run(babilong(name, length, overlong=cut).open(), [ROW])
         if chunk.num_samples == 0:
             assert (drops(chunk), length < shortest + 10) == ({"context_too_short": [0]}, True)
             continue
@@ -148,7 +148,7 @@ def test_the_question_and_the_answer_are_never_cut(name: str, cut: str) -> None:
 def test_a_context_is_cut_where_it_is_asked_for(name: str) -> None:
     kept = {}
     for cut in CUTS:
-        fn = babilong(name, 100, on_overlong=cut)
+        fn = babilong(name, 100, overlong=cut)
         (text,) = texts(fn, run(fn.open(), [ROW]))
         kept[cut] = text.removesuffix(f"{SUFFIX} garden{END}")
 
@@ -171,14 +171,14 @@ def test_by_default_rows_that_are_too_long_are_dropped_and_counted(name: str) ->
 
 
 def test_a_row_that_is_too_long_can_be_an_error(name: str) -> None:
-    chunk = run(babilong(name, 50, on_overlong="error").open(), [ROW])
+    chunk = run(babilong(name, 50, overlong="error").open(), [ROW])
 
     assert faults(chunk) == [(0, "AD415")]
-    assert "tokens are more than max_length=50; raise it, or set on_overlong=" in chunk.errors[0].reason
+    assert "tokens are more than max_length=50; raise it, or set overlong=" in chunk.errors[0].reason
 
 
 def test_a_row_of_which_too_little_context_would_be_left_is_dropped(name: str) -> None:
-    fn = babilong(name, 60, on_overlong="truncate_context_left", min_context_tokens=50)
+    fn = babilong(name, 60, overlong="truncate_context_left", min_context_tokens=50)
 
     assert drops(run(fn.open(), [ROW, {**ROW, "question": "?" * 200}])) == {"context_too_short": [0, 1]}
 
@@ -187,9 +187,9 @@ def test_a_row_whose_context_no_longer_has_the_answer_can_be_dropped(name: str) 
     rows = [{**ROW, "input": f"{front} {'filler ' * 100} {back}"} for front, back in (("garden", ""), ("", "garden"))]
 
     for cut, lost in (("truncate_context_left", [0]), ("truncate_context_right", [1]), ("truncate_context_middle", [])):
-        fn = babilong(name, 80, on_overlong=cut, keep_answer=True)
+        fn = babilong(name, 80, overlong=cut, keep_answer=True)
         assert drops(run(fn.open(), rows)).get("answer_lost", []) == lost
-        assert drops(run(babilong(name, 80, on_overlong=cut).open(), rows)) == {}
+        assert drops(run(babilong(name, 80, overlong=cut).open(), rows)) == {}
 
 
 @pytest.mark.parametrize(
@@ -205,41 +205,6 @@ def test_a_bad_row_is_named(name: str, row: bytes, code: str, reason: str) -> No
 
     assert faults(chunk) == [(0, code)]
     assert reason in chunk.errors[0].reason
-
-
-# The split
-
-
-ROWS = [{"input": f"text {number}", "question": "q", "target": "t"} for number in range(600)]
-
-
-def part(name: str, split: Any, rows: Any = ROWS, **settings: Any) -> set[str]:
-    fn = babilong(name, 40, split=split, add_eos=False, **settings)
-    chunk = run(fn.open(), rows)
-    assert sum(map(len, drops(chunk).values())) + chunk.num_samples == len(rows)
-    assert set(drops(chunk)) <= {"split"}
-    return {text.partition("\n")[0] for text in texts(fn, chunk)}
-
-
-def test_the_parts_of_a_split_are_disjoint_and_together_all_rows(name: str) -> None:
-    train, evaluation = part(name, "train", train_ratio=0.8), part(name, "eval", train_ratio=0.8)
-
-    assert train | evaluation == {row["input"] for row in ROWS}
-    assert train & evaluation == set()
-    assert abs(len(train) - 480) < 40  # four standard deviations
-
-
-def test_a_rows_part_depends_on_its_text_alone(name: str) -> None:
-    reordered = [dict(reversed(row.items())) | {"other": 1} for row in reversed(ROWS)]
-
-    assert part(name, "eval", reordered) == part(name, "eval")
-    assert part(name, "eval", ROWS[::2]) <= part(name, "eval")
-    assert part(name, "eval", split_seed=1) != part(name, "eval")
-
-
-def test_a_part_may_be_everything_or_nothing(name: str) -> None:
-    assert len(part(name, "train", train_ratio=1.0)) == 600
-    assert part(name, "train", train_ratio=0.0) == set()
 
 
 # As the recipe had it
@@ -284,15 +249,15 @@ def test_seed_compat_is_the_recipe_also_where_special_tokens_are_put_around(
     folder = variant(small_tokenizer, tmp_path / "around", post_processor=json.loads(around.__getstate__()))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 
-    chunk = run(babilong(folder, max_length, seed_compat=True, reserve=10).open(), [ROW])
+    chunk = run(babilong(folder, max_length, legacy_recipe=True, reserve=10).open(), [ROW])
 
     assert as_arrays(chunk, 0) == seed_steps(tokenizer, ROW, max_length, 10)
 
 
 def test_only_the_recipes_prompt_has_a_blank_line_after_the_context(name: str) -> None:
-    assert babilong(name, seed_compat=True).prompt == "{input}\n\nQuestion: {question}\nAnswer:"
+    assert babilong(name, legacy_recipe=True).prompt == "{input}\n\nQuestion: {question}\nAnswer:"
     assert babilong(name).prompt == "{input}\nQuestion: {question}\nAnswer:", "runs of ours go on"
-    assert babilong(name, seed_compat=True, prompt="{input}: {question}").prompt == "{input}: {question}"
+    assert babilong(name, legacy_recipe=True, prompt="{input}: {question}").prompt == "{input}: {question}"
 
 
 @pytest.mark.thorough
@@ -307,7 +272,7 @@ def test_seed_compat_is_the_recipe_on_babilong(test_data: Path, tokenizer: str, 
     folder = str(test_data / "tokenizers" / tokenizer)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     rows = json.loads((test_data / "babilong" / file).read_text(encoding="utf-8"))
-    fn = babilong(folder, max_length, seed_compat=True)
+    fn = babilong(folder, max_length, legacy_recipe=True)
 
     chunk = run(fn.open(), rows)
 
@@ -325,7 +290,7 @@ def test_seed_compat_notes_whether_the_cut_removed_the_question(name: str) -> No
         fn = babilong(
             name,
             len(tokenizer_of(babilong(name)).encode(f"{CONTEXT}\n{SUFFIX}").ids),
-            seed_compat=True,
+            legacy_recipe=True,
             reserve=reserve,
         )
         chunk = run(fn.open(), [ROW])
@@ -341,7 +306,7 @@ def test_an_answer_longer_than_its_reserve_is_cut_as_in_the_recipe(name: str) ->
     transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
     row = {**ROW, "target": "garden " * 20}
 
-    chunk = run(babilong(name, 100, seed_compat=True, reserve=8).open(), [row])
+    chunk = run(babilong(name, 100, legacy_recipe=True, reserve=8).open(), [row])
 
     assert as_arrays(chunk, 0) == seed_steps(transformers.AutoTokenizer.from_pretrained(name), row, 100, 8)
 
@@ -355,7 +320,7 @@ def test_below_the_prompts_length_every_sample_of_babilong_has_its_question(
     test_data: Path, tokenizer: str, cut: str, file: str, max_length: int
 ) -> None:
     rows = json.loads((test_data / "babilong" / file).read_text(encoding="utf-8"))
-    fn = babilong(str(test_data / "tokenizers" / tokenizer), max_length, on_overlong=cut)
+    fn = babilong(str(test_data / "tokenizers" / tokenizer), max_length, overlong=cut)
 
     chunk = run(fn.open(), rows)
 
@@ -375,8 +340,8 @@ def test_with_half_the_length_the_recipe_loses_every_question_and_we_lose_none(
 ) -> None:
     rows = json.loads((test_data / "babilong" / file).read_text(encoding="utf-8"))
     folder = str(test_data / "tokenizers" / tokenizer)
-    recipe = babilong(folder, max_length, seed_compat=True)
-    ours = babilong(folder, max_length, on_overlong="truncate_context_middle", keep_answer=True)
+    recipe = babilong(folder, max_length, legacy_recipe=True)
+    ours = babilong(folder, max_length, overlong="truncate_context_middle", keep_answer=True)
 
     theirs, chunk = run(recipe.open(), rows), run(ours.open(), rows)
 
@@ -394,7 +359,7 @@ def test_with_half_the_length_the_recipe_loses_every_question_and_we_lose_none(
 
 
 def test_it_is_a_description_that_a_worker_makes_again(name: str) -> None:
-    fn = babilong(name, 80, on_overlong="truncate_context_middle", split="train", train_ratio=1.0)
+    fn = babilong(name, 80, overlong="truncate_context_middle")
 
     assert isinstance(fn, TokenizeFn)
     again = run(open_spec(describe(fn.resolve())), [ROW])
@@ -407,21 +372,18 @@ def test_every_setting_is_in_the_fingerprint(name: str) -> None:
         {"prompt": "{input}{question}"},
         {"answer": "{target}"},
         {"context_key": "question"},
-        {"on_overlong": "error"},
+        {"overlong": "error"},
         {"min_context_tokens": 2},
         {"keep_answer": True},
         {"add_special_tokens": False},
         {"add_eos": False},
         {"pad_id": 3},
-        {"split": "eval"},
-        {"train_ratio": 0.5},
-        {"split_seed": 1},
-        {"seed_compat": True},
+        {"legacy_recipe": True},
         {"reserve": 5},
     ]
     prints = [babilong(name, **{"max_length": 99} | settings).fingerprints() for settings in [{}, *changes]]
 
-    assert len({print["tokenize_fn"] for print in prints}) == 16
+    assert len({print["tokenize_fn"] for print in prints}) == 13
 
 
 @pytest.mark.parametrize(
@@ -434,12 +396,10 @@ def test_every_setting_is_in_the_fingerprint(name: str) -> None:
         ({"prompt": "{input}{a.b}"}, r"a field is a key of the row in braces, as \{question\}; got 'a.b'"),
         ({"prompt": "{input}{}"}, "a field is a key"),
         ({"answer": "yes"}, r"has no field, such as '\{target\}'"),
-        ({"context_key": None, "on_overlong": "truncate_context_left"}, "needs a context_key"),
-        ({"train_ratio": 1.5}, "train_ratio=1.5"),
-        ({"split": "test"}, "split='test'"),
-        ({"seed_compat": True, "add_eos": True}, "seed_compat cuts at the right and has no end token"),
-        ({"seed_compat": True, "on_overlong": "error"}, "seed_compat cuts at the right and has no end token"),
-        ({"seed_compat": True, "max_length": 64}, "reserve=64 leaves nothing of max_length=64"),
+        ({"context_key": None, "overlong": "truncate_context_left"}, "needs a context_key"),
+        ({"legacy_recipe": True, "add_eos": True}, "legacy_recipe cuts at the right and has no end token"),
+        ({"legacy_recipe": True, "overlong": "error"}, "legacy_recipe cuts at the right and has no end token"),
+        ({"legacy_recipe": True, "max_length": 64}, "reserve=64 leaves nothing of max_length=64"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused(name: str, settings: dict[str, Any], reason: str) -> None:

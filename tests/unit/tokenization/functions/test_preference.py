@@ -162,7 +162,7 @@ def test_every_setting_is_in_the_fingerprint(name: str) -> None:
         {"rejected_key": "r"},
         {"eos": False},
         {"max_length": 5},
-        {"tools_key": None},
+        {"tool_key": None},
     ]
     prints = [PreferenceTokenizeFn(name, **settings).fingerprints()["tokenize_fn"] for settings in [{}, *changes]]
 
