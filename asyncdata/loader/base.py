@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from asyncdata.batching.collators.base import Document
     from asyncdata.batching.length_grouping import LengthGrouping
-    from asyncdata.batching.online.state import PackedSample, RestartPoint
+    from asyncdata.batching.online.progress import PackedSample, RestartPoint
     from asyncdata.batching.packers.base import Packing
     from asyncdata.batching.planned.plan import PlannedEpoch
     from asyncdata.core.types import Group, Position, Sample
     from asyncdata.delivery.rollout_buffer import BufferFilter
-    from asyncdata.loader.batches.packed_batches import PackBatches
+    from asyncdata.loader.batches.online_batches import PackBatches
     from asyncdata.loader.batches.planned_batches import PlannedBatches
     from asyncdata.loader.batches.sample_batches import Batches
     from asyncdata.loader.config import Knobs
@@ -310,7 +310,7 @@ class BaseLoader:
         if stage is None:
             return None
 
-        from asyncdata.loader.batches.packed_batches import PackBatches
+        from asyncdata.loader.batches.online_batches import PackBatches
 
         max_push = max(1, config.capacity // 2)
         return PackBatches(
@@ -342,7 +342,7 @@ class BaseLoader:
 
     def tip(self) -> RestartPoint:
         """The position and counters of the next sample of the stream."""
-        from asyncdata.batching.online.state import RestartPoint
+        from asyncdata.batching.online.progress import RestartPoint
 
         ledger = self._engine.coordinator.ledger
         return RestartPoint(ledger.position, ledger.counters)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.batching.online.stage import PackStage
-from asyncdata.batching.online.state import RestartPoint
+from asyncdata.batching.online.packs import PackStage
+from asyncdata.batching.online.progress import RestartPoint
 from asyncdata.checkpoint.matching import check
 from asyncdata.checkpoint.restore import epoch_to_begin, ledger_of
 from asyncdata.checkpoint.snapshot import Snapshot

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 
 from asyncdata.batching.length_grouping import LengthGrouping
+from asyncdata.batching.online.packs import PackStage
+from asyncdata.batching.online.progress import RestartPoint
 from asyncdata.batching.online.rules import PackRules
-from asyncdata.batching.online.stage import PackStage
-from asyncdata.batching.online.state import RestartPoint
 from asyncdata.batching.packers.base import PackState
 from asyncdata.batching.packers.hard import HardPacking
 from asyncdata.batching.packers.soft import SoftPacking

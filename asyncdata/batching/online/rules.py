@@ -8,7 +8,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from asyncdata.batching.length_grouping import LengthGrouping
-    from asyncdata.batching.online.state import Mark
+    from asyncdata.batching.online.progress import Mark
     from asyncdata.batching.packers.base import Pack, Packing
 
 __all__ = ("PackRules",)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from asyncdata.batching.online.state import PackedSample
+from asyncdata.batching.online.progress import PackedSample
 from asyncdata.batching.packers.base import Counts, PackState, restored
 from asyncdata.core.errors import NoSamplesError
 from asyncdata.loader.batches.sample_batches import NotTaken

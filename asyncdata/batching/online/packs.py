@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.batching.online.state import Mark, Now, PackedSample, Window
+from asyncdata.batching.online.progress import Mark, Now, PackedSample, Window
 from asyncdata.batching.packers.base import PackState, Place, PlacedPiece, refuse_wrong_pieces, restored, wrong_state
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.types import Position
@@ -24,8 +24,8 @@ from asyncdata.core.types import Position
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from asyncdata.batching.online.progress import RestartPoint
     from asyncdata.batching.online.rules import PackRules
-    from asyncdata.batching.online.state import RestartPoint
     from asyncdata.batching.packers.base import Counts, Pack
     from asyncdata.core.types import Sample, SourceLocation
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asyncdata.core.errors import ConfigError, NoSamplesError
 
 if TYPE_CHECKING:
-    from asyncdata.batching.online.stage import PackStage
-    from asyncdata.batching.online.state import PackedSample, RestartPoint
+    from asyncdata.batching.online.packs import PackStage
+    from asyncdata.batching.online.progress import PackedSample, RestartPoint
     from asyncdata.core.errors import EndOfData
     from asyncdata.core.types import Sample
     from asyncdata.loader.batches.sample_batches import Batch, Share

@@ -1,4 +1,4 @@
-"""What a :class:`~asyncdata.batching.online.stage.PackStage` holds, as one immutable value."""
+"""What a :class:`~asyncdata.batching.online.packs.PackStage` holds, as one immutable value."""
 
 from __future__ import annotations
 
