@@ -1,11 +1,12 @@
-"""Turns samples of D into packs, in delivery order: packs them, and groups packs of similar cost.
+"""Packs samples in the order of D, as they come, and groups packs of similar cost.
 
-The way of a sample: it is taken from D and pushed; it waits in the packer until its pack is closed; the pack waits in a
-window of packs until that can be ordered; then it is ready, and goes with a batch. What a rank has no use for is let go
-of as soon as the order is known. Nothing here waits, and nothing is random: packs follow from D alone.
+A sample is taken from D and pushed. It waits in the packer until its pack is closed. The pack waits in a window of
+packs until the window is full and can be ordered. Then the pack is ready, and is delivered with a batch. As soon as the
+order is known, a rank drops the samples that only other ranks need. Nothing here waits and nothing is random: packs
+follow from D alone.
 
-All of it is one immutable value, replaced by one assignment. So whatever interrupts a call finds it done or not done,
-and a state may be taken at any instant and by any thread.
+All methods are functions of an :class:`~asyncdata.batching.online.progress.OnlineProgress`, and return the next one.
+The ledger holds the current one, so that a delivery commits samples and packs by one assignment.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.batching.online.progress import Mark, Now, PackedSample, Window
+from asyncdata.batching.online.progress import OnlineProgress, Window, WindowStart
+from asyncdata.batching.packed_sample import PackedSample
 from asyncdata.batching.packers.base import PackState, Place, PlacedPiece, refuse_wrong_pieces, restored, wrong_state
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.types import Position
@@ -24,127 +26,72 @@ from asyncdata.core.types import Position
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdata.batching.online.progress import RestartPoint
     from asyncdata.batching.online.rules import PackRules
-    from asyncdata.batching.packers.base import Counts, Pack
+    from asyncdata.batching.packers.base import Pack
     from asyncdata.core.types import Sample, SourceLocation
+    from asyncdata.delivery.ledger import RestartPoint
 
-__all__ = ("PackStage",)
+__all__ = ("OnlinePacks",)
 
-_STALE_SHARE = 4  # samples are let go of when one in so many is stale, as that costs time for each that is held
+_STALE_SHARE = 4  # stale samples are dropped when one in four is stale, as a look at all samples takes time
 
 
-class PackStage:
+class OnlinePacks:
     """The packs of D for all ranks together. Only one thread at a time may push samples."""
 
     def __init__(self, rules: PackRules) -> None:
         self.rules = rules
-        self._now = self._start(0)
-
-    def _start(self, epoch: int) -> Now:
-        rules = self.rules
-        packer = rules.packing.open()
-        mark = Mark(packer, [], None, 0, rules.world_size, self._accumulation)
-        return Now(packer, mark, samples={}, epoch=epoch)
 
     @property
     def _accumulation(self) -> int:
         """Packs of each rank in an optimizer step."""
         return self.rules.batch_size * self.rules.accumulation
 
-    def restart(self, epoch: int) -> None:
-        """Go on at the start of ``epoch``. What waits is dropped; what was counted stays."""
-        now, start = self._now, self._start(epoch)
-        start.packer.counts = now.packer.counts.copy()
-        self._now = start._replace(num_packs=now.num_packs, num_tokens=now.num_tokens)
+    def begin(self, epoch: int = 0, before: OnlineProgress | None = None) -> OnlineProgress:
+        """The progress at the start of ``epoch``. What waits in ``before`` is dropped; what it counted stays."""
+        packer = self.rules.packing.open()
+        start = WindowStart(packer, [], None, 0, self.rules.world_size, self._accumulation)
+        if before is None:
+            return OnlineProgress(packer, start, samples={}, epoch=epoch)
 
-    # What there is.
-
-    @property
-    def now(self) -> object:
-        """A token of this moment, for :meth:`go_back`."""
-        return self._now
-
-    def go_back(self, now: object, after: object) -> None:
-        """Undo the change from ``now`` to ``after``; do nothing if there was another change since."""
-        if self._now is after and isinstance(now, Now):
-            self._now = now
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that is being delivered."""
-        return self._now.epoch
-
-    @property
-    def num_ready(self) -> int:
-        """Packs that can be delivered."""
-        return self._now.num_ready
-
-    @property
-    def num_held(self) -> int:
-        """Samples in memory."""
-        return len(self._now.samples)
-
-    @property
-    def num_packs(self) -> int:
-        """Packs delivered to all ranks, in this run and those it resumed."""
-        return self._now.num_packs
-
-    @property
-    def epoch_packs(self) -> int:
-        """Packs of the current epoch."""
-        return self._now.epoch_packs
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the packs delivered."""
-        return self._now.num_tokens
-
-    @property
-    def num_kept(self) -> int:
-        """Samples that were taken in and not dropped, in this run."""
-        return self._now.num_kept
-
-    @property
-    def counts(self) -> Counts:
-        """What was not packed."""
-        return self._now.packer.counts
+        packer.counts = before.counts.copy()
+        num_packs, num_tokens = before.num_packs, before.num_tokens
+        return OnlineProgress(packer, start, samples={}, epoch=epoch, num_packs=num_packs, num_tokens=num_tokens)
 
     # Samples come.
 
-    def begin(self, tip: RestartPoint) -> None:
-        """Set the position of the next sample of D to ``tip``, unless it is known."""
-        if self._now.tip is None:
-            self._now = self._now._replace(tip=tip)
+    def pushed(self, progress: OnlineProgress, samples: Sequence[Sample], point: RestartPoint) -> OnlineProgress:
+        """The progress after the next samples of D. Samples that were taken in before a restart are passed over.
 
-    def push(self, samples: Sequence[Sample], tip: RestartPoint) -> None:
-        """Take in the next samples of D; those that were taken in already are passed over.
-
-        :param tip: the position in D after them.
-        :raises ConfigError: AD450, for a sample that cannot be packed; none is taken in then.
+        :param point: where D was read from to get them.
+        :raises ConfigError: AD450, for a sample that cannot be packed.
         :raises SnapshotError: if samples that waited before a restart do not come again.
         """
-        now = self._now
+        now = progress
         for _, some in groupby(zip(map(_place, samples), samples, strict=True), _epoch_of):
-            now = self._pushed(now, *zip(*some, strict=True))
-        is_ordered = self.rules.world_size > 1 and now.mark.window > self._now.mark.window
+            now = self._with_samples(now, point, *zip(*some, strict=True))
+        is_ordered = self.rules.world_size > 1 and now.start.window > progress.start.window
         if is_ordered or now.num_stale * _STALE_SHARE > len(now.samples):
             now = self._pruned(now)
-        self._now = now._replace(tip=tip)
+        return now
 
-    def _pushed(self, now: Now, references: tuple[Place, ...], samples: tuple[Sample, ...]) -> Now:
-        if not self.rules.across_epochs and now.last is not None and now.last[0] < references[0][0]:
-            now = self._flushed(now)
-        num_known = 0 if now.last is None else bisect_right(references, now.last)
-        now = self._with_missing(now, dict(zip(references[:num_known], samples, strict=False)))
-        now = self._with_point(now, references[0])
+    def _with_samples(
+        self, now: OnlineProgress, point: RestartPoint, places: tuple[Place, ...], samples: tuple[Sample, ...]
+    ) -> OnlineProgress:
+        """The progress after samples of one epoch."""
+        if not self.rules.across_epochs and now.last is not None and now.last[0] < places[0][0]:
+            now = self._all_packed(now)
+        num_known = 0 if now.last is None else bisect_right(places, now.last)
+        now = self._with_missing(now, dict(zip(places[:num_known], samples, strict=False)))
+        if not now.points or now.points[-1][0] < places[0]:
+            now = now._replace(points=(*now.points, (places[0], point)))
         if num_known == len(samples):
             return now
 
         _require_all(now.missing)
-        return self._with_fresh(now, references[num_known:], samples[num_known:])
+        return self._with_fresh(now, places[num_known:], samples[num_known:])
 
-    def _with_missing(self, now: Now, known: dict[Place, Sample]) -> Now:
+    def _with_missing(self, now: OnlineProgress, known: dict[Place, Sample]) -> OnlineProgress:
         """The samples that waited before a restart come again."""
         found = {place: sample for place, sample in known.items() if place in now.missing}
         if not found:
@@ -164,162 +111,133 @@ class PackStage:
                 f"{num_tokens} tokens now, not {stop} as then. A tokenize function must give the same each time"
             )
 
-    @staticmethod
-    def _with_point(now: Now, first: Place) -> Now:
-        if now.tip is None or (now.points and now.points[-1][0] >= first):
-            return now
-
-        return now._replace(points=(*now.points, (first, now.tip)))
-
-    def _with_fresh(self, now: Now, references: tuple[Place, ...], fresh: tuple[Sample, ...]) -> Now:
+    def _with_fresh(self, now: OnlineProgress, places: tuple[Place, ...], fresh: tuple[Sample, ...]) -> OnlineProgress:
         lengths = [len(sample.tokens) for sample in fresh]
         packer = now.packer.copy()
         try:
-            packs = packer.extend(lengths, references)
+            packs = packer.extend(lengths, places)
         except ConfigError as error:
             longest = fresh[lengths.index(max(lengths))].source
             where = "" if longest is None else f": {_row(longest)}"
             raise ConfigError(f"{error}{where}") from None
 
         keeps = self.rules.packing.keeps
-        kept = {
-            place: sample for place, sample, length in zip(references, fresh, lengths, strict=True) if keeps(length)
-        }
+        kept = {place: sample for place, sample, length in zip(places, fresh, lengths, strict=True) if keeps(length)}
         now.samples.update(kept)
-        now = now._replace(packer=packer, last=references[-1], num_kept=now.num_kept + len(kept))
+        now = now._replace(packer=packer, last=places[-1], num_kept=now.num_kept + len(kept))
         return self._with_packs(now, packs)
 
-    def flush(self) -> None:
-        """The epoch is at its end, and what waits is packed by itself."""
-        self._now = self._flushed(self._now)._replace(is_alone=True)
+    def flushed(self, progress: OnlineProgress) -> OnlineProgress:
+        """The progress after the epoch's end, where all that waits is packed by itself."""
+        return self._all_packed(progress)._replace(is_alone=True)
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether what waited of the epoch was packed by itself."""
-        return self._now.is_alone
-
-    @property
-    def has_rest(self) -> bool:
-        """Whether :meth:`flush` would make a pack."""
-        return bool(self._now.packs or self._now.packer.copy().flush())
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Tokens that are in no pack yet."""
-        return sum(stop - start for _, start, stop in self._now.packer.waiting())
-
-    def _flushed(self, now: Now) -> Now:
+    def _all_packed(self, now: OnlineProgress) -> OnlineProgress:
         _require_all(now.missing)
         packer = now.packer.copy()
-        now = self._with_packs(now._replace(packer=packer), packer.flush())
-        return self._closed(now, now.packs, []) if now.packs else now
+        packs = packer.flush()
+        now = self._with_packs(now._replace(packer=packer), packs)
+        return self._with_full_window(now, now.packs, []) if now.packs else now
 
-    def _with_packs(self, now: Now, packs: list[Pack]) -> Now:
+    def _with_packs(self, now: OnlineProgress, packs: list[Pack]) -> OnlineProgress:
         packs = now.packs + packs
         while packs:
-            size = self.rules.window_size(now.mark) if self.rules.grouping is not None else len(packs)
+            size = self.rules.window_size(now.start) if self.rules.grouping is not None else len(packs)
             if size is None or len(packs) < size:
                 return now._replace(packs=packs)
 
-            now = self._closed(now, packs[:size], packs[size:])
+            now = self._with_full_window(now, packs[:size], packs[size:])
             packs = packs[size:]
-        # Nothing of the window is there yet: it may as well begin here.
-        return now._replace(packs=[], mark=now.mark._replace(packer=now.packer, packs=[], last=now.last))
+        # The window has no pack yet, so it can begin here: then a restart needs fewer samples.
+        return now._replace(packs=[], start=now.start._replace(packer=now.packer, packs=[], last=now.last))
 
-    def _closed(self, now: Now, packs: list[Pack], rest: list[Pack]) -> Now:
-        """The window is full."""
-        window = Window(now.mark, self.rules.ordered(packs, now.mark))
+    def _with_full_window(self, now: OnlineProgress, packs: list[Pack], rest: list[Pack]) -> OnlineProgress:
+        window = Window(now.start, self.rules.ordered(packs, now.start))
         world_size, accumulation = self.rules.world_size, self._accumulation
-        mark = Mark(now.packer, rest, now.last, now.mark.window + 1, world_size, accumulation)
-        return now._replace(ready=(*now.ready, window), mark=mark, packs=rest).settled()
+        start = WindowStart(now.packer, rest, now.last, now.start.window + 1, world_size, accumulation)
+        return now._replace(ready=(*now.ready, window), start=start, packs=rest).without_delivered_windows()
 
-    def _pruned(self, now: Now) -> Now:
+    def _pruned(self, now: OnlineProgress) -> OnlineProgress:
         """Without the samples that only other ranks need, and without points that no restart needs."""
         ready = now.next_packs(now.num_ready)
-        # What fills no batch of all ranks may be dealt otherwise at an end.
+        # Packs that fill no batch of all ranks may be dealt in another way at the epoch's end.
         num_dealt = len(ready) // self.rules.global_batch * self.rules.global_batch
         ready = ready[self.rules.rank : num_dealt : self.rules.world_size] + ready[num_dealt:]
         own = {place for pack in ready for place, _, _ in pack}
         waiting = {place for place, _, _ in chain(now.packer.waiting(), *now.packs)}
         needed = own | waiting | now.missing.keys()
         samples = {place: sample for place, sample in now.samples.items() if place in needed}
-        if self.rules.world_size > 1:  # or each would keep its chunk, with the samples of all the other ranks
+        if self.rules.world_size > 1:  # else each would keep its chunk, with the samples of all the other ranks
             for place in own:
                 samples[place].detach()
         return now._replace(samples=samples, points=now.points[max(0, now.needed_point - 1) :], num_stale=0)
 
     # Packs go.
 
-    def packs(self, numbers: Sequence[int]) -> list[list[PackedSample]]:
-        """The ready packs of these numbers; they stay here until :meth:`deliver`."""
-        now = self._now
-        ready = now.next_packs(max(numbers, default=-1) + 1)
+    @staticmethod
+    def packs(progress: OnlineProgress, numbers: Sequence[int]) -> list[list[PackedSample]]:
+        """The ready packs of these numbers."""
+        ready = progress.next_packs(max(numbers, default=-1) + 1)
+        samples = progress.samples
         return [
-            [PackedSample(now.samples[place], start, stop) for place, start, stop in ready[number]]
-            for number in numbers
+            [PackedSample(samples[place], start, stop) for place, start, stop in ready[number]] for number in numbers
         ]
 
-    def deliver(self, num_packs: int) -> object:
-        """So many ready packs are delivered, to all ranks together; a token of that moment."""
-        now = self._now
-        ready = now.next_packs(num_packs)
+    def delivered(self, progress: OnlineProgress, num_packs: int) -> OnlineProgress:
+        """The progress after ``num_packs`` ready packs are delivered, to all ranks together."""
+        ready = progress.next_packs(num_packs)
         num_tokens = sum(stop - start for pack in ready for _, start, stop in pack)
         own = ready[self.rules.rank :: self.rules.world_size]
-        self._now = now._replace(
-            num_gone=now.num_gone + num_packs,
-            num_packs=now.num_packs + num_packs,
-            epoch_packs=now.epoch_packs + num_packs,
-            num_tokens=now.num_tokens + num_tokens,
-            num_stale=now.num_stale + sum(map(len, own)),
-        ).settled()
-        return self._now
+        return progress._replace(
+            num_gone=progress.num_gone + num_packs,
+            num_packs=progress.num_packs + num_packs,
+            epoch_packs=progress.epoch_packs + num_packs,
+            num_tokens=progress.num_tokens + num_tokens,
+            num_stale=progress.num_stale + sum(map(len, own)),
+        ).without_delivered_windows()
 
-    def drop(self, num_packs: int, reason: str) -> None:
-        """So many ready packs are left out, and counted."""
-        now = self._now
-        pieces = [piece for pack in now.next_packs(num_packs) for piece in pack]
-        packer = now.packer.copy()
+    @staticmethod
+    def dropped(progress: OnlineProgress, num_packs: int, reason: str) -> OnlineProgress:
+        """The progress after ``num_packs`` ready packs are left out, and counted."""
+        pieces = [piece for pack in progress.next_packs(num_packs) for piece in pack]
+        packer, window = progress.packer.copy(), progress.start
         packer.counts.add(
             reason,
             samples=len({place for place, _, _ in pieces}),
             tokens=sum(stop - start for _, start, stop in pieces),
         )
-        mark = now.mark._replace(packer=packer) if now.mark.packer is now.packer else now.mark
-        self._now = now._replace(packer=packer, mark=mark, num_gone=now.num_gone + num_packs).settled()
+        if window.packer is progress.packer:
+            window = window._replace(packer=packer)
+        num_gone = progress.num_gone + num_packs
+        return progress._replace(packer=packer, start=window, num_gone=num_gone).without_delivered_windows()
 
-    def end_epoch(self) -> object:
-        """The epoch is delivered; a token of that moment."""
-        self._now = self._now._replace(epoch=self._now.epoch + 1, epoch_packs=0, is_alone=False)
-        return self._now
+    @staticmethod
+    def at_next_epoch(progress: OnlineProgress) -> OnlineProgress:
+        """The progress after the epoch is delivered."""
+        return progress._replace(epoch=progress.epoch + 1, epoch_packs=0, is_alone=False)
 
     # What a snapshot keeps.
 
-    def state(self) -> tuple[PackState, RestartPoint | None]:
-        """The state of this moment, and where D is to be read from again; None: nothing was read."""
-        now = self._now
-        mark = now.first_mark
-        state = PackState(
-            epoch=now.epoch,
-            last=mark.last,
-            packer=mark.packer.state(),
-            packs=mark.packs,
-            num_gone=now.num_gone,
-            window=mark.window,
-            world_size=mark.world_size,
-            accumulation=mark.accumulation,
-            num_packs=now.num_packs,
-            epoch_packs=now.epoch_packs,
-            num_tokens=now.num_tokens,
-            is_alone=now.is_alone,
+    @staticmethod
+    def saved(progress: OnlineProgress) -> PackState:
+        """What a snapshot keeps of it."""
+        start = progress.first_start
+        return PackState(
+            epoch=progress.epoch,
+            last=start.last,
+            packer=start.packer.state(),
+            packs=start.packs,
+            num_gone=progress.num_gone,
+            window=start.window,
+            world_size=start.world_size,
+            accumulation=start.accumulation,
+            num_packs=progress.num_packs,
+            epoch_packs=progress.epoch_packs,
+            num_tokens=progress.num_tokens,
+            is_alone=progress.is_alone,
         )
-        return state, now.restart_point
 
-    def restart_point(self) -> RestartPoint | None:
-        """Position to resume reading from, or None if :meth:`begin` was never called."""
-        return self._now.restart_point
-
-    def restore(self, state: PackState, tip: RestartPoint) -> None:
-        """Go on from ``state``; D will be read from ``tip`` on.
+    def restored(self, state: PackState) -> OnlineProgress:
+        """The progress that ``state`` was saved from. Samples that waited then are missing until they come again.
 
         :raises SnapshotError: if it is not a state of this packing.
         """
@@ -333,22 +251,21 @@ class PackStage:
         sizes = (state.world_size, state.accumulation)
         if not state.num_gone:  # nothing of the window is delivered: it may be grouped for the ranks there are now
             sizes = (self.rules.world_size, self._accumulation)
-        mark = Mark(packer, packs, state.last, state.window, *sizes)
-        now = Now(
+        start = WindowStart(packer, packs, state.last, state.window, *sizes)
+        progress = OnlineProgress(
             packer,
-            mark,
+            start,
             last=state.last,
             samples={},
             num_gone=state.num_gone,
-            tip=tip,
-            missing=mark.stops,
+            missing=start.waiting,
             epoch=state.epoch,
             num_packs=state.num_packs,
             epoch_packs=state.epoch_packs,
             num_tokens=state.num_tokens,
             is_alone=state.is_alone,
         )
-        self._now = self._with_packs(now, packs)
+        return self._with_packs(progress, packs)
 
 
 def _epoch_of(item: tuple[Place, Sample]) -> int:

@@ -8,7 +8,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from asyncdata.batching.length_grouping import LengthGrouping
-    from asyncdata.batching.online.progress import Mark
+    from asyncdata.batching.online.progress import WindowStart
     from asyncdata.batching.packers.base import Pack, Packing
 
 __all__ = ("PackRules",)
@@ -50,15 +50,15 @@ class PackRules(msgspec.Struct, frozen=True, kw_only=True):
                 found |= {name: type(value).__name__, **{f"{name}.{field}": fields[field] for field in fields}}
         return found
 
-    def window_size(self, mark: Mark) -> int | None:
+    def window_size(self, window: WindowStart) -> int | None:
         """Packs of the window; None: all that there are."""
         if self.grouping is None:
             return None
 
-        steps = self.grouping.steps_of_window(mark.window, mark.accumulation)
-        return None if steps is None else steps * mark.world_size * mark.accumulation
+        steps = self.grouping.steps_of_window(window.window, window.accumulation)
+        return None if steps is None else steps * window.world_size * window.accumulation
 
-    def ordered(self, packs: list[Pack], mark: Mark) -> list[Pack]:
+    def ordered(self, packs: list[Pack], window: WindowStart) -> list[Pack]:
         """The window's packs, as they are delivered."""
         if self.grouping is None:
             return packs
@@ -68,10 +68,10 @@ class PackRules(msgspec.Struct, frozen=True, kw_only=True):
         costs = [self.grouping.cost([stop - start for _, start, stop in pack]) for pack in packs]
         order = self.grouping.order(
             costs,
-            world_size=mark.world_size,
-            accumulation=mark.accumulation,
+            world_size=window.world_size,
+            accumulation=window.accumulation,
             seed=self.seed,
             epoch=first_place[0] if self.grouping.method == "xtuner" else 0,
-            window=mark.window,
+            window=window.window,
         )
         return [packs[number] for number in order.tolist()]

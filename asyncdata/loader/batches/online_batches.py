@@ -1,194 +1,218 @@
-"""The batches of an epoch if samples are packed, or grouped by length, as they come."""
+"""Batches of packs that are made from samples as they come."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
+from asyncdata.batching.online.packs import OnlinePacks
 from asyncdata.core.errors import ConfigError, NoSamplesError
+from asyncdata.delivery.ledger import RestartPoint
+from asyncdata.loader.batches.base import PackTotals, share_of_batch
+from asyncdata.loader.batches.pack_batches import PackBatches
 
 if TYPE_CHECKING:
-    from asyncdata.batching.online.packs import PackStage
-    from asyncdata.batching.online.progress import PackedSample, RestartPoint
-    from asyncdata.core.errors import EndOfData
+    from asyncdata.batching.online.progress import OnlineProgress
+    from asyncdata.batching.online.rules import PackRules
+    from asyncdata.batching.packers.base import PackState
     from asyncdata.core.types import Sample
-    from asyncdata.loader.batches.sample_batches import Batch, Share
+    from asyncdata.delivery.ledger import Ledger
+    from asyncdata.delivery.requests import Request
+    from asyncdata.loader.batches.base import BatchShare, Deliveries
+    from asyncdata.loader.batches.epoch import Batch
+    from asyncdata.loader.batches.pack_batches import CollatePacks
+    from asyncdata.loader.config import LoaderConfig
 
-__all__ = ("PackBatches", "PackSource")
+__all__ = ("OnlineBatches", "OnlineBatching")
 
 _SAMPLES_PER_PUSH = 64
 
 
-class PackSource(Protocol):
-    """The loader, as far as these batches need it."""
+class OnlineBatching:
+    """Packing of samples as they come; see :class:`~asyncdata.loader.batches.batching.Batching`.
 
-    @property
-    def share(self) -> Share:
-        """This rank's share of a batch of packs."""
-        ...
+    Also length grouping without packing, where each sample is a pack.
+    """
 
-    def tip(self) -> RestartPoint:
-        """The position and counters of the next sample of the stream."""
-        ...
+    is_packed = True
+    loops_only = "packs samples"
 
-    def collate_packs(self, packs: list[list[PackedSample]]) -> Any:
-        """The batch of these packs."""
-        ...
+    def __init__(self, rules: PackRules, config: LoaderConfig, collate: CollatePacks) -> None:
+        self._packs = OnlinePacks(rules)
+        self._config = config
+        self._collate = collate
+
+    def description(self) -> dict[str, Any]:
+        """As the protocol says."""
+        return self._packs.rules.description()
+
+    def begin(self) -> OnlineProgress:
+        """As the protocol says."""
+        return self._packs.begin()
+
+    def at_epoch(self, ledger: Ledger, epoch: int) -> Ledger:
+        """As the protocol says."""
+        return structs.replace(ledger.at_epoch(epoch), packs=self._packs.begin(epoch, ledger.packs))
+
+    def epoch(self, ledger: Ledger) -> int:
+        """As the protocol says."""
+        progress: OnlineProgress = ledger.packs
+        return progress.epoch
+
+    def totals(self, ledger: Ledger) -> PackTotals:
+        """As the protocol says."""
+        progress: OnlineProgress = ledger.packs
+        return PackTotals(progress.num_packs, progress.num_tokens, progress.counts, progress.num_held)
+
+    def restart_point(self, ledger: Ledger) -> RestartPoint:
+        """As the protocol says: before the samples of packs that are not delivered."""
+        progress: OnlineProgress = ledger.packs
+        return progress.restart_point or RestartPoint(ledger.position, ledger.counters)
+
+    def saved(self, ledger: Ledger) -> PackState:
+        """As the protocol says."""
+        return self._packs.saved(ledger.packs)
+
+    def restored(self, ledger: Ledger, state: PackState) -> Ledger:
+        """As the protocol says."""
+        return structs.replace(ledger, packs=self._packs.restored(state))
+
+    def batches(self, deliveries: Deliveries, *, runs_on: bool) -> OnlineBatches:
+        """As the protocol says."""
+        config = self._config
+        return OnlineBatches(
+            self._packs,
+            deliveries,
+            share_of_batch(config),
+            self._collate,
+            epochs=config.epochs,
+            max_push=max(1, config.capacity // 2),
+            drop_last=config.drop_last,
+            runs_on=runs_on,
+        )
 
 
-class PackBatches:
-    """Batches of packs; see :class:`~asyncdata.loader.batches.sample_batches.StatefulBatches`.
+class OnlineBatches(PackBatches):
+    """The batches of one loop.
 
     An epoch ends when all its samples are pushed to the packer and no further batch is full. Samples that then wait in
     the packer become packs at once if each epoch is packed on its own, at the end of the data, and in an epoch that
     filled no batch at all (it has less data than the packer collects). Otherwise they are packed in the next epoch.
 
-    If no samples were left of an epoch, the loop covers the next one. So a run that is resumed after the last batch of
-    an epoch continues as the first run did.
-
     :param epochs: the number of epochs; None: no end.
-    :param runs_on: False: the loop covers this epoch only, even if no samples are left of it.
     :param max_push: the largest number of samples to take at once.
     """
 
     def __init__(
         self,
-        loader: PackSource,
-        stage: PackStage,
+        packs: OnlinePacks,
+        deliveries: Deliveries,
+        share: BatchShare,
+        collate: CollatePacks,
         *,
         epochs: int | None,
-        drop_last: bool,
         max_push: int,
-        runs_on: bool = True,
+        drop_last: bool,
+        runs_on: bool,
     ) -> None:
-        self._loader = loader
-        self._stage = stage
-        self._share = loader.share
-        self._epochs, self._drop_last, self._max_push = epochs, drop_last, max_push
-        self._epoch: int | None = None
-        self._first_pack = self._first_kept = 0
-        self._from_start = False
-        self._runs_on = runs_on
-        self._before: object = None
-        self._after: object = None
-        self._is_over = False
+        super().__init__(deliveries, share, collate, drop_last=drop_last, runs_on=runs_on)
+        self._packs = packs
+        self._epochs, self._max_push = epochs, max_push
+        self._first_kept, self._from_start = 0, False
 
-    def begin(self) -> None:
-        """A new batch is requested: the caller has all earlier ones."""
-        self._after = None
+    def _epoch_of(self, ledger: Ledger) -> int:
+        progress: OnlineProgress = ledger.packs
+        return progress.epoch
 
-    def next_request(self) -> tuple[int, int] | None:
-        """The number of samples to take, and their epoch; 0 samples while there are packs for a batch."""
-        stage = self._stage
-        if self._epoch is None:
-            self._epoch, self._from_start = stage.epoch, stage.epoch_packs == 0
-            self._first_pack, self._first_kept = stage.num_packs, stage.num_kept
-        elif stage.epoch > self._epoch:
-            self._is_over = self._is_over or not self._runs_on or stage.num_packs > self._first_pack
-            self._epoch, self._from_start, self._first_kept = stage.epoch, True, stage.num_kept
-        if self._is_over:
-            return None
+    def _enter(self, ledger: Ledger) -> None:
+        progress: OnlineProgress = ledger.packs
+        self._first_kept, self._from_start = progress.num_kept, progress.epoch_packs == 0
 
-        tip = self._loader.tip()
-        stage.begin(tip)
-        if stage.num_ready >= self._share.size or self._is_drained(tip):
-            return 0, stage.epoch
+    def _wanted(self, ledger: Ledger) -> tuple[int, int]:
+        """No samples while there are packs for a batch, or none are left of the epoch."""
+        progress: OnlineProgress = ledger.packs
+        is_enough = progress.num_ready >= self._share.size or _is_drained(ledger, progress)
+        return 0 if is_enough else min(_SAMPLES_PER_PUSH, self._max_push), progress.epoch
 
-        return min(_SAMPLES_PER_PUSH, self._max_push), stage.epoch
-
-    def _is_drained(self, tip: RestartPoint) -> bool:
-        """Whether all samples of the epoch are pushed."""
-        return tip.position.epoch > self._stage.epoch
-
-    def finish(self, samples: list[Sample]) -> Batch:
-        """Push ``samples``; the next batch, if there are enough packs for it."""
-        stage, tip = self._stage, self._loader.tip()
+    def finish(self, request: Request, samples: list[Sample]) -> Batch:
+        """Push ``samples`` to the packer; the next batch, if there are enough packs for it."""
+        before, after = request.before, request.after
+        progress: OnlineProgress = before.packs
         if samples:
-            stage.push(samples, tip)
-        if stage.num_ready >= self._share.size:
-            return self._deliver(self._share.size)
+            progress = self._packs.pushed(progress, samples, RestartPoint(before.position, before.counters))
+        if progress.num_ready < self._share.size and _is_drained(after, progress):
+            return self._end_epoch(request, progress)
 
-        return self._end_epoch(stage) if self._is_drained(tip) else ()
+        num_packs = self._share.size if progress.num_ready >= self._share.size else 0
+        return self._deliver(request, progress, num_packs)
 
-    def _deliver(self, num_packs: int) -> Batch:
-        """This rank's share of so many packs, collated."""
-        self._before = self._stage.now
+    def _deliver(self, request: Request, progress: OnlineProgress, num_packs: int) -> Batch:
+        """Commit the delivery of ``num_packs`` packs, and return this rank's share of them, collated."""
+        batch = self._collated(progress, num_packs)
+        return self._commit(request, self._packs.delivered(progress, num_packs), batch)
+
+    def _collated(self, progress: OnlineProgress, num_packs: int) -> Batch:
         numbers = self._share.of(num_packs)
-        batch = (self._loader.collate_packs(self._stage.packs(numbers)),) if numbers else ()
-        self._after = self._stage.deliver(num_packs)
-        return batch
+        return (self._collate(self._packs.packs(progress, numbers)),) if numbers else ()
 
-    def _end_epoch(self, stage: PackStage) -> Batch:
-        is_alone = self._is_alone(stage)
+    def _end_epoch(self, request: Request, progress: OnlineProgress) -> Batch:
+        """All samples of the epoch are pushed, and no batch is full."""
+        is_alone = self._is_alone(progress)
         if is_alone:
-            self._check_filled()
-            stage.flush()
-            if stage.num_ready >= self._share.size:
-                return self._deliver(self._share.size)
+            self._check_filled(progress)
+            progress = self._packs.flushed(progress)
+            if progress.num_ready >= self._share.size:
+                return self._deliver(request, progress, self._share.size)
 
-        if self._from_start and stage.num_kept == self._first_kept:
-            raise NoSamplesError(_nothing_kept(stage))
+        if self._from_start and progress.num_kept == self._first_kept:
+            raise NoSamplesError(_nothing_kept(progress))
 
-        before = stage.now
-        batch = self._last_batch(stage) if is_alone else ()
-        after = stage.end_epoch()
-        if batch:
-            self._before, self._after = before, after
-        return batch
+        num_packs = progress.num_ready if is_alone else 0
+        if num_packs and self._drop_last:
+            self._check_not_all(progress)
+            progress, num_packs = self._packs.dropped(progress, num_packs, "drop_last"), 0
+        batch = self._collated(progress, num_packs)
+        progress = self._packs.delivered(progress, num_packs)
+        return self._commit(request, self._packs.at_next_epoch(progress), batch)
 
-    def _check_filled(self) -> None:
+    def _check_filled(self, progress: OnlineProgress) -> None:
         """Refuse data with fewer tokens than one pack has: all epochs would be without a batch."""
-        stage, across = self._stage, self._stage.rules.across_epochs
-        num_packs = stage.num_ready + (stage.num_packs if across else stage.epoch_packs)
-        num_tokens = stage.waiting_tokens
-        if num_packs or not num_tokens or stage.has_rest:
+        rules = self._packs.rules
+        across, epoch = rules.across_epochs, progress.epoch
+        num_packs = progress.num_ready + (progress.num_packs if across else progress.epoch_packs)
+        num_tokens = progress.waiting_tokens
+        if num_packs or not num_tokens or progress.has_rest:
             return
 
-        whose = f"all samples of {stage.epoch + 1} epochs" if across and stage.epoch else "all its samples"
+        whose = f"all samples of {epoch + 1} epochs" if across and epoch else "all its samples"
         raise ConfigError(
-            f"AD453 epoch {stage.epoch}: {whose} together have {num_tokens} tokens and fill no pack of "
-            f"max_length={stage.rules.packing.max_length}; lower it, or set keep_tail=True"
+            f"AD453 epoch {epoch}: {whose} together have {num_tokens} tokens and fill no pack of "
+            f"max_length={rules.packing.max_length}; lower it, or set keep_tail=True"
         )
 
-    def _is_alone(self, stage: PackStage) -> bool:
+    def _is_alone(self, progress: OnlineProgress) -> bool:
         """Whether to pack all samples of the epoch now, so that none wait for the next epoch."""
-        is_last = self._epochs is not None and stage.epoch >= self._epochs - 1
-        if is_last or stage.is_alone or not stage.rules.across_epochs:
+        is_last = self._epochs is not None and progress.epoch >= self._epochs - 1
+        if is_last or progress.is_alone or not self._packs.rules.across_epochs:
             return True
 
         # With drop_last these samples would be dropped. Let them wait, unless there has been no pack at all.
-        is_kept = not self._drop_last or stage.num_packs == 0
-        return stage.epoch_packs == 0 and is_kept and stage.has_rest
+        is_kept = not self._drop_last or progress.num_packs == 0
+        return progress.epoch_packs == 0 and is_kept and progress.has_rest
 
-    def _last_batch(self, stage: PackStage) -> Batch:
-        """The last batch, with fewer packs than a batch of all ranks has."""
-        num_packs = stage.num_ready
-        if not num_packs:
-            return ()
-
-        if not self._drop_last:
-            return self._deliver(num_packs)
-
-        if stage.epoch_packs == 0 and not (stage.rules.across_epochs and stage.num_packs):
-            raise NoSamplesError(
-                f"AD406 epoch {stage.epoch} has {num_packs} packs, fewer than a batch of all ranks "
-                f"({self._share.size}), and drop_last=True drops them all; lower batch_size or set drop_last=False"
-            )
-
-        stage.drop(num_packs, "drop_last")
-        return ()
-
-    def end(self, end: EndOfData) -> Batch:
-        """Called on EndOfData; return (), as all samples are packed before."""
-        self._is_over = True
-        return ()
-
-    def take_back(self) -> None:
-        """The packs of the last batch are ready again."""
-        if self._after is not None:
-            self._stage.go_back(self._before, self._after)
+    def _check_not_all(self, progress: OnlineProgress) -> None:
+        """Refuse to drop all packs of an epoch: the next epochs would be the same."""
+        if progress.epoch_packs == 0 and not (self._packs.rules.across_epochs and progress.num_packs):
+            self._refuse_to_drop_all(progress.epoch, progress.num_ready)
 
 
-def _nothing_kept(stage: PackStage) -> str:
+def _is_drained(ledger: Ledger, progress: OnlineProgress) -> bool:
+    """Whether all samples of the epoch were taken from the stream."""
+    return ledger.position.epoch > progress.epoch
+
+
+def _nothing_kept(progress: OnlineProgress) -> str:
     """The message for an epoch without a pack: all later epochs would be the same."""
-    dropped = ", ".join(f"{number} by {reason}" for reason, number in sorted(stage.counts.samples.items()))
-    return f"AD401 epoch {stage.epoch}: no sample could be packed: {dropped or 'there was none'}"
+    dropped = ", ".join(f"{number} by {reason}" for reason, number in sorted(progress.counts.samples.items()))
+    return f"AD401 epoch {progress.epoch}: no sample could be packed: {dropped or 'there was none'}"
