@@ -207,7 +207,7 @@ class Service:
     def _fail_unexpectedly(self, error: BaseException) -> None:
         if reason := short_of(error):
             why = f"{reason}; raise the limit (ulimit -a), or free what is used up"
-            self._fail(WorkerError(f"AD426 the loader cannot go on: {why}"), error)
+            self._fail(WorkerError(f"AD426 the loader cannot continue: {why}"), error)
             return
 
         _log.exception("service.failed")
