@@ -111,7 +111,7 @@ class Coordinator:
                 after = State(ledger, run, num_taken + num_groups)
                 self._state = after  # the commit: one assignment, so that an interrupt comes before or after it
                 if self._wanted_room and ledger.taken + after.num_taken >= self._room_from:
-                    self._offer_room()
+                    self._offer_room(self._wanted_room)
             return samples
         except BaseException:
             if after is not before and self._state is after:
@@ -251,10 +251,11 @@ class Coordinator:
         after = State(ledger, item if isinstance(item, Run) else None)
         request.commit = (self._state, after)
         self._state = after  # the commit, as in take_ready
-        self._offer_room()
+        self._offer_room(self._wanted_room)
 
-    def _offer_room(self) -> None:
-        if self._wanted_room and self.channel.room(self._num_taken) >= self._wanted_room:
+    def _offer_room(self, num_rows: int) -> None:
+        """Call ``on_room``, if :meth:`reserve` found no room and there is room for ``num_rows`` rows now."""
+        if self._wanted_room and self.channel.room(self._num_taken) >= num_rows:
             self._on_room()
             self._wanted_room = 0  # after the call: if that is interrupted, it is repeated
 
@@ -262,9 +263,7 @@ class Coordinator:
         if not self._requests:
             self._requests.append(request)
         self.channel.demand = request.num_groups - len(request.chosen or ())
-        if self._wanted_room and self.channel.room(self._num_taken):
-            self._on_room()
-            self._wanted_room = 0  # as in _offer_room
+        self._offer_room(1)
 
     def _leave(self, request: Request) -> None:
         if request not in self._requests:
