@@ -1,8 +1,8 @@
 """Groups packs of similar cost into the same step, so that no rank waits for another.
 
-Packs have the same number of tokens and not the same cost, since attention is quadratic in the length of a document.
+Packs have the same number of tokens, but not the same cost, as attention is quadratic in the length of a document.
 The packs of a window are sorted by cost and cut into groups of one pack for each rank. The groups are mixed into
-optimizer steps, and within a step packs are dealt to ranks so that their sums are alike: by largest differencing
+optimizer steps, and within a step packs are dealt to ranks so that their sums are nearly equal: by largest differencing
 (N. Karmarkar, R. Karp, "The Differencing Method of Set Partitioning", 1982), one pack of every group for each rank.
 XTuner's order leaves the groups sorted, so that its rank 0 has the heaviest pack of each.
 """
@@ -36,10 +36,10 @@ Weight = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class LengthGrouping(Description, frozen=True, kw_only=True):
-    """Packs of like cost at the same time, and no rank with more to do than another.
+    """Puts packs of similar cost into the same step, so that all ranks have about the same work.
 
-    The order of a window's packs is made from their costs, the seed and the window's number alone. Fewer packs than an
-    optimizer step takes, at the end of the data, stay as they are.
+    The order of a window's packs depends only on their costs, the seed and the window's number. Packs at the end of the
+    data that are too few for an optimizer step keep their order.
 
     :ivar window: groups of ``world_size`` packs that are sorted together. More of them balance better; all their packs
         are held at once. The first windows have one step, then four, sixteen and so on, and balance less well, so that
@@ -47,7 +47,7 @@ class LengthGrouping(Description, frozen=True, kw_only=True):
     :ivar linear: cost of a token. For a transformer, with a cost of 1 for a pair of tokens, about 6 times the hidden
         size: 24576 is that of a width of 4096.
     :ivar quadratic: cost of the square of a document's tokens.
-    :ivar method: how a step's packs are dealt to ranks: ``karmarkar_karp``, or ``snake``, to and fro. ``xtuner`` is
+    :ivar method: how a step's packs are dealt to ranks: ``karmarkar_karp``; or ``snake``, to and fro. ``xtuner`` is
         XTuner's order (:func:`xtuner_order`), for which the window is the epoch.
     :raises ConfigError: for a setting that cannot work.
     """
@@ -58,7 +58,7 @@ class LengthGrouping(Description, frozen=True, kw_only=True):
     method: Literal["karmarkar_karp", "snake", "xtuner"] = "karmarkar_karp"
 
     def check(self) -> None:
-        """Whether there is anything to sort by."""
+        """Check that costs are not all zero."""
         if self.linear == self.quadratic == 0:
             raise ConfigError("LengthGrouping: with linear=0 and quadratic=0 all packs cost nothing")
 
@@ -111,7 +111,7 @@ class LengthGrouping(Description, frozen=True, kw_only=True):
 
 
 def _turned(costs: Costs, steps: list[Indices], ranks: Indices) -> list[Indices]:
-    """Each step's columns given to ranks: the heaviest to the one that has had least, equals as in ``ranks``."""
+    """Each step's columns, given to ranks: the heaviest to the rank with the least so far. Ties: as in ``ranks``."""
     had = np.zeros(len(ranks))
     turned = []
     for step in steps:
@@ -126,7 +126,9 @@ def _turned(costs: Costs, steps: list[Indices], ranks: Indices) -> list[Indices]
 
 
 def _karmarkar_karp(costs: Costs, groups: Indices) -> Indices:
-    """Each row of ``groups``, int64 of shape (accumulation, world_size), permuted so that the columns' sums are alike.
+    """Each row of ``groups``, permuted so that the columns' sums are nearly equal.
+
+    The shape is (accumulation, world_size), int64.
 
     Rows are sorted, the costliest first. The two rows that differ most within themselves are added up, the heaviest of
     the one to the lightest of the other, until there is one row of sums.

@@ -21,11 +21,12 @@ __all__ = ("epoch_to_begin", "ledger_of")
 _log = get_logger(__name__)
 
 
-def ledger_of(saved: Snapshot, *, digest: str, group_size: int) -> Ledger:
+def ledger_of(saved: Snapshot, *, digest: str, group_size: int, packs: object = None) -> Ledger:
     """The ledger that ``saved`` was taken of; what was leased then waits in the buffer.
 
     :param digest: what the running digest is of from now on.
     :param group_size: samples of a group.
+    :param packs: the progress of packing, which is restored later.
     :raises ConfigError: if groups in the snapshot have another number of samples.
     :raises SnapshotError: if a value in it cannot be read.
     """
@@ -35,6 +36,7 @@ def ledger_of(saved: Snapshot, *, digest: str, group_size: int) -> Ledger:
         buffer=tuple(_returned(record, group_size) for record in (*saved.leases, *saved.buffer)),
         acked=frozenset(Position(*place) for place in saved.acked),
         journal=frozenset(saved.journal),
+        packs=packs,
     )
 
 

@@ -221,16 +221,16 @@ Group = list[Sample]
 _FIELDS = Sample.__struct_fields__[2:]
 _LAZY_FIELDS: dict[str, tuple[Callable[[SampleRange, int], Any], Callable[[], Any]]] = {
     # field: (its value from the range and the sample's number in it, its default in a sample made by hand)
-    "index": (lambda lot, number: lot.index + number, lambda: None),
-    "group_index": (lambda lot, number: lot.group_index + number // lot.group_size, lambda: None),
-    "prompt": (lambda lot, number: lot.chunk.value("prompt", lot.row(number)), str),
-    "tokens": (lambda lot, number: lot.chunk.tokens_of(lot.row(number)), lambda: np.empty(0, np.int32)),
-    "labels": (lambda lot, number: _labels(lot.chunk, lot.row(number)), lambda: None),
-    "label": (lambda lot, number: lot.chunk.value("label", lot.row(number)), lambda: None),
-    "metadata": (lambda lot, number: lot.chunk.value("metadata", lot.row(number)) or {}, dict),
-    "extra": (lambda lot, number: lot.chunk.value("extra", lot.row(number)) or {}, dict),
-    "position": (lambda lot, number: lot.chunk.position(lot.row(number)), lambda: None),
-    "source": (lambda lot, number: lot.chunk.location(lot.row(number)), lambda: None),
+    "index": (lambda samples, number: samples.index + number, lambda: None),
+    "group_index": (lambda samples, number: samples.group_index + number // samples.group_size, lambda: None),
+    "prompt": (lambda samples, number: samples.chunk.value("prompt", samples.row(number)), str),
+    "tokens": (lambda samples, number: samples.chunk.tokens_of(samples.row(number)), lambda: np.empty(0, np.int32)),
+    "labels": (lambda samples, number: _labels(samples.chunk, samples.row(number)), lambda: None),
+    "label": (lambda samples, number: samples.chunk.value("label", samples.row(number)), lambda: None),
+    "metadata": (lambda samples, number: samples.chunk.value("metadata", samples.row(number)) or {}, dict),
+    "extra": (lambda samples, number: samples.chunk.value("extra", samples.row(number)) or {}, dict),
+    "position": (lambda samples, number: samples.chunk.position(samples.row(number)), lambda: None),
+    "source": (lambda samples, number: samples.chunk.location(samples.row(number)), lambda: None),
 }
 
 

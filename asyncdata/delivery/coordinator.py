@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.rollout_buffer import BufferFilter
 
-    Moment = tuple[State, Channel]
-
 __all__ = ("Coordinator",)
 
 _structs = msgspec.structs
@@ -42,8 +40,9 @@ _structs = msgspec.structs
 class Coordinator:
     """Owns the ledger, the channel and the queue of requests.
 
+    :param packs: the progress of packing before the first sample; None if samples are not packed.
     :param quarantine: called with each bad row that is passed over, before the delivery is committed.
-    :ivar on_room: called when a delivery has made the room in the channel that :meth:`reserve` did not find.
+    :param on_room: called when a delivery has made the room in the channel that :meth:`reserve` did not find.
     :ivar failed: deliveries to roll back: the request, if there was one, and the samples of :meth:`take_ready`. On an
         exception the caller appends to it, which is atomic under the GIL, and calls :meth:`settle`.
     """
@@ -53,11 +52,13 @@ class Coordinator:
         rules: DeliveryRules,
         *,
         buffer_filter: BufferFilter = first_in_first_out,
+        packs: object = None,
         quarantine: Callable[[BadRowError], object] = no_op,
+        on_room: Callable[[], object] = no_op,
     ) -> None:
         self.rules = rules
-        self._state = State(Ledger(counters=Counters(digest=StreamDigest(rules.digest))))
-        self.on_room: Callable[[], object] = no_op
+        self._state = State(Ledger(counters=Counters(digest=StreamDigest(rules.digest)), packs=packs))
+        self._on_room = on_room
         self.failed: deque[tuple[Request | None, list[Sample] | None]] = deque()
         self.channel = self._new_channel()
         self._chooser = Chooser(buffer_filter)
@@ -66,7 +67,7 @@ class Coordinator:
         self._requests: deque[Request] = deque()
         self._closed = ""
         self._wanted_room = 0
-        self._room_from = 0  # the wanted room is there once so many samples are taken
+        self._room_from = 0  # before so many samples are taken, the wanted room cannot be there
         self._is_over_budget = False
 
     @property
@@ -110,7 +111,7 @@ class Coordinator:
                 after = State(ledger, run, num_taken + num_groups)
                 self._state = after  # the commit: one assignment, so that an interrupt comes before or after it
                 if self._wanted_room and ledger.taken + after.num_taken >= self._room_from:
-                    self._offer_room()
+                    self._offer_room(self._wanted_room)
             return samples
         except BaseException:
             if after is not before and self._state is after:
@@ -118,9 +119,10 @@ class Coordinator:
             raise
 
     def poll(self, request: Request) -> list[Sample] | None:
-        """Deliver the samples of the requested groups, group after group; None if they are not ready yet.
+        """The samples of the requested groups, group after group, which are now delivered; None: not ready yet.
 
-        Requests are served in the order in which they were first polled.
+        Requests are served in the order in which they were first polled. A request for packs is served, but its samples
+        are delivered only by :meth:`commit`.
 
         :raises EndOfData: if fewer are left; under ``drop_last=False`` they are in the error, and count as delivered.
         :raises BadRowError: if the next row is bad and ``bad_row_stops``; at every call, as the row is not passed over.
@@ -162,31 +164,29 @@ class Coordinator:
         """Drop the request of a caller that stopped waiting. Roll back a delivery that it cannot have received."""
         with self._lock:
             if request.commit is not None:
-                self._go_back(*request.commit)
+                before, after = request.commit
+                if self._state is after and self.channel.remembers(before.ledger.head):
+                    self._state = before
             self._leave(request)
 
-    def _go_back(self, before: State, after: State) -> None:
-        if self._state is after and self.channel.remembers(before.ledger.head):
-            self._state = before
+    def commit(self, request: Request, packs: object) -> bool:
+        """Commit what a request for packs was served, together with the progress of packing after it.
 
-    def moment(self) -> Moment:
-        """The current state of delivery, for :meth:`go_back`."""
+        Return False, and commit nothing, if the state has changed since it was served.
+        """
         with self._lock:
             self.settle()
-            return self._state, self.channel
+            if request.served is None or self._state is not request.served[0]:
+                return False
 
-    def go_back(self, before: Moment, after: Moment) -> None:
-        """Undo the deliveries between two moments; do nothing if there were deliveries after the second one."""
-        with self._lock:
-            self.settle()
-            if before[1] is after[1] is self.channel:
-                self._go_back(before[0], after[0])
+            self._commit(request, _structs.replace(request.served[1], packs=packs))
+            return True
 
     def _serve(self, request: Request) -> list[Sample] | None:
         ledger = self.ledger
         if request.chosen is None:
             request.chosen = self._chooser.choose(ledger.buffer, request.num_groups)
-        last_epoch = self._last_epoch(request)
+        last_epoch = self.rules.last_epoch(request.last_epoch)
         delivery = self._deliver(ledger, request.num_groups - len(request.chosen), last_epoch)
         if delivery is None:
             return None
@@ -201,7 +201,9 @@ class Coordinator:
             after = _structs.replace(after, buffer=without(after.buffer, request.chosen))
         if self.rules.commit_on_ack and samples:
             after = after.with_lease(ledger, request.chosen, samples, self.rules.samples_per_group)
-        self._commit(request, after)
+        request.served = self._state, after
+        if not request.is_for_packs:
+            self._commit(request, after)
         if delivery.is_last and last_epoch != request.last_epoch:
             request.commit = None  # the groups are in the error: delivered
             size = self.rules.samples_per_group
@@ -213,13 +215,6 @@ class Coordinator:
             )
 
         return samples
-
-    def _last_epoch(self, request: Request) -> int | None:
-        epochs = self.rules.epochs
-        if epochs is None or (request.last_epoch is not None and request.last_epoch < epochs):
-            return request.last_epoch
-
-        return epochs - 1
 
     def _deliver(self, ledger: Ledger, num_groups: int, last_epoch: int | None) -> Delivery | None:
         try:
@@ -256,20 +251,19 @@ class Coordinator:
         after = State(ledger, item if isinstance(item, Run) else None)
         request.commit = (self._state, after)
         self._state = after  # the commit, as in take_ready
-        self._offer_room()
+        self._offer_room(self._wanted_room)
 
-    def _offer_room(self) -> None:
-        if self._wanted_room and self.channel.room(self._num_taken) >= self._wanted_room:
-            self.on_room()
+    def _offer_room(self, num_rows: int) -> None:
+        """Call ``on_room``, if :meth:`reserve` found no room and there is room for ``num_rows`` rows now."""
+        if self._wanted_room and self.channel.room(self._num_taken) >= num_rows:
+            self._on_room()
             self._wanted_room = 0  # after the call: if that is interrupted, it is repeated
 
     def _queue(self, request: Request) -> None:
         if not self._requests:
             self._requests.append(request)
         self.channel.demand = request.num_groups - len(request.chosen or ())
-        if self._wanted_room and self.channel.room(self._num_taken):
-            self.on_room()
-            self._wanted_room = 0  # as in _offer_room
+        self._offer_room(1)
 
     def _leave(self, request: Request) -> None:
         if request not in self._requests:
@@ -323,23 +317,19 @@ class Coordinator:
             self.channel.capacity, self._wanted_room = capacity, 0
 
     def _new_channel(self) -> Channel:
+        ledger = self.ledger
         return Channel(
             capacity=self.rules.capacity,
             max_bytes=self.rules.max_ready_bytes,
-            max_bad_rows=self._max_bad_rows(),
-            epoch_groups=self.ledger.counters.epoch_groups,
-            acked=self.ledger.acked,
+            max_bad_rows=self.rules.bad_rows_left(ledger.counters.num_bad_rows),
+            epoch_groups=ledger.counters.epoch_groups,
+            acked=ledger.acked,
         )
 
-    def _max_bad_rows(self) -> int | None:
-        """Bad rows that may still be passed over. Reading ends at the first one above this limit."""
-        most = 0 if self.rules.bad_row_stops else self.rules.max_bad_rows
-        return None if most is None else max(0, most - self.ledger.counters.num_bad_rows)
-
     def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
-        """A place in ``channel`` for at most ``max_rows`` rows; None where there is no room for ``min_rows``.
+        """A place in ``channel`` for at most ``max_rows`` rows; None if there is no room for ``min_rows``.
 
-        After None, ``on_room`` is called once there is.
+        After None, ``on_room`` is called as soon as there is room.
         """
         with self._lock:
             if channel is not self.channel or channel.is_stopped:
@@ -387,7 +377,7 @@ class Coordinator:
             return
 
         first, channel = self._requests[0], self.channel
-        last_epoch = self._last_epoch(first)
+        last_epoch = self.rules.last_epoch(first.last_epoch)
         is_enough = channel.num_produced - self._num_taken >= first.num_groups - len(first.chosen or ())
         if is_enough or channel.is_stopped or (last_epoch is not None and channel.ended_epoch >= last_epoch):
             first.wake()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from asyncdata.core.types import Sample
 
-__all__ = ("Counters", "Lease", "Ledger", "Returned", "lease_key")
+__all__ = ("Counters", "Lease", "Ledger", "RestartPoint", "Returned", "lease_key")
 
 
 class Returned(msgspec.Struct, frozen=True, eq=False):
@@ -60,6 +60,13 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(counters, digest=digest.resumed(of))
 
 
+class RestartPoint(NamedTuple):
+    """Where D is read from after a restart, and what was counted before it."""
+
+    position: Position = Position()
+    counters: Counters = Counters()
+
+
 class Lease(msgspec.Struct, frozen=True, eq=False):
     """A request that was served under ``commit="on_ack"`` and is not fully acknowledged.
 
@@ -89,11 +96,15 @@ class Lease(msgspec.Struct, frozen=True, eq=False):
 class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The state of delivery. ``head``, ``offset`` and ``taken`` point into the channel; the rest is in the snapshot.
 
+    If samples are packed, ``packs`` changes in the same commit as ``position``: there is no state in between, in which
+    samples were taken from the stream and are in no pack.
+
     :ivar position: the first row of D that is not delivered.
     :ivar buffer: groups that the trainer gave back, oldest first.
     :ivar leases: requests that wait for an acknowledgement, oldest first.
     :ivar acked: positions from ``position`` on that were acknowledged before a restart.
     :ivar journal: rows (file number, byte offset) that are always skipped, because they kill workers.
+    :ivar packs: the progress of packing, an immutable value of ``asyncdata.batching``; None if nothing is packed.
     :ivar head: number of the channel's next item.
     :ivar offset: samples of that item that are delivered.
     :ivar taken: samples taken from this channel.
@@ -105,6 +116,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     leases: tuple[Lease, ...] = ()
     acked: frozenset[Position] = frozenset()
     journal: frozenset[tuple[int, int]] = frozenset()
+    packs: Any = None
     head: int = 0
     offset: int = 0
     taken: int = 0

@@ -227,6 +227,7 @@ class _Walk:
             leases=before.leases,
             acked=before.acked,
             journal=before.journal.union(_poison(self.passed)) if self.passed else before.journal,
+            packs=before.packs,
             head=self.head,
             offset=self.offset,
             taken=self.taken,

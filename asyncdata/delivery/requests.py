@@ -35,6 +35,18 @@ class DeliveryRules(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = "positions"
     shows_rows: bool = True
 
+    def last_epoch(self, wanted: int | None) -> int | None:
+        """The last epoch that a request may be served from, if its caller wants none after ``wanted``."""
+        if self.epochs is None or (wanted is not None and wanted < self.epochs):
+            return wanted
+
+        return self.epochs - 1
+
+    def bad_rows_left(self, num_passed: int) -> int | None:
+        """Bad rows that may still be passed over. Reading ends at the first one above this limit. None: no limit."""
+        most = 0 if self.bad_row_stops else self.max_bad_rows
+        return None if most is None else max(0, most - num_passed)
+
 
 class State(msgspec.Struct, frozen=True, gc=False, eq=False):
     """What is delivered: a ledger, and ``num_taken`` samples of ``run``, the channel item that it points to.
@@ -61,16 +73,33 @@ class Request:
     """A caller's request for ``num_groups`` groups, kept while the caller waits.
 
     :param last_epoch: do not go beyond this epoch; there may be fewer groups then.
+    :param is_for_packs: the caller packs the samples, and then commits the delivery together with the progress of
+        packing (:meth:`~asyncdata.delivery.coordinator.Coordinator.commit`). Until then nothing is delivered.
     :ivar wake: called, from any thread, when the caller should poll again.
     :ivar chosen: the groups that the buffer filter chose; they stay in the buffer until the request is served.
-    :ivar commit: the states before and after the delivery that served it, so that it can be rolled back.
+    :ivar served: the state before the delivery that served the request, and the ledger after it.
+    :ivar commit: the states before and after the commit of that delivery, so that it can be rolled back.
     """
 
-    __slots__ = ("chosen", "commit", "last_epoch", "num_groups", "wake")
+    __slots__ = ("chosen", "commit", "is_for_packs", "last_epoch", "num_groups", "served", "wake")
 
-    def __init__(self, num_groups: int, last_epoch: int | None = None) -> None:
+    def __init__(self, num_groups: int, last_epoch: int | None = None, *, is_for_packs: bool = False) -> None:
         self.num_groups = num_groups
         self.last_epoch = last_epoch
+        self.is_for_packs = is_for_packs
         self.wake: Callable[[], object] = no_op
         self.chosen: list[Returned] | None = None
+        self.served: tuple[State, Ledger] | None = None
         self.commit: tuple[State, State] | None = None
+
+    @property
+    def before(self) -> Ledger:
+        """The ledger before the delivery that served it."""
+        assert self.served is not None, "it is served"
+        return self.served[0].ledger
+
+    @property
+    def after(self) -> Ledger:
+        """The ledger after that delivery, without the progress of packing."""
+        assert self.served is not None, "it is served"
+        return self.served[1]

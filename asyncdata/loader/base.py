@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncdata.core.errors import ConfigError, LoaderClosedError
 from asyncdata.core.platform import check_platform
-from asyncdata.delivery.requests import Request
-from asyncdata.loader.batches.sample_batches import SampleBatches, Share
 from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
 from asyncdata.workers.pool.early_start import EarlyForkServer
 
@@ -20,16 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import Literal, Never
 
-    from asyncdata.batching.collators.base import Document
     from asyncdata.batching.length_grouping import LengthGrouping
-    from asyncdata.batching.online.state import PackedSample, RestartPoint
     from asyncdata.batching.packers.base import Packing
-    from asyncdata.batching.planned.plan import PlannedEpoch
-    from asyncdata.core.types import Group, Position, Sample
+    from asyncdata.core.types import Group, Sample
     from asyncdata.delivery.rollout_buffer import BufferFilter
-    from asyncdata.loader.batches.packed_batches import PackBatches
-    from asyncdata.loader.batches.planned_batches import PlannedBatches
-    from asyncdata.loader.batches.sample_batches import Batches
+    from asyncdata.loader.batches.pack_batches import PackBatches
+    from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import Policy
     from asyncdata.loader.statistics import Statistics
     from asyncdata.order.shuffle import RowShuffle, Shuffle
@@ -91,15 +85,17 @@ class BaseLoader:
             from asyncdata.loader.engine import Engine
 
             config = LoaderConfig.of({**knobs, **unknown})
-            self._engine = Engine(source, tokenize_fn, buffer_filter, config, packing, length_grouping, early)
+            collate_fn = collate_fn or identity
+            self._engine = Engine(
+                source, tokenize_fn, buffer_filter, config, collate_fn, packing, length_grouping, early
+            )
         except BaseException:
             if early is not None:
                 early.close()
             raise
 
-        self._collate_fn = collate_fn or identity
         self.group_size = config.n_samples_per_prompt
-        self._loops_only = self._engine.packs or config.ranks.world_size > 1
+        self._loops_only = self._engine.batching.loops_only
         self._loop_lock = threading.RLock()
         self._is_epoch_named = False
         self._closing = threading.RLock()
@@ -271,12 +267,11 @@ class BaseLoader:
 
     # Parts of a call, without the waiting.
 
-    def _begin(self, num_groups: int, last_epoch: int | None) -> Request:
+    def _begin(self) -> None:
         service = self._engine.service
         service.check_caller()
         if not service.is_started:
             self._engine.start()
-        return Request(num_groups, last_epoch)
 
     def _num_groups(self, num_samples: int) -> int:
         if self._loops_only:
@@ -304,93 +299,13 @@ class BaseLoader:
         return [samples[first : first + size] for first in range(0, len(samples), size)]
 
     def _refuse_call(self, what: str) -> None:
-        world_size = self._engine.config.ranks.world_size
-        reason = "packs samples" if self._engine.packs else f"is one of world_size={world_size}"
-        raise ConfigError(f"this loader {reason}: its batches come from a `for` loop, not from {what}()")
+        raise ConfigError(f"this loader {self._loops_only}: its batches come from a `for` loop, not from {what}()")
 
-    # Batches of a loop.
-
-    def _batches(self) -> Batches:
+    def _batches(self) -> SampleBatches | PackBatches:
+        """The batches of a new loop. It may cover a later epoch than the current one, unless ``set_epoch`` named it."""
         self._check()
-        return SampleBatches(self, runs_on=self._runs_on())
-
-    def _runs_on(self) -> bool:
-        """Whether the next loop may cover a later epoch than the current one: not if ``set_epoch`` named it."""
         is_named, self._is_epoch_named = self._is_epoch_named, False
-        return not is_named
-
-    def _pack_batches(self) -> PackBatches | PlannedBatches | None:
-        """The batches of packs; None if samples are not packed.
-
-        They are made one after the other: samples that form no batch can be put back only if none were taken since.
-        """
-        self._check()
-        engine, stage, config = self._engine, self._engine.stage, self._engine.config
-        if engine.tally is not None:
-            from asyncdata.loader.batches.planned_batches import PlannedBatches
-
-            return PlannedBatches(
-                self, engine.coordinator, engine.tally, drop_last=config.drop_last, runs_on=self._runs_on()
-            )
-
-        if stage is None:
-            return None
-
-        from asyncdata.loader.batches.packed_batches import PackBatches
-
-        max_push = max(1, config.capacity // 2)
-        return PackBatches(
-            self,
-            stage,
-            epochs=config.epochs,
-            drop_last=config.drop_last,
-            max_push=max_push,
-            runs_on=self._runs_on(),
-        )
-
-    @property
-    def share(self) -> Share:
-        """This rank's part of a batch of all ranks: groups of samples, or packs."""
-        config = self._engine.config
-        if config.batch_size is None:
-            raise ConfigError("iterating needs batch_size=...; or call get_next_batch(n)")
-
-        size = config.batch_size // config.n_samples_per_prompt * config.ranks.world_size
-        return Share(config.ranks.rank, config.ranks.world_size, size, config.ranks.rounds_up)
-
-    def position(self) -> Position:
-        """The position in D of the next sample of the stream."""
-        return self._engine.coordinator.ledger.position
-
-    def plan(self, epoch: int) -> PlannedEpoch | None:
-        """The planned packs of an epoch; known once a sample of it is ready."""
-        return self._engine.plan(epoch)
-
-    def tip(self) -> RestartPoint:
-        """The position and counters of the next sample of the stream."""
-        from asyncdata.batching.online.state import RestartPoint
-
-        ledger = self._engine.coordinator.ledger
-        return RestartPoint(ledger.position, ledger.counters)
-
-    def collate(self, samples: list[Sample]) -> Any:
-        """The batch that ``collate_fn`` makes of samples."""
-        return self._collate_fn(samples)
-
-    def collate_packs(self, packs: list[list[PackedSample]]) -> Any:
-        """The batch that ``collate_fn`` makes of packs: lists of documents; or of samples, if they are not packed."""
-        if self._engine.packs_are_samples:
-            return self._collate_fn([pack[0].sample for pack in packs])
-
-        return self._collate_fn([[_document(piece) for piece in pack] for pack in packs])
-
-
-def _document(piece: PackedSample) -> Document:
-    from asyncdata.batching.collators.base import Document
-
-    sample, start, stop = piece
-    labels = sample.labels
-    return Document(sample.tokens[start:stop], None if labels is None else labels[start:stop], None, sample)
+        return self._engine.batches(runs_on=not is_named)
 
 
 def identity(samples: list[T]) -> list[T]:

@@ -7,9 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import structs
 
-from asyncdata.batching.online.stage import PackStage
-from asyncdata.batching.online.state import RestartPoint
 from asyncdata.checkpoint.matching import check
 from asyncdata.checkpoint.restore import epoch_to_begin, ledger_of
 from asyncdata.checkpoint.snapshot import Snapshot
@@ -25,14 +24,12 @@ from asyncdata.delivery.rollout_buffer import filter_of
 from asyncdata.loader.autotune.metered_executor import MeteredExecutor
 from asyncdata.loader.autotune.tuner import Tuner, executor_of, limits_of
 from asyncdata.loader.background_proof import Prover
-from asyncdata.loader.batches.planned_batches import PlannedTally
 from asyncdata.loader.opening import opened_source
-from asyncdata.loader.packing_choice import plan_of, rules_of, share_of
+from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.service import Service
 from asyncdata.loader.statistics import Statistics, explain_timeout
 from asyncdata.order.order import ROWS_PER_WINDOW
 from asyncdata.prefetch.producer import Producer
-from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
 from asyncdata.sources.file_warnings import warn_about_files
 from asyncdata.sources.resolve import described
 from asyncdata.tokenization.base import fingerprints_of
@@ -42,10 +39,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from asyncdata.batching.length_grouping import LengthGrouping
-    from asyncdata.batching.packers.base import Packing, PackState
-    from asyncdata.batching.planned.plan import PlannedEpoch
+    from asyncdata.batching.packers.base import Packing
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.delivery.rollout_buffer import BufferFilter
+    from asyncdata.loader.batches.pack_batches import PackBatches
+    from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.prefetch.row_index.row_index import RowIndex
     from asyncdata.sources.base import Source
@@ -65,6 +63,7 @@ _SHARED_WORK = (
 class Engine:
     """All parts of a loader, without the calls that wait.
 
+    :param collate_fn: makes a batch of a loop.
     :param early: a fork server that was started early; the engine owns it unless the constructor fails.
     :raises ConfigError: for a setting that cannot work.
     :raises SourceError: for files that cannot be read.
@@ -76,61 +75,56 @@ class Engine:
         tokenize_fn: TokenizeFn | Callable[..., Any] | str,
         buffer_filter: BufferFilter | str | None,
         config: LoaderConfig,
+        collate_fn: Callable[[list[Any]], Any],
         packing: Packing | None = None,
         length_grouping: LengthGrouping | None = None,
         early: EarlyForkServer | None = None,
     ) -> None:
         self.config = config
-        self.packs_are_samples = packing is None
-        pack_rules = rules_of(config, packing, length_grouping, is_filtered=buffer_filter is not None)
-        plan = plan_of(config, pack_rules)
-        self.stage = PackStage(pack_rules) if pack_rules is not None and plan is None else None
-        self.tally = PlannedTally() if plan is not None else None
-        self.packs = pack_rules is not None
-        self._early = early
+        choice = PackingChoice.of(config, packing, length_grouping, is_filtered=buffer_filter is not None)
+        chosen_filter = filter_of(buffer_filter)
         self._function = (early.function if early is not None else None) or resolved(tokenize_fn)
         self._prover = Prover(self._function)
         self._function_fingerprints: dict[str, str] | None = None
         quarantine = Quarantine.opened(config.bad_rows.path if config.bad_rows.policy == "quarantine" else None).add
-        rules = _rules(config, is_packed=pack_rules is not None)
-        self.coordinator = Coordinator(rules, buffer_filter=filter_of(buffer_filter), quarantine=quarantine)
-        share = share_of(config, pack_rules, plan)
-        if config.digest == "tokens" and (plan is not None or share is not None):
-            raise ConfigError(
-                'digest="tokens" needs every rank to tokenize every row, and here each has rows of its own: the digest '
-                'would be another one on each. digest="positions" has how many tokens every sample has'
-            )
-
-        self._source = opened_source(described(source), config, self._function, quarantine, plan, share)
+        self._source = opened_source(described(source), config, self._function, quarantine, choice.plan, choice.share)
         warn_about_files(self._source.files)
-        if config.ranks.world_size > 1 and share is None and not config.cache.tokens:
+        if config.ranks.world_size > 1 and choice.share is None and not config.cache.tokens:
             _log.warning("loader.every_rank_tokenizes", world_size=config.ranks.world_size, remedy=_SHARED_WORK)
+        limits = limits_of(config)
+        self._executor = executor_of(config, limits, self._function, early)
+        self._windows = self._source.windows(
+            self._executor, restart_point=self._restart_position, on_ready=lambda: self._producer.pump()
+        )
+        self.batching = choice.batching(config, collate_fn, self._windows)
+        self.coordinator = Coordinator(
+            _rules(config, is_packed=self.batching.is_packed),
+            buffer_filter=chosen_filter,
+            packs=self.batching.begin(),
+            quarantine=quarantine,
+            on_room=lambda: self.service.pump_soon(),
+        )
+        canaries = self._source.canaries(self._executor)
+        self._producer = Producer(self._windows, canaries, self._executor, self.coordinator, epochs=config.epochs)
         self._tuner: Tuner | None = None
-        self._limits = limits_of(config)
-        self._executor = executor_of(config, self._limits, self._function, early)
-        self._windows = self._source.windows(self._executor)
-        self._windows.restart_point = lambda: self._restart_point().position
-        self.service = self._make_service()
+        if isinstance(self._executor, MeteredExecutor):
+            self._tuner = Tuner(limits, self._executor, self.coordinator, self._producer, lambda: self._waits)
+        self.service = self._make_service(early)
         self._restored_epoch, self._restored = 0, (0, 0)
         self._resumed: tuple[Position, int | None] = (Position(), None)
         self._waits = (0, 0.0)
         self._waits_lock = threading.Lock()
 
-    def _make_service(self) -> Service:
-        source, executor, config = self._source, self._executor, self.config
-        canaries = source.canaries(executor)
-        producer = Producer(self._windows, canaries, executor, self.coordinator, epochs=config.epochs)
-        if isinstance(executor, MeteredExecutor):
-            self._tuner = Tuner(self._limits, executor, self.coordinator, producer, lambda: self._waits)
+    def _make_service(self, early: EarlyForkServer | None) -> Service:
         return Service(
-            source.job,
+            self._source.job,
             self._windows,
-            producer,
-            executor,
+            self._producer,
+            self._executor,
             self.coordinator,
-            slot_bytes=source.slot_bytes,
-            event_loop=config.event_loop,
-            early=self._early,
+            slot_bytes=self._source.slot_bytes,
+            event_loop=self.config.event_loop,
+            early=early,
         )
 
     def start(self) -> None:
@@ -154,56 +148,40 @@ class Engine:
     @property
     def epoch(self) -> int:
         """The epoch of the next sample, or of the next pack if samples are packed."""
-        return self.coordinator.ledger.position.epoch if self.stage is None else self.stage.epoch
+        return self.batching.epoch(self.coordinator.ledger)
 
-    def _restart_point(self) -> RestartPoint:
-        """Where D is read from after a restart."""
-        # The stage is read before the ledger: samples taken from D between the two are then not lost.
-        waiting = self.stage.restart_point() if self.stage is not None else None
-        return waiting or RestartPoint(*self.coordinator.ledger.restart_point()[:2])
+    def batches(self, *, runs_on: bool) -> SampleBatches | PackBatches:
+        """The batches of one loop.
+
+        :param runs_on: False: the loop covers the current epoch, even if no samples are left of it.
+        """
+        return self.batching.batches(self.coordinator, runs_on=runs_on)
+
+    def _restart_position(self) -> Position:
+        return self.batching.restart_point(self.coordinator.ledger).position
 
     def _order(self) -> dict[str, Any]:
         """The settings that decide the order of delivery."""
-        order = self._source.order.description()
-        return order if self.stage is None else order | self.stage.rules.description()
-
-    def plan(self, epoch: int) -> PlannedEpoch | None:
-        """The planned packs of an epoch; known once a sample of it is ready."""
-        return self._windows.plan(epoch) if isinstance(self._windows, IndexedWindows) else None
-
-    def _packing_state(self) -> tuple[PackState | msgspec.UnsetType, RestartPoint | None]:
-        if self.stage is not None:
-            return self.stage.state()
-
-        if self.tally is None or not isinstance(self._windows, IndexedWindows):
-            return msgspec.UNSET, None
-
-        tally = self.tally.now  # before the ledger is read, as a delivery changes the ledger first
-        ledger = self.coordinator.ledger
-        point = RestartPoint(ledger.position, ledger.counters)
-        return self.tally.state(tally, point.position.epoch, self._windows.dealt_at(point.position)), point
+        return self._source.order.description() | self.batching.description()
 
     def snapshot(self) -> Snapshot:
         """The current state."""
-        packing, waiting = self._packing_state()
-        ledger = self.coordinator.ledger
-        position, counters, acked = ledger.restart_point()
-        if waiting is not None:
-            position, counters = waiting
+        ledger = self.coordinator.ledger  # read once: all below is of the same instant
+        position, counters = self.batching.restart_point(ledger)
         rows_left = self._rows_left(position)
         return Snapshot(
             library=__version__,
-            position=msgspec.structs.astuple(position),
+            position=structs.astuple(position),
             counters=msgspec.to_builtins(counters),
             order=self._order(),
             fingerprints=self.fingerprints(),
             buffer=[item.record for item in ledger.buffer],
             leases=[item.record for item in ledger.leased_groups()],
-            acked=[msgspec.structs.astuple(place) for place in sorted(acked)],
+            acked=[structs.astuple(place) for place in sorted(ledger.restart_point()[2])],
             journal=sorted(ledger.journal),
             canaries=list(self.service.canaries),
             stream=self._windows.state_at(position) or msgspec.UNSET,
-            packing=packing,
+            packing=self.batching.saved(ledger),
             rows_left=msgspec.UNSET if rows_left is None else rows_left,
         )
 
@@ -222,15 +200,17 @@ class Engine:
             _log.warning("snapshot.refused", differences=sorted(error.differences))
             raise
 
-        ledger = ledger_of(saved, digest=self.config.digest, group_size=self.config.n_samples_per_prompt)
+        packs = self.coordinator.ledger.packs
+        ledger = ledger_of(saved, digest=self.config.digest, group_size=self.config.n_samples_per_prompt, packs=packs)
         # With another data, seed or order, windows differ. With packing, any change gives other packs.
         keeps_place = not (changed & {"data", "seed", "order"} or (changed and saved.packing))
         if keeps_place:
-            self._restore_packing(saved, ledger)
+            if saved.packing:
+                ledger = self.batching.restored(ledger, saved.packing)
             self._windows.resume_at(ledger.position, saved.stream or None)
             self._resumed = ledger.position, None if saved.rows_left is msgspec.UNSET else saved.rows_left
         else:
-            ledger = self._at_epoch(ledger, epoch_to_begin(saved, ledger, changed))
+            ledger = self.batching.at_epoch(ledger, epoch_to_begin(saved, ledger, changed))
         is_other_text = bool(changed - {"seed"})
         is_allowed = bool({"tokenizer", "template", "tokenize_fn"} & set(allow_changed))
         self.service.restart(lambda _: ledger, [] if is_other_text or is_allowed else saved.canaries)
@@ -240,26 +220,8 @@ class Engine:
 
     def _delivered(self) -> tuple[int, int]:
         """Numbers of samples and packs delivered so far."""
-        packs = self.stage or self.tally
-        return self.coordinator.ledger.counters.num_samples, packs.num_packs if packs is not None else 0
-
-    def _restore_packing(self, saved: Snapshot, ledger: Ledger) -> None:
-        if not saved.packing:
-            return
-
-        if self.stage is not None:
-            self.stage.restore(saved.packing, RestartPoint(ledger.position, ledger.counters))
-        elif self.tally is not None and isinstance(self._windows, IndexedWindows):
-            self._windows.resume_dealt(ledger.position, self.tally.restore(saved.packing))
-
-    def _at_epoch(self, ledger: Ledger, epoch: int) -> Ledger:
-        """The ledger at the start of ``epoch``, without samples that wait to be packed."""
-        if self.stage is not None:
-            self.stage.restart(epoch)
-        if self.tally is not None and isinstance(self._windows, IndexedWindows):
-            self.tally.restart()
-            self._windows.resume_dealt(Position(epoch), None)
-        return ledger.at_epoch(epoch)
+        ledger = self.coordinator.ledger
+        return ledger.counters.num_samples, self.batching.totals(ledger).num_packs
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of ``epoch``, unless it is the current one: a run resumed in its middle stays there.
@@ -276,7 +238,7 @@ class Engine:
                 "max_steps, needs StatefulDataLoader(..., follows_set_epoch=False); to begin anew, restore no state"
             )
 
-        self.service.restart(lambda ledger: self._at_epoch(ledger, epoch))
+        self.service.restart(lambda ledger: self.batching.at_epoch(ledger, epoch))
 
     def num_rows(self, timeout_s: float | None) -> int:
         """Rows of an epoch; waits until the row index is complete.
@@ -312,13 +274,13 @@ class Engine:
         self.service.restart(partial(self._sought, epoch, row, group_index))
 
     def _sought(self, epoch: int, row: int, group_index: int | None, ledger: Ledger) -> Ledger:
-        before = self._at_epoch(ledger, epoch)
-        counters = msgspec.structs.replace(before.counters, epoch_groups=row)
+        before = self.batching.at_epoch(ledger, epoch)
+        counters = structs.replace(before.counters, epoch_groups=row)
         if group_index is not None:
             num_samples = group_index * self.config.n_samples_per_prompt
-            counters = msgspec.structs.replace(counters, num_groups=group_index, num_samples=num_samples)
+            counters = structs.replace(counters, num_groups=group_index, num_samples=num_samples)
         place = Position(epoch, *divmod(row, ROWS_PER_WINDOW))
-        return msgspec.structs.replace(before, position=place, counters=counters)
+        return structs.replace(before, position=place, counters=counters)
 
     def add_wait(self, seconds: float) -> None:
         """Count a call that had to wait for data."""
@@ -329,9 +291,9 @@ class Engine:
         """Counters and the current state of the loader."""
         ledger, channel, workers = self.coordinator.ledger, self.coordinator.channel, self._executor.statistics()
         index, cache = self._source.index, self._source.token_cache
-        packs = self.stage or self.tally or PlannedTally()
+        packs = self.batching.totals(ledger)
         return Statistics(
-            **msgspec.structs.asdict(ledger.position),
+            **structs.asdict(ledger.position),
             samples_total=ledger.counters.num_samples,
             groups_total=ledger.counters.num_groups,
             tokens_total=ledger.counters.num_tokens,

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import time
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
 
+from asyncdata.core.errors import EndOfData
 from asyncdata.core.event_loop import call_soon_in_this_loop
 from asyncdata.core.shortage import is_shortage
 from asyncdata.core.timeouts import checked_timeout
+from asyncdata.delivery.requests import Request
 from asyncdata.loader.base import BaseLoader, identity
-from asyncdata.loader.batches.sample_batches import AsyncEpoch, Epoch, LockedAsyncEpoch, LockedEpoch
+from asyncdata.loader.batches.epoch import AsyncEpoch, Epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from asyncdata.core.types import Group, Sample
-    from asyncdata.delivery.requests import Request
+    from asyncdata.loader.batches.epoch import Batch
+    from asyncdata.loader.batches.pack_batches import PackBatches
+    from asyncdata.loader.batches.sample_batches import SampleBatches
 
     T = TypeVar("T")
 
@@ -94,15 +98,18 @@ class DataLoader(BaseLoader):
         try:
             samples = coordinator.take_ready(num_groups, last_epoch)
             if samples is None:
-                request = self._begin(num_groups, last_epoch)
-                samples = coordinator.poll(request)
-                if samples is None:
-                    samples = self._wait(request, timeout_s)
+                self._begin()
+                request = Request(num_groups, last_epoch)
+                samples = self._serve(request, timeout_s)
             return finish(samples)
         except BaseException:  # also an interrupt between the commit and the caller
             coordinator.failed.append((request, samples))  # first of all: what follows may be interrupted
             coordinator.settle()
             raise
+
+    def _serve(self, request: Request, timeout_s: float | None = None) -> list[Sample]:
+        samples = self._engine.coordinator.poll(request)
+        return self._wait(request, timeout_s) if samples is None else samples
 
     def _wait(self, request: Request, timeout_s: float | None) -> list[Sample]:
         timeout_s = self._engine.config.timeout_s if timeout_s is None else timeout_s
@@ -124,9 +131,38 @@ class DataLoader(BaseLoader):
         finally:
             self._engine.add_wait(time.monotonic() - began)
 
-    def __iter__(self) -> Epoch:
-        packs = self._pack_batches()
-        return Epoch(self._batches(), self._take) if packs is None else LockedEpoch(packs, self._take, self._loop_lock)
+    def __iter__(self) -> Epoch[Any]:
+        return Epoch(self._batches(), self._next_packs if self._engine.batching.is_packed else self._next_samples)
+
+    def _next_samples(self, batches: SampleBatches) -> Batch | None:
+        """The next batch of a loop without packing, () if the samples taken form none; None at the end."""
+        wanted = batches.next_request()
+        if wanted is None:
+            return None
+
+        try:
+            return self._take(*wanted, batches.finish)
+        except EndOfData as end:
+            return batches.end(end)
+
+    def _next_packs(self, batches: PackBatches) -> Batch | None:
+        """The same with packing. Batches are made one after the other, as each depends on the one before."""
+        self._check()
+        request = None
+        try:
+            with self._loop_lock:
+                request = batches.next_request()
+                if request is None:
+                    return None
+
+                self._begin()
+                return batches.finish(request, self._serve(request))
+        except EndOfData:
+            return batches.end()
+        except BaseException:  # also an interrupt after the commit, while the lock is released
+            self._engine.coordinator.failed.append((request, None))  # as in _take
+            self._engine.coordinator.settle()
+            raise
 
     def close(self) -> None:
         """Stop the workers and the thread, within five seconds. A second call, from any thread, waits as well."""
@@ -180,15 +216,18 @@ class AsyncDataLoader(BaseLoader):
         try:
             samples = coordinator.take_ready(num_groups, last_epoch)
             if samples is None:
-                request = self._begin(num_groups, last_epoch)
-                samples = coordinator.poll(request)
-                if samples is None:
-                    samples = await self._wait(request, timeout_s)
+                self._begin()
+                request = Request(num_groups, last_epoch)
+                samples = await self._serve(request, timeout_s)
             return finish(samples)
         except BaseException:
             coordinator.failed.append((request, samples))  # first of all: what follows may be interrupted
             coordinator.settle()
             raise
+
+    async def _serve(self, request: Request, timeout_s: float | None = None) -> list[Sample]:
+        samples = self._engine.coordinator.poll(request)
+        return await self._wait(request, timeout_s) if samples is None else samples
 
     async def _wait(self, request: Request, timeout_s: float | None) -> list[Sample]:
         timeout_s = self._engine.config.timeout_s if timeout_s is None else timeout_s
@@ -209,14 +248,40 @@ class AsyncDataLoader(BaseLoader):
         finally:
             self._engine.add_wait(time.monotonic() - began)
 
-    def __aiter__(self) -> AsyncEpoch:
-        packs = self._pack_batches()
-        if packs is None:
-            return AsyncEpoch(self._batches(), self._take)
+    def __aiter__(self) -> AsyncEpoch[Any]:
+        return AsyncEpoch(self._batches(), self._next_packs if self._engine.batching.is_packed else self._next_samples)
 
+    async def _next_samples(self, batches: SampleBatches) -> Batch | None:
+        """Like :meth:`DataLoader._next_samples`."""
+        wanted = batches.next_request()
+        if wanted is None:
+            return None
+
+        try:
+            return await self._take(*wanted, batches.finish)
+        except EndOfData as end:
+            return batches.end(end)
+
+    async def _next_packs(self, batches: PackBatches) -> Batch | None:
+        """Like :meth:`DataLoader._next_packs`."""
+        self._check()
         if self._async_loop_lock is None:
             self._async_loop_lock = anyio.Lock(fast_acquire=True)
-        return LockedAsyncEpoch(packs, self._take, self._async_loop_lock)
+        request = None
+        try:
+            async with self._async_loop_lock:
+                request = batches.next_request()
+                if request is None:
+                    return None
+
+                self._begin()
+                return batches.finish(request, await self._serve(request))
+        except EndOfData:
+            return batches.end()
+        except BaseException:
+            self._engine.coordinator.failed.append((request, None))
+            self._engine.coordinator.settle()
+            raise
 
     async def aclose(self) -> None:
         """Stop the workers and the thread, within five seconds, even if cancelled. A second call waits as well."""

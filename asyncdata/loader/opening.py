@@ -19,6 +19,7 @@ from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Job
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.core.temporary_folder import TemporaryFolder
+from asyncdata.core.types import Position
 from asyncdata.delivery.bad_rows import without_text
 from asyncdata.loader.open_token_cache import CachedJob, cache_of, check_streamed, warn_rows_not_cached
 from asyncdata.order.order import Order, RowOrder
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from asyncdata.prefetch.windows.base import Windows
     from asyncdata.sources.base import Blocks, Source
     from asyncdata.workers.base import Executor
+
+    Place = Callable[[], Position]
+    Call = Callable[[], object]
 
 __all__ = ("OpenedSource", "opened_source")
 
@@ -83,8 +87,12 @@ class OpenedSource(Protocol):
         """The token cache, if there is one."""
         ...
 
-    def windows(self, executor: Executor) -> Windows:
-        """The opener of the windows of D."""
+    def windows(self, executor: Executor, restart_point: Place = Position, on_ready: Call = no_op) -> Windows:
+        """The opener of the windows of D.
+
+        :param restart_point: returns the first position that a restart would need now.
+        :param on_ready: called, in the service's thread, when a window became ready, or has a fault, without a reply.
+        """
         ...
 
     def canaries(self, executor: Executor) -> Canaries:
@@ -220,7 +228,7 @@ class _BlockSource:
     def token_cache(self) -> TokenCache | None:
         return self._cached.cache
 
-    def windows(self, executor: Executor) -> BlockWindows:
+    def windows(self, executor: Executor, restart_point: Place = Position, on_ready: Call = no_op) -> BlockWindows:
         return BlockWindows(self.files, self.order, executor, self.job.stride, self._cached.open(executor))
 
     def canaries(self, executor: Executor) -> Canaries:
@@ -244,8 +252,8 @@ class _StreamSource:
         self.slot_bytes = max(order.window_bytes, stream.max_row_bytes) + 1
         self._stream = stream
 
-    def windows(self, executor: Executor) -> StreamWindows:
-        return StreamWindows(self._stream, self.order, executor)
+    def windows(self, executor: Executor, restart_point: Place = Position, on_ready: Call = no_op) -> StreamWindows:
+        return StreamWindows(self._stream, self.order, executor, restart_point=restart_point, on_ready=on_ready)
 
     def canaries(self, executor: Executor) -> Canaries:
         return Canaries(self.files, executor, self.job.stride, 0)
@@ -289,11 +297,13 @@ class _IndexedSource:
         self._quarantine = quarantine
         self._num_bad_rows = 0
 
-    def windows(self, executor: Executor) -> IndexedWindows:
+    def windows(self, executor: Executor, restart_point: Place = Position, on_ready: Call = no_op) -> IndexedWindows:
         check = self.order.shuffle.check
         shows_rows = self._config.bad_rows.excerpts
         indexer = Indexer(self.files, executor, self.index, check, self._file(), self._pass_over, shows_rows=shows_rows)
-        return IndexedWindows(self.files, self.order, executor, self.index, indexer, self._share)
+        return IndexedWindows(
+            self.files, self.order, executor, self.index, indexer, self._share, restart_point=restart_point
+        )
 
     def canaries(self, executor: Executor) -> Canaries:
         # Any block of an array except the first would need the array to be read up to there at every start.

@@ -1,26 +1,82 @@
-"""Decides from a loader's settings how samples are packed, and which rows a rank tokenizes."""
+"""Decides from a loader's settings how samples are packed, and which rows a rank tokenizes. It is decided once."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.batching.online.rules import PackRules
 from asyncdata.batching.packers.unpacked import SinglePacking
 from asyncdata.batching.packers.xtuner import XTunerPacking
 from asyncdata.batching.planned.plan import Plan
 from asyncdata.core.errors import ConfigError
+from asyncdata.loader.batches.online_batches import OnlineBatching
+from asyncdata.loader.batches.pack_batches import collating_documents, collating_samples
+from asyncdata.loader.batches.planned_batches import PlannedBatching
+from asyncdata.loader.batches.sample_batches import SampleBatching
 from asyncdata.order.rank_share import Share
 from asyncdata.order.shuffle import RowShuffle
+from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.packers.base import Packing
+    from asyncdata.loader.batches.batching import Batching
     from asyncdata.loader.config import LoaderConfig
+    from asyncdata.prefetch.windows.base import Windows
 
-__all__ = ("plan_of", "rules_of", "share_of")
+__all__ = ("PackingChoice",)
 
 
-def rules_of(
+class PackingChoice(NamedTuple):
+    """How a loader packs samples.
+
+    :ivar rules: how packs are made; None without packing and grouping.
+    :ivar plan: how packs are planned before their rows are read; None: they are made from samples as they come.
+    :ivar share: the rows that this rank tokenizes; None: all.
+    :ivar packs_samples: whether batches have packs; False: samples, which may be grouped by length.
+    """
+
+    rules: PackRules | None
+    plan: Plan | None
+    share: Share | None
+    packs_samples: bool
+
+    @classmethod
+    def of(
+        cls, config: LoaderConfig, packing: Packing | None, grouping: LengthGrouping | None, *, is_filtered: bool
+    ) -> PackingChoice:
+        """The choice for these settings.
+
+        :param is_filtered: whether the loader has a buffer filter.
+        :raises ConfigError: for settings that do not work together.
+        """
+        rules = _rules_of(config, packing, grouping, is_filtered=is_filtered)
+        plan = _plan_of(config, rules)
+        share = _share_of(config, rules, plan)
+        if config.digest == "tokens" and (plan is not None or share is not None):
+            raise ConfigError(
+                'digest="tokens" needs every rank to tokenize every row, and here each has rows of its own: the digest '
+                'would be another one on each. digest="positions" has how many tokens every sample has'
+            )
+
+        return cls(rules, plan, share, packing is not None)
+
+    def batching(self, config: LoaderConfig, collate_fn: Callable[[list[Any]], Any], windows: Windows) -> Batching:
+        """What makes the batches."""
+        if self.rules is None:
+            return SampleBatching(config, collate_fn)
+
+        collate = (collating_documents if self.packs_samples else collating_samples)(collate_fn)
+        if self.plan is None:
+            return OnlineBatching(self.rules, config, collate)
+
+        assert isinstance(windows, IndexedWindows), "a plan needs a row index"
+        return PlannedBatching(windows, config, collate)
+
+
+def _rules_of(
     config: LoaderConfig, packing: Packing | None, grouping: LengthGrouping | None, *, is_filtered: bool
 ) -> PackRules | None:
     """How a loader makes packs; None without packing and grouping.
@@ -43,7 +99,7 @@ def rules_of(
     )
 
 
-def plan_of(config: LoaderConfig, rules: PackRules | None) -> Plan | None:
+def _plan_of(config: LoaderConfig, rules: PackRules | None) -> Plan | None:
     """How packs are planned before their rows are read; None if packs are made from samples as they come.
 
     :raises ConfigError: for a packing that cannot be planned.
@@ -68,7 +124,7 @@ def plan_of(config: LoaderConfig, rules: PackRules | None) -> Plan | None:
     )
 
 
-def share_of(config: LoaderConfig, rules: PackRules | None, plan: Plan | None) -> Share | None:
+def _share_of(config: LoaderConfig, rules: PackRules | None, plan: Plan | None) -> Share | None:
     """The rows that this rank tokenizes; None: all, as it cannot know its own rows before.
 
     All also if bad rows are passed over: a bad row that only its own rank finds would shift that rank's rows.

@@ -82,7 +82,6 @@ class Service:
         self._is_closed = False
         self._fatal_error: AsyncDataError | None = None
         self._pid = os.getpid()
-        coordinator.on_room = self._pump_soon
 
     def start(self) -> None:
         """Begin to read ahead; do nothing if that has begun."""
@@ -158,7 +157,8 @@ class Service:
             else:
                 self._coordinator.fail(channel, Failure(self._fatal_error))
 
-    def _pump_soon(self) -> None:
+    def pump_soon(self) -> None:
+        """Send the rows that can be sent now. From any thread; do nothing before the service runs."""
         if self._call_soon is not None:
             self._call_soon(partial(self._guarded, self._producer.pump))
 
@@ -207,7 +207,7 @@ class Service:
     def _fail_unexpectedly(self, error: BaseException) -> None:
         if reason := short_of(error):
             why = f"{reason}; raise the limit (ulimit -a), or free what is used up"
-            self._fail(WorkerError(f"AD426 the loader cannot go on: {why}"), error)
+            self._fail(WorkerError(f"AD426 the loader cannot continue: {why}"), error)
             return
 
         _log.exception("service.failed")

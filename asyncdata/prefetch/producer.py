@@ -5,7 +5,7 @@ changes a condition of :meth:`Producer.pump` ends with a call of it, even if it 
 
 - A request has ended (whether or not its reply is used), a slot is free, or the workers have changed: the executor
   calls it (:meth:`~asyncdata.workers.base.Executor.watch`).
-- A window became ready other than by a reply: the windows call it (``on_ready``).
+- A window became ready other than by a reply: the windows' ``on_ready`` leads to it.
 - There is room in the channel: the coordinator's ``on_room`` leads to it.
 
 So no other code needs to call it, and waiting for one event cannot miss another. How rows are cut into chunks does not
@@ -98,7 +98,6 @@ class Producer:
         self.lacks_room = False
         self._notes = NotesLog()
         executor.watch(self.pump)
-        windows.on_ready = self.pump
 
     def start(self, ledger: Ledger, expected_canaries: list[str] | None = None) -> None:
         """Read ahead from the ledger's position; drop everything that is in flight.
@@ -145,7 +144,9 @@ class Producer:
             self._open_window()
         while self._send_chunk():
             if self._windows and self._windows[0].is_placed:
-                self._open_next()  # at once: no worker is busy with this window, which may be delivered in one go
+                # Now, and not only after the loop: the workers are idle, as this window is cached, and the channel may
+                # take all of it at once. Then there would be no other chance to open the next window in time.
+                self._open_next()
         self._open_next()
 
     def resize(self) -> None:

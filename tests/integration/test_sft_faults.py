@@ -246,7 +246,7 @@ def assert_alike(state: dict[str, Any], before: dict[str, Any], path: Path, knob
         assert next_of(path, state, **RANK, **knobs) == next_of(path, before, **RANK, **knobs)
 
 
-@pytest.mark.parametrize("knobs", [way for name, way in PACKED.items() if "planned" not in name])
+@packed_ways
 def test_a_collate_function_that_asks_for_the_state_is_told_of_the_batch_before(path, knobs):
     run = whole_run(path, **RANK, **knobs)
     states: list[dict[str, Any]] = []

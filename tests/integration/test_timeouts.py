@@ -82,7 +82,7 @@ def test_without_workers_a_thread_that_cannot_be_started_is_named(tmp_path, no_m
     loader = make(write_rows(tmp_path / "rows.jsonl", 30))
     for _ in range(2):
         with pytest.raises(
-            WorkerError, match="^AD426 the loader cannot go on: can't start new thread; raise the limit"
+            WorkerError, match="^AD426 the loader cannot continue: can't start new thread; raise the limit"
         ):
             loader.get_next_batch(3)
     loader.close()

@@ -103,7 +103,7 @@ def packed(packer: Packer, lengths: list[int], places: list[int]) -> list[Pack]:
     for start, stop in zip(bounds, bounds[1:], strict=False):
         packs += packer.extend(lengths[start:stop], range(start, stop))
     for number in range(bounds[-1], len(lengths)):
-        packs += packer.push(lengths[number], number)
+        packs += packer.extend([lengths[number]], [number])
     return packs + packer.flush()
 
 

@@ -134,7 +134,7 @@ def test_other_packs_are_those_of_a_packer_that_takes_the_rows_as_they_come(leng
 
         random.Random(seed + epoch).shuffle(rows)
     packer = packing.open()
-    wanted = [pack for row in rows for pack in packer.push(lengths[row], row)] + packer.flush()
+    wanted = [pack for row in rows for pack in packer.extend([lengths[row]], [row])] + packer.flush()
     assert delivered(planned) == wanted
     assert msgspec.to_builtins(planned.packs.counts) == msgspec.to_builtins(packer.counts)
     same = PlannedOrder(order.plan, shuffle, seed).packs_of(epoch)

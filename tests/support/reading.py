@@ -53,7 +53,7 @@ class Reader:
         paths = [str(one) for one in path] if isinstance(path, list) else str(path)
         self.reading = opened_source(described(paths), config, function, self.bad_rows.append, plan, share)
         executor: Any = ProcessExecutor(config.num_workers) if config.num_workers else InlineExecutor(function)
-        windows = self.reading.windows(executor)
+        windows = self.reading.windows(executor, restart_point=lambda: self.coordinator.ledger.restart_point()[0])
         assert isinstance(windows, IndexedWindows)
         self.windows = windows
         rules = DeliveryRules(
@@ -63,8 +63,7 @@ class Reader:
             bad_row_stops=config.bad_rows.policy == "raise",
             max_bad_rows=config.bad_rows.max,
         )
-        self.coordinator = Coordinator(rules, quarantine=self.bad_rows.append)
-        windows.restart_point = lambda: self.coordinator.ledger.restart_point()[0]
+        self.coordinator = Coordinator(rules, quarantine=self.bad_rows.append, on_room=lambda: self.service.pump_soon())
         producer = Producer(windows, self.reading.canaries(executor), executor, self.coordinator, epochs=config.epochs)
         self.service = Service(
             self.reading.job, windows, producer, executor, self.coordinator, slot_bytes=self.reading.slot_bytes

@@ -194,10 +194,12 @@ class StillLoader:
         )
         executor = MeteredExecutor(self.executor, clock)
         self.quarantined: list[BadRowError] = []
+        self.pumps: deque[Callable[[], object]] = deque()
         chosen = {} if buffer_filter is None else {"buffer_filter": buffer_filter}
         self.coordinator = Coordinator(
             DeliveryRules(**{"capacity": 64, "max_ready_bytes": NO_ROOM_LIMIT, **rules}),
             quarantine=self.quarantined.append,
+            on_room=lambda: self.on_room(),
             **chosen,
         )
         self.producer = Producer(
@@ -207,9 +209,11 @@ class StillLoader:
             self.coordinator,
             epochs=self.coordinator.rules.epochs,
         )
-        self.pumps: deque[Callable[[], object]] = deque()
         self.metered = executor
-        self.coordinator.on_room = lambda: self.pumps.append(self.producer.pump)
+
+    def on_room(self) -> None:
+        """There is room in the channel again."""
+        self.pumps.append(self.producer.pump)
 
     def __enter__(self) -> Self:
         self.start()

@@ -1,4 +1,4 @@
-"""What collators are given, and what they have in common."""
+"""What collators take, and what they have in common."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Batch = dict[str, Any]
 
 
 class Document(NamedTuple):
-    """A sample, or a piece of one, as collators take it.
+    """A sample, or a piece of one, as a collator takes it.
 
     :ivar tokens: integers of shape (num_tokens,), at least one.
-    :ivar labels: likewise: what is to be predicted *at* each token, not shifted; -100: not trained on. None: the tokens
-        themselves.
+    :ivar labels: of the same shape: what is predicted *at* each token, not shifted; -100: not trained on. None: the
+        tokens themselves.
     :ivar loss_mask: if there are no labels: 1 for tokens that are trained on, else 0, of shape (num_tokens,).
     :ivar sample: the :class:`~asyncdata.Sample` that it is a piece of, or all of. Of a whole one, row
         collators look up how much of it is padding: ``extra["num_padding"]``.
@@ -42,7 +42,7 @@ class Document(NamedTuple):
 def joined_tokens(documents: Sequence[Document]) -> Integers:
     """The tokens of all documents, int64, end to end.
 
-    :raises ConfigError: AD451, if there is none, or one that is empty.
+    :raises ConfigError: AD451, if there is no document, or an empty one.
     """
     if not documents or not all(len(document.tokens) for document in documents):
         raise ConfigError(
@@ -53,9 +53,9 @@ def joined_tokens(documents: Sequence[Document]) -> Integers:
 
 
 def joined_labels(documents: Sequence[Document]) -> Integers:
-    """Their labels, likewise.
+    """The labels of all documents, int64, end to end.
 
-    :raises ConfigError: AD452, if a document has not one for each token.
+    :raises ConfigError: AD452, if a document does not have one for each token.
     """
     return np.concatenate([_labels(document) for document in documents], dtype=np.int64, casting="same_kind")
 
@@ -79,7 +79,7 @@ def padded(documents: Sequence[Document], width: int, pad_id: int, *, left: bool
 
     Padding that documents bring along keeps its tokens, and is padding in all else.
 
-    :raises ConfigError: AD451 and AD452, for a document that is none.
+    :raises ConfigError: AD451 and AD452, for something that is not a document.
     """
     lengths = np.array([len(document.tokens) for document in documents])
     columns = np.arange(width)
@@ -91,7 +91,7 @@ def padded(documents: Sequence[Document], width: int, pad_id: int, *, left: bool
     ends = starts + (lengths - _brought_along(documents))[:, None]
     is_attended = is_token & (columns < ends)
     labels[~is_attended] = IGNORE
-    if left:  # or the padding before it would be trained to predict a document's first token
+    if left:  # else the padding before a document would be trained to predict its first token
         labels[(columns == starts) & (starts > 0)] = IGNORE
     return {
         "input_ids": input_ids,
@@ -102,14 +102,14 @@ def padded(documents: Sequence[Document], width: int, pad_id: int, *, left: bool
 
 
 def _brought_along(documents: Sequence[Document]) -> Integers:
-    """How many tokens at each document's end are padding already, as its sample says."""
+    """How many tokens at each document's end are padding already, according to its sample."""
     return np.array([_num_padding(document) for document in documents], np.int64)
 
 
 def _num_padding(document: Any) -> int:
-    """What ``extra["num_padding"]`` says of a sample; a piece of one says nothing of its end.
+    """``extra["num_padding"]`` of a whole sample; 0 for a piece of one.
 
-    :raises ConfigError: AD452, if it has not so many tokens.
+    :raises ConfigError: AD452, if the sample has fewer tokens.
     """
     sample = document.sample if isinstance(document, Document) else document
     extra = getattr(sample, "extra", None) or {}

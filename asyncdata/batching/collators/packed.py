@@ -1,4 +1,4 @@
-"""Packs to rows without a gap, with the boundaries that variable-length attention asks for."""
+"""Makes rows of packs, without gaps, and the boundaries that variable-length attention needs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class _Layout(NamedTuple):
-    """How a row is divided.
+    """The segments of a row.
 
     :ivar segments: int64 of shape (num_segments,): what attention takes as one sequence each: the documents, with the
         padding of ``segment_multiple_of`` after each, and then the padding of the row.
-    :ivar lengths: likewise, without the padding of ``segment_multiple_of``.
+    :ivar lengths: the same without the padding of ``segment_multiple_of``.
     """
 
     segments: Integers
@@ -36,7 +36,7 @@ class _Layout(NamedTuple):
 
 
 class PackedCollator(Description, frozen=True, kw_only=True):
-    """Packs, each a list of documents, to a row each.
+    """Makes a row of each pack, a list of documents.
 
     Calling it with the packs of a batch gives a dict:
 
@@ -60,7 +60,7 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     of shape (num_segments + 1,), and ``max_length_q`` and ``max_length_k``, integers. A segment is a document with its
     own padding there.
 
-    :ivar max_length: no pack may be longer, and every row is that wide; None: no limit.
+    :ivar max_length: the longest allowed pack, and the width of every row; None: no limit.
     :ivar pad_to_max_length: False, or without ``max_length``: rows are only as wide as the longest pack.
     :ivar pad_id: the token of the padding.
     :ivar pad_chunk: padding segments have at most so many tokens: one long segment would cost as much as a document.
@@ -72,7 +72,7 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     :ivar overlong: what to do with a pack of more than ``max_length`` tokens: ``error``, or ``truncate`` as XTuner:
         documents are dropped from the end, or the only one is cut.
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a pack that is too long, AD451 and AD452
-        for a document that is none.
+        for something that is not a document.
     """
 
     max_length: Positive | None = None
@@ -86,7 +86,7 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     keys: Literal["flash_attn", "transformers"] = "flash_attn"
 
     def check(self) -> None:
-        """Whether rows and padding are whole multiples of a segment, and the keys can say all that there is to say."""
+        """Check that rows and padding are multiples of a segment, and that ``keys`` has a name for each value."""
         if self.keys == "transformers" and (self.shift != "none" or self.overlong != "error"):
             raise ConfigError(
                 f'PackedCollator: with keys="transformers" a batch is a call of a model, which shifts labels by itself '
@@ -197,7 +197,7 @@ class PackedCollator(Description, frozen=True, kw_only=True):
 
 
 def _flash_attention_kwargs(segments: Integers) -> Batch:
-    """As transformers names them. It takes the same boundaries for queries and keys, and knows none without padding."""
+    """With the names of transformers, which has the same boundaries for queries and keys, padding included."""
     ends, longest = _boundaries(segments), int(segments.max())
     return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
 
@@ -219,11 +219,11 @@ def _cut(document: Document, length: int) -> Document:
 
 
 def _one_less(lengths: Integers) -> Integers:
-    """The last document without its last token, or not at all if it has no other."""
+    """The lengths with the last document one token shorter, or without it if it has only one token."""
     return lengths[:-1] if lengths[-1] == 1 else np.append(lengths[:-1], lengths[-1] - 1)
 
 
 def _chunks(total: int, size: int) -> Integers:
-    """``total`` as chunks of ``size``, and what is left."""
+    """``total`` divided into chunks of ``size``, and the rest."""
     full, rest = divmod(total, size)
     return np.array([size] * full + [rest] * (rest > 0), dtype=np.int64)

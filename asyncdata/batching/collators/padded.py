@@ -1,4 +1,4 @@
-"""One document a row, filled up with padding: for attention over whole rows."""
+"""Makes a padded row of each document, for attention over whole rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class PaddedCollator(Description, frozen=True, kw_only=True):
-    """Rows as long as the longest document.
+    """Makes rows that are as long as the longest document.
 
     Calling it with documents gives, each int64 of shape (num_documents, width): ``input_ids``; ``labels``, -100 in the
     padding, and at a document's first token after padding, which no token predicts; ``attention_mask``, 1 for tokens
@@ -37,7 +37,7 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
     :ivar shift_labels: give ``shifted_labels`` in place of ``labels``: ``shifted_labels[i]`` is what ``input_ids[i]``
         is to predict. Models of transformers shift ``labels`` by themselves.
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a document that is too long, AD451 and
-        AD452 for one that is none.
+        AD452 for something that is not a document.
     """
 
     pad_id: int = 0
@@ -47,7 +47,7 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
     shift_labels: bool = False
 
     def check(self) -> None:
-        """Whether the longest document still fits when its row is rounded up."""
+        """Check that the longest document still fits after its row is rounded up."""
         if self.max_length is not None and self.max_length % self.pad_to_multiple_of:
             raise ConfigError(
                 f"PaddedCollator: max_length={self.max_length} is no multiple of "
@@ -72,7 +72,7 @@ class FixedCollator(Description, frozen=True, kw_only=True):
 
     :ivar length: tokens of every row.
     :ivar pad_id: the token of the padding.
-    :ivar shift_labels: as there.
+    :ivar shift_labels: as in :class:`PaddedCollator`.
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a document that is too long.
     """
 
@@ -99,7 +99,7 @@ def _too_long(length: int, limit: int) -> ConfigError:
 def _shifted(batch: Batch) -> Batch:
     """``shifted_labels`` in place of ``labels``: each at the token before, within its row."""
     labels = batch.pop("labels")
-    # No token predicts the first token of a row; on the left of it is padding, or the row's end.
+    # No token predicts the first token of a row: before it is padding, or nothing.
     shifted = np.full_like(labels, IGNORE)
     shifted[:, :-1] = np.where(batch["attention_mask"][:, :-1] == 1, labels[:, 1:], IGNORE)
     return {**batch, "shifted_labels": shifted}

@@ -41,7 +41,7 @@ def to_torch(batch: Any, *, pin_memory: bool = False) -> Any:
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """``value`` with ``function`` of everything that is no dict, list or tuple, in the same dicts, lists and tuples."""
+    """``value`` with ``function`` of each value that is no dict, list or tuple, in the same dicts, lists and tuples."""
     if isinstance(value, dict):
         return {name: map_leaves(function, item) for name, item in value.items()}
 
@@ -58,7 +58,7 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 def _tensor(array: np.ndarray[Any, np.dtype[Any]]) -> Any:
     import torch
 
-    # A tensor can be written to, and knows no steps backwards.
+    # A tensor must be writable, and cannot have negative strides.
     is_shared = array.flags.writeable and all(stride >= 0 for stride in array.strides)
     return torch.from_numpy(array if is_shared else array.copy())
 

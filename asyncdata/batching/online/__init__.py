@@ -1,1 +1,1 @@
-"""Packs made as samples come, without a pass over the data."""
+"""Packs samples as they come, without a pass over the data."""

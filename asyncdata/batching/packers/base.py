@@ -1,4 +1,4 @@
-"""Base classes of all packings, and the counters of samples that cannot be packed."""
+"""What all packings have in common, and the counters of samples that cannot be packed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = (
 )
 
 Piece = tuple[Any, int, int]
-"""``(reference, start, stop)``: tokens ``start`` to ``stop`` of the sample that ``reference`` stands for."""
+"""``(reference, start, stop)``: tokens ``[start, stop)`` of the sample with this reference."""
 
 Pack = list[Piece]
 """The pieces of one sequence, in their order."""
@@ -42,28 +42,24 @@ Overlong = Literal["error", "drop", "truncate"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 46)]
-"""Of an epoch, a window or a row. None is greater, and what is worked out from it has 64 bits."""
+"""The number of an epoch, a window or a row. The limit keeps what is computed from it within 64 bits."""
 
 StateT = TypeVar("StateT")
 
 
 class Packer(Protocol):
-    """A packing at work. What it gives depends on the samples and their order alone.
+    """Makes packs of the samples that it is given. The packs depend only on the samples and their order.
 
-    Many samples at once give what they give one by one. A reference is whatever the caller knows a sample by, such as
-    its number; it is handed through untouched.
+    It makes the same packs, however many samples it is given at once. A reference is any value by which the caller
+    identifies a sample, such as its number; packs have it unchanged.
 
     :ivar counts: what was not packed.
     """
 
     counts: Counts
 
-    def push(self, length: int, reference: Any) -> list[Pack]:
-        """Take in a sample of ``length`` tokens; the packs that are ready now."""
-        ...
-
     def extend(self, lengths: Sequence[int], references: Iterable[Any]) -> list[Pack]:
-        """Take in several, or, if one of them is an error, none."""
+        """Take in samples of these lengths, and return the packs that are closed now. On an error none is taken in."""
         ...
 
     def flush(self) -> list[Pack]:
@@ -75,7 +71,7 @@ class Packer(Protocol):
         ...
 
     def copy(self) -> Self:
-        """Another one in the same state."""
+        """An independent copy."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -84,7 +80,7 @@ class Packer(Protocol):
 
 
 class Packing(Protocol):
-    """A description that opens to a :class:`Packer`."""
+    """The settings of a packing, which opens a :class:`Packer`."""
 
     @property
     def max_length(self) -> int:
@@ -93,20 +89,20 @@ class Packing(Protocol):
 
     @property
     def cuts(self) -> bool:
-        """Whether a sample may be in several packs; all its pieces are in order then."""
+        """Whether a sample may be cut. Its pieces are then in consecutive packs, in their order."""
         ...
 
     @property
     def across_epochs(self) -> bool:
-        """Whether what waits at an epoch's end is packed with the next one."""
+        """Whether samples that wait at an epoch's end are packed with those of the next epoch."""
         ...
 
     def keeps(self, length: int) -> bool:
-        """Whether a sample of so many tokens is packed, or else counted."""
+        """Whether a sample of ``length`` tokens is packed. Others are only counted."""
         ...
 
     def open(self, state: Mapping[str, Any] | None = None) -> Packer:
-        """A new packer, or the one that gave ``state``.
+        """A new packer, or one that continues from ``state``.
 
         :raises SnapshotError: for a state of another packing.
         """
@@ -124,13 +120,13 @@ class Counts(msgspec.Struct, forbid_unknown_fields=True):
     tokens: dict[str, Count] = {}
 
     def add(self, reason: str, *, samples: int = 0, tokens: int = 0) -> None:
-        """Count them."""
+        """Count samples and tokens under ``reason``."""
         for counter, number in ((self.samples, samples), (self.tokens, tokens)):
             if number:
                 counter[reason] = counter.get(reason, 0) + number
 
     def copy(self) -> Counts:
-        """The same, counted on separately."""
+        """An independent copy."""
         return Counts(dict(self.samples), dict(self.tokens))
 
 
@@ -138,25 +134,25 @@ _Ranks = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 
 Place = tuple[Number, Number, Number]
 PlacedPiece = tuple[Place, Count, Count]
-"""A :data:`Piece` of the sample at a place of D."""
+"""A :data:`Piece` whose reference is the sample's position in D."""
 
 
 class PackState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a snapshot keeps of packing: no tokens, only where they can be read again.
+    """What a snapshot keeps of packing. It has no tokens, only the positions from which they are read again.
 
-    D is read again from the snapshot's position on. Samples up to ``last`` are passed over, but for those that wait.
+    D is read again from the snapshot's position. Samples up to ``last`` are skipped, except those that waited.
 
     :ivar epoch: the epoch that is being delivered.
     :ivar last: the last sample of D that was taken in before the window; None: none was.
-    :ivar packer: the packer's state where the window began; its references are positions.
-    :ivar packs: packs that were closed by then and belong to the window.
-    :ivar num_gone: packs of the window, and of what follows it, that are delivered.
+    :ivar packer: the packer's state at the start of the window; its references are positions.
+    :ivar packs: packs that were closed before the start of the window, and belong to it.
+    :ivar num_gone: packs of this window, and of later ones, that are delivered.
     :ivar window: the window's number.
     :ivar world_size: the ranks that the window is grouped for.
     :ivar accumulation: packs of each rank in an optimizer step.
-    :ivar num_packs: packs delivered, in this run and those it resumed.
+    :ivar num_packs: packs delivered, in this run and in those that it resumed.
     :ivar epoch_packs: packs delivered of the epoch.
-    :ivar num_tokens: tokens of the packs delivered.
+    :ivar num_tokens: tokens of the delivered packs.
     :ivar is_alone: what waited at the epoch's end was packed by itself, and is being delivered.
     """
 
@@ -175,9 +171,9 @@ class PackState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def arrivals_of(lengths: Sequence[int], references: Iterable[Any]) -> tuple[list[int], list[Any]]:
-    """Both as lists, the lengths as Python's own integers.
+    """Both as lists, with the lengths as Python integers.
 
-    :raises ConfigError: if a length is negative or no integer, or if there are not as many references.
+    :raises ConfigError: if a length is negative or not an integer, or if the numbers of both differ.
     """
     array = np.asarray(lengths)
     if array.size and (array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0):
@@ -191,9 +187,9 @@ def arrivals_of(lengths: Sequence[int], references: Iterable[Any]) -> tuple[list
 
 
 def restored(state: Mapping[str, Any], kind: type[StateT]) -> StateT:
-    """``state`` as the record that it was made from.
+    """``state`` as the Struct that it was made from.
 
-    :raises SnapshotError: if it is none.
+    :raises SnapshotError: if it has other fields or types.
     """
     try:
         return msgspec.convert(state, kind)
@@ -202,9 +198,9 @@ def restored(state: Mapping[str, Any], kind: type[StateT]) -> StateT:
 
 
 def refuse_wrong_pieces(pieces: Iterable[Piece], *, longest: int | None = None) -> None:
-    """Look whether each piece has a token, and none has more than ``longest``.
+    """Check that each piece has at least one token, and at most ``longest``.
 
-    :raises SnapshotError: if one has not.
+    :raises SnapshotError: if one does not.
     """
     for _, start, stop in pieces:
         if not 0 <= start < stop or (longest is not None and stop - start > longest):
@@ -212,5 +208,5 @@ def refuse_wrong_pieces(pieces: Iterable[Piece], *, longest: int | None = None) 
 
 
 def wrong_state() -> SnapshotError:
-    """The error for a state that no packer of this kind gives."""
+    """The error for a state that no packer of this kind has."""
     return SnapshotError("AD602 the state of a packer cannot be read: it is of another packing, or damaged")

@@ -31,9 +31,9 @@ class HardPacking(Description, frozen=True, kw_only=True):
     With samples of m tokens on average, about m in ``max_length`` of them are cut. The order is that of arrival.
 
     :ivar max_length: tokens of every pack.
-    :ivar keep_tail: what fills no pack at an end becomes a short one; otherwise it is dropped, and counted.
-    :ivar across_epochs: False: every epoch has an end, so a loop is an epoch. True: the pack that is open at an epoch's
-        end is filled from the next one; the end is that of the data.
+    :ivar keep_tail: True: what fills no pack at the end becomes a short pack. False: it is dropped, and counted.
+    :ivar across_epochs: False: each epoch is packed on its own, so a loop is an epoch. True: the pack that is open at
+        an epoch's end is filled from the next epoch; only the end of the data is an end.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -44,11 +44,11 @@ class HardPacking(Description, frozen=True, kw_only=True):
     across_epochs: bool = False
 
     def keeps(self, length: int) -> bool:
-        """Whether a sample of so many tokens is packed, or else counted; but the tail may be dropped."""
+        """Whether a sample of ``length`` tokens is packed, except for a tail that is dropped."""
         return length > 0
 
     def open(self, state: Mapping[str, Any] | None = None) -> HardPacker:
-        """A new packer, or the one that gave ``state``.
+        """A new packer, or one that continues from ``state``.
 
         :raises SnapshotError: for a state of another packing.
         """
@@ -61,7 +61,7 @@ class _State(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class HardPacker:
-    """A :class:`HardPacking` at work. Nothing waits but the open pack."""
+    """Makes the packs of a :class:`HardPacking`. Only the open pack waits."""
 
     def __init__(self, packing: HardPacking, state: _State) -> None:
         self._packing = packing
@@ -72,12 +72,8 @@ class HardPacker:
         if self._room <= 0:
             raise wrong_state()
 
-    def push(self, length: int, reference: Any) -> list[Pack]:
-        """Take in a sample of ``length`` tokens; the packs that are full now."""
-        return self.extend((length,), (reference,))
-
     def extend(self, lengths: Sequence[int], references: Iterable[Any]) -> list[Pack]:
-        """Take in several; what :meth:`push` gives for one after the other."""
+        """As the protocol says."""
         packs: list[Pack] = []
         for length, reference in zip(*arrivals_of(lengths, references), strict=True):
             start = 0
@@ -107,7 +103,7 @@ class HardPacker:
         return iter(self._pack)
 
     def copy(self) -> HardPacker:
-        """Another one in the same state."""
+        """An independent copy."""
         other = copy.copy(self)
         other._pack, other.counts = self._pack.copy(), self.counts.copy()  # noqa: SLF001 - of its own kind
         return other

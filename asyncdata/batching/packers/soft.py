@@ -2,8 +2,8 @@
 
 The method, fifo-fill: the oldest sample of the window goes into the open pack as long as it fits. When it does not, the
 pack is topped up with the largest samples of the window that do, and the oldest begins the next pack. So no sample
-starves, and long and short ones come as they came in; taking the largest first would fill no better and would turn
-every epoch into a curriculum.
+waits for long, and the mix of long and short samples stays that of the data. Taking the largest samples first would
+fill packs no better, and each epoch would go from long samples to short ones.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class SoftPacking(Description, frozen=True, kw_only=True):
             )
 
     def keeps(self, length: int) -> bool:
-        """Whether a sample of so many tokens is packed, or else counted."""
+        """Whether a sample of ``length`` tokens is packed. Others are only counted."""
         return 0 < length <= self.max_length or (length > 0 and self.overlong == "truncate")
 
     def open(self, state: Mapping[str, Any] | None = None) -> SoftPacker:
-        """A new packer, or the one that gave ``state``.
+        """A new packer, or one that continues from ``state``.
 
         :raises SnapshotError: for a state of another packing.
         """
@@ -109,7 +109,7 @@ class _State(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SoftPacker:
-    """A :class:`SoftPacking` at work: about a microsecond a sample, whatever the window."""
+    """Makes the packs of a :class:`SoftPacking`, in about a microsecond per sample, whatever the window."""
 
     def __init__(self, packing: SoftPacking, state: _State) -> None:
         self._packing = packing
@@ -117,7 +117,7 @@ class SoftPacker:
         self.counts = state.counts
         self._pack: Pack = list(state.open_pack)
         self._room = packing.max_length - sum(self._size(stop - start) for _, start, stop in self._pack)
-        # The arrivals; those before the head are gone. None: packed already.
+        # The arrivals. All before the head are in packs; None: one after the head that is in a pack, too.
         self._pieces: list[Piece | None] = []
         self._sizes: list[int] = []
         self._head, self._num_gone = 0, 0
@@ -125,20 +125,10 @@ class SoftPacker:
         self._keys: list[int] = []
         self._restore(state)
 
-    def push(self, length: int, reference: Any) -> list[Pack]:
-        """Take in a sample of ``length`` tokens; the packs that are ready now.
-
-        :raises ConfigError: AD450, for an overlong sample under ``overlong="error"``; nothing is changed then.
-        """
-        if type(length) is not int or not 0 < length <= self._packing.max_length:
-            return self.extend((length,), (reference,))
-
-        return self._run(((length, reference),), self._packing.window_samples, self._window_tokens)
-
     def extend(self, lengths: Sequence[int], references: Iterable[Any]) -> list[Pack]:
-        """Take in several; what :meth:`push` gives for one after the other.
+        """As the protocol says.
 
-        :raises ConfigError: as :meth:`push`; none of them is taken in then.
+        :raises ConfigError: AD450, for an overlong sample under ``overlong="error"``; none is taken in then.
         """
         arrivals = self._fitting(*arrivals_of(lengths, references))
         return self._run(arrivals, self._packing.window_samples, self._window_tokens)
@@ -155,7 +145,7 @@ class SoftPacker:
         return chain(self._pack, (piece for piece in self._pieces[self._head :] if piece is not None))
 
     def copy(self) -> SoftPacker:
-        """Another one in the same state."""
+        """An independent copy."""
         other = copy.copy(self)
         other.counts = self.counts.copy()
         for name in ("_pack", "_pieces", "_sizes", "_keys"):
@@ -199,7 +189,7 @@ class SoftPacker:
         return -(-length // multiple) * multiple
 
     def _fitting(self, lengths: list[int], references: list[Any]) -> Iterable[tuple[int, Any]]:
-        """The samples that can be packed, as long as they may be. Nothing is counted if one of them is an error."""
+        """The samples that can be packed, truncated if needed. Nothing is counted if one of them is an error."""
         longest = self._packing.max_length
         if not lengths or 0 < min(lengths) <= max(lengths) <= longest:
             return zip(lengths, references, strict=True)
@@ -214,7 +204,7 @@ class SoftPacker:
         return [(kept, ref) for length, ref in zip(lengths, references, strict=True) if (kept := self._kept(length))]
 
     def _kept(self, length: int) -> int:
-        """How many of its tokens can be packed; what cannot is counted."""
+        """How many of the tokens can be packed; the others are counted."""
         longest = self._packing.max_length
         if length == 0:
             self.counts.add("empty", samples=1)
@@ -226,7 +216,7 @@ class SoftPacker:
         return min(length, longest)
 
     def _run(self, arrivals: Iterable[tuple[int, Any]], window_samples: int, window_tokens: int) -> list[Pack]:
-        """Take in the arrivals; with each of them, pack for as long as the window is full."""
+        """Take in the arrivals one after the other, and pack after each while the window is full."""
         packs: list[Pack] = []
         pieces, sizes, keys, head, tokens = self._pieces, self._sizes, self._keys, self._head, self._tokens
         multiple = self._packing.segment_multiple_of
@@ -269,7 +259,7 @@ class SoftPacker:
         return pack
 
     def _forget(self) -> None:
-        """Let go of what is before the head, now and then."""
+        """Drop the arrivals before the head once there are many of them."""
         if self._head >= _FORGET_FROM:
             del self._pieces[: self._head], self._sizes[: self._head]
             self._num_gone += self._head

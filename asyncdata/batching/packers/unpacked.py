@@ -17,18 +17,18 @@ __all__ = ("SinglePacker", "SinglePacking")
 
 
 class SinglePacking(Description, frozen=True, kw_only=True):
-    """Every sample by itself, in the order of arrival."""
+    """Each sample is a pack, in the order of arrival."""
 
     cuts: ClassVar[bool] = False
     across_epochs: ClassVar[bool] = False
     max_length: ClassVar[int] = sys.maxsize
 
     def keeps(self, length: int) -> bool:
-        """Whether a sample of so many tokens is packed, or else counted."""
+        """Whether a sample of ``length`` tokens is packed. Others are only counted."""
         return length > 0
 
     def open(self, state: Mapping[str, Any] | None = None) -> SinglePacker:
-        """A new packer, or the one that gave ``state``.
+        """A new packer, or one that continues from ``state``.
 
         :raises SnapshotError: for a state of another packing.
         """
@@ -40,34 +40,30 @@ class _State(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SinglePacker:
-    """A :class:`SinglePacking` at work. Nothing waits."""
+    """Makes the packs of a :class:`SinglePacking`. Nothing waits."""
 
     def __init__(self, state: _State) -> None:
         self.counts = state.counts
 
-    def push(self, length: int, reference: Any) -> list[Pack]:
-        """The pack of a sample of ``length`` tokens."""
-        return self.extend((length,), (reference,))
-
     def extend(self, lengths: Sequence[int], references: Iterable[Any]) -> list[Pack]:
-        """Those of several."""
+        """As the protocol says: a pack for each sample that has tokens."""
         arrivals = list(zip(*arrivals_of(lengths, references), strict=True))
         packs: list[Pack] = [[(reference, 0, length)] for length, reference in arrivals if length]
         self.counts.add("empty", samples=len(arrivals) - len(packs))
         return packs
 
     def flush(self) -> list[Pack]:
-        """Nothing is left."""
+        """As the protocol says: none, as nothing waits."""
         return []
 
     def waiting(self) -> Iterable[Piece]:
-        """None."""
+        """As the protocol says: none."""
         return ()
 
     def copy(self) -> SinglePacker:
-        """Another one in the same state."""
+        """An independent copy."""
         return SinglePacker(_State(self.counts.copy()))
 
     def state(self) -> dict[str, Any]:
-        """What was counted."""
+        """As the protocol says: what was counted."""
         return {"counts": msgspec.to_builtins(self.counts)}

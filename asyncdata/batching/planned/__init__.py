@@ -1,1 +1,1 @@
-"""Packs of a whole epoch, planned from the lengths of all rows before the first of them is tokenized."""
+"""Plans the packs of a whole epoch from the lengths of all rows, before the first row is tokenized."""

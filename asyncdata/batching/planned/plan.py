@@ -1,11 +1,11 @@
-"""Packs that are planned: from the number of tokens of every row, before one of them is read.
+"""Plans of packs, made from the number of tokens of every row before any row is read.
 
-With a plan a rank knows which rows are its own, and tokenizes no others; and XTuner's packs, which need all lengths
-before the first of them, can be made at all. D of a planned epoch is its packs' rows, pack after pack: a row that is
-cut in two comes twice.
+With a plan, each rank knows which rows are its own, and tokenizes only these. XTuner's packs always need a plan, as the
+first of them depends on all lengths. D of a planned epoch is the rows of its packs, pack after pack. A row that is cut
+in two comes twice.
 
-What a plan costs, seconds for a million rows, is a worker's business (``planning.py``); what is left for the trainer's
-process is a few array operations an epoch and a window.
+A plan takes seconds for a million rows, so a worker makes it (``worker.py``). The trainer's process does only a few
+array operations for each epoch and each window.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PACKINGS: dict[str, type[Any]] = {
 
 
 class Dealt(NamedTuple):
-    """For how many ranks packs are grouped, and how many packs each of them has in an optimizer step."""
+    """The number of ranks that packs are grouped for, and the packs of each rank in an optimizer step."""
 
     world_size: int
     accumulation: int
@@ -82,25 +82,25 @@ class Packs(NamedTuple):
 
     @classmethod
     def of(cls, reply: Packed) -> Packs:
-        """What a worker found."""
+        """The packs of a worker's reply."""
         offsets, costs = np.frombuffer(reply.offsets, np.int64), np.frombuffer(reply.costs, np.float64)
         rows, starts, stops = (np.frombuffer(data, np.int32) for data in (reply.rows, reply.starts, reply.stops))
         return cls(offsets, rows, starts, stops, costs, Counts(dict(reply.samples), dict(reply.tokens)))
 
     @property
     def num_packs(self) -> int:
-        """How many there are."""
+        """The number of packs."""
         return len(self.costs)
 
 
 class Plan(Description, frozen=True, kw_only=True):
     """How the rows of an epoch are packed, and in which order packs are delivered.
 
-    An :class:`~asyncdata.batching.packers.xtuner.XTunerPacking` has an order of rows of its own, and the same packs in
-    every epoch. The others pack each epoch's rows as they come, to the epoch's end.
+    An :class:`~asyncdata.batching.packers.xtuner.XTunerPacking` has its own order of rows, and the same packs in every
+    epoch. The others pack the rows of each epoch in their order, and pack all of them by the epoch's end.
 
     :ivar packing: an ``XTunerPacking``, ``SoftPacking``, ``HardPacking`` or ``SinglePacking``.
-    :ivar grouping: None: XTuner's packs are shuffled as its ``ParallelSampler`` does, others come as they were packed.
+    :ivar grouping: None: XTuner's packs are shuffled as by its ``ParallelSampler``; others keep the order of packing.
     :ivar world_size: ranks that compute at the same time.
     :ivar batch_size: packs of each rank in a batch.
     :ivar accumulation: batches of each rank in an optimizer step.
@@ -117,7 +117,7 @@ class Plan(Description, frozen=True, kw_only=True):
     round_up: bool = True
 
     def check(self) -> None:
-        """Whether the packing can be planned."""
+        """Check that the packing can be planned."""
         if not isinstance(self.packing, AnyPacking):
             raise ConfigError(
                 f"AD453 packs of {type(self.packing).__name__} cannot be planned, only those of {', '.join(PACKINGS)}"
@@ -136,7 +136,7 @@ class Plan(Description, frozen=True, kw_only=True):
 
     @property
     def is_xtuners(self) -> bool:
-        """Whether an epoch is rounded to whole steps, as XTuner does."""
+        """Whether an epoch is rounded to whole steps, as by XTuner."""
         return isinstance(self.packing, XTunerPacking) or (
             self.grouping is not None and self.grouping.method == "xtuner"
         )
@@ -148,17 +148,17 @@ class Plan(Description, frozen=True, kw_only=True):
 
     @property
     def weights(self) -> tuple[float, float] | None:
-        """What a token and a document's tokens squared cost; None: packs cost what XTuner says."""
+        """The cost of a token, and of the square of a document's tokens; None: packs have XTuner's costs."""
         if self.grouping is None or (self.grouping.method == "xtuner" and self.is_shuffled):
             return None
 
         return self.grouping.linear, self.grouping.quadratic
 
     def num_delivered(self, num_packs: int, first: int = 0) -> int:
-        """Packs of an epoch that has ``num_packs``, once it is rounded to whole steps.
+        """The packs that are delivered of an epoch with ``num_packs``, after rounding to whole steps.
 
-        :param first: the pack from which on the epoch is delivered with these settings. Where it is amid the batches
-            that these settings make, whole batches are counted from it.
+        :param first: the first pack that is delivered with these settings. If it is in the middle of a batch of these
+            settings, whole batches are counted from it.
         """
         if not self.is_xtuners or num_packs == 0:
             return num_packs
@@ -169,12 +169,12 @@ class Plan(Description, frozen=True, kw_only=True):
         return first + (-(-left // unit) if self.round_up else left // unit) * unit
 
     def description(self) -> dict[str, Any]:
-        """What a snapshot must agree with, as builtins: not the number of ranks, nor the sizes of batches."""
+        """The settings that a snapshot must have, too, as builtins: not the number of ranks or the sizes of batches."""
         return {"packing": _described(self.packing), "grouping": msgspec.to_builtins(self.grouping)}
 
 
 class PlannedOrder:
-    """D for one seed over rows whose tokens are counted. Until they are, nothing of it is known.
+    """D for one seed, over rows whose tokens are counted. It is not known before they are.
 
     :param shuffle: the order in which rows are packed; XTuner's packing has its own. Rows without a sample are out.
     """
@@ -185,15 +185,15 @@ class PlannedOrder:
         self.seed = seed
 
     def description(self) -> dict[str, Any]:
-        """What a snapshot must agree with, as builtins."""
+        """The settings that a snapshot must have, too, as builtins."""
         return {**RowOrder(self.shuffle, self.seed).description(), **self.plan.description()}
 
     def packs_of(self, epoch: int) -> int:
-        """The first epoch that has the same packs as ``epoch``, though maybe in another order."""
+        """The first epoch that has the same packs as ``epoch``, perhaps in another order."""
         return 0 if self.plan.is_shuffled or self.shuffle.method == "none" else epoch
 
     def request_packs(self, num_tokens: Int32, sizes: Int64, epoch: int) -> PackRows:
-        """What a worker needs to pack the rows.
+        """The request to pack the rows.
 
         :param num_tokens: int32 of shape (num_rows,): the tokens of each row that has a number, in their order.
         :param sizes: int64 of shape (num_data_sets,): how many of the rows each data set has.
@@ -203,18 +203,18 @@ class PlannedOrder:
         return PackRows(num_tokens.tobytes(), sizes.tobytes(), packing, weights, method, self.seed, epoch)
 
     def request_order(self, packs: Packs, dealt: Dealt, epoch: int) -> OrderPacks:
-        """What a worker needs to order the packs."""
+        """The request to order the packs."""
         plan = self.plan
         grouping = msgspec.to_builtins(plan.grouping)
         return OrderPacks(packs.costs.tobytes(), grouping, plan.is_shuffled, *dealt, self.seed, epoch)
 
 
 class PlannedEpoch:
-    """The packs of one epoch, in the order of delivery. Its *rows* are those of D: a row of the data may be several.
+    """The packs of one epoch, in the order of delivery. Its *rows* are those of D: a row of the data may come twice.
 
-    :ivar order: int64 of shape (num_packs,): which of ``packs`` each is; rounded up, some come twice.
+    :ivar order: int64 of shape (num_packs,): the number of each in ``packs``. With ``round_up`` some come twice.
     :ivar offsets: int64 of shape (num_packs + 1,): pack p has the epoch's rows ``offsets[p]`` to ``offsets[p + 1]``.
-    :ivar num_left_out: packs that are not delivered, since they fill no step.
+    :ivar num_left_out: packs that are not delivered, as they fill no step.
     """
 
     def __init__(self, packs: Packs, order: Int64, num_packs: int) -> None:
@@ -231,7 +231,7 @@ class PlannedEpoch:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all of them."""
+        """Rows of all packs that are delivered."""
         return int(self.offsets[-1])
 
     def pack_at(self, row: int) -> int:

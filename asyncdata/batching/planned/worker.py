@@ -1,4 +1,4 @@
-"""Makes the packs of a plan, and puts them in their order: what a worker does."""
+"""Makes the packs of a plan, and puts them in their order. This code runs in a worker."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def pack_rows(
 
     :param lengths: int32 of shape (num_rows,): the tokens of each row; rows of none are counted.
     :param sizes: int64 of shape (num_data_sets,): how many rows each data set has.
-    :param rows: int64 of shape (num_rows,): the order in which rows are packed; None: as they lie.
+    :param rows: int64 of shape (num_rows,): the order in which rows are packed; None: in the order of the row index.
     :param weights: the cost of a token, and of the square of a document's; None: XTuner's, or the tokens'.
     :raises ConfigError: AD450, for a row that is longer than it may be.
     """
@@ -149,7 +149,7 @@ def _as_they_come(packing: SoftPacking | HardPacking | SinglePacking, lengths: I
 
 
 def _costs(packs: Packs, linear: float, quadratic: float) -> Float64:
-    """As :meth:`LengthGrouping.cost`, for all packs."""
+    """The same as :meth:`LengthGrouping.cost`, for all packs."""
     sizes = packs.stops.astype(np.int64) - packs.starts
     if not len(sizes):
         return np.empty(0)

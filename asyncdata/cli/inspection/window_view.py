@@ -20,7 +20,7 @@ from asyncdata.core.types import Position, Sample, SampleRange, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.loader.config import BadRows, LoaderConfig
 from asyncdata.loader.opening import opened_source
-from asyncdata.loader.packing_choice import plan_of, rules_of
+from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.order.order import Order
 from asyncdata.order.shuffle import RowShuffle
 from asyncdata.prefetch.windows.base import ChunkOrigin
@@ -92,7 +92,7 @@ class OpenedOrder:
         **knobs: Any,
     ) -> None:
         config = LoaderConfig.of({**knobs, "num_workers": 0, "bad_rows": BadRows(policy="skip", max=None)})
-        plan = plan_of(config, rules_of(config, packing, length_grouping, is_filtered=False))
+        plan = PackingChoice.of(config, packing, length_grouping, is_filtered=False).plan
         function = None if tokenize_fn is None else resolved(tokenize_fn)
         if function is None and (plan is not None or _needs_samples(config.order)):
             raise ConfigError("this order leaves out rows that yield no sample: say how rows are tokenized")
@@ -101,7 +101,7 @@ class OpenedOrder:
         self._source = opened_source(described(source), config, function, no_op, plan)
         self.files, self.order = self._source.files, self._source.order
         self._executor = InlineExecutor(self._tokenizer)
-        self._windows = self._source.windows(self._executor)
+        self._windows = self._source.windows(self._executor, on_ready=self._notify)
         self._streamed = Position()  # the window of a stream that can be read next without reading others again
         self._changed: anyio.Event | None = None
         self._is_closed = False
@@ -115,7 +115,6 @@ class OpenedOrder:
         self._portal = stack.enter_context(start_blocking_portal())
         stack.callback(self._portal.call, self._portal.stop, True)
         self._executor.watch(self._notify)
-        self._windows.on_ready = self._notify
         self._serving = self._portal.start_task_soon(self._serve)
         self._portal.start_task_soon(self._windows.run)
         self._portal.call(self._windows.restart)

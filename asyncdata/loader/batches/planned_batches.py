@@ -1,30 +1,56 @@
-"""The batches of an epoch whose packs are planned. D is the packs' rows in order, so a batch is a slice of D."""
+"""Batches of packs that were planned. D is the packs' rows in their order, so a batch is a slice of D."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
+from msgspec import structs
 
-from asyncdata.batching.online.state import PackedSample
+from asyncdata.batching.packed_sample import PackedSample
 from asyncdata.batching.packers.base import Counts, PackState, restored
-from asyncdata.core.errors import NoSamplesError
-from asyncdata.loader.batches.sample_batches import NotTaken
+from asyncdata.core.types import Position
+from asyncdata.delivery.ledger import RestartPoint
+from asyncdata.loader.batches.base import PackTotals, share_of_batch
+from asyncdata.loader.batches.pack_batches import PackBatches
 from asyncdata.order.rank_share import row_of_epoch
 
 if TYPE_CHECKING:
-    from asyncdata.batching.planned.plan import PlannedEpoch
-    from asyncdata.core.errors import EndOfData
-    from asyncdata.core.types import Position, Sample
-    from asyncdata.loader.batches.sample_batches import Batch, Share
+    from asyncdata.batching.planned.plan import Dealt, PlannedEpoch
+    from asyncdata.core.types import Sample
+    from asyncdata.delivery.ledger import Ledger
+    from asyncdata.delivery.requests import Request
+    from asyncdata.loader.batches.base import BatchShare, Deliveries
+    from asyncdata.loader.batches.epoch import Batch
+    from asyncdata.loader.batches.pack_batches import CollatePacks
+    from asyncdata.loader.config import LoaderConfig
 
-__all__ = ("PlannedBatches", "PlannedTally", "PlanSource")
+__all__ = ("PlannedBatches", "PlannedBatching", "PlannedProgress", "PlannedWindows")
 
 
-class _Tally(NamedTuple):
-    """Counters as one immutable value, which is replaced as a whole.
+class PlannedWindows(Protocol):
+    """The windows of planned packs, as far as batches need them."""
 
-    :ivar counts: samples and tokens that are in no pack.
+    def plan(self, epoch: int) -> PlannedEpoch | None:
+        """The planned packs of an epoch; known once a sample of it is ready."""
+        ...
+
+    def dealt_at(self, position: Position) -> Dealt | None:
+        """For which ranks the packs of the epoch at ``position`` are grouped, if it has begun and has groups."""
+        ...
+
+    def resume_dealt(self, position: Position, dealt: tuple[int, int] | None) -> None:
+        """Prepare for a restart at ``position``, from a snapshot that kept ``dealt``."""
+        ...
+
+
+class PlannedProgress(NamedTuple):
+    """How many planned packs were delivered. Which ones follows from the ledger's position.
+
+    :ivar counts: samples and tokens that are in no pack, of the epochs that have ended.
+    :ivar num_packs: packs delivered to all ranks, in this run and in those that it resumed.
+    :ivar epoch_packs: packs delivered of the current epoch.
+    :ivar num_tokens: tokens of the delivered packs.
     """
 
     counts: Counts
@@ -32,256 +58,182 @@ class _Tally(NamedTuple):
     epoch_packs: int = 0
     num_tokens: int = 0
 
-
-class PlannedTally:
-    """Counts the planned packs that were delivered. The position of delivery is in the ledger."""
-
-    num_held = 0
-
-    def __init__(self) -> None:
-        self._now = _Tally(Counts())
-
-    @property
-    def counts(self) -> Counts:
-        """Samples and tokens that are in no pack, of the epochs that have ended."""
-        return self._now.counts
-
-    @property
-    def num_packs(self) -> int:
-        """Packs delivered to all ranks, in this run and in those that it resumed."""
-        return self._now.num_packs
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of those packs."""
-        return self._now.num_tokens
-
-    @property
-    def epoch_packs(self) -> int:
-        """Packs delivered in the current epoch."""
-        return self._now.epoch_packs
-
-    @property
-    def now(self) -> object:
-        """The current counters, for :meth:`state` and :meth:`go_back`."""
-        return self._now
-
-    def go_back(self, now: object) -> None:
-        """Put earlier counters back."""
-        assert isinstance(now, _Tally), "a token of a tally"
-        self._now = now
-
-    def deliver(self, num_packs: int, num_tokens: int) -> None:
-        """Count packs that are delivered, to all ranks together."""
-        before = self._now
-        self._now = before._replace(
-            num_packs=before.num_packs + num_packs,
-            epoch_packs=before.epoch_packs + num_packs,
-            num_tokens=before.num_tokens + num_tokens,
+    def delivered(self, num_packs: int, num_tokens: int) -> PlannedProgress:
+        """The progress after packs are delivered, to all ranks together."""
+        return self._replace(
+            num_packs=self.num_packs + num_packs,
+            epoch_packs=self.epoch_packs + num_packs,
+            num_tokens=self.num_tokens + num_tokens,
         )
 
-    def drop(self, reason: str, num_samples: int, num_tokens: int) -> None:
-        """Count samples and tokens that are left out."""
-        counts = self._now.counts.copy()
+    def dropped(self, reason: str, num_samples: int, num_tokens: int) -> PlannedProgress:
+        """The progress after samples and tokens are left out, and counted."""
+        counts = self.counts.copy()
         counts.add(reason, samples=num_samples, tokens=num_tokens)
-        self._now = self._now._replace(counts=counts)
+        return self._replace(counts=counts)
 
-    def end_epoch(self, plan: PlannedEpoch) -> None:
-        """The epoch is delivered: count the samples and tokens that its plan has in no pack."""
-        for reason in plan.packs.counts.samples.keys() | plan.packs.counts.tokens.keys():
-            found = plan.packs.counts
-            self.drop(reason, found.samples.get(reason, 0), found.tokens.get(reason, 0))
+    def at_next_epoch(self, plan: PlannedEpoch) -> PlannedProgress:
+        """The progress after the epoch is delivered: what its plan has in no pack is counted."""
+        found, progress = plan.packs.counts, self
+        for reason in found.samples.keys() | found.tokens.keys():
+            progress = progress.dropped(reason, found.samples.get(reason, 0), found.tokens.get(reason, 0))
         if plan.num_left_out:
-            self.drop("left_out", *plan.left_out)
-        self._now = self._now._replace(epoch_packs=0)
+            progress = progress.dropped("left_out", *plan.left_out)
+        return progress._replace(epoch_packs=0)
 
-    def restart(self) -> None:
-        """Another epoch begins."""
-        self._now = self._now._replace(epoch_packs=0)
 
-    @staticmethod
-    def state(now: object, epoch: int, dealt: tuple[int, int] | None) -> PackState:
-        """What a snapshot keeps besides the position.
+class PlannedBatching:
+    """Planned packs, or planned groups of single samples; see :class:`~asyncdata.loader.batches.batching.Batching`."""
 
-        :param now: the counters at the time of the snapshot.
-        :param dealt: the ranks for which the packs of the epoch are grouped, and the packs of each in a step.
-        """
-        assert isinstance(now, _Tally), "a token of a tally"
-        world_size, accumulation = dealt or (0, 0)
+    is_packed = True
+    loops_only = "packs samples"
+
+    def __init__(self, windows: PlannedWindows, config: LoaderConfig, collate: CollatePacks) -> None:
+        self._windows = windows
+        self._config = config
+        self._collate = collate
+
+    def description(self) -> dict[str, Any]:
+        """As the protocol says: nothing, as the plan is a part of the source's order."""
+        return {}
+
+    def begin(self) -> PlannedProgress:
+        """As the protocol says."""
+        return PlannedProgress(Counts())
+
+    def at_epoch(self, ledger: Ledger, epoch: int) -> Ledger:
+        """As the protocol says."""
+        progress: PlannedProgress = ledger.packs
+        self._windows.resume_dealt(Position(epoch), None)
+        return structs.replace(ledger.at_epoch(epoch), packs=progress._replace(epoch_packs=0))
+
+    def epoch(self, ledger: Ledger) -> int:
+        """As the protocol says."""
+        return ledger.position.epoch
+
+    def totals(self, ledger: Ledger) -> PackTotals:
+        """As the protocol says."""
+        progress: PlannedProgress = ledger.packs
+        return PackTotals(progress.num_packs, progress.num_tokens, progress.counts)
+
+    def restart_point(self, ledger: Ledger) -> RestartPoint:
+        """As the protocol says: no sample waits, so at the next one."""
+        return RestartPoint(ledger.position, ledger.counters)
+
+    def saved(self, ledger: Ledger) -> PackState:
+        """As the protocol says. The packs follow from the position, and from the ranks they are grouped for."""
+        progress: PlannedProgress = ledger.packs
+        world_size, accumulation = self._windows.dealt_at(ledger.position) or (0, 0)
         return PackState(
-            epoch=epoch,
+            epoch=ledger.position.epoch,
             last=None,
-            packer={"counts": msgspec.to_builtins(now.counts)},
+            packer={"counts": msgspec.to_builtins(progress.counts)},
             packs=[],
             num_gone=0,
             window=0,
             world_size=world_size,
             accumulation=accumulation,
-            num_packs=now.num_packs,
-            epoch_packs=now.epoch_packs,
-            num_tokens=now.num_tokens,
+            num_packs=progress.num_packs,
+            epoch_packs=progress.epoch_packs,
+            num_tokens=progress.num_tokens,
         )
 
-    def restore(self, state: PackState) -> tuple[int, int] | None:
-        """Continue from ``state``; return how the packs of its epoch are dealt, if it says so.
-
-        :raises SnapshotError: if it is not a state of planned packs.
-        """
+    def restored(self, ledger: Ledger, state: PackState) -> Ledger:
+        """As the protocol says."""
         counts = restored(state.packer.get("counts", {}), Counts)
-        self._now = _Tally(counts, state.num_packs, state.epoch_packs, state.num_tokens)
-        return (state.world_size, state.accumulation) if state.world_size else None
+        dealt = (state.world_size, state.accumulation) if state.world_size else None
+        self._windows.resume_dealt(ledger.position, dealt)
+        progress = PlannedProgress(counts, state.num_packs, state.epoch_packs, state.num_tokens)
+        return structs.replace(ledger, packs=progress)
+
+    def batches(self, deliveries: Deliveries, *, runs_on: bool) -> PlannedBatches:
+        """As the protocol says."""
+        config = self._config
+        share = share_of_batch(config)
+        return PlannedBatches(
+            self._windows, deliveries, share, self._collate, drop_last=config.drop_last, runs_on=runs_on
+        )
 
 
-class _Before(NamedTuple):
-    """The state that :meth:`PlannedBatches.take_back` restores."""
-
-    moment: Any
-    position: Position
-    tally: object
-    has_batches: bool
-
-
-class PlanSource(Protocol):
-    """The loader, as far as these batches need it."""
-
-    @property
-    def share(self) -> Share:
-        """This rank's share of a batch of packs."""
-        ...
-
-    def position(self) -> Position:
-        """The position of the next sample."""
-        ...
-
-    def plan(self, epoch: int) -> PlannedEpoch | None:
-        """The packs of an epoch, once a sample of it is ready."""
-        ...
-
-    def collate_packs(self, packs: list[list[PackedSample]]) -> Any:
-        """The batch of these packs."""
-        ...
-
-
-class Undoable(Protocol):
-    """The coordinator, as far as these batches need it to undo a delivery."""
-
-    def moment(self) -> Any:
-        """The current state of delivery."""
-        ...
-
-    def go_back(self, before: Any, after: Any) -> None:
-        """Undo the deliveries between two moments, if there were none after the second one."""
-        ...
-
-
-class PlannedBatches:
-    """Batches of planned packs; see :class:`~asyncdata.loader.batches.sample_batches.StatefulBatches`.
-
-    The position of its samples in D decides what a batch is.
-
-    :param drop_last: leave out packs that fill no batch of all ranks; they are counted.
-    :param runs_on: False: the loop covers the epoch in which it begins, even if no samples are left of it.
-    """
+class PlannedBatches(PackBatches):
+    """The batches of one loop."""
 
     def __init__(
-        self, loader: PlanSource, delivered: Undoable, tally: PlannedTally, *, drop_last: bool, runs_on: bool = True
+        self,
+        windows: PlannedWindows,
+        deliveries: Deliveries,
+        share: BatchShare,
+        collate: CollatePacks,
+        *,
+        drop_last: bool,
+        runs_on: bool,
     ) -> None:
-        self._loader = loader
-        self._delivered = delivered
-        self._tally = tally
-        self._share = loader.share
-        self._drop_last = drop_last
-        self._epoch: int | None = None
-        self._runs_on = runs_on
-        self._has_batches = self._is_over = False
-        self._after: Any = None
+        super().__init__(deliveries, share, collate, drop_last=drop_last, runs_on=runs_on)
+        self._windows = windows
 
-    def begin(self) -> None:
-        """A new batch is requested: the caller has all earlier ones."""
-        self._before = _Before(self._delivered.moment(), self._loader.position(), self._tally.now, self._has_batches)
-        self._after = None
+    def _epoch_of(self, ledger: Ledger) -> int:
+        return ledger.position.epoch
 
-    def take_back(self) -> None:
-        """Make the last batch the next one again. If its samples are put back already, only the counters go back."""
-        before = self._before
-        if self._after is not None:
-            self._delivered.go_back(before.moment, self._after)
-        if self._loader.position() == before.position:
-            self._tally.go_back(before.tally)
-            self._has_batches = before.has_batches
-
-    def next_request(self) -> tuple[int, int] | None:
-        """The number of rows of the next batch's packs, and their epoch; one row while the plan is not known."""
-        position = self._loader.position()
-        if self._epoch is None or (position.epoch > self._epoch and self._runs_on and not self._has_batches):
-            self._epoch = position.epoch
-        if self._is_over or position.epoch > self._epoch:
-            return None
-
-        plan = self._loader.plan(self._epoch)
+    def _wanted(self, ledger: Ledger) -> tuple[int, int]:
+        """The rows of the next batch's packs; one row while the plan is not known."""
+        position = ledger.position
+        plan = self._windows.plan(position.epoch)
         if plan is None:
-            return 1, self._epoch
+            return 1, position.epoch
 
         row = row_of_epoch(position)
-        return max(1, int(plan.offsets[self._packs_from(plan, row).stop]) - row), self._epoch
+        return max(1, int(plan.offsets[self._packs_from(plan, row).stop]) - row), position.epoch
 
     def _packs_from(self, plan: PlannedEpoch, row: int) -> range:
         """The packs of the batch whose first row is ``row``."""
         first = plan.first_pack_from(row)
         return range(first, min(first + self._share.size, plan.num_packs))
 
-    def finish(self, samples: list[Sample]) -> Batch:
-        """This rank's packs of the batch, collated.
+    def finish(self, request: Request, samples: list[Sample]) -> Batch:
+        """The batch of ``samples``.
 
-        :raises NotTaken: for a sample that was requested only to get the plan, and for samples that form no batch,
-            because another thread has taken the samples before them.
+        Nothing is committed, and the samples are requested again, if they do not form a batch: a sample that was
+        requested only to get the plan, or samples before which another thread has taken some.
         """
+        progress: PlannedProgress = request.before.packs
         if not samples:
-            self._end_epoch()
-            return ()
+            return self._commit(request, self._at_end_of_epoch(request, progress))
 
         position = samples[0].position
-        plan = self._loader.plan(position.epoch) if position is not None else None
+        plan = None if position is None else self._windows.plan(position.epoch)
         if plan is None or position is None:
-            raise NotTaken
+            return ()
 
         row = row_of_epoch(position)
         packs = self._packs_from(plan, row)
         if len(samples) != int(plan.offsets[packs.stop]) - row:
-            raise NotTaken
-
-        self._after = self._delivered.moment()
-        return self._batch(plan, packs, row, samples)
-
-    def _end_epoch(self) -> None:
-        """No row of the epoch is left: count its end, if batches of it were delivered before a restart."""
-        plan = self._loader.plan(self._epoch or 0)
-        if plan is not None and self._tally.epoch_packs:
-            self._tally.end_epoch(plan)
-
-    def _batch(self, plan: PlannedEpoch, packs: range, row: int, samples: list[Sample]) -> Batch:
-        pieces = plan.pieces(int(plan.offsets[packs.start]), int(plan.offsets[packs.stop]))
-        num_tokens = int((pieces.stops - pieces.starts).sum())
-        if len(packs) < self._share.size and self._drop_last:
-            self._check_kept(packs)
-            self._tally.drop("drop_last", len(pieces.rows), num_tokens)
-            self._tally.end_epoch(plan)
             return ()
 
-        own = [self._pack(plan, number, row, samples) for number in self._numbers(packs)]
-        batch = (self._loader.collate_packs(own),) if own else ()
-        self._has_batches = True
-        self._tally.deliver(len(packs), num_tokens)
-        if packs.stop == plan.num_packs:
-            self._tally.end_epoch(plan)
-        return batch
+        progress, batch = self._batch(progress, plan, packs, row, samples)
+        return self._commit(request, progress, batch)
 
-    def _check_kept(self, packs: range) -> None:
-        if packs.start == 0:
-            raise NoSamplesError(
-                f"AD406 epoch {self._epoch} has {len(packs)} packs, fewer than a batch of all ranks "
-                f"({self._share.size}), and drop_last=True drops them all; lower batch_size or set drop_last=False"
-            )
+    def _at_end_of_epoch(self, request: Request, progress: PlannedProgress) -> PlannedProgress:
+        """No row of the epoch is left: count its end, if batches of it were delivered before a restart."""
+        epoch = request.before.position.epoch
+        plan = self._windows.plan(epoch) if epoch == request.last_epoch else None
+        return progress if plan is None or not progress.epoch_packs else progress.at_next_epoch(plan)
+
+    def _batch(
+        self, progress: PlannedProgress, plan: PlannedEpoch, packs: range, row: int, samples: list[Sample]
+    ) -> tuple[PlannedProgress, Batch]:
+        """The progress after these packs are delivered, and this rank's share of them, collated."""
+        pieces = plan.pieces(int(plan.offsets[packs.start]), int(plan.offsets[packs.stop]))
+        num_tokens = int((pieces.stops - pieces.starts).sum())
+        batch: Batch = ()
+        if len(packs) < self._share.size and self._drop_last:
+            if packs.start == 0:
+                self._refuse_to_drop_all(self._epoch or 0, len(packs))
+            progress = progress.dropped("drop_last", len(pieces.rows), num_tokens)
+        else:
+            own = [_pack(plan, number, row, samples) for number in self._numbers(packs)]
+            batch = (self._collate(own),) if own else ()
+            progress = progress.delivered(len(packs), num_tokens)
+        return progress.at_next_epoch(plan) if packs.stop == plan.num_packs else progress, batch
 
     def _numbers(self, packs: range) -> list[int]:
         """The numbers of this rank's packs. A pack's number decides its rank, except in a short last batch."""
@@ -291,15 +243,13 @@ class PlannedBatches:
 
         return [number for number in packs if number % world_size == rank]
 
-    @staticmethod
-    def _pack(plan: PlannedEpoch, number: int, row: int, samples: list[Sample]) -> list[PackedSample]:
-        """The pieces of one pack. Bad rows that are passed over have no tokens, and are left out."""
-        first, stop = int(plan.offsets[number]), int(plan.offsets[number + 1])
-        _, starts, stops = plan.pieces(first, stop)
-        cuts = zip(samples[first - row : stop - row], starts.tolist(), stops.tolist(), strict=True)
-        return [PackedSample(sample, start, end) for sample, start, end in cuts if len(sample.tokens)]
 
-    def end(self, end: EndOfData) -> Batch:
-        """Called on EndOfData; return (), as a batch has only whole packs."""
-        self._is_over = True
-        return ()
+def _pack(plan: PlannedEpoch, number: int, row: int, samples: list[Sample]) -> list[PackedSample]:
+    """The pieces of one pack, cut from ``samples``, the first of which is the epoch's row ``row``.
+
+    Bad rows that are passed over have no tokens, and are left out.
+    """
+    first, stop = int(plan.offsets[number]), int(plan.offsets[number + 1])
+    _, starts, stops = plan.pieces(first, stop)
+    cuts = zip(samples[first - row : stop - row], starts.tolist(), stops.tolist(), strict=True)
+    return [PackedSample(sample, start, end) for sample, start, end in cuts if len(sample.tokens)]

@@ -1,265 +1,111 @@
-"""One epoch as an iterator. It is a class, not a generator: an abandoned loop leaves no suspended frame."""
+"""Batches of samples as they come, without packing."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.errors import EndOfData, NoSamplesError
+import msgspec
+
+from asyncdata.core.errors import NoSamplesError
+from asyncdata.delivery.ledger import RestartPoint
+from asyncdata.loader.batches.base import NO_PACKS, share_of_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
-    from typing import Self
+    from collections.abc import Callable
 
-    from asyncdata.core.types import Position, Sample
+    from asyncdata.batching.packers.base import PackState
+    from asyncdata.core.errors import EndOfData
+    from asyncdata.core.types import Sample
+    from asyncdata.delivery.ledger import Ledger
+    from asyncdata.loader.batches.base import BatchShare, Deliveries, PackTotals
+    from asyncdata.loader.batches.epoch import Batch
+    from asyncdata.loader.config import LoaderConfig
 
-    Batch = tuple[Any, ...]  # one batch, or empty if samples form no batch
-    Finish = Callable[[list[Sample]], Batch]
-
-__all__ = (
-    "AsyncEpoch",
-    "Batches",
-    "Epoch",
-    "LockedAsyncEpoch",
-    "LockedEpoch",
-    "NotTaken",
-    "SampleBatches",
-    "SampleSource",
-    "Share",
-    "StatefulBatches",
-)
+__all__ = ("SampleBatches", "SampleBatching")
 
 
-class NotTaken(Exception):  # noqa: N818 - control flow between ``finish`` and the loop
-    """The samples are put back; the next request is another one."""
+class SampleBatching:
+    """No packing; see :class:`~asyncdata.loader.batches.batching.Batching`.
 
+    :param collate: makes a batch of samples.
+    """
 
-class Batches(Protocol):
-    """The batches of one epoch: which samples to request next, and the batch made from them."""
+    is_packed = False
 
-    def next_request(self) -> tuple[int, int] | None:
-        """The number of groups to request, and their epoch; None at the end."""
-        ...
+    def __init__(self, config: LoaderConfig, collate: Callable[[list[Any]], Any]) -> None:
+        self.loops_only = f"is one of world_size={config.ranks.world_size}" if config.ranks.world_size > 1 else ""
+        self._config = config
+        self._collate = collate
 
-    def finish(self, samples: list[Sample]) -> Batch:
-        """The batch that ``samples`` complete, if they do.
-
-        :raises NotTaken: if the samples must be put back.
-        """
-        ...
-
-    def end(self, end: EndOfData) -> Batch:
-        """Called on EndOfData; return the final short batch, or ()."""
-        ...
-
-
-class StatefulBatches(Batches, Protocol):
-    """Batches that have state of their own, which must be committed and rolled back with the samples."""
+    def description(self) -> dict[str, Any]:
+        """As the protocol says: nothing."""
+        return {}
 
     def begin(self) -> None:
-        """A new batch is requested: the caller has all earlier ones."""
-        ...
+        """As the protocol says: nothing."""
 
-    def take_back(self) -> None:
-        """The caller did not get the batch made since :meth:`begin`: make it the next batch again."""
-        ...
+    def at_epoch(self, ledger: Ledger, epoch: int) -> Ledger:
+        """As the protocol says."""
+        return ledger.at_epoch(epoch)
 
+    def epoch(self, ledger: Ledger) -> int:
+        """As the protocol says."""
+        return ledger.position.epoch
 
-class Epoch:
-    """Batches until the end of the loader's current epoch.
+    def totals(self, ledger: Ledger) -> PackTotals:
+        """As the protocol says: zeros."""
+        return NO_PACKS
 
-    :param take: takes samples and returns ``finish(samples)``; if that raises, the samples count as not taken.
-    """
+    def restart_point(self, ledger: Ledger) -> RestartPoint:
+        """As the protocol says: before the oldest lease, or at the next sample."""
+        return RestartPoint(*ledger.restart_point()[:2])
 
-    def __init__(self, batches: Batches, take: Callable[[int, int, Finish], Batch]) -> None:
-        self._batches = batches
-        self._take = take
+    def saved(self, ledger: Ledger) -> msgspec.UnsetType:
+        """As the protocol says: nothing."""
+        return msgspec.UNSET
 
-    def __iter__(self) -> Self:
-        return self
+    def restored(self, ledger: Ledger, state: PackState) -> Ledger:
+        """As the protocol says: the ledger as it is."""
+        return ledger
 
-    def __next__(self) -> Any:
-        batch = self._next()
-        if batch:
-            return batch[0]
-
-        raise StopIteration
-
-    def _next(self) -> Batch:
-        batches = self._batches
-        while (request := batches.next_request()) is not None:
-            num_groups, epoch = request
-            try:
-                batch = self._take(num_groups, epoch, batches.finish)
-            except NotTaken:
-                continue
-            except EndOfData as end:
-                batch = batches.end(end)
-            if batch:
-                return batch
-
-        return ()
-
-
-class LockedEpoch(Epoch):
-    """The same for batches with state, which must be made one after the other.
-
-    :param lock: held while a batch is made.
-    """
-
-    def __init__(
-        self,
-        batches: StatefulBatches,
-        take: Callable[[int, int, Finish], Batch],
-        lock: AbstractContextManager[Any],
-    ) -> None:
-        super().__init__(batches, take)
-        self._stateful = batches
-        self._lock = lock
-
-    def __next__(self) -> Any:
-        is_begun = False
-        try:
-            with self._lock:
-                self._stateful.begin()
-                is_begun = True
-                batch = self._next()
-        except BaseException:  # also an interrupt after the commit, while the lock is released
-            if is_begun:
-                self._stateful.take_back()
-            raise
-        if batch:
-            return batch[0]
-
-        raise StopIteration
-
-
-class AsyncEpoch:
-    """Batches until the end of the loader's current epoch; parameters are those of :class:`Epoch`."""
-
-    def __init__(self, batches: Batches, take: Callable[[int, int, Finish], Awaitable[Batch]]) -> None:
-        self._batches = batches
-        self._take = take
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        batch = await self._next()
-        if batch:
-            return batch[0]
-
-        raise StopAsyncIteration
-
-    async def _next(self) -> Batch:
-        batches = self._batches
-        while (request := batches.next_request()) is not None:
-            num_groups, epoch = request
-            try:
-                batch = await self._take(num_groups, epoch, batches.finish)
-            except NotTaken:
-                continue
-            except EndOfData as end:
-                batch = batches.end(end)
-            if batch:
-                return batch
-
-        return ()
-
-
-class LockedAsyncEpoch(AsyncEpoch):
-    """Like :class:`LockedEpoch`."""
-
-    def __init__(
-        self,
-        batches: StatefulBatches,
-        take: Callable[[int, int, Finish], Awaitable[Batch]],
-        lock: AbstractAsyncContextManager[Any],
-    ) -> None:
-        super().__init__(batches, take)
-        self._stateful = batches
-        self._lock = lock
-
-    async def __anext__(self) -> Any:
-        is_begun = False
-        try:
-            async with self._lock:
-                self._stateful.begin()
-                is_begun = True
-                batch = await self._next()
-        except BaseException:
-            if is_begun:
-                self._stateful.take_back()
-            raise
-        if batch:
-            return batch[0]
-
-        raise StopAsyncIteration
-
-
-class Share(NamedTuple):
-    """One rank's part of a batch of all ranks: every ``world_size``-th item, from ``rank`` on.
-
-    :ivar size: items of the batch of all ranks.
-    """
-
-    rank: int
-    world_size: int
-    size: int
-    rounds_up: bool
-
-    def of(self, num_items: int) -> Sequence[int]:
-        """This rank's items of ``num_items``. With ``rounds_up``, items are repeated to fill a batch of ``size``."""
-        if num_items < self.size and num_items and self.rounds_up:
-            return [number % num_items for number in range(self.rank, self.size, self.world_size)]
-
-        return range(self.rank, num_items, self.world_size)
-
-
-class SampleSource(Protocol):
-    """The loader, as far as these batches need it."""
-
-    @property
-    def share(self) -> Share:
-        """This rank's share of a batch of groups."""
-        ...
-
-    @property
-    def group_size(self) -> int:
-        """Samples of a group."""
-        ...
-
-    def position(self) -> Position:
-        """The position of the next sample."""
-        ...
-
-    def collate(self, samples: list[Sample]) -> Any:
-        """The batch of these samples."""
-        ...
+    def batches(self, deliveries: Deliveries, *, runs_on: bool) -> SampleBatches:
+        """As the protocol says."""
+        share, group_size = share_of_batch(self._config), self._config.n_samples_per_prompt
+        return SampleBatches(deliveries, share, self._collate, group_size=group_size, runs_on=runs_on)
 
 
 class SampleBatches:
-    """Batches of samples as they come; see :class:`Batches`.
+    """The batches of one loop.
 
     :param runs_on: False: the loop covers the epoch in which it begins, even if no samples are left of it.
     """
 
-    def __init__(self, loader: SampleSource, *, runs_on: bool = True) -> None:
-        self._loader = loader
+    def __init__(
+        self,
+        deliveries: Deliveries,
+        share: BatchShare,
+        collate: Callable[[list[Any]], Any],
+        *,
+        group_size: int = 1,
+        runs_on: bool = True,
+    ) -> None:
+        self._deliveries = deliveries
+        self._share = share
+        self._collate = collate
+        self._group_size = group_size
         self._runs_on = runs_on
-        self._share = loader.share
         self._epoch: int | None = None
         self._from_start = False
         self._num_batches = 0
         self._is_over = False
 
     def next_request(self) -> tuple[int, int] | None:
-        """The groups of a batch of all ranks, and the epoch in which the loop began."""
+        """The groups of a batch of all ranks, and the epoch in which the loop began; None at the end."""
         if self._is_over:
             return None
 
         if self._epoch is None:
-            position = self._loader.position()
+            position = self._deliveries.ledger.position
             self._epoch, self._from_start = position.epoch, (position.window, position.row) == (0, 0)
         return self._share.size, self._epoch
 
@@ -286,11 +132,11 @@ class SampleBatches:
 
     def _batch(self, samples: list[Sample]) -> Batch:
         """This rank's share, collated; () if a short last batch has no group for this rank."""
-        size = self._loader.group_size
+        size = self._group_size
         if self._share.world_size > 1 or len(samples) < self._share.size * size:
             numbers = self._share.of(len(samples) // size)
             samples = [sample for number in numbers for sample in samples[number * size : (number + 1) * size]]
-        batch = (self._loader.collate(samples),) if samples else ()
+        batch = (self._collate(samples),) if samples else ()
         self._num_batches += 1
         return batch
 

@@ -9,7 +9,7 @@ import numpy as np
 from asyncdata.core.errors import SnapshotError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence, Set
+    from collections.abc import Sequence, Set
 
     from asyncdata.checkpoint.snapshot import StreamState
     from asyncdata.core.errors import AsyncDataError
@@ -33,15 +33,10 @@ class Windows(Protocol):
     """Opens windows, in the order in which they are needed.
 
     :ivar num_blank: blank lines passed over so far.
-    :ivar restart_point: returns the first position that a restart would need now; set by the engine.
-    :ivar on_ready: called, in the service's thread, when a window became ready, or has a fault, other than by a reply.
-        After a reply the producer looks anyway (:meth:`~asyncdata.workers.base.Executor.watch`).
     :ivar read_s: seconds for which the trainer's process has been reading the current window; 0 if it is not reading.
     """
 
     num_blank: int
-    restart_point: Callable[[], Position]
-    on_ready: Callable[[], object]
 
     @property
     def read_s(self) -> float: ...
@@ -81,8 +76,6 @@ class Windows(Protocol):
 class AnywhereWindows:
     """Windows that workers can read at any position, so that a restart needs only the position."""
 
-    restart_point: Callable[[], Position]
-    on_ready: Callable[[], object]
     read_s = 0.0
 
     async def run(self) -> None:

@@ -142,6 +142,7 @@ class IndexedWindows(AnywhereWindows):
     """Windows over the row index; see :class:`~asyncdata.prefetch.windows.base.Windows`.
 
     :param share: the rows that this rank tokenizes; None: all.
+    :param restart_point: returns the first position that a restart would need now.
     :ivar start: where delivery began, or was restored to. In that epoch, rows that are dealt to ranks one by one are
         counted from there; in later epochs, from the epoch's start.
     """
@@ -156,8 +157,10 @@ class IndexedWindows(AnywhereWindows):
         index: RowIndex,
         indexer: Indexer,
         share: Share | None = None,
+        *,
+        restart_point: Callable[[], Position] = Position,
     ) -> None:
-        self.restart_point: Callable[[], Position] = Position
+        self._restart_point = restart_point
         self.start = Position()
         self._source = source
         self._order = order
@@ -169,7 +172,7 @@ class IndexedWindows(AnywhereWindows):
         self._permutations: dict[int, Any] = {}
         self._plans: PlannedRows | None = None
         if isinstance(order, PlannedOrder):
-            self._plans = PlannedRows(order, index, executor, self._fill_waiting)
+            self._plans = PlannedRows(order, index, executor, self._fill_waiting, restart_point)
         indexer.on_growth = self._fill_waiting
 
     def restart(self) -> None:
@@ -177,9 +180,8 @@ class IndexedWindows(AnywhereWindows):
         self._waiting.clear()
         self._permutations = {epoch: rows for epoch, rows in self._permutations.items() if rows is not None}
         if self._plans is not None or self._share is not None:
-            self.start = self.restart_point()
+            self.start = self._restart_point()
         if self._plans is not None:
-            self._plans.restart_point = self.restart_point
             self._plans.restart(self.start)
         if not self._index.is_complete:
             self._indexer.restart()

@@ -30,14 +30,19 @@ class PlannedRows:
     """The planned epochs of one loader. Call methods in the service's thread, unless they say "from any thread".
 
     :param on_found: called when a plan is known, or the index has a fault.
-    :ivar restart_point: returns the first position that a restart would need now.
+    :param restart_point: returns the first position that a restart would need now.
     :ivar start: where delivery began, or was restored to.
     """
 
     def __init__(
-        self, order: PlannedOrder, index: RowIndex, executor: Executor, on_found: Callable[[], object]
+        self,
+        order: PlannedOrder,
+        index: RowIndex,
+        executor: Executor,
+        on_found: Callable[[], object],
+        restart_point: Callable[[], Position] = Position,
     ) -> None:
-        self.restart_point: Callable[[], Position] = Position
+        self._restart_point = restart_point
         self.start = Position()
         self._order = order
         self._index = index
@@ -149,4 +154,4 @@ class PlannedRows:
     @property
     def _first_wanted(self) -> int:
         """The first epoch whose plan is kept. The batches may still be in the epoch before the one that is read."""
-        return self.restart_point().epoch - 1
+        return self._restart_point().epoch - 1

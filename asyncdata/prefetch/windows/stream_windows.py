@@ -113,17 +113,26 @@ class StreamWindows:
 
     Call all methods in the service's thread, except :meth:`state_at` and :meth:`resume_at`, which any thread may call.
 
-    :ivar restart_point: returns the first position that a restart would need now; if it is not set, the states of all
+    :param restart_point: returns the first position that a restart would need now; without it, the states of all
         windows are kept.
+    :param on_ready: called, in the service's thread, when a window is read, or has a fault.
     """
 
-    def __init__(self, stream: RowStream, order: StreamOrder, executor: Executor) -> None:
+    def __init__(
+        self,
+        stream: RowStream,
+        order: StreamOrder,
+        executor: Executor,
+        *,
+        restart_point: Callable[[], Position] = Position,
+        on_ready: Callable[[], object] = no_op,
+    ) -> None:
         self.num_blank = 0
         self._stream = stream
         self._order = order
         self._executor = executor
-        self.restart_point: Callable[[], Position] = Position
-        self.on_ready: Callable[[], object] = no_op
+        self._restart_point = restart_point
+        self._on_ready = on_ready
         self._queue: deque[_Fill] = deque()
         self._running: _Fill | None = None
         self._began = 0.0
@@ -173,7 +182,7 @@ class StreamWindows:
 
     def _keep_state(self, epoch: int, state: StreamState | None) -> None:
         """Keep the state of the next window, and of those at which a restart could begin."""
-        point = self.restart_point()
+        point = self._restart_point()
         place = point.epoch, point.window
         first = max((known for known in self._states if known <= place), default=place)
         states = {known: value for known, value in self._states.items() if known >= first}
@@ -215,7 +224,7 @@ class StreamWindows:
                 self._keep_state(fill.epoch, outcome.next_state)
             else:
                 fill.window.fault = outcome
-            self.on_ready()
+            self._on_ready()
         self._executor.slots.done(fill.window.slot)
 
     def _read(self, fill: _Fill) -> WindowRows | AsyncDataError | None:

@@ -32,10 +32,10 @@ def test_the_oldest_goes_first_and_the_largest_that_fit_top_up() -> None:
     packer = soft().open()
 
     assert packer.extend([4, 2, 7, 1], "abcd") == []  # a is taken
-    assert packer.push(3, "e") == []  # b is taken
+    assert packer.extend([3], ["e"]) == []  # b is taken
     # c does not fit, so the largest of the window that do, e and then d, fill the pack up.
-    assert packer.push(5, "f") == [[("a", 0, 4), ("b", 0, 2), ("e", 0, 3), ("d", 0, 1)]]
-    assert names(packer.push(9, "g")) == []
+    assert packer.extend([5], ["f"]) == [[("a", 0, 4), ("b", 0, 2), ("e", 0, 3), ("d", 0, 1)]]
+    assert names(packer.extend([9], ["g"])) == []
     assert names(packer.flush()) == ["c", "f", "g"]
 
 
@@ -49,15 +49,15 @@ def test_nothing_is_packed_before_the_window_has_samples_and_tokens_enough() -> 
     packer = SoftPacking(max_length=10, window_samples=3, window_tokens=40).open()
 
     assert packer.extend([10] * 3, range(3)) == []  # 30 tokens
-    assert packer.push(9, 3) == []  # 39
-    assert packer.push(1, 4) == []  # 40: the first is taken in
-    assert names([[(str(number), 0, 0) for number, _, _ in pack] for pack in packer.push(10, 5)]) == ["0"]
+    assert packer.extend([9], [3]) == []  # 39
+    assert packer.extend([1], [4]) == []  # 40: the first is taken in
+    assert names([[(str(number), 0, 0) for number, _, _ in pack] for pack in packer.extend([10], [5])]) == ["0"]
 
 
 def test_the_default_window_has_eight_packs_of_tokens() -> None:
     packer = SoftPacking(max_length=100, window_samples=1).open()
 
-    packs = [packer.push(100, number) for number in range(10)]
+    packs = [packer.extend([100], [number]) for number in range(10)]
 
     # The first pack is closed when the second sample has eight packs of tokens behind it.
     assert [len(some) for some in packs] == [0] * 8 + [1, 1]
@@ -79,7 +79,7 @@ def test_an_overlong_sample_is_an_error_and_nothing_is_taken_in() -> None:
     with pytest.raises(ConfigError, match=r"^AD450 sample row 7 has 11 tokens, more than the max_length=10"):
         packer.extend([1, 0, 11], ["row 5", "row 6", "row 7"])
     with pytest.raises(ConfigError, match="AD450"):
-        packer.push(11, "row 7")
+        packer.extend([11], ["row 7"])
     assert packer.state() == before
 
 
@@ -103,7 +103,7 @@ def test_an_overlong_sample_is_truncated_and_counted() -> None:
 def test_a_sample_without_a_token_is_dropped_and_counted(packing: Any) -> None:
     packer = packing.open()
 
-    assert names(packer.push(0, "a") + packer.extend([0, 3], "bc") + packer.flush()) == ["c"]
+    assert names(packer.extend([0], ["a"]) + packer.extend([0, 3], "bc") + packer.flush()) == ["c"]
     assert packer.counts.samples == {"empty": 2}
 
 
@@ -119,7 +119,7 @@ def test_a_packer_holds_no_more_than_its_window() -> None:
     packer = soft(window_samples=100).open()
 
     for number in range(20_000):
-        packer.push(number % 7 + 1, number)
+        packer.extend([number % 7 + 1], [number])
 
     state = packer.state()
     assert len(state["lengths"]) <= 100
@@ -130,10 +130,10 @@ def test_hard_packs_cut_samples_and_the_tail_is_dropped_and_counted() -> None:
     packer = HardPacking(max_length=5).open()
 
     assert packer.extend([3, 7], "ab") == [[("a", 0, 3), ("b", 0, 2)], [("b", 2, 7)]]
-    assert packer.push(4, "c") == []
+    assert packer.extend([4], ["c"]) == []
     assert packer.flush() == []
     assert packer.counts.tokens == {"tail": 4}
-    assert packer.push(5, "d") == [[("d", 0, 5)]]  # after a flush it begins anew
+    assert packer.extend([5], ["d"]) == [[("d", 0, 5)]]  # after a flush it begins anew
 
 
 def test_a_packing_says_whether_samples_are_cut_and_which_are_kept() -> None:
@@ -188,7 +188,7 @@ def test_a_state_knows_the_room_that_segments_take() -> None:
     assert packer.extend([1, 1, 8], "abc") == []  # a and b fill the pack
     again = packing.open(packer.state())
 
-    assert names(again.push(8, "d")) == names(packer.push(8, "d")) == ["ab"]
+    assert names(again.extend([8], ["d"])) == names(packer.extend([8], ["d"])) == ["ab"]
 
 
 def test_a_state_knows_the_tokens_of_the_window_that_are_packed_already() -> None:
@@ -199,7 +199,7 @@ def test_a_state_knows_the_tokens_of_the_window_that_are_packed_already() -> Non
     again = packing.open(packer.state())
 
     # c's token, d's, e's nine and f's nine are a full window.
-    assert packer.push(9, "f") == again.push(9, "f") == []
+    assert packer.extend([9], ["f"]) == again.extend([9], ["f"]) == []
     assert packer.state() == again.state()
     assert again.state()["taken"] == []  # so c is let go of
 

@@ -704,38 +704,67 @@ def test_samples_of_the_fast_path_are_not_rolled_back_after_other_samples(loader
     assert loader.ids(2) == [100, 8]
 
 
-@pytest.mark.parametrize("takes", [["ready"], ["poll"], ["ready", "poll"], ["poll", "ready", "ready"]])
-def test_what_was_delivered_between_two_moments_is_undone(loader_of: Any, takes: list[str]) -> None:
+def served_for_packs(loader: StillLoader, num_groups: int) -> Request:
+    """A request whose samples are there, and are not delivered yet."""
+    request = Request(num_groups, is_for_packs=True)
+    assert loader.coordinator.poll(request) is not None
+    return request
+
+
+def test_samples_to_be_packed_are_delivered_with_the_progress_of_packing_and_not_before(loader_of: Any) -> None:
     loader = loader_of(20)
     loader.work_off()
     loader.take(2)
-    before, state = loader.coordinator.moment(), loader.snapshot()
+    state = loader.snapshot()
 
-    for how in takes:
-        found = loader.coordinator.take_ready(2) if how == "ready" else loader.coordinator.poll(Request(2))
-        assert found is not None
-    loader.coordinator.go_back(before, loader.coordinator.moment())
-
+    request = served_for_packs(loader, 3)
     assert loader.snapshot() == state
-    assert loader.ids(3) == [2, 3, 4]
+    assert loader.coordinator.commit(request, "packed")
+
+    assert loader.coordinator.ledger.packs == "packed"
+    assert loader.coordinator.ledger.position == request.after.position
+    assert loader.ids(2) == [5, 6]
 
 
-def test_what_was_delivered_between_two_moments_stays_once_anything_followed(loader_of: Any) -> None:
+def test_a_rolled_back_delivery_takes_the_progress_of_packing_back_with_it(loader_of: Any) -> None:
     loader = loader_of(20)
     loader.work_off()
-    before = loader.coordinator.moment()
-    loader.take(2)
-    after = loader.coordinator.moment()
+    assert loader.coordinator.commit(served_for_packs(loader, 2), "two")
+    state, request = loader.snapshot(), served_for_packs(loader, 3)
+    assert loader.coordinator.commit(request, "five")
 
-    loader.take(1)
-    loader.coordinator.go_back(before, after)
-    assert loader.ids(1) == [3]
+    loader.coordinator.failed.append((request, None))
 
-    loader.restore(loader.snapshot())
-    loader.coordinator.go_back(before, loader.coordinator.moment())
-    loader.coordinator.go_back(after, loader.coordinator.moment())
+    assert loader.coordinator.ledger.packs == "two"
+    assert loader.snapshot() == state
+    assert loader.ids(2) == [2, 3]
+
+
+def test_samples_to_be_packed_are_not_delivered_after_anything_else_was(loader_of: Any) -> None:
+    loader = loader_of(20)
     loader.work_off()
-    assert loader.ids(1) == [4]
+    late, other = served_for_packs(loader, 3), served_for_packs(loader, 2)
+    assert loader.coordinator.commit(other, "two")
+
+    assert not loader.coordinator.commit(late, "three")
+    assert loader.coordinator.ledger.packs == "two"
+
+    late = served_for_packs(loader, 3)
+    loader.restore(loader.snapshot())
+    loader.work_off()
+    assert not loader.coordinator.commit(late, "three")
+    assert loader.ids(1) == [2]
+
+
+def test_the_progress_of_packing_stays_while_samples_are_taken_in_other_ways(loader_of: Any) -> None:
+    loader = loader_of(20)
+    loader.work_off()
+    assert loader.coordinator.commit(served_for_packs(loader, 2), "two")
+
+    assert loader.coordinator.take_ready(2) is not None
+    assert loader.coordinator.poll(Request(2)) is not None
+
+    assert loader.coordinator.ledger.packs == "two"
 
 
 def test_an_interrupt_within_the_commit_leaves_nothing_delivered(loader_of: Any) -> None:
@@ -747,11 +776,11 @@ def test_an_interrupt_within_the_commit_leaves_nothing_delivered(loader_of: Any)
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    on_room, loader.coordinator.on_room = loader.coordinator.on_room, interrupted
+    on_room, loader.on_room = loader.on_room, interrupted
     loader.coordinator._wanted_room = 1  # noqa: SLF001
     with pytest.raises(KeyboardInterrupt):
         loader.coordinator.take_ready(2)
-    loader.coordinator.on_room = on_room
+    loader.on_room = on_room
 
     assert loader.ids(2) == [1, 2]
 

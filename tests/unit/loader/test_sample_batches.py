@@ -8,14 +8,17 @@ import pytest
 
 from asyncdata.core.errors import EndOfData, NoSamplesError, PrefetchTimeoutError
 from asyncdata.core.types import Position
-from asyncdata.loader.batches.sample_batches import AsyncEpoch, Epoch, SampleBatches, Share
+from asyncdata.delivery.ledger import Ledger
+from asyncdata.loader.batches.base import BatchShare
+from asyncdata.loader.batches.epoch import AsyncEpoch, Epoch
+from asyncdata.loader.batches.sample_batches import SampleBatches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 
 START = Position()
-WHOLE = Share(0, 1, 2, False)
+WHOLE = BatchShare(0, 1, 2, False)
 
 
 class Script:
@@ -24,7 +27,7 @@ class Script:
     :ivar asked: (number of groups, epoch) of each request.
     """
 
-    def __init__(self, *answers: Any, start: Position = START, share: Share = WHOLE) -> None:
+    def __init__(self, *answers: Any, start: Position = START, share: BatchShare = WHOLE) -> None:
         self.asked: list[tuple[int, int]] = []
         self.collated: list[Any] = []
         self._answers = list(answers)
@@ -32,8 +35,29 @@ class Script:
         self.share = share
         self.group_size = 1
 
-    def position(self) -> Position:
-        return self._position
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(position=self._position)
+
+    def commit(self, request: Any, packs: Any) -> bool:
+        raise AssertionError("nothing is packed")
+
+    def batches(self) -> SampleBatches:
+        return SampleBatches(self, self.share, lambda samples: self.collate(samples), group_size=self.group_size)
+
+    def next(self, batches: SampleBatches) -> Any:
+        """One step of a loop, as the loaders make it."""
+        wanted = batches.next_request()
+        if wanted is None:
+            return None
+
+        try:
+            return self.take(*wanted, batches.finish)
+        except EndOfData as end:
+            return batches.end(end)
+
+    async def next_async(self, batches: SampleBatches) -> Any:
+        return self.next(batches)
 
     def collate(self, samples: Any) -> str:
         self.collated.append(samples)
@@ -48,9 +72,6 @@ class Script:
         self._position = Position(epoch, 0, 1) if answer else Position(epoch + 1, 0, 0)
         return finish(list(answer))
 
-    async def take_async(self, num_groups: int, epoch: int, finish: Callable[[Any], Any]) -> Any:
-        return self.take(num_groups, epoch, finish)
-
 
 class Next:
     """``next(iterator)``, of either kind; None at the end."""
@@ -60,9 +81,9 @@ class Next:
 
     def iterate(self, loader: Script) -> Any:
         if self.kind == "sync":
-            return Epoch(SampleBatches(loader), loader.take)
+            return Epoch(loader.batches(), loader.next)
 
-        return AsyncEpoch(SampleBatches(loader), loader.take_async)
+        return AsyncEpoch(loader.batches(), loader.next_async)
 
     def __call__(self, iterator: Any) -> Any:
         return next(iterator, None) if self.kind == "sync" else run(anext(iterator, None))
@@ -188,8 +209,8 @@ def test_an_iterator_is_its_own_and_leaves_nothing_suspended() -> None:
     assert not hasattr(asynchronous, "aclose")
 
 
-def shares(size: int, world_size: int, *, rounds_up: bool) -> list[Share]:
-    return [Share(rank, world_size, size, rounds_up) for rank in range(world_size)]
+def shares(size: int, world_size: int, *, rounds_up: bool) -> list[BatchShare]:
+    return [BatchShare(rank, world_size, size, rounds_up) for rank in range(world_size)]
 
 
 def test_each_rank_has_its_share_of_a_batch_of_all_ranks(following: Next) -> None:
@@ -220,5 +241,5 @@ def test_a_share_is_of_whole_groups(following: Next) -> None:
 
 
 def test_one_rank_rounds_up_only_if_it_is_asked_to(following: Next) -> None:
-    assert batches(Script("abc", "d", "", share=Share(0, 1, 3, True)), following) == ["abc", "ddd"]
-    assert batches(Script("abc", "d", "", share=Share(0, 1, 3, False)), following) == ["abc", "d"]
+    assert batches(Script("abc", "d", "", share=BatchShare(0, 1, 3, True)), following) == ["abc", "ddd"]
+    assert batches(Script("abc", "d", "", share=BatchShare(0, 1, 3, False)), following) == ["abc", "d"]

@@ -67,7 +67,14 @@ class Bench:
         self.index = index_of([1 + row % 7 for row in range(41)] if lengths is None else lengths)
         self.num_found = 0
         order = PlannedOrder(plan, shuffle, 3)
-        self.rows = PlannedRows(order, self.index, self.executor, self._found)  # type: ignore[arg-type]
+        self.restart_point = Position()
+        self.rows = PlannedRows(
+            order,
+            self.index,
+            self.executor,  # type: ignore[arg-type]
+            self._found,
+            lambda: self.restart_point,
+        )
         self.rows.restart(Position())
 
     def _found(self) -> None:
@@ -118,7 +125,7 @@ def test_packs_that_are_the_same_in_every_epoch_are_made_once(plan: Plan, shuffl
 def test_plans_are_kept_from_the_epoch_before_the_one_that_is_delivered_on() -> None:
     bench = Bench()
     for epoch in range(6):
-        bench.rows.restart_point = lambda epoch=epoch: Position(max(0, epoch - 2))  # type: ignore[misc]
+        bench.restart_point = Position(max(0, epoch - 2))
         bench.planned(epoch)
 
     assert [bench.rows.find(epoch) is not None for epoch in range(7)] == [False, False, True, True, True, True, False]

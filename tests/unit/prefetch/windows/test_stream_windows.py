@@ -55,8 +55,14 @@ class Reader:
         self.stream = stream
         self.memory = Memory()
         self.order = StreamOrder(Shuffle(enabled=shuffle, block_bytes=WINDOW_BYTES, window_blocks=1), 7, 1)
-        self.windows = StreamWindows(stream, self.order, self.memory)  # type: ignore[arg-type] # all that it needs
-        self.windows.on_ready = self._on_ready
+        self.restart_point = Position()
+        self.windows = StreamWindows(
+            stream,
+            self.order,
+            self.memory,  # type: ignore[arg-type] # all that it needs
+            restart_point=lambda: self.restart_point,
+            on_ready=self._on_ready,
+        )
         self._arrived = anyio.Event()
 
     def _on_ready(self) -> None:
@@ -288,7 +294,7 @@ def test_states_are_kept_for_all_windows_that_a_restart_could_begin_with():
 
     async def body(reader: Reader) -> None:
         for number in range(6):
-            reader.windows.restart_point = lambda number=number: Position(0, max(0, number - 3), 2)
+            reader.restart_point = Position(0, max(0, number - 3), 2)
             await reader.texts(0, number)
             for behind in range(max(0, number - 3), number + 1):
                 assert reader.windows.state_at(Position(0, behind, 2)) == states[behind]

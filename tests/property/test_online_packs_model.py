@@ -11,16 +11,15 @@ import pytest
 from hypothesis import given
 
 from asyncdata.batching.length_grouping import LengthGrouping
+from asyncdata.batching.online.packs import OnlinePacks
 from asyncdata.batching.online.rules import PackRules
-from asyncdata.batching.online.stage import PackStage
-from asyncdata.batching.online.state import RestartPoint
 from asyncdata.batching.packers.base import PackState
 from asyncdata.batching.packers.hard import HardPacking
 from asyncdata.batching.packers.soft import SoftPacking
 from asyncdata.batching.packers.unpacked import SinglePacking
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.types import Position
-from asyncdata.delivery.ledger import Counters
+from asyncdata.delivery.ledger import Counters, RestartPoint
 
 if TYPE_CHECKING:
     from asyncdata.batching.packers.base import Packing
@@ -84,42 +83,43 @@ class Run:
     def __init__(self, rules: PackRules, samples: list[Fake]) -> None:
         self.rules = rules
         self.samples = samples
-        self.stage = PackStage(rules)
+        self.packs = OnlinePacks(rules)
+        self.progress = self.packs.begin()
         self.next = 0
         self.delivered: list[Any] = []
 
     def tip(self) -> RestartPoint:
-        """Behind the last sample taken; counters name its number, so that a restart is seen to have the right ones."""
+        """After the last sample taken; counters have its number, so that a restart is seen to have the right ones."""
         place = Position(99) if self.next == len(self.samples) else self.samples[self.next].position
         return RestartPoint(place, Counters(num_samples=self.next))
 
     def push(self, number: int, *, is_undone: bool = False) -> None:
-        first = self.next
-        self.stage.begin(self.tip())
-        self.next = min(first + number, len(self.samples))
-        if self.next > first:
-            self.stage.push(self.samples[first : self.next], self.tip())  # type: ignore[arg-type]
-        if is_undone:  # an interrupt behind the push: D gives the same again
-            self.next = first
+        first, point = self.next, self.tip()
+        stop = min(first + number, len(self.samples))
+        if stop == first:
+            return
+
+        progress = self.packs.pushed(self.progress, self.samples[first:stop], point)  # type: ignore[arg-type]
+        if not is_undone:  # else: an interrupt after the push, so D gives the same again
+            self.progress, self.next = progress, stop
 
     def take(self) -> None:
         size = self.rules.global_batch
-        if self.stage.num_ready >= size:
-            before = self.stage.now
-            after = self.stage.deliver(size)
-            self.stage.go_back(before, after)  # an interrupt behind the delivery
-            self.delivered += pieces(self.stage.packs(range(0, size)))
-            self.stage.deliver(size)
+        if self.progress.num_ready >= size:
+            self.packs.delivered(self.progress, size)  # an interrupt after the delivery: it is not committed
+            self.deliver(size)
+
+    def deliver(self, num_packs: int) -> None:
+        self.delivered += pieces(self.packs.packs(self.progress, range(num_packs)))
+        self.progress = self.packs.delivered(self.progress, num_packs)
 
     def resume(self) -> None:
-        state, point = self.stage.state()
-        self.stage = PackStage(self.rules)
-        self.next = 0
-        if point is not None:
-            kept = msgspec.convert(json.loads(msgspec.json.encode(state)), PackState)
-            self.stage.restore(kept, point)
-            self.next = sum(sample.position < point.position for sample in self.samples)
-            assert point.counters.num_samples == self.next
+        state, point = self.packs.saved(self.progress), self.progress.restart_point or self.tip()
+        self.packs = OnlinePacks(self.rules)
+        kept = msgspec.convert(json.loads(msgspec.json.encode(state)), PackState)
+        self.progress = self.packs.restored(kept)
+        self.next = sum(sample.position < point.position for sample in self.samples)
+        assert point.counters.num_samples == self.next
 
     def finish(self) -> None:
         self.push(15)
@@ -128,10 +128,10 @@ class Run:
         while self.next < len(self.samples):
             self.push(7)
             self.take()
-        self.stage.flush()
-        while self.stage.num_ready >= self.rules.global_batch:
+        self.progress = self.packs.flushed(self.progress)
+        while self.progress.num_ready >= self.rules.global_batch:
             self.take()
-        self.delivered += pieces(self.stage.packs(range(self.stage.num_ready)))
+        self.deliver(self.progress.num_ready)
 
 
 def keeping(rules: PackRules) -> PackRules:
@@ -239,21 +239,24 @@ def test_each_rank_can_show_its_share_and_all_shares_are_the_whole(rules: PackRu
     while runs[0].next < len(samples):
         for run in runs:
             run.push(6)
-        while runs[0].stage.num_ready >= rules.global_batch:
+        while runs[0].progress.num_ready >= rules.global_batch:
             batch = [
-                pieces(run.stage.packs(range(rank, rules.global_batch, rules.world_size)))
+                pieces(run.packs.packs(run.progress, range(rank, rules.global_batch, rules.world_size)))
                 for rank, run in enumerate(runs)
             ]
             shares += [share[number] for number in range(rules.batch_size) for share in batch]
             for run in runs:
-                run.stage.deliver(rules.global_batch)
-    held = [run.stage.num_held for run in runs]
+                run.progress = run.packs.delivered(run.progress, rules.global_batch)
+    held = [run.progress.num_held for run in runs]
     for run in runs:
-        run.stage.flush()
-    shares += pieces(runs[0].stage.packs(range(min(run.stage.num_ready for run in runs))))
+        run.progress = run.packs.flushed(run.progress)
+    num_left = min(run.progress.num_ready for run in runs)
+    shares += pieces(runs[0].packs.packs(runs[0].progress, range(num_left)))
 
     assert shares == modelled(rules, samples)
-    assert len({json.dumps(msgspec.to_builtins(run.stage.state()[0])) for run in runs}) == 1, "all states are equal"
+    assert len({json.dumps(msgspec.to_builtins(run.packs.saved(run.progress))) for run in runs}) == 1, (
+        "all states are equal"
+    )
     assert all(number <= len(samples) for number in held)
 
 
@@ -261,49 +264,50 @@ def packing_of_two() -> Packing:
     return SoftPacking(max_length=4, window_samples=2, window_tokens=1)
 
 
-def test_a_sample_that_waited_and_does_not_come_again_is_an_error() -> None:
-    rules = PackRules(packing=packing_of_two())
-    run = Run(rules, stream([2, 2, 3, 3, 1]))
+def resumed(rules: PackRules, samples: list[Fake]) -> tuple[OnlinePacks, Any, RestartPoint]:
+    """A run that is resumed after the first three samples."""
+    run = Run(rules, samples)
     run.push(3)
-    state, point = run.stage.state()
+    point = run.progress.restart_point
     assert point is not None
 
-    again = PackStage(rules)
-    again.restore(state, point)
+    packs = OnlinePacks(rules)
+    return packs, packs.restored(run.packs.saved(run.progress)), point
+
+
+def test_a_sample_that_waited_and_does_not_come_again_is_an_error() -> None:
+    packs, progress, point = resumed(PackRules(packing=packing_of_two()), stream([2, 2, 3, 3, 1]))
+
     with pytest.raises(SnapshotError, match="AD604 the sample at 0:0:2 waited to be packed"):
-        again.push(stream([2, 2, -1, 3, 1]), point)  # type: ignore[arg-type]
+        packs.pushed(progress, stream([2, 2, -1, 3, 1]), point)  # type: ignore[arg-type]
 
 
 def test_a_sample_that_waited_and_comes_again_with_other_tokens_is_an_error() -> None:
-    run = Run(PackRules(packing=packing_of_two()), stream([2, 2, 3, 3, 1]))
-    run.push(3)
-    state, point = run.stage.state()
-    assert point is not None
+    packs, progress, point = resumed(PackRules(packing=packing_of_two()), stream([2, 2, 3, 3, 1]))
 
-    again = PackStage(run.rules)
-    again.restore(state, point)
     with pytest.raises(SnapshotError, match="AD604 the sample at 0:0:2 .* has 4 tokens now, not 3 as then"):
-        again.push(stream([2, 2, 4, 3, 1]), point)  # type: ignore[arg-type]
+        packs.pushed(progress, stream([2, 2, 4, 3, 1]), point)  # type: ignore[arg-type]
 
 
 def test_a_sample_that_cannot_be_packed_changes_nothing() -> None:
     run = Run(PackRules(packing=packing_of_two()), stream([2, 2, 5]))
     run.push(2)
-    before = run.stage.state()
+    before = run.packs.saved(run.progress)
 
     with pytest.raises(ConfigError, match="AD450"):
         run.push(1)
 
-    assert run.stage.state() == before
+    assert run.packs.saved(run.progress) == before
 
 
 def test_what_an_end_leaves_out_is_counted() -> None:
     run = Run(PackRules(packing=packing_of_two()), stream([2, 2, 3]))
     run.push(3)
-    run.stage.flush()
-    assert run.stage.num_ready == 2
+    flushed = run.packs.flushed(run.progress)
+    assert flushed.num_ready == 2
 
-    run.stage.drop(2, "drop_last")
+    after = run.packs.dropped(flushed, 2, "drop_last")
 
-    assert run.stage.num_ready == 0
-    assert (run.stage.counts.samples, run.stage.counts.tokens) == ({"drop_last": 3}, {"drop_last": 7})
+    assert after.num_ready == 0
+    assert (after.counts.samples, after.counts.tokens) == ({"drop_last": 3}, {"drop_last": 7})
+    assert flushed.counts.samples == {}, "a value is never changed"
