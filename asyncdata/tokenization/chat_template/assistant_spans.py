@@ -179,7 +179,7 @@ class _Rules:
         if not eos or not texts.starts_with(text, eos, stop) or texts.ends_with(text[start:stop], [eos]):
             return
 
-        if texts.ends_with(texts.without_space_behind(text[start:stop]), texts.special):
+        if texts.ends_with(texts.without_trailing_space(text[start:stop]), texts.special):
             longer = chat.longer()
             if longer is not None and texts.starts_with(longer, text[:stop]):
                 if not texts.starts_with(longer, eos, stop):
@@ -202,7 +202,7 @@ class _Rules:
         start, stop = len(before), len(up_to)
         if texts.special:
             # White space after a stop token is not generated; without a stop token it is the only end of the message.
-            said = texts.without_space_behind(up_to[start:])
+            said = texts.without_trailing_space(up_to[start:])
             stop = start + len(said) if texts.ends_with(said, texts.special) else stop
         return start, stop
 
@@ -214,10 +214,10 @@ class _Rules:
 
         place = marked.index(mark)
         shared = common_prefix(text, marked)
-        behind = common_suffix(text[shared:], marked[shared:])
+        num_after = common_suffix(text[shared:], marked[shared:])
         start = self._start(texts.constant(chat.words_before(number, mark, before)), header, shared, place)
-        stop = texts.stop_behind(text, len(text) - behind)
-        if start is None or stop is None or behind != len(marked) - place - len(mark):
+        stop = texts.stop_at(text, len(text) - num_after)
+        if start is None or stop is None or num_after != len(marked) - place - len(mark):
             return None
 
         texts.constant(marked[start:place])

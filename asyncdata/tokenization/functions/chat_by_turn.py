@@ -128,7 +128,7 @@ def _stop_by_mark(chat: Conversation, number: int, marked: _Marked) -> int | Non
         said = _said(ending, chat.texts)
         return end + len(said) if at_end.startswith(said) else end
 
-    stop = chat.texts.stop_behind(marked.tail, 0)
+    stop = chat.texts.stop_at(marked.tail, 0)
     return end + stop.end() if stop is not None and marked.tail == at_end else None
 
 
@@ -138,8 +138,8 @@ def _ending(chat: Conversation, number: int, mark: str) -> str | None:
     if asked is None or not header or asked.count(mark) != 1:
         return None
 
-    behind = asked.partition(mark)[2]
-    return behind[: -len(header)] if behind.endswith(header) else None
+    rest = asked.partition(mark)[2]
+    return rest[: -len(header)] if rest.endswith(header) else None
 
 
 def _stop_by_end(chat: Conversation, number: int, start: int) -> int | None:

@@ -54,8 +54,8 @@ class Shapes:
     """Programs by the shape of the chat: the roles and keys of its messages, the types of their values, and ``more``.
 
     A proof is tried when a shape occurs for the second time. The last few hundred shapes are kept, each with a few
-    programs: one for each set of answers of its chats. Hopeless attempts end: for a template of which the first
-    attempts prove nothing, and for a shape whose chats always give other answers.
+    programs: one for each set of answers to its guards. Attempts end for a template of which the first attempts prove
+    nothing, and for a shape whose chats keep failing the guards of all its programs.
 
     :param prove: makes the program for chats like one.
     """
@@ -147,7 +147,7 @@ def _named(message: Message) -> str:
 
 
 def _shape(messages: list[Message], tools: list[Message] | None, more: Hashable) -> Key:
-    """What tells shapes apart: a message begins with its role, goes on with its keys, and ends with as many types."""
+    """The identity of a shape: for each message its role, its keys, and the types of their values."""
     key: list[Any] = [more, type(tools)]
     for message in messages:
         key.append(message.get("role"))

@@ -1,4 +1,4 @@
-"""The result of a chat template for chats of one shape: constant text with values of the chat between."""
+"""A chat template's result for the chats of one shape: constant text with values of the chat in between."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ADD: Any = object()
 
 
 class Step(NamedTuple):
-    """Compute ``function`` of a value, and check its result or add it to the values.
+    """A step or a guard: compute ``function`` of a value, and add the result to the values or check it.
 
     :ivar source: the index of the value; pieces for a text that is joined first.
     :ivar outcome: the result for which the rest of the program holds; :data:`ADD` for a step that adds a value.
