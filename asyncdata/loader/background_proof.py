@@ -55,7 +55,7 @@ class Prover:
 
         is_named = function.tokenizer_backend != "auto"
         if is_named or (any(map(version_of, FAST_BACKENDS)) and not _is_forbidden()):
-            folder = resolve(function.tokenizer, getattr(function, "revision", None)).folder
+            folder = resolve(function.tokenizer, function.revision).folder
             if is_named:
                 _require(folder, function.tokenizer_backend)
             else:

@@ -40,7 +40,7 @@ class Turns:
     def __init__(self, fn: OfChat, keys: list[str]) -> None:
         self._keys = keys
         self._tools_key = fn.tools_key
-        self._row = RowReader({"prompt": keys[-1], "tools": fn.tools_key})
+        self._row = RowReader({"prompt": keys[-1]}, {"tools": fn.tools_key})
         self._decode = RowDecoder((*keys, fn.tools_key or keys[-1]))
         files = fn.files()
         self._templates: Templates | None = None
@@ -59,7 +59,7 @@ class Turns:
         if self._templates is None or (len(self._keys) > 1 and any(isinstance(chat, str) for chat in chats)):
             return []
 
-        messages = [message for chat in chats for message in self._row.chat(chat, raw)]
+        messages = [message for chat in chats for message in self._row.chat("prompt", chat, raw)]
         tools = None if self._tools_key is None or tools_text is None else self._row.tools(tools_text, raw)
         schemas = self._row.schemas(tools, raw)
         template = self._templates.without_tools if schemas is None else self._templates.with_tools

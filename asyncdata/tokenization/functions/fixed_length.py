@@ -18,15 +18,14 @@ from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Draft, Draf
 from asyncdata.tokenization.functions.fixed_length_layout import Filled, Layout, place_cut
 from asyncdata.tokenization.functions.labelled import (
     DraftTokenizer,
-    Fields,
     Name,
-    OfTrainedText,
     PositiveInt,
     SpanEncoder,
     metadata_column,
     named_token,
     special_ids,
 )
+from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_value
 from asyncdata.tokenization.spans import Span, encode_spans, join, token_spans
@@ -45,7 +44,7 @@ NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 OnOverlong = Literal["drop", "error", "truncate_context_left", "truncate_context_right", "truncate_context_middle"]
 
 
-class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class FixedLengthTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Rows of a context, a question and an answer to samples of exactly ``max_length`` tokens that train the answer.
 
     A sample consists of the tokens that the tokenizer adds before text, the prompt, the answer, its end token, and
@@ -161,13 +160,12 @@ class _FixedReader:
         self._layout = Layout(fn.prompt, fn.answer, fn.context_key)
         self._together = not fn.seed_compat
         self._part = None if fn.split is None else _Part(fn)
-        keys = self._layout.keys
-        self._fields = Fields({f"{{{key}}}": key for key in keys}, {"metadata_key": fn.metadata_key})
-        self._row = RowReader({key: key for key in keys})
+        keys = {f"{{{key}}}": key for key in self._layout.keys}
+        self._row = RowReader(keys, {"metadata": fn.metadata_key}, setting="{}")
 
     def __call__(self, raw: Buffer) -> Drafting | str:
-        fields = self._fields(raw)
-        values = {key: self._text(key, decode_value(fields[f"{{{key}}}"], raw), raw) for key in self._layout.keys}
+        fields = self._row(raw)
+        values = {key: self._text(f"{{{key}}}", fields, raw) for key in self._layout.keys}
         if self._part is not None and not self._part.has(values):
             return "split"
 
@@ -179,11 +177,12 @@ class _FixedReader:
         columns = {**metadata_column(fields), "label": msgspec.json.encode(answer.strip())}
         return Drafting(drafts, columns, filled)
 
-    def _text(self, key: str, value: Any, raw: Buffer) -> str:
+    def _text(self, name: str, fields: dict[str, Buffer], raw: Buffer) -> str:
+        value = decode_value(fields[name], raw)
         if not isinstance(value, str):
-            raise self._row.wrong_type(key, "a string", value, raw)
+            raise self._row.wrong_type(name, "a string", value, raw)
 
-        return self._row.encodable(key, value, raw)
+        return self._row.encodable(name, value, raw)
 
 
 class _Part:

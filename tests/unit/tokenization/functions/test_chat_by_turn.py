@@ -277,8 +277,8 @@ def test_messages_that_are_json_text_are_the_chat(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "code", "reason"),
     [
-        (str([user("a")]), "AD101", "'messages' is a string, and its text is no JSON: invalid JSON at column 3"),
-        ('[{"role": "user", "cont', "AD101", "its text is no JSON"),
+        (str([user("a")]), "AD101", "'messages' is a string, and its text is not JSON: invalid JSON at column 3"),
+        ('[{"role": "user", "cont', "AD101", "its text is not JSON"),
         ('{"role": "user", "content": "a"}', "AD111", "must be a string or a list of messages, got an object"),
         ('[{"content": "a"}]', "AD112", "'messages'[0] has no 'role'"),
     ],

@@ -97,7 +97,11 @@ BAD_ROWS: list[tuple[bytes, str, str]] = [
     (b'["input"]', "AD113", "got an array"),
     (b'{"input": "a", "tools": 5}', "AD111", "'tools' must be a list of JSON schemas, got a number"),
     (b'{"input": "a", "tools": [5]}', "AD111", "'tools'[0] must be a JSON schema, got a number"),
-    (b'{"input": "a", "tools": "[{"}', "AD101", "'tools' is a string, and its text is no JSON: invalid JSON at column"),
+    (
+        b'{"input": "a", "tools": "[{"}',
+        "AD101",
+        "'tools' is a string, and its text is not JSON: invalid JSON at column",
+    ),
     (b'{"input": "a", "tools": "{}"}', "AD111", "'tools' must be a list of JSON schemas, got an object"),
     (b'{"input": "a", "tools": "\\ud800"}', "AD107", "unpaired surrogate \\ud800 in 'tools'"),
     (b'{"input": "a", "tools": [], "metadata": "text"}', "AD111", "'metadata' must be an object, as the row has tools"),
