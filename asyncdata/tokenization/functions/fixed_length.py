@@ -1,7 +1,7 @@
 """Samples of one length for questions about a long context: prompt and answer, padded, with loss on the answer.
 
-Only the context is cut, except in the mode ``seed_compat``. A prompt that is cut at its right end, as is common, loses
-its question, and then the answer is trained without it.
+Only the context is cut. A prompt that is cut at its right end, as is common, loses its question, and then the answer is
+trained without it. ``seed_compat`` continues runs of an old recipe that does that; see ``babilong_recipe``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from asyncdata.core.digest import canonical
 from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.functions import babilong_recipe
 from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Draft, Drafting, predicted
 from asyncdata.tokenization.functions.fixed_length_layout import Filled, Layout, place_cut
 from asyncdata.tokenization.functions.labelled import (
@@ -102,7 +103,7 @@ class FixedLengthTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unkno
         With ``seed_compat`` a blank line separates context and question, as in the old recipe; otherwise a line end
         does.
         """
-        between = "\n\n" if settings.get("seed_compat") else "\n"
+        between = babilong_recipe.BETWEEN if settings.get("seed_compat") else "\n"
         prompt = f"{{input}}{between}Question: {{question}}\nAnswer:"
         text = {"prompt": prompt, "answer": " {target}", "context_key": "input"}
         return cls(tokenizer, max_length=max_length, **{**text, **settings})
@@ -115,13 +116,8 @@ class FixedLengthTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unkno
                 f"on_overlong={self.on_overlong!r} needs a context_key: which of the row's keys may be cut"
             )
 
-        if self.seed_compat and (self.on_overlong != "drop" or self.add_eos or self.keep_answer):
-            raise ConfigError(
-                "seed_compat cuts at the right and has no end token; leave on_overlong, add_eos, keep_answer"
-            )
-
-        if self.seed_compat and self.reserve >= self.max_length:
-            raise ConfigError(f"reserve={self.reserve} leaves nothing of max_length={self.max_length} to the prompt")
+        if self.seed_compat:
+            babilong_recipe.check(self)
 
     def check_files(self, files: TokenizerFiles) -> None:
         """Check that the end token and the padding token exist."""
@@ -136,8 +132,7 @@ class FixedLengthTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unkno
         encoder = SpanEncoder(tokenizer)
         eos, pad = encoder.ids_of(self._eos(files), "add_eos"), self._pad(files)
         padding = encoder.ids_of(pad, "pad_token")[0] if isinstance(pad, str) else pad
-        writer = _SeedWriter if self.seed_compat else _FixedWriter
-        return DraftTokenizer(encoder, _FixedReader(self), writer(self, encoder, around, eos, padding))
+        return DraftTokenizer(encoder, _FixedReader(self), _FixedWriter(self, encoder, around, eos, padding))
 
     def _eos(self, files: TokenizerFiles) -> str | None:
         return named_token(
@@ -158,7 +153,7 @@ class _FixedReader:
 
     def __init__(self, fn: FixedLengthTokenizeFn) -> None:
         self._layout = Layout(fn.prompt, fn.answer, fn.context_key)
-        self._together = not fn.seed_compat
+        self._drafts = babilong_recipe.drafts_of if fn.seed_compat else _drafts_of
         self._part = None if fn.split is None else _Part(fn)
         keys = {f"{{{key}}}": key for key in self._layout.keys}
         self._row = RowReader(keys, {"metadata": fn.metadata_key}, setting="{}")
@@ -170,12 +165,8 @@ class _FixedReader:
             return "split"
 
         filled = self._layout.fill(values)
-        prompt, answer, length = filled.prompt, filled.answer, len(filled.prompt)
-        drafts = [Draft(prompt + answer, [(length, length + len(answer))])]
-        if not self._together:
-            drafts = [Draft(prompt, []), Draft(answer, [])]
-        columns = {**metadata_column(fields), "label": msgspec.json.encode(answer.strip())}
-        return Drafting(drafts, columns, filled)
+        columns = {**metadata_column(fields), "label": msgspec.json.encode(filled.answer.strip())}
+        return Drafting(self._drafts(filled), columns, filled)
 
     def _text(self, name: str, fields: dict[str, Buffer], raw: Buffer) -> str:
         value = decode_value(fields[name], raw)
@@ -183,6 +174,11 @@ class _FixedReader:
             raise self._row.wrong_type(name, "a string", value, raw)
 
         return self._row.encodable(name, value, raw)
+
+
+def _drafts_of(filled: Filled) -> list[Draft]:
+    start = len(filled.prompt)
+    return [Draft(filled.prompt + filled.answer, [(start, start + len(filled.answer))])]
 
 
 class _Part:
@@ -199,7 +195,7 @@ class _Part:
 
 
 class _FixedWriter:
-    """Cuts the context if necessary, and pads."""
+    """Cuts the context if necessary, or makes the sample of the old recipe, and pads."""
 
     def __init__(
         self,
@@ -216,6 +212,11 @@ class _FixedWriter:
         self._pad = pad
 
     def __call__(self, row: int, found: list[Encoding], drafting: Drafting, out: ColumnWriter) -> None:
+        if self._fn.seed_compat:
+            made = babilong_recipe.sample_of(self._fn, self._encoder, (self._before, self._after), found, drafting)
+            self._write(row, made.tokens, [(made.start, len(made.tokens))], drafting, out, made.facts)
+            return
+
         (draft,), filled = drafting.drafts, drafting.of
         tokens, offsets = array("i", found[0].ids), self._encoder.offsets(found[0], draft.text)
         surplus = len(self._before) + len(tokens) + len(self._eos) - self._fn.max_length
@@ -286,18 +287,3 @@ def _is_lost(filled: Filled, offsets: list[Span], cut: Span) -> bool:
     right = filled.prompt[offsets[cut[1] - 1][1] : filled.context[1]]
     words = filled.answer.strip()
     return words not in left and words not in right
-
-
-class _SeedWriter(_FixedWriter):
-    """Cuts the prompt at its right end, and notes whether that removed the question."""
-
-    def __call__(self, row: int, found: list[Encoding], drafting: Drafting, out: ColumnWriter) -> None:
-        prompt, answer = (array("i", encoding.ids) for encoding in found)
-        room = self._fn.max_length - self._fn.reserve - len(self._before) - len(self._after)
-        kept = prompt[: max(room, 0)]
-        offsets = self._encoder.offsets(found[0], drafting.drafts[0].text)
-        end = offsets[len(kept) - 1][1] if kept else 0
-        tokens = (self._before + kept + self._after + answer)[: self._fn.max_length]
-        start = len(self._before) + len(kept) + len(self._after)
-        facts = {"question_lost": len(kept) < len(prompt) and end < drafting.of.asked}
-        self._write(row, tokens, [(start, len(tokens))], drafting, out, facts)
