@@ -146,7 +146,7 @@ class _Rules:
             floor = blocks[-1][1] if blocks else 0
             block = self._by_prefixes(chat, number) or self._by_mark(chat, number) or by_turn(chat, number)
             if block is None or block[0] < floor:
-                raise self._untold(number)
+                raise self._not_located(number)
 
             blocks.append(block)
         return blocks
@@ -169,7 +169,7 @@ class _Rules:
             raise RowFault(
                 "AD414",
                 f"{self._name} has {len(blocks)} {{% generation %}} blocks for {len(assistants)} messages of the "
-                "assistant, so that it cannot be told which is whose; set train_on='assistant'",
+                "assistant, so the block of each message is unknown; set train_on='assistant'",
             )
 
         return [block for block, number in zip(blocks, assistants, strict=True) if number in trained]
@@ -241,11 +241,11 @@ class _Rules:
         is_header = any(words.endswith(header[:length]) for length in range(len(header), 0, -1))
         return shared if is_header and shared == place else None
 
-    def _untold(self, number: int) -> RowFault:
+    def _not_located(self, number: int) -> RowFault:
         return RowFault(
             "AD414",
-            f"{self._name} renders earlier turns otherwise as the chat goes on, so that it cannot be told where "
-            f"messages[{number}] lies in the text; pass chat_template= with {{% generation %}} and "
-            "{% endgeneration %} around what the assistant says: TRL has such training templates for many models "
+            f"{self._name} renders earlier turns differently when the chat grows, so the position of "
+            f"messages[{number}] in the text is unknown; pass chat_template= with {{% generation %}} and "
+            "{% endgeneration %} around the assistant's text: TRL has such training templates for many models "
             "(get_training_chat_template)",
         )

@@ -164,8 +164,8 @@ def _found_out(proof: Proof, text: str, *, is_here: bool = True) -> WrongIdsErro
     return WrongIdsError(
         f"AD436 tokenizer_backend {proof.subject.backend!r} {proof.subject.backend_version} gives other ids than "
         "tokenizers for a text: samples that were delivered before may be wrong as well. Its proof "
-        f"{proof_path(proof.subject)} is revoked, so that 'auto' no longer chooses it. Set tokenizer_backend='hf', go "
-        "on from a snapshot you trust, and report the text to the backend's authors",
+        f"{proof_path(proof.subject)} is revoked, so that 'auto' no longer chooses it. Set tokenizer_backend='hf', "
+        "continue from a snapshot that you trust, and report the text to the backend's authors",
         excerpt(text.encode("utf-8", "surrogatepass")),
         is_here=is_here,
     )
@@ -217,7 +217,7 @@ class _Audit:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             path = os.path.join(folder, "audit.lock")
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError:  # no cache folder: everybody audits
+        except OSError:  # no cache folder: every process audits
             return True
 
         try:

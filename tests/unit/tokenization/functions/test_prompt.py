@@ -377,7 +377,7 @@ def test_a_tokenizer_that_cannot_render_is_refused_before_any_work(small_tokeniz
     PromptTokenizeFn(str(tmp_path / "t"), apply_chat_template=True, chat_template="{{ messages }}").resolve()
     with pytest.raises(ConfigError, match="AD411 the tokenizer has no chat template 'default': it has none"):
         PromptTokenizeFn(str(tmp_path / "t"), apply_chat_template=True).resolve()
-    with pytest.raises(ConfigError, match="AD411 the chat template's line 1 is no Jinja"):
+    with pytest.raises(ConfigError, match="AD411 the chat template's line 1 is not valid Jinja"):
         PromptTokenizeFn(str(tmp_path / "t"), apply_chat_template=True, chat_template="{% if %}").resolve()
     with pytest.raises(ConfigError, match="AD413"):
         PromptTokenizeFn(str(tmp_path / "nothing")).resolve()
