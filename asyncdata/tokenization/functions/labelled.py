@@ -7,6 +7,7 @@ tokens. The sample's ``spans`` column stores them, and ``Sample.labels`` reads i
 from __future__ import annotations
 
 from array import array
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -14,6 +15,7 @@ import msgspec
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.shortage import raise_if_shortage
+from asyncdata.tokenization.encoders.fast_backends import one_by_one
 from asyncdata.tokenization.encoders.hf_encoder import encode_here
 from asyncdata.tokenization.functions.drafts import Draft, Drafting, Encoded
 from asyncdata.tokenization.functions.tokenizer_settings import Name, OfTokenizer
@@ -201,7 +203,7 @@ class SpanEncoder:
         # Some post-processors exclude the space before a word from the offsets of its token, which contains it.
         tokenizer.post_processor = None
         self._tokenizer = tokenizer
-        self._encode_all = encode_here(tokenizer, with_offsets=True)
+        self._encode_all = partial(encode_here(tokenizer, with_offsets=True), add_special_tokens=False)
         self._stripping = {
             id: token for id, token in tokenizer.get_added_tokens_decoder().items() if token.lstrip or token.rstrip
         }
@@ -213,15 +215,9 @@ class SpanEncoder:
     def encode(self, texts: list[str]) -> list[Encoding] | list[Encoding | Exception]:
         """The encoding of each text without special tokens around it, or the error that the library raised for it."""
         try:
-            return self._encode_all(texts, add_special_tokens=False)
-        except Exception:  # the library raises a bare Exception; one call for each text finds the text to blame
-            return [self._encode_one(text) for text in texts]
-
-    def _encode_one(self, text: str) -> Encoding | Exception:
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=False)
-        except Exception as error:
-            return error
+            return self._encode_all(texts)
+        except Exception:  # a bare Exception, which does not name the text
+            return one_by_one(self._encode_all, texts)
 
     def offsets(self, encoding: Encoding, text: str) -> list[Span]:
         """The range of characters of each token."""
