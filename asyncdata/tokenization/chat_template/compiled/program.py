@@ -38,9 +38,10 @@ class Program:
     :param steps: the checks of the values and the computations, in order.
     :param parts: the text, split at the borders that a caller needs. None: these chats must be rendered.
     :param absent: strings that no value may contain.
+    :ivar steps: the steps, each with its source, function and outcome.
     """
 
-    __slots__ = ("_absent", "_loads", "_steps", "_texts", "parts")
+    __slots__ = ("_absent", "_loads", "_texts", "parts", "steps")
 
     def __init__(
         self,
@@ -50,23 +51,18 @@ class Program:
         absent: tuple[str, ...] = (),
     ) -> None:
         self._loads = tuple(loads)
-        self._steps = [
+        self.steps = [
             (each.source if isinstance(each.source, int) else _Blank(each.source), *each[1:]) for each in steps
         ]
         self._texts = [] if parts is None else [_Blank(part) for part in parts]
         self._absent = absent
         self.parts = parts
 
-    @property
-    def num_steps(self) -> int:
-        """The number of steps."""
-        return len(self._steps)
-
     def values(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[Any] | None:
         """The values of a chat of the program's shape; None if the program does not hold for it."""
         values = [tools if number is None else messages[number][key] for number, key in self._loads]
         try:
-            for source, function, outcome in self._steps:
+            for source, function, outcome in self.steps:
                 found = function(values[source] if isinstance(source, int) else source.filled(values))
                 if outcome is ADD:
                     values.append(found)

@@ -247,7 +247,7 @@ def test_a_part_may_be_everything_or_nothing(name: str) -> None:
 
 def seed_steps(tokenizer: Any, row: dict[str, str], max_length: int, reserve: int) -> dict[str, list[int]]:
     """The recipe's own steps, by a tokenizer of transformers."""
-    prompt = f"{row['input']}\n\nQuestion: {row['question']}\nAnswer:"  # a blank line behind the context
+    prompt = f"{row['input']}\n\nQuestion: {row['question']}\nAnswer:"  # a blank line after the context
     prompt_ids = tokenizer(prompt, add_special_tokens=True, truncation=True, max_length=max_length - reserve)[
         "input_ids"
     ]
