@@ -9,18 +9,16 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.functions.drafts import Draft
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
     from asyncdata.tokenization.functions.drafts import Drafting
-    from asyncdata.tokenization.functions.fixed_length import FixedLengthTokenizeFn
     from asyncdata.tokenization.functions.fixed_length_layout import Filled
     from asyncdata.tokenization.functions.labelled import SpanEncoder
 
-__all__ = ("BETWEEN", "RecipeSample", "check", "drafts_of", "sample_of")
+__all__ = ("BETWEEN", "RecipeSample", "drafts_of", "sample_of")
 
 BETWEEN = "\n\n"
 """The text between the context and the question."""
@@ -37,38 +35,29 @@ class RecipeSample(NamedTuple):
     facts: dict[str, bool]
 
 
-def check(fn: FixedLengthTokenizeFn) -> None:
-    """Check that the other settings fit the recipe.
-
-    :raises ConfigError: for a setting that it does not have.
-    """
-    if fn.on_overlong != "drop" or fn.add_eos or fn.keep_answer:
-        raise ConfigError("seed_compat cuts at the right and has no end token; leave on_overlong, add_eos, keep_answer")
-
-    if fn.reserve >= fn.max_length:
-        raise ConfigError(f"reserve={fn.reserve} leaves nothing of max_length={fn.max_length} to the prompt")
-
-
 def drafts_of(filled: Filled) -> list[Draft]:
     """The prompt and the answer, to be tokenized separately."""
     return [Draft(filled.prompt, []), Draft(filled.answer, [])]
 
 
 def sample_of(
-    fn: FixedLengthTokenizeFn,
+    drafting: Drafting,
+    found: list[Encoding],
     encoder: SpanEncoder,
     around: tuple[array[int], array[int]],
-    found: list[Encoding],
-    drafting: Drafting,
+    *,
+    max_length: int,
+    reserve: int,
 ) -> RecipeSample:
     """The sample of a row.
 
-    :param around: the tokens before and after the prompt.
     :param found: the encodings of the two drafts.
+    :param around: the tokens before and after the prompt.
+    :param reserve: the number of tokens that are kept free for the answer.
     """
     (before, after), (prompt, answer) = around, (array("i", encoding.ids) for encoding in found)
-    kept = prompt[: max(fn.max_length - fn.reserve - len(before) - len(after), 0)]
+    kept = prompt[: max(max_length - reserve - len(before) - len(after), 0)]
     end = encoder.offsets(found[0], drafting.drafts[0].text)[len(kept) - 1][1] if kept else 0
     start = len(before) + len(kept) + len(after)
     facts = {"question_lost": len(kept) < len(prompt) and end < drafting.of.asked}
-    return RecipeSample((before + kept + after + answer)[: fn.max_length], start, facts)
+    return RecipeSample((before + kept + after + answer)[:max_length], start, facts)

@@ -116,8 +116,13 @@ class FixedLengthTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unkno
                 f"on_overlong={self.on_overlong!r} needs a context_key: which of the row's keys may be cut"
             )
 
-        if self.seed_compat:
-            babilong_recipe.check(self)
+        if self.seed_compat and (self.on_overlong != "drop" or self.add_eos or self.keep_answer):
+            raise ConfigError(
+                "seed_compat cuts at the right and has no end token; leave on_overlong, add_eos, keep_answer"
+            )
+
+        if self.seed_compat and self.reserve >= self.max_length:
+            raise ConfigError(f"reserve={self.reserve} leaves nothing of max_length={self.max_length} to the prompt")
 
     def check_files(self, files: TokenizerFiles) -> None:
         """Check that the end token and the padding token exist."""
@@ -213,7 +218,9 @@ class _FixedWriter:
 
     def __call__(self, row: int, found: list[Encoding], drafting: Drafting, out: ColumnWriter) -> None:
         if self._fn.seed_compat:
-            made = babilong_recipe.sample_of(self._fn, self._encoder, (self._before, self._after), found, drafting)
+            limits = {"max_length": self._fn.max_length, "reserve": self._fn.reserve}
+            around = self._before, self._after
+            made = babilong_recipe.sample_of(drafting, found, self._encoder, around, **limits)
             self._write(row, made.tokens, [(made.start, len(made.tokens))], drafting, out, made.facts)
             return
 
