@@ -113,11 +113,12 @@ def _not_proven(folder: str, error: Exception) -> None:
 
 
 def _log_proof(folder: str, proof: Proof) -> None:
-    facts = {"tokenizer": folder, "backend": proof.subject.backend, "seconds": proof.seconds}
+    backend, seconds = proof.subject.backend, proof.seconds
     if proof.refusal:
-        _log.info("tokenizer.refused", **facts, reason=proof.refusal)
+        _log.info("tokenizer.refused", tokenizer=folder, backend=backend, seconds=seconds, reason=proof.refusal)
     else:
-        _log.info("tokenizer.proved", **facts, num_exceptions=proof.num_exceptions)
+        count = proof.num_exceptions
+        _log.info("tokenizer.proved", tokenizer=folder, backend=backend, seconds=seconds, num_exceptions=count)
 
 
 def _require(folder: str, backend: str) -> None:
