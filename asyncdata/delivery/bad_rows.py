@@ -43,7 +43,7 @@ _REASONS = {
     "AD422": "it hung its worker, twice",
     "AD423": "its worker died of it, twice",
     "AD424": "it has other tokens than when they were counted",
-    "AD425": "the tokenize function returned what is no sample",
+    "AD425": "the tokenize function returned something that is not a sample",
 }
 """What is wrong with a row, in words that quote nothing of the row."""
 

@@ -1,14 +1,15 @@
-"""Proves fast tokenizer backends during a run: in one process of low priority, which ends with the run."""
+"""Proves fast tokenizer backends during a run: in one process that uses idle CPUs only, and ends with the run."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from asyncdata.core.errors import AsyncDataError, WorkerError
 from asyncdata.core.log import get_logger
@@ -45,7 +46,7 @@ class Prover:
 
     def __init__(self, function: object) -> None:
         self._folder: str | None = None
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_closed = False
@@ -54,7 +55,7 @@ class Prover:
 
         is_named = function.tokenizer_backend != "auto"
         if is_named or (any(map(version_of, FAST_BACKENDS)) and not _is_forbidden()):
-            folder = resolve(function.tokenizer, getattr(function, "revision", None)).folder
+            folder = resolve(function.tokenizer, function.revision).folder
             if is_named:
                 _require(folder, function.tokenizer_backend)
             else:
@@ -63,37 +64,33 @@ class Prover:
     def start(self) -> None:
         """Begin to prove in a thread, if there is anything to prove. Further calls do nothing."""
         with self._lock:
-            if self._folder is None or self._thread is not None or self._is_closed:
+            folder, self._folder = self._folder, None
+            if folder is None or self._is_closed:
                 return
 
             try:
-                self._thread = started(partial(self._run, self._folder), "asyncdata-proving")
+                self._thread = started(partial(self._run, folder), "asyncdata-proving")
             except WorkerError as error:
-                _not_proven(self._folder, error)
+                _not_proven(folder, error)
 
     def _run(self, folder: str) -> None:
-        from asyncdata.tokenization.encoders.equivalence_records import missing
+        from asyncdata.tokenization.encoders.equivalence_records import Proof, missing
 
         try:
             backends = missing(TokenizerFiles(folder))
-            process = self._spawn(folder, backends) if backends else None
+            with self._lock:
+                if not backends or self._is_closed:
+                    return
+
+                process = self._process = _spawn(folder, backends)
         except (OSError, AsyncDataError) as error:
             _not_proven(folder, error)
-            return
-
-        if process is None:
             return
 
         _log.info("tokenizer.proving", tokenizer=folder, backends=backends, pid=process.pid)
         with process:  # waits for its end
             for line in process.stdout or ():
-                _log_proof(folder, json.loads(line))
-
-    def _spawn(self, folder: str, backends: list[str]) -> subprocess.Popen[str] | None:
-        with self._lock:
-            if not self._is_closed:
-                self._process = _spawn(folder, backends)
-            return self._process
+                _log_proof(folder, msgspec.json.decode(line, type=Proof))
 
     def close(self) -> None:
         """End the process, finished or not; no partial record is left."""
@@ -115,12 +112,12 @@ def _not_proven(folder: str, error: Exception) -> None:
     _log.warning("tokenizer.not_proven", tokenizer=folder, reason=str(error))
 
 
-def _log_proof(folder: str, found: dict[str, Any]) -> None:
-    backend, seconds, refusal = found["backend"], found["seconds"], found["refusal"]
-    if refusal:
-        _log.info("tokenizer.refused", tokenizer=folder, backend=backend, seconds=seconds, reason=refusal)
+def _log_proof(folder: str, proof: Proof) -> None:
+    backend, seconds = proof.subject.backend, proof.seconds
+    if proof.refusal:
+        _log.info("tokenizer.refused", tokenizer=folder, backend=backend, seconds=seconds, reason=proof.refusal)
     else:
-        count = found["num_exceptions"]
+        count = proof.num_exceptions
         _log.info("tokenizer.proved", tokenizer=folder, backend=backend, seconds=seconds, num_exceptions=count)
 
 
@@ -134,40 +131,31 @@ def _require(folder: str, backend: str) -> None:
         _log.info("tokenizer.proving", tokenizer=folder, backends=[backend], pid=os.getpid())
     proof = require(files, backend)
     if is_new:
-        _log_proof(folder, _summary(proof))
+        _log_proof(folder, proof)
 
 
-def _summary(proof: Proof) -> dict[str, Any]:
-    return {
-        "backend": proof.subject.backend,
-        "seconds": proof.seconds,
-        "refusal": proof.refusal,
-        "num_exceptions": proof.num_exceptions,
-    }
-
-
-def _spawn(folder: str, backends: list[str]) -> subprocess.Popen[str]:
+def _spawn(folder: str, backends: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command_of(__name__, {"folder": folder, "backends": backends, "parent": os.getpid()}),
-        stdin=subprocess.PIPE,  # its end tells the child that this process is gone, if the kernel does not
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=os.environ | ENVIRONMENT,
-        text=True,
-        start_new_session=True,  # Ctrl-C is for the trainer only
+        # Ctrl-C is for the trainer only. Not a new session: with autogroups, Linux gives each session an equal share of
+        # the CPUs, whatever the priorities of its processes are.
+        process_group=0,
     )
 
 
 def main(folder: str, backends: list[str], parent: int) -> None:
-    """The child process: prove ``backends`` one after another until one is exact; print a line of JSON for each.
+    """The child process: prove ``backends`` one after another until one is exact; print each proof as a line of JSON.
 
-    It ends with the process ``parent``, even if a forked child of that process keeps the other end of stdin open.
+    It ends with the thread of the process ``parent`` that started it.
     """
     end_with_parent(parent)
+    _use_idle_cpus_only()
     from asyncdata.tokenization.encoders.equivalence_records import make, subject_of
 
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.nice(_NICE)
     files = TokenizerFiles(folder)
     for backend in backends:
         subject = subject_of(files, backend)
@@ -175,12 +163,14 @@ def main(folder: str, backends: list[str], parent: int) -> None:
             continue
 
         proof = make(files, subject)
-        sys.stdout.write(json.dumps(_summary(proof)) + "\n")
+        sys.stdout.buffer.write(msgspec.json.encode(proof) + b"\n")
         sys.stdout.flush()
         if not proof.refusal:
             return
 
 
-def _end_with_parent() -> None:
-    os.read(0, 1)  # nothing is ever written: it returns when the parent is gone
-    os._exit(1)
+def _use_idle_cpus_only() -> None:
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError:  # where a sandbox forbids it
+        os.nice(_NICE)

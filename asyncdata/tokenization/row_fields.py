@@ -1,4 +1,4 @@
-"""The fields of a row that a prompt is made of: its text or chat, label, metadata and tools."""
+"""Reads the fields of a row, such as its text or chat, its label, metadata and tools, and checks their types."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ Buffer = bytes | memoryview
 Message = dict[str, Any]
 
 _LIST_OF_OBJECTS = re.compile(r"\s*(?:\[\s*\{|\[\s*\]\s*\Z|\{\s*[\"']role[\"'])")
-"""How the text of messages begins, or of one of them, which is no list: be it JSON, or what Python prints."""
-
-_REQUIRED = ("prompt", "label")
+"""How a text begins that is meant to be messages, or one message: as JSON, or as Python prints them."""
 
 
 class Tools(NamedTuple):
@@ -29,66 +27,70 @@ class Tools(NamedTuple):
 
 
 class RowReader:
-    """Takes a row's fields as JSON text, and names them by the row's own keys where something is wrong with them.
+    """Reads the fields of rows as JSON text. Errors name a field by the row's own key.
 
-    :param keys: the row's key for each field, by the field's name; None: rows have no such field. A row must have its
-        ``prompt`` and its ``label``, and may have any other.
+    :param required: ``{field: key}`` of the fields that a row must have. None as a key: rows have no such field.
+    :param optional: ``{field: key}`` of the fields that a row may have.
+    :param setting: how the setting is called that gives the key of a field, in errors.
     """
 
-    def __init__(self, keys: Mapping[str, str | None]) -> None:
-        self._keys = {name: key for name, key in keys.items() if key is not None}
+    def __init__(
+        self, required: Mapping[str, str | None], optional: Mapping[str, str | None], setting: str = "{}_key"
+    ) -> None:
+        self._keys = {name: key for name, key in {**required, **optional}.items() if key is not None}
+        self._required = {name: setting.format(name) for name in required if name in self._keys}
         self._decode = RowDecoder(tuple(self._keys.values()))
 
     def __call__(self, raw: Buffer) -> dict[str, Buffer]:
-        """The JSON text of every field that the row has.
+        """``{field: JSON text}`` of the fields that the row has.
 
-        :raises RowFault: if the row is no JSON object, or lacks what it must have.
+        :raises RowFault: if the row is not a JSON object, or lacks a required field.
         """
         found = zip(self._keys, self._decode(raw), strict=True)
         fields: dict[str, Buffer] = {name: text for name, text in found if text is not None}
-        for name in _REQUIRED:
-            if name not in fields and name in self._keys:
-                raise missing_key(raw, self._keys[name], f"{name}_key")
+        for name, setting in self._required.items():
+            if name not in fields:
+                raise missing_key(raw, self._keys[name], setting)
 
         return fields
 
-    def messages(self, prompt: Any, raw: Buffer) -> list[Message]:
-        """The chat that ``prompt`` is; a string is one user turn.
+    def messages(self, name: str, value: Any, raw: Buffer) -> list[Message]:
+        """The chat in the value of a field; a string is one user turn.
 
-        :raises RowFault: if it is no list of messages with a role.
+        :raises RowFault: if it is not a list of messages with a role.
         """
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
         if not isinstance(messages, list):
-            raise self.wrong_type("prompt", "a string or a list of messages", prompt, raw)
+            raise self.wrong_type(name, "a string or a list of messages", value, raw)
 
         for number, message in enumerate(messages):
             if not isinstance(message, dict):
-                raise self.wrong_type(f"prompt[{number}]", "an object with 'role' and 'content'", message, raw)
+                raise self.wrong_type(f"{name}[{number}]", "an object with 'role' and 'content'", message, raw)
 
             if message.get("role") is None:
                 has = ", ".join(map(ascii, message)) or "nothing"
-                raise RowFault("AD112", f"{self.name(f'prompt[{number}]')} has no 'role'; it has {has}", raw)
+                raise RowFault("AD112", f"{self.name(f'{name}[{number}]')} has no 'role'; it has {has}", raw)
 
         return messages
 
-    def chat(self, value: Any, raw: Buffer) -> list[Message]:
-        """As :meth:`messages`, of a chat that may also be JSON text in a string.
+    def chat(self, name: str, value: Any, raw: Buffer) -> list[Message]:
+        """As :meth:`messages`, for a chat that may also be JSON text in a string.
 
-        :raises RowFault: likewise, and if the text begins as a list of objects does, and is no JSON.
+        :raises RowFault: also if the text begins like a list of objects, and is not JSON.
         """
         begins = _LIST_OF_OBJECTS.match(value) if isinstance(value, str) else None
         if begins is None:
-            return self.messages(value, raw)
+            return self.messages(name, value, raw)
 
-        return self.messages(self._decode_inner("prompt", self.encodable("prompt", value, raw).encode(), raw), raw)
+        return self.messages(name, self._decode_inner(name, self.encodable(name, value, raw).encode(), raw), raw)
 
-    def tools(self, text: Buffer, raw: Buffer) -> Tools | None:
-        """The list of tools, which the row may have as JSON text in a string; None for null.
+    def tools(self, text: Buffer | None, raw: Buffer) -> Tools | None:
+        """The list of tools, which may be JSON text in a string; None for null, or a row without tools.
 
-        :raises RowFault: if they are no list.
+        :raises RowFault: if they are not a list.
         """
-        schemas = decode_value(text, raw)
-        if schemas is None:
+        schemas = None if text is None else decode_value(text, raw)
+        if text is None or schemas is None:
             return None
 
         if isinstance(schemas, str):
@@ -102,7 +104,7 @@ class RowReader:
     def schemas(self, tools: Tools | None, raw: Buffer) -> list[Message] | None:
         """The tools as a template needs them.
 
-        :raises RowFault: if one of them is no JSON schema.
+        :raises RowFault: if one of them is not a JSON schema.
         """
         if tools is None:
             return None
@@ -117,15 +119,15 @@ class RowReader:
         try:
             return decode_value(text)
         except RowFault as fault:
-            reason = f"{self.name(name)} is a string, and its text is no JSON: {fault.reason}"
+            reason = f"{self.name(name)} is a string, and its text is not JSON: {fault.reason}"
             raise RowFault(fault.code, reason, raw) from None
 
     def metadata(self, text: Buffer | None, tools: Tools | None, raw: Buffer) -> bytes:
-        """The row's own text, with its tools at the end: a later key goes before an earlier one of the same name.
+        """The metadata as JSON text, with the tools as its last key: of two equal keys, readers use the last one.
 
-        Empty for metadata that Python takes for nothing.
+        Empty if the metadata are empty, such as null or ``[]``.
 
-        :raises RowFault: if it is no object, and has to take up tools.
+        :raises RowFault: if the row has tools, and the metadata are not an object.
         """
         metadata = b"" if text is None else bytes(text)
         if not metadata.startswith(b"{") and not (metadata and decode_value(metadata, raw)):
@@ -141,9 +143,9 @@ class RowReader:
         return metadata[:-1] + comma + b'"tools":' + tools.text + b"}"
 
     def encodable(self, name: str, text: str, raw: Buffer) -> str:
-        """``text``, which no tokenizer will refuse.
+        """``text``, if it can be encoded as UTF-8.
 
-        :raises RowFault: for half of a surrogate pair.
+        :raises RowFault: for an unpaired surrogate, which tokenizers reject.
         """
         if not text.isascii():
             try:
@@ -154,10 +156,10 @@ class RowReader:
         return text
 
     def wrong_type(self, name: str, need: str, value: Any, raw: Buffer, way_out: str = "") -> RowFault:
-        """The fault of a field that is not what it must be."""
+        """The fault of a field that has the wrong type."""
         return RowFault("AD111", f"{self.name(name)} must be {need}, got {json_type(value)}{way_out}", raw)
 
     def name(self, name: str) -> str:
-        """The row's own key for what is here called ``name`` or ``name[number]``."""
+        """The row's own key, in quotes, for a field ``name`` or an item of it, ``name[number]``."""
         field, bracket, rest = name.partition("[")
         return ascii(self._keys[field]) + bracket + rest

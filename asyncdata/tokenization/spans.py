@@ -1,4 +1,4 @@
-"""Ranges of a text, and the ranges of its tokens that they come to. Pure: nothing here knows a tokenizer."""
+"""Ranges of characters in a text, and the ranges of tokens that they cover. Pure functions, without a tokenizer."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def trained_tokens(offsets: Sequence[Span], blocks: Iterable[Span], text: str) -
     not trained: the model could not have written just its part.
 
     :param offsets: as for :func:`token_spans`.
-    :param blocks: likewise.
-    :param text: what both are ranges of.
+    :param blocks: as for :func:`token_spans`.
+    :param text: the text that both are ranges of.
     """
     spans, straddling = [], set[int]()
     for start, stop in blocks:

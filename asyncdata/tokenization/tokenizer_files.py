@@ -74,7 +74,7 @@ def download(name: str, revision: str | None, patterns: Sequence[str] = PATTERNS
     """
     if not _HUB_NAME.fullmatch(name):
         raise ConfigError(
-            f"AD413 tokenizer {name!r}: there is no such folder, and it is no name on the Hugging Face hub"
+            f"AD413 tokenizer {name!r}: there is no such folder, and it is not a name on the Hugging Face hub"
         )
 
     try:
@@ -84,8 +84,8 @@ def download(name: str, revision: str | None, patterns: Sequence[str] = PATTERNS
     except Exception as error:  # network, authentication, a wrong name: many types, one cause
         at = f" at revision {revision!r}" if revision else ""
         raise ConfigError(
-            f"AD413 tokenizer {name!r} is no folder here, and cannot be had from the Hugging Face hub{at}: {error}; "
-            "check the name, or download it before and pass the folder"
+            f"AD413 tokenizer {name!r} is not a folder here, and cannot be downloaded from the Hugging Face hub{at}: "
+            f"{error}; check the name, or download it before and pass the folder"
         ) from error
 
 
@@ -174,7 +174,7 @@ class TokenizerFiles:
         try:
             tokenizer = Tokenizer.from_buffer(self._json)
         except Exception as error:  # the library raises a bare Exception
-            raise ConfigError(f"AD413 {os.path.join(self.folder, TOKENIZER)} is no tokenizer: {error}") from error
+            raise ConfigError(f"AD413 {os.path.join(self.folder, TOKENIZER)} is not a tokenizer: {error}") from error
 
         tokenizer.no_truncation()
         tokenizer.no_padding()

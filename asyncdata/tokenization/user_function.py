@@ -87,7 +87,9 @@ class FunctionTokenizer:
         try:
             found = self._read(result)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            out.fail(row, RowFault("AD425", f"the tokenize function returned what is no sample: {error}", raw))
+            out.fail(
+                row, RowFault("AD425", f"the tokenize function returned something that is not a sample: {error}", raw)
+            )
             return
 
         if isinstance(found, str):

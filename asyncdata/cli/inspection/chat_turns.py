@@ -39,8 +39,8 @@ class Turns:
 
     def __init__(self, fn: OfChat, keys: list[str]) -> None:
         self._keys = keys
-        self._tools_key = fn.tool_key
-        self._row = RowReader({"prompt": keys[-1], "tools": fn.tool_key})
+        self._tool_key = fn.tool_key
+        self._row = RowReader({"prompt": keys[-1]}, {"tools": fn.tool_key})
         self._decode = RowDecoder((*keys, fn.tool_key or keys[-1]))
         files = fn.files()
         self._templates: Templates | None = None
@@ -59,8 +59,8 @@ class Turns:
         if self._templates is None or (len(self._keys) > 1 and any(isinstance(chat, str) for chat in chats)):
             return []
 
-        messages = [message for chat in chats for message in self._row.chat(chat, raw)]
-        tools = None if self._tools_key is None or tools_text is None else self._row.tools(tools_text, raw)
+        messages = [message for chat in chats for message in self._row.chat("prompt", chat, raw)]
+        tools = None if self._tool_key is None or tools_text is None else self._row.tools(tools_text, raw)
         schemas = self._row.schemas(tools, raw)
         template = self._templates.without_tools if schemas is None else self._templates.with_tools
         conversation = conversation_of(template, messages, schemas, Texts([]))

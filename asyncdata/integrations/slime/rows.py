@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
@@ -12,25 +13,22 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.slime import miles_chats
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.encoders.transformers_tokenizer import CodedTokenizer, coded_digest, coded_folder
+from asyncdata.tokenization.functions.drafts import Draft, Drafting
+from asyncdata.tokenization.functions.labelled import DraftTokenizer, PlainEncoder
 from asyncdata.tokenization.functions.tokenizer_settings import (
     TEMPLATE_ARGUMENTS,
     Name,
     OfTokenizer,
     Templates,
     compile_templates,
-    encode_each,
     parse_date,
-    read_each,
     templates_digest,
-    tokenizer_fault,
 )
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_value
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.tokenization.encoders.text_encoder import TextEncoder
@@ -96,7 +94,6 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
 
     prompt_key: Name = "input"
     label_key: Name | None = None
-    metadata_key: Name | None = "metadata"
     tool_key: Name | None = "tools"
     multimodal_keys: dict[str, Name] | None = None
     apply_chat_template: bool = False
@@ -104,7 +101,6 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
     today: str | None = None
     max_length: Annotated[int, msgspec.Meta(ge=0)] | None = None
     pretokenize: bool = False
-    revision: str | None = None
     trust_remote_code: bool = False
     shows_media: bool = False
     tool_form: dict[str, Any] | None = None
@@ -158,59 +154,49 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
             return prints | {name: of_files for name, used in is_used.items() if used}
 
         if self._makes_tokens:
-            prints["tokenizer"] = self._files().digest()
+            prints["tokenizer"] = self.files().digest()
         if self.apply_chat_template:
-            prints["template"] = templates_digest(self._files(), self._chosen_template)
+            prints["template"] = templates_digest(self.files(), self._chosen_template)
         return prints
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template, if they are needed."""
         if self.trust_remote_code and (self._makes_tokens or self.apply_chat_template):
             coded = CodedTokenizer(self._folder().folder, self.apply_chat_template_kwargs)
-            return _SlimeTokenizer(
-                self, coded if self._makes_tokens else None, coded if self.apply_chat_template else None
-            )
+            return self._opened(coded if self._makes_tokens else None, coded if self.apply_chat_template else None)
 
-        encoder = open_encoder(self._files(), self.tokenizer_backend) if self._makes_tokens else None
-        return _SlimeTokenizer(self, encoder, self._templates(self._files()) if self.apply_chat_template else None)
+        encoder = open_encoder(self.files(), self.tokenizer_backend) if self._makes_tokens else None
+        return self._opened(encoder, self._templates(self.files()) if self.apply_chat_template else None)
+
+    def _opened(
+        self, encoder: TextEncoder | CodedTokenizer | None, templates: Templates | CodedTokenizer | None
+    ) -> BatchTokenizer:
+        reader = _SlimeReader(self, templates, encoder is not None)
+        return DraftTokenizer(None if encoder is None else PlainEncoder(encoder), reader, _SlimeWriter(self))
 
     def _folder(self) -> TokenizerFolder:
         return (coded_folder if self.trust_remote_code else resolve)(self.tokenizer, self.revision)
-
-    def _files(self) -> TokenizerFiles:
-        return TokenizerFiles(resolve(self.tokenizer, self.revision).folder)
 
     def _templates(self, files: TokenizerFiles) -> Templates:
         variables = {name: value for name, value in self.apply_chat_template_kwargs.items() if name != "chat_template"}
         return compile_templates(files, self._chosen_template, variables, self.today)
 
 
-class _SlimeTokenizer:
-    """A :class:`SlimeTokenizeFn`, opened."""
+class _SlimeWriter:
+    """Drops prompts that are too long, and keeps tokens where slime's rollout can use them."""
 
-    def __init__(
-        self,
-        fn: SlimeTokenizeFn,
-        encoder: TextEncoder | CodedTokenizer | None,
-        templates: Templates | CodedTokenizer | None,
-    ) -> None:
-        self._read = _SlimeReader(fn, templates, encoder is not None)
-        self._encoder = encoder
+    def __init__(self, fn: SlimeTokenizeFn) -> None:
         self._max_length = fn.max_length
         self._keeps_tokens = fn.pretokenize
 
-    def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
-        prompts = read_each(self._read, rows, out)
-        ids = encode_each(self._encoder, prompts)
-        for prompt, tokens in zip(prompts, ids, strict=True):
-            if isinstance(tokens, Exception):
-                out.fail(prompt.row, tokenizer_fault(tokens, rows[prompt.row]))
-            elif self._max_length is not None and len(tokens) > self._max_length:
-                out.drop(prompt.row, "max_length")
-            else:
-                # The rollout replaces the placeholder of an image by the image's tokens, but only if the list is empty.
-                keeps = self._keeps_tokens and "extra" not in prompt.columns
-                out.keep(prompt.row, tokens if keeps else (), **prompt.columns)
+    def __call__(self, row: int, found: list[array[int]], drafting: Drafting, out: ColumnWriter) -> None:
+        tokens = found[0] if found else array("i")
+        if self._max_length is not None and len(tokens) > self._max_length:
+            out.drop(row, "max_length")
+        else:
+            # The rollout puts an image's own tokens in the place of its placeholder, but only into an empty list.
+            keeps = self._keeps_tokens and "extra" not in drafting.columns
+            out.keep(row, tokens if keeps else (), **drafting.columns)
 
 
 class _SlimeReader:
@@ -223,13 +209,13 @@ class _SlimeReader:
         self._is_chat = fn.apply_chat_template or fn.multimodal_keys is not None
         self._shows_media = fn.shows_media
         self._media = fn.multimodal_keys or {}
-        keys = {"prompt": fn.prompt_key, "label": fn.label_key, "metadata": fn.metadata_key, "tools": fn.tool_key}
-        self._row = RowReader(keys | self._media)
+        optional = {"metadata": fn.metadata_key, "tools": fn.tool_key, **self._media}
+        self._row = RowReader({"prompt": fn.prompt_key, "label": fn.label_key}, optional)
 
-    def __call__(self, raw: Buffer) -> tuple[str | None, dict[str, Buffer]]:
+    def __call__(self, raw: Buffer) -> Drafting:
         columns = self._row(raw)
         media = {kind: columns.pop(kind) for kind in self._media if kind in columns}
-        tools = self._row.tools(columns.pop("tools"), raw) if "tools" in columns else None
+        tools = self._row.tools(columns.pop("tools", None), raw)
         if metadata := self._row.metadata(columns.pop("metadata", None), tools, raw):
             columns["metadata"] = metadata
         if self._is_chat:
@@ -242,9 +228,9 @@ class _SlimeReader:
             if self._shows_media and isinstance(prompt, list) and (shown := _shown_in(prompt)):
                 columns["extra"] = _to_json({"multimodal": shown})
         if not (self._makes_tokens and isinstance(prompt, str)):
-            return None, columns
+            return Drafting([], columns)
 
-        return self._row.encodable("prompt", prompt, raw), columns
+        return Drafting([Draft(self._row.encodable("prompt", prompt, raw), [])], columns)
 
     def _chat(
         self, prompt: Any, media: dict[str, Buffer], tools: Tools | None, raw: Buffer
@@ -252,7 +238,7 @@ class _SlimeReader:
         """slime's prompt for the row, and the media in it."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if self._templates is not None:
-            messages = self._row.messages(messages, raw)
+            messages = self._row.messages("prompt", messages, raw)
             if not messages:
                 raise self._row.wrong_type("prompt", "a string or a list of messages that is not empty", messages, raw)
 

@@ -146,7 +146,7 @@ class _Rules:
             floor = blocks[-1][1] if blocks else 0
             block = self._by_prefixes(chat, number) or self._by_mark(chat, number) or by_turn(chat, number)
             if block is None or block[0] < floor:
-                raise self._untold(number)
+                raise self._not_located(number)
 
             blocks.append(block)
         return blocks
@@ -169,7 +169,7 @@ class _Rules:
             raise RowFault(
                 "AD414",
                 f"{self._name} has {len(blocks)} {{% generation %}} blocks for {len(assistants)} messages of the "
-                "assistant, so that it cannot be told which is whose; set train_on='assistant'",
+                "assistant, so the block of each message is unknown; set train_on='assistant'",
             )
 
         return [block for block, number in zip(blocks, assistants, strict=True) if number in trained]
@@ -179,7 +179,7 @@ class _Rules:
         if not eos or not texts.starts_with(text, eos, stop) or texts.ends_with(text[start:stop], [eos]):
             return
 
-        if texts.ends_with(texts.without_space_behind(text[start:stop]), texts.special):
+        if texts.ends_with(texts.without_trailing_space(text[start:stop]), texts.special):
             longer = chat.longer()
             if longer is not None and texts.starts_with(longer, text[:stop]):
                 if not texts.starts_with(longer, eos, stop):
@@ -202,7 +202,7 @@ class _Rules:
         start, stop = len(before), len(up_to)
         if texts.special:
             # White space after a stop token is not generated; without a stop token it is the only end of the message.
-            said = texts.without_space_behind(up_to[start:])
+            said = texts.without_trailing_space(up_to[start:])
             stop = start + len(said) if texts.ends_with(said, texts.special) else stop
         return start, stop
 
@@ -214,10 +214,10 @@ class _Rules:
 
         place = marked.index(mark)
         shared = common_prefix(text, marked)
-        behind = common_suffix(text[shared:], marked[shared:])
+        num_after = common_suffix(text[shared:], marked[shared:])
         start = self._start(texts.constant(chat.words_before(number, mark, before)), header, shared, place)
-        stop = texts.stop_behind(text, len(text) - behind)
-        if start is None or stop is None or behind != len(marked) - place - len(mark):
+        stop = texts.stop_at(text, len(text) - num_after)
+        if start is None or stop is None or num_after != len(marked) - place - len(mark):
             return None
 
         texts.constant(marked[start:place])
@@ -241,11 +241,11 @@ class _Rules:
         is_header = any(words.endswith(header[:length]) for length in range(len(header), 0, -1))
         return shared if is_header and shared == place else None
 
-    def _untold(self, number: int) -> RowFault:
+    def _not_located(self, number: int) -> RowFault:
         return RowFault(
             "AD414",
-            f"{self._name} renders earlier turns otherwise as the chat goes on, so that it cannot be told where "
-            f"messages[{number}] lies in the text; pass chat_template= with {{% generation %}} and "
-            "{% endgeneration %} around what the assistant says: TRL has such training templates for many models "
+            f"{self._name} renders earlier turns differently when the chat grows, so the position of "
+            f"messages[{number}] in the text is unknown; pass chat_template= with {{% generation %}} and "
+            "{% endgeneration %} around the assistant's text: TRL has such training templates for many models "
             "(get_training_chat_template)",
         )

@@ -41,11 +41,11 @@ class Texts:
         """The length of the common prefix."""
         return common_prefix(one, other)
 
-    def without_space_behind(self, text: str) -> str:
+    def without_trailing_space(self, text: str) -> str:
         """The text without the white space that it ends with."""
         return text.rstrip()
 
-    def stop_behind(self, text: str, at: int) -> re.Match[str] | None:
+    def stop_at(self, text: str, at: int) -> re.Match[str] | None:
         """The special token at index ``at``, possibly after white space."""
         return self._stop.match(text, at)
 

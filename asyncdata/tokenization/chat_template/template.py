@@ -29,7 +29,7 @@ __all__ = ("ChatTemplate", "choose_templates")
 
 Message = dict[str, Any]
 
-_TEMPLATE_FILE = "<template>"  # what Jinja calls the code of a template that is no file
+_TEMPLATE_FILE = "<template>"  # Jinja's name for the code of a template that is not a file
 
 
 class ChatTemplate:
@@ -53,10 +53,12 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
-            raise ConfigError(f"AD411 the chat template's line {error.lineno} is no Jinja: {error.message}") from error
+            raise ConfigError(
+                f"AD411 the chat template's line {error.lineno} is not valid Jinja: {error.message}"
+            ) from error
         except Exception as error:  # too deep or too long for Jinja's parser, or for Python's
             raise ConfigError(
-                f"AD411 the chat template cannot be compiled: {type(error).__name__}: {error}; take another one"
+                f"AD411 the chat template cannot be compiled: {type(error).__name__}: {error}; pass another template"
             ) from error
 
         generation: Any = environment.extensions[Generation.identifier]
@@ -156,7 +158,7 @@ def choose_templates(templates: Mapping[str, str], chosen: str | None = None) ->
 
 
 def _template_line(trace: TracebackType | None) -> int | None:
-    """The template's line that failed: the innermost one, be it in a macro."""
+    """The template's line that failed: the innermost one, also if it is in a macro."""
     line = None
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == _TEMPLATE_FILE:

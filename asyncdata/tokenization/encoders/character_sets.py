@@ -15,7 +15,6 @@ __all__ = (
     "Ranges",
     "complement",
     "ranges_of",
-    "to_code_points",
     "unknown_characters",
 )
 
@@ -36,11 +35,6 @@ def ranges_of(code_points: Iterable[int]) -> Ranges:
         else:
             ranges.append((point, point + 1))
     return ranges
-
-
-def to_code_points(ranges: Ranges) -> set[int]:
-    """The code points of ``ranges``."""
-    return {point for start, stop in ranges for point in range(start, stop)}
 
 
 def complement(ranges: Sequence[tuple[int, int]]) -> Ranges:

@@ -146,16 +146,16 @@ def revoke(subject: Subject, reason: str) -> None:
 
 def missing(files: TokenizerFiles) -> list[str]:
     """The backends to prove, in this order, so that "auto" can use one; empty if it already can."""
-    left = []
-    for name in FAST_BACKENDS:
-        subject = subject_of(files, name)
-        proof = None if subject is None else find(subject)
-        if proof is not None and not proof.refusal:
-            return []
+    found = [(subject.backend, find(subject)) for subject in _subjects(files)]
+    if any(proof is not None and not proof.refusal for _, proof in found):
+        return []
 
-        if subject is not None and proof is None:
-            left.append(name)
-    return left
+    return [backend for backend, proof in found if proof is None]
+
+
+def _subjects(files: TokenizerFiles) -> Iterator[Subject]:
+    """Those of the fast backends that are installed, in the order in which "auto" prefers them."""
+    return filter(None, (subject_of(files, name) for name in FAST_BACKENDS))
 
 
 def choose(files: TokenizerFiles, backend: str) -> Proof | None:
@@ -166,8 +166,7 @@ def choose(files: TokenizerFiles, backend: str) -> Proof | None:
     :raises ConfigError: if the named backend is not installed, or refused.
     """
     if backend == "auto":
-        subjects = (subject_of(files, name) for name in FAST_BACKENDS)
-        proofs = (find(subject) for subject in subjects if subject is not None)
+        proofs = map(find, _subjects(files))
         return next((proof for proof in proofs if proof is not None and not proof.refusal), None)
 
     return None if backend == "hf" else require(files, backend)

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata.tokenization.encoders.character_sets import complement, ranges_of, unknown_characters
+from asyncdata.tokenization.encoders.fast_backends import one_by_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -100,23 +101,17 @@ class _Comparison:
         expected = self._trusted(list(texts))
         try:
             found = self._tried(list(texts))
-        except Exception:  # any error of the library; one call for each text finds the texts to blame
-            numbers = [number for number, text in enumerate(texts) if not self._agree_on(text)]
-        else:
-            numbers = _differing(expected.of_each(), found.of_each()) if found != expected else []
+            if found == expected:
+                return []
+
+            each: Sequence[bytes | Exception] = found.of_each()
+        except Exception:  # any error of the library
+            each = one_by_one(lambda text: self._tried(text).of_each(), texts)
+        numbers = [
+            number for number, pair in enumerate(zip(expected.of_each(), each, strict=True)) if pair[0] != pair[1]
+        ]
         self.num_differences += len(numbers)
         return numbers
-
-    def _agree_on(self, text: str) -> bool:
-        expected = self._trusted([text])
-        try:
-            return self._tried([text]) == expected
-        except Exception:
-            return False
-
-
-def _differing(expected: list[bytes], found: list[bytes]) -> list[int]:
-    return [number for number, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1]]
 
 
 def sweep(

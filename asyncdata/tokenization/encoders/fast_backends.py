@@ -15,19 +15,22 @@ import sys
 import threading
 from array import array
 from importlib.util import find_spec
+from itertools import accumulate
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = (
     "FAST_BACKENDS",
     "BoundedEncoder",
+    "EncodedTexts",
     "FlatEncoder",
     "FlatIds",
     "give_back_memory",
     "load_backend",
+    "one_by_one",
     "version_of",
 )
 
@@ -42,6 +45,7 @@ that they have encoded."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 Buffer = bytes | memoryview
+T = TypeVar("T")
 
 
 class FlatIds(NamedTuple):
@@ -61,6 +65,39 @@ class FlatIds(NamedTuple):
             pieces.append(ids[4 * start : 4 * end])
             start = end
         return pieces
+
+    @classmethod
+    def joined(cls, pieces: Sequence[bytes]) -> FlatIds:
+        """From each text's ids."""
+        return cls(b"".join(pieces), array("I", accumulate(len(piece) // 4 for piece in pieces)))
+
+
+class EncodedTexts(NamedTuple):
+    """The ids of texts, of which the library may have rejected some.
+
+    :ivar flat: the ids; a rejected text has none.
+    :ivar errors: ``{index: error}`` of the rejected texts.
+    """
+
+    flat: FlatIds
+    errors: dict[int, Exception]
+
+    @classmethod
+    def of_each(cls, found: Sequence[bytes | Exception]) -> EncodedTexts:
+        """From each text's ids, or the error that the library raised for it."""
+        errors = {number: each for number, each in enumerate(found) if isinstance(each, Exception)}
+        return cls(FlatIds.joined([b"" if isinstance(each, Exception) else each for each in found]), errors)
+
+
+def one_by_one(encode: Callable[[list[str]], Sequence[T]], texts: Sequence[str]) -> list[T | Exception]:
+    """The result of ``encode`` for each text alone, or the error that it raises. This finds the text to blame."""
+    found: list[T | Exception] = []
+    for text in texts:
+        try:
+            found += encode([text])
+        except Exception as error:  # libraries raise any kind, often a bare Exception
+            found.append(error)
+    return found
 
 
 class FlatEncoder(Protocol):

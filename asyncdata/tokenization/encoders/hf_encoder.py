@@ -6,7 +6,7 @@ import os
 from array import array
 from typing import TYPE_CHECKING
 
-from asyncdata.tokenization.encoders.fast_backends import FlatIds
+from asyncdata.tokenization.encoders.fast_backends import EncodedTexts, FlatIds, one_by_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,26 +60,12 @@ class HfEncoder:
             ends.append(len(ids))
         return FlatIds(ids.tobytes(), ends)
 
-    def each(self, texts: list[str]) -> tuple[FlatIds, dict[int, Exception]]:
-        """The ids of each text, and ``{index: error}`` of the texts for which the library raised."""
+    def each(self, texts: list[str]) -> EncodedTexts:
+        """The ids of each text, or the error that the library raised for it."""
         try:
-            return self(texts), {}
-        except Exception:  # the library raises a bare Exception; one call for each text finds the text to blame
-            return self._one_by_one(texts)
-
-    def _one_by_one(self, texts: list[str]) -> tuple[FlatIds, dict[int, Exception]]:
-        pieces: list[bytes] = []
-        errors: dict[int, Exception] = {}
-        ends, end = array("I"), 0
-        for number, text in enumerate(texts):
-            try:
-                pieces += self([text]).of_each()
-            except Exception as error:  # as above
-                errors[number] = error
-                pieces.append(b"")
-            end += len(pieces[-1]) // 4
-            ends.append(end)
-        return FlatIds(b"".join(pieces), ends), errors
+            return EncodedTexts(self(texts), {})
+        except Exception:  # a bare Exception, which does not name the text
+            return EncodedTexts.of_each(one_by_one(lambda text: self(text).of_each(), texts))
 
 
 def ids_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:

@@ -7,7 +7,6 @@ import fcntl
 import os
 import time
 from array import array
-from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata.core.cache_dir import cache_folder
@@ -16,6 +15,7 @@ from asyncdata.tokenization.encoders.character_sets import CharacterFinder
 from asyncdata.tokenization.encoders.fast_backends import (
     FAST_BACKENDS,
     BoundedEncoder,
+    EncodedTexts,
     FlatIds,
     give_back_memory,
     load_backend,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.encoders.equivalence_records import Proof
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("Encoded", "TextEncoder", "open_encoder")
+__all__ = ("TextEncoder", "open_encoder")
 
 AUDIT_EVERY = 10_000
 """One text in so many is encoded by ``tokenizers`` too, weighed by length: 1 % of the time of a backend that is a
@@ -46,17 +46,6 @@ FIRST_AUDIT_TOKENS = 200_000
 WORK_BEFORE_AUDIT_S = 40.0
 """CPU seconds after which the audit begins even if the worker is not idle: loading ``tokenizers``, which delays a
 request, is 1 % of that."""
-
-
-class Encoded(NamedTuple):
-    """The ids of texts.
-
-    :ivar flat: the ids; a text that failed has none.
-    :ivar errors: ``{index: error}`` of the texts for which the library raised.
-    """
-
-    flat: FlatIds
-    errors: dict[int, Exception]
 
 
 class TextEncoder:
@@ -85,13 +74,13 @@ class TextEncoder:
                 self._fast.encode.allow(private_bytes() - before)
         return self._hf
 
-    def __call__(self, texts: list[str]) -> Encoded:
+    def __call__(self, texts: list[str]) -> EncodedTexts:
         """The ids of each text.
 
         :raises WrongIdsError: if the audit finds wrong ids of the backend, and at every later call.
         """
         if self._fast is None:
-            return Encoded(*self._trusted().each(texts))
+            return self._trusted().each(texts)
 
         if self._wrong_text is not None:
             raise _found_out(self._fast.proof, self._wrong_text, is_here=self._wrong_text in texts)
@@ -102,17 +91,17 @@ class TextEncoder:
 
         return self._encode_fast(self._fast, texts)
 
-    def _encode_fast(self, fast: _Fast, texts: list[str]) -> Encoded:
+    def _encode_fast(self, fast: _Fast, texts: list[str]) -> EncodedTexts:
         try:
             found = fast.encode(texts)
         except Exception:  # whatever a library raises: the other one knows whether the text or the backend is to blame
-            return Encoded(*self._trusted().each(texts))
+            return self._trusted().each(texts)
 
         if fast.around != ([], []):
             found = _with_ids_around(found, *fast.around)
         if fast.audit.is_due(len(found.ids) // 4) and texts and self._may_audit():
             self._audit(fast, texts, found)
-        return Encoded(found, {})
+        return EncodedTexts(found, {})
 
     def _may_audit(self) -> bool:
         """Whether the audit costs little now."""
@@ -128,7 +117,7 @@ class TextEncoder:
         with contextlib.suppress(Exception):  # the next batch has the same error, and reports it
             self._trusted()
 
-    def _routed(self, fast: _Fast, texts: list[str], not_proven: Sequence[int]) -> Encoded:
+    def _routed(self, fast: _Fast, texts: list[str], not_proven: Sequence[int]) -> EncodedTexts:
         """Encode with both: ``tokenizers`` gets the texts with a character that is not proven."""
         routed = frozenset(not_proven)
         others = [number for number in range(len(texts)) if number not in routed]
@@ -138,7 +127,7 @@ class TextEncoder:
         pieces.update(zip(not_proven, slow.of_each(), strict=True))
         failed = {others[number]: error for number, error in proven.errors.items()}
         failed |= {not_proven[number]: error for number, error in errors.items()}
-        return Encoded(_joined([pieces[number] for number in range(len(texts))]), failed)
+        return EncodedTexts(FlatIds.joined([pieces[number] for number in range(len(texts))]), failed)
 
     def _audit(self, fast: _Fast, texts: list[str], found: FlatIds) -> None:
         number = fast.audit.num_audits % len(texts)
@@ -164,8 +153,8 @@ def _found_out(proof: Proof, text: str, *, is_here: bool = True) -> WrongIdsErro
     return WrongIdsError(
         f"AD436 tokenizer_backend {proof.subject.backend!r} {proof.subject.backend_version} gives other ids than "
         "tokenizers for a text: samples that were delivered before may be wrong as well. Its proof "
-        f"{proof_path(proof.subject)} is revoked, so that 'auto' no longer chooses it. Set tokenizer_backend='hf', go "
-        "on from a snapshot you trust, and report the text to the backend's authors",
+        f"{proof_path(proof.subject)} is revoked, so that 'auto' no longer chooses it. Set tokenizer_backend='hf', "
+        "continue from a snapshot that you trust, and report the text to the backend's authors",
         excerpt(text.encode("utf-8", "surrogatepass")),
         is_here=is_here,
     )
@@ -173,11 +162,7 @@ def _found_out(proof: Proof, text: str, *, is_here: bool = True) -> WrongIdsErro
 
 def _with_ids_around(found: FlatIds, before: list[int], after: list[int]) -> FlatIds:
     head, tail = array("i", before).tobytes(), array("i", after).tobytes()
-    return _joined([head + ids + tail for ids in found.of_each()])
-
-
-def _joined(pieces: list[bytes]) -> FlatIds:
-    return FlatIds(b"".join(pieces), array("I", accumulate(len(piece) // 4 for piece in pieces)))
+    return FlatIds.joined([head + ids + tail for ids in found.of_each()])
 
 
 class _Audit:
@@ -217,7 +202,7 @@ class _Audit:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             path = os.path.join(folder, "audit.lock")
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError:  # no cache folder: everybody audits
+        except OSError:  # no cache folder: every process audits
             return True
 
         try:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import fnmatch
 import os
 from array import array
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.extras import missing_package
-from asyncdata.tokenization.encoders.fast_backends import FlatIds
-from asyncdata.tokenization.encoders.text_encoder import Encoded
+from asyncdata.tokenization.encoders.fast_backends import EncodedTexts, one_by_one
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.tokenizer_files import TokenizerFolder, download
 
@@ -76,17 +74,12 @@ class CodedTokenizer:
 
         self._variables = variables
 
-    def __call__(self, texts: list[str]) -> Encoded:
+    def __call__(self, texts: list[str]) -> EncodedTexts:
         """The ids of each text, without special tokens around it."""
-        ids, errors = [], {}
-        for number, text in enumerate(texts):
-            try:
-                ids.append(array("i", self._tokenizer(text, add_special_tokens=False)["input_ids"]))
-            except Exception as error:  # of the tokenizer's code
-                ids.append(array("i"))
-                errors[number] = error
-        ends = array("I", accumulate(map(len, ids)))
-        return Encoded(FlatIds(b"".join(map(bytes, ids)), ends), errors)
+        return EncodedTexts.of_each(one_by_one(self._ids, texts))
+
+    def _ids(self, texts: list[str]) -> list[bytes]:
+        return [array("i", self._tokenizer(text, add_special_tokens=False)["input_ids"]).tobytes() for text in texts]
 
     def render(self, messages: list[dict[str, Any]], schemas: Sequence[dict[str, Any]] | None) -> str:
         """The chat as text, for a model that is to answer.

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from asyncdata.tokenization.functions.chat_settings import ChatDrafts, OfChat, assistants
 from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Drafting, write_sample
-from asyncdata.tokenization.functions.labelled import DraftTokenizer, Fields, Name, SpanEncoder, metadata_column
+from asyncdata.tokenization.functions.labelled import DraftTokenizer, Name, SpanEncoder, metadata_column
+from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_value, json_type
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
     from asyncdata.tokenization.base import BatchTokenizer
+    from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
     from asyncdata.tokenization.column_writer import ColumnWriter
 
 __all__ = ("ChatTokenizeFn",)
@@ -46,30 +48,27 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Load the tokenizer and compile the template."""
         files = self.files()
         encoder = SpanEncoder(files.load())
-        drafts = ChatDrafts(self, [self.messages_key], self.chat_spans(files, encoder.special()))
-        return DraftTokenizer(encoder, _ChatReader(self, drafts), _ChatWriter(self, encoder))
+        reader = _ChatReader(self, self.chat_spans(files, encoder.special()))
+        return DraftTokenizer(encoder, reader, _ChatWriter(self, encoder))
 
 
 class _ChatReader:
     """Reads a raw row, and renders its chat."""
 
-    def __init__(self, fn: ChatTokenizeFn, drafts: ChatDrafts) -> None:
-        self._key = fn.messages_key
+    def __init__(self, fn: ChatTokenizeFn, spans: tuple[ChatSpans, ChatSpans]) -> None:
         self._train_on = fn.train_on
-        self._drafts = drafts
-        self._fields = Fields(
-            {"messages_key": fn.messages_key}, {"tool_key": fn.tool_key, "metadata_key": fn.metadata_key}
-        )
+        self._row = RowReader({"messages": fn.messages_key}, {"tools": fn.tool_key, "metadata": fn.metadata_key})
+        self._drafts = ChatDrafts(self._row, spans)
 
     def __call__(self, raw: Buffer) -> Drafting | str:
-        fields = self._fields(raw)
-        messages = self._drafts.messages(self._key, decode_value(fields["messages_key"], raw), raw)
-        tools = self._drafts.tools(fields.get("tool_key"), raw)
+        fields = self._row(raw)
+        messages = self._row.chat("messages", decode_value(fields["messages"], raw), raw)
+        tools = self._drafts.tools(fields.get("tools"), raw)
         trained = self._trained(messages, raw)
         if not trained:
             return NOTHING_TRAINED
 
-        return Drafting([self._drafts.draft(self._key, messages, tools, trained, raw)], metadata_column(fields))
+        return Drafting([self._drafts.draft("messages", messages, tools, trained, raw)], metadata_column(fields))
 
     def _trained(self, messages: list[Message], raw: Buffer) -> list[int]:
         numbers = assistants(messages)
@@ -81,13 +80,12 @@ class _ChatReader:
     def _has_loss(self, number: int, message: Message, raw: Buffer) -> bool:
         loss, is_assistant = message.get("loss"), message["role"] == "assistant"
         if loss is not None and not isinstance(loss, bool):
-            reason = f"{ascii(self._key)}[{number}]: 'loss' must be true or false, got {json_type(loss)}"
+            reason = f"{self._row.name(f'messages[{number}]')}: 'loss' must be true or false, got {json_type(loss)}"
             raise RowFault("AD111", reason, raw)
 
         if loss and not is_assistant:
-            reason = (
-                f"{ascii(self._key)}[{number}] has loss, but is not a message of the assistant; set its 'loss' to false"
-            )
+            name = self._row.name(f"messages[{number}]")
+            reason = f"{name} has loss, but is not a message of the assistant; set its 'loss' to false"
             raise RowFault("AD111", reason, raw)
 
         return is_assistant and loss is not False

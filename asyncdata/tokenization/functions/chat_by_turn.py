@@ -57,7 +57,7 @@ def by_turn(chat: Conversation, number: int) -> Span | None:
 
 def _marked(chat: Conversation, number: int) -> _Marked | None:
     mark = chat.unused_marks()[0]
-    text = chat.in_its_place(number, mark)
+    text = chat.with_content(number, mark, keeps_form=True)
     if text is None or text.count(mark) != 1:
         return None
 
@@ -74,7 +74,7 @@ def _start(chat: Conversation, number: int, marked: _Marked | None) -> int | Non
     if marked is None or not header:
         return None
 
-    words = chat.words_before(number, *chat.unused_marks(), in_its_place=True)
+    words = chat.words_before(number, *chat.unused_marks(), keeps_form=True)
     first = next((token for token in chat.texts.special if header.startswith(token)), None)
     at = -1 if first is None else words.rfind(first)
     if first is None or at < 0:
@@ -99,7 +99,7 @@ def _whole_words(shared: str, text: str, texts: Texts) -> int:
 
 
 def _stop(chat: Conversation, number: int, start: int, marked: _Marked | None) -> int | None:
-    up_to = chat.up_to(number) or chat.up_to(number, in_its_place=True)
+    up_to = chat.up_to(number) or chat.up_to(number, keeps_form=True)
     if up_to is not None and chat.text.startswith(up_to) and len(up_to) >= start:
         return start + len(_said(up_to[start:], chat.texts))
 
@@ -118,7 +118,7 @@ def _stop_by_mark(chat: Conversation, number: int, marked: _Marked) -> int | Non
         return None
 
     end, mark = len(chat.text) - len(marked.tail), marked.text[marked.place]
-    last = chat.in_its_place(number, mark, last=True)
+    last = chat.with_content(number, mark, last=True, keeps_form=True)
     ending = _ending(chat, number, mark)
     if last is None or last.count(mark) != 1 or ending is None:
         return None
@@ -128,18 +128,18 @@ def _stop_by_mark(chat: Conversation, number: int, marked: _Marked) -> int | Non
         said = _said(ending, chat.texts)
         return end + len(said) if at_end.startswith(said) else end
 
-    stop = chat.texts.stop_behind(marked.tail, 0)
+    stop = chat.texts.stop_at(marked.tail, 0)
     return end + stop.end() if stop is not None and marked.tail == at_end else None
 
 
 def _ending(chat: Conversation, number: int, mark: str) -> str | None:
     """The text that the template writes between a message and the next generation prompt."""
-    asked, header = chat.in_its_place(number, mark, last=True, asks=True), chat.header_of(number)
+    asked, header = chat.with_content(number, mark, last=True, keeps_form=True, asks=True), chat.header_of(number)
     if asked is None or not header or asked.count(mark) != 1:
         return None
 
-    behind = asked.partition(mark)[2]
-    return behind[: -len(header)] if behind.endswith(header) else None
+    rest = asked.partition(mark)[2]
+    return rest[: -len(header)] if rest.endswith(header) else None
 
 
 def _stop_by_end(chat: Conversation, number: int, start: int) -> int | None:

@@ -6,20 +6,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.functions.drafts import Draft
 from asyncdata.tokenization.functions.labelled import OfAnyLength
 from asyncdata.tokenization.functions.tokenizer_settings import (
     TEMPLATE_ARGUMENTS,
     Name,
+    check_template_settings,
     compile_templates,
-    parse_date,
     templates_digest,
 )
-from asyncdata.tokenization.row_fields import RowReader
 
 if TYPE_CHECKING:
     from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
+    from asyncdata.tokenization.row_fields import RowReader
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = ("ChatDrafts", "OfChat", "assistants")
@@ -50,12 +49,8 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     def __post_init__(self) -> None:
         self.check_fields("chat_template_kwargs")
-        if self.today is not None:
-            parse_date(self.today)
-        if taken := sorted((TEMPLATE_ARGUMENTS | {"add_generation_prompt"}) & set(self.chat_template_kwargs)):
-            raise ConfigError(
-                f"chat_template_kwargs are variables of the template; these names are reserved: {', '.join(taken)}"
-            )
+        reserved = TEMPLATE_ARGUMENTS | {"add_generation_prompt"}
+        check_template_settings(self.chat_template_kwargs, self.today, reserved)
 
     def check_files(self, files: TokenizerFiles) -> None:
         """Compile the templates."""
@@ -85,41 +80,32 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
 class ChatDrafts:
     """Converts the chats of rows to drafts.
 
-    :param keys: the row's keys that have chats.
+    :param row: reads the rows.
+    :param spans: the span finders for chats without tools, and with tools.
     """
 
-    def __init__(self, fn: OfChat, keys: list[str], spans: tuple[ChatSpans, ChatSpans]) -> None:
-        self._rows = {key: RowReader({"prompt": key, "tools": fn.tool_key}) for key in keys}
+    def __init__(self, row: RowReader, spans: tuple[ChatSpans, ChatSpans]) -> None:
+        self._row = row
         self._without_tools, self._with_tools = spans
-        self._any_row = self._rows[keys[0]]
-
-    def messages(self, key: str, value: Any, raw: Buffer) -> list[Message]:
-        """The chat in ``value``, the row's value of ``key``: a list, or that list as JSON text.
-
-        :raises RowFault: if it is not a list of messages with a role.
-        """
-        return self._rows[key].chat(value, raw)
 
     def tools(self, text: Buffer | None, raw: Buffer) -> list[Message] | None:
         """The row's tools.
 
         :raises RowFault: if they are not a list of JSON schemas.
         """
-        if text is None:
-            return None
-
-        return self._any_row.schemas(self._any_row.tools(text, raw), raw)
+        return self._row.schemas(self._row.tools(text, raw), raw)
 
     def draft(
-        self, key: str, messages: list[Message], tools: list[Message] | None, trained: list[int], raw: Buffer
+        self, name: str, messages: list[Message], tools: list[Message] | None, trained: list[int], raw: Buffer
     ) -> Draft:
         """The rendered chat, with the blocks of the messages numbered in ``trained``.
 
+        :param name: the row's field with the chat, for errors.
         :raises RowFault: if the template rejects the chat, or the blocks cannot be located.
         """
         spans = self._without_tools if tools is None else self._with_tools
         text, blocks = spans(messages, tools, trained)
-        return Draft(self._rows[key].encodable("prompt", text, raw), blocks, spans.has_stop(text, blocks))
+        return Draft(self._row.encodable(name, text, raw), blocks, spans.has_stop(text, blocks))
 
 
 def assistants(messages: list[Message]) -> list[int]:

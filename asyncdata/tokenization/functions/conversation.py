@@ -51,15 +51,15 @@ class Conversation:
         """The first ``length`` messages as the prompt for the next one; None if the template rejects them."""
         return self._rendered(self.messages[:length], add_generation_prompt=True)
 
-    def up_to(self, number: int, *, in_its_place: bool = False) -> str | None:
+    def up_to(self, number: int, *, keeps_form: bool = False) -> str | None:
         """The chat up to and including a message; None if the template rejects it, or adds text at the end of a chat.
 
-        :param in_its_place: a turn that is added after the last message has content of the same form as the message.
+        :param keeps_form: a turn that is added after the last message has content of the same form as the message.
         """
         if number + 1 < len(self.messages):
             return self.alone(number)
 
-        longer = self.longer(self._form(number, "", in_its_place))
+        longer = self.longer(self._form(number, "", keeps_form))
         return self.text if longer is not None and self.texts.starts_with(longer, self.text) else None
 
     def longer(self, content: Any = "") -> str | None:
@@ -82,25 +82,21 @@ class Conversation:
 
         return ""
 
-    def with_content(self, number: int, content: str, *, last: bool = False) -> str | None:
+    def with_content(
+        self, number: int, content: str, *, last: bool = False, keeps_form: bool = False, asks: bool = False
+    ) -> str | None:
         """The chat with only ``content`` in message ``number``; None if the template rejects it.
 
         :param last: end the chat with this message.
-        """
-        message = {"role": self.messages[number]["role"], "content": content}
-        return self._rendered([*self.messages[:number], message, *([] if last else self.messages[number + 1 :])])
-
-    def in_its_place(self, number: int, content: str, *, last: bool = False, asks: bool = False) -> str | None:
-        """As :meth:`with_content`, with content of the same form as the message's: text, or a list of parts.
-
+        :param keeps_form: give the content the form of the message's: text, or a list of parts.
         :param asks: add the generation prompt for the next message.
         """
-        message = {"role": self.messages[number]["role"], "content": self._form(number, content, True)}
+        message = {"role": self.messages[number]["role"], "content": self._form(number, content, keeps_form)}
         messages = [*self.messages[:number], message, *([] if last else self.messages[number + 1 :])]
         return self._rendered(messages, **({"add_generation_prompt": True} if asks else {}))
 
-    def _form(self, number: int, content: str, in_its_place: bool) -> Any:
-        is_parts = in_its_place and isinstance(self.messages[number].get("content"), list)
+    def _form(self, number: int, content: str, keeps_form: bool) -> Any:
+        is_parts = keeps_form and isinstance(self.messages[number].get("content"), list)
         return [{"type": "text", "text": content}] if is_parts else content
 
     def generation_blocks(self) -> list[Span] | None:
@@ -120,12 +116,12 @@ class Conversation:
                 return None
         return blocks
 
-    def words_before(self, number: int, mark: str, before: str, *, in_its_place: bool = False) -> str:
+    def words_before(self, number: int, mark: str, before: str, *, keeps_form: bool = False) -> str:
         """The text that the template writes between message ``number`` and the one before it."""
-        message = {"role": self.messages[number]["role"], "content": self._form(number, mark, in_its_place)}
+        message = {"role": self.messages[number]["role"], "content": self._form(number, mark, keeps_form)}
         earlier = []
         if number:
-            said = self._form(number - 1, before, in_its_place)
+            said = self._form(number - 1, before, keeps_form)
             earlier = [*self.messages[: number - 1], {**self.messages[number - 1], "content": said}]
         rendered = self._rendered([*earlier, message, *self.messages[number + 1 :]]) or ""
         return rendered.partition(mark)[0].rpartition(before)[2] if mark in rendered else ""

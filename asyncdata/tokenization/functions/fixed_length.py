@@ -1,7 +1,7 @@
 """Samples of one length for questions about a long context: prompt and answer, padded, with loss on the answer.
 
-Only the context is cut, except with ``legacy_recipe``. A prompt that is cut at its right end, as is common, loses its
-question, and then the answer is trained without it.
+Only the context is cut. A prompt that is cut at its right end, as is common, loses its question, and then the answer is
+trained without it. ``legacy_recipe`` continues runs of an old recipe that does that; see ``babilong_recipe``.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import msgspec
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.functions import babilong_recipe
 from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Draft, Drafting, predicted
 from asyncdata.tokenization.functions.fixed_length_layout import Filled, Layout, place_cut
 from asyncdata.tokenization.functions.labelled import (
     DraftTokenizer,
-    Fields,
     Name,
-    OfTrainedText,
     PositiveInt,
     SpanEncoder,
     metadata_column,
     named_token,
     special_ids,
 )
+from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_value
 from asyncdata.tokenization.spans import Span, encode_spans, join, token_spans
@@ -43,7 +43,7 @@ NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 OnOverlong = Literal["drop", "error", "truncate_context_left", "truncate_context_right", "truncate_context_middle"]
 
 
-class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class FixedLengthTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Rows of a context, a question and an answer to samples of exactly ``max_length`` tokens that train the answer.
 
     A sample consists of the tokens that the tokenizer adds before text, the prompt, the answer, its end token, and
@@ -94,7 +94,7 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
         With ``legacy_recipe`` a blank line separates context and question, as in the old recipe; otherwise a line end
         does.
         """
-        between = "\n\n" if settings.get("legacy_recipe") else "\n"
+        between = babilong_recipe.BETWEEN if settings.get("legacy_recipe") else "\n"
         prompt = f"{{input}}{between}Question: {{question}}\nAnswer:"
         text = {"prompt": prompt, "answer": " {target}", "context_key": "input"}
         return cls(tokenizer, max_length=max_length, **{**text, **settings})
@@ -126,8 +126,7 @@ class FixedLengthTokenizeFn(OfTrainedText, frozen=True, kw_only=True, forbid_unk
         encoder = SpanEncoder(tokenizer)
         eos, pad = encoder.ids_of(self._eos(files), "add_eos"), self._pad(files)
         padding = encoder.ids_of(pad, "pad_token")[0] if isinstance(pad, str) else pad
-        writer = _SeedWriter if self.legacy_recipe else _FixedWriter
-        return DraftTokenizer(encoder, _FixedReader(self), writer(self, encoder, around, eos, padding))
+        return DraftTokenizer(encoder, _FixedReader(self), _FixedWriter(self, encoder, around, eos, padding))
 
     def _eos(self, files: TokenizerFiles) -> str | None:
         return named_token(
@@ -148,31 +147,32 @@ class _FixedReader:
 
     def __init__(self, fn: FixedLengthTokenizeFn) -> None:
         self._layout = Layout(fn.prompt, fn.answer, fn.context_key)
-        self._together = not fn.legacy_recipe
-        keys = self._layout.keys
-        self._fields = Fields({f"{{{key}}}": key for key in keys}, {"metadata_key": fn.metadata_key})
-        self._row = RowReader({key: key for key in keys})
+        self._drafts = babilong_recipe.drafts_of if fn.legacy_recipe else _drafts_of
+        keys = {f"{{{key}}}": key for key in self._layout.keys}
+        self._row = RowReader(keys, {"metadata": fn.metadata_key}, setting="{}")
 
     def __call__(self, raw: Buffer) -> Drafting | str:
-        fields = self._fields(raw)
-        values = {key: self._text(key, decode_value(fields[f"{{{key}}}"], raw), raw) for key in self._layout.keys}
+        fields = self._row(raw)
+        values = {key: self._text(f"{{{key}}}", fields, raw) for key in self._layout.keys}
         filled = self._layout.fill(values)
-        prompt, answer, length = filled.prompt, filled.answer, len(filled.prompt)
-        drafts = [Draft(prompt + answer, [(length, length + len(answer))])]
-        if not self._together:
-            drafts = [Draft(prompt, []), Draft(answer, [])]
-        columns = {**metadata_column(fields), "label": msgspec.json.encode(answer.strip())}
-        return Drafting(drafts, columns, filled)
+        columns = {**metadata_column(fields), "label": msgspec.json.encode(filled.answer.strip())}
+        return Drafting(self._drafts(filled), columns, filled)
 
-    def _text(self, key: str, value: Any, raw: Buffer) -> str:
+    def _text(self, name: str, fields: dict[str, Buffer], raw: Buffer) -> str:
+        value = decode_value(fields[name], raw)
         if not isinstance(value, str):
-            raise self._row.wrong_type(key, "a string", value, raw)
+            raise self._row.wrong_type(name, "a string", value, raw)
 
-        return self._row.encodable(key, value, raw)
+        return self._row.encodable(name, value, raw)
+
+
+def _drafts_of(filled: Filled) -> list[Draft]:
+    start = len(filled.prompt)
+    return [Draft(filled.prompt + filled.answer, [(start, start + len(filled.answer))])]
 
 
 class _FixedWriter:
-    """Cuts the context if necessary, and pads."""
+    """Cuts the context if necessary, or makes the sample of the old recipe, and pads."""
 
     def __init__(
         self,
@@ -189,6 +189,13 @@ class _FixedWriter:
         self._pad = pad
 
     def __call__(self, row: int, found: list[Encoding], drafting: Drafting, out: ColumnWriter) -> None:
+        if self._fn.legacy_recipe:
+            limits = {"max_length": self._fn.max_length, "reserve": self._fn.reserve}
+            around = self._before, self._after
+            made = babilong_recipe.sample_of(drafting, found, self._encoder, around, **limits)
+            self._write(row, made.tokens, [(made.start, len(made.tokens))], drafting, out, made.facts)
+            return
+
         (draft,), filled = drafting.drafts, drafting.of
         tokens, offsets = array("i", found[0].ids), self._encoder.offsets(found[0], draft.text)
         surplus = len(self._before) + len(tokens) + len(self._eos) - self._fn.max_length
@@ -259,18 +266,3 @@ def _is_lost(filled: Filled, offsets: list[Span], cut: Span) -> bool:
     right = filled.prompt[offsets[cut[1] - 1][1] : filled.context[1]]
     words = filled.answer.strip()
     return words not in left and words not in right
-
-
-class _SeedWriter(_FixedWriter):
-    """Cuts the prompt at its right end, and notes whether that removed the question."""
-
-    def __call__(self, row: int, found: list[Encoding], drafting: Drafting, out: ColumnWriter) -> None:
-        prompt, answer = (array("i", encoding.ids) for encoding in found)
-        room = self._fn.max_length - self._fn.reserve - len(self._before) - len(self._after)
-        kept = prompt[: max(room, 0)]
-        offsets = self._encoder.offsets(found[0], drafting.drafts[0].text)
-        end = offsets[len(kept) - 1][1] if kept else 0
-        tokens = (self._before + kept + self._after + answer)[: self._fn.max_length]
-        start = len(self._before) + len(kept) + len(self._after)
-        facts = {"question_lost": len(kept) < len(prompt) and end < drafting.of.asked}
-        self._write(row, tokens, [(start, len(tokens))], drafting, out, facts)

@@ -1,4 +1,4 @@
-"""Shared code of the tokenize functions for training: a row's drafts, their tokens, and which tokens are trained.
+"""Shared code of the tokenize functions: a row's drafts, their tokens, and which tokens are trained.
 
 A *draft* is a text with its trained blocks, as ranges of characters. The tokenizer's offsets convert these to ranges of
 tokens. The sample's ``spans`` column stores them, and ``Sample.labels`` reads it.
@@ -7,36 +7,37 @@ tokens. The sample's ``spans`` column stores them, and ``Sample.labels`` reads i
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import msgspec
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.shortage import raise_if_shortage
+from asyncdata.tokenization.encoders.fast_backends import one_by_one
 from asyncdata.tokenization.encoders.hf_encoder import encode_here
 from asyncdata.tokenization.functions.drafts import Draft, Drafting, Encoded
-from asyncdata.tokenization.functions.tokenizer_settings import Name, OfTokenizer, tokenizer_fault
-from asyncdata.tokenization.rows import RowDecoder, RowFault, missing_key
+from asyncdata.tokenization.functions.tokenizer_settings import Name, OfTokenizer
+from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.spans import Span, trained_tokens
-from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from typing import Self
 
     from tokenizers import AddedToken, Encoding, Tokenizer
 
     from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.tokenization.encoders.text_encoder import TextEncoder
+    from asyncdata.tokenization.encoders.transformers_tokenizer import CodedTokenizer
+    from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = (
     "Name",
     "DraftTokenizer",
-    "Fields",
     "OfAnyLength",
-    "OfTrainedText",
     "Overlong",
     "PlainEncoder",
-    "PlainEncoding",
     "PositiveInt",
     "SpanEncoder",
     "metadata_column",
@@ -49,53 +50,7 @@ Overlong = Literal["drop", "truncate_right", "truncate_left", "error"]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class OfTrainedText(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The settings that all tokenize functions for training have.
-
-    :param metadata_key: the key of a row's optional metadata. None: no metadata.
-    :param revision: a branch, tag or commit on the hub.
-    """
-
-    metadata_key: Name | None = "metadata"
-    revision: str | None = None
-
-    def __post_init__(self) -> None:
-        self.check_fields()
-
-    def resolve(self) -> Self:
-        """A copy with the tokenizer's local folder, and the hub's commit as its revision.
-
-        :raises ConfigError: if the tokenizer does not exist, or lacks what the settings need.
-        """
-        folder, commit = resolve(self.tokenizer, self.revision)
-        self.check_files(TokenizerFiles(folder))
-        return msgspec.structs.replace(self, tokenizer=folder, revision=commit or self.revision)
-
-    def check_files(self, files: TokenizerFiles) -> None:
-        """Check in the trainer's process that the files have what a worker needs.
-
-        :raises ConfigError: if something is missing.
-        """
-
-    def fingerprints(self) -> dict[str, str]:
-        """Digests of what the tokens depend on, by part. The tokenizer's location is not included."""
-        files = self.files()
-        return {
-            "tokenizer": files.digest(),
-            "template": self.template_digest(files),
-            "tokenize_fn": self.settings_digest(),
-        }
-
-    def template_digest(self, files: TokenizerFiles) -> str:
-        """Digest of the chat template; ``"none"`` if the function has none."""
-        return "none"
-
-    def files(self) -> TokenizerFiles:
-        """Read the tokenizer's files."""
-        return TokenizerFiles(resolve(self.tokenizer, self.revision).folder)
-
-
-class OfAnyLength(OfTrainedText, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class OfAnyLength(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The settings of functions whose samples have the length of their rows.
 
     :param max_length: the largest sample that is kept whole, in tokens.
@@ -165,9 +120,12 @@ class DraftWriter(Protocol):
 
 
 class DraftTokenizer:
-    """An opened tokenize function for training: reads drafts, tokenizes all of them at once, and writes samples."""
+    """An opened tokenize function: reads the drafts of rows, tokenizes all of them at once, and writes samples.
 
-    def __init__(self, encoder: SpanEncoder | PlainEncoder, read: DraftReader, write: DraftWriter) -> None:
+    :param encoder: None if no row has a draft.
+    """
+
+    def __init__(self, encoder: SpanEncoder | PlainEncoder | None, read: DraftReader, write: DraftWriter) -> None:
         self._encoder = encoder
         self._read = read
         self._write = write
@@ -175,11 +133,15 @@ class DraftTokenizer:
     def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
         draftings = list(self._read_each(rows, out))
         texts = [draft.text for _, drafting in draftings for draft in drafting.drafts]
-        encodings = iter(self._encoder.encode(texts))
+        encodings = iter(() if self._encoder is None else self._encoder.encode(texts))
         for row, drafting in draftings:
-            found = [next(encodings) for _ in drafting.drafts]
+            found = list(islice(encodings, len(drafting.drafts)))
             try:
-                self._write(row, [_unless_refused(each, rows[row]) for each in found], drafting, out)
+                for each in found:
+                    if isinstance(each, Exception):
+                        raise _refused(each)
+
+                self._write(row, found, drafting, out)
             except RowFault as fault:
                 out.fail(row, RowFault(fault.code, fault.reason, rows[row]))
 
@@ -199,32 +161,28 @@ class DraftTokenizer:
         out.progress(None)
 
 
-def _unless_refused(encoding: Encoding | PlainEncoding | Exception, raw: Buffer) -> Encoding | PlainEncoding:
-    if isinstance(encoding, Exception):
-        raise tokenizer_fault(encoding, raw) from encoding
+def _refused(error: Exception) -> RowFault:
+    """The fault of a row whose text the tokenizer rejected.
 
-    return encoding
-
-
-class PlainEncoding(NamedTuple):
-    """The ids of a text, without offsets."""
-
-    ids: array[int]
+    :raises Exception: ``error``, if a system resource ran out.
+    """
+    raise_if_shortage(error)
+    return RowFault("AD421", f"the tokenizer raised {type(error).__name__}: {error}")
 
 
 class PlainEncoder:
-    """The encoder for text that is trained whole: it needs no offsets, so any backend works.
+    """The encoder for prompts and for text that is trained whole: they need no offsets, so any backend works."""
 
-    :param encoder: an encoder that adds no special tokens.
-    """
-
-    def __init__(self, encoder: TextEncoder) -> None:
+    def __init__(self, encoder: TextEncoder | CodedTokenizer) -> None:
         self._encoder = encoder
 
-    def encode(self, texts: list[str]) -> list[PlainEncoding | Exception]:
+    def encode(self, texts: list[str]) -> list[array[int] | Exception]:
         """The ids of each text, or the error that the library raised for it."""
         flat, errors = self._encoder(texts)
-        return [errors.get(number) or PlainEncoding(array("i", ids)) for number, ids in enumerate(flat.of_each())]
+        found: list[array[int] | Exception] = [array("i", ids) for ids in flat.of_each()]
+        for number, error in errors.items():
+            found[number] = error
+        return found
 
     def ids_of(self, token: str | None, setting: str) -> array[int]:
         """The id of the special token that a setting names, as an array; empty for None.
@@ -245,7 +203,7 @@ class SpanEncoder:
         # Some post-processors exclude the space before a word from the offsets of its token, which contains it.
         tokenizer.post_processor = None
         self._tokenizer = tokenizer
-        self._encode_all = encode_here(tokenizer, with_offsets=True)
+        self._encode_all = partial(encode_here(tokenizer, with_offsets=True), add_special_tokens=False)
         self._stripping = {
             id: token for id, token in tokenizer.get_added_tokens_decoder().items() if token.lstrip or token.rstrip
         }
@@ -257,15 +215,9 @@ class SpanEncoder:
     def encode(self, texts: list[str]) -> list[Encoding] | list[Encoding | Exception]:
         """The encoding of each text without special tokens around it, or the error that the library raised for it."""
         try:
-            return self._encode_all(texts, add_special_tokens=False)
-        except Exception:  # the library raises a bare Exception; one call for each text finds the text to blame
-            return [self._encode_one(text) for text in texts]
-
-    def _encode_one(self, text: str) -> Encoding | Exception:
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=False)
-        except Exception as error:
-            return error
+            return self._encode_all(texts)
+        except Exception:  # a bare Exception, which does not name the text
+            return one_by_one(self._encode_all, texts)
 
     def offsets(self, encoding: Encoding, text: str) -> list[Span]:
         """The range of characters of each token."""
@@ -313,33 +265,7 @@ def _own_characters(token: AddedToken, offsets: Span, text: str) -> Span:
     return (start, start + len(token.content)) if start >= 0 else offsets
 
 
-class Fields:
-    """Reads the values of a row's keys, as JSON text.
-
-    :param required: ``{setting: key}`` of the keys that a row must have.
-    :param optional: ``{setting: key}`` of the keys that a row may have. None: rows have no such key.
-    """
-
-    def __init__(self, required: Mapping[str, str], optional: Mapping[str, str | None]) -> None:
-        self._required = dict(required)
-        self._keys = {**required, **{setting: key for setting, key in optional.items() if key is not None}}
-        self._decode = RowDecoder(tuple(self._keys.values()))
-
-    def __call__(self, raw: Buffer) -> dict[str, Buffer]:
-        """``{setting: JSON text}`` of the keys that the row has.
-
-        :raises RowFault: if the row is not a JSON object, or lacks a required key.
-        """
-        found = zip(self._keys, self._decode(raw), strict=True)
-        fields: dict[str, Buffer] = {setting: text for setting, text in found if text is not None}
-        for setting, key in self._required.items():
-            if setting not in fields:
-                raise missing_key(raw, key, setting)
-
-        return fields
-
-
 def metadata_column(fields: Mapping[str, Buffer]) -> dict[str, Buffer]:
     """The column of the row's metadata, unchanged; no column for null."""
-    text = fields.get("metadata_key", b"null")
+    text = fields.get("metadata", b"null")
     return {} if bytes(text) == b"null" else {"metadata": text}

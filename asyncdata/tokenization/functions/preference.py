@@ -10,14 +10,7 @@ import msgspec
 
 from asyncdata.tokenization.functions.chat_settings import ChatDrafts, OfChat, assistants
 from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Draft, Drafting, Encoded, predicted, write_sample
-from asyncdata.tokenization.functions.labelled import (
-    DraftTokenizer,
-    Fields,
-    Name,
-    SpanEncoder,
-    metadata_column,
-    named_token,
-)
+from asyncdata.tokenization.functions.labelled import DraftTokenizer, Name, SpanEncoder, metadata_column, named_token
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_value, json_type
 from asyncdata.tokenization.spans import common_prefix
@@ -26,6 +19,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
     from asyncdata.tokenization.base import BatchTokenizer
+    from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
     from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
@@ -78,13 +72,10 @@ class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fie
         """Load the tokenizer and compile the template."""
         files = self.files()
         encoder = SpanEncoder(files.load())
-        drafts = None
-        if self._has_template(files):
-            keys = [key for key in (self.chosen_key, self.rejected_key, self.prompt_key) if key is not None]
-            drafts = ChatDrafts(self, keys, self.chat_spans(files, encoder.special()))
+        spans = self.chat_spans(files, encoder.special()) if self._has_template(files) else None
         eos = named_token(files, "eos_token", self.eos, "eos")
         encoder.ids_of(eos, "eos")
-        return DraftTokenizer(encoder, _PairReader(self, drafts, eos or ""), _PairWriter(self, encoder))
+        return DraftTokenizer(encoder, _PairReader(self, spans, eos or ""), _PairWriter(self, encoder))
 
     def _has_template(self, files: TokenizerFiles) -> bool:
         return bool(files.chat_templates) or self.chat_template is not None
@@ -101,25 +92,22 @@ class _Pair(NamedTuple):
 class _PairReader:
     """Reads two drafts from a raw row: with the chosen answer, and with the rejected one."""
 
-    def __init__(self, fn: PreferenceTokenizeFn, drafts: ChatDrafts | None, eos: str) -> None:
-        self._drafts = drafts
+    def __init__(self, fn: PreferenceTokenizeFn, spans: tuple[ChatSpans, ChatSpans] | None, eos: str) -> None:
         self._eos = eos
-        self._keys = _Pair(fn.prompt_key, fn.chosen_key, fn.rejected_key)
-        self._fields = Fields(
-            {"chosen_key": fn.chosen_key, "rejected_key": fn.rejected_key},
-            {"prompt_key": fn.prompt_key, "tool_key": fn.tool_key, "metadata_key": fn.metadata_key},
+        self._row = RowReader(
+            {"chosen": fn.chosen_key, "rejected": fn.rejected_key},
+            {"prompt": fn.prompt_key, "tools": fn.tool_key, "metadata": fn.metadata_key},
         )
-        self._row = RowReader(self._keys._asdict())
+        self._drafts = None if spans is None else ChatDrafts(self._row, spans)
 
     def __call__(self, raw: Buffer) -> Drafting | str:
-        fields = self._fields(raw)
-        settings = ("prompt_key", "chosen_key", "rejected_key")
-        pair = _Pair(*(decode_value(fields[each], raw) if each in fields else None for each in settings))
+        fields = self._row(raw)
+        pair = _Pair(*(decode_value(fields[name], raw) if name in fields else None for name in _Pair._fields))
         kind = self._kind(pair, raw)
         if pair.chosen == pair.rejected:
             return "no_preference"
 
-        drafts = self._of_text(pair, raw) if kind is str else self._of_chats(pair, fields.get("tool_key"), raw)
+        drafts = self._of_text(pair, raw) if kind is str else self._of_chats(pair, fields.get("tools"), raw)
         return Drafting(drafts, metadata_column(fields)) if drafts else NOTHING_TRAINED
 
     def _kind(self, pair: _Pair, raw: Buffer) -> type:
@@ -147,18 +135,16 @@ class _PairReader:
             reason = "the pair consists of messages, but the tokenizer has no chat template; pass chat_template="
             raise RowFault("AD411", reason, raw)
 
-        chats = [
-            [] if key is None or chat is None else self._drafts.messages(key, chat, raw)
-            for key, chat in zip(self._keys, pair, strict=True)
-        ]
-        prompt, chosen, rejected = chats
+        prompt, chosen, rejected = (
+            [] if chat is None else self._row.chat(name, chat, raw) for name, chat in pair._asdict().items()
+        )
         num_shared = len(prompt) if pair.prompt is not None else _num_alike(chosen, rejected)
         schemas = self._drafts.tools(tools, raw)
         drafts = []
-        for key, messages in ((self._keys.chosen, prompt + chosen), (self._keys.rejected, prompt + rejected)):
+        for name, messages in (("chosen", prompt + chosen), ("rejected", prompt + rejected)):
             trained = [number for number in assistants(messages) if number >= num_shared]
             if trained:
-                drafts.append(self._drafts.draft(key, messages, schemas, trained, raw))
+                drafts.append(self._drafts.draft(name, messages, schemas, trained, raw))
         return drafts if len(drafts) == 2 else []
 
 

@@ -8,30 +8,30 @@ import msgspec
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
-from asyncdata.tokenization.functions.prompt_batch import PlainReader, write_prompts
+from asyncdata.tokenization.functions.drafts import Draft, Drafting
+from asyncdata.tokenization.functions.labelled import DraftTokenizer, PlainEncoder
+from asyncdata.tokenization.functions.prompt_batch import EMPTY_PROMPT, PlainReader, write_prompts
 from asyncdata.tokenization.functions.tokenizer_settings import (
     TEMPLATE_ARGUMENTS,
     Name,
     OfTokenizer,
     Templates,
+    check_template_settings,
     compile_templates,
-    encode_each,
-    parse_date,
-    read_each,
     templates_digest,
-    tokenizer_fault,
 )
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import TRAINED_CHATS, decode_value
-from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Sequence
 
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.tokenization.encoders.text_encoder import TextEncoder
     from asyncdata.tokenization.row_fields import Tools
+    from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = ("PromptTokenizeFn",)
 
@@ -69,7 +69,6 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
 
     prompt_key: Name = "input"
     label_key: Name | None = None
-    metadata_key: Name | None = "metadata"
     tool_key: Name | None = "tools"
     apply_chat_template: bool = False
     chat_template: str | None = None
@@ -77,7 +76,6 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
     today: str | None = None
     add_special_tokens: bool = False
     max_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    revision: str | None = None
 
     def __post_init__(self) -> None:
         self.check_fields("chat_template_kwargs")
@@ -91,107 +89,81 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
                 "chat_template, chat_template_kwargs and today do nothing without apply_chat_template=True"
             )
 
-        if self.today is not None:
-            parse_date(self.today)
+        check_template_settings(self.chat_template_kwargs, self.today, TEMPLATE_ARGUMENTS)
 
-        if taken := sorted(TEMPLATE_ARGUMENTS & set(self.chat_template_kwargs)):
-            raise ConfigError(
-                f"chat_template_kwargs are variables of the template; these names are reserved: {', '.join(taken)}"
-            )
+    def check_files(self, files: TokenizerFiles) -> None:
+        """Compile the templates, if they are needed."""
+        self._templates(files)
 
-    def resolve(self) -> PromptTokenizeFn:
-        """A copy with the tokenizer's local folder, and the hub's commit as its revision.
-
-        :raises ConfigError: if the tokenizer does not exist, or has no chat template that is needed.
-        """
-        folder, commit = resolve(self.tokenizer, self.revision)
-        if self.apply_chat_template:
-            self._templates(TokenizerFiles(folder))
-        return msgspec.structs.replace(self, tokenizer=folder, revision=commit or self.revision)
-
-    def fingerprints(self) -> dict[str, str]:
-        """Digests of what the tokens depend on, by part. The tokenizer's location is not included."""
-        files = TokenizerFiles(resolve(self.tokenizer, self.revision).folder)
-        return {
-            "tokenizer": files.digest(),
-            "template": templates_digest(files, self.chat_template) if self.apply_chat_template else "none",
-            "tokenize_fn": self.settings_digest(),
-        }
+    def template_digest(self, files: TokenizerFiles) -> str:
+        """Digest of the templates and the special tokens that they see; ``"none"`` without a template."""
+        return templates_digest(files, self.chat_template) if self.apply_chat_template else "none"
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
-        files = TokenizerFiles(resolve(self.tokenizer, self.revision).folder)
+        files = self.files()
         encoder = open_encoder(files, self.tokenizer_backend, add_special_tokens=self.add_special_tokens)
-        return _PromptTokenizer(self, encoder, self._templates(files) if self.apply_chat_template else None)
+        return _PromptTokenizer(self, encoder, self._templates(files))
 
-    def _templates(self, files: TokenizerFiles) -> Templates:
+    def _templates(self, files: TokenizerFiles) -> Templates | None:
+        if not self.apply_chat_template:
+            return None
+
         return compile_templates(files, self.chat_template, self.chat_template_kwargs, self.today)
 
 
-def _keys(fn: PromptTokenizeFn) -> dict[str, str | None]:
-    return {"prompt": fn.prompt_key, "label": fn.label_key, "metadata": fn.metadata_key, "tools": fn.tool_key}
-
-
 class _PromptTokenizer:
-    """A :class:`PromptTokenizeFn`, opened."""
+    """A :class:`PromptTokenizeFn`, opened. Plain prompts are read in one call, unless a row is bad or unusual."""
 
     def __init__(self, fn: PromptTokenizeFn, encoder: TextEncoder, templates: Templates | None) -> None:
-        self._read = _PromptReader(fn, templates)
-        self._read_all = PlainReader(_keys(fn)) if templates is None else None
+        required = {"prompt": fn.prompt_key, "label": fn.label_key}
+        optional = {"metadata": fn.metadata_key, "tools": fn.tool_key}
+        self._read_all = PlainReader(required | optional) if templates is None else None
+        reader = _PromptReader(RowReader(required, optional), templates)
+        self._one_by_one = DraftTokenizer(PlainEncoder(encoder), reader, self._write)
         self._encoder = encoder
         self._max_length = fn.max_length
 
     def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
         plain = None if self._read_all is None else self._read_all(rows)
-        if plain is None:
-            self._one_by_one(rows, out)
-            return
+        if plain is not None:
+            flat, errors = self._encoder(plain.texts)
+            if not errors:
+                write_prompts(plain, flat, self._max_length, out)
+                return
 
-        flat, errors = self._encoder(plain.texts)
-        if errors:
-            self._one_by_one(rows, out)
+        self._one_by_one(rows, out)
+
+    def _write(self, row: int, found: list[array[int]], drafting: Drafting, out: ColumnWriter) -> None:
+        tokens = found[0]
+        if not tokens:
+            out.drop(row, EMPTY_PROMPT)
+        elif self._max_length is not None and len(tokens) > self._max_length:
+            out.drop(row, "max_length")
         else:
-            write_prompts(plain, flat, self._max_length, out)
-
-    def _one_by_one(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
-        prompts = read_each(self._read, rows, out)
-        ids = encode_each(self._encoder, prompts)
-        for prompt, tokens in zip(prompts, ids, strict=True):
-            if isinstance(tokens, Exception):
-                out.fail(prompt.row, tokenizer_fault(tokens, rows[prompt.row]))
-            elif not prompt.text or not tokens:
-                out.drop(prompt.row, "empty_prompt")
-            elif self._max_length is not None and len(tokens) > self._max_length:
-                out.drop(prompt.row, "max_length")
-            else:
-                out.keep(prompt.row, tokens, **prompt.columns)
+            out.keep(row, tokens, **drafting.columns)
 
 
 class _PromptReader:
     """Reads the prompt's text and the sample's columns from a raw row."""
 
-    def __init__(self, fn: PromptTokenizeFn, templates: Templates | None) -> None:
+    def __init__(self, row: RowReader, templates: Templates | None) -> None:
         self._templates = templates
-        self._row = RowReader(_keys(fn))
+        self._row = row
 
-    def __call__(self, raw: Buffer) -> tuple[str, dict[str, Buffer]]:
+    def __call__(self, raw: Buffer) -> Drafting | str:
         columns = self._row(raw)
-        tools = self._tools(columns.pop("tools"), raw) if "tools" in columns else None
-        prompt = decode_value(columns["prompt"], raw)
+        tools = self._row.tools(columns.pop("tools", None), raw)
+        self._row.schemas(tools, raw)
+        prompt = decode_value(columns.pop("prompt"), raw)
         if self._templates is None:
             text = self._plain(prompt, raw)
         else:
             text = self._rendered(self._templates, prompt, tools, raw)
         columns["prompt_text"] = text.encode()
-        del columns["prompt"]
         if metadata := self._row.metadata(columns.pop("metadata", None), tools, raw):
             columns["metadata"] = metadata
-        return text, columns
-
-    def _tools(self, text: Buffer, raw: Buffer) -> Tools | None:
-        tools = self._row.tools(text, raw)
-        self._row.schemas(tools, raw)
-        return tools
+        return Drafting([Draft(text, [])], columns) if text else EMPTY_PROMPT
 
     def _plain(self, prompt: Any, raw: Buffer) -> str:
         if isinstance(prompt, str):
@@ -203,7 +175,7 @@ class _PromptReader:
         raise self._row.wrong_type("prompt", "a string", prompt, raw, way_out)
 
     def _rendered(self, templates: Templates, prompt: Any, tools: Tools | None, raw: Buffer) -> str:
-        messages = self._row.messages(prompt, raw)
+        messages = self._row.messages("prompt", prompt, raw)
         if not messages:
             return ""  # templates do not support an empty chat
 

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.tokenization.encoders.fast_backends import FlatIds
 
-__all__ = ("PlainPrompts", "PlainReader", "write_prompts")
+__all__ = ("EMPTY_PROMPT", "PlainPrompts", "PlainReader", "write_prompts")
 
 Buffer = bytes | memoryview
+
+EMPTY_PROMPT = "empty_prompt"
+"""The reason to drop a prompt without text or tokens."""
 
 _NULL = b"null"
 _NOTHING = msgspec.Raw(b"")
@@ -105,7 +108,7 @@ def write_prompts(prompts: PlainPrompts, flat: FlatIds, max_length: int | None, 
 
     for row, length in enumerate(lengths):
         if not length or not prompts.texts[row]:
-            out.drop(row, "empty_prompt")
+            out.drop(row, EMPTY_PROMPT)
         elif length > limit:
             out.drop(row, "max_length")
         else:

@@ -8,7 +8,6 @@ from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.functions.drafts import Draft, Drafting, Encoded, write_sample
 from asyncdata.tokenization.functions.labelled import (
     DraftTokenizer,
-    Fields,
     Name,
     OfAnyLength,
     PlainEncoder,
@@ -19,9 +18,10 @@ from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import decode_value
 
 if TYPE_CHECKING:
+    from array import array
+
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import ColumnWriter
-    from asyncdata.tokenization.functions.labelled import PlainEncoding
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = ("TextTokenizeFn",)
@@ -65,12 +65,11 @@ class _TextReader:
     """Reads the text of a raw row."""
 
     def __init__(self, fn: TextTokenizeFn) -> None:
-        self._fields = Fields({"text_key": fn.text_key}, {"metadata_key": fn.metadata_key})
-        self._row = RowReader({"text": fn.text_key})
+        self._row = RowReader({"text": fn.text_key}, {"metadata": fn.metadata_key})
 
     def __call__(self, raw: Buffer) -> Drafting | str:
-        fields = self._fields(raw)
-        text = decode_value(fields["text_key"], raw)
+        fields = self._row(raw)
+        text = decode_value(fields["text"], raw)
         if not isinstance(text, str):
             raise self._row.wrong_type("text", "a string", text, raw)
 
@@ -86,7 +85,7 @@ class _TextWriter:
         self._before = encoder.ids_of(named_token(files, "bos_token", fn.bos, "bos"), "bos")
         self._after = encoder.ids_of(named_token(files, "eos_token", fn.eos, "eos"), "eos")
 
-    def __call__(self, row: int, found: list[PlainEncoding], drafting: Drafting, out: ColumnWriter) -> None:
-        tokens = self._before + found[0].ids + self._after
+    def __call__(self, row: int, found: list[array[int]], drafting: Drafting, out: ColumnWriter) -> None:
+        tokens = self._before + found[0] + self._after
         encoded = Encoded(tokens, [(0, len(tokens))])
         write_sample(row, self._fn.fit(encoded), drafting.columns, out)

@@ -1,9 +1,8 @@
-"""Shared code of tokenize functions with a tokenizer: checks of settings, chat templates, reading and encoding rows."""
+"""The settings of every tokenize function with a tokenizer, their checks, and its chat templates."""
 
 from __future__ import annotations
 
 import os
-from array import array
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -12,33 +11,26 @@ import msgspec
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import tag_of
-from asyncdata.core.shortage import raise_if_shortage
-from asyncdata.tokenization.rows import RowFault
+from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Set
+    from typing import Self
 
     from asyncdata.tokenization.chat_template.template import ChatTemplate
-    from asyncdata.tokenization.column_writer import ColumnWriter
-    from asyncdata.tokenization.encoders.text_encoder import Encoded
-    from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = (
     "TEMPLATE_ARGUMENTS",
     "BackendName",
     "Name",
     "OfTokenizer",
-    "Prompt",
     "Templates",
+    "check_template_settings",
     "compile_templates",
-    "encode_each",
     "parse_date",
-    "read_each",
     "templates_digest",
-    "tokenizer_fault",
 )
 
-Buffer = bytes | memoryview
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 BackendName = Literal["auto", "hf", "gigatoken", "fastokens"]
 
@@ -58,6 +50,8 @@ class _First(msgspec.Struct, frozen=True):
 class OfTokenizer(_First, frozen=True, kw_only=True):
     """The fields of every tokenize function with a tokenizer, and their checks.
 
+    :param metadata_key: the key of a row's optional metadata. None: no metadata.
+    :param revision: a branch, tag or commit on the hub.
     :param tokenizer_backend: the library that encodes: "auto" for the fastest one that is proven to give the ids of
         ``tokenizers`` with this tokenizer, "hf" for ``tokenizers`` itself, or the name of a library. The tokens are
         always the same.
@@ -73,6 +67,11 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
     """Whether it needs the offsets of tokens. Only ``tokenizers`` gives them, so no other backend can be used then."""
 
     tokenizer_backend: BackendName = "auto"
+    metadata_key: Name | None = "metadata"
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
+        self.check_fields()
 
     def check_fields(self, *json_fields: str) -> None:
         """Check the types of the fields, which a Struct's constructor does not.
@@ -108,6 +107,38 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} must be JSON values, got {given}")
 
             msgspec.structs.force_setattr(self, name, copy)
+
+    def resolve(self) -> Self:
+        """A copy with the tokenizer's local folder, and the hub's commit as its revision.
+
+        :raises ConfigError: if the tokenizer does not exist, or lacks what the settings need.
+        """
+        folder, commit = resolve(self.tokenizer, self.revision)
+        self.check_files(TokenizerFiles(folder))
+        return msgspec.structs.replace(self, tokenizer=folder, revision=commit or self.revision)
+
+    def check_files(self, files: TokenizerFiles) -> None:
+        """Check in the trainer's process that the files have what a worker needs.
+
+        :raises ConfigError: if something is missing.
+        """
+
+    def files(self) -> TokenizerFiles:
+        """Read the tokenizer's files."""
+        return TokenizerFiles(resolve(self.tokenizer, self.revision).folder)
+
+    def fingerprints(self) -> dict[str, str]:
+        """Digests of what the tokens depend on, by part. The tokenizer's location is not included."""
+        files = self.files()
+        return {
+            "tokenizer": files.digest(),
+            "template": self.template_digest(files),
+            "tokenize_fn": self.settings_digest(),
+        }
+
+    def template_digest(self, files: TokenizerFiles) -> str:
+        """Digest of the chat template; ``"none"`` if the function has none."""
+        return "none"
 
     def settings_digest(self) -> str:
         """Digest of the class and its settings, without the tokenizer's location and backend."""
@@ -156,6 +187,20 @@ class Templates(NamedTuple):
         return (self.without_tools if schemas is None else self.with_tools).render(messages, schemas)
 
 
+def check_template_settings(variables: dict[str, Any], today: str | None, reserved: Set[str]) -> None:
+    """Check ``chat_template_kwargs`` and ``today``.
+
+    :param reserved: names that cannot be variables of the template.
+    :raises ConfigError: for a reserved name, or if ``today`` is not a date.
+    """
+    if today is not None:
+        parse_date(today)
+    if taken := sorted(reserved & set(variables)):
+        raise ConfigError(
+            f"chat_template_kwargs are variables of the template; these names are reserved: {', '.join(taken)}"
+        )
+
+
 def compile_templates(
     files: TokenizerFiles, chosen: str | None, variables: dict[str, Any], today: str | None
 ) -> Templates:
@@ -187,52 +232,3 @@ def parse_date(text: str) -> datetime:
         return datetime.fromisoformat(text)
     except ValueError as error:
         raise ConfigError(f"today is a date such as 2026-01-31, got {text!r}") from error
-
-
-class Prompt(NamedTuple):
-    """A row that was read: the text to tokenize (None: no text), and the columns of its sample."""
-
-    row: int
-    text: str | None
-    columns: dict[str, Buffer]
-
-
-def read_each(
-    read: Callable[[Buffer], tuple[str | None, dict[str, Buffer]]], rows: Sequence[Buffer], out: ColumnWriter
-) -> list[Prompt]:
-    """Read every row; the faults of bad rows are written to ``out``."""
-    prompts = []
-    for row, raw in enumerate(rows):
-        out.progress(row)  # a template is a program, and may run forever
-        try:
-            prompts.append(Prompt(row, *read(raw)))
-        except RowFault as fault:
-            out.fail(row, fault)
-    out.progress(None)
-    return prompts
-
-
-def encode_each(
-    encoder: Callable[[list[str]], Encoded] | None, prompts: Sequence[Prompt]
-) -> list[array[int] | Exception]:
-    """The ids of each prompt's text, or the error that the library raised for it; empty for a prompt without text.
-
-    :param encoder: None if no prompt has text.
-    """
-    texts = [prompt.text for prompt in prompts if prompt.text is not None]
-    ids = iter(()) if encoder is None else _ids_of_each(encoder(texts))
-    return [array("i") if prompt.text is None else next(ids) for prompt in prompts]
-
-
-def _ids_of_each(encoded: Encoded) -> Iterator[array[int] | Exception]:
-    for number, ids in enumerate(encoded.flat.of_each()):
-        yield encoded.errors.get(number) or array("i", ids)
-
-
-def tokenizer_fault(error: Exception, raw: Buffer) -> RowFault:
-    """The fault of a row whose text the tokenizer rejected.
-
-    :raises Exception: ``error``, if a system resource ran out.
-    """
-    raise_if_shortage(error)
-    return RowFault("AD421", f"the tokenizer raised {type(error).__name__}: {error}", raw)

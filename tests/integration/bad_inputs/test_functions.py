@@ -245,7 +245,7 @@ def test_56_what_is_no_sample_is_a_bad_row_that_says_what_is_needed(tmp_path, wh
 
     line, offset = line_of(path, 2)
     assert str(raised.error).startswith(
-        f"AD425 {path}:{line} (byte {offset}): the tokenize function returned what is no sample: "
+        f"AD425 {path}:{line} (byte {offset}): the tokenize function returned something that is not a sample: "
     )
     assert text in str(raised.error)
     assert ids(skipped.samples) == [0, 1, 3]

@@ -198,7 +198,7 @@ def test_a_result_that_is_no_sample_is_refused_by_row(result: Any, reason: str) 
     chunk = run(FunctionTokenizer(lambda row: result if row["bad"] else [1]), [{"bad": False}, {"bad": True}])
 
     assert (token_ids(chunk), faults(chunk)) == ([[1]], [(1, "AD425")])
-    assert chunk.errors[0].reason.startswith("the tokenize function returned what is no sample: ")
+    assert chunk.errors[0].reason.startswith("the tokenize function returned something that is not a sample: ")
     assert reason in chunk.errors[0].reason
 
 

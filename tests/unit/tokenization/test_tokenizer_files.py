@@ -221,8 +221,8 @@ def test_a_hub_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ConfigError) as caught:
         resolve("org/model", "v1")
     assert str(caught.value) == (
-        "AD413 tokenizer 'org/model' is no folder here, and cannot be had from the Hugging Face hub at revision 'v1': "
-        "401 Client Error; check the name, or download it before and pass the folder"
+        "AD413 tokenizer 'org/model' is not a folder here, and cannot be downloaded from the Hugging Face hub at "
+        "revision 'v1': 401 Client Error; check the name, or download it before and pass the folder"
     )
 
 
@@ -269,5 +269,5 @@ def test_a_damaged_file_is_named(edited: Edit, files: dict[str, Any], reason: st
 def test_a_tokenizer_that_the_library_cannot_read_is_named(edited: Edit) -> None:
     folder = edited({"tokenizer.json": {"model": {"type": "Nothing"}}})
 
-    with pytest.raises(ConfigError, match=r"AD413 .*tokenizer\.json is no tokenizer"):
+    with pytest.raises(ConfigError, match=r"AD413 .*tokenizer\.json is not a tokenizer"):
         TokenizerFiles(str(folder)).load()

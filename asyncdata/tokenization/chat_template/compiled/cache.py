@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.tokenization.chat_template.compiled.program import NOTHING_PROVEN
@@ -54,16 +55,15 @@ class Shapes:
     """Programs by the shape of the chat: the roles and keys of its messages, the types of their values, and ``more``.
 
     A proof is tried when a shape occurs for the second time. The last few hundred shapes are kept, each with a few
-    programs: one for each set of answers of its chats. Hopeless attempts end: for a template of which the first
-    attempts prove nothing, and for a shape whose chats always give other answers.
+    programs: one for each set of answers to its guards. Attempts end for a template of which the first attempts prove
+    nothing, and for a shape whose chats keep failing the guards of all its programs.
 
     :param prove: makes the program for chats like one.
     """
 
     def __init__(self, prove: Callable[[list[Message], list[Message] | None, Any], Program]) -> None:
         self._prove = prove
-        self._young: dict[Key, _Known] = {}
-        self._old: dict[Key, _Known] = {}
+        self._known = lru_cache(_MOST_SHAPES)(_Known.of)
         self._lock = threading.Lock()
         self._num_proofs = self._num_proven = 0
         self._is_futile = False
@@ -71,24 +71,23 @@ class Shapes:
     @property
     def num_kept(self) -> int:
         """How many shapes are known."""
-        return len(self._young) + len(self._old)
+        return self._known.cache_info().currsize
 
     def texts(self, messages: list[Message], tools: list[Message] | None, more: Hashable = None) -> list[str] | None:
         """The parts of the chat's text; None if the chat must be rendered."""
         if self._is_futile or len(messages) > _MOST_MESSAGES:
             return None
 
-        key = _shape(messages, tools, more)
         try:
-            known = self._young.get(key) or self._recall(key)
+            known = self._known(_shape(messages, tools, more))
         except TypeError:  # a role that is a list
             return None
 
-        if known is None:
+        if known.is_new:
+            known.is_new = False
             if _seen is None:
                 return None
 
-            known = self._young[key]
         for program in known.programs:
             values = program.values(messages, tools)
             if values is not None:
@@ -98,15 +97,6 @@ class Shapes:
         program = self._learnt(known, messages, tools, more)
         values = program.values(messages, tools)
         return None if values is None else program.texts(values)
-
-    def _recall(self, key: Key) -> _Known | None:
-        """The record of a shape that occurred before; None for a new one, which is recorded now."""
-        with self._lock:
-            if len(self._young) >= _MOST_SHAPES // 2:
-                self._young, self._old = {}, self._young
-            known = self._old.pop(key, None)
-            self._young[key] = known or _Known()
-            return known
 
     def _learnt(self, known: _Known, messages: list[Message], tools: list[Message] | None, more: Hashable) -> Program:
         """A new program for chats like this one, for which no program of its shape holds."""
@@ -131,14 +121,21 @@ class Shapes:
 class _Known:
     """The record of a shape.
 
+    :ivar is_new: whether the shape has not occurred before.
     :ivar num_misses: how many more chats matched no program than matched one, since the limit of programs was reached.
     """
 
-    __slots__ = ("num_misses", "programs")
+    __slots__ = ("is_new", "num_misses", "programs")
 
     def __init__(self) -> None:
+        self.is_new = True
         self.programs: tuple[Program, ...] = ()
         self.num_misses = 0
+
+    @classmethod
+    def of(cls, _: Key) -> _Known:
+        """The record of a shape that has not occurred lately."""
+        return cls()
 
 
 def _named(message: Message) -> str:
@@ -147,7 +144,7 @@ def _named(message: Message) -> str:
 
 
 def _shape(messages: list[Message], tools: list[Message] | None, more: Hashable) -> Key:
-    """What tells shapes apart: a message begins with its role, goes on with its keys, and ends with as many types."""
+    """The identity of a shape: for each message its role, its keys, and the types of their values."""
     key: list[Any] = [more, type(tools)]
     for message in messages:
         key.append(message.get("role"))

@@ -1,4 +1,4 @@
-"""The result of a chat template for chats of one shape: constant text with values of the chat between."""
+"""A chat template's result for the chats of one shape: constant text with values of the chat in between."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ADD: Any = object()
 
 
 class Step(NamedTuple):
-    """Compute ``function`` of a value, and check its result or add it to the values.
+    """A step or a guard: compute ``function`` of a value, and add the result to the values or check it.
 
     :ivar source: the index of the value; pieces for a text that is joined first.
     :ivar outcome: the result for which the rest of the program holds; :data:`ADD` for a step that adds a value.
@@ -38,9 +38,10 @@ class Program:
     :param steps: the checks of the values and the computations, in order.
     :param parts: the text, split at the borders that a caller needs. None: these chats must be rendered.
     :param absent: strings that no value may contain.
+    :ivar steps: the steps, each with its source, function and outcome.
     """
 
-    __slots__ = ("_absent", "_loads", "_steps", "_texts", "parts")
+    __slots__ = ("_absent", "_loads", "_texts", "parts", "steps")
 
     def __init__(
         self,
@@ -50,23 +51,18 @@ class Program:
         absent: tuple[str, ...] = (),
     ) -> None:
         self._loads = tuple(loads)
-        self._steps = [
+        self.steps = [
             (each.source if isinstance(each.source, int) else _Blank(each.source), *each[1:]) for each in steps
         ]
         self._texts = [] if parts is None else [_Blank(part) for part in parts]
         self._absent = absent
         self.parts = parts
 
-    @property
-    def num_steps(self) -> int:
-        """The number of steps."""
-        return len(self._steps)
-
     def values(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[Any] | None:
         """The values of a chat of the program's shape; None if the program does not hold for it."""
         values = [tools if number is None else messages[number][key] for number, key in self._loads]
         try:
-            for source, function, outcome in self._steps:
+            for source, function, outcome in self.steps:
                 found = function(values[source] if isinstance(source, int) else source.filled(values))
                 if outcome is ADD:
                     values.append(found)

@@ -1,17 +1,15 @@
-"""Shows what a chat template makes of all chats of one shape, by an abstract interpretation of its syntax tree.
+"""Runs a chat template on a chat whose values are proxies (see ``symbolic_values``).
 
-The *shape* of a chat is what its messages are: how many, of which roles, with which keys, holding which types. For a
-chat of a shape, the template is run on objects without content (see ``symbolic_values``) by
-the code that Jinja itself compiles. Before, its syntax tree is checked to be of known nodes only, and rewritten so
-that every operation on a value meets the value's class or this module:
+Jinja itself compiles the code that runs. Before, the syntax tree is checked to have known nodes only, and is rewritten
+so that every operation on a value is a method of the proxy or a function of this module:
 
-- What is written, and what ``~`` joins, goes through a filter that puts symbols in place of texts.
-- What was rendered and comes back as a value, from macros and ``{% set %}`` blocks, becomes a text again.
-- Filters, tests, calls, attributes and subscripts are those below. Each is exact for unknown values, or is for known
-  ones alone and refuses others. Operators are the value's own methods.
+- A value that is written, or joined by ``~``, passes through a filter that writes its symbol.
+- A rendered string that becomes a value again, from a macro or a ``{% set %}`` block, becomes a ``Text`` again.
+- Filters, tests, calls, attributes and subscripts are those below. Each is exact for proxies, or refuses them.
+- Operators are methods of the proxies.
 
-So the run depends on nothing but the shape and the answers that were noted: the text that comes out is that of every
-chat of the shape that gives the same answers.
+So the result depends only on the shape and the recorded guards: it is the text of every chat of the shape that passes
+the guards.
 """
 
 from __future__ import annotations
@@ -53,15 +51,15 @@ _KNOWN_NODES = frozenset(
 )
 _RANDOM = frozenset({"random"})
 _OF_STRINGS = frozenset("trim upper lower capitalize title replace indent tojson string".split())
-"""Filters that are pure functions of their subject, and come to a string."""
+"""Filters that are pure functions of their subject and return a string."""
 _OF_CONTAINERS = frozenset("list length count first last items reverse map select reject selectattr rejectattr".split())
-"""Filters that hand on the items of a container, or ask them through tests and subscripts."""
+"""Filters that return the items of a container, or apply tests and subscripts to them."""
 _LENGTHS = frozenset({"length", "count"})
 _OF_ANYTHING = frozenset({"default", "d"})
 _OF_TYPES = frozenset(
     "defined undefined none boolean integer float number string mapping iterable sequence callable".split()
 )
-"""Tests that only the type of their subject answers."""
+"""Tests that depend only on the type of their subject."""
 _OF_VALUES = frozenset("eq equalto == ne != in".split())
 """Tests that are operators."""
 _OF_JINJA = frozenset({"filter", "test"})
@@ -69,18 +67,18 @@ _OF_JINJA = frozenset({"filter", "test"})
 _FUNCTIONS = ("range", "raise_exception", "strftime_now")
 _MAKERS = ("dict", "namespace")
 _OF_SCOPES = frozenset({"_loop_vars", "_block_vars"})
-"""What Jinja adds to a call, for functions that take its context."""
+"""Arguments that Jinja adds to the call of a function that takes its context."""
 _HOLDERS = frozenset({str, list, tuple, dict})
 _READERS = frozenset({"get", "items", "keys", "values"})
-"""Methods of a dict that hand on its values."""
+"""Methods of a dict that return its values."""
 
 
 class SymbolicTemplate:
-    """A template that can be run on chats whose texts are unknown.
+    """A template that can run on proxies.
 
     :param source: the template's text.
-    :param variables: what it always sees.
-    :raises UnprovenError: if it has statements that this module does not know.
+    :param variables: the variables of every rendering.
+    :raises UnprovenError: if it has statements that are not in the list above.
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
@@ -98,10 +96,10 @@ class SymbolicTemplate:
         self._lock = threading.Lock()
 
     def render(self, trace: Trace, messages: Iterable[Message], tools: Any, variables: Mapping[str, Any]) -> str:
-        """The chat as text, with symbols for what is unknown.
+        """The chat as text, with symbols for the values.
 
-        :raises RowFault: if the template refuses every chat that gives the same answers.
-        :raises UnprovenError: if that cannot be told.
+        :raises RowFault: if the template rejects every chat that passes the guards.
+        :raises UnprovenError: if an operation is refused.
         """
         chat = [normalized(message) for message in messages]
         seen = {**self._variables, **variables, "messages": chat, "tools": tools}
@@ -110,22 +108,22 @@ class SymbolicTemplate:
                 self._environment.trace = trace
                 text = self._template.render(seen)
         except Exception as error:
-            # The template's own refusals are what they are for every such chat; others may come of what is unknown.
+            # A rejection by the template itself holds for every such chat; any other error may be due to a proxy.
             if isinstance(error, TemplateError) and not trace.is_broken:
                 raise RowFault("AD412", str(error)) from error
 
             raise UnprovenError(f"{type(error).__name__}: {error}") from error
         if trace.is_broken:
-            raise UnprovenError("it went on without the value")
+            raise UnprovenError("the template caught the error of a refused operation")
 
         return text
 
 
 class SymbolicChat:
-    """A chat whose texts are unknown.
+    """A chat whose values are proxies.
 
-    :ivar messages: with roles that are known.
-    :raises UnprovenError: if a role or a key has characters that stand for texts here.
+    :ivar messages: the messages; their roles are plain strings.
+    :raises UnprovenError: if a role or a key contains a symbol.
     """
 
     def __init__(self, template: SymbolicTemplate, messages: list[Message], tools: list[Message] | None) -> None:
@@ -141,7 +139,7 @@ class SymbolicChat:
         self.tools: Any = trace.load(None, "tools", tools)
 
     def rendered(self, messages: Iterable[Message], tools: Any = None, **variables: Any) -> str:
-        """As that of the template; of these messages or some of them, and others that are known."""
+        """The text of ``messages``: proxies of this chat, or messages with plain values."""
         text = self._template.render(self.trace, messages, tools, variables)
         self.trace.note(text)
         return text
@@ -163,10 +161,10 @@ def _filtered(node: nodes.Expr | None, name: str) -> nodes.Filter:
 
 
 class _Rewriter(NodeTransformer):
-    """Puts a filter of ours around what is written, joined and captured."""
+    """Adds a filter of this module to every value that is written, joined or captured."""
 
     def get_visitor(self, node: nodes.Node) -> Any:
-        """What rewrites nodes of its kind; None for kinds that stay as they are."""
+        """The method that rewrites nodes of this kind; None for kinds that stay unchanged."""
         return getattr(self, f"rewrite_{type(node).__name__.lower()}", None)
 
     def rewrite_output(self, node: nodes.Output) -> nodes.Node:
@@ -185,7 +183,7 @@ class _Rewriter(NodeTransformer):
         return _filtered(node, "_captured")
 
     def rewrite_callblock(self, node: nodes.CallBlock) -> nodes.Node:
-        self.generic_visit(node.call)  # what it comes to is written as it is
+        self.generic_visit(node.call)  # its result is written unchanged
         node.defaults = [self.visit(each) for each in node.defaults]
         node.body = [self.visit(each) for each in node.body]
         return node
@@ -197,16 +195,16 @@ class _Rewriter(NodeTransformer):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's operations, each of which knows unknown values or refuses them.
+    """Jinja's operations, each of which is exact for proxies or refuses them.
 
-    :ivar trace: that of the chat at hand.
+    :ivar trace: the trace of the current run.
     """
 
     trace: Trace
 
     def tell_apart(self, variables: Mapping[str, Any]) -> None:
-        """Put what knows unknown values in place of the filters, tests and functions that do not."""
-        self.trace = Trace()  # constants are worked out while the template is compiled
+        """Wrap the filters, tests and functions of Jinja, which do not know proxies."""
+        self.trace = Trace()  # Jinja evaluates constants while it compiles the template
         known = {**self.globals, **variables}
         self._functions = [known[name] for name in _FUNCTIONS]
         self._makers = [self.globals[name] for name in _MAKERS]
@@ -222,7 +220,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.trace.refuse(what)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As the sandbox has it."""
+        """See the sandbox."""
         if isinstance(obj, partial):
             self.refuse("an attribute of a method")
         if not isinstance(obj, Text):
@@ -231,7 +229,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return obj.method(attribute) if hasattr("", attribute) else self.undefined(obj="", name=attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """As the sandbox has it."""
+        """See the sandbox."""
         if isinstance(obj, Text) and isinstance(argument, str):
             return self.getattr(obj, argument)
 
@@ -240,7 +238,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getitem(_opened(obj), argument)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """As the sandbox has it, for functions that do the same with unknown values, and for known ones."""
+        """See the sandbox. Only functions that are exact for proxies are called, and others with plain arguments."""
         given = {name: value for name, value in kwargs.items() if name not in _OF_SCOPES}
         if not self._may_call(function, args, given):
             self.refuse("a call")
@@ -292,7 +290,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return function(*lead, subject, *rest, **kwargs)
 
     def _shown(self, value: Any) -> str:
-        """What is written for a value."""
+        """The text that is written for a value."""
         if isinstance(value, Text):
             return value.rendered
 

@@ -1,4 +1,4 @@
-"""Answers about the texts of a chat with unknown messages: only those that hold for every chat of its shape."""
+"""Questions about rendered texts with symbols: an answer holds for every chat of the shape that passes the guards."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ("UnknownTexts",)
 
 
 class UnknownTexts(Texts):
-    """Answers for a chat with symbols in its texts. Each symbol stands for any text, also the empty one.
+    """The answers for texts with symbols. Each symbol stands for any text, also the empty one.
 
-    An answer is that of every chat, or of every one that answers what is asked of its texts in the same way; else the
-    question is refused with :class:`UnprovenError`. Two texts whose first difference lies between two constants differ
-    there whatever stands before, as it is the same in both.
+    An answer holds for every chat, or for every chat that passes a guard that it records; otherwise the question is
+    refused with :class:`UnprovenError`. If two texts first differ in two constants, they differ there for every chat,
+    because the text before is the same in both.
 
-    :param trace: that of the chat; what only its texts answer is asked there.
-    :ivar marks: the characters that no chat may have for the answers to hold.
+    :param trace: records the guards.
+    :ivar marks: the characters that no chat may contain for the answers to hold.
     """
 
     def __init__(self, special: Sequence[str], trace: Trace) -> None:
@@ -62,11 +62,11 @@ class UnknownTexts(Texts):
 
     def ends_with(self, text: str, words: Sequence[str]) -> bool:
         """See :class:`Texts`."""
-        behind = symbols_in(text)[-1]
-        if behind.endswith(tuple(words)):
+        ending = symbols_in(text)[-1]
+        if ending.endswith(tuple(words)):
             return True
 
-        if behind == text or not any(each.endswith(behind) for each in words):
+        if ending == text or not any(each.endswith(ending) for each in words):
             return False
 
         return bool(self._trace.ask(text, methodcaller("endswith", tuple(words)), "ends with", *words))
@@ -78,14 +78,14 @@ class UnknownTexts(Texts):
             _refuse("two texts that may be alike for longer")
         return shared
 
-    def without_space_behind(self, text: str) -> str:
+    def without_trailing_space(self, text: str) -> str:
         """See :class:`Texts`."""
         text = text.rstrip()
         if has_symbol(text[-1:]) and self._trace.ask(text, _ends_with_space, "ends with space"):
             _refuse("white space that is a message's")
         return text
 
-    def stop_behind(self, text: str, at: int) -> re.Match[str] | None:
+    def stop_at(self, text: str, at: int) -> re.Match[str] | None:
         """See :class:`Texts`."""
         words = symbols_in(text[at:])[0]
         num_space = len(words) - len(words.lstrip())
@@ -95,7 +95,7 @@ class UnknownTexts(Texts):
             for start in range(num_space + 1)
         ):
             _refuse("a special token that a message may complete")
-        return super().stop_behind(text, at)
+        return super().stop_at(text, at)
 
     def constant(self, text: str) -> str:
         """See :class:`Texts`."""
@@ -115,7 +115,7 @@ class UnknownTexts(Texts):
 
 
 def _head(text: str, length: int) -> str:
-    """The part of the text that contains its first characters for any texts in place of its symbols."""
+    """The beginning of the text that has ``length`` constant characters, so at least as many for every chat."""
     num_constants = 0
     for number, char in enumerate(text):
         if num_constants == length:

@@ -1,12 +1,10 @@
-"""Records the operations of a template on a chat with unknown texts.
+"""The proxies that stand for the values of a chat, and the record of what a template does with them.
 
-The template gets an object without content for each value, a :class:`Text` or a :class:`Value`. What can be told
-without the content is told, such as what a text and a constant come to, one behind the other. A question, such as
-whether a text is empty, is answered for the chat at hand and noted: what follows holds for chats that give the same
-answer. A pure function of a text is noted, to be called again for every chat. Anything else is refused with
-:class:`UnprovenError`. Nothing can slip through, as there is nothing in the object that could.
+A proxy (:class:`Text`, :class:`Value`) has no content, only its symbol and its :class:`Trace`. Concatenation needs no
+content. A question, such as whether a text is empty, is answered by the trace for the chat at hand and recorded as a
+guard. A pure function of a text is recorded as a step. Every other operation raises :class:`UnprovenError`.
 
-In what is rendered, a text is one character of plane 16, its *symbol*, which no template and no role may have.
+A *symbol* is a character of plane 16. No template, role, key or variable may contain one.
 """
 
 from __future__ import annotations
@@ -68,9 +66,9 @@ def is_plain(value: Any) -> bool:
 
 
 class Trace:
-    """What is known of one chat: its values by their symbols, and what was asked of them and made of them.
+    """The record of one run: the values of the chat by their symbols, the guards, and the steps.
 
-    :ivar is_broken: whether anything was refused, even if the template went on.
+    :ivar is_broken: whether an operation was refused, even if the template caught the error.
     """
 
     def __init__(self) -> None:
@@ -100,9 +98,9 @@ class Trace:
         return None if self.ask(symbol, type, "type") is type(None) else self._of(symbol)
 
     def derive(self, text: str, function: Callable[[Any], str | int], *name: Hashable) -> Any:
-        """What a pure function makes of a text: another one, or a number.
+        """The result of a pure function of a text, as a proxy; recorded as a step.
 
-        :param name: what tells the function from others.
+        :param name: identifies the function.
         """
         self._refuse_marks(text)
         whole = ("derived", text, *name)
@@ -111,9 +109,9 @@ class Trace:
         return self._of(self._symbols[whole])
 
     def ask(self, text: str, question: Callable[[Any], Any], *name: Hashable) -> Any:
-        """What a pure function comes to for the chat at hand.
+        """The result of a pure function for the chat at hand; recorded as a guard.
 
-        :param name: what tells the question from others.
+        :param name: identifies the question.
         """
         whole = (text, *name)
         if whole not in self._answers:
@@ -135,9 +133,10 @@ class Trace:
         self._written.update(_SYMBOL.findall(text))
 
     def program(self, parts: Sequence[str] | None, absent: tuple[str, ...] = ()) -> Program:
-        """What was found: for chats of the same shape that give the same answers, the text is made of the parts.
+        """The program for the chats of the shape that pass the guards: their text consists of ``parts``.
 
-        :param absent: what no value that was written anywhere may have.
+        :param parts: texts with symbols; None if the chats must be rendered.
+        :param absent: strings that no value may contain that was written in any rendering.
         """
         asked = "".join([text for text, _, _ in self._steps])
         used = set(_SYMBOL.findall("".join([asked, *(parts or ()), *(self._written if absent else ())])))
@@ -200,7 +199,7 @@ class _Unknown:
         return self._text
 
     def derive(self, function: Callable[[Any], str | int], *name: Hashable) -> Any:
-        """What a pure function makes of it: a text, or a number."""
+        """The result of a pure function, as a proxy: a text or a number."""
         return self._trace.derive(self._text, function, *name)
 
     def refuse(self, *_: Any, **__: Any) -> NoReturn:
@@ -278,7 +277,7 @@ class Text(_Unknown):
         return self._trace.ask(self._text, operator.methodcaller(name, *args), name, repr(args))
 
     def _parted(self, name: str, *args: Any) -> list[str | Text]:
-        """The pieces that the text is parted into, of which it has as many as that of the chat at hand."""
+        """The pieces of the text as proxies. Their number, that of the chat at hand, is a guard."""
         part = operator.methodcaller(name, *args)
         length = self._trace.ask(self._text, partial(_num_pieces, part), name, "length", repr(args))
         if length == 1 and args and name in ("split", "rsplit"):
@@ -333,23 +332,6 @@ class Value(_Unknown):
 
         return self._equals(other) if is_plain(other) else bool(self.refuse())
 
-    def __lt__(self, other: object) -> bool:
-        return self._compared(operator.lt, other)
-
-    def __le__(self, other: object) -> bool:
-        return self._compared(operator.le, other)
-
-    def __gt__(self, other: object) -> bool:
-        return self._compared(operator.gt, other)
-
-    def __ge__(self, other: object) -> bool:
-        return self._compared(operator.ge, other)
-
-    def _compared(self, how: Callable[[Any, Any], bool], other: object) -> bool:
-        if self.kind not in (int, float) or type(other) not in (int, float):
-            self.refuse()
-        return bool(self._trace.ask(self._text, partial(_swapped, how, other), how.__name__, repr(other)))
-
     def __iter__(self) -> Iterator[Any]:
         return iter(self.opened())
 
@@ -363,10 +345,7 @@ class Value(_Unknown):
         return self.opened()[part]
 
     __hash__ = _Unknown.__hash__
-
-
-def _swapped(how: Callable[[Any, Any], bool], other: object, value: Any) -> bool:
-    return how(value, other)
+    __lt__ = __le__ = __gt__ = __ge__ = _Unknown.refuse
 
 
 def _num_pieces(part: Callable[[str], Sequence[str]], text: str) -> int:

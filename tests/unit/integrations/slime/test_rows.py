@@ -296,7 +296,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any] | bytes, str, str]] = [
     ({}, b'{"input": "a', "AD101", "cut off"),
     ({}, b"[]", "AD113", "got an array"),
     ({}, {"input": "a", "tools": {}}, "AD111", "'tools' must be a list of JSON schemas, got an object"),
-    ({}, {"input": "a", "tools": "[{"}, "AD101", "'tools' is a string, and its text is no JSON"),
+    ({}, {"input": "a", "tools": "[{"}, "AD101", "'tools' is a string, and its text is not JSON"),
     ({}, {"input": "a", "tools": [], "metadata": "m"}, "AD111", "'metadata' must be an object, as the row has tools"),
     ({}, {"input": "a", "tools": [], "metadata": [1]}, "AD111", "got an array"),
     (

@@ -179,7 +179,7 @@ def test_one_turn_of_the_user_is_its_content_between_constants_and_nothing_is_as
 
         assert program.parts is not None
         assert len(program.parts[0]) <= 3
-        assert program.num_steps == (name == "headers")  # which trims
+        assert len(program.steps) == (name == "headers")  # which trims
 
 
 def test_the_date_that_a_template_is_told_is_a_constant() -> None:

@@ -147,7 +147,7 @@ def test_a_template_is_compiled_without_running_any_of_it(template: str, constan
 
 def test_autoescape_is_no_way_to_run_something_as_a_template_is_compiled() -> None:
     for expression in ("1 + 1", "9 ** (9 ** 9)"):  # the first one fails at once, where the second would hang
-        with pytest.raises(ConfigError, match="AD411 .* line 1 is no Jinja: autoescape must be true or false"):
+        with pytest.raises(ConfigError, match="AD411 .* line 1 is not valid Jinja: autoescape must be true or false"):
             ChatTemplate(f"{{% autoescape {expression} %}}{{% endautoescape %}}", {})
 
     assert ChatTemplate("{% autoescape true %}{{ '<' }}{% endautoescape %}", {}).render([]) == "&lt;"
@@ -208,7 +208,7 @@ def test_a_templates_error_names_its_line(template: str, reason: str) -> None:
     "template", ["{% if %}", "a\n{% generation %}", "{{ 'x }}", "{% nothing %}", "{{ x | nothing }}"]
 )
 def test_a_template_that_is_no_jinja_is_refused_at_once(template: str) -> None:
-    with pytest.raises(ConfigError, match=f"line {template.count(chr(10)) + 1} is no Jinja"):
+    with pytest.raises(ConfigError, match=f"line {template.count(chr(10)) + 1} is not valid Jinja"):
         ChatTemplate(template, {})
 
 

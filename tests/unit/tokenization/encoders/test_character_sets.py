@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import unicodedata
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -11,14 +12,20 @@ from asyncdata.tokenization.encoders.character_sets import (
     CharacterFinder,
     complement,
     ranges_of,
-    to_code_points,
     unknown_characters,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 pytestmark = pytest.mark.thorough
 
 POINTS = st.sets(st.integers(0, 0x10FFFF), max_size=30)
 NEAR = st.sampled_from(["a", "\n", "é", "ÿ", "Ā", "中", "\U0001f600", "\ud800", "\U0010ffff"])
+
+
+def to_code_points(ranges: Iterable[tuple[int, int]]) -> set[int]:
+    return {point for start, stop in ranges for point in range(start, stop)}
 
 
 @given(POINTS)

@@ -223,7 +223,7 @@ def is_found_out(encoder: text_encoder.TextEncoder) -> bool:
 def test_it_begins_in_a_pause_or_when_much_has_been_done(
     found_out: Callable[[str], None], files: TokenizerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until then no call waits for ``tokenizers`` to be loaded."""
+    """Before that, no request waits for ``tokenizers`` to be loaded."""
     found_out("a rare text")
     has_worked = open_encoder(files)
     monkeypatch.setattr(text_encoder, "WORK_BEFORE_AUDIT_S", 1e9)

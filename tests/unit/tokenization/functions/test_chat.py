@@ -206,9 +206,9 @@ def test_blocks_that_are_part_of_a_message_are_trained_as_they_are(name: str) ->
             "changes the text of its {% generation %} blocks",
         ),
         ("{% generation %}a{% endgeneration %}", "last_assistant", "has 1 {% generation %} blocks for 2 messages"),
-        (SHOUTS_AT_THE_END, "assistant", "renders earlier turns otherwise as the chat goes on"),
-        (ENDS_ONCE, "assistant", "cannot be told where messages[2] lies"),
-        (BACKWARDS, "assistant", "cannot be told where messages[4] lies"),
+        (SHOUTS_AT_THE_END, "assistant", "renders earlier turns differently when the chat grows"),
+        (ENDS_ONCE, "assistant", "the position of messages[2] in the text is unknown"),
+        (BACKWARDS, "assistant", "the position of messages[4] in the text is unknown"),
     ],
 )
 def test_a_template_that_does_not_show_the_assistants_text_is_refused(
@@ -229,7 +229,7 @@ def test_a_refusal_names_the_template(small_tokenizer: Path, tmp_path: Path) -> 
 
     chunk = run(ChatTokenizeFn(folder, chat_template="loud").open(), [{"messages": CHAT}])
 
-    assert chunk.errors[0].reason.startswith("chat template 'loud' renders earlier turns otherwise")
+    assert chunk.errors[0].reason.startswith("chat template 'loud' renders earlier turns differently")
 
 
 def test_a_template_that_drops_earlier_thoughts_is_understood(name: str) -> None:
@@ -282,7 +282,7 @@ def test_a_message_whose_surroundings_depend_on_it_is_refused_and_not_guessed(na
     chunk = run(ChatTokenizeFn(name, chat_template=template).open(), [{"messages": chat}])
 
     assert faults(chunk) == [(0, "AD414")]
-    assert "where messages[1] lies" in chunk.errors[0].reason
+    assert "the position of messages[1]" in chunk.errors[0].reason
 
 
 def test_a_chat_with_every_mark_in_it_is_refused(name: str) -> None:

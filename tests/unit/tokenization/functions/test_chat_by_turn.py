@@ -30,7 +30,7 @@ KEEPS_A_PLACE = """\
 {%- elif m.thinking and loop.index0 > ns.last %}{{ '<think>\\n' + m.thinking + '\\n</think>\\n' + m.content }}
 {%- else %}{{ '<think></think>' + m.content }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"""
-# Thoughts are written behind the last question alone; the prompt has an empty place for them.
+# Thoughts are written after the last question only; the prompt has an empty place for them.
 CLOSES_THE_PLACE = KEEPS_A_PLACE.replace("'<think></think>' + m.content", "m.content").replace(
     "'<|im_start|>assistant\\n<think>\\n'", "'<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n'"
 )
@@ -51,7 +51,7 @@ CHANNELS = """\
 {{- '<|im_start|>assistant=final:' + m.content + '<|endoftext|>' }}
 {%- else %}{{ '<|im_start|>assistant=final:' + m.content + '<|im_end|>' }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"""
-# The next header is all that ends a turn; thoughts are written behind the last question alone.
+# The next header is all that ends a turn; thoughts are written after the last question only.
 WITHOUT_STOP = """\
 {%- set ns = namespace(last=-1) %}
 {%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
@@ -277,8 +277,8 @@ def test_messages_that_are_json_text_are_the_chat(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "code", "reason"),
     [
-        (str([user("a")]), "AD101", "'messages' is a string, and its text is no JSON: invalid JSON at column 3"),
-        ('[{"role": "user", "cont', "AD101", "its text is no JSON"),
+        (str([user("a")]), "AD101", "'messages' is a string, and its text is not JSON: invalid JSON at column 3"),
+        ('[{"role": "user", "cont', "AD101", "its text is not JSON"),
         ('{"role": "user", "content": "a"}', "AD111", "must be a string or a list of messages, got an object"),
         ('[{"content": "a"}]', "AD112", "'messages'[0] has no 'role'"),
     ],

@@ -212,7 +212,7 @@ def test_a_bad_row_is_named(name: str, row: bytes, code: str, reason: str) -> No
 
 def seed_steps(tokenizer: Any, row: dict[str, str], max_length: int, reserve: int) -> dict[str, list[int]]:
     """The recipe's own steps, by a tokenizer of transformers."""
-    prompt = f"{row['input']}\n\nQuestion: {row['question']}\nAnswer:"  # a blank line behind the context
+    prompt = f"{row['input']}\n\nQuestion: {row['question']}\nAnswer:"  # a blank line after the context
     prompt_ids = tokenizer(prompt, add_special_tokens=True, truncation=True, max_length=max_length - reserve)[
         "input_ids"
     ]
@@ -239,7 +239,7 @@ def as_arrays(chunk: Chunk, sample: int) -> dict[str, list[int]]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("max_length", [300, 420, 600, 1000])
-def test_seed_compat_is_the_recipe_also_where_special_tokens_are_put_around(
+def test_the_legacy_recipe_is_kept_also_where_special_tokens_are_put_around(
     small_tokenizer: Path, tmp_path: Path, max_length: int
 ) -> None:
     transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
@@ -267,7 +267,7 @@ def test_only_the_recipes_prompt_has_a_blank_line_after_the_context(name: str) -
     ("file", "max_length"),
     [("qa1_4k.json", 2048), ("qa1_4k.json", 4096), ("qa1_32k.json", 16384), ("qa1_32k.json", 32768)],
 )
-def test_seed_compat_is_the_recipe_on_babilong(test_data: Path, tokenizer: str, file: str, max_length: int) -> None:
+def test_the_legacy_recipe_is_kept_on_babilong(test_data: Path, tokenizer: str, file: str, max_length: int) -> None:
     transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
     folder = str(test_data / "tokenizers" / tokenizer)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
@@ -284,7 +284,7 @@ def test_seed_compat_is_the_recipe_on_babilong(test_data: Path, tokenizer: str, 
 
 
 @pytest.mark.thorough
-def test_seed_compat_notes_whether_the_cut_removed_the_question(name: str) -> None:
+def test_the_legacy_recipe_notes_whether_the_cut_removed_the_question(name: str) -> None:
     facts = set()
     for reserve in range(1, 40):
         fn = babilong(

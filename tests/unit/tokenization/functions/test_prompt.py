@@ -97,7 +97,11 @@ BAD_ROWS: list[tuple[bytes, str, str]] = [
     (b'["input"]', "AD113", "got an array"),
     (b'{"input": "a", "tools": 5}', "AD111", "'tools' must be a list of JSON schemas, got a number"),
     (b'{"input": "a", "tools": [5]}', "AD111", "'tools'[0] must be a JSON schema, got a number"),
-    (b'{"input": "a", "tools": "[{"}', "AD101", "'tools' is a string, and its text is no JSON: invalid JSON at column"),
+    (
+        b'{"input": "a", "tools": "[{"}',
+        "AD101",
+        "'tools' is a string, and its text is not JSON: invalid JSON at column",
+    ),
     (b'{"input": "a", "tools": "{}"}', "AD111", "'tools' must be a list of JSON schemas, got an object"),
     (b'{"input": "a", "tools": "\\ud800"}', "AD107", "unpaired surrogate \\ud800 in 'tools'"),
     (b'{"input": "a", "tools": [], "metadata": "text"}', "AD111", "'metadata' must be an object, as the row has tools"),
@@ -373,7 +377,7 @@ def test_a_tokenizer_that_cannot_render_is_refused_before_any_work(small_tokeniz
     PromptTokenizeFn(str(tmp_path / "t"), apply_chat_template=True, chat_template="{{ messages }}").resolve()
     with pytest.raises(ConfigError, match="AD411 the tokenizer has no chat template 'default': it has none"):
         PromptTokenizeFn(str(tmp_path / "t"), apply_chat_template=True).resolve()
-    with pytest.raises(ConfigError, match="AD411 the chat template's line 1 is no Jinja"):
+    with pytest.raises(ConfigError, match="AD411 the chat template's line 1 is not valid Jinja"):
         PromptTokenizeFn(str(tmp_path / "t"), apply_chat_template=True, chat_template="{% if %}").resolve()
     with pytest.raises(ConfigError, match="AD413"):
         PromptTokenizeFn(str(tmp_path / "nothing")).resolve()

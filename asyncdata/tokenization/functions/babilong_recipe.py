@@ -1,0 +1,63 @@
+"""The samples of an old recipe for BABILong (``FixedLengthTokenizeFn(legacy_recipe=True)``), for runs that continue it.
+
+The prompt and the answer are tokenized separately. The prompt is cut at its right end to leave room for the answer, so
+a long context removes the question. No end token is trained.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncdata.tokenization.functions.drafts import Draft
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+    from asyncdata.tokenization.functions.drafts import Drafting
+    from asyncdata.tokenization.functions.fixed_length_layout import Filled
+    from asyncdata.tokenization.functions.labelled import SpanEncoder
+
+__all__ = ("BETWEEN", "RecipeSample", "drafts_of", "sample_of")
+
+BETWEEN = "\n\n"
+"""The text between the context and the question."""
+
+
+class RecipeSample(NamedTuple):
+    """The tokens of a sample before padding; those from ``start`` on are trained.
+
+    :ivar facts: what ``extra`` and the statistics say about it.
+    """
+
+    tokens: array[int]
+    start: int
+    facts: dict[str, bool]
+
+
+def drafts_of(filled: Filled) -> list[Draft]:
+    """The prompt and the answer, to be tokenized separately."""
+    return [Draft(filled.prompt, []), Draft(filled.answer, [])]
+
+
+def sample_of(
+    drafting: Drafting,
+    found: list[Encoding],
+    encoder: SpanEncoder,
+    around: tuple[array[int], array[int]],
+    *,
+    max_length: int,
+    reserve: int,
+) -> RecipeSample:
+    """The sample of a row.
+
+    :param found: the encodings of the two drafts.
+    :param around: the tokens before and after the prompt.
+    :param reserve: the number of tokens that are kept free for the answer.
+    """
+    (before, after), (prompt, answer) = around, (array("i", encoding.ids) for encoding in found)
+    kept = prompt[: max(max_length - reserve - len(before) - len(after), 0)]
+    end = encoder.offsets(found[0], drafting.drafts[0].text)[len(kept) - 1][1] if kept else 0
+    start = len(before) + len(kept) + len(after)
+    facts = {"question_lost": len(kept) < len(prompt) and end < drafting.of.asked}
+    return RecipeSample((before + kept + after + answer)[:max_length], start, facts)
