@@ -253,10 +253,10 @@ class Producer:
         self.canaries.make()
         return True
 
-    def _submit(self, part: _Part, strikes: int = 0) -> None:
+    def _submit(self, part: _Part, max_losses: int = 2) -> None:
         first = part.position.row
         request = part.window.request(first, first + part.entry.num_rows)
-        self._executor.submit(request, partial(self._on_tokenized, part), strikes)
+        self._executor.submit(request, partial(self._on_tokenized, part), max_losses)
 
     def _on_tokenized(self, part: _Part, reply: Reply | Crashed) -> None:
         if isinstance(reply, Tokenized):
@@ -287,8 +287,8 @@ class Producer:
     def _bisect(self, part: _Part) -> None:
         """One of the rows kills workers: send each half again. If a half kills one more worker, it is cut again."""
         rest = self._split(part, part.entry.num_rows // 2)
-        self._submit(rest, strikes=1)
-        self._submit(part, strikes=1)
+        self._submit(rest, max_losses=1)
+        self._submit(part, max_losses=1)
 
     def _cut_out(self, part: _Part, crash: Crashed, row: int) -> None:
         """The row that kills workers is known: send the rows before it and after it again."""

@@ -13,7 +13,7 @@ import anyio.to_thread
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.messages import Short
 from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.workers.base import NUM_SLOTS, ExecutorStatistics, WorkerState, in_a_thread
+from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, ExecutorStatistics, WorkerState, in_a_thread
 from asyncdata.workers.pool.deadlines import given_up, patience_of_a_request, pause
 from asyncdata.workers.request_handler import Handler
 from asyncdata.workers.slots import Slots, no_op
@@ -95,8 +95,8 @@ class InlineExecutor:
         """As the protocol says."""
         return self._memory[slot]
 
-    def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
-        """As the protocol says; a thread cannot be killed, so there are no strikes."""
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
+        """As the protocol says; a thread cannot be killed, so no worker is lost."""
         self.slots.use(request.slot)
         self._queue.append((request, on_reply))
         if self._wake is not None:

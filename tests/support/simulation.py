@@ -26,7 +26,7 @@ from asyncdata import AsyncDataLoader
 from asyncdata.core.messages import Tokenized
 from asyncdata.loader.service import Service
 from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.workers.base import NUM_SLOTS, Crashed, ExecutorStatistics, WorkerState
+from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics, WorkerState
 from asyncdata.workers.request_handler import Handler
 from asyncdata.workers.slots import Slots
 from tests.support.liveness import SimulatedThreads, Watcher
@@ -144,7 +144,7 @@ class SimulatedExecutor:
         """As the protocol says."""
         self._on_change = self.slots.on_free = on_change
 
-    def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
         """As the protocol says."""
         self.num_asked += 1
         self.slots.use(request.slot)

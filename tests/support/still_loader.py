@@ -21,7 +21,7 @@ from asyncdata.prefetch.producer import Producer
 from asyncdata.prefetch.windows.block_windows import BlockWindows
 from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.workers.base import NUM_SLOTS, Crashed, ExecutorStatistics
+from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics
 from asyncdata.workers.request_handler import Handler
 from asyncdata.workers.slots import Slots
 from tests.support.tokenize_fns import row_id
@@ -50,7 +50,7 @@ class Asked(NamedTuple):
 
     request: WorkerRequest
     on_reply: OnReply | None
-    strikes: int
+    max_losses: int
 
     @property
     def num_rows(self) -> int:
@@ -88,9 +88,9 @@ class FakeExecutor:
     def watch(self, on_change: Callable[[], object]) -> None:
         self._on_change = self.slots.on_free = on_change
 
-    def submit(self, request: WorkerRequest, on_reply: OnReply, strikes: int = 0) -> None:
+    def submit(self, request: WorkerRequest, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
         self.slots.use(request.slot)
-        self.asked.append(Asked(request, on_reply, strikes))
+        self.asked.append(Asked(request, on_reply, max_losses))
         if isinstance(request, Tokenize):
             self.num_rows_asked.append(self.asked[-1].num_rows)
 

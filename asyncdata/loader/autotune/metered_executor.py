@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.messages import Tokenize, Tokenized
+from asyncdata.workers.base import MAX_LOSSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,13 +61,13 @@ class MeteredExecutor:
             self._was_full = self.lacks_room()
             self.on_reply()
 
-    def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
         """As the protocol says."""
         self._count(is_full=self._was_full)
         self._was_full = False
         self._num_under_way += 1
         num_rows = len(request.lengths) // 4 if isinstance(request, Tokenize) else 0
-        self._executor.submit(request, partial(self._answer, num_rows, on_reply), strikes)
+        self._executor.submit(request, partial(self._answer, num_rows, on_reply), max_losses)
 
     def _answer(self, num_rows: int, on_reply: OnReply, reply: Reply | Crashed) -> None:
         self._count(is_full=self._was_full or self.lacks_room())

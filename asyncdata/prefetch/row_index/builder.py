@@ -32,7 +32,6 @@ _log = get_logger(__name__)
 _MAX_BLOCKS_PER_REQUEST = 8
 _PER_WORKER = 2
 """Requests per worker: one in progress, and one queued. A worker takes no more."""
-_MAX_TRIES = 5
 
 
 class Indexer:
@@ -123,7 +122,7 @@ class Indexer:
             spool = part_path(index.spool, first) if index.spool else ""
             blocks = self._source.blocks(range(first, stop))
             request = Index(blocks, self._check, spool=spool, is_kept=self._file is not None)
-            self._submit(first, request, [], _MAX_TRIES)
+            self._submit(first, request, [])
 
     @property
     def _num_blocks_to_ask(self) -> int:
@@ -133,18 +132,14 @@ class Indexer:
 
         return 1 if self._leaves_room else max(1, min(_MAX_BLOCKS_PER_REQUEST, self._next_block))
 
-    def _submit(self, first: int, request: Index, lost: list[RowError], num_tries: int) -> None:
-        self._executor.submit(request, partial(self._on_reply, first, request, lost, num_tries))
+    def _submit(self, first: int, request: Index, lost: list[RowError]) -> None:
+        self._executor.submit(request, partial(self._on_reply, first, request, lost))
 
-    def _on_reply(
-        self, first: int, request: Index, lost: list[RowError], num_tries: int, reply: Reply | Crashed
-    ) -> None:
+    def _on_reply(self, first: int, request: Index, lost: list[RowError], reply: Reply | Crashed) -> None:
         if isinstance(reply, Crashed) and reply.row is not None:
             lost = [*lost, RowError(reply.row, reply.code, reply.reason)]
             request = msgspec.structs.replace(request, lost=[error.row for error in lost])
-            self._submit(first, request, lost, _MAX_TRIES)
-        elif isinstance(reply, Crashed) and num_tries > 1:
-            self._submit(first, request, lost, num_tries - 1)
+            self._submit(first, request, lost)
         elif isinstance(reply, Indexed):
             errors = sorted([*reply.errors, *lost], key=lambda error: error.row)
             self._found[first] = msgspec.structs.replace(reply, errors=errors)

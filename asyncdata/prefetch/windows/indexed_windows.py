@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ("IndexedWindow", "IndexedWindows")
 
 _log = get_logger(__name__)
-_MAX_TRIES = 5
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
@@ -292,19 +291,17 @@ class IndexedWindows(AnywhereWindows):
         if epoch not in self._permutations:
             self._permutations = {e: rows for e, rows in self._permutations.items() if e >= epoch - 1}
             self._permutations[epoch] = None
-            self._permute(epoch, _MAX_TRIES)
+            self._permute(epoch)
         permutation = self._permutations[epoch]
         return None if permutation is None else permutation[first:stop].astype(np.int64)
 
-    def _permute(self, epoch: int, num_tries: int) -> None:
+    def _permute(self, epoch: int) -> None:
         request = Permute(self._index.num_rows, self._order.seed + epoch)
-        self._executor.submit(request, partial(self._on_permuted, epoch, num_tries))
+        self._executor.submit(request, partial(self._on_permuted, epoch))
 
-    def _on_permuted(self, epoch: int, num_tries: int, reply: Reply | Crashed) -> None:
+    def _on_permuted(self, epoch: int, reply: Reply | Crashed) -> None:
         if isinstance(reply, Permuted):
             self._permutations[epoch] = np.frombuffer(reply.rows, np.uint32)
-        elif isinstance(reply, Crashed) and num_tries > 1:
-            self._permute(epoch, num_tries - 1)
         else:
             self._index.fail(error_of(reply))
         self._fill_waiting()

@@ -1,8 +1,8 @@
 """A pool of worker processes: forked from a fork server, fed over socketpairs, replaced when they die or hang.
 
 The trainer's process is never forked, nothing is pickled, and no ``__main__`` is imported again. When a worker is lost,
-its request is sent again as a whole. After the request has lost two workers, it is returned as :class:`Crashed`, and
-the producer searches for the row that is to blame.
+its request is sent again as a whole. After two losses at the same row, or too many in all, it is answered
+with :class:`Crashed`; the producer then searches for the row that is to blame.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asyncdata.core.errors import WorkerError
 from asyncdata.core.framing import frame
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Failed, Ready, Short, decode_reply
-from asyncdata.workers.base import NUM_SLOTS, Crashed, ExecutorStatistics
+from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics
 from asyncdata.workers.pool.backlog import Backlog
 from asyncdata.workers.pool.deadlines import given_up, pause
 from asyncdata.workers.pool.first_window import FirstScans
@@ -298,7 +298,7 @@ class ProcessExecutor:
         await worker.process.handle.ask_status()
 
     def _recover(self, worker: Worker, lost: Lost) -> None:
-        """Put the lost worker's requests at the front of the queue, except those that have now lost a second worker.
+        """Put the lost worker's requests at the front of the queue, except one that has lost too many workers.
 
         If the worker died with its fork server, its exit status is unknown, and no request is blamed.
         """
@@ -311,13 +311,14 @@ class ProcessExecutor:
         crashed: list[tuple[Call, Crashed]] = []
         for call in reversed(worker.calls):
             is_culprit = call.request_id == culprit
-            call.strikes += is_culprit and not want
+            call.num_losses += is_culprit and not want
+            is_row_known = is_culprit and row >= 0 and row == call.suspect
             if call.on_reply is None:
                 self.slots.done(call.request.slot)
             elif is_culprit and want:
                 self._try_again(call, Short(want, row=row))
-            elif is_culprit and call.strikes >= 2:
-                crashed.append((call, Crashed(lost.code, reason, row if row >= 0 and row == call.suspect else None)))
+            elif is_row_known or (is_culprit and call.num_losses >= call.max_losses):
+                crashed.append((call, Crashed(lost.code, reason, row if is_row_known else None)))
             else:
                 call.suspect = row if is_culprit else call.suspect
                 self._backlog.add_first(call)
@@ -340,10 +341,10 @@ class ProcessExecutor:
         """As the protocol says."""
         self._on_change = self.slots.on_free = on_change
 
-    def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
         """As the protocol says."""
         self.slots.use(request.slot)
-        self._backlog.add(Call(self._next_id, request, on_reply, strikes))
+        self._backlog.add(Call(self._next_id, request, on_reply, max_losses))
         self._next_id += 1
         if self._first_scans is not None:
             self._first_scans.wake()

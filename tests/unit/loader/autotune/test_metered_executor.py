@@ -8,7 +8,7 @@ import pytest
 
 from asyncdata.core.messages import Column, Permute, Permuted, Tokenize, Tokenized
 from asyncdata.loader.autotune.metered_executor import MeteredExecutor
-from asyncdata.workers.base import ExecutorStatistics
+from asyncdata.workers.base import MAX_LOSSES, ExecutorStatistics
 from asyncdata.workers.slots import Slots
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class Inner:
         self.asked: list[tuple[Request, OnReply, int]] = []
         self.calls: list[Any] = []
 
-    def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
-        self.asked.append((request, on_reply, strikes))
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
+        self.asked.append((request, on_reply, max_losses))
 
     def watch(self, on_change: Callable[[], object]) -> None:
         self.on_change = on_change
@@ -107,11 +107,11 @@ async def test_everything_is_passed_on(metered: Metered) -> None:
 
 def test_requests_and_replies_are_passed_on_as_they_are(metered: Metered) -> None:
     metered.executor.submit(WHOLE, metered.replies.append, 2)
-    request, _, strikes = metered.inner.asked[0]
+    request, _, max_losses = metered.inner.asked[0]
     reply = Permuted(b"")
     metered.inner.reply(reply)
 
-    assert (request, strikes) == (WHOLE, 2)
+    assert (request, max_losses) == (WHOLE, 2)
     assert metered.replies == [reply]
 
 

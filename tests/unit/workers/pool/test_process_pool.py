@@ -286,7 +286,7 @@ async def test_a_batched_function_does_not_tell_which_row_crashed(rows):
     client = Client(executor, rows(20), kills_on_13_in_batches)
     async with client.running():
         window = await client.window()
-        reply = await client.answer(client.ask(window.request(10, 15)))
+        reply = await client.answer(client.ask(window.request(10, 15), max_losses=2))
 
     assert reply == Crashed("AD423", "its worker died (SIGSEGV)", row=None)
 
@@ -315,12 +315,12 @@ async def test_a_crashed_request_keeps_its_slot_until_its_callback_returns(rows)
 
 
 @pytest.mark.thorough
-async def test_a_request_with_one_strike_is_returned_as_crashed_after_one_more(rows):
+async def test_a_request_that_may_lose_one_worker_is_returned_as_crashed_after_it(rows):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(20), kills_on_13)
     async with client.running():
         window = await client.window()
-        reply = await client.answer(client.ask(window.request(13, 14), strikes=1))
+        reply = await client.answer(client.ask(window.request(13, 14), max_losses=1))
 
     assert isinstance(reply, Crashed)
     assert executor.statistics().num_restarts == 1
@@ -334,7 +334,7 @@ async def test_a_request_that_only_waited_in_the_queue_is_not_blamed(rows, tmp_p
     async with client.running():
         window = await client.window()
         killer = client.ask(window.request(13, 14))
-        innocent = client.ask(window.request(0, 13), strikes=1)
+        innocent = client.ask(window.request(0, 13), max_losses=1)
         assert isinstance(await client.answer(killer), Crashed)
         assert ids_of(await client.answer(innocent)) == list(range(13))
 
