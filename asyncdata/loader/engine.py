@@ -22,8 +22,7 @@ from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.quarantine import Quarantine
 from asyncdata.delivery.requests import DeliveryRules
 from asyncdata.delivery.rollout_buffer import filter_of
-from asyncdata.loader.autotune.metered_executor import MeteredExecutor
-from asyncdata.loader.autotune.tuner import Tuner, executor_of, limits_of
+from asyncdata.loader.autotune.tuner import Tuner, executor_of, is_tuned, limits_of
 from asyncdata.loader.background_proof import Prover
 from asyncdata.loader.batches.planned_batches import PlannedTally
 from asyncdata.loader.opening import opened_source
@@ -120,7 +119,7 @@ class Engine:
         source, executor, config = self._source, self._executor, self.config
         canaries = source.canaries(executor)
         producer = Producer(self._windows, canaries, executor, self.coordinator, epochs=config.epochs)
-        if isinstance(executor, MeteredExecutor):
+        if is_tuned(config):
             self._tuner = Tuner(self._limits, executor, self.coordinator, producer, lambda: self._waits)
         return Service(
             source.job,

@@ -69,6 +69,7 @@ class Producer:
     """Reads ahead from one position, until it is started again from another.
 
     :param epochs: the number of epochs; None: no end.
+    :ivar pacer: the size of chunks; it also has the rows and the time of tokenizing.
     :ivar lacks_room: whether a worker got no chunk because the channel had no room.
     """
 
@@ -86,7 +87,7 @@ class Producer:
         self._executor = executor
         self._coordinator = coordinator
         self._epochs = epochs
-        self._pacer = ChunkPacer(coordinator.rules.capacity, executor.num_workers)
+        self.pacer = ChunkPacer(coordinator.rules.capacity, executor.num_workers)
         self._windows: deque[OpenWindow] = deque()
         self._channel = coordinator.channel
         self._journal: frozenset[tuple[int, int]] = frozenset()
@@ -150,7 +151,7 @@ class Producer:
 
     def resize(self) -> None:
         """The number of workers, or the capacity of the channel, has changed."""
-        self._pacer.resize(self._coordinator.rules.capacity, self._executor.num_workers)
+        self.pacer.resize(self._coordinator.rules.capacity, self._executor.num_workers)
         self.pump()
 
     def _open_next(self) -> None:
@@ -188,7 +189,7 @@ class Producer:
             self._next_window()
             return True
 
-        most = self._most_placed if window.is_placed else self._pacer.num_rows
+        most = self._most_placed if window.is_placed else self.pacer.num_rows
         size = min(most, max(num_left, 0))
         entry = self._coordinator.reserve(self._channel, size, min_rows=(size + 1) // 2)
         self.lacks_room = entry is None
@@ -260,7 +261,7 @@ class Producer:
 
     def _on_tokenized(self, part: _Part, reply: Reply | Crashed) -> None:
         if isinstance(reply, Tokenized):
-            self._pacer.learn(part.entry.num_rows, reply.busy_s)
+            self.pacer.learn(part.entry.num_rows, reply.busy_s)
             self._deliver(part, reply)
             self.canaries.make()
         elif isinstance(reply, Crashed):

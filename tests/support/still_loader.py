@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +12,6 @@ from asyncdata.core.types import Position, Sample
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import Counters, Ledger, Returned
 from asyncdata.delivery.requests import DeliveryRules, Request
-from asyncdata.loader.autotune.metered_executor import MeteredExecutor
 from asyncdata.order.order import Order
 from asyncdata.order.shuffle import Shuffle
 from asyncdata.prefetch.canaries import Canaries
@@ -152,7 +150,6 @@ class StillLoader:
 
     :ivar pumps: what the service's loop would be asked to do: one entry each time there is room again.
     :ivar quarantined: the bad rows that were passed.
-    :ivar metered: the executor, as the producer sees it.
     """
 
     def __init__(
@@ -170,7 +167,6 @@ class StillLoader:
         slack_bytes: int = 16,
         max_row_bytes: int = 1 << 16,
         buffer_filter: Any = None,
-        clock: Callable[[], float] = time.monotonic,
         **rules: Any,
     ) -> None:
         if isinstance(shuffle, bool):
@@ -192,7 +188,7 @@ class StillLoader:
         self.executor = FakeExecutor(
             job, function, slot_bytes, num_workers=num_workers, row_s=row_s, names_the_row=names_the_row
         )
-        executor = MeteredExecutor(self.executor, clock)
+        executor = self.executor
         self.quarantined: list[BadRowError] = []
         chosen = {} if buffer_filter is None else {"buffer_filter": buffer_filter}
         self.coordinator = Coordinator(
@@ -208,7 +204,6 @@ class StillLoader:
             epochs=self.coordinator.rules.epochs,
         )
         self.pumps: deque[Callable[[], object]] = deque()
-        self.metered = executor
         self.coordinator.on_room = lambda: self.pumps.append(self.producer.pump)
 
     def __enter__(self) -> Self:
@@ -263,7 +258,7 @@ class StillLoader:
 
     def tune(self, num_workers: int, capacity: int) -> None:
         """What the autotuner may decide at any moment."""
-        self.metered.set_num_workers(num_workers)
+        self.executor.set_num_workers(num_workers)
         self.coordinator.set_capacity(capacity)
         self.producer.resize()
 
