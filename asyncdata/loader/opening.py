@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -291,9 +292,17 @@ class _IndexedSource:
 
     def windows(self, executor: Executor) -> IndexedWindows:
         check = self.order.shuffle.check
-        shows_rows = self._config.log_excerpts
-        indexer = Indexer(self.files, executor, self.index, check, self._file(), self._pass_over, shows_rows=shows_rows)
-        return IndexedWindows(self.files, self.order, executor, self.index, indexer, self._share)
+        make_indexer = partial(
+            Indexer,
+            self.files,
+            executor,
+            self.index,
+            check,
+            self._file(),
+            self._pass_over,
+            shows_rows=self._config.log_excerpts,
+        )
+        return IndexedWindows(self.files, self.order, executor, self.index, make_indexer, self._share)
 
     def canaries(self, executor: Executor) -> Canaries:
         # Any block of an array except the first would need the array to be read up to there at every start.

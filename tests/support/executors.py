@@ -130,7 +130,7 @@ def failure_of(reply: Reply | Crashed) -> Failed:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Until something outside this process is so: looked at again and again, as nobody tells us."""
+    """Until something outside this process is so: looked at again and again, as no event tells of it."""
     with anyio.fail_after(NEVER_S):
         while not condition():  # noqa: ASYNC110 - as above
             await anyio.sleep(0.005)

@@ -73,7 +73,7 @@ class SimulatedExecutor:
         self.function: Callable[[dict[str, Any]], Any] = brings_down
         self.num_asked = 0
         self.num_workers = num_workers
-        self.slots = Slots(NUM_SLOTS)
+        self.slots = Slots(NUM_SLOTS, lambda: self._on_change())
         self._chance = chance
         self._trace = trace
         self._queue: deque[Asked] = deque()
@@ -142,7 +142,7 @@ class SimulatedExecutor:
 
     def watch(self, on_change: Callable[[], object]) -> None:
         """As the protocol says."""
-        self._on_change = self.slots.on_free = on_change
+        self._on_change = on_change
 
     def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
         """As the protocol says."""

@@ -44,7 +44,7 @@ class WorkerKilled(Exception):  # noqa: N818 - it stands for a signal
 
 
 class Asked(NamedTuple):
-    """A request to a worker that nobody has answered; nobody wants the answer if ``on_reply`` is None."""
+    """A request to a worker without an answer yet; the answer is not needed if ``on_reply`` is None."""
 
     request: WorkerRequest
     on_reply: OnReply | None
@@ -75,7 +75,7 @@ class FakeExecutor:
         self.num_workers = num_workers
         self.row_s = row_s
         self.names_the_row = names_the_row
-        self.slots = Slots(NUM_SLOTS)
+        self.slots = Slots(NUM_SLOTS, lambda: self._on_change())
         self._on_change: Callable[[], object] = bool
         self.asked: list[Asked] = []
         self.num_rows_asked: list[int] = []
@@ -84,7 +84,7 @@ class FakeExecutor:
         )
 
     def watch(self, on_change: Callable[[], object]) -> None:
-        self._on_change = self.slots.on_free = on_change
+        self._on_change = on_change
 
     def submit(self, request: WorkerRequest, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
         self.slots.use(request.slot)
@@ -93,7 +93,7 @@ class FakeExecutor:
             self.num_rows_asked.append(self.asked[-1].num_rows)
 
     def forget(self) -> None:
-        """Every worker finishes what it is at, and writes into its slot, although nobody wants to know."""
+        """Workers finish their requests and write into their slots, although the replies are dropped."""
         self.asked = [asked._replace(on_reply=None) for asked in self.asked]
 
     def set_num_workers(self, num_workers: int) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, BadRowError
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Failed, Index, Indexed, RowError
@@ -40,8 +39,8 @@ class Indexer:
     :param check: as in :class:`~asyncdata.core.messages.Index`.
     :param file: the file with the rows that earlier runs found; new rows are appended.
     :param on_bad: called with each bad row; it raises if the row may not be passed over.
+    :param on_growth: called when more rows are known, or the index has failed.
     :param shows_rows: whether errors may quote a row.
-    :ivar on_growth: called when more rows are known, or the index has failed.
     """
 
     def __init__(
@@ -52,16 +51,17 @@ class Indexer:
         check: str,
         file: IndexFile | None,
         on_bad: Callable[[BadRowError], object],
+        on_growth: Callable[[], object],
         *,
         shows_rows: bool = True,
     ) -> None:
-        self.on_growth: Callable[[], object] = no_op
         self._source = source
         self._executor = executor
         self._index = index
         self._check = check
         self._file = file
         self._on_bad = on_bad
+        self._on_growth = on_growth
         self._shows_rows = shows_rows
         self._is_read = False
         self._next_block = 0
@@ -164,7 +164,7 @@ class Indexer:
                 self._finish_if_complete()
         except AsyncDataError as error:
             self._give_up(error)
-        self.on_growth()
+        self._on_growth()
         self._ask()  # last, as there may be rows now that need room
 
     def _take(self, part: Indexed) -> None:
@@ -234,4 +234,4 @@ class Indexer:
 
         self._close_file()
         self._index.fail(error)
-        self.on_growth()
+        self._on_growth()

@@ -140,6 +140,7 @@ class IndexedWindow:
 class IndexedWindows(AnywhereWindows):
     """Windows over the row index; see :class:`~asyncdata.prefetch.windows.base.Windows`.
 
+    :param make_indexer: makes what fills ``index``, and calls its argument when more rows are known.
     :param share: the rows that this rank tokenizes; None: all.
     :ivar start: where delivery began, or was restored to. In that epoch, rows that are dealt to ranks one by one are
         counted from there; in later epochs, from the epoch's start.
@@ -153,7 +154,7 @@ class IndexedWindows(AnywhereWindows):
         order: RowOrder | PlannedOrder,
         executor: Executor,
         index: RowIndex,
-        indexer: Indexer,
+        make_indexer: Callable[[Callable[[], object]], Indexer],
         share: Share | None = None,
     ) -> None:
         self.restart_point: Callable[[], Position] = Position
@@ -162,14 +163,13 @@ class IndexedWindows(AnywhereWindows):
         self._order = order
         self._executor = executor
         self._index = index
-        self._indexer = indexer
+        self._indexer = make_indexer(self._fill_waiting)
         self._share = share
         self._waiting: dict[tuple[int, int], IndexedWindow] = {}
         self._permutations: dict[int, Any] = {}
         self._plans: PlannedRows | None = None
         if isinstance(order, PlannedOrder):
             self._plans = PlannedRows(order, index, executor, self._fill_waiting)
-        indexer.on_growth = self._fill_waiting
 
     def restart(self) -> None:
         """As the protocol says; permutations in flight are dropped."""

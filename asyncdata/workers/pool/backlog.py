@@ -11,7 +11,6 @@ import anyio
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.core.messages import Request
     from asyncdata.workers.pool.worker_state import Call
     from asyncdata.workers.slots import Slots
 
@@ -38,11 +37,6 @@ class Backlog:
     def has_next(self) -> bool:
         """Whether one could be given to a worker now."""
         return bool(self._queue)
-
-    @property
-    def next_request(self) -> Request | None:
-        """The next request in the queue; None if it is empty."""
-        return self._queue[0].request if self._queue else None
 
     def add(self, call: Call) -> None:
         """Append it to the queue."""

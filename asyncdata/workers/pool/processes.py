@@ -225,23 +225,13 @@ class ChildProcess:
 
 
 class WorkerProcess(ChildProcess):
-    """One worker, from the trainer's side.
-
-    :param greeting: the frame of the job, for a worker that was not forked from a fork server that has it.
-    """
+    """One worker, from the trainer's side."""
 
     def __init__(
-        self,
-        number: int,
-        handle: ProcessHandle,
-        connection: Connection,
-        output_fd: int,
-        page: mmap.mmap,
-        greeting: bytes | bytearray = b"",
+        self, number: int, handle: ProcessHandle, connection: Connection, output_fd: int, page: mmap.mmap
     ) -> None:
         super().__init__(number, handle, connection, output_fd)
         self.number = number
-        self.greeting = greeting
         self._page = page
 
     def progress(self) -> tuple[int, int]:

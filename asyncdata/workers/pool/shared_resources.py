@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from asyncdata.core.errors import WorkerError
 from asyncdata.workers.pool.connection import Connection
-from asyncdata.workers.pool.popen import AlivePipe, execute, new_ends, no_room
-from asyncdata.workers.pool.processes import Executed, WorkerProcess
+from asyncdata.workers.pool.popen import AlivePipe, no_room
+from asyncdata.workers.pool.processes import WorkerProcess
 from asyncdata.workers.pool.worker_main import PROGRESS_BYTES
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from asyncdata.workers.pool.popen import Ends
     from asyncdata.workers.pool.processes import ProcessHandle
 
-__all__ = ("Spawner",)
+__all__ = ("SharedResources",)
 
 
-class Spawner:
-    """Holds the descriptors that all processes of a pool share, and starts workers by exec.
+class SharedResources:
+    """Holds the descriptors that all processes of a pool share.
 
     :param alive: the pipe of a fork server that was started before; None for a new one.
     :raises WorkerError: if no memory or no descriptor is left.
@@ -68,23 +68,9 @@ class Spawner:
 
         return self._slots[slot]
 
-    def spawn(self, number: int, greeting: bytes | bytearray = b"") -> WorkerProcess:
-        """A new worker process; it dies with the calling thread.
-
-        :param greeting: the frame of its job, to send to it.
-        :raises WorkerError: if the system has no room for one more process.
-        """
-        progress_fd, *slot_fds = self.memory_fds
-        more = {"number": number, "progress_fd": progress_fd, "slot_fds": slot_fds}
-        with new_ends() as ends:
-            handle = Executed(execute("worker_main", ends, self.alive, self.memory_fds, **more))
-            return self.worker(number, handle, ends, greeting)
-
-    def worker(
-        self, number: int, handle: ProcessHandle, ends: Ends, greeting: bytes | bytearray = b""
-    ) -> WorkerProcess:
+    def worker(self, number: int, handle: ProcessHandle, ends: Ends) -> WorkerProcess:
         """The worker that has the other ends of ``ends``."""
-        return WorkerProcess(number, handle, Connection(ends.sock), ends.output_fd, self._page, greeting)
+        return WorkerProcess(number, handle, Connection(ends.sock), ends.output_fd, self._page)
 
 
 def _close(fds: list[int]) -> None:

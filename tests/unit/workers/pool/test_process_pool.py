@@ -20,7 +20,7 @@ import pytest
 
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.framing import frame
-from asyncdata.core.messages import NO_SLOT, Failed, OrderPacks, Overflow, Permuted, Ready, Tokenize
+from asyncdata.core.messages import NO_SLOT, Failed, OrderPacks, Overflow, Permuted, Ready, Scanned, Tokenize
 from asyncdata.prefetch.windows.block_window import Window
 from asyncdata.workers.base import NUM_SLOTS, Crashed
 from asyncdata.workers.pool.process_pool import ProcessExecutor
@@ -409,21 +409,21 @@ async def test_a_stopped_worker_is_replaced(rows, tmp_path):
 
 
 @pytest.mark.thorough
-async def test_windows_are_read_before_a_worker_is_ready(rows, tmp_path):
+async def test_requests_wait_for_the_first_worker_to_be_ready(rows, tmp_path):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(200), worker_fns.Opening("waits", str(tmp_path)))
+    blocks = client.files.blocks(range(client.files.num_blocks))
+    window = Window(client.files, blocks, 0, client.job.stride, partial(np.arange, dtype=np.int64))
     async with client.running():
-        window = await client.window()
-        asked = client.ask(window.request(0, 3))
+        asked = [client.ask(scan) for scan in window.scans()]
         assert states(executor) == ["starting"]
 
         (tmp_path / "open").touch()
-        assert ids_of(await client.answer(asked)) == [0, 1, 2]
-        assert ids_of(await client.tokenized(await client.window())) == list(range(200)), "workers read the next"
+        assert all(isinstance(reply, Scanned) for reply in await client.answers(asked))
 
 
 @pytest.mark.thorough
-async def test_a_scan_that_runs_before_a_worker_is_ready_can_be_forgotten(rows, tmp_path):
+async def test_a_scan_that_waits_for_a_worker_can_be_forgotten(rows, tmp_path):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(200), worker_fns.Opening("waits", str(tmp_path)), block_bytes=64)
     blocks = client.files.blocks(range(client.files.num_blocks))
