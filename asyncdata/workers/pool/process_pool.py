@@ -18,12 +18,12 @@ from asyncdata.core.framing import frame
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Failed, Ready, Short, decode_reply
 from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics
-from asyncdata.workers.pool.backlog import Backlog
+from asyncdata.workers.pool.calls import Backlog, Call
 from asyncdata.workers.pool.deadlines import given_up, pause
 from asyncdata.workers.pool.lost_workers import Health, Lost, first_worker_error, new_patience, ran_short
-from asyncdata.workers.pool.shared_resources import SharedResources
+from asyncdata.workers.pool.processes import SharedResources
 from asyncdata.workers.pool.spawning import WorkerFactory
-from asyncdata.workers.pool.worker_state import Call, Worker, state_of
+from asyncdata.workers.pool.worker import Worker, state_of
 from asyncdata.workers.slots import Slots
 
 if TYPE_CHECKING:

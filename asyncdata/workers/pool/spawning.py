@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import Job
     from asyncdata.workers.pool.forkserver_messages import Answer
-    from asyncdata.workers.pool.processes import WorkerProcess
-    from asyncdata.workers.pool.shared_resources import SharedResources
+    from asyncdata.workers.pool.processes import SharedResources, WorkerProcess
 
 __all__ = ("WorkerFactory",)
 

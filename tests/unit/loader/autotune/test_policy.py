@@ -1,4 +1,4 @@
-"""Autotuning: as many workers and as much read-ahead as the trainer needs, within the limits, and then peace."""
+"""Autotuning: as many workers and as much read-ahead as the trainer needs, within the limits, and then no changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from asyncdata.loader.autotune.policy import Autotuner, Change, Observation, Settled
-from tests.support.simulated import FREE, Simulation, Step, limits, steps
+from tests.support.simulated import Simulation, Step, limits, steps
 
 # A worker makes 1,000 rows a second, so a trainer that takes 100 rows in 0.02 s is as fast as five of them.
 ROW_S = 0.001
@@ -69,7 +69,7 @@ def test_at_any_speed_of_the_trainer_it_ends_with_no_waits_and_few_decisions(sec
     assert len(loader.changes) <= 6
 
 
-def test_a_trainer_that_can_never_have_enough_gets_all_there_are_within_seconds() -> None:
+def test_a_trainer_that_always_waits_gets_the_maximum_of_workers_within_seconds() -> None:
     loader = Simulation(steps(32, 0.0), row_s=ROW_S)
 
     loader.run(6)
@@ -91,7 +91,7 @@ def test_with_a_slow_function_more_workers_come_while_the_first_batch_is_waited_
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
-def test_workers_that_only_share_the_cpus_are_taken_back(seed: int) -> None:
+def test_workers_that_bring_no_gain_are_removed(seed: int) -> None:
     loader = Simulation(steps(32, 0.0), row_s=ROW_S, num_cpus=4, seed=seed)
 
     loader.run(600)
@@ -132,7 +132,7 @@ def test_workers_and_what_they_take_stay_below_the_budget() -> None:
 
 
 @pytest.mark.thorough
-def test_workers_that_grow_beyond_the_budget_are_let_go_and_do_not_come_back() -> None:
+def test_workers_that_grow_beyond_the_memory_budget_are_removed_for_good() -> None:
     loader = Simulation(steps(32, 0.0), row_s=ROW_S, worker_bytes=100, allowed=limits(max_worker_bytes=800))
     loader.run(10)
     assert loader.num_workers == 8
@@ -147,7 +147,7 @@ def test_workers_that_grow_beyond_the_budget_are_let_go_and_do_not_come_back() -
     assert reasons(loader).count("max_memory_bytes") == 1
 
 
-def test_one_worker_stays_whatever_it_takes() -> None:
+def test_one_worker_stays_even_beyond_the_memory_budget() -> None:
     loader = Simulation(steps(32, 0.0), row_s=ROW_S, worker_bytes=1000, allowed=limits(max_worker_bytes=1))
 
     loader.run(60)
@@ -273,7 +273,7 @@ def test_a_trainer_that_changes_all_the_time_is_not_followed_all_the_time(seed: 
 
 
 @pytest.mark.thorough
-def test_a_trainer_that_stops_for_hours_is_no_reason_for_anything() -> None:
+def test_a_trainer_that_pauses_for_hours_changes_nothing() -> None:
     loader = Simulation(itertools.chain([Step(100, 0.2)] * 100, [Step(100, 7200.0)], steps(100, 0.2)), row_s=ROW_S)
 
     loader.run(3 * 3600)
@@ -282,7 +282,7 @@ def test_a_trainer_that_stops_for_hours_is_no_reason_for_anything() -> None:
 
 
 @pytest.mark.thorough
-def test_what_settled_is_said_once_for_what_it_settled_at() -> None:
+def test_a_settled_state_is_reported_once() -> None:
     loader = Simulation(steps(32, 0.0), row_s=ROW_S, num_cpus=4)
 
     loader.run(200)
@@ -378,7 +378,3 @@ def test_an_eighth_more_is_added_where_there_are_many_workers() -> None:
     decided = tuner.step(after(10, starved=0.99, **many))
 
     assert decided == Change("num_workers", 24, 28, "workers_busy")
-
-
-def test_no_limit_is_none() -> None:
-    assert limits().max_capacity == FREE

@@ -197,7 +197,7 @@ def test_a_decision_is_carried_out_and_logged(tuned: Callable[..., Tuned]) -> No
     ]
 
 
-def test_that_there_is_nothing_to_decide_is_logged_and_changes_nothing(tuned: Callable[..., Tuned]) -> None:
+def test_a_settled_state_is_logged_and_changes_nothing(tuned: Callable[..., Tuned]) -> None:
     one = tuned()
     one.script.decisions = [Settled("fed")]
     with capture_logs() as logs:
@@ -232,7 +232,7 @@ def test_less_room_lets_what_is_ready_be_used_up_first(tuned: Callable[..., Tune
     assert 60 + 5 < one.loader.coordinator.channel.num_produced <= 60 + 10
 
 
-def test_what_was_found_outlives_a_restart(tuned: Callable[..., Tuned]) -> None:
+def test_tuned_values_are_kept_after_a_restart(tuned: Callable[..., Tuned]) -> None:
     one = tuned()
     one.loader.tune(3, 200)
 
@@ -269,7 +269,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("machine")
-def test_without_a_word_it_may_use_all_cpus_and_half_of_the_memory_that_is_free() -> None:
+def test_by_default_all_cpus_and_half_of_the_free_memory_may_be_used() -> None:
     limits = limits_of(LoaderConfig())
 
     assert (limits.min_workers, limits.max_workers) == (FIRST_WORKERS, 12)
@@ -279,7 +279,7 @@ def test_without_a_word_it_may_use_all_cpus_and_half_of_the_memory_that_is_free(
 
 
 @pytest.mark.usefixtures("machine")
-def test_what_is_given_is_kept() -> None:
+def test_numbers_that_are_given_are_kept() -> None:
     limits = limits_of(LoaderConfig(num_workers=3, max_workers=9, buffer_size=10, dp_size=8))
     assert (limits.min_workers, limits.max_workers, limits.max_capacity) == (3, 3, 80)
 
@@ -288,14 +288,14 @@ def test_what_is_given_is_kept() -> None:
 
 
 @pytest.mark.usefixtures("machine")
-def test_no_workers_is_one_thread() -> None:
+def test_zero_workers_are_one_thread() -> None:
     limits = limits_of(LoaderConfig(num_workers=0))
 
     assert (limits.min_workers, limits.max_workers) == (1, 1)
 
 
 @pytest.mark.usefixtures("machine")
-def test_it_begins_within_what_it_may() -> None:
+def test_tuning_begins_within_the_limits() -> None:
     limits = limits_of(LoaderConfig(max_workers=1, buffer_size=None, dp_size=3))
 
     assert limits.min_workers == 1

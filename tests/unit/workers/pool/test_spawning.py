@@ -19,7 +19,7 @@ from asyncdata.core.messages import Permute, Permuted, Ready, decode_reply
 from asyncdata.workers.pool import lost_workers, spawning
 from asyncdata.workers.pool.forkserver import descriptors, why_not_shared
 from asyncdata.workers.pool.process_pool import ProcessExecutor
-from asyncdata.workers.pool.shared_resources import SharedResources
+from asyncdata.workers.pool.processes import SharedResources
 from asyncdata.workers.pool.spawning import WorkerFactory
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of

@@ -18,7 +18,7 @@ from asyncdata.core.messages import Failed, decode_reply
 from asyncdata.tokenization.base import describe
 from asyncdata.workers.pool.early_start import StartedForkServer
 from asyncdata.workers.pool.process_pool import ProcessExecutor
-from asyncdata.workers.pool.shared_resources import SharedResources
+from asyncdata.workers.pool.processes import SharedResources
 from asyncdata.workers.pool.spawning import WorkerFactory
 from asyncdata.workers.pool.worker_main import open_or_report, receive, send_pieces
 from tests.support import worker_fns
