@@ -416,7 +416,7 @@ async def test_requests_wait_for_the_first_worker_to_be_ready(rows, tmp_path):
     window = Window(client.files, blocks, 0, client.job.stride, partial(np.arange, dtype=np.int64))
     async with client.running():
         asked = [client.ask(scan) for scan in window.scans()]
-        assert states(executor) == ["starting"]
+        await until(lambda: states(executor) == ["starting"])
 
         (tmp_path / "open").touch()
         assert all(isinstance(reply, Scanned) for reply in await client.answers(asked))
@@ -520,14 +520,13 @@ async def test_a_reply_that_does_not_match_its_request_ends_the_run(rows, reques
 
 @pytest.mark.thorough
 async def test_requests_under_way_are_answered_when_no_worker_can_start(rows, tmp_path):
-    """Their rows were read in this process, and they wait for a worker that never starts."""
     executor = ProcessExecutor(2)
-    client = Client(executor, rows(20), worker_fns.Opening("waits and raises", str(tmp_path)))
+    client = Client(executor, rows(20), worker_fns.Opening("waits and raises", str(tmp_path)), block_bytes=64)
+    blocks = client.files.blocks(range(client.files.num_blocks))
+    window = Window(client.files, blocks, 0, client.job.stride, partial(np.arange, dtype=np.int64))
     with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup):
         async with client.running():
-            window = await client.window()
-            asked = [client.ask(window.request(row, row + 1)) for row in range(20)]
-            executor.slots.release(window.slot)
+            asked = [client.ask(scan) for scan in window.scans()]
             (tmp_path / "open").touch()
             await anyio.sleep_forever()
 
