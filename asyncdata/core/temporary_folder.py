@@ -5,7 +5,6 @@ A folder's owner holds a lock on it, which ends with the process, however it end
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -13,6 +12,8 @@ import tempfile
 import weakref
 from contextlib import suppress
 from hashlib import blake2b
+
+from asyncdata.core.file_lock import lock
 
 __all__ = ("TemporaryFolder",)
 
@@ -53,8 +54,7 @@ def _made(kind: str, machine: str) -> tuple[str, int]:
     path = tempfile.mkdtemp(prefix=f"asyncdata-{kind}-")
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if machine:
+        if lock(fd) and machine:
             begin, _, end = path.rpartition("-")
             named = f"{begin}-{machine}-{end}"
             os.rename(path, named)
@@ -77,8 +77,7 @@ def _remove_if_left(path: str) -> None:
     with suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            if os.fstat(fd).st_uid == os.geteuid():
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_uid == os.geteuid() and lock(fd):
                 shutil.rmtree(path, ignore_errors=True)
         finally:
             os.close(fd)

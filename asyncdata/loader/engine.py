@@ -21,8 +21,7 @@ from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.quarantine import Quarantine
 from asyncdata.delivery.requests import DeliveryRules
 from asyncdata.delivery.rollout_buffer import filter_of
-from asyncdata.loader.autotune.metered_executor import MeteredExecutor
-from asyncdata.loader.autotune.tuner import Tuner, executor_of, limits_of
+from asyncdata.loader.autotune.tuner import Tuner, executor_of, is_tuned, limits_of
 from asyncdata.loader.background_proof import Prover
 from asyncdata.loader.opening import opened_source
 from asyncdata.loader.packing_choice import PackingChoice
@@ -107,7 +106,7 @@ class Engine:
         canaries = self._source.canaries(self._executor)
         self._producer = Producer(self._windows, canaries, self._executor, self.coordinator, epochs=config.epochs)
         self._tuner: Tuner | None = None
-        if isinstance(self._executor, MeteredExecutor):
+        if is_tuned(config):
             self._tuner = Tuner(limits, self._executor, self.coordinator, self._producer, lambda: self._waits)
         self.service = self._make_service(early)
         self._restored_epoch, self._restored = 0, (0, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -299,10 +300,18 @@ class _IndexedSource:
 
     def windows(self, executor: Executor, restart_point: Place = Position, on_ready: Call = no_op) -> IndexedWindows:
         check = self.order.shuffle.check
-        shows_rows = self._config.bad_rows.excerpts
-        indexer = Indexer(self.files, executor, self.index, check, self._file(), self._pass_over, shows_rows=shows_rows)
+        make_indexer = partial(
+            Indexer,
+            self.files,
+            executor,
+            self.index,
+            check,
+            self._file(),
+            self._pass_over,
+            shows_rows=self._config.bad_rows.excerpts,
+        )
         return IndexedWindows(
-            self.files, self.order, executor, self.index, indexer, self._share, restart_point=restart_point
+            self.files, self.order, executor, self.index, make_indexer, self._share, restart_point=restart_point
         )
 
     def canaries(self, executor: Executor) -> Canaries:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ("Canaries",)
 
 _MAX_BLOCKS = 8
-_MAX_TRIES = 3
 
 
 class Canaries:
@@ -44,21 +43,21 @@ class Canaries:
         self._stride = stride
         self._num_blocks = min(_MAX_BLOCKS, max_blocks, source.num_blocks)
         self._slot: int | None = None
-        self._num_tries = 0
+        self._is_over = False
         self._expected: list[str] = []
         self._on_mismatch: Callable[[AsyncDataError], object] = no_op
 
     def restart(self, expected: list[str] | None, on_mismatch: Callable[[AsyncDataError], object]) -> None:
         """Drop pending requests. With ``expected``, block delivery until :meth:`make` has found the same digests."""
         self._release()
-        self._num_tries = 0
+        self._is_over = False
         self._expected = expected or []
         self._on_mismatch = on_mismatch
         self.is_blocking = self._num_blocks > 0 and bool(self._expected) and self._expected != self.digests
 
     def make(self) -> None:
-        """Tokenize the rows, unless that is done, in progress or has failed too often, or no slot is free."""
-        is_over = self._num_blocks == 0 or self._num_tries >= _MAX_TRIES
+        """Tokenize the rows, unless that is done, in progress or has failed, or no slot is free."""
+        is_over = self._num_blocks == 0 or self._is_over
         if self._slot is not None or is_over or (self.digests and not self.is_blocking):
             return
 
@@ -66,7 +65,6 @@ class Canaries:
         if self._slot is None:
             return
 
-        self._num_tries += 1
         num_blocks = self._source.num_blocks
         ids = sorted({i * num_blocks // self._num_blocks for i in range(self._num_blocks)})
         blocks = self._source.blocks(ids)
@@ -95,18 +93,14 @@ class Canaries:
             self._give_up(reply)
 
     def _give_up(self, reply: Reply | Crashed) -> None:
-        """The rows could not be tokenized. If a snapshot's digests are to be compared, delivery fails.
-
-        If the workers died, which may have been killed from outside, the rows are requested again first.
-        """
-        if not isinstance(reply, Crashed):
-            self._num_tries = _MAX_TRIES
-        if self.is_blocking and self._num_tries == _MAX_TRIES:
+        """The rows could not be tokenized. If a snapshot's digests are to be compared, delivery fails."""
+        self._is_over = True
+        if self.is_blocking:
             self._on_mismatch(error_of(reply))
         self._release()
 
     def _compare(self, digests: list[str]) -> None:
-        self.digests, self._num_tries = digests, _MAX_TRIES
+        self.digests, self._is_over = digests, True
         if self.is_blocking and digests != self._expected:
             self._on_mismatch(_mismatch(self._expected, digests))
         self.is_blocking = False

@@ -23,11 +23,14 @@ class ChunkPacer:
 
     :param capacity: samples that the channel holds; see :func:`chunk_limit`.
     :ivar num_rows: rows of the next chunk.
+    :ivar total_rows: rows that workers have tokenized.
+    :ivar total_work_s: seconds that they needed for them, as they report.
     """
 
     def __init__(self, capacity: int, num_workers: int) -> None:
         self._limit = chunk_limit(capacity, num_workers)
         self._row_s: float | None = None
+        self.total_rows, self.total_work_s = 0, 0.0
         self.num_rows = min(_FIRST_ROWS, self._limit)
 
     def resize(self, capacity: int, num_workers: int) -> None:
@@ -40,6 +43,8 @@ class ChunkPacer:
         if num_rows < 1:
             return
 
+        self.total_rows += num_rows
+        self.total_work_s += busy_s
         row_s = busy_s / num_rows
         self._row_s = row_s if self._row_s is None else 0.8 * self._row_s + 0.2 * row_s
         wanted = int(_TARGET_S / self._row_s) if self._row_s > 0 else self._limit

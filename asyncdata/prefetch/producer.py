@@ -69,6 +69,7 @@ class Producer:
     """Reads ahead from one position, until it is started again from another.
 
     :param epochs: the number of epochs; None: no end.
+    :ivar pacer: the size of chunks; it also has the rows and the time of tokenizing.
     :ivar lacks_room: whether a worker got no chunk because the channel had no room.
     """
 
@@ -86,7 +87,7 @@ class Producer:
         self._executor = executor
         self._coordinator = coordinator
         self._epochs = epochs
-        self._pacer = ChunkPacer(coordinator.rules.capacity, executor.num_workers)
+        self.pacer = ChunkPacer(coordinator.rules.capacity, executor.num_workers)
         self._windows: deque[OpenWindow] = deque()
         self._channel = coordinator.channel
         self._journal: frozenset[tuple[int, int]] = frozenset()
@@ -151,7 +152,7 @@ class Producer:
 
     def resize(self) -> None:
         """The number of workers, or the capacity of the channel, has changed."""
-        self._pacer.resize(self._coordinator.rules.capacity, self._executor.num_workers)
+        self.pacer.resize(self._coordinator.rules.capacity, self._executor.num_workers)
         self.pump()
 
     def _open_next(self) -> None:
@@ -189,7 +190,7 @@ class Producer:
             self._next_window()
             return True
 
-        most = self._most_placed if window.is_placed else self._pacer.num_rows
+        most = self._most_placed if window.is_placed else self.pacer.num_rows
         size = min(most, max(num_left, 0))
         entry = self._coordinator.reserve(self._channel, size, min_rows=(size + 1) // 2)
         self.lacks_room = entry is None
@@ -254,14 +255,14 @@ class Producer:
         self.canaries.make()
         return True
 
-    def _submit(self, part: _Part, strikes: int = 0) -> None:
+    def _submit(self, part: _Part, max_losses: int = 2) -> None:
         first = part.position.row
         request = part.window.request(first, first + part.entry.num_rows)
-        self._executor.submit(request, partial(self._on_tokenized, part), strikes)
+        self._executor.submit(request, partial(self._on_tokenized, part), max_losses)
 
     def _on_tokenized(self, part: _Part, reply: Reply | Crashed) -> None:
         if isinstance(reply, Tokenized):
-            self._pacer.learn(part.entry.num_rows, reply.busy_s)
+            self.pacer.learn(part.entry.num_rows, reply.busy_s)
             self._deliver(part, reply)
             self.canaries.make()
         elif isinstance(reply, Crashed):
@@ -288,8 +289,8 @@ class Producer:
     def _bisect(self, part: _Part) -> None:
         """One of the rows kills workers: send each half again. If a half kills one more worker, it is cut again."""
         rest = self._split(part, part.entry.num_rows // 2)
-        self._submit(rest, strikes=1)
-        self._submit(part, strikes=1)
+        self._submit(rest, max_losses=1)
+        self._submit(part, max_losses=1)
 
     def _cut_out(self, part: _Part, crash: Crashed, row: int) -> None:
         """The row that kills workers is known: send the rows before it and after it again."""

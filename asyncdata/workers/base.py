@@ -20,22 +20,34 @@ if TYPE_CHECKING:
     from asyncdata.workers.request_handler import Handler
     from asyncdata.workers.slots import Slots
 
-__all__ = ("Crashed", "Executor", "ExecutorStatistics", "OnReply", "WorkerState", "error_of", "in_a_thread")
+__all__ = (
+    "MAX_LOSSES",
+    "Crashed",
+    "Executor",
+    "ExecutorStatistics",
+    "OnReply",
+    "WorkerState",
+    "error_of",
+    "in_a_thread",
+)
 
 
 class Crashed(NamedTuple):
-    """Instead of a reply: two workers were lost while they processed the request.
+    """Instead of a reply: too many workers were lost while they processed the request.
 
     Its slot stays in use until ``on_reply`` returns, so that the same rows can be requested again.
 
     :ivar code: ``AD422`` (hung) or ``AD423`` (died).
-    :ivar row: the row of the request that was processed both times; None if that is not known.
+    :ivar row: the row of the request that the last two workers processed; None if that is not known.
     """
 
     code: str
     reason: str
     row: int | None = None
 
+
+MAX_LOSSES = 10
+"""Lost workers after which a request fails. Workers may be killed from outside, so no row is blamed for so many."""
 
 if TYPE_CHECKING:
     OnReply = Callable[[Reply | Crashed], None]
@@ -71,7 +83,7 @@ class ExecutorStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def error_of(reply: Reply | Crashed) -> AsyncDataError:
     """The user's error for a request that failed as a whole."""
     if isinstance(reply, Crashed):
-        return WorkerError(f"{reply.code} a worker was lost twice while it read: {reply.reason}")
+        return WorkerError(f"{reply.code} a request was sent to several workers, and each was lost: {reply.reason}")
 
     if isinstance(reply, Failed):
         kind = getattr(errors, reply.kind, WorkerError)
@@ -114,10 +126,11 @@ class Executor(Protocol):
         """
         ...
 
-    def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
         """Queue a request; ``on_reply`` is called once, unless :meth:`forget` comes first.
 
-        :param strikes: how many workers its rows have already brought down.
+        If a worker is lost while it processes the request, another one gets it. The request is answered with
+        :class:`Crashed` as soon as two workers in succession were lost at the same row, or ``max_losses`` in all.
         """
         ...
 

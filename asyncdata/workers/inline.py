@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.messages import Short
 from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.workers.base import NUM_SLOTS, ExecutorStatistics, WorkerState, in_a_thread
+from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, ExecutorStatistics, WorkerState, in_a_thread
 from asyncdata.workers.pool.deadlines import given_up, patience_of_a_request, pause
 from asyncdata.workers.request_handler import Handler
-from asyncdata.workers.slots import Slots, no_op
+from asyncdata.workers.slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ class InlineExecutor:
     num_workers = 1
 
     def __init__(self, tokenize_fn: TokenizeFn | Callable[..., Any]) -> None:
-        self.slots = Slots(NUM_SLOTS)
+        self.slots = Slots(NUM_SLOTS, lambda: self._on_change())
         self._tokenize_fn = tokenize_fn
         self._queue: deque[tuple[Request, OnReply]] = deque()
         self._memory: list[memoryview] = []
@@ -78,7 +79,7 @@ class InlineExecutor:
 
     def watch(self, on_change: Callable[[], object]) -> None:
         """As the protocol says."""
-        self._on_change = self.slots.on_free = on_change
+        self._on_change = on_change
 
     async def _reply(self, handler: Handler, request: Request) -> Reply:
         """The handler's reply; after a shortage of a system resource the request is tried again for a while."""
@@ -95,8 +96,8 @@ class InlineExecutor:
         """As the protocol says."""
         return self._memory[slot]
 
-    def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
-        """As the protocol says; a thread cannot be killed, so there are no strikes."""
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
+        """As the protocol says; a thread cannot be killed, so no worker is lost."""
         self.slots.use(request.slot)
         self._queue.append((request, on_reply))
         if self._wake is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.messages import NO_SLOT
 from asyncdata.workers.slot_views import Borrowers
 
@@ -11,24 +12,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ("Slots", "no_op")
-
-
-def no_op() -> None:
-    """A callback that does nothing."""
+__all__ = ("Slots",)
 
 
 class Slots:
     """Tracks which slots are free. A slot is reused after every request that refers to it is answered.
 
-    :ivar on_free: called when a slot becomes free; set by the executor whose slots they are.
+    :param on_free: called when a slot becomes free.
     :ivar borrowers: objects with views into slots, including free slots.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, on_free: Callable[[], object] = no_op) -> None:
         self._num_requests = [0] * num_slots
         self._is_held = [False] * num_slots
-        self.on_free: Callable[[], object] = no_op
+        self.on_free = on_free
         self.borrowers = Borrowers(num_slots)
 
     def hold(self) -> int | None:

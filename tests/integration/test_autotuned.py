@@ -31,7 +31,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Senseless:
-    """Decides at every reply, and anything."""
+    """Decides at every reply, and anything: the workers and the capacity in turn."""
 
     def __init__(self, limits: Limits) -> None:
         self.chance = random.Random(limits.max_workers)
@@ -40,14 +40,12 @@ class Senseless:
     def is_due(self, now_s: float, num_replies: int, num_workers: int) -> bool:
         return True
 
-    def step(self, now: Observation) -> list[Change]:
+    def step(self, now: Observation) -> Change:
         self.num_decisions += 1
-        capacity = self.chance.choice([1, 3, 20, 100, 1000])
-        num_workers = self.chance.choice([1, 1, 2, 3])
-        return [
-            Change("capacity", now.capacity, capacity, "no_room"),
-            Change("num_workers", now.num_workers, num_workers, "workers_busy"),
-        ]
+        if self.num_decisions % 2:
+            return Change("capacity", now.capacity, self.chance.choice([1, 3, 20, 100, 1000]), "no_room")
+
+        return Change("num_workers", now.num_workers, self.chance.choice([1, 1, 2, 3]), "workers_busy")
 
 
 @pytest.fixture

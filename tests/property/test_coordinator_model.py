@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from asyncdata.core.errors import AsyncDataError, EndOfData
-from asyncdata.core.messages import Scan
 from asyncdata.core.types import Position
 from asyncdata.delivery.ledger import lease_key
 from asyncdata.delivery.requests import Request
@@ -241,7 +240,7 @@ class LoaderMachine(RuleBasedStateMachine):
         self.loader.start()
 
     def make_loader(self, knobs: dict[str, Any]) -> StillLoader:
-        self.max_demand, self.num_scans_lost = knobs["capacity"], 0
+        self.max_demand = knobs["capacity"]
         return StillLoader(self.paths, by_fate, max_row_bytes=MAX_ROW_BYTES, **self.config, **knobs)
 
     def epoch_of_d(self, epoch: int) -> list[list[Place]]:
@@ -398,15 +397,13 @@ class LoaderMachine(RuleBasedStateMachine):
         self.poll_who_is_woken()
 
     def lose_a_worker(self, number: int) -> None:
-        """A second worker dies over a request. A lone row would be blamed, and a scan may not die for ever."""
+        """A second worker dies over some rows. A lone row would be blamed; other requests are sent again."""
         executor = self.loader.executor
         if not executor.asked or self.loader.producer.canaries.is_blocking:
             return
 
         number %= len(executor.asked)
-        is_scan = isinstance(executor.asked[number].request, Scan)
-        if self.num_scans_lost < 4 if is_scan else executor.asked[number].num_rows > 1:
-            self.num_scans_lost += is_scan
+        if executor.asked[number].num_rows > 1 and executor.asked[number].max_losses <= 2:
             executor.lose(number)
             self.poll_who_is_woken()
 

@@ -14,6 +14,7 @@ from asyncdata.core.messages import Failed, Job, Scanned, Tokenized
 from asyncdata.prefetch.windows.block_window import Window
 from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.base import describe
+from asyncdata.workers.base import MAX_LOSSES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -65,11 +66,11 @@ class Client:
                 yield
             group.cancel_scope.cancel()
 
-    def ask(self, request: Request, strikes: int = 0) -> int:
+    def ask(self, request: Request, max_losses: int = MAX_LOSSES) -> int:
         """The number of the request, by which :meth:`answer` knows it."""
         number = len(self.replies)
         self.replies.append([])
-        self.executor.submit(request, partial(self._take, number), strikes)
+        self.executor.submit(request, partial(self._take, number), max_losses)
         return number
 
     def _take(self, number: int, reply: Reply | Crashed) -> None:

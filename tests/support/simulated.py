@@ -103,8 +103,8 @@ class Simulation:
         self._in_order: deque[Chunk] = deque()
         self._num_ready = self._num_in_flight = self._num_wanted = 0
         self._waits_since = self._counted_until = 0.0
-        self._waited_s = self._full_s = self._busy_s = self._work_s = 0.0
-        self._is_full = False
+        self._waited_s = self._work_s = 0.0
+        self._is_full = self._was_full = False
         self._num_replies = self._num_rows = 0
         self._after(0.0, self._ask)
 
@@ -127,9 +127,7 @@ class Simulation:
         heapq.heappush(self._events, (self.now + seconds, self._num_events, event))
 
     def _pass_time(self, now: float) -> None:
-        passed_s, self.now = now - self.now, now
-        self._busy_s += passed_s * sum(bool(worker.chunks) for worker in self._workers)
-        self._full_s += passed_s * self._is_full
+        self.now = now
 
     # The trainer.
 
@@ -160,7 +158,8 @@ class Simulation:
             room = max(self.capacity, self._num_wanted) - self._num_in_flight - self._num_ready
             is_awaited = self._num_wanted and not self._num_in_flight
             if room <= 0 or (room < (num_rows + 1) // 2 and not is_awaited):
-                self._is_full = True
+                self._is_full = any(not worker.chunks for worker in able)
+                self._was_full |= self._is_full
                 return
 
             num_rows = min(num_rows, room)
@@ -198,20 +197,20 @@ class Simulation:
         if not self._tuner.is_due(self.now, self._num_replies, self.num_workers):
             return
 
-        for decision in self._tuner.step(self._observation()):
-            if isinstance(decision, Change):
-                self._change(decision)
-            else:
-                self.settled.append(decision.reason)
+        decision = self._tuner.step(self._observation())
+        if isinstance(decision, Change):
+            self._change(decision)
+        elif decision is not None:
+            self.settled.append(decision.reason)
 
     def _observation(self) -> Observation:
+        was_full, self._was_full = self._was_full, self._is_full
         return Observation(
             now_s=self.now,
             num_replies=self._num_replies,
             num_rows=self._num_rows,
             starved_s=self._starved_s(),
-            full_s=self._full_s,
-            busy_s=self._busy_s,
+            was_full=was_full,
             work_s=self._work_s,
             num_workers=self.num_workers,
             num_ready_workers=sum(worker.ready_at <= self.now for worker in self._workers),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +12,6 @@ from asyncdata.core.types import Position, Sample
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import Counters, Ledger, Returned
 from asyncdata.delivery.requests import DeliveryRules, Request
-from asyncdata.loader.autotune.metered_executor import MeteredExecutor
 from asyncdata.order.order import Order
 from asyncdata.order.shuffle import Shuffle
 from asyncdata.prefetch.canaries import Canaries
@@ -21,7 +19,7 @@ from asyncdata.prefetch.producer import Producer
 from asyncdata.prefetch.windows.block_windows import BlockWindows
 from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.workers.base import NUM_SLOTS, Crashed, ExecutorStatistics
+from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics
 from asyncdata.workers.request_handler import Handler
 from asyncdata.workers.slots import Slots
 from tests.support.tokenize_fns import row_id
@@ -50,7 +48,7 @@ class Asked(NamedTuple):
 
     request: WorkerRequest
     on_reply: OnReply | None
-    strikes: int
+    max_losses: int
 
     @property
     def num_rows(self) -> int:
@@ -77,7 +75,7 @@ class FakeExecutor:
         self.num_workers = num_workers
         self.row_s = row_s
         self.names_the_row = names_the_row
-        self.slots = Slots(NUM_SLOTS)
+        self.slots = Slots(NUM_SLOTS, lambda: self._on_change())
         self._on_change: Callable[[], object] = bool
         self.asked: list[Asked] = []
         self.num_rows_asked: list[int] = []
@@ -86,11 +84,11 @@ class FakeExecutor:
         )
 
     def watch(self, on_change: Callable[[], object]) -> None:
-        self._on_change = self.slots.on_free = on_change
+        self._on_change = on_change
 
-    def submit(self, request: WorkerRequest, on_reply: OnReply, strikes: int = 0) -> None:
+    def submit(self, request: WorkerRequest, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
         self.slots.use(request.slot)
-        self.asked.append(Asked(request, on_reply, strikes))
+        self.asked.append(Asked(request, on_reply, max_losses))
         if isinstance(request, Tokenize):
             self.num_rows_asked.append(self.asked[-1].num_rows)
 
@@ -152,7 +150,6 @@ class StillLoader:
 
     :ivar pumps: what the service's loop would be asked to do: one entry each time there is room again.
     :ivar quarantined: the bad rows that were passed.
-    :ivar metered: the executor, as the producer sees it.
     """
 
     def __init__(
@@ -170,7 +167,6 @@ class StillLoader:
         slack_bytes: int = 16,
         max_row_bytes: int = 1 << 16,
         buffer_filter: Any = None,
-        clock: Callable[[], float] = time.monotonic,
         **rules: Any,
     ) -> None:
         if isinstance(shuffle, bool):
@@ -192,7 +188,7 @@ class StillLoader:
         self.executor = FakeExecutor(
             job, function, slot_bytes, num_workers=num_workers, row_s=row_s, names_the_row=names_the_row
         )
-        executor = MeteredExecutor(self.executor, clock)
+        executor = self.executor
         self.quarantined: list[BadRowError] = []
         self.pumps: deque[Callable[[], object]] = deque()
         chosen = {} if buffer_filter is None else {"buffer_filter": buffer_filter}
@@ -209,7 +205,6 @@ class StillLoader:
             self.coordinator,
             epochs=self.coordinator.rules.epochs,
         )
-        self.metered = executor
 
     def on_room(self) -> None:
         """There is room in the channel again."""
@@ -267,7 +262,7 @@ class StillLoader:
 
     def tune(self, num_workers: int, capacity: int) -> None:
         """What the autotuner may decide at any moment."""
-        self.metered.set_num_workers(num_workers)
+        self.executor.set_num_workers(num_workers)
         self.coordinator.set_capacity(capacity)
         self.producer.resize()
 

@@ -120,6 +120,18 @@ def as_told_in_batches(rows: list[Row]) -> Any:
 as_told_in_batches.batched = True  # type: ignore[attr-defined]
 
 
+def kills_several_workers(rows: list[Row]) -> list[list[int]]:
+    """Kills as many workers as the first row says in ``deaths``; they count themselves in the file ``tally``."""
+    with open(rows[0]["tally"], "ab", buffering=0) as tally:
+        tally.write(b".")
+        if tally.tell() <= rows[0]["deaths"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return [[row["id"]] for row in rows]
+
+
+kills_several_workers.batched = True  # type: ignore[attr-defined]
+
+
 def waits(row: Row) -> list[int]:
     """Writes its process id into the file ``began``, and continues when the file ``gate`` exists."""
     if "began" in row:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncdata.cli.output import Output
-    from asyncdata.prefetch.row_index.eviction import KeptIndex
+    from asyncdata.core.eviction import CacheEntry
     from asyncdata.prefetch.token_cache.inventory import Cache
 
 __all__ = ("ls", "rm", "verify")
@@ -33,11 +33,11 @@ def ls(args: argparse.Namespace, output: Output) -> int:
         root, what = _index_root(args), "row index"
         indexes = kept_indexes(root)
         records = [
-            {"key": index.identity, "num_bytes": index.num_bytes, "used_s": index.used_ns / 1e9} for index in indexes
+            {"key": index.name, "num_bytes": index.num_bytes, "used_s": index.used_ns / 1e9} for index in indexes
         ]
         head: tuple[str, ...] = ("key", "bytes", "last used")
         rows: list[tuple[str, ...]] = [
-            (index.identity[:_SHORT], si(index.num_bytes), _when(index.used_ns / 1e9)) for index in indexes
+            (index.name[:_SHORT], si(index.num_bytes), _when(index.used_ns / 1e9)) for index in indexes
         ]
     else:
         from asyncdata.prefetch.token_cache.inventory import caches
@@ -127,16 +127,16 @@ def _removed_indexes(args: argparse.Namespace) -> dict[str, int]:
     root = _index_root(args)
     indexes = _chosen_indexes(root, args.key)
     for index in indexes:
-        if not remove_index(root, index.identity):
-            raise ConfigError(f"AD614 a run is using {os.path.join(root, index.identity)}; end it first")
+        if not remove_index(root, index.name):
+            raise ConfigError(f"AD614 a run is using {os.path.join(root, index.name)}; end it first")
 
-    return {index.identity: index.num_bytes for index in indexes}
+    return {index.name: index.num_bytes for index in indexes}
 
 
-def _chosen_indexes(root: str, keys: Sequence[str]) -> list[KeptIndex]:
+def _chosen_indexes(root: str, keys: Sequence[str]) -> list[CacheEntry]:
     """The indexes of these keys, which may be shortened; without keys, all."""
     found = kept_indexes(root)
-    matching = {key: [index for index in found if index.identity.startswith(key)] for key in keys}
+    matching = {key: [index for index in found if index.name.startswith(key)] for key in keys}
     for key, indexes in matching.items():
         if len(indexes) != 1:
             raise ConfigError(f"{len(indexes)} row indexes in {root} begin with {key!r}; asyncdata cache ls has them")

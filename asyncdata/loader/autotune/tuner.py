@@ -1,12 +1,12 @@
-"""Runs the autotuner in the service's thread: gives it the counters after replies, and carries out its decisions."""
+"""Runs the autotuner in the service's thread: shows it the loader after replies, and carries out its decisions."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.log import get_logger
-from asyncdata.loader.autotune.metered_executor import MeteredExecutor
 from asyncdata.loader.autotune.policy import Autotuner, Change, Limits, Observation
 from asyncdata.workers.inline import InlineExecutor
 from asyncdata.workers.machine import available_memory, num_usable_cpus, process_memory
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from asyncdata.workers.base import Executor
     from asyncdata.workers.pool.early_start import EarlyForkServer
 
-__all__ = ("FIRST_WORKERS", "Tuner", "executor_of", "limits_of")
+__all__ = ("FIRST_WORKERS", "Tuner", "executor_of", "is_tuned", "limits_of")
 
 FIRST_WORKERS = 1
 """The first number of workers, if it is tuned. A second worker would load its tokenizer while the trainer starts, and
@@ -52,28 +52,34 @@ def limits_of(config: LoaderConfig) -> Limits:
     )
 
 
+def is_tuned(config: LoaderConfig) -> bool:
+    """Whether there is anything to tune: the number of workers or the read-ahead is not given."""
+    return config.num_workers is None or config.buffer_size is None
+
+
 def executor_of(
     config: LoaderConfig,
     limits: Limits,
     function: TokenizeFn | Callable[..., Any],
     early: EarlyForkServer | None = None,
 ) -> Executor:
-    """The executor of the configuration; metered if there is anything to tune.
+    """The executor of the configuration.
 
     :param early: the workers' fork server, if it was started early.
     """
-    executor: Executor = InlineExecutor(function)
-    if config.num_workers != 0:
-        given = config.limits
-        executor = ProcessExecutor(
-            limits.min_workers, given.row_timeout_s, limits.max_workers, early, given.max_bytes_per_worker
-        )
-    is_all_given = config.num_workers is not None and config.buffer_size is not None
-    return executor if is_all_given else MeteredExecutor(executor)
+    if config.num_workers == 0:
+        return InlineExecutor(function)
+
+    given = config.limits
+    return ProcessExecutor(
+        limits.min_workers, given.row_timeout_s, limits.max_workers, early, given.max_bytes_per_worker
+    )
 
 
 class Tuner:
     """Observes the loader, and adapts the number of workers and the capacity. It does not change D.
+
+    It takes the producer's place as the observer of the executor, and calls the producer itself.
 
     :param waits: returns how many calls had to wait, and for how many seconds in all.
     :ivar num_changes: decisions that were carried out.
@@ -82,7 +88,7 @@ class Tuner:
     def __init__(
         self,
         limits: Limits,
-        executor: MeteredExecutor,
+        executor: Executor,
         coordinator: Coordinator,
         producer: Producer,
         waits: Callable[[], tuple[int, float]],
@@ -97,36 +103,52 @@ class Tuner:
         self._awaited: tuple[int, float] | None = None
         self._clock = clock
         self._num_groups = coordinator.ledger.counters.num_groups
+        self._num_replies = 0
+        self._was_full = self._is_active = False
+        self._sample_bytes = math.inf
         self._worker_bytes = 0
         self._looked_at: list[int] = []
         self._num_steps = 0
-        executor.lacks_room = lambda: producer.lacks_room
-        executor.on_reply = self._on_reply
+        executor.watch(self._on_change)
 
-    def _on_reply(self) -> None:
-        now_s, executor = self._clock(), self._executor
+    def _on_change(self) -> None:
+        """Called after every reply, and after other changes, which are few: they are counted as replies."""
+        is_nested, self._is_active = self._is_active, True
+        try:
+            self._producer.pump()
+            if not is_nested:  # sending, or a change, may report further changes
+                self._tune()
+        finally:
+            self._is_active = is_nested
+
+    def _tune(self) -> None:
+        producer, executor = self._producer, self._executor
+        now_s = self._clock()
+        self._num_replies += 1
+        self._was_full |= producer.lacks_room and executor.num_wanted > executor.num_workers  # a worker is idle
         self._look_who_waits(now_s)
-        if self._autotuner.is_due(now_s, executor.num_replies, executor.num_workers):
-            for decision in self._autotuner.step(self._observe(now_s)):
+        if self._autotuner.is_due(now_s, self._num_replies, executor.num_workers):
+            decision = self._autotuner.step(self._observe(now_s))
+            self._was_full = False
+            if decision is not None:
                 self._carry_out(decision)
 
     def _observe(self, now_s: float) -> Observation:
-        executor, coordinator = self._executor, self._coordinator
+        executor, coordinator, pacer = self._executor, self._coordinator, self._producer.pacer
         workers = executor.statistics().workers
         pids = [worker.pid for worker in workers if worker.pid is not None and worker.state != "starting"]
         return Observation(
             now_s=now_s,
-            num_replies=executor.num_replies,
-            num_rows=executor.num_rows,
+            num_replies=self._num_replies,
+            num_rows=pacer.total_rows,
+            work_s=pacer.total_work_s,
             starved_s=self._waits()[1] + (now_s - self._awaited[1] if self._awaited is not None else 0.0),
-            full_s=executor.full_s,
-            busy_s=executor.busy_s,
-            work_s=executor.work_s,
+            was_full=self._was_full,
             num_workers=executor.num_workers,
             num_ready_workers=sum(worker.state != "starting" for worker in workers),
             capacity=coordinator.rules.capacity,
             has_delivered=coordinator.ledger.counters.num_groups != self._num_groups,
-            sample_bytes=executor.num_bytes / max(1, executor.num_samples),
+            sample_bytes=self._memory_of_samples(),
             worker_bytes=self._memory_of(pids),
         )
 
@@ -137,6 +159,14 @@ class Tuner:
             self._awaited = None
         elif self._awaited is None or self._awaited[0] != num_waits:
             self._awaited = num_waits, now_s
+
+    def _memory_of_samples(self) -> float:
+        """Bytes of a sample; 0 if that is not known. The smallest mean: a chunk counts until its last sample goes."""
+        channel = self._coordinator.channel
+        num_ready = channel.num_produced - self._coordinator.ledger.taken
+        if num_ready > 0 and channel.num_ready_bytes > 0:
+            self._sample_bytes = min(self._sample_bytes, channel.num_ready_bytes / num_ready)
+        return self._sample_bytes if self._sample_bytes < math.inf else 0.0
 
     def _memory_of(self, pids: list[int]) -> int:
         """Bytes of the largest of the workers."""

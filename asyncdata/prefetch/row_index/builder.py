@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, BadRowError
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Failed, Index, Indexed, RowError
@@ -32,7 +31,6 @@ _log = get_logger(__name__)
 _MAX_BLOCKS_PER_REQUEST = 8
 _PER_WORKER = 2
 """Requests per worker: one in progress, and one queued. A worker takes no more."""
-_MAX_TRIES = 5
 
 
 class Indexer:
@@ -41,8 +39,8 @@ class Indexer:
     :param check: as in :class:`~asyncdata.core.messages.Index`.
     :param file: the file with the rows that earlier runs found; new rows are appended.
     :param on_bad: called with each bad row; it raises if the row may not be passed over.
+    :param on_growth: called when more rows are known, or the index has failed.
     :param shows_rows: whether errors may quote a row.
-    :ivar on_growth: called when more rows are known, or the index has failed.
     """
 
     def __init__(
@@ -53,16 +51,17 @@ class Indexer:
         check: str,
         file: IndexFile | None,
         on_bad: Callable[[BadRowError], object],
+        on_growth: Callable[[], object],
         *,
         shows_rows: bool = True,
     ) -> None:
-        self.on_growth: Callable[[], object] = no_op
         self._source = source
         self._executor = executor
         self._index = index
         self._check = check
         self._file = file
         self._on_bad = on_bad
+        self._on_growth = on_growth
         self._shows_rows = shows_rows
         self._is_read = False
         self._next_block = 0
@@ -123,7 +122,7 @@ class Indexer:
             spool = part_path(index.spool, first) if index.spool else ""
             blocks = self._source.blocks(range(first, stop))
             request = Index(blocks, self._check, spool=spool, is_kept=self._file is not None)
-            self._submit(first, request, [], _MAX_TRIES)
+            self._submit(first, request, [])
 
     @property
     def _num_blocks_to_ask(self) -> int:
@@ -133,18 +132,14 @@ class Indexer:
 
         return 1 if self._leaves_room else max(1, min(_MAX_BLOCKS_PER_REQUEST, self._next_block))
 
-    def _submit(self, first: int, request: Index, lost: list[RowError], num_tries: int) -> None:
-        self._executor.submit(request, partial(self._on_reply, first, request, lost, num_tries))
+    def _submit(self, first: int, request: Index, lost: list[RowError]) -> None:
+        self._executor.submit(request, partial(self._on_reply, first, request, lost))
 
-    def _on_reply(
-        self, first: int, request: Index, lost: list[RowError], num_tries: int, reply: Reply | Crashed
-    ) -> None:
+    def _on_reply(self, first: int, request: Index, lost: list[RowError], reply: Reply | Crashed) -> None:
         if isinstance(reply, Crashed) and reply.row is not None:
             lost = [*lost, RowError(reply.row, reply.code, reply.reason)]
             request = msgspec.structs.replace(request, lost=[error.row for error in lost])
-            self._submit(first, request, lost, _MAX_TRIES)
-        elif isinstance(reply, Crashed) and num_tries > 1:
-            self._submit(first, request, lost, num_tries - 1)
+            self._submit(first, request, lost)
         elif isinstance(reply, Indexed):
             errors = sorted([*reply.errors, *lost], key=lambda error: error.row)
             self._found[first] = msgspec.structs.replace(reply, errors=errors)
@@ -169,7 +164,7 @@ class Indexer:
                 self._finish_if_complete()
         except AsyncDataError as error:
             self._give_up(error)
-        self.on_growth()
+        self._on_growth()
         self._ask()  # last, as there may be rows now that need room
 
     def _take(self, part: Indexed) -> None:
@@ -239,4 +234,4 @@ class Indexer:
 
         self._close_file()
         self._index.fail(error)
-        self.on_growth()
+        self._on_growth()

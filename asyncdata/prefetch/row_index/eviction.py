@@ -7,38 +7,30 @@ may be removed, as a process can still read a removed file that it has open.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING
 
+from asyncdata.core.eviction import CacheEntry, evict
+from asyncdata.core.file_lock import lock, locked
 from asyncdata.core.file_owner import refuse_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ("KeptIndex", "hold_rows", "kept_indexes", "make_room", "remove_index")
+__all__ = ("hold_rows", "kept_indexes", "make_room", "remove_index")
 
 _INDEX = re.compile(r"([0-9a-f]+)\.(index|rows)")
 _COPY = re.compile(r"\d{12}\.rows")
 
 
-class KeptIndex(NamedTuple):
-    """A row index in a folder.
+def kept_indexes(folder: str) -> list[CacheEntry]:
+    """The row indexes in ``folder``, the most recently used last. The name of each is its identity.
 
-    :ivar used_ns: when it was last opened, Unix time in nanoseconds.
-    :ivar num_bytes: its bytes, including the copied rows.
-    """
-
-    used_ns: int
-    num_bytes: int
-    identity: str
-
-
-def kept_indexes(folder: str) -> list[KeptIndex]:
-    """The row indexes in ``folder``, the most recently used last.
+    The size of an index includes the copied rows.
 
     :raises OSError: if the folder cannot be read.
     """
@@ -51,10 +43,10 @@ def kept_indexes(folder: str) -> list[KeptIndex]:
     return sorted(_kept(folder, identity) for identity in identities)
 
 
-def _kept(folder: str, identity: str) -> KeptIndex:
+def _kept(folder: str, identity: str) -> CacheEntry:
     path = os.path.join(folder, identity)
     (used_ns, size), (copied_ns, _) = _stat(f"{path}.index"), _stat(f"{path}.rows")
-    return KeptIndex(used_ns or copied_ns, size + sum(_sizes(f"{path}.rows")), identity)
+    return CacheEntry(used_ns or copied_ns, size + sum(_sizes(f"{path}.rows")), identity)
 
 
 def _stat(path: str) -> tuple[int, int]:
@@ -72,7 +64,7 @@ def _sizes(folder: str) -> Iterator[int]:
 
 def _remove_others(folder: str) -> None:
     if others := [name for name in os.listdir(folder) if not _COPY.fullmatch(name)]:
-        with _Locked(folder) as is_free:
+        with locked(folder) as is_free:
             for name in others if is_free else ():
                 with suppress(OSError):
                     os.unlink(os.path.join(folder, name))
@@ -94,26 +86,19 @@ def hold_rows(folder: str) -> int:
         raise
 
     with suppress(OSError):  # a file system without locks: then no process can lock it for removal either
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock(fd, is_shared=True)
     return fd
 
 
-def make_room(folder: str, max_bytes: int, keep: str) -> list[KeptIndex]:
+def make_room(folder: str, max_bytes: int, keep: str) -> list[CacheEntry]:
     """Remove the least recently used indexes until all take at most ``max_bytes``; return the removed ones.
 
     :param keep: the identity of an index that stays; its size counts.
     :raises OSError: if the folder cannot be read, or an index cannot be removed.
     """
     found = kept_indexes(folder)
-    too_many, removed = sum(index.num_bytes for index in found) - max_bytes, []
-    for index in found:
-        if too_many <= 0:
-            break
-
-        if index.identity != keep and remove_index(folder, index.identity):
-            too_many -= index.num_bytes
-            removed.append(index)
-    return removed
+    excess_bytes = sum(index.num_bytes for index in found) - max_bytes
+    return evict([index for index in found if index.name != keep], excess_bytes, partial(remove_index, folder))
 
 
 def remove_index(folder: str, identity: str) -> bool:
@@ -122,11 +107,11 @@ def remove_index(folder: str, identity: str) -> bool:
     :raises OSError: if it cannot be removed.
     """
     path = os.path.join(folder, identity)
-    with suppress(FileNotFoundError), _Locked(f"{path}.index") as is_free:
+    with suppress(FileNotFoundError), locked(f"{path}.index") as is_free:
         if not is_free:
             return False
 
-    with suppress(FileNotFoundError), _Locked(f"{path}.rows") as is_free:
+    with suppress(FileNotFoundError), locked(f"{path}.rows") as is_free:
         if not is_free:
             return False
 
@@ -134,23 +119,3 @@ def remove_index(folder: str, identity: str) -> bool:
     with suppress(FileNotFoundError):
         os.unlink(f"{path}.index")
     return True
-
-
-class _Locked:
-    """Locks a file or folder exclusively, if no other process holds a lock on it."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._fd = -1
-
-    def __enter__(self) -> bool:
-        self._fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-
-        return True
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)

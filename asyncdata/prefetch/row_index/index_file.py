@@ -6,7 +6,6 @@ frame that is not whole ends the file. One process writes; others read what is t
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from asyncdata.core.file_lock import lock
 from asyncdata.core.file_owner import refuse_foreign
 from asyncdata.core.messages import MAX_FRAME_BYTES, Indexed
 
@@ -44,8 +44,8 @@ class IndexFile:
         self._start = self._end = 0  # of the last part that was read
         try:
             refuse_foreign(self._fd, str(self.path))
-            self._is_writer = _lock(self._fd)
-            os.utime(self._fd, ns=(time.time_ns(), os.fstat(self._fd).st_mtime_ns))  # used now: see ``index_eviction``
+            self._is_writer = lock(self._fd)
+            os.utime(self._fd, ns=(time.time_ns(), os.fstat(self._fd).st_mtime_ns))  # used now: see ``eviction``
         except BaseException:
             self.close()
             raise
@@ -113,15 +113,6 @@ class IndexFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-
-    return True
 
 
 def _digest(body: bytes) -> bytes:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from asyncdata.core.cache_messages import Evicted
+from asyncdata.core.eviction import CacheEntry, evict
 from asyncdata.prefetch.token_cache.segment.layout import SUFFIX
 
 if TYPE_CHECKING:
@@ -16,19 +17,11 @@ if TYPE_CHECKING:
 
     from asyncdata.core.cache_messages import EvictTokens
 
-__all__ = ("SegmentFile", "evict", "segment_files")
+__all__ = ("evict_segments", "segment_files")
 
 
-class SegmentFile(NamedTuple):
-    """A segment's file: its time of last use (Unix time, nanoseconds), size and path."""
-
-    used_ns: int
-    num_bytes: int
-    path: str
-
-
-def segment_files(root: str) -> Iterator[SegmentFile]:
-    """The segments of all caches in ``root``, without links."""
+def segment_files(root: str) -> Iterator[CacheEntry]:
+    """The segments of all caches in ``root``, without links. The name of each is its path."""
     with suppress(FileNotFoundError), os.scandir(root) as folders:
         for folder in folders:
             if not folder.is_dir(follow_symlinks=False):
@@ -38,10 +31,10 @@ def segment_files(root: str) -> Iterator[SegmentFile]:
                 for file in files:
                     if file.name.endswith(SUFFIX) and file.name[0] != "." and file.is_file(follow_symlinks=False):
                         found = file.stat(follow_symlinks=False)
-                        yield SegmentFile(found.st_mtime_ns, found.st_size, file.path)
+                        yield CacheEntry(found.st_mtime_ns, found.st_size, file.path)
 
 
-def evict(request: EvictTokens, folder: str) -> Evicted:
+def evict_segments(request: EvictTokens, folder: str) -> Evicted:
     """Remove segments from the caches in the parent of ``folder``, to make room.
 
     A process that has a removed segment open can still read it; a process that does not find it tokenizes the rows.
@@ -51,20 +44,18 @@ def evict(request: EvictTokens, folder: str) -> Evicted:
     with open(os.path.join(folder, request.keep), "rb") as names_file:
         kept = msgspec.msgpack.decode(names_file.read(), type=list[str])
     keep = {os.path.join(folder, name) for name in kept}
-    files = sorted(segment_files(os.path.dirname(folder)))
-    too_many = sum(file.num_bytes for file in files) + request.num_bytes - request.max_bytes
-    spare = [file for file in files if file.path not in keep]
-    if too_many > sum(file.num_bytes for file in spare):
+    files = list(segment_files(os.path.dirname(folder)))
+    excess_bytes = sum(file.num_bytes for file in files) + request.num_bytes - request.max_bytes
+    spare = [file for file in files if file.name not in keep]
+    if excess_bytes > sum(file.num_bytes for file in spare):
         return Evicted(True, [], 0)
 
-    names, num_bytes = [], 0
-    for file in spare:
-        if num_bytes >= too_many:
-            break
+    removed = evict(spare, excess_bytes, _remove)
+    names = [os.path.basename(file.name) for file in removed if os.path.dirname(file.name) == folder]
+    return Evicted(False, names, sum(file.num_bytes for file in removed))
 
-        with suppress(FileNotFoundError):
-            os.unlink(file.path)
-        num_bytes += file.num_bytes
-        if os.path.dirname(file.path) == folder:
-            names.append(os.path.basename(file.path))
-    return Evicted(False, names, num_bytes)
+
+def _remove(path: str) -> bool:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    return True

@@ -6,7 +6,6 @@ writes, the holder of a lock; any number of processes read. The next writer remo
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -18,6 +17,7 @@ import msgspec
 from asyncdata.core.atomic_file import sync_folder
 from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.digest import canonical, digest
+from asyncdata.core.file_lock import lock
 from asyncdata.core.file_owner import check_ours
 from asyncdata.prefetch.token_cache.segment.layout import SUFFIX, VERSION
 
@@ -77,7 +77,7 @@ class CacheFolder:
 
         :raises OSError: if the file system cannot lock, or the folder cannot be written.
         """
-        if not self.run and _lock(self._lock_fd):
+        if not self.run and lock(self._lock_fd):
             self._remove_left_over()
             self._write_about()
             run = f"{_RUN}{secrets.token_hex(4)}"
@@ -158,15 +158,6 @@ class CacheFolder:
 _OPEN_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-
-    return True
-
-
 def is_in_use(path: str) -> bool:
     """Whether a process writes to the cache in the folder ``path``."""
     try:
@@ -175,6 +166,6 @@ def is_in_use(path: str) -> bool:
         return False
 
     try:
-        return not _lock(fd)
+        return not lock(fd)
     finally:
         os.close(fd)

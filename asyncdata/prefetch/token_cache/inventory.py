@@ -64,7 +64,7 @@ def caches(root: str) -> list[Cache]:
     found = []
     for name in names:
         path = os.path.join(root, name)
-        own = [file for file in files if os.path.dirname(file.path) == path]
+        own = [file for file in files if os.path.dirname(file.name) == path]
         found.append(_cache(name, path, own))
     return sorted(found, key=lambda cache: cache.used_s)
 
@@ -73,9 +73,9 @@ def _cache(key: str, path: str, files: Sequence[Any]) -> Cache:
     num_rows, num_samples, faults = 0, 0, []
     for file in files:
         try:
-            segment = Segment(file.path)
+            segment = Segment(file.name)
         except (OSError, DamagedError) as error:
-            faults.append(Fault(file.path, str(error)))
+            faults.append(Fault(file.name, str(error)))
             continue
 
         num_rows += segment.meta.num_rows
@@ -85,7 +85,7 @@ def _cache(key: str, path: str, files: Sequence[Any]) -> Cache:
         key=key,
         path=path,
         about=_about(path),
-        segments=sorted(file.path for file in files),
+        segments=sorted(file.name for file in files),
         num_bytes=sum(file.num_bytes for file in files),
         num_rows=num_rows,
         num_samples=num_samples,

@@ -14,7 +14,7 @@ from asyncdata.core.cache_messages import EvictTokens, ListTokens, Refused, Segm
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.messages import Failed, encode
-from asyncdata.prefetch.token_cache.eviction import evict
+from asyncdata.prefetch.token_cache.eviction import evict_segments
 from asyncdata.prefetch.token_cache.segment.gather import cached_rows, merge
 from asyncdata.prefetch.token_cache.segment.layout import NO_SUM, SUFFIX, DamagedError, checksum, pad
 from asyncdata.prefetch.token_cache.segment.reader import Segments
@@ -157,7 +157,7 @@ class CacheWorker:
                 return self._list(request)
 
             if isinstance(request, EvictTokens):
-                return evict(request, self._cache.folder)
+                return evict_segments(request, self._cache.folder)
 
             store = resolve_path(_STORE)
             reply: Reply = store(request, self._cache, self._digest)

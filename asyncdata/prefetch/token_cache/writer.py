@@ -36,7 +36,6 @@ __all__ = ("Recorder",)
 
 _log = get_logger(__name__)
 _MAX_WAITING_BYTES = 512 << 20
-_MAX_TRIES = 3
 _MAX_OPEN = 256
 """Workers may finish windows out of order. A window is given up once so many later ones are open: it lost a row."""
 
@@ -175,19 +174,17 @@ class Recorder:
     def _store_piece(self, store: _Store) -> None:
         _, plan = store.pieces[store.next_piece]
         write = partial(self._folder.write, store.plan, plan)
-        self._run_later(write, lambda _: self._submit(store, _MAX_TRIES))
+        self._run_later(write, lambda _: self._submit(store))
 
-    def _submit(self, store: _Store, num_tries: int) -> None:
+    def _submit(self, store: _Store) -> None:
         if store is self._store:
-            self._executor.submit(store.request(), partial(self._on_stored, store, num_tries))
+            self._executor.submit(store.request(), partial(self._on_stored, store))
 
-    def _on_stored(self, store: _Store, num_tries: int, reply: Reply | Crashed) -> None:
+    def _on_stored(self, store: _Store, reply: Reply | Crashed) -> None:
         if store is not self._store:
             return
 
-        if isinstance(reply, Crashed) and num_tries > 1:
-            self._submit(store, num_tries - 1)
-        elif not isinstance(reply, Stored):
+        if not isinstance(reply, Stored):
             self.fail(_reason(reply))
         elif store.took(reply):
             self._store_piece(store)

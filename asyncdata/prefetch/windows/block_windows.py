@@ -12,17 +12,13 @@ from asyncdata.prefetch.windows.block_window import Window
 from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from asyncdata.core.messages import Reply, Scan
+    from asyncdata.core.messages import Reply
     from asyncdata.order.order import Order
     from asyncdata.sources.base import Blocks
     from asyncdata.workers.base import Executor
 
 __all__ = ("BlockWindows",)
 
-_MAX_TRIES = 5
 _KEPT_SIZES = 15
 
 
@@ -78,17 +74,8 @@ class BlockWindows(AnywhereWindows):
         window = Window(self._source, blocks, slot, self._stride, partial(self._order.rows, epoch, number), tokens)
         window.is_last = number + 1 == self._order.num_windows
         for part, scan in enumerate(window.scans()):
-            self._submit(scan, partial(self._on_scanned, (epoch, number), window, part), _MAX_TRIES)
+            self._executor.submit(scan, partial(self._on_scanned, (epoch, number), window, part))
         return window
-
-    def _submit(self, scan: Scan, on_scanned: Callable[[Any], object], num_tries: int) -> None:
-        def on_reply(reply: Reply | Crashed) -> None:
-            if isinstance(reply, Crashed) and num_tries > 1:  # not caused by a row: workers are killed from outside
-                self._submit(scan, on_scanned, num_tries - 1)
-            else:
-                on_scanned(reply)
-
-        self._executor.submit(scan, on_reply)
 
     def _on_scanned(self, place: tuple[int, int], window: Window, part: int, reply: Reply | Crashed) -> None:
         if not isinstance(reply, Scanned):

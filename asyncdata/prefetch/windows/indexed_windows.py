@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ("IndexedWindow", "IndexedWindows")
 
 _log = get_logger(__name__)
-_MAX_TRIES = 5
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
@@ -141,6 +140,7 @@ class IndexedWindow:
 class IndexedWindows(AnywhereWindows):
     """Windows over the row index; see :class:`~asyncdata.prefetch.windows.base.Windows`.
 
+    :param make_indexer: makes what fills ``index``, and calls its argument when more rows are known.
     :param share: the rows that this rank tokenizes; None: all.
     :param restart_point: returns the first position that a restart would need now.
     :ivar start: where delivery began, or was restored to. In that epoch, rows that are dealt to ranks one by one are
@@ -155,7 +155,7 @@ class IndexedWindows(AnywhereWindows):
         order: RowOrder | PlannedOrder,
         executor: Executor,
         index: RowIndex,
-        indexer: Indexer,
+        make_indexer: Callable[[Callable[[], object]], Indexer],
         share: Share | None = None,
         *,
         restart_point: Callable[[], Position] = Position,
@@ -166,14 +166,13 @@ class IndexedWindows(AnywhereWindows):
         self._order = order
         self._executor = executor
         self._index = index
-        self._indexer = indexer
+        self._indexer = make_indexer(self._fill_waiting)
         self._share = share
         self._waiting: dict[tuple[int, int], IndexedWindow] = {}
         self._permutations: dict[int, Any] = {}
         self._plans: PlannedRows | None = None
         if isinstance(order, PlannedOrder):
             self._plans = PlannedRows(order, index, executor, self._fill_waiting, restart_point)
-        indexer.on_growth = self._fill_waiting
 
     def restart(self) -> None:
         """As the protocol says; permutations in flight are dropped."""
@@ -294,19 +293,17 @@ class IndexedWindows(AnywhereWindows):
         if epoch not in self._permutations:
             self._permutations = {e: rows for e, rows in self._permutations.items() if e >= epoch - 1}
             self._permutations[epoch] = None
-            self._permute(epoch, _MAX_TRIES)
+            self._permute(epoch)
         permutation = self._permutations[epoch]
         return None if permutation is None else permutation[first:stop].astype(np.int64)
 
-    def _permute(self, epoch: int, num_tries: int) -> None:
+    def _permute(self, epoch: int) -> None:
         request = Permute(self._index.num_rows, self._order.seed + epoch)
-        self._executor.submit(request, partial(self._on_permuted, epoch, num_tries))
+        self._executor.submit(request, partial(self._on_permuted, epoch))
 
-    def _on_permuted(self, epoch: int, num_tries: int, reply: Reply | Crashed) -> None:
+    def _on_permuted(self, epoch: int, reply: Reply | Crashed) -> None:
         if isinstance(reply, Permuted):
             self._permutations[epoch] = np.frombuffer(reply.rows, np.uint32)
-        elif isinstance(reply, Crashed) and num_tries > 1:
-            self._permute(epoch, num_tries - 1)
         else:
             self._index.fail(error_of(reply))
         self._fill_waiting()

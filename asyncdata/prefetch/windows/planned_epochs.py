@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from asyncdata.workers.base import Executor
 
 __all__ = ("PlannedRows",)
-
-_MAX_TRIES = 5
 
 
 class PlannedRows:
@@ -105,19 +104,12 @@ class PlannedRows:
     def _ask(self, what: str, epoch: int, request: PackRows | OrderPacks) -> None:
         if (what, epoch) not in self._asked:
             self._asked.add((what, epoch))
-            self._submit(what, epoch, request, _MAX_TRIES)
+            self._executor.submit(request, partial(self._on_reply, what, epoch))
 
-    def _submit(self, what: str, epoch: int, request: PackRows | OrderPacks, num_tries: int) -> None:
-        def on_reply(reply: Reply | Crashed) -> None:
-            if isinstance(reply, Crashed) and num_tries > 1:  # not caused by a row: workers are killed from outside
-                self._submit(what, epoch, request, num_tries - 1)
-                return
-
-            self._asked.discard((what, epoch))
-            self._take(epoch, reply)
-            self._on_found()
-
-        self._executor.submit(request, on_reply)
+    def _on_reply(self, what: str, epoch: int, reply: Reply | Crashed) -> None:
+        self._asked.discard((what, epoch))
+        self._take(epoch, reply)
+        self._on_found()
 
     def _take(self, epoch: int, reply: Reply | Crashed) -> None:
         if isinstance(reply, Packed):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncdata.core.errors import WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 __all__ = (
     "ENVIRONMENT",
@@ -178,20 +178,18 @@ def _places() -> Iterator[str]:
                 yield os.path.abspath(entry)
 
 
-def execute(module: str, ends: Ends, alive: AlivePipe, fds: Sequence[int] = (), **more: Any) -> subprocess.Popen[bytes]:
+def execute(module: str, ends: Ends, alive: AlivePipe) -> subprocess.Popen[bytes]:
     """A new interpreter that runs ``main`` of a module of this folder; it dies with the calling thread.
 
     :param ends: the new process inherits the other ends.
-    :param fds: further descriptors that it inherits.
-    :param more: further arguments of ``main``.
     :raises OSError: if the system has no room for one more process.
     """
     sock_fd, output_fd = ends.their_fds
     arguments = {"parent": os.getpid(), "sock_fd": sock_fd, "alive_fd": alive.read_fd}
     with _ctrl_c_blocked():
         return subprocess.Popen(
-            command_of(f"{__package__}.{module}", arguments | more),
-            pass_fds=(sock_fd, alive.read_fd, *fds),
+            command_of(f"{__package__}.{module}", arguments),
+            pass_fds=(sock_fd, alive.read_fd),
             stdin=subprocess.DEVNULL,
             stdout=output_fd,
             stderr=output_fd,

@@ -1,8 +1,8 @@
 """A pool of worker processes: forked from a fork server, fed over socketpairs, replaced when they die or hang.
 
 The trainer's process is never forked, nothing is pickled, and no ``__main__`` is imported again. When a worker is lost,
-its request is sent again as a whole. After the request has lost two workers, it is returned as :class:`Crashed`, and
-the producer searches for the row that is to blame.
+its request is sent again as a whole. After two losses at the same row, or too many in all, it is answered
+with :class:`Crashed`; the producer then searches for the row that is to blame.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.framing import frame
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Failed, Ready, Short, decode_reply
-from asyncdata.workers.base import NUM_SLOTS, Crashed, ExecutorStatistics
-from asyncdata.workers.pool.backlog import Backlog
+from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics
+from asyncdata.workers.pool.calls import Backlog, Call
 from asyncdata.workers.pool.deadlines import given_up, pause
-from asyncdata.workers.pool.first_window import FirstScans
 from asyncdata.workers.pool.lost_workers import Health, Lost, first_worker_error, new_patience, ran_short
-from asyncdata.workers.pool.shared_resources import Spawner
+from asyncdata.workers.pool.processes import SharedResources
 from asyncdata.workers.pool.spawning import WorkerFactory
-from asyncdata.workers.pool.worker_state import Call, Worker, state_of
-from asyncdata.workers.slots import Slots, no_op
+from asyncdata.workers.pool.worker import Worker, state_of
+from asyncdata.workers.slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,13 +63,12 @@ class ProcessExecutor:
     ) -> None:
         self._max_workers = max(num_workers, max_workers or _MAX_WORKERS)
         self.num_workers = num_workers
-        self.slots = Slots(NUM_SLOTS)
+        self.slots = Slots(NUM_SLOTS, lambda: self._on_change())
         self._row_timeout_s = row_timeout_s
         self._max_bytes = max_bytes_per_worker
-        self._spawner: Spawner | None = None
+        self._shared: SharedResources | None = None
         self._early = early
         self._factory: WorkerFactory | None = None
-        self._first_scans: FirstScans | None = None
         self._backlog = Backlog(self.slots, self._dispatch)
         self._workers: dict[int, Worker] = {}
         self._kept: set[int] = set()
@@ -86,24 +85,22 @@ class ProcessExecutor:
             if started is not None:
                 failing.callback(started.end)
             alive = None if started is None else started.alive
-            spawner = failing.enter_context(Spawner(self._max_workers, slot_bytes, NUM_SLOTS, alive))
-            self._factory = WorkerFactory(spawner, started)
+            shared = failing.enter_context(SharedResources(self._max_workers, slot_bytes, NUM_SLOTS, alive))
+            self._factory = WorkerFactory(shared, started)
             failing.pop_all()
-        self._spawner = spawner
+        self._shared = shared
 
     async def run(self, job: Job) -> None:
         """As the protocol says; must run in the thread that called :meth:`prepare`."""
-        if self._spawner is None or self._factory is None:
+        if self._shared is None or self._factory is None:
             raise WorkerError("prepare() has not been called")
 
         factory = self._factory
-        with self._spawner:
+        with self._shared:
             try:
                 async with anyio.create_task_group() as group:
                     factory.begin(group, job)
                     group.start_soon(self._backlog.run)
-                    self._first_scans = FirstScans(self._backlog, self._settle)
-                    group.start_soon(self._first_scans.run, job, self.memory)
                     self._start_one_more = lambda number: group.start_soon(self._maintain, factory, number)
                     self._grow_and_shrink()
             except BaseExceptionGroup as errors:
@@ -117,8 +114,7 @@ class ProcessExecutor:
     def _give_up(self, reason: str) -> None:
         """Answer all requests under way with ``reason``: no worker will answer them."""
         calls = [call for worker in self._workers.values() for call in worker.calls]
-        calls += [*([self._here] if self._here is not None else ()), *self._backlog.take_all()]
-        for call in calls:
+        for call in [*calls, *self._backlog.take_all()]:
             self.slots.done(call.request.slot)
             if call.on_reply is not None:
                 call.on_reply(Failed("WorkerError", reason))
@@ -201,7 +197,6 @@ class ProcessExecutor:
 
     async def _exchange(self, worker: Worker) -> Lost:
         try:
-            await worker.process.connection.send_first(worker.process.greeting)
             await self._await_ready(worker)
             while await self._answer_until_late(worker):
                 pass
@@ -231,8 +226,6 @@ class ProcessExecutor:
             )
 
         worker.is_ready = self._health.has_started = True
-        if self._first_scans is not None:
-            self._first_scans.end()
         self._dispatch()
 
     async def _answer_until_late(self, worker: Worker) -> bool:
@@ -266,12 +259,6 @@ class ProcessExecutor:
         self._dismiss_if_done(worker)
         self._hand_over(call, reply)
 
-    def _settle(self, call: Call, reply: Reply) -> None:
-        """Process the reply to a scan that this process has answered."""
-        if not isinstance(reply, Short):
-            self.slots.done(call.request.slot)
-        self._hand_over(call, reply)
-
     def _hand_over(self, call: Call, reply: Reply) -> None:
         """Pass the reply to the caller; after a shortage, try the request again, as another worker may succeed."""
         if isinstance(reply, Short):
@@ -298,7 +285,7 @@ class ProcessExecutor:
         await worker.process.handle.ask_status()
 
     def _recover(self, worker: Worker, lost: Lost) -> None:
-        """Put the lost worker's requests at the front of the queue, except those that have now lost a second worker.
+        """Put the lost worker's requests at the front of the queue, except one that has lost too many workers.
 
         If the worker died with its fork server, its exit status is unknown, and no request is blamed.
         """
@@ -311,13 +298,14 @@ class ProcessExecutor:
         crashed: list[tuple[Call, Crashed]] = []
         for call in reversed(worker.calls):
             is_culprit = call.request_id == culprit
-            call.strikes += is_culprit and not want
+            call.num_losses += is_culprit and not want
+            is_row_known = is_culprit and row >= 0 and row == call.suspect
             if call.on_reply is None:
                 self.slots.done(call.request.slot)
             elif is_culprit and want:
                 self._try_again(call, Short(want, row=row))
-            elif is_culprit and call.strikes >= 2:
-                crashed.append((call, Crashed(lost.code, reason, row if row >= 0 and row == call.suspect else None)))
+            elif is_row_known or (is_culprit and call.num_losses >= call.max_losses):
+                crashed.append((call, Crashed(lost.code, reason, row if is_row_known else None)))
             else:
                 call.suspect = row if is_culprit else call.suspect
                 self._backlog.add_first(call)
@@ -331,28 +319,21 @@ class ProcessExecutor:
 
     def memory(self, slot: int) -> memoryview:
         """As the protocol says."""
-        if self._spawner is None:
+        if self._shared is None:
             raise WorkerError("prepare() has not been called")
 
-        return self._spawner.memory(slot)
+        return self._shared.memory(slot)
 
     def watch(self, on_change: Callable[[], object]) -> None:
         """As the protocol says."""
-        self._on_change = self.slots.on_free = on_change
+        self._on_change = on_change
 
-    def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
         """As the protocol says."""
         self.slots.use(request.slot)
-        self._backlog.add(Call(self._next_id, request, on_reply, strikes))
+        self._backlog.add(Call(self._next_id, request, on_reply, max_losses))
         self._next_id += 1
-        if self._first_scans is not None:
-            self._first_scans.wake()
         self._dispatch()
-
-    @property
-    def _here(self) -> Call | None:
-        """The scan that this process is answering."""
-        return self._first_scans.here if self._first_scans is not None else None
 
     def _dispatch(self) -> None:
         while self._backlog.has_next:
@@ -380,14 +361,12 @@ class ProcessExecutor:
         for worker in self._workers.values():
             for call in worker.calls:
                 call.on_reply = None
-        if self._here is not None:
-            self._here.on_reply = None
 
     @property
     def num_wanted(self) -> int:
         """As the protocol says."""
         num_calls = sum(len(worker.calls) for worker in self._workers.values() if self._is_wanted(worker))
-        return _MAX_REQUESTS * self.num_workers - num_calls - len(self._backlog) - (self._here is not None)
+        return _MAX_REQUESTS * self.num_workers - num_calls - len(self._backlog)
 
     def statistics(self) -> ExecutorStatistics:
         """As the protocol says."""

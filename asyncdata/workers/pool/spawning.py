@@ -1,4 +1,4 @@
-"""Starting workers: by forking the fork server, or by exec for each worker where a fork is not safe."""
+"""Starting workers: by forking a fork server, or, where a fork is not safe, by making a fork server the worker."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import Job
     from asyncdata.workers.pool.forkserver_messages import Answer
-    from asyncdata.workers.pool.processes import WorkerProcess
-    from asyncdata.workers.pool.shared_resources import Spawner
+    from asyncdata.workers.pool.processes import SharedResources, WorkerProcess
 
 __all__ = ("WorkerFactory",)
 
@@ -58,12 +57,12 @@ class _ForkServerHandle:
     :ivar reason: why its workers cannot share its memory; empty if they can, and before it has loaded anything.
     """
 
-    def __init__(self, spawner: Spawner, started: StartedForkServer) -> None:
+    def __init__(self, shared: SharedResources, started: StartedForkServer) -> None:
         self._handle = Executed(started.process)
         self.process = ChildProcess("forkserver", self._handle, Connection(started.ends.sock), started.ends.output_fd)
         self.reason = ""
         self._told = started.told
-        self._spawner = spawner
+        self._shared = shared
         self._is_open = False
         self._lost_because = ""
         self._turn = anyio.Lock()
@@ -90,7 +89,7 @@ class _ForkServerHandle:
             raise WorkerError(f"{loaded.message}\n{loaded.traceback}".rstrip())
 
         self.reason, self._is_open = loaded.reason if isinstance(loaded, Loaded) else "", True
-        self._send(SHARE, 0, self._spawner.memory_fds)
+        self._send(SHARE, 0, self._shared.memory_fds)
         await self._send_first(frame(0, job))
 
     async def _tell(self, spec: bytearray) -> None:
@@ -125,7 +124,7 @@ class _ForkServerHandle:
                 ends.close()
                 raise
 
-        return self._spawner.worker(number, handle, ends)
+        return self._shared.worker(number, handle, ends)
 
     async def _forked(self) -> Forked:
         answer = await self._answer_in_time()
@@ -207,7 +206,8 @@ class _ForkServerHandle:
 
 
 class WorkerFactory:
-    """Starts the workers of a pool.
+    """Starts the workers of a pool: forks of one fork server. If its memory cannot be shared, each worker is a fork
+    server of its own, which loads the tokenize function itself and then becomes the worker.
 
     The fork server starts in the constructor, so it loads the tokenize function before the caller's loop runs.
 
@@ -216,14 +216,15 @@ class WorkerFactory:
     :raises WorkerError: if the system has no room for it.
     """
 
-    def __init__(self, spawner: Spawner, started: StartedForkServer | None = None) -> None:
+    def __init__(self, shared: SharedResources, started: StartedForkServer | None = None) -> None:
         self.num_lost = 0
         self._losses = new_patience()
         self._has_started = False
-        self._spawner = spawner
-        self._shares = True
-        started = started or StartedForkServer(spawner.alive)
-        self._fork_server: _ForkServerHandle | None = _ForkServerHandle(spawner, started)
+        self._shared = shared
+        self._is_shareable = True
+        server = _ForkServerHandle(shared, started or StartedForkServer(shared.alive))
+        self._fork_server: _ForkServerHandle | None = server
+        self._servers = {server}  # that have not ended, and are no workers
         self._group: TaskGroup | None = None
         self._job: Job | None = None
         self._turn = anyio.Lock()
@@ -231,52 +232,63 @@ class WorkerFactory:
     def begin(self, group: TaskGroup, job: Job) -> None:
         """Allow workers to start, with ``job`` to do."""
         self._group, self._job = group, job
-        if self._fork_server is not None:
-            group.start_soon(self._fork_server.pump_output)
+        for server in self._servers:
+            group.start_soon(server.pump_output)
 
     async def start_worker(self, number: int) -> WorkerProcess:
         """Start worker ``number``.
 
         :raises WorkerError: if the system has no room for it, or the tokenize function cannot be opened.
         """
-        job = self._job
-        if job is None:
+        worker = None
+        while worker is None:
+            if not self._is_shareable:
+                worker = await self._start_from(self._new_fork_server(), number)
+                continue
+
+            async with self._turn:
+                if self._is_shareable:
+                    self._fork_server = self._fork_server or self._new_fork_server()
+                    worker = await self._start_from(self._fork_server, number)
+        return worker
+
+    async def _start_from(self, server: _ForkServerHandle, number: int) -> WorkerProcess | None:
+        """Worker ``number`` from this fork server; None if the fork server was lost."""
+        if self._job is None:
             raise WorkerError("begin() has not been called")
 
-        async with self._turn:
-            while self._shares:
-                server = self._current_fork_server()
-                try:
-                    await server.open(job, is_first=not self._has_started)
-                    worker = await server.fork_worker(number)
-                except _LostError as lost:
-                    await self._replace(server, str(lost))
-                    continue
+        try:
+            await server.open(self._job, is_first=not self._has_started)
+            worker = await server.fork_worker(number)
+        except _LostError as lost:
+            await self._replace(server, str(lost))
+            return None
 
-                self._losses.succeeded()
-                self._has_started = True
-                if server.reason:
-                    self._share_no_more(server)
-                return worker
+        self._losses.succeeded()
+        self._has_started = True
+        if server.reason:
+            self._is_worker_now(server)
+        return worker
 
-        return self._spawner.spawn(number, frame(0, job))
+    def _new_fork_server(self) -> _ForkServerHandle:
+        server = _ForkServerHandle(self._shared, StartedForkServer(self._shared.alive))
+        self._servers.add(server)
+        if self._group is not None:
+            self._group.start_soon(server.pump_output)
+        return server
 
-    def _current_fork_server(self) -> _ForkServerHandle:
-        if self._fork_server is None:
-            self._fork_server = _ForkServerHandle(self._spawner, StartedForkServer(self._spawner.alive))
-            if self._group is not None:
-                self._group.start_soon(self._fork_server.pump_output)
-        return self._fork_server
-
-    def _share_no_more(self, server: _ForkServerHandle) -> None:
-        """It has become a worker. Later workers start by exec, and load the tokenize function themselves."""
-        _log.info("workers.not_shared", reason=server.reason)
+    def _is_worker_now(self, server: _ForkServerHandle) -> None:
+        """It has become a worker. All later workers load the tokenize function themselves."""
+        if self._is_shareable:
+            _log.info("workers.not_shared", reason=server.reason)
+        self._is_shareable, self._fork_server = False, None
+        self._servers.remove(server)
         server.process.connection.close()
-        self._shares, self._fork_server = False, None
 
     async def _replace(self, server: _ForkServerHandle, reason: str) -> None:
         await server.end()
         self._fork_server = None
+        self._servers.remove(server)
         self.num_lost += 1
         how = server.process.how_it_ended()
         _log.warning("forkserver.lost", pid=server.process.pid, reason=reason, how=how)
@@ -287,7 +299,7 @@ class WorkerFactory:
         await pause(wait_s)
 
     def close(self) -> None:
-        """End the fork server. The workers must have ended."""
-        if self._fork_server is not None:
-            self._fork_server.close()
-            self._fork_server = None
+        """End the fork servers. The workers must have ended."""
+        while self._servers:
+            self._servers.pop().close()
+        self._fork_server = None

@@ -22,7 +22,7 @@ import traceback
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata.core.framing import HEADER, frame, pieces
-from asyncdata.core.messages import Failed, Job, Ready, Request, Short, decode_job, decode_request
+from asyncdata.core.messages import Failed, Ready, Request, Short, decode_request
 from asyncdata.core.shortage import is_shortage
 from asyncdata.core.user_traceback import user_traceback
 from asyncdata.tokenization.base import open_spec
@@ -33,7 +33,7 @@ from asyncdata.workers.request_handler import Handler
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from asyncdata.core.messages import Data
+    from asyncdata.core.messages import Data, Job
     from asyncdata.core.specs import TokenizeSpec
     from asyncdata.tokenization.base import BatchTokenizer
 
@@ -44,7 +44,6 @@ __all__ = (
     "Opened",
     "SharedMemory",
     "die_with",
-    "main",
     "open_or_report",
     "line_buffer_output",
     "receive",
@@ -61,16 +60,6 @@ _PAUSE_MS = 250
 """No request for so long: the read-ahead is full (four chunks for each worker), so idle work may run, even if it takes
 longer than this."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-
-def main(number: int, parent: int, sock_fd: int, alive_fd: int, progress_fd: int, slot_fds: list[int]) -> None:
-    """Run worker ``number`` of the process ``parent``, with the descriptors that it inherited."""
-    with exit_at_end():
-        die_with(parent, alive_fd)
-        line_buffer_output()
-        sock, memory = socket.socket(fileno=sock_fd), SharedMemory.of(progress_fd, slot_fds)
-        job = decode_job(receive(sock)[1])
-        serve(number, sock, Opened(job, open_or_report(sock, job.tokenize), memory))
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from asyncdata import AsyncDataLoader
 from asyncdata.core.messages import Tokenized
 from asyncdata.loader.service import Service
 from asyncdata.tokenization.base import open_tokenize_fn
-from asyncdata.workers.base import NUM_SLOTS, Crashed, ExecutorStatistics, WorkerState
+from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics, WorkerState
 from asyncdata.workers.request_handler import Handler
 from asyncdata.workers.slots import Slots
 from tests.faults.support.liveness import SimulatedThreads, Watcher
@@ -73,7 +73,7 @@ class SimulatedExecutor:
         self.function: Callable[[dict[str, Any]], Any] = brings_down
         self.num_asked = 0
         self.num_workers = num_workers
-        self.slots = Slots(NUM_SLOTS)
+        self.slots = Slots(NUM_SLOTS, lambda: self._on_change())
         self._chance = chance
         self._trace = trace
         self._queue: deque[Asked] = deque()
@@ -142,9 +142,9 @@ class SimulatedExecutor:
 
     def watch(self, on_change: Callable[[], object]) -> None:
         """As the protocol says."""
-        self._on_change = self.slots.on_free = on_change
+        self._on_change = on_change
 
-    def submit(self, request: Request, on_reply: OnReply, strikes: int = 0) -> None:
+    def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
         """As the protocol says."""
         self.num_asked += 1
         self.slots.use(request.slot)

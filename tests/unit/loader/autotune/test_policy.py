@@ -1,4 +1,4 @@
-"""Autotuning: as many workers and as much read-ahead as the trainer needs, within the limits, and then peace."""
+"""Autotuning: as many workers and as much read-ahead as the trainer needs, within the limits, and then no changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from asyncdata.loader.autotune.policy import Autotuner, Change, Observation, Settled
-from tests.support.simulated import FREE, Simulation, Step, limits, steps
+from tests.support.simulated import Simulation, Step, limits, steps
 
 # A worker makes 1,000 rows a second, so a trainer that takes 100 rows in 0.02 s is as fast as five of them.
 ROW_S = 0.001
@@ -69,7 +69,7 @@ def test_at_any_speed_of_the_trainer_it_ends_with_no_waits_and_few_decisions(sec
     assert len(loader.changes) <= 6
 
 
-def test_a_trainer_that_can_never_have_enough_gets_all_there_are_within_seconds() -> None:
+def test_a_trainer_that_always_waits_gets_the_maximum_of_workers_within_seconds() -> None:
     loader = Simulation(steps(32, 0.0), row_s=ROW_S)
 
     loader.run(6)
@@ -91,14 +91,14 @@ def test_with_a_slow_function_more_workers_come_while_the_first_batch_is_waited_
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
-def test_workers_that_only_share_the_cpus_are_taken_back(seed: int) -> None:
+def test_workers_that_bring_no_gain_are_removed(seed: int) -> None:
     loader = Simulation(steps(32, 0.0), row_s=ROW_S, num_cpus=4, seed=seed)
 
     loader.run(600)
 
-    assert loader.num_workers == 4
+    assert loader.num_workers in (4, 5)
     assert loader.settled == ["no_gain"]
-    assert len(loader.changes) <= 2 + 2 * 7, "tried again after twice as long each time"
+    assert len(loader.changes) <= 4 + 2 * 8, "tried again after twice as long each time"
 
 
 @pytest.mark.parametrize(("max_workers", "num_workers"), [(1, 1), (3, 3)])
@@ -132,7 +132,7 @@ def test_workers_and_what_they_take_stay_below_the_budget() -> None:
 
 
 @pytest.mark.thorough
-def test_workers_that_grow_beyond_the_budget_are_let_go_and_do_not_come_back() -> None:
+def test_workers_that_grow_beyond_the_memory_budget_are_removed_for_good() -> None:
     loader = Simulation(steps(32, 0.0), row_s=ROW_S, worker_bytes=100, allowed=limits(max_worker_bytes=800))
     loader.run(10)
     assert loader.num_workers == 8
@@ -147,7 +147,7 @@ def test_workers_that_grow_beyond_the_budget_are_let_go_and_do_not_come_back() -
     assert reasons(loader).count("max_memory_bytes") == 1
 
 
-def test_one_worker_stays_whatever_it_takes() -> None:
+def test_one_worker_stays_even_beyond_the_memory_budget() -> None:
     loader = Simulation(steps(32, 0.0), row_s=ROW_S, worker_bytes=1000, allowed=limits(max_worker_bytes=1))
 
     loader.run(60)
@@ -184,7 +184,7 @@ def test_what_a_rollout_of_minutes_asks_for_at_once_is_read_ahead_during_it() ->
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("given", "capacity"), [({"max_ready_bytes": 2_500_000}, 2000), ({"max_capacity": 1000}, 1000)]
+    ("given", "capacity"), [({"max_ready_bytes": 2_500_000}, 2500), ({"max_capacity": 1000}, 1000)]
 )
 def test_no_more_is_read_ahead_than_allowed(given: dict[str, int], capacity: int) -> None:
     allowed = limits(max_workers=1, **given)
@@ -225,7 +225,7 @@ def test_it_grows_for_a_trainer_that_does_not_wait_too_as_small_chunks_cost_it_c
     loader.run(30)
 
     assert [(change.what, change.after, change.reason) for change in loader.changes] == [
-        ("capacity", 8000, "small_chunks")
+        ("capacity", 4000, "small_chunks")
     ]
 
 
@@ -273,7 +273,7 @@ def test_a_trainer_that_changes_all_the_time_is_not_followed_all_the_time(seed: 
 
 
 @pytest.mark.thorough
-def test_a_trainer_that_stops_for_hours_is_no_reason_for_anything() -> None:
+def test_a_trainer_that_pauses_for_hours_changes_nothing() -> None:
     loader = Simulation(itertools.chain([Step(100, 0.2)] * 100, [Step(100, 7200.0)], steps(100, 0.2)), row_s=ROW_S)
 
     loader.run(3 * 3600)
@@ -282,7 +282,7 @@ def test_a_trainer_that_stops_for_hours_is_no_reason_for_anything() -> None:
 
 
 @pytest.mark.thorough
-def test_what_settled_is_said_once_for_what_it_settled_at() -> None:
+def test_a_settled_state_is_reported_once() -> None:
     loader = Simulation(steps(32, 0.0), row_s=ROW_S, num_cpus=4)
 
     loader.run(200)
@@ -296,26 +296,27 @@ def test_what_settled_is_said_once_for_what_it_settled_at() -> None:
 
 def observation(**values: float) -> Observation:
     """One worker and nothing done, except for what is given."""
-    none = dict.fromkeys(("now_s", "num_replies", "num_rows", "starved_s", "full_s", "busy_s", "work_s"), 0)
+    none = dict.fromkeys(("now_s", "num_replies", "num_rows", "starved_s", "work_s"), 0)
     return Observation(**{**none, "num_workers": 1, "num_ready_workers": 1, "capacity": 1000, **values})
 
 
-def after(
-    seconds: float, *, starved: float = 0.0, busy: float = 1.0, full: float = 0.0, **values: float
-) -> Observation:
+def after(seconds: float, *, starved: float = 0.0, **values: float) -> Observation:
     """What has happened in so many seconds, ten replies of a hundred rows each second."""
-    done = {"num_replies": 10 * seconds, "num_rows": 1000 * seconds, "work_s": seconds * busy}
-    shares = {"starved_s": seconds * starved, "busy_s": seconds * busy, "full_s": seconds * full}
-    return observation(now_s=seconds, **{**done, **shares, **values})
+    done = {"num_replies": 10 * seconds, "num_rows": 1000 * seconds, "work_s": seconds, "starved_s": seconds * starved}
+    return observation(now_s=seconds, **{**done, **values})
 
 
-def decisions(*seen: Observation, **allowed: int) -> list[Change | Settled]:
+def decision(*seen: Observation, **allowed: int) -> Change | Settled | None:
+    """What is decided at the last of these."""
     tuner = Autotuner(limits(**allowed))
-    return [decision for item in (observation(), after(1), *seen) for decision in tuner.step(item)]
+    decided = None
+    for item in (observation(), *seen):
+        decided = tuner.step(item)
+    return decided
 
 
 def test_a_single_look_decides_nothing() -> None:
-    assert decisions() == []
+    assert decision() is None
 
 
 def test_few_replies_and_short_times_are_not_looked_at() -> None:
@@ -333,58 +334,47 @@ def test_while_workers_start_nothing_is_measured() -> None:
     tuner = Autotuner(limits())
     starting = [after(number, starved=1.0, num_ready_workers=0) for number in range(1, 20)]
 
-    assert [tuner.step(item) for item in starting] == [[]] * 19
+    assert [tuner.step(item) for item in starting] == [None] * 19
 
 
 def test_what_the_first_batch_takes_is_not_looked_at_unless_it_is_long() -> None:
     tuner = Autotuner(limits())
     early = [after(number / 10, starved=1.0, has_delivered=False) for number in range(9)]
 
-    assert [tuner.step(item) for item in early] == [[]] * 9
-    assert tuner.step(after(1, starved=1.0, has_delivered=False)) == []
-    assert tuner.step(after(2, starved=1.0, has_delivered=False)) == [Change("num_workers", 1, 2, "workers_busy")]
+    assert [tuner.step(item) for item in early] == [None] * 9
+    assert tuner.step(after(1, starved=1.0, has_delivered=False)) is None
+    assert tuner.step(after(2, starved=1.0, has_delivered=False)) == Change("num_workers", 1, 2, "workers_busy")
 
 
-def test_the_trainer_waits_and_workers_have_no_pause() -> None:
-    assert decisions(after(2, starved=0.3)) == [Change("num_workers", 1, 2, "workers_busy")]
+def test_while_the_trainer_waits_a_worker_is_added() -> None:
+    assert decision(after(2, starved=0.3)) == Change("num_workers", 1, 2, "workers_busy")
 
 
 def test_a_short_wait_has_to_be_seen_twice() -> None:
-    assert decisions(after(2, starved=0.02)) == []
-    assert decisions(after(2, starved=0.02), after(3, starved=0.04)) == [Change("num_workers", 1, 2, "workers_busy")]
+    assert decision(after(2, starved=0.02)) is None
+    assert decision(after(2, starved=0.02), after(3, starved=0.04)) == Change("num_workers", 1, 2, "workers_busy")
 
 
-def test_the_trainer_waits_and_neither_workers_nor_the_channel_are_the_reason() -> None:
-    seen = [after(number, starved=0.5, busy=0.4) for number in range(2, 12)]
-
-    assert decisions(*seen) == [Settled("reading")]
-
-
-def test_the_trainer_waits_and_workers_had_pauses_while_the_channel_was_full() -> None:
-    assert decisions(after(2, starved=0.3, busy=0.5, full=0.3)) == [Change("capacity", 1000, 2000, "no_room")]
+def test_a_trainer_that_waits_after_the_channel_was_full_gets_more_read_ahead() -> None:
+    assert decision(after(2, starved=0.3, was_full=True)) == Change("capacity", 1000, 4000, "no_room")
 
 
 def test_a_larger_read_ahead_is_not_judged_before_it_has_been_full() -> None:
     tuner = Autotuner(limits())
-    for item in (observation(), after(1), after(2, starved=0.3, busy=0.5, full=0.25)):
+    for item in (observation(), after(1), after(2, starved=0.3, was_full=True)):
         decided = tuner.step(item)
 
-    assert decided == [Change("capacity", 1000, 2000, "no_room")]
-    assert tuner.step(after(4, starved=0.5, full=0.125, capacity=2000)) == []
-    assert tuner.step(after(5, starved=0.5, full=0.5, busy=0.5, capacity=2000)) == [
-        Change("capacity", 2000, 4000, "no_room")
-    ]
+    assert decided == Change("capacity", 1000, 4000, "no_room")
+    assert tuner.step(after(3, starved=0.4, capacity=4000)) is None
+    assert tuner.step(after(4, starved=0.5, capacity=4000)) is None
+    assert tuner.step(after(5, starved=0.6, was_full=True, capacity=4000)) == Change("capacity", 4000, 16000, "no_room")
 
 
-def test_a_trainer_that_waits_gets_at_most_twice_as_many_workers_at_once() -> None:
-    tuner = Autotuner(limits())
-    for item in (observation(num_workers=3, num_ready_workers=3),):
-        tuner.step(item)
-    values = {"num_workers": 3, "num_ready_workers": 3}
-    tuner.step(after(1, busy=3.0, **values))
+def test_an_eighth_more_is_added_where_there_are_many_workers() -> None:
+    many = {"num_workers": 24, "num_ready_workers": 24}
+    tuner = Autotuner(limits(max_workers=64))
+    tuner.step(observation(**many))
 
-    assert tuner.step(after(3, starved=0.99, busy=3.0, **values)) == [Change("num_workers", 3, 6, "workers_busy")]
+    decided = tuner.step(after(10, starved=0.99, **many))
 
-
-def test_no_limit_is_none() -> None:
-    assert limits().max_capacity == FREE
+    assert decided == Change("num_workers", 24, 28, "workers_busy")

@@ -74,7 +74,7 @@ def test_reading_an_index_is_using_it(tmp_path):
     make(str(tmp_path), 2, used_s=2)
     IndexFile(str(tmp_path), identity(1)).close()
 
-    assert [index.identity for index in kept_indexes(str(tmp_path))] == [identity(2), identity(1)]
+    assert [index.name for index in kept_indexes(str(tmp_path))] == [identity(2), identity(1)]
 
 
 @pytest.mark.parametrize("in_use", ["written", "read in single rows"])

@@ -28,7 +28,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("xxhash")
 
 from asyncdata.prefetch.token_cache.catalog import Catalog, numbers_of
-from asyncdata.prefetch.token_cache.eviction import evict
+from asyncdata.prefetch.token_cache.eviction import evict_segments
 from asyncdata.prefetch.token_cache.folder import CacheFolder, about_of, key_of
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def segment_of(tmp_path: Path) -> Callable[[str, str, int, int], Path]:
 def evicted(tmp_path: Path, num_bytes: int, max_bytes: int, keep: list[str]) -> Any:
     """Which caches are left in ``tmp_path`` when ``mine`` needs room."""
     (tmp_path / "mine" / "keep").write_bytes(msgspec.msgpack.encode(keep))
-    return evict(EvictTokens(num_bytes, max_bytes, "keep"), str(tmp_path / "mine"))
+    return evict_segments(EvictTokens(num_bytes, max_bytes, "keep"), str(tmp_path / "mine"))
 
 
 def test_the_least_recently_used_segment_of_all_caches_is_evicted_first(tmp_path, segment_of):

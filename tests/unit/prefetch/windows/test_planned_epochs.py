@@ -18,7 +18,7 @@ from asyncdata.core.types import Position
 from asyncdata.order.shuffle import RowShuffle
 from asyncdata.prefetch.row_index.row_index import RowIndex
 from asyncdata.prefetch.windows.planned_epochs import PlannedRows
-from asyncdata.workers.base import Crashed
+from asyncdata.workers.base import MAX_LOSSES, Crashed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -52,7 +52,7 @@ class Slow:
         self.asked: list[tuple[Any, Callable[[Any], object]]] = []
         self.kinds: list[str] = []
 
-    def submit(self, request: Any, on_reply: Callable[[Any], object], strikes: int = 0) -> None:
+    def submit(self, request: Any, on_reply: Callable[[Any], object], max_losses: int = MAX_LOSSES) -> None:
         self.asked.append((request, on_reply))
         self.kinds.append(type(request).__name__)
 
@@ -131,22 +131,10 @@ def test_plans_are_kept_from_the_epoch_before_the_one_that_is_delivered_on() -> 
     assert [bench.rows.find(epoch) is not None for epoch in range(7)] == [False, False, True, True, True, True, False]
 
 
-def test_a_plan_whose_worker_is_killed_is_asked_for_again() -> None:
-    bench = Bench()
-    bench.rows.epoch(0)
-    bench.executor.answer(Crashed("AD423", "killed"))
-    bench.rows.epoch(0)
-
-    assert bench.executor.kinds == ["PackRows", "PackRows"]
-    assert bench.planned(0) is not None
-    assert bench.index.fault is None
-
-
 def test_a_plan_that_kills_every_worker_is_an_error() -> None:
     bench = Bench()
     bench.rows.epoch(0)
-    for _ in range(5):
-        bench.executor.answer(Crashed("AD423", "killed"))
+    bench.executor.answer(Crashed("AD423", "killed"))
 
     assert bench.executor.asked == []
     assert bench.num_found == 1

@@ -136,10 +136,9 @@ def test_slow_modules_are_imported_after_the_fork_server_has_started():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_function_that_fails_to_open_after_rows_were_read_is_an_error_at_every_call(path, tmp_path):
+def test_a_function_that_fails_to_open_is_an_error_at_every_call(path, tmp_path):
     function = worker_fns.Opening("waits and raises", str(tmp_path))
     with DataLoader(path, tokenize_fn=function, num_workers=2, timeout_s=NEVER_S) as loader:
-        until(lambda: loader.statistics().in_flight_rows)
         (tmp_path / "open").touch()
         for _ in range(2):
             with pytest.raises(WorkerError, match="^AD426 the tokenize function cannot be opened: FileNotFoundError"):

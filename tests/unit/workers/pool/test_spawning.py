@@ -19,7 +19,7 @@ from asyncdata.core.messages import Permute, Permuted, Ready, decode_reply
 from asyncdata.workers.pool import lost_workers, spawning
 from asyncdata.workers.pool.forkserver import descriptors, why_not_shared
 from asyncdata.workers.pool.process_pool import ProcessExecutor
-from asyncdata.workers.pool.shared_resources import Spawner
+from asyncdata.workers.pool.processes import SharedResources
 from asyncdata.workers.pool.spawning import WorkerFactory
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
@@ -301,8 +301,8 @@ async def test_no_zombie_is_left_while_the_pool_runs(rows):
 async def test_the_fork_server_ends_its_workers_when_its_socket_ends(rows):
     """Without an executor: only the factory, and a worker whose own socket stays open."""
     client = Client(ProcessExecutor(1), rows(1), row_id)
-    with Spawner(1, 0, 1) as spawner, anyio.fail_after(NEVER_S):
-        factory = WorkerFactory(spawner)
+    with SharedResources(1, 0, 1) as shared, anyio.fail_after(NEVER_S):
+        factory = WorkerFactory(shared)
         async with anyio.create_task_group() as group:
             factory.begin(group, client.job)
             worker = await factory.start_worker(0)
@@ -317,7 +317,6 @@ async def test_the_fork_server_ends_its_workers_when_its_socket_ends(rows):
 
 async def exit_after_an_answer(worker: WorkerProcess) -> str:
     """How a worker ends if it answers one request, and its socket is then closed."""
-    await worker.connection.send_first(worker.greeting)
     _, said = await worker.connection.receive()
     assert decode_reply(said) == Ready(worker.pid)
     worker.connection.send(frame(7, Permute(5, 3)))
@@ -337,10 +336,10 @@ async def exit_after_an_answer(worker: WorkerProcess) -> str:
 )
 @pytest.mark.asyncio
 async def test_a_worker_exits_when_its_socket_ends_however_it_was_started(rows, function):
-    """Forked, or the fork server itself, or started by exec; with threads of the user, or without."""
+    """Forked, or a fork server itself; with threads of the user, or without."""
     client = Client(ProcessExecutor(1), rows(1), function)
-    with Spawner(3, 0, 1) as spawner, anyio.fail_after(NEVER_S):
-        factory = WorkerFactory(spawner)
+    with SharedResources(3, 0, 1) as shared, anyio.fail_after(NEVER_S):
+        factory = WorkerFactory(shared)
         async with anyio.create_task_group() as group:
             factory.begin(group, client.job)
             ends = [await exit_after_an_answer(await factory.start_worker(number)) for number in range(3)]
@@ -426,8 +425,8 @@ async def test_no_worker_starts_before_prepare_and_begin(rows):
         await client.executor.run(client.job)
     with pytest.raises(WorkerError, match=r"prepare\(\) has not been called"):
         client.executor.memory(0)
-    with Spawner(1, 0, 1) as spawner:
-        factory = WorkerFactory(spawner)
+    with SharedResources(1, 0, 1) as shared:
+        factory = WorkerFactory(shared)
         with pytest.raises(WorkerError, match=r"begin\(\) has not been called"):
             await factory.start_worker(0)
         factory.close()

@@ -14,10 +14,12 @@ import pytest
 import structlog
 
 from asyncdata.core.framing import frame
-from asyncdata.core.messages import Failed, Ready, decode_reply
+from asyncdata.core.messages import Failed, decode_reply
 from asyncdata.tokenization.base import describe
+from asyncdata.workers.pool.early_start import StartedForkServer
 from asyncdata.workers.pool.process_pool import ProcessExecutor
-from asyncdata.workers.pool.shared_resources import Spawner
+from asyncdata.workers.pool.processes import SharedResources
+from asyncdata.workers.pool.spawning import WorkerFactory
 from asyncdata.workers.pool.worker_main import open_or_report, receive, send_pieces
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, ids_of, until, value_of
@@ -199,44 +201,32 @@ def said(events: Any) -> str:
     return "".join(event["text"] for event in events if event["event"] == "worker.output")
 
 
-async def test_a_worker_with_threads_ends_when_its_socket_ends(jsonl_file):
-    """Without an executor: one worker that gets its job, and then its socket closes."""
-    client = Client(ProcessExecutor(1), jsonl_file([{"id": 0}]), worker_fns.Opening("lingers"))
-    with Spawner(1, 0, 1) as spawner, anyio.fail_after(NEVER_S):
-        process = spawner.spawn(0)
-        await process.connection.send_first(frame(0, client.job))
-        _, body = await process.connection.receive()
-        assert decode_reply(body) == Ready(process.pid)
-
-        process.connection.close()
-        await process.handle.ended()
-        assert process.handle.status == 0
-        assert process.how_it_ended() == "exit status 0"
-        process.kill()
-
-
-async def test_a_worker_whose_socket_ends_before_its_job_exits(jsonl_file):
-    with Spawner(1, 0, 1) as spawner, anyio.fail_after(NEVER_S):
-        process = spawner.spawn(0)
-        process.connection.close()
-        await process.handle.ended()
-        assert process.handle.status == 0
-        process.kill()
+async def test_a_fork_server_whose_socket_ends_before_its_job_exits():
+    started = StartedForkServer.with_pipe()
+    started.ends.sock.close()
+    assert await anyio.to_thread.run_sync(started.process.wait) == 0
+    started.end()
 
 
 async def test_a_worker_that_receives_an_invalid_request_exits(jsonl_file):
     """Then its requests are sent to another worker; a worker that guessed would be worse."""
     client = Client(ProcessExecutor(1), jsonl_file([{"id": 0}]), row_id)
-    with Spawner(1, client.slot_bytes, 1) as spawner, anyio.fail_after(NEVER_S):
-        process = spawner.spawn(0)
-        await process.connection.send_first(frame(0, client.job))
-        await process.connection.receive()
-        process.connection.send(frame(7, client.job))
-        with pytest.raises(EOFError):
+    with SharedResources(1, client.slot_bytes, 1) as shared, anyio.fail_after(NEVER_S):
+        factory = WorkerFactory(shared)
+        async with anyio.create_task_group() as group:
+            factory.begin(group, client.job)
+            process = await factory.start_worker(0)
             await process.connection.receive()
-        await process.handle.ended()
-        assert process.handle.status == 1
-        process.kill()
+            process.connection.send(frame(7, client.job))
+            with pytest.raises(EOFError):
+                await process.connection.receive()
+            await process.handle.ended()
+            await process.handle.ask_status()
+            assert process.handle.status == 1
+            process.kill()
+            process.wait()
+            group.cancel_scope.cancel()
+        factory.close()
 
     assert "ValidationError" in process.output
 

@@ -12,32 +12,12 @@ import anyio
 from asyncdata.core.log import get_logger
 from asyncdata.workers.base import WorkerState
 from asyncdata.workers.machine import resident_memory
-from asyncdata.workers.pool.deadlines import patience_of_a_request
 
 if TYPE_CHECKING:
-    from asyncdata.core.messages import Request
-    from asyncdata.workers.base import OnReply
+    from asyncdata.workers.pool.calls import Call
     from asyncdata.workers.pool.processes import WorkerProcess
 
-__all__ = ("Call", "Worker", "state_of")
-
-
-class Call:
-    """A request under way.
-
-    :ivar suspect: the row that was processed when its last worker was lost.
-    :ivar shortages: counts its failures because of a shortage of a system resource.
-    """
-
-    __slots__ = ("on_reply", "request", "request_id", "shortages", "strikes", "suspect")
-
-    def __init__(self, request_id: int, request: Request, on_reply: OnReply | None, strikes: int) -> None:
-        self.request_id = request_id
-        self.request = request
-        self.on_reply = on_reply
-        self.strikes = strikes
-        self.suspect: int | None = None
-        self.shortages = patience_of_a_request()
+__all__ = ("Worker", "state_of")
 
 
 _LOOK_EVERY_S = 0.5

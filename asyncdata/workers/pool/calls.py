@@ -1,4 +1,4 @@
-"""The requests of a pool that no worker has: those that wait for a worker, and those that are retried later."""
+"""The requests of a pool: each is a call, and those that no worker has are the backlog."""
 
 from __future__ import annotations
 
@@ -8,18 +8,40 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from asyncdata.workers.pool.deadlines import patience_of_a_request
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.core.messages import Request
-    from asyncdata.workers.pool.worker_state import Call
+    from asyncdata.workers.base import OnReply
     from asyncdata.workers.slots import Slots
 
-__all__ = ("Backlog",)
+__all__ = ("Backlog", "Call")
+
+
+class Call:
+    """A request under way.
+
+    :ivar num_losses: workers that were lost while they processed it.
+    :ivar suspect: the row that was processed when its last worker was lost.
+    :ivar shortages: counts its failures because of a shortage of a system resource.
+    """
+
+    __slots__ = ("max_losses", "num_losses", "on_reply", "request", "request_id", "shortages", "suspect")
+
+    def __init__(self, request_id: int, request: Request, on_reply: OnReply | None, max_losses: int) -> None:
+        self.request_id = request_id
+        self.request = request
+        self.on_reply = on_reply
+        self.max_losses = max_losses
+        self.num_losses = 0
+        self.suspect: int | None = None
+        self.shortages = patience_of_a_request()
 
 
 class Backlog:
-    """A queue, and requests that return to its front at a given time.
+    """The requests that no worker has: a queue, and requests that return to its front at a given time.
 
     :param on_due: called when a request has returned to the queue.
     """
@@ -38,11 +60,6 @@ class Backlog:
     def has_next(self) -> bool:
         """Whether one could be given to a worker now."""
         return bool(self._queue)
-
-    @property
-    def next_request(self) -> Request | None:
-        """The next request in the queue; None if it is empty."""
-        return self._queue[0].request if self._queue else None
 
     def add(self, call: Call) -> None:
         """Append it to the queue."""
