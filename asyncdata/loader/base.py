@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.packers.base import Packing
-    from asyncdata.core.types import Group, Sample
+    from asyncdata.core.types import Group, Position, Sample
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
@@ -209,6 +209,10 @@ class BaseLoader:
     def config(self) -> LoaderConfig:
         """The loader's knobs, with their defaults."""
         return self._engine.config
+
+    def position(self) -> Position:
+        """The position in D of the next sample of the stream."""
+        return self._engine.coordinator.ledger.position
 
     @property
     def epoch(self) -> int:

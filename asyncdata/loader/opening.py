@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -290,8 +289,9 @@ class _IndexedSource:
         self.index = RowIndex(files, shuffle, "" if files.reads_single_rows else self._spool_folder())
         if self.index.spool:
             spooled = {"inner": files.reader.path, "settings": files.reader.settings, "folder": self.index.spool}
-            reader = ReaderSpec("asyncdata.sources.spool:SpoolReader", spooled, "spool")
-            self.job = msgspec.structs.replace(self.job, reader=reader)
+            self.job = msgspec.structs.replace(
+                self.job, reader=ReaderSpec("asyncdata.sources.spool:SpoolReader", spooled)
+            )
         self.slot_bytes = min(_MAX_CANARY_BLOCKS, files.num_blocks) * self.job.stride
         self._config = config
         self._function = function
@@ -299,20 +299,12 @@ class _IndexedSource:
         self._num_bad_rows = 0
 
     def windows(self, executor: Executor, restart_point: Place = Position, on_ready: Call = no_op) -> IndexedWindows:
-        check = self.order.shuffle.check
-        make_indexer = partial(
-            Indexer,
-            self.files,
-            executor,
-            self.index,
-            check,
-            self._file(),
-            self._pass_over,
-            shows_rows=self._config.bad_rows.excerpts,
-        )
-        return IndexedWindows(
-            self.files, self.order, executor, self.index, make_indexer, self._share, restart_point=restart_point
-        )
+        def indexer(on_growth: Callable[[], object]) -> Indexer:
+            check, excerpts = self.order.shuffle.check, self._config.bad_rows.excerpts
+            return Indexer(files, executor, index, check, self._file(), self._pass_over, on_growth, shows_rows=excerpts)
+
+        files, index = self.files, self.index
+        return IndexedWindows(files, self.order, executor, index, indexer, self._share, restart_point=restart_point)
 
     def canaries(self, executor: Executor) -> Canaries:
         # Any block of an array except the first would need the array to be read up to there at every start.

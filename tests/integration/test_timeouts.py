@@ -75,7 +75,7 @@ def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_workers_need_no_thread_of_the_trainers(tmp_path, no_more_threads):
     with make(write_rows(tmp_path / "rows.jsonl", 30), shuffle=False, num_workers=1) as loader:
         assert ids(loader.get_next_batch(60)) == 2 * list(range(30))
-    assert no_more_threads, "what is read before there is a worker would have been read in one"
+    assert not no_more_threads, "the trainer's process asked for no thread"
 
 
 def test_without_workers_a_thread_that_cannot_be_started_is_named(tmp_path, no_more_threads):

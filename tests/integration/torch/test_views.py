@@ -227,7 +227,7 @@ def test_gaps_within_the_read_ahead_restart_nothing(rows, opened, monkeypatch):
 def test_a_row_that_gives_no_sample_is_named(rows, opened):
     with rows.open("a") as file:
         file.write("[1]\n")
-    view = opened(RowView, rows, shuffle="full", on_bad_row="skip", seed=3)
+    view = opened(RowView, rows, shuffle="full", bad_rows="skip", seed=3)
 
     with pytest.raises(ConfigError, match="AD446 row \\d+ of epoch 0 gave no sample"):
         view.__getitems__(range(NUM_ROWS + 1))

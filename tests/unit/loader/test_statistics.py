@@ -82,7 +82,7 @@ def test_a_timeout_says_what_there_is_what_is_missing_and_what_to_turn(tmp_path)
         "  channel: 1 ready + 3 in flight of 9",
         "  workers: idle, busy 12.3 s; restarts: 4; queued: 0",
         f"  oldest row in flight: {path}:2 (byte 4)",
-        "  try: more num_workers, a larger buffer_size, or a lower row_timeout_s if the tokenize function hangs",
+        "  try: more num_workers, a larger buffer_size, or a lower Limits(row_timeout_s=...) if a worker hangs",
     ]
 
 

@@ -226,7 +226,7 @@ def test_progress_for_programs_is_json_on_stderr(data, capsys):
 @pytest.mark.parametrize("options", [(), ("--shuffle", "full"), ("--block-bytes", "512", "--window-blocks", "4")])
 def test_the_fraction_of_a_run_is_that_of_its_rows(data, monkeypatch, capsys, tmp_path, options):
     monkeypatch.setitem(progress._EVERY_S, "json", 0.0)  # noqa: SLF001 - a reading after every batch
-    cache = f"cache_dir={tmp_path}"
+    cache = f'cache={{"folder": "{tmp_path}"}}'
 
     assert main(["run", data, *INLINE, "--epochs", "2", "--progress", "json", *options, "--loader", cache]) == 0
 
