@@ -26,6 +26,7 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.core.extras import missing_package
 from asyncdata.integrations.torch.views import LoaderOrderView
 from asyncdata.loader.loader import DataLoader
+from asyncdata.order.shuffle import RowShuffle
 from asyncdata.tokenization.functions.untokenized import RowFn
 
 if TYPE_CHECKING:
@@ -60,8 +61,10 @@ class NemoRows:
         task_name: str | None = None,
         **_: Any,
     ) -> None:
-        settings = {"shuffle": "full", **(asyncdata or {})}
+        settings: dict[str, Any] = {"shuffle": "full", **(asyncdata or {})}
         rows_per_epoch = settings.pop("rows_per_epoch", None)
+        if not (settings["shuffle"] or rows_per_epoch):  # an order that knows how many rows there are
+            settings["shuffle"] = RowShuffle(method="none")
         paths = [data_path] if isinstance(data_path, str) else list(data_path)
         self.input_key = input_key
         self.output_key = output_key

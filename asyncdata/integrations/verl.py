@@ -75,16 +75,22 @@ class VerlRows:
         settings: dict[str, Any] = {"shuffle": "full"}
         if self.config.get("seed") is not None:
             settings["seed"] = self.config.get("seed")
-        settings |= dict(self.config.get("asyncdata") or {})
+        settings |= self._settings()
         rows_per_epoch = settings.pop("rows_per_epoch", None)
-        if stop is not None:
-            settings["shuffle"] = RowShuffle(method="keyed" if settings["shuffle"] else "none", stop=stop)
+        is_shuffled = bool(settings["shuffle"])
+        if stop is not None or not (is_shuffled or rows_per_epoch):  # an order that knows how many rows there are
+            settings["shuffle"] = RowShuffle(method="keyed" if is_shuffled else "none", stop=stop)
         return LoaderOrderView(DataLoader(files, tokenize_fn=RowFn(), **settings), rows_per_epoch, item=self._row)
 
     def _validation(self, files: list[str], stop: int | None) -> LoaderRowView:
         """One thread reads them: they are few, and are read between two steps."""
+        settings = {name: value for name, value in self._settings().items() if name in ("cache_dir", "timeout_s")}
         order = RowShuffle(method="none", stop=stop)
-        return LoaderRowView(DataLoader(files, tokenize_fn=RowFn(), shuffle=order, num_workers=0), item=self._row)
+        loader = DataLoader(files, tokenize_fn=RowFn(), shuffle=order, num_workers=0, **settings)
+        return LoaderRowView(loader, item=self._row)
+
+    def _settings(self) -> dict[str, Any]:
+        return dict(self.config.get("asyncdata") or {})
 
     def _row(self, sample: Sample) -> dict[str, Any]:
         row = dict(sample.extra)

@@ -21,6 +21,11 @@ STEPS = ROWS // BATCH
 RUNS: dict[str, dict[str, Any]] = {
     "v1": {"trainer": "v1", "changes": {}, "saves": [7, STEPS, 13]},
     "v1 one prompt a fetch": {"trainer": "v1", "changes": {"data": {"gen_batch_size": 1}}, "saves": [7, STEPS]},
+    "v1 in the order of the files": {
+        "trainer": "v1",
+        "changes": {"data": {"asyncdata": {"shuffle": False}}},
+        "saves": [13],
+    },
     "v0": {"trainer": "v0", "changes": ONE_EPOCH, "saves": [7, STEPS, 13]},
     "v0 with epochs": {"trainer": "v0", "changes": {}, "saves": [STEPS]},
     "v1 of verl": {"trainer": "v1", "changes": OWN, "saves": [7, STEPS, 13]},
@@ -48,7 +53,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("name", ["v1", "v1 one prompt a fetch", "v0"])
+@pytest.mark.parametrize("name", ["v1", "v1 one prompt a fetch", "v1 in the order of the files", "v0"])
 def test_a_killed_run_of_verl_continues_with_exactly_the_next_row(found: dict[str, Any], name: str) -> None:
     for resumed in resumed_of(found[name]):
         assert resumed.trained == found[name]["whole"], f"killed after a save at step {resumed.save_at}"
@@ -83,6 +88,17 @@ def test_a_row_has_the_fields_that_verls_own_class_gives_it(found: dict[str, Any
 def test_validation_rows_are_those_of_verl_in_their_order_and_again(found: dict[str, Any]) -> None:
     assert found["fields"]["ours"]["validation"] == found["fields"]["own"]["validation"]
     assert len(found["fields"]["ours"]["validation"]) == 6 + 2
+
+
+def test_without_a_shuffle_rows_come_as_they_lie_in_the_files(found: dict[str, Any]) -> None:
+    rows = [row for batch in found["v1 in the order of the files"]["whole"] for row in batch]
+
+    assert rows[: 2 * ROWS] == [*range(ROWS), *range(ROWS)]
+
+
+def test_train_max_samples_takes_the_first_rows_in_the_order(found: dict[str, Any]) -> None:
+    assert sorted(found["fields"]["first"]) == list(range(10))
+    assert found["fields"]["first"] != list(range(10))
 
 
 def test_a_row_tells_its_place_in_the_order(found: dict[str, Any]) -> None:

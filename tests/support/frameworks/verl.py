@@ -165,6 +165,8 @@ def fields(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
         is_a_place = name == "ours"
         if is_a_place:
             found["places"] = [train[index]["extra_info"]["asyncdata_id"] for index in range(3)]
+    first = create_rl_dataset(ours.data.train_files, ours.data, None, object(), max_samples=10)
+    found["first"] = [row["index"] for row in first.__getitems__(list(range(len(first))))]
     return found
 
 
