@@ -43,10 +43,13 @@ EVENT_LOOPS = {"anyio", "asyncio", "trio"}
 # Heavy frameworks -> the words of which a file that imports one must bear one in its name, or its folder in its own.
 HEAVY = {
     "datasets": {"datasets", "huggingface", "transformers"},
+    "nemo_rl": {"nemo"},
     "pyarrow": {"arrow", "parquet", "pyarrow"},
     "ray": {"ray"},
     "torch": {"torch"},
+    "torchtitan": {"torchtitan"},
     "transformers": {"huggingface", "transformers"},
+    "verl": {"verl"},
 }
 
 MAX_FILE_LINES = 400

@@ -1,0 +1,199 @@
+"""asyncdata under verl's PPO trainers: the class for ``data.custom_cls``.
+
+::
+
+    data:
+      custom_cls: {path: pkg://asyncdata.integrations.verl, name: RLDataset}
+      shuffle: false
+      dataloader_num_workers: 0
+      asyncdata: {num_workers: 2, shuffle: full, seed: 1}
+
+verl's ``StatefulDataLoader`` keeps the state in its own ``data.pt``. Each row is what verl's ``RLHFDataset`` makes of
+it, and has the sample's position as ``extra_info["asyncdata_id"]``, the same before and after a restart.
+"""
+
+from __future__ import annotations
+
+import os
+from base64 import b64decode
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.extras import missing_package
+from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView
+from asyncdata.loader.loader import DataLoader
+from asyncdata.order.shuffle import RowShuffle
+from asyncdata.tokenization.functions.untokenized import RowFn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from asyncdata.core.types import Sample
+
+__all__ = ("RLDataset", "VerlRows", "check")  # noqa: F822 - RLDataset is made below, as it imports verl
+
+_ID = "asyncdata_id"
+
+
+class VerlRows:
+    """Rows of training data in the loader's order, and rows of validation data as they lie in their files.
+
+    In ``data.asyncdata`` are ``rows_per_epoch`` and the knobs of a :class:`~asyncdata.DataLoader`. By default
+    ``shuffle`` is ``"full"``, and ``seed`` is ``data.seed``. With a ``max_samples`` of verl these are the first rows.
+
+    :raises ConfigError: for settings of verl that cannot work; it names them.
+    """
+
+    config: Any
+    data_files: Sequence[str]
+    original_data_files: Sequence[str]  # as the configuration names them: verl may have copied them
+    max_samples: int
+    image_key: str
+    video_key: str
+    audio_key: str
+
+    def _read_files_and_tokenize(self) -> None:
+        """Called by the constructor of verl's class, which would read all rows here; its recipes replace this too."""
+        files = [os.path.expanduser(path) for path in self.data_files]
+        stop = self.max_samples if self.max_samples > 0 else None
+        check(self.config)
+        self._view = self._validation(files, stop) if self.is_validation() else self._training(files, stop)
+        self.dataframe = _PassedOn(self._view)
+
+    def is_validation(self) -> bool:
+        """Whether these are the files of ``data.val_files``: verl makes both data sets with the same arguments."""
+        train, validation = (_names(self.config.get(key)) for key in ("train_files", "val_files"))
+        if train and train == validation:
+            raise ConfigError(
+                f"AD447 data.train_files and data.val_files of verl are the same, {train}, so that training and "
+                "validation data cannot be told apart: give one of them another name, such as that of a link"
+            )
+
+        return _names(self.original_data_files) == validation
+
+    def _training(self, files: list[str], stop: int | None) -> LoaderOrderView:
+        settings: dict[str, Any] = {"shuffle": "full"}
+        if self.config.get("seed") is not None:
+            settings["seed"] = self.config.get("seed")
+        settings |= self._settings()
+        rows_per_epoch = settings.pop("rows_per_epoch", None)
+        is_shuffled = bool(settings["shuffle"])
+        if stop is not None or not (is_shuffled or rows_per_epoch):  # an order that knows how many rows there are
+            settings["shuffle"] = RowShuffle(method="keyed" if is_shuffled else "none", stop=stop)
+        return LoaderOrderView(DataLoader(files, tokenize_fn=RowFn(), **settings), rows_per_epoch, item=self._row)
+
+    def _validation(self, files: list[str], stop: int | None) -> LoaderRowView:
+        """One thread reads them: they are few, and are read between two steps."""
+        settings = {name: value for name, value in self._settings().items() if name in ("cache_dir", "timeout_s")}
+        order = RowShuffle(method="none", stop=stop)
+        loader = DataLoader(files, tokenize_fn=RowFn(), shuffle=order, num_workers=0, **settings)
+        return LoaderRowView(loader, item=self._row)
+
+    def _settings(self) -> dict[str, Any]:
+        return dict(self.config.get("asyncdata") or {})
+
+    def _row(self, sample: Sample) -> dict[str, Any]:
+        row = dict(sample.extra)
+        row["extra_info"] = {**(row.get("extra_info") or {}), _ID: str(sample.position)}
+        for key in (self.image_key, self.video_key, self.audio_key):
+            if row.get(key):
+                row[key] = [_decoded(item) for item in row[key]]
+        return row
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The rows of a batch, with the fields that verl's own class adds."""
+        make: Any = super().__getitem__  # type: ignore[misc]
+        return [make(row) for row in self._view.__getitems__(indices)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last row; torchdata puts it into verl's ``data.pt``."""
+        return self._view.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with exactly the row that would have come next.
+
+        :raises SnapshotError: if it is of other data or settings.
+        """
+        self._view.load_state_dict(state)
+
+    def close(self) -> None:
+        """Close the loader."""
+        self._view.close()
+
+
+class _PassedOn:
+    """What verl's ``__getitem__`` takes its row from: the row itself stands for an index."""
+
+    def __init__(self, view: LoaderOrderView | LoaderRowView) -> None:
+        self._view = view
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def __getitem__(self, row: dict[str, Any]) -> dict[str, Any]:
+        return row
+
+
+_REFUSED = {
+    "shuffle": (
+        "makes verl's sampler ask for rows out of order. Set data.shuffle=false, and data.asyncdata.shuffle to the "
+        "order that you want; it is 'full' by default"
+    ),
+    "dataloader_num_workers": (
+        "makes torch copy the data set into other processes, each of which would deliver the same rows. Set "
+        "data.dataloader_num_workers=0, and data.asyncdata.num_workers to the number of workers"
+    ),
+    "validation_shuffle": (
+        "restarts the reading for each row of the validation data. Set data.validation_shuffle=false"
+    ),
+    "filter_overlong_prompts": (
+        "needs all prompts as tokens before the first step. Filter the files once, and set "
+        "data.filter_overlong_prompts=false"
+    ),
+}
+"""Settings of verl, in ``data``, that must be off -> what they would do, and the way out."""
+
+_ON_BY_DEFAULT = {"validation_shuffle", "filter_overlong_prompts"}  # where verl's configuration lacks them
+
+
+def check(config: Any) -> None:
+    """Refuse settings of verl that would break the order.
+
+    :raises ConfigError: naming the first one.
+    """
+    for name, why in _REFUSED.items():
+        value = config.get(name, name in _ON_BY_DEFAULT)
+        if value:
+            raise ConfigError(f"AD447 data.{name}={value} {why}")
+
+
+def _names(files: Any) -> list[str]:
+    """The names of ``data.train_files``: one, or a list."""
+    return [files] if isinstance(files, str) else [str(name) for name in files or ()]
+
+
+def _decoded(item: Any) -> Any:
+    """An image, a video or a sound with its bytes: rows are JSON on their way, which has them as base64."""
+    if isinstance(item, dict) and isinstance(item.get("bytes"), str):
+        return {**item, "bytes": b64decode(item["bytes"])}
+
+    return item
+
+
+def __getattr__(name: str) -> Any:
+    if name != "RLDataset":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    try:
+        from verl.utils.dataset.rl_dataset import RLHFDataset
+    except ImportError as error:
+        raise missing_package(name, "verl", error) from error
+
+    kind = type(name, (VerlRows, RLHFDataset), {"__doc__": VerlRows.__doc__, "__module__": __name__})
+    return globals().setdefault(name, kind)  # one class, also for two threads

@@ -1,0 +1,154 @@
+"""Runs of a framework's loader that save, are killed some batches later, and start again from what was saved.
+
+A framework takes a minute to import. So one process imports it, and forks each run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+ROOT = Path(__file__).parents[3]
+KILLED_AFTER = 3
+"""Batches between the save and the kill: they are trained on, and lost with the weights."""
+
+
+class Run(Protocol):
+    """A training run of a framework, with what its folder has of an earlier one loaded by the framework's code."""
+
+    step: int
+
+    def take(self) -> list[Any]:
+        """The ids of the next batch's rows."""
+
+    def save(self) -> None:
+        """Save as the framework does it after a step."""
+
+
+class Resumed(NamedTuple):
+    """What was trained on until ``save_at``, and after the restart; and rows left out and repeated by that."""
+
+    save_at: int
+    trained: list[list[Any]]
+    skipped: int
+    repeated: int
+
+
+def checkout(variable: str, file: str, packages: Iterable[str] = ()) -> str:
+    """The folder that an environment variable names. Skips the test where there is no such checkout."""
+    folder = os.environ.get(variable, "")
+    if not Path(folder or "/no folder", file).is_file():
+        pytest.skip(f"nothing to run: {variable} names no checkout with a {file}")
+
+    for package in packages:
+        pytest.importorskip(package, reason=f"its code needs {package}")
+    return folder
+
+
+def block_of(page: str, language: str) -> str:
+    """The first block of this language on a how-to page."""
+    text = (ROOT / "docs/how-to" / page).read_text(encoding="utf-8")
+    found = re.search(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def run_block(page: str, names: dict[str, Any]) -> None:
+    """Execute the Python lines that a how-to page tells a user to write, with and into these names."""
+    exec(block_of(page, "py"), names)  # noqa: S102 - the project's own pages
+
+
+def run_driver(module: str, folder: Path, **settings: Any) -> dict[str, Any]:
+    """The results of ``main`` of a module of this folder, in a process of its own."""
+    answer = folder / "answer.json"
+    words = [sys.executable, "-W", "ignore", "-m", module, json.dumps({"folder": str(folder), **settings}), str(answer)]
+    path = os.pathsep.join([str(ROOT), *(name for name in sys.path if name)])
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, cwd=folder)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    found: dict[str, Any] = json.loads(answer.read_text())
+    return found
+
+
+def kill_and_resume(open_run: Callable[[Path], Run], folder: Path, *, num_batches: int, saves: list[int]) -> Any:
+    """The batches of a run that is left alone, and those of runs killed :data:`KILLED_AFTER` batches after a save."""
+    whole = _forked(open_run, folder / "whole", num_batches)
+    resumed = []
+    for save_at in saves:
+        place = folder / f"killed_{save_at}"
+        killed = _forked(open_run, place, num_batches, save_at=save_at, kill_at=save_at + KILLED_AFTER)
+        assert len(killed) == save_at + KILLED_AFTER
+        after = _forked(open_run, place, num_batches, starts_at=save_at)
+        resumed.append([save_at, killed[:save_at] + after])
+    return {"whole": whole, "resumed": resumed}
+
+
+def _forked(open_run: Callable[[Path], Run], folder: Path, until: int, **times: int) -> list[list[Any]]:
+    """The batches that a forked process took."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "batches.jsonl"
+    log.write_text("")
+    pid = os.fork()
+    if not pid:
+        try:
+            _take(open_run(folder), log, until, **times)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status == (-signal.SIGKILL if "kill_at" in times else 0), f"the run ended with {status}"
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def _take(run: Run, log: Path, until: int, *, starts_at: int = 0, save_at: int = 0, kill_at: int = 0) -> None:
+    assert run.step == starts_at, f"the framework continues at step {run.step}, not at {starts_at}"
+    with log.open("a") as file:
+        while run.step < until:
+            ids = run.take()
+            run.step += 1
+            file.write(json.dumps(ids) + "\n")
+            file.flush()
+            if run.step == save_at:
+                run.save()
+            if run.step == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def resumed_of(found: dict[str, Any]) -> list[Resumed]:
+    """For each save, what was trained on in all, against what a run without a kill trains on."""
+    wanted = Counter(row for batch in found["whole"] for row in batch)
+    answers = []
+    for save_at, trained in found["resumed"]:
+        counted = Counter(row for batch in trained for row in batch)
+        answers.append(Resumed(save_at, trained, (wanted - counted).total(), (counted - wanted).total()))
+    return answers
+
+
+def main(drive: Callable[..., dict[str, Any]]) -> None:
+    """The driver's command line: settings as JSON, and the file for the answer."""
+    settings = json.loads(sys.argv[1])
+    Path(sys.argv[2]).write_text(json.dumps(drive(Path(settings.pop("folder")), **settings)))
+
+
+def told(found: dict[str, Any]) -> str:
+    """A line for each run and save, for those who run a test with ``-s``."""
+    lines = []
+    for name, runs in found.items():
+        for save_at, trained, skipped, repeated in resumed_of(runs):
+            order = "the same" if trained == runs["whole"] else "another"
+            lines.append(f"{name}, saved at step {save_at}: {skipped} skipped, {repeated} repeated, {order} order\n")
+    return "".join(lines)

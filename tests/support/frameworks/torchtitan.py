@@ -1,0 +1,196 @@
+"""torchtitan's own loader, configuration and checkpoints, from the folder that ASYNCDATA_TORCHTITAN names."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from tests.support.frameworks.killed_runs import ROOT, kill_and_resume, main, run_block
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VARIABLE = "ASYNCDATA_TORCHTITAN"
+ROWS = 60
+TOKENS = 64
+FIRST_ID = 1000
+DEMO_TOKENIZER = ROOT / "asyncdata/assets/demo_tokenizer"
+
+
+def write_rows(folder: Path) -> Path:
+    """Rows of 3 to 30 tokens; the first one says which row it is."""
+    lengths = random.Random(3)
+    path = folder / "rows.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"tokens": [FIRST_ID + number, *range(1, lengths.randint(3, 30))]}) + "\n"
+            for number in range(ROWS)
+        )
+    )
+    return path
+
+
+def tokenize(row: dict[str, Any]) -> dict[str, Any]:
+    return {"tokens": row["tokens"]}
+
+
+def ours(folder: Path, **changes: Any) -> Any:
+    from asyncdata.integrations.torchtitan import AsyncDataLoader
+
+    knobs = {"shuffle": "full", "cache_dir": str(folder / "index"), "timeout_s": 60}
+    return AsyncDataLoader.Config(
+        dataset=str(folder / "rows.jsonl"),
+        tokenize_fn="tests.support.frameworks.torchtitan:tokenize",
+        knobs=knobs,
+        **changes,
+    )
+
+
+def own(folder: Path) -> Any:
+    """torchtitan's own loader of the same rows, which it packs by first fit."""
+    from dataclasses import dataclass
+
+    from torchtitan.components.data import (
+        FirstFitPackingConfig,
+        GrainDataLoader,
+        IndexedJsonlSource,
+        SampleProcessor,
+        SingleDatasetConfig,
+        TextSequence,
+    )
+
+    class Processor(SampleProcessor):
+        @dataclass(kw_only=True, slots=True)
+        class Config(SampleProcessor.Config): ...
+
+        def __init__(self, config: Any, *, context: Any) -> None: ...
+
+        def __call__(self, sample: dict[str, Any], rng: Any) -> Any:
+            return TextSequence(input_ids=sample["tokens"][:-1], labels=sample["tokens"][1:])
+
+    rows = SingleDatasetConfig(
+        source=IndexedJsonlSource.Config(patterns=(str(folder / "rows.jsonl"),)), processor=Processor.Config()
+    )
+    return GrainDataLoader.Config(dataset=FirstFitPackingConfig(dataset=rows))
+
+
+class Counted:
+    """A state beside the loader's: how many steps there were, or nothing."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+
+
+class Run:
+    """A loader, built and checkpointed by torchtitan's own code, of one or more ranks."""
+
+    def __init__(self, folder: Path, config: Any, num_ranks: int = 1) -> None:
+        import torch
+        from torchtitan.components.checkpointer.dcp import CheckpointManager
+
+        runtime = {"tokenizer": None, "max_context_length": 32, "num_tokens_per_batch": TOKENS}
+        self.loaders = [config.build(dp_world_size=num_ranks, dp_rank=rank, **runtime) for rank in range(num_ranks)]
+        counted = [Counted() for _ in self.loaders]
+        self.managers = [
+            CheckpointManager.Config(enable=True, interval=1, keep_latest_k=0).build(
+                dataloader=loader,
+                model_parts=[torch.nn.Linear(2, 2)],
+                optimizers=Counted(),
+                lr_schedulers=Counted(),
+                states={"train_state": train_state},
+                sd_adapter=None,
+                base_folder=str(folder),
+            )
+            for loader, train_state in zip(self.loaders, counted, strict=True)
+        ]
+        for manager in self.managers:
+            manager.load()
+        self.train_state = counted[0]
+        self.iterators = list(map(iter, self.loaders))
+        self.last: Any = None
+
+    @property
+    def step(self) -> int:
+        return self.train_state.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.train_state.step = step
+
+    def take(self) -> list[Any]:
+        self.last = [next(iterator) for iterator in self.iterators]
+        return [found for inputs, labels in self.last for found in _ids(inputs, labels)]
+
+    def save(self) -> None:
+        assert self.managers[0].save(self.step)
+
+
+def _ids(inputs: dict[str, Any], labels: Any) -> list[int]:
+    """Which rows are in a batch, and that it is one as torchtitan's trainer takes it."""
+    import torch
+
+    tokens, positions = inputs["input"], inputs["positions"]
+    assert all(value.shape == (TOKENS,) and value.dtype == torch.int64 for value in (tokens, positions, labels))
+    starts = positions == 0
+    ends = torch.cat([starts[1:], torch.tensor([True])])
+    known = (labels != -100) & ~ends
+    assert torch.equal(labels[known], tokens[1:][known[:-1]]), "a label is the next token of its document"
+    assert int(positions.max()) < 32
+    return [int(token) - FIRST_ID for token in tokens[starts] if token >= FIRST_ID]
+
+
+def drive(folder: Path) -> dict[str, Any]:
+    sys.path.insert(0, os.environ[VARIABLE])
+    import torchtitan.components.checkpointer.dcp
+    import torchtitan.components.data  # noqa: F401 - before the forks
+
+    write_rows(folder)
+    kinds = {"ours": lambda: ours(folder, num_workers=1), "torchtitan's": lambda: own(folder)}
+    found: dict[str, Any] = {
+        name: kill_and_resume(
+            lambda place, make=make: Run(place, make()), folder / name, num_batches=40, saves=[1, 8, 25]
+        )
+        for name, make in kinds.items()
+    }
+    found["more ranks"] = {name: _with_two_ranks(folder / name / "killed_8", make) for name, make in kinds.items()}
+    found["page"] = _of_the_page(folder)
+    return found
+
+
+def _of_the_page(folder: Path) -> list[int]:
+    """Build the loader that the page tells a user to write, and take a batch: its tokens, and how many are trained."""
+    (folder / "chats").mkdir()
+    chat = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "That is 2."}]
+    (folder / "chats" / "chats.jsonl").write_text((json.dumps({"messages": chat}) + "\n") * 50)
+    config = SimpleNamespace(hf_assets_path=str(DEMO_TOKENIZER), training=SimpleNamespace(max_context_length=32))
+    os.chdir(folder)
+    run_block("use-it-with-torchtitan.md", {"config": config})
+    loader = config.dataloader.build(
+        dp_world_size=1, dp_rank=0, tokenizer=None, max_context_length=32, num_tokens_per_batch=TOKENS
+    )
+    inputs, labels = next(iter(loader))
+    loader.close()
+    return [len(inputs["input"]), int((labels != -100).sum())]
+
+
+def _with_two_ranks(folder: Path, make: Any) -> Any:
+    """What two ranks deliver that continue from what one rank saved after eight steps; or the error."""
+    try:
+        run = Run(folder, make(), num_ranks=2)
+        return [run.take() for _ in range(4)]
+    except Exception as error:
+        return repr(error)[:300]
+
+
+if __name__ == "__main__":
+    main(drive)
