@@ -22,6 +22,7 @@ from asyncdata.batching.collators.packed import PackedCollator
 from asyncdata.batching.packers.soft import SoftPacking
 from asyncdata.core.extras import missing_package
 from asyncdata.integrations.torch.loader import StatefulDataLoader
+from asyncdata.loader.config import Ranks
 from asyncdata.loader.loader import DataLoader
 
 if TYPE_CHECKING:
@@ -57,8 +58,7 @@ class _Loader:
             packing=config.packing or SoftPacking(max_length=num_tokens_per_batch, overlong="drop"),
             collate_fn=_Collator(num_tokens_per_batch, max_context_length),
             batch_size=1,
-            rank=dp_rank,
-            world_size=dp_world_size,
+            ranks=Ranks(rank=dp_rank, world_size=dp_world_size),
             **{"seed": config.seed, "num_workers": config.num_workers, **config.knobs},
         )
         self._batches = StatefulDataLoader(loader)

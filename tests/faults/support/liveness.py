@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import trio
 
-from asyncdata import BadRows
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.delivery.next_delivery import BadRowStop, deliver
 from tests.support.still_loader import sent_by
@@ -115,9 +114,9 @@ def _is_deliverable(coordinator: Any) -> bool:
             ledger,
             request.num_groups - len(request.chosen or ()),
             samples_per_group=rules.samples_per_group,
-            last_epoch=coordinator._last_epoch(request),
+            last_epoch=rules.last_epoch(request.last_epoch),
             bad_row_stops=rules.bad_row_stops,
-            bad_rows=BadRows(max=rules.max_bad_rows),
+            max_bad_rows=rules.max_bad_rows,
         )
     except (BadRowStop, AsyncDataError):
         return True

@@ -211,7 +211,9 @@ def test_55_a_limit_that_no_worker_can_keep_is_said_at_once(path):
     found = deliver(str(path), worker_fns.leaks, num_workers=1, limits=Limits(max_bytes_per_worker=1 << 20))
 
     assert found.samples == []
-    assert re.match(r"AD426 a worker uses \d+ bytes before it has tokenized a row, but Limits\(max_by", str(found.error))
+    assert re.match(
+        r"AD426 a worker uses \d+ bytes before it has tokenized a row, but Limits\(max_by", str(found.error)
+    )
 
 
 def test_55_a_worker_that_the_system_kills_for_its_memory_is_replaced_and_no_row_is_lost(tmp_path):

@@ -105,7 +105,7 @@ def drive(folder: Path, *, data: dict[str, Any]) -> dict[str, Any]:
     path = write_rows(folder)
     data = {"use_multiple_dataloader": False, "max_input_seq_length": 64, "validation": None, **data}
     entry = {**data["train"], "data_path": path, "processor": "math_hf_data_processor"}
-    ours = {**data, "train": {**entry, "asyncdata": {**entry["asyncdata"], "cache_dir": str(folder / "index")}}}
+    ours = {**data, "train": {**entry, "asyncdata": {**entry["asyncdata"], "cache": {"folder": str(folder / "index")}}}}
     own = {**data, "shuffle": True, "train": {**entry, "dataset_name": "ResponseDataset"}}
     del own["train"]["asyncdata"]
     found = {}

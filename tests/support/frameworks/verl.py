@@ -75,7 +75,7 @@ def configuration(folder: Path, changes: dict[str, Any]) -> Any:
             "del_local_ckpt_after_load": False,
         },
     }
-    data = {"train_batch_size": BATCH, "cache_dir": str(folder / "cache")}
+    data = {"train_batch_size": BATCH, "cache": {"folder": str(folder / "cache")}}
     return OmegaConf.merge(base, {"data": data}, changes)
 
 

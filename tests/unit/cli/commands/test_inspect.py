@@ -124,7 +124,7 @@ def test_it_says_which_shapes_of_chats_are_proven_and_which_library_encodes(
         "          rendered: user / tool (name) / assistant\n"
         "encoder   tokenizers: " in out
     )
-    assert "where each token lies" in out
+    assert "only it has the offsets of tokens" in out
 
 
 def test_rows_without_chats_have_no_shapes_and_a_backend_is_chosen(jsonl_file, records, monkeypatch):
