@@ -148,10 +148,10 @@ class Scan(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Tokenize rows that lie in a slot. ``starts`` (slot offsets) and ``lengths`` are int32, in the rows' order.
 
-    ``expected``, int32 of shape (num_rows,), is how many tokens each row has, where they are counted already; for a row
-    that another rank tokenizes it is -1 less that number. The reply has it too, and leaves such rows out.
-    ``num_cached`` of the rows are samples already: their start is -2 less the offset of their record. ``spill`` is the
-    file, in the cache's folder, that the others are to be written to as well.
+    ``expected``, int32 of shape (num_rows,), is how many tokens each row has, where they are counted already. A row
+    that another rank tokenizes has the code of ``row_codes.expected_elsewhere``. The reply has it too, and leaves such
+    rows out. ``num_cached`` of the rows are samples already: their start is that of ``row_codes.cached_start``.
+    ``spill`` is the file, in the cache's folder, that the others are to be written to as well.
     """
 
     slot: int
@@ -237,7 +237,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The rows found, block by block in the request's order.
 
-    ``counts`` is int32 of shape (num_blocks,). ``starts`` (in the slot; -1: not wholly there; below: as in
+    ``counts`` is int32 of shape (num_blocks,). ``starts`` (in the slot, or a code of ``row_codes``; see
     :class:`Tokenize`), ``lengths`` (-1: longer than ``max_row_bytes``) and ``offsets`` (from the block's start on) are
     int32 of shape (num_rows,). ``sums`` (uint64; 0: not known) and ``blanks`` (int32) are of the blocks.
     """

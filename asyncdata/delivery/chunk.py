@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.messages import Column, RowError
+from asyncdata.core.row_codes import is_elsewhere, num_expected_elsewhere
 from asyncdata.core.types import Position, SourceLocation, Tokens
 from asyncdata.delivery.stream_digest import sums_of
 
@@ -193,8 +194,8 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 def _expected_of(reply: Tokenized) -> tuple[Int32, Bools]:
     """The number of tokens of each row, and whether this rank tokenizes it."""
     expected = np.frombuffer(reply.expected, np.int32)
-    is_ours = expected >= 0
-    return np.where(is_ours, expected, -1 - expected), is_ours
+    is_ours = ~is_elsewhere(expected)
+    return np.where(is_ours, expected, num_expected_elsewhere(expected)), is_ours
 
 
 def _with_every_row(reply: Tokenized, expected: Int32, is_ours: Bools) -> Tokenized:

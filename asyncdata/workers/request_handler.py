@@ -17,6 +17,7 @@ from asyncdata.core.cache_messages import EvictTokens, ListTokens, StoreTokens
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.messages import Failed, Index, Permute, Scan, Scanned, Short, Tokenize, Tokenized
+from asyncdata.core.row_codes import is_elsewhere
 from asyncdata.core.shortage import ShortageError, is_shortage, short_of
 from asyncdata.core.user_traceback import user_traceback
 from asyncdata.sources.reader import FileChangedError
@@ -177,7 +178,7 @@ class Handler:
             found = self._reader.read_rows(request.overflow, lengths)
             for item, row in zip(request.overflow, found, strict=True):
                 rows[item.row] = row
-        elsewhere = frozenset(row for row, number in enumerate(array("i", request.expected)) if number < 0)
+        elsewhere = frozenset(row for row, number in enumerate(array("i", request.expected)) if is_elsewhere(number))
         if request.num_cached:
             elsewhere |= {row for row, start in enumerate(starts) if start < -1}
         out = self._write(rows, lengths, elsewhere)

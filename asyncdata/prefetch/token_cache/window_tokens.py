@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.cache_messages import CachedBlock, StorePlan
+from asyncdata.core.row_codes import is_cached, record_of
 from asyncdata.prefetch.token_cache.segment.layout import NO_SUM
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class WindowTokens:
     def arranged(self, arranged: Arranged) -> None:
         """Take the window's rows."""
         starts = arranged.starts[arranged.order]
-        self._is_cached, self._records = starts < -1, -2 - starts.astype(np.int64)
+        self._is_cached, self._records = is_cached(starts), record_of(starts.astype(np.int64))
         self.is_placed = self._keeper.reads_in_place and len(starts) > 0 and bool(self._is_cached.all())
         if self.room:
             self._arranged = arranged

@@ -14,6 +14,7 @@ from asyncdata.core.cache_messages import EvictTokens, ListTokens, Refused, Segm
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.messages import Failed, encode
+from asyncdata.core.row_codes import cached_start, is_cached, record_of
 from asyncdata.prefetch.token_cache.eviction import evict_segments
 from asyncdata.prefetch.token_cache.segment.gather import cached_rows, merge
 from asyncdata.prefetch.token_cache.segment.layout import NO_SUM, SUFFIX, DamagedError, checksum, pad
@@ -116,7 +117,7 @@ class CacheWorker:
         size = 4 * words * entry.num_rows
         records = array("i")
         records.frombytes(slot[first : first + size])
-        starts = range(-2 - first, -2 - first - size, -4 * words)
+        starts = range(cached_start(first), cached_start(first + size), -4 * words)
         out.add_at(starts, records[2::words], records[1::words], entry.num_blank, num_bytes)
 
     def _touch(self, name: str, segment: Segment) -> None:
@@ -133,8 +134,8 @@ class CacheWorker:
         reply = fresh
         if request.num_cached or reply is None:
             starts = np.frombuffer(request.starts, np.int32).astype(np.int64)
-            rows = np.flatnonzero(starts < -1)
-            found = cached_rows(self._slots[request.slot], rows, -2 - starts[rows])
+            rows = np.flatnonzero(is_cached(starts))
+            found = cached_rows(self._slots[request.slot], rows, record_of(starts[rows]))
             reply = merge(found, fresh, len(starts), time.perf_counter() - began)
         return msgspec.structs.replace(reply, spill=spill, spill_fault=fault)
 

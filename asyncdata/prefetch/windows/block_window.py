@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncdata.core.messages import Overflow, Scan, Tokenize
+from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG
 from asyncdata.prefetch.windows.base import Arranged, Int32, Placed, Tokens
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Window:
     def request_of(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Tokenize:
         """What a worker needs to tokenize ``rows``."""
         starts, lengths = self._starts[rows], self._lengths[rows]
-        beyond = np.flatnonzero((starts == -1) & (lengths >= 0)).tolist()
+        beyond = np.flatnonzero((starts == NOT_IN_SLOT) & (lengths != TOO_LONG)).tolist()
         overflow = [Overflow(row, *self.key(int(rows[row]))) for row in beyond]
         return Tokenize(self.slot, starts.tobytes(), lengths.tobytes(), overflow)
 

@@ -10,6 +10,7 @@ import numpy as np
 from asyncdata.batching.planned.plan import PlannedOrder
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import NO_SLOT, Overflow, Permute, Permuted, Tokenize
+from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG, expected_elsewhere, is_elsewhere
 from asyncdata.core.types import Position
 from asyncdata.order.order import ROWS_PER_WINDOW
 from asyncdata.order.rank_share import row_of_epoch
@@ -94,11 +95,11 @@ class IndexedWindow:
         """What a worker needs to tokenize the rows ``[first, stop)``."""
         known = self._known
         lengths = known.lengths[first:stop]
-        starts = np.full(stop - first, -1, np.int32)
-        is_read, expected = lengths >= 0, b""
+        starts = np.full(stop - first, NOT_IN_SLOT, np.int32)
+        is_read, expected = lengths != TOO_LONG, b""
         if self._expected is not None:
             numbers = self._expected[first:stop]
-            is_read, expected = is_read & (numbers >= 0), numbers.tobytes()
+            is_read, expected = is_read & ~is_elsewhere(numbers), numbers.tobytes()
         rows = np.flatnonzero(is_read)
         columns = (known.file_ids, known.offsets, *(known.copies or ()))
         places = map(Overflow, rows.tolist(), *(column[first:stop][rows].tolist() for column in columns))
@@ -251,7 +252,7 @@ class IndexedWindows(AnywhereWindows):
         if self._share is None:
             return counted
 
-        return np.where(self._share.owns(found.units, found.first, found.stop), counted, -1 - counted)
+        return np.where(self._share.owns(found.units, found.first, found.stop), counted, expected_elsewhere(counted))
 
     def _rows(self, epoch: int, number: int) -> _Rows | None:
         """The rows of a window; None if they are not known yet."""

@@ -1,0 +1,56 @@
+"""The negative numbers in the packed columns of rows, and what they mean. Runs without numpy.
+
+A column of int32 says two things of a row: a number that is not negative, or that the row is a special case. Every
+function takes an int, or an array of numpy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = (
+    "NOT_IN_SLOT",
+    "TOO_LONG",
+    "cached_start",
+    "expected_elsewhere",
+    "is_cached",
+    "is_elsewhere",
+    "num_expected_elsewhere",
+    "record_of",
+)
+
+NOT_IN_SLOT = -1
+"""The start of a row whose text is not, or not completely, in the slot: it is read by its place."""
+
+TOO_LONG = -1
+"""The length of a row that is longer than ``max_row_bytes``."""
+
+
+def cached_start(record: Any) -> Any:
+    """The start of a row that is a sample of the token cache already; ``record`` is the offset of its record."""
+    return -2 - record
+
+
+def is_cached(start: Any) -> Any:
+    """Whether a start is that of a sample of the token cache."""
+    return start < -1
+
+
+def record_of(start: Any) -> Any:
+    """The offset of the record that :func:`cached_start` was given."""
+    return -2 - start
+
+
+def expected_elsewhere(num_tokens: Any) -> Any:
+    """The expected number of tokens of a row that another rank tokenizes."""
+    return -1 - num_tokens
+
+
+def is_elsewhere(expected: Any) -> Any:
+    """Whether another rank tokenizes the row."""
+    return expected < 0
+
+
+def num_expected_elsewhere(expected: Any) -> Any:
+    """The number of tokens that :func:`expected_elsewhere` was given."""
+    return -1 - expected
