@@ -497,7 +497,8 @@ def test_without_its_packages_the_error_names_the_extra(path, cache, monkeypatch
 
 
 def test_true_means_the_folder_beside_the_row_index(path, tmp_path):
-    fill(path, True, cache=Cache(folder=str(tmp_path / "here"), tokens=True))
+    beside = Cache(folder=str(tmp_path / "here"), tokens=True)
+    Delivered(loader(path, True, cache=beside), settle=True)
     assert segments(tmp_path / "here" / "tokens")
 
     fill(path, True)
