@@ -1,0 +1,46 @@
+"""Parquet files of a few rows."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata.core.import_path import resolve_path
+from asyncdata.core.messages import Block, Job, Overflow
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asyncdata.sources.arrow import parquet_reader
+    from asyncdata.sources.arrow.parquet import ParquetBlocks
+
+
+pa = pytest.importorskip("pyarrow")
+
+
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def write(path: Path, num_rows: int = 100, *, group_rows: int = 30, columns: dict[str, Any] | None = None) -> Path:
+    """Rows ``{"id": ..., "pad": ...}``, or the columns given."""
+    columns = columns or {"id": list(range(num_rows)), "pad": ["x" * (i * 37 % 90) for i in range(num_rows)]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path, row_group_size=group_rows)
+    return path
+
+
+def reader_of(blocks: ParquetBlocks) -> parquet_reader.ParquetReader:
+    """As a worker opens it."""
+    job = Job(files=blocks.files, tokenize=None, max_row_bytes=blocks.max_row_bytes, block_bytes=1, slack_bytes=0)
+    return resolve_path(blocks.reader.path)(job, **blocks.reader.settings)
+
+
+def rows_of(reader: parquet_reader.ParquetReader, block: Block) -> list[Any]:
+    found = reader.read_block(block, 1 << 30)
+    return [json.loads(found.data[s : s + n]) for s, n in zip(found.starts, found.lengths, strict=True)]
+
+
+def texts_of(reader: parquet_reader.ParquetReader, places: list[tuple[int, int]], lengths: list[int]) -> list[bytes]:
+    return reader.read_rows([Overflow(n, *place) for n, place in enumerate(places)], lengths)
