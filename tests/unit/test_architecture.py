@@ -44,6 +44,7 @@ EVENT_LOOPS = {"anyio", "asyncio", "trio"}
 HEAVY = {
     "datasets": {"datasets", "huggingface", "transformers"},
     "nemo_rl": {"nemo"},
+    "openrlhf": {"openrlhf"},
     "pyarrow": {"arrow", "parquet", "pyarrow"},
     "ray": {"ray"},
     "torch": {"torch"},
