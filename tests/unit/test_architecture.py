@@ -42,8 +42,10 @@ EVENT_LOOPS = {"anyio", "asyncio", "trio"}
 
 # Heavy frameworks -> the words of which a file that imports one must bear one in its name, or its folder in its own.
 HEAVY = {
+    "axolotl": {"axolotl"},
     "datasets": {"datasets", "huggingface", "transformers"},
     "nemo_rl": {"nemo"},
+    "openrlhf": {"openrlhf"},
     "pyarrow": {"arrow", "parquet", "pyarrow"},
     "ray": {"ray"},
     "torch": {"torch"},

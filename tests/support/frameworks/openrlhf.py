@@ -1,0 +1,247 @@
+"""OpenRLHF's own PPOTrainer and checkpoints, from the folder that ASYNCDATA_OPENRLHF names.
+
+Stood in are vLLM (it answers with the prompt), the training step, DeepSpeed's engine (it stores ``client_state`` and
+the file ``latest``) and Ray's calls. The loop, the generator of samples and the saving are OpenRLHF's code.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import json
+import os
+import queue
+import runpy
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from tests.support.frameworks.killed_runs import ROOT, kill_and_resume, main, run_block
+
+VARIABLE = "ASYNCDATA_OPENRLHF"
+ROWS = 42
+EPISODES = 3
+BATCHES = 48  # more than the training has
+TIMEOUT_S = 120
+HEAVY = ("deepspeed", "flash_attn", "vllm")
+
+
+class _Anything:
+    """What a heavy package would have: it can be imported from it, and made."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+
+class _StandIns:
+    """Finds the packages of :data:`HEAVY`, which need a GPU to be installed."""
+
+    def find_spec(self, name: str, *_: Any) -> Any:
+        if name.partition(".")[0] not in HEAVY:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+
+    def create_module(self, spec: Any) -> ModuleType:
+        module = ModuleType(spec.name)
+        vars(module)["__getattr__"] = lambda name: _attribute(spec.name, name)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None: ...
+
+
+def _attribute(module: str, name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return type(name, (_Anything,), {"__module__": module})
+
+
+class Engine:
+    """As much of DeepSpeed's engine as stores and loads ``client_state``."""
+
+    def save_checkpoint(self, folder: str, tag: str, client_state: Any, save_latest: bool) -> None:
+        import torch
+
+        (Path(folder) / tag).mkdir()
+        torch.save(client_state, Path(folder) / tag / "states.pt")
+        (Path(folder) / "latest").write_text(tag)
+
+    def load_checkpoint(self, folder: str, *_: Any, **__: Any) -> Any:
+        import torch
+
+        path = Path(folder) / (Path(folder) / "latest").read_text() / "states.pt"
+        return path, torch.load(path, weights_only=False)
+
+
+class Actors:
+    """The actor's processes: it saves when it is told to."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def async_run_method(self, method_name: str, **settings: Any) -> list[Any]:
+        run = self._run
+        if method_name == "get_checkpoint_states":
+            return [run.strategy.load_ckpt(run.engine, os.path.join(run.strategy.args.ckpt.path, "_actor"))[1]]
+        if method_name == "save_checkpoint":
+            while run.orders.get(timeout=TIMEOUT_S) == "save":
+                folder = os.path.join(run.strategy.args.ckpt.path, "_actor")
+                run.strategy.save_ckpt(
+                    run.engine, folder, settings["tag"], client_state=settings["client_states"], max_num=100
+                )
+                run.answers.put("saved")
+        return []
+
+
+class Run:
+    """``PPOTrainer.fit`` in a thread, which waits after each step for what it shall do."""
+
+    def __init__(self, folder: Path, rows: str, batch: int, index: Path | None) -> None:
+        import openrlhf.trainer.ppo_trainer as module
+        from openrlhf.utils.deepspeed import DeepspeedStrategy
+
+        self.orders: queue.Queue[str] = queue.Queue()
+        self.answers: queue.Queue[Any] = queue.Queue()
+        self.strategy = DeepspeedStrategy.__new__(DeepspeedStrategy)
+        self.strategy.args = settings(folder, rows, batch)
+        self.engine = sys.modules["deepspeed"].DeepSpeedEngine()
+        if index is not None:
+            _as_the_page_does(index)
+        actors = Actors(self)
+        tokenizer = str(ROOT / "asyncdata/assets/demo_tokenizer")
+        kind = module.PPOTrainer.__ray_metadata__.modified_class
+        self.trainer = kind(tokenizer, self.strategy, actors, None, None, None, [], n_samples_per_prompt=1)
+        self.trainer.broadcast_to_vllm = lambda: None
+        self.trainer.train_step = self._step
+        vars(self.trainer.samples_generator).update(
+            _dispatch_prompts_to_vllm=lambda prompts, *_, **__: [[prompt] for prompt in prompts],
+            _process_response_into_experience=lambda response, **_: response,
+        )
+        self.step = self.trainer.init_checkpoint_states()["global_step"]
+        self._thread = threading.Thread(target=self._fit, daemon=True)
+        self._has_batch = self._has_ended = False
+
+    def _fit(self) -> None:
+        try:
+            self.trainer.fit()
+            self.answers.put(None)
+        except BaseException as error:
+            self.answers.put(error)
+
+    def _step(self, samples: list[str], step: int) -> Any:
+        self.answers.put([int(prompt.split()[0]) for prompt in samples])
+        return {}, step + 1
+
+    def _answer(self) -> Any:
+        found = self.answers.get(timeout=TIMEOUT_S)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def take(self) -> list[Any]:
+        """The next batch; an empty one after the end of the training."""
+        if self._has_ended:
+            return []
+
+        if self._has_batch:
+            self.orders.put("go on")
+        else:
+            self._thread.start()
+        self._has_batch = True
+        found = self._answer()
+        self._has_ended = found is None
+        return found or []
+
+    def save(self) -> None:
+        self.orders.put("save")
+        self._answer()
+
+
+def settings(folder: Path, rows: str, batch: int) -> Any:
+    """As OpenRLHF's command line gives them."""
+    groups = {
+        "data": {"prompt_dataset": rows, "prompt_probs": None, "prompt_split": "train", "max_samples": 10**8},
+        "eval": {"steps": -1, "dataset": None},
+        "ckpt": {"save_steps": 1, "path": str(folder), "load_enable": True},
+        "train": {"seed": 42, "num_episodes": EPISODES, "max_epochs": 1, "batch_size": batch},
+        "rollout": {"batch_size": batch, "vllm_generate_batch_size": batch, "n_samples_per_prompt": 1},
+        "algo": {"kl": SimpleNamespace(target=None, init_coef=0.0), "dynamic_filtering_enable": False},
+        "logger": {"wandb": SimpleNamespace(key=None), "tensorboard_dir": None, "logging_steps": 1000},
+        "vllm": {"enable_sleep": False},
+        "reward": {"remote_url": None},
+    }
+    groups["data"] |= {"input_template": None, "input_key": "input", "label_key": "label", "disable_fast_tokenizer": 0}
+    groups["data"] |= {"dataloader_num_workers": 0}
+    groups["algo"]["advantage"] = SimpleNamespace(estimator="reinforce")
+    return SimpleNamespace(**{name: SimpleNamespace(**values) for name, values in groups.items()})
+
+
+def _as_the_page_does(index: Path) -> None:
+    """The lines that the page tells a user to write; OpenRLHF's command line is not run."""
+    from asyncdata.integrations import openrlhf
+
+    plug_in, own = openrlhf.plug_in, runpy.run_module
+    try:
+        openrlhf.plug_in = lambda **knobs: plug_in(**{**knobs, "cache": {"folder": str(index)}, "timeout_s": 60})
+        runpy.run_module = lambda *_, **__: {}  # type: ignore[assignment]
+        run_block("use-it-with-openrlhf.md", {})
+    finally:
+        openrlhf.plug_in, runpy.run_module = plug_in, own
+
+
+def _in_another_process() -> list[str]:
+    """Where the trainers of both kinds find ``prepare_datasets`` in a process of Ray, which unpickles their classes."""
+    import openrlhf.trainer.ppo_trainer as module
+    import openrlhf.trainer.ppo_trainer_async as async_module
+    from ray import cloudpickle
+
+    from asyncdata.integrations.openrlhf import plug_in
+
+    plug_in()
+    kinds = (module.PPOTrainer, async_module.GenerateSamplesActor)
+    code = cloudpickle.dumps([kind.__ray_metadata__.modified_class for kind in kinds])
+    words = (
+        "import sys; import tests.support.frameworks.openrlhf as own; own.import_openrlhf(); import inspect, pickle\n"
+        "for kind in pickle.loads(sys.stdin.buffer.read()):\n"
+        "    names = inspect.unwrap(kind.__init__).__globals__; print(names['prepare_datasets'].func.__module__)"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", words], input=code, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    return done.stdout.decode().split()[-2:]
+
+
+def import_openrlhf() -> None:
+    os.environ["TQDM_DISABLE"] = "1"
+    sys.meta_path.insert(0, _StandIns())  # type: ignore[arg-type]
+    import deepspeed
+
+    deepspeed.DeepSpeedEngine = type("DeepSpeedEngine", (Engine,), {})
+    sys.path.insert(0, os.environ[VARIABLE])
+    import openrlhf.trainer.ppo_trainer as module
+    import openrlhf.trainer.ppo_utils.samples_generator as generator
+    from openrlhf.utils import deepspeed as strategies
+
+    module.ray = generator.ray = SimpleNamespace(
+        get=lambda found: found, wait=lambda refs, **_: (refs[:1], refs[1:]), cancel=lambda _: None
+    )
+    strategies.deepspeed.torch_dist_barrier_and_cuda_sync = lambda: None
+
+
+def drive(folder: Path, *, runs: dict[str, Any]) -> dict[str, Any]:
+    """Each of ``runs``: whether it is ours, its batch size, and where it saves."""
+    import_openrlhf()
+    rows = folder / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"input": f"{n} + 1?", "label": str(n)}) + "\n" for n in range(ROWS)))
+    found = {}
+    for name, (is_ours, batch, saves) in runs.items():
+        index = folder / "index" if is_ours else None
+
+        def opens(place: Path, batch: int = batch, index: Path | None = index) -> Run:
+            return Run(place, str(rows), batch, index)
+
+        found[name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=saves)
+    return {"runs": found, "functions": _in_another_process()}
+
+
+if __name__ == "__main__":
+    main(drive)
