@@ -23,7 +23,7 @@ OWN = {"OpenRLHF's, a short last batch": [False, 4, [3, 11, 13]], "OpenRLHF's, w
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    checkout(VARIABLE, "openrlhf/trainer/ppo_trainer.py", ("torch", "ray", "torchdata", "peft"))
+    checkout(VARIABLE, "openrlhf/trainer/ppo_trainer.py", ("torch", "ray", "torchdata", "peft", "pylatexenc"))
     folder = tmp_path_factory.mktemp("openrlhf")
     return run_driver("tests.support.frameworks.openrlhf", folder, runs=OURS | OWN)
 
