@@ -84,7 +84,7 @@ class VerlRows:
 
     def _validation(self, files: list[str], stop: int | None) -> LoaderRowView:
         """One thread reads them: they are few, and are read between two steps."""
-        settings = {name: value for name, value in self._settings().items() if name in ("cache_dir", "timeout_s")}
+        settings = {name: value for name, value in self._settings().items() if name in ("cache", "timeout_s")}
         order = RowShuffle(method="none", stop=stop)
         loader = DataLoader(files, tokenize_fn=RowFn(), shuffle=order, num_workers=0, **settings)
         return LoaderRowView(loader, item=self._row)

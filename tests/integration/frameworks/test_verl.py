@@ -46,7 +46,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("verl")
     changes = of_the_page()
     changes["data"] |= write_rows(folder)
-    changes["data"]["asyncdata"]["cache_dir"] = str(folder / "index")
+    changes["data"]["asyncdata"]["cache"] = {"folder": str(folder / "index")}
     return run_driver("tests.support.frameworks.verl", folder, changes=changes, runs=RUNS)
 
 
