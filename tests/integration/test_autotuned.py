@@ -18,7 +18,7 @@ from tests.support.tokenize_fns import row_id
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncdata.loader.autotune.policy import Limits, Observation
+    from asyncdata.loader.autotune.policy import Observation, TuningLimits
 
 pytestmark = pytest.mark.thorough
 
@@ -33,7 +33,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Senseless:
     """Decides at every reply, and anything: the workers and the capacity in turn."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: TuningLimits) -> None:
         self.chance = random.Random(limits.max_workers)
         self.num_decisions = 0
 

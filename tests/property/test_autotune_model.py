@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.loader.autotune.policy import Autotuner, Change, Limits, Observation
+from asyncdata.loader.autotune.policy import Autotuner, Change, Observation, TuningLimits
 from tests.support.simulated import Simulation, Step, limits
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # many examples; minutes on a machine that is busy
 
 shares = st.floats(0, 1)
 all_limits = st.builds(
-    lambda least, more, capacity, worker_bytes, ready_bytes: Limits(
+    lambda least, more, capacity, worker_bytes, ready_bytes: TuningLimits(
         min_workers=least,
         max_workers=least + more,
         max_capacity=capacity,
@@ -43,7 +43,9 @@ passages = st.fixed_dictionaries(
 
 
 @given(allowed=all_limits, seen=st.lists(passages, max_size=60))
-def test_limits_are_kept_and_decisions_are_of_what_is_there(allowed: Limits, seen: list[dict[str, float]]) -> None:
+def test_limits_are_kept_and_decisions_are_of_what_is_there(
+    allowed: TuningLimits, seen: list[dict[str, float]]
+) -> None:
     tuner = Autotuner(allowed)
     num_workers, capacity = allowed.min_workers, min(1000, allowed.max_capacity)
     totals = dict.fromkeys(("now_s", "num_replies", "num_rows", "starved_s", "work_s"), 0)

@@ -11,7 +11,7 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncdata.loader.autotune.policy import Autotuner, Change, Limits, Observation
+from asyncdata.loader.autotune.policy import Autotuner, Change, Observation, TuningLimits
 from asyncdata.prefetch.chunk_size import ChunkPacer
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ def steps(num_rows: int, seconds: float) -> Iterator[Step]:
         yield Step(num_rows, seconds)
 
 
-def limits(**values: int) -> Limits:
+def limits(**values: int) -> TuningLimits:
     """No limit but eight workers, except for what is given."""
     free = {"min_workers": 1, "max_workers": 8, "max_capacity": FREE}
-    return Limits(**{**free, "max_worker_bytes": FREE, "max_ready_bytes": FREE, **values})
+    return TuningLimits(**{**free, "max_worker_bytes": FREE, "max_ready_bytes": FREE, **values})
 
 
 class Chunk:
@@ -80,7 +80,7 @@ class Simulation:
         sample_bytes: int = 1000,
         worker_bytes: int = 100,
         seed: int = 0,
-        allowed: Limits | None = None,
+        allowed: TuningLimits | None = None,
     ) -> None:
         allowed = allowed or limits()
         self.row_s, self.chunk_s, self.noise = row_s, chunk_s, noise

@@ -19,7 +19,7 @@ import msgspec
 
 from asyncdata.prefetch.chunk_size import MAX_CHUNK_ROWS, chunk_limit
 
-__all__ = ("Autotuner", "Change", "Limits", "Observation", "Settled")
+__all__ = ("Autotuner", "Change", "TuningLimits", "Observation", "Settled")
 
 Reason = Literal["workers_busy", "workers_idle", "no_gain", "max_memory_bytes", "no_room", "small_chunks"]
 Rest = Literal["fed", "max_workers", "max_memory_bytes", "no_gain", "read_ahead"]
@@ -45,7 +45,7 @@ processes, two workers and a tokenizer of 6 us per row: 15.2 us with chunks of 5
 _READ_AHEAD_FACTOR = 4
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class TuningLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of what may be chosen. If the lower and the upper limit are equal, nothing is tuned.
 
     :ivar max_capacity: samples that the channel may hold.
@@ -120,7 +120,7 @@ class _Trial(msgspec.Struct, frozen=True):
 class Autotuner:
     """Decides at each observation. The caller must carry out its decisions."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: TuningLimits) -> None:
         self._limits = limits
         self._max_workers = limits.max_workers
         self._first_s: float | None = None

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.log import get_logger
-from asyncdata.loader.autotune.policy import Autotuner, Change, Limits, Observation
+from asyncdata.loader.autotune.policy import Autotuner, Change, Observation, TuningLimits
 from asyncdata.workers.inline import InlineExecutor
 from asyncdata.workers.machine import available_memory, num_usable_cpus, process_memory
 from asyncdata.workers.pool.process_pool import ProcessExecutor
@@ -33,7 +33,7 @@ _STEPS_PER_LOOK = 32
 """Steps between two measurements of the workers' memory, for which the kernel has to walk all their pages."""
 
 
-def limits_of(config: LoaderConfig) -> Limits:
+def limits_of(config: LoaderConfig) -> TuningLimits:
     """The limits of the autotuner under a configuration."""
     given = config.limits
     least, most, memory = FIRST_WORKERS, 0, given.max_ready_bytes
@@ -42,7 +42,7 @@ def limits_of(config: LoaderConfig) -> Limits:
         memory = given.max_memory_bytes or available_memory() // 2
     else:
         least = most = max(1, config.num_workers)  # 0 is one thread
-    return Limits(
+    return TuningLimits(
         min_workers=least,
         max_workers=most,
         # A sample takes at least one byte, so max_ready_bytes bounds the number of samples.
@@ -59,7 +59,7 @@ def is_tuned(config: LoaderConfig) -> bool:
 
 def executor_of(
     config: LoaderConfig,
-    limits: Limits,
+    limits: TuningLimits,
     function: TokenizeFn | Callable[..., Any],
     early: EarlyForkServer | None = None,
 ) -> Executor:
@@ -87,7 +87,7 @@ class Tuner:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: TuningLimits,
         executor: Executor,
         coordinator: Coordinator,
         producer: Producer,

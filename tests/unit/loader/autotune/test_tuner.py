@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from asyncdata.loader.autotune.policy import Limits
+    from asyncdata.loader.autotune.policy import TuningLimits
 
 MIB = 1 << 20
 
@@ -27,7 +27,7 @@ MIB = 1 << 20
 class Script:
     """Stands for the autotuner: keeps what it is shown, and decides what a test says, one thing at a time."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: TuningLimits) -> None:
         self.seen: list[Observation] = []
         self.decisions: list[Change | Settled] = []
 
@@ -57,7 +57,7 @@ class Tuned:
         )
         self.loader.start()
 
-    def make_script(self, limits: Limits) -> Script:
+    def make_script(self, limits: TuningLimits) -> Script:
         self.script = Script(limits)
         return self.script
 
