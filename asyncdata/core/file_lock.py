@@ -13,15 +13,17 @@ if TYPE_CHECKING:
 __all__ = ("lock", "locked")
 
 
-def lock(fd: int, *, is_shared: bool = False) -> bool:
-    """Lock an open file or folder until ``fd`` is closed, without waiting; return whether it is locked now.
+def lock(fd: int, *, is_shared: bool = False, waits: bool = False) -> bool:
+    """Lock an open file or folder until ``fd`` is closed; return whether it is locked now.
 
     :param is_shared: several processes may hold the lock; it only excludes one that is not shared.
-    :returns: False if another process holds the lock.
+    :param waits: wait until the lock is free.
+    :returns: False if another process holds the lock; never with ``waits``.
     :raises OSError: if the file system has no locks.
     """
+    kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
     try:
-        fcntl.flock(fd, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind if waits else kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
 

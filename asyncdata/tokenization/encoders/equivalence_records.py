@@ -6,7 +6,6 @@ its name is the digest of these. A file that lacks one of them, or is damaged, i
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import time
@@ -22,6 +21,7 @@ from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.checksummed_file import pack, unpack_file
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError, SnapshotError
+from asyncdata.core.file_lock import lock
 from asyncdata.core.version import __version__
 from asyncdata.tokenization.encoders.equivalence_sweep import SWEEP_VERSION, sweep
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, load_backend, version_of
@@ -223,7 +223,7 @@ def _alone() -> Iterator[None]:
         return
 
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        lock(fd, waits=True)
         yield
     finally:
         os.close(fd)
