@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata.core.messages import Indexed, Overflow, Permuted
+from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG
 from asyncdata.core.shortage import ShortageError
 from asyncdata.sources.spool import write_part
 from asyncdata.tokenization.column_writer import ColumnWriter
@@ -121,11 +122,13 @@ def _read(blocks: list[Block], reader: BlockReader, *, with_bytes: bool) -> _Row
 
 def _bytes_of(block: Block, found: BlockRows, reader: BlockReader) -> list[Buffer]:
     data = memoryview(found.data)
-    raw: list[Buffer] = [data[s : s + n] if s >= 0 else b"" for s, n in zip(found.starts, found.lengths, strict=True)]
+    raw: list[Buffer] = [
+        data[s : s + n] if s != NOT_IN_SLOT else b"" for s, n in zip(found.starts, found.lengths, strict=True)
+    ]
     places = [
         Overflow(row, block.file_id, block.start + found.offsets[row])
         for row, (start, length) in enumerate(zip(found.starts, found.lengths, strict=True))
-        if start < 0 <= length
+        if start == NOT_IN_SLOT and length != TOO_LONG
     ]
     for place, row in zip(places, reader.read_rows(places, found.lengths), strict=True):
         raw[place.row] = row
@@ -135,7 +138,7 @@ def _bytes_of(block: Block, found: BlockRows, reader: BlockReader) -> list[Buffe
 def _decode(rows: _Rows) -> ColumnWriter:
     out, decode = ColumnWriter(), RowDecoder(())
     for row, raw in enumerate(rows.raw):
-        if rows.lengths[row] < 0:
+        if rows.lengths[row] == TOO_LONG:
             out.fail(row, RowFault("AD108", "the row is longer than max_row_bytes"))
             continue
 

@@ -17,7 +17,7 @@ from asyncdata.core.cache_messages import EvictTokens, ListTokens, StoreTokens
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.messages import Failed, Index, Permute, Scan, Scanned, Short, Tokenize, Tokenized
-from asyncdata.core.row_codes import is_elsewhere
+from asyncdata.core.row_codes import TOO_LONG, is_cached, is_elsewhere
 from asyncdata.core.shortage import ShortageError, is_shortage, short_of
 from asyncdata.core.user_traceback import user_traceback
 from asyncdata.sources.reader import FileChangedError
@@ -180,7 +180,7 @@ class Handler:
                 rows[item.row] = row
         elsewhere = frozenset(row for row, number in enumerate(array("i", request.expected)) if is_elsewhere(number))
         if request.num_cached:
-            elsewhere |= {row for row, start in enumerate(starts) if start < -1}
+            elsewhere |= {row for row, start in enumerate(starts) if is_cached(start)}
         out = self._write(rows, lengths, elsewhere)
         reply = out.finish(len(rows), time.perf_counter() - began)
         if self._num_mended > num_mended:
@@ -194,8 +194,8 @@ class Handler:
 
     def _write(self, rows: list[bytes | memoryview], lengths: array[int], lost: frozenset[int] = _NONE) -> ColumnWriter:
         too_long: list[int] = []
-        if min(lengths, default=0) < 0:
-            too_long = [row for row, length in enumerate(lengths) if length < 0 and row not in lost]
+        if TOO_LONG in lengths:
+            too_long = [row for row, length in enumerate(lengths) if length == TOO_LONG and row not in lost]
         bad = lost.union(too_long)
         good = [row for row in range(len(rows)) if row not in bad] if bad else range(len(rows))
         try:
