@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncdata.batching.collators.base import Document
@@ -29,7 +30,7 @@ class _Progress(Protocol):
     def num_packs(self) -> int: ...
 
 
-class PackBatches:
+class PackBatches(ABC):
     """The batches of one loop.
 
     They are made in three steps. A request is served: no sample is delivered yet. The batch is made, and the progress
@@ -67,25 +68,25 @@ class PackBatches:
             self._epoch = epoch
         return None if self._is_over else Request(*self._wanted(ledger), is_for_packs=True)
 
+    @abstractmethod
     def finish(self, request: Request, samples: list[Sample]) -> Batch:
         """Commit the batch that ``samples`` complete, and return it; () if they complete none."""
-        raise NotImplementedError
 
     def end(self) -> Batch:
         """Called on EndOfData: the last batch was made before, so there is none left."""
         self._is_over = True
         return ()
 
+    @abstractmethod
     def _epoch_of(self, ledger: Ledger) -> int:
         """The epoch that is being delivered."""
-        raise NotImplementedError
 
-    def _enter(self, ledger: Ledger) -> None:
+    def _enter(self, ledger: Ledger) -> None:  # noqa: B027 - planned packs prepare nothing
         """The loop begins an epoch."""
 
+    @abstractmethod
     def _wanted(self, ledger: Ledger) -> tuple[int, int]:
         """The number of samples to take next, and their epoch."""
-        raise NotImplementedError
 
     def _commit(self, request: Request, progress: _Progress, batch: Batch = ()) -> Batch:
         """Commit, and return the batch. If the state has changed since, as after a restart: (), to try again."""
