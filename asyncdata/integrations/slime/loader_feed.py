@@ -14,7 +14,7 @@ from asyncdata.integrations.slime.feeds import Feed, leave_epoch, refuse_beyond
 from asyncdata.integrations.slime.inputs import remember
 from asyncdata.integrations.slime.prompts import PromptLoader, PromptView, open_loader
 from asyncdata.integrations.slime.sample import SampleFactory
-from asyncdata.order.order import ROWS_PER_WINDOW
+from asyncdata.order.rank_share import row_of_epoch
 from asyncdata.order.shuffle import RowShuffle
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class LoaderFeed(Feed):
         last = samples[-1].position
         assert last is not None  # it comes from a row
         if isinstance(self._settings.knobs["shuffle"], RowShuffle):
-            return last.epoch, last.window * ROWS_PER_WINDOW + last.row + 1
+            return last.epoch, row_of_epoch(last) + 1
 
         start = before.sample_offset if last.epoch == before.epoch_id else 0
         return last.epoch, start + sum(sample.position.epoch == last.epoch for sample in samples)  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.core.errors import NoSamplesError
 from asyncdata.loader.loader import DataLoader
-from asyncdata.order.order import ROWS_PER_WINDOW
+from asyncdata.order.rank_share import row_of_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -135,4 +135,4 @@ def _place(sample: Sample) -> tuple[int, int]:
     """The epoch of a sample, and its row's number there."""
     place = sample.position
     assert place is not None  # it comes from a row
-    return place.epoch, place.window * ROWS_PER_WINDOW + place.row
+    return place.epoch, row_of_epoch(place)

@@ -8,13 +8,14 @@ does not shuffle. :class:`LoaderRowView` goes to the row that an index names.
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.integrations.torch.state import from_torch_state, to_torch_state
 from asyncdata.integrations.torch.worker_process import refuse_in_torch_worker
-from asyncdata.order.order import ROWS_PER_WINDOW
+from asyncdata.order.rank_share import row_of_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,7 @@ def row_of(sample: Sample) -> Any:
     return sample.extra if not len(sample.tokens) and sample.extra else sample
 
 
-class _View:
+class _View(ABC):
     """What both views have in common.
 
     :param loader: delivers single samples: no packing, ``world_size=1``, ``n_samples_per_prompt=1``.
@@ -86,14 +87,15 @@ class _View:
         if not wanted:
             return []
 
-        outside = [index for index in wanted if not 0 <= index < len(self)]
+        length = len(self)
+        outside = [index for index in wanted if not 0 <= index < length]
         if outside:
-            raise IndexError(f"index {outside[0]} is not in 0..{len(self) - 1}")
+            raise IndexError(f"index {outside[0]} is not in 0..{length - 1}")
 
         return list(map(self._item, self._samples(wanted)))
 
-    def _samples(self, indices: list[int]) -> list[Sample]:
-        raise NotImplementedError
+    @abstractmethod
+    def _samples(self, indices: list[int]) -> list[Sample]: ...
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last item, as plain values that ``torch.save`` and JSON can store."""
@@ -189,10 +191,19 @@ class LoaderRowView(_View):
         super().__init__(loader, item=item)
         self._epoch = epoch
         self._max_gap = max_gap
-        self._place: int | None = None
+        self._place: int | None = None  # the loader's next row; None: not known
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the state of a view; the next item is that of the next index, whatever the state's row.
+
+        :raises SnapshotError: if it is not the state of a view, or is of other data or settings.
+        """
+        self._place = None
+        super().load_state_dict(state)
 
     def _samples(self, indices: list[int]) -> list[Sample]:
-        found = dict(zip(sorted(set(indices)), self._in_order(sorted(set(indices))), strict=True))
+        ascending = sorted(set(indices))
+        found = dict(zip(ascending, self._in_order(ascending), strict=True))
         return [found[index] for index in indices]
 
     def _in_order(self, indices: list[int]) -> list[Sample]:
@@ -223,7 +234,7 @@ class LoaderRowView(_View):
     def _check(self, index: int, sample: Sample) -> None:
         position = sample.position
         assert position is not None
-        row = position.window * ROWS_PER_WINDOW + position.row
+        row = row_of_epoch(position)
         if (position.epoch, row) != (self._epoch, index):
             raise ConfigError(
                 f"AD446 row {index} of epoch {self._epoch} gave no sample: it was dropped or is bad, and the sample of "

@@ -224,6 +224,17 @@ def test_gaps_within_the_read_ahead_restart_nothing(rows, opened, monkeypatch):
     assert sought == [(0, 0)]
 
 
+def test_a_row_view_finds_its_rows_also_after_a_restore(rows, opened):
+    view = opened(RowView, rows, shuffle="full")
+    whole = in_order(rows, NUM_ROWS, shuffle="full")
+    state = view.state_dict()
+    assert ids(view.__getitems__([0, 1, 2])) == whole[:3]
+
+    view.load_state_dict(state)  # the loader is at the first row again
+
+    assert ids(view.__getitems__([3, 4])) == whole[3:5]
+
+
 def test_a_row_that_gives_no_sample_is_named(rows, opened):
     with rows.open("a") as file:
         file.write("[1]\n")
