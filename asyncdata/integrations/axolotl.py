@@ -15,7 +15,7 @@ import importlib
 from typing import Any
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.extras import missing_package
+from asyncdata.core.extras import made_on_first_use
 from asyncdata.integrations.transformers import attach, placeholder
 
 __all__ = ("AsyncDataArgs", "AsyncDataPlugin", "LoaderPlugin")  # noqa: F822 - made below, as they import axolotl
@@ -88,14 +88,4 @@ def _args() -> type:
     return made
 
 
-def __getattr__(name: str) -> Any:
-    makers = {"AsyncDataPlugin": _plugin, "AsyncDataArgs": _args}
-    if name not in makers:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-    try:
-        kind = makers[name]()
-    except ImportError as error:
-        raise missing_package(name, "axolotl", error) from error
-
-    return globals().setdefault(name, kind)  # one class, also for two threads
+__getattr__ = made_on_first_use(__name__, "axolotl", {"AsyncDataPlugin": _plugin, "AsyncDataArgs": _args})

@@ -23,11 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.extras import missing_package
+from asyncdata.core.extras import made_on_first_use
+from asyncdata.integrations.torch.rows import order_view_of_rows
 from asyncdata.integrations.torch.views import LoaderOrderView
-from asyncdata.loader.loader import DataLoader
-from asyncdata.order.shuffle import RowShuffle
-from asyncdata.tokenization.functions.untokenized import RowFn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +40,7 @@ class NemoRows:
 
     :param data_path: a file, a glob, a folder, or a list of these.
     :param input_key: the key of the prompt, in rows without ``messages``.
-    :param output_key: the key of the answer, likewise.
+    :param output_key: the key of the answer, in the same rows.
     :param asyncdata: ``rows_per_epoch``, and knobs of a :class:`~asyncdata.DataLoader`; ``shuffle`` is ``"full"`` by
         default.
     :param task_name: names the data; None: the last folder and the file of ``data_path``.
@@ -61,17 +59,11 @@ class NemoRows:
         task_name: str | None = None,
         **_: Any,
     ) -> None:
-        settings: dict[str, Any] = {"shuffle": "full", **(asyncdata or {})}
-        rows_per_epoch = settings.pop("rows_per_epoch", None)
-        if not (settings["shuffle"] or rows_per_epoch):  # an order that knows how many rows there are
-            settings["shuffle"] = RowShuffle(method="none")
         paths = [data_path] if isinstance(data_path, str) else list(data_path)
         self.input_key = input_key
         self.output_key = output_key
         self.task_name = task_name or f"{Path(paths[0]).resolve().parent.name}-{Path(paths[0]).name.partition('.')[0]}"
-        self.dataset = LoaderOrderView(
-            DataLoader(paths, tokenize_fn=RowFn(), **settings), rows_per_epoch, item=self._row
-        )
+        self.dataset = order_view_of_rows(paths, asyncdata or {}, item=self._row)
 
     def _row(self, sample: Sample) -> dict[str, Any]:
         row = dict(sample.extra)
@@ -130,14 +122,10 @@ def with_state(dataset: Any) -> Any:
     return _WithState(dataset)
 
 
-def __getattr__(name: str) -> Any:
-    if name != "RowDataset":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _dataset() -> type:
+    from nemo_rl.data.datasets.raw_dataset import RawDataset
 
-    try:
-        from nemo_rl.data.datasets.raw_dataset import RawDataset
-    except ImportError as error:
-        raise missing_package(name, "nemo-rl", error) from error
+    return type("RowDataset", (NemoRows, RawDataset), {"__doc__": NemoRows.__doc__})
 
-    kind = type(name, (NemoRows, RawDataset), {"__doc__": NemoRows.__doc__, "__module__": __name__})
-    return globals().setdefault(name, kind)  # one class, also for two threads
+
+__getattr__ = made_on_first_use(__name__, "nemo-rl", {"RowDataset": _dataset})

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.extras import missing_package
-from asyncdata.integrations.torch.views import LoaderOrderView
-from asyncdata.loader.loader import DataLoader
-from asyncdata.tokenization.functions.untokenized import RowFn
+from asyncdata.integrations.torch.rows import order_view_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from asyncdata.core.types import Sample
+    from asyncdata.integrations.torch.views import LoaderOrderView
 
 __all__ = ("PromptLoader", "plug_in", "prepare_datasets")
 
@@ -47,12 +46,13 @@ def plug_in(source: Any = None, *, rows_per_epoch: int | None = None, **knobs: A
         raise missing_package("plug_in", "openrlhf", error) from error
 
     # Ray sends each trainer class by its text, and the functions that it calls by their names: this one then too.
-    ours = functools.partial(prepare_datasets, source=source, rows_per_epoch=rows_per_epoch, knobs=knobs)
+    settings = {"rows_per_epoch": rows_per_epoch, **knobs}
+    ours = functools.partial(prepare_datasets, source=source, settings=settings)
     trainer.prepare_datasets = async_trainer.prepare_datasets = ours
 
 
 def prepare_datasets(
-    strategy: Any, tokenizer: Any, *, source: Any, rows_per_epoch: int | None, knobs: Mapping[str, Any]
+    strategy: Any, tokenizer: Any, *, source: Any, settings: Mapping[str, Any]
 ) -> tuple[PromptLoader, Any, int]:
     """What OpenRLHF's function of this name gives: the loader of prompts, that of the evaluation, and the steps.
 
@@ -61,8 +61,7 @@ def prepare_datasets(
     args = strategy.args
     _check(args, source)
     files = [name.strip() for name in args.data.prompt_dataset.split(",")] if source is None else source
-    loader = DataLoader(files, tokenize_fn=RowFn(), **{"shuffle": "full", **knobs})
-    view = LoaderOrderView(loader, rows_per_epoch, item=functools.partial(_prompt, _reader(args, tokenizer)))
+    view = order_view_of_rows(files, settings, item=functools.partial(_prompt, _reader(args, tokenizer)))
     steps = len(view) * args.rollout.n_samples_per_prompt // args.train.batch_size
     return PromptLoader(view), _evaluation(strategy, tokenizer), steps * args.train.num_episodes * args.train.max_epochs
 

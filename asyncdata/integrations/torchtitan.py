@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from asyncdata.batching.collators.packed import PackedCollator
 from asyncdata.batching.packers.soft import SoftPacking
-from asyncdata.core.extras import missing_package
-from asyncdata.integrations.torch.loader import StatefulDataLoader
+from asyncdata.core.extras import made_on_first_use
+from asyncdata.integrations.torch.loader import StatefulDataLoader, over_all_epochs
 from asyncdata.loader.config import Ranks
 from asyncdata.loader.loader import DataLoader
 
@@ -69,13 +69,7 @@ class _Loader:
         A batch is ``({"input": ..., "positions": ...}, labels)``, int64 of shape (num_tokens_per_batch,) each. Labels
         are shifted: ``labels[i]`` is what ``input[i]`` is to predict, -100 for nothing.
         """
-        while True:
-            num_batches = 0
-            for batch in self._batches:
-                num_batches += 1
-                yield batch
-            if not num_batches:
-                return
+        return over_all_epochs(self._batches)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last batch, the same on all ranks."""
@@ -107,9 +101,10 @@ class _Collator:
         return {"input": batch["input_ids"][0], "positions": positions}, batch["shifted_labels"][0]
 
 
-def _made(base: Any) -> type:
+def _made() -> type:
     """The class, with the nested ``Config`` that torchtitan builds it from."""
     import tyro
+    from torchtitan.components.data.loader import BaseDataLoader
 
     hidden = Annotated[Any, tyro.conf.Suppress]  # not on torchtitan's command line
     config = dataclasses.make_dataclass(
@@ -122,23 +117,12 @@ def _made(base: Any) -> type:
             ("seed", int, 42),
             ("knobs", hidden, dataclasses.field(default_factory=dict)),
         ],
-        bases=(base.Config,),
+        bases=(BaseDataLoader.Config,),
         kw_only=True,
         slots=True,
     )
     config.__module__, config.__qualname__ = __name__, "AsyncDataLoader.Config"
-    return type(
-        "AsyncDataLoader", (_Loader, base), {"Config": config, "__doc__": _Loader.__doc__, "__module__": __name__}
-    )
+    return type("AsyncDataLoader", (_Loader, BaseDataLoader), {"Config": config, "__doc__": _Loader.__doc__})
 
 
-def __getattr__(name: str) -> Any:
-    if name != "AsyncDataLoader":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-    try:
-        from torchtitan.components.data.loader import BaseDataLoader
-    except ImportError as error:
-        raise missing_package(name, "torchtitan", error) from error
-
-    return globals().setdefault(name, _made(BaseDataLoader))
+__getattr__ = made_on_first_use(__name__, "torchtitan", {"AsyncDataLoader": _made})

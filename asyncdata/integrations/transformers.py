@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.batching.collators.torch_tensors import to_torch
 from asyncdata.core.errors import ConfigError, EndOfData, SnapshotError
 from asyncdata.core.extras import missing_package
-from asyncdata.integrations.torch.loader import StatefulDataLoader
+from asyncdata.integrations.torch.loader import StatefulDataLoader, over_all_epochs
 from asyncdata.integrations.torch.state import from_torch_state, to_torch_state
 from asyncdata.integrations.torch.views import row_of
 
@@ -115,7 +114,7 @@ def _batches_of(trainer: Any, loader: DataLoader | StatefulDataLoader, item: Cal
             f"{args.world_size}: pass ranks=asyncdata.integrations.torch.ranks() to the loader"
         )
 
-    return _Batches(loader)
+    return _Batches(loader if isinstance(loader, StatefulDataLoader) else StatefulDataLoader(loader))
 
 
 class _StateCallback:
@@ -147,25 +146,17 @@ class _StateCallback:
 class _Batches:
     """The batches of a loader, epoch after epoch, as tensors. It has no length, no ``dataset`` and no ``set_epoch``."""
 
-    def __init__(self, loader: DataLoader | StatefulDataLoader) -> None:
+    def __init__(self, loader: StatefulDataLoader) -> None:
         self._loader = loader
-        self._to_tensors = to_torch if not isinstance(loader, StatefulDataLoader) else None
 
     def __iter__(self) -> Iterator[Any]:
-        while True:
-            num_batches = 0
-            for batch in self._loader:
-                num_batches += 1
-                yield batch if self._to_tensors is None else self._to_tensors(batch)
-            if not num_batches:
-                return
+        return over_all_epochs(self._loader)
 
     def state_dict(self) -> dict[str, Any]:
-        state = self._loader.state_dict()
-        return state if self._to_tensors is None else to_torch_state(state)
+        return self._loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._loader.load_state_dict(state if self._to_tensors is None else from_torch_state(state))
+        self._loader.load_state_dict(state)
 
 
 class _RepeatedPrompts:

@@ -19,8 +19,9 @@ from base64 import b64decode
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.extras import missing_package
-from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView
+from asyncdata.core.extras import made_on_first_use
+from asyncdata.integrations.torch.rows import order_view_of_rows
+from asyncdata.integrations.torch.views import LoaderRowView
 from asyncdata.loader.loader import DataLoader
 from asyncdata.order.shuffle import RowShuffle
 from asyncdata.tokenization.functions.untokenized import RowFn
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from asyncdata.core.types import Sample
+    from asyncdata.integrations.torch.views import LoaderOrderView
 
 __all__ = ("RLDataset", "VerlRows", "check")  # noqa: F822 - RLDataset is made below, as it imports verl
 
@@ -72,15 +74,9 @@ class VerlRows:
         return _names(self.original_data_files) == validation
 
     def _training(self, files: list[str], stop: int | None) -> LoaderOrderView:
-        settings: dict[str, Any] = {"shuffle": "full"}
-        if self.config.get("seed") is not None:
-            settings["seed"] = self.config.get("seed")
-        settings |= self._settings()
-        rows_per_epoch = settings.pop("rows_per_epoch", None)
-        is_shuffled = bool(settings["shuffle"])
-        if stop is not None or not (is_shuffled or rows_per_epoch):  # an order that knows how many rows there are
-            settings["shuffle"] = RowShuffle(method="keyed" if is_shuffled else "none", stop=stop)
-        return LoaderOrderView(DataLoader(files, tokenize_fn=RowFn(), **settings), rows_per_epoch, item=self._row)
+        seed = self.config.get("seed")
+        settings = self._settings() if seed is None else {"seed": seed, **self._settings()}
+        return order_view_of_rows(files, settings, item=self._row, stop=stop)
 
     def _validation(self, files: list[str], stop: int | None) -> LoaderRowView:
         """One thread reads them: they are few, and are read between two steps."""
@@ -186,14 +182,10 @@ def _decoded(item: Any) -> Any:
     return item
 
 
-def __getattr__(name: str) -> Any:
-    if name != "RLDataset":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _dataset() -> type:
+    from verl.utils.dataset.rl_dataset import RLHFDataset
 
-    try:
-        from verl.utils.dataset.rl_dataset import RLHFDataset
-    except ImportError as error:
-        raise missing_package(name, "verl", error) from error
+    return type("RLDataset", (VerlRows, RLHFDataset), {"__doc__": VerlRows.__doc__})
 
-    kind = type(name, (VerlRows, RLHFDataset), {"__doc__": VerlRows.__doc__, "__module__": __name__})
-    return globals().setdefault(name, kind)  # one class, also for two threads
+
+__getattr__ = made_on_first_use(__name__, "verl", {"RLDataset": _dataset})

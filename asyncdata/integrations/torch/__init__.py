@@ -8,9 +8,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.extras import missing_package
+from asyncdata.core.extras import made_on_first_use
 from asyncdata.integrations.torch.dataset import LoaderDataset
 from asyncdata.integrations.torch.loader import StatefulDataLoader
 from asyncdata.integrations.torch.ranks import ranks
@@ -29,24 +30,19 @@ if TYPE_CHECKING:
     class RowView(LoaderRowView, Dataset[Any]): ...  # type: ignore[misc]
 
 
-_DATASETS: dict[str, tuple[type, str]] = {
+def _made(name: str, ours: type, base: str) -> type:
+    from torch.utils import data
+
+    return type(name, (ours, getattr(data, base)), {"__doc__": ours.__doc__})
+
+
+_DATASETS = {
     "AsyncDataset": (LoaderDataset, "IterableDataset"),
     "OrderView": (LoaderOrderView, "Dataset"),
     "RowView": (LoaderRowView, "Dataset"),
 }
 """Each dataset: its class without torch, and torch's base class."""
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _DATASETS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-    try:
-        from torch.utils import data
-    except ImportError as error:
-        raise missing_package(name, "torch", error) from error
-
-    ours, base = _DATASETS[name]
-    names = {"__doc__": ours.__doc__, "__module__": __name__}
-    kind = type(name, (ours, getattr(data, base)), names)
-    return globals().setdefault(name, kind)  # one class, also for two threads: pickle looks it up here
+__getattr__ = made_on_first_use(
+    __name__, "torch", {name: partial(_made, name, ours, base) for name, (ours, base) in _DATASETS.items()}
+)

@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from asyncdata.loader.loader import DataLoader
     from asyncdata.loader.statistics import Statistics
 
-__all__ = ("StatefulDataLoader",)
+__all__ = ("StatefulDataLoader", "over_all_epochs")
+
+
+def over_all_epochs(loader: StatefulDataLoader) -> Iterator[Any]:
+    """The batches of one epoch after another, until an epoch has none: without an end, or until ``epochs`` are over."""
+    while True:
+        num_batches = 0
+        for batch in loader:
+            num_batches += 1
+            yield batch
+        if not num_batches:
+            return
 
 
 class StatefulDataLoader:

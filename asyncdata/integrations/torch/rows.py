@@ -1,0 +1,37 @@
+"""Rows that a framework tokenizes itself, as a map-style dataset."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.integrations.torch.views import LoaderOrderView
+from asyncdata.loader.loader import DataLoader
+from asyncdata.order.shuffle import RowShuffle
+from asyncdata.tokenization.functions.untokenized import RowFn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from asyncdata.core.types import Sample
+
+__all__ = ("order_view_of_rows",)
+
+
+def order_view_of_rows(
+    source: Any, settings: Mapping[str, Any], *, item: Callable[[Sample], Any], stop: int | None = None
+) -> LoaderOrderView:
+    """The view of a loader of untokenized rows; the loader is closed with it.
+
+    :param settings: ``rows_per_epoch``, and knobs of a :class:`~asyncdata.DataLoader`. ``shuffle`` is ``"full"`` by
+        default; without it and without ``rows_per_epoch``, the rows come in the order of the files, and are counted.
+    :param item: makes the item of a row's sample.
+    :param stop: only the first ``stop`` rows.
+    :raises ConfigError: for settings that cannot work.
+    :raises SourceError: for files that cannot be read.
+    """
+    knobs: dict[str, Any] = {"shuffle": "full", **settings}
+    rows_per_epoch = knobs.pop("rows_per_epoch", None)
+    is_shuffled = bool(knobs["shuffle"])
+    if stop is not None or not (is_shuffled or rows_per_epoch):
+        knobs["shuffle"] = RowShuffle(method="keyed" if is_shuffled else "none", stop=stop)
+    return LoaderOrderView(DataLoader(source, tokenize_fn=RowFn(), **knobs), rows_per_epoch, item=item)
