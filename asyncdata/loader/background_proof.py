@@ -50,14 +50,13 @@ class Prover:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_closed = False
-        if not isinstance(function, OfTokenizer) or function.tokenizer_backend == "hf" or function.needs_offsets:
+        if not isinstance(function, OfTokenizer) or function.tokenizer_backend == "hf":
             return
-
         is_named = function.tokenizer_backend != "auto"
         if is_named or (any(map(version_of, FAST_BACKENDS)) and not _is_forbidden()):
             folder = resolve(function.tokenizer, function.revision).folder
             if is_named:
-                _require(folder, function.tokenizer_backend)
+                _require(folder, function.tokenizer_backend, needs_offsets=function.needs_offsets)
             else:
                 self._folder = folder
 
@@ -121,7 +120,7 @@ def _log_proof(folder: str, proof: Proof) -> None:
         _log.info("tokenizer.proved", tokenizer=folder, backend=backend, seconds=seconds, num_exceptions=count)
 
 
-def _require(folder: str, backend: str) -> None:
+def _require(folder: str, backend: str, *, needs_offsets: bool) -> None:
     from asyncdata.tokenization.encoders.equivalence_records import find, require, subject_of
 
     files = TokenizerFiles(folder)
@@ -129,7 +128,7 @@ def _require(folder: str, backend: str) -> None:
     is_new = subject is not None and find(subject) is None
     if is_new:
         _log.info("tokenizer.proving", tokenizer=folder, backends=[backend], pid=os.getpid())
-    proof = require(files, backend)
+    proof = require(files, backend, needs_offsets=needs_offsets)
     if is_new:
         _log_proof(folder, proof)
 
@@ -163,7 +162,8 @@ def main(folder: str, backends: list[str], parent: int) -> None:
             continue
 
         proof = make(files, subject)
-        sys.stdout.buffer.write(msgspec.json.encode(proof) + b"\n")
+        told = msgspec.structs.replace(proof, token_lengths=b"")  # it is long, and in the file
+        sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
         sys.stdout.flush()
         if not proof.refusal:
             return

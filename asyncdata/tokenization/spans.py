@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from itertools import groupby
-from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "NOT_TRAINED",
+    "Offsets",
     "Span",
     "clip",
     "common_prefix",
@@ -31,24 +31,28 @@ NOT_TRAINED = -100
 Span = tuple[int, int]
 """``[start, stop)``, of characters or of tokens. Lists of spans are rising and disjoint."""
 
-_START, _STOP = itemgetter(0), itemgetter(1)
+
+class Offsets(NamedTuple):
+    """The characters of each token of a text: ``[starts[i], stops[i])``. Neither the starts nor the stops ever fall."""
+
+    starts: Sequence[int]
+    stops: Sequence[int]
 
 
-def token_spans(offsets: Sequence[Span], blocks: Iterable[Span]) -> list[Span]:
+def token_spans(offsets: Offsets, blocks: Iterable[Span]) -> list[Span]:
     """The tokens that lie in the blocks.
 
     A token belongs to a block if no character of it lies outside. So one that straddles a border belongs to none, and
     every part of a character that is split over several tokens belongs to the block of the character. A token of no
     characters belongs where the next one does.
 
-    :param offsets: the characters of each token; neither the starts nor the stops ever fall.
     :param blocks: ranges of characters, rising and disjoint.
     """
     spans = [_inside(offsets, start, stop) for start, stop in blocks]
     return join((first, last) for first, last in spans if first < last)
 
 
-def trained_tokens(offsets: Sequence[Span], blocks: Iterable[Span], text: str) -> tuple[list[Span], list[int]]:
+def trained_tokens(offsets: Offsets, blocks: Iterable[Span], text: str) -> tuple[list[Span], list[int]]:
     """The tokens that are trained of the blocks of a text, and those that are not, though they hold a part of one.
 
     They are the tokens that lie in the blocks, and one more kind: a token that holds a block's first character with
@@ -56,15 +60,15 @@ def trained_tokens(offsets: Sequence[Span], blocks: Iterable[Span], text: str) -
     tokenizers. A model that is asked for the reply writes that token. Any other token that straddles a border is
     not trained: the model could not have written just its part.
 
-    :param offsets: as for :func:`token_spans`.
     :param blocks: as for :func:`token_spans`.
     :param text: the text that both are ranges of.
     """
+    starts, stops = offsets
     spans, straddling = [], set[int]()
     for start, stop in blocks:
         first, last = _inside(offsets, start, stop)
         last = max(first, last)
-        while first and start < offsets[first - 1][1] <= stop and text[offsets[first - 1][0] : start].isspace():
+        while first and start < stops[first - 1] <= stop and text[starts[first - 1] : start].isspace():
             first -= 1
         if start < stop:
             straddling.update(_partly_inside(offsets, (start, stop), (first, last)))
@@ -74,20 +78,22 @@ def trained_tokens(offsets: Sequence[Span], blocks: Iterable[Span], text: str) -
     return join(spans), sorted(straddling)
 
 
-def _inside(offsets: Sequence[Span], start: int, stop: int) -> Span:
+def _inside(offsets: Offsets, start: int, stop: int) -> Span:
     """The tokens of which no character lies outside of a block; it may be empty."""
-    first = bisect_left(offsets, start, key=_START)
-    return first, min(bisect_left(offsets, stop, key=_START), bisect_right(offsets, stop, key=_STOP))
+    starts, stops = offsets
+    first = bisect_left(starts, start)
+    return first, min(bisect_left(starts, stop), bisect_right(stops, stop))
 
 
-def _partly_inside(offsets: Sequence[Span], block: Span, tokens: Span) -> list[int]:
+def _partly_inside(offsets: Offsets, block: Span, tokens: Span) -> list[int]:
     """The tokens beside ``tokens``, which are a block's, that have a character of the block."""
     (start, stop), (first, last) = block, tokens
+    starts, stops = offsets
     found = []
-    while first and offsets[first - 1][1] > start:
+    while first and stops[first - 1] > start:
         first -= 1
         found.append(first)
-    while last < len(offsets) and offsets[last][0] < stop:
+    while last < len(starts) and starts[last] < stop:
         found.append(last)
         last += 1
     return found

@@ -114,6 +114,27 @@ class _Model(msgspec.Struct):
 
     type: str | None = None
     dropout: float | None = None
+    byte_fallback: bool | None = None
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
+
+
+class _Step(msgspec.Struct):
+    """A normalizer or a pre-tokenizer; one of the type ``Sequence`` has steps."""
+
+    type: str
+    normalizers: list[_Step] = []
+    pretokenizers: list[_Step] = []
+    behavior: str = ""
+    add_prefix_space: bool = True
+
+    @property
+    def keeps_text(self) -> bool:
+        """Whether a pre-tokenizer splits a text without changing it, apart from writing bytes as characters."""
+        if self.type == "ByteLevel":
+            return not self.add_prefix_space
+
+        return self.type == "Digits" or (self.type == "Split" and self.behavior != "Removed")
 
 
 class _Head(msgspec.Struct):
@@ -122,6 +143,8 @@ class _Head(msgspec.Struct):
     added_tokens: list[_Token] = []
     padding: _Padding | None = None
     truncation: dict[str, Any] | None = None
+    normalizer: _Step | None = None
+    pre_tokenizer: _Step | None = None
     model: _Model = msgspec.field(default_factory=_Model)
 
 
@@ -194,6 +217,29 @@ class TokenizerFiles:
             return f"its model is {model.type}, and only BPE is known to other libraries"
 
         return "its merges are drawn at random (BPE dropout)" if model.dropout else ""
+
+    @property
+    def normal_form(self) -> str | None:
+        """The Unicode normal form that the normalizer makes, empty for none; None if it does more."""
+        normalizer = self._head.normalizer
+        steps = [] if normalizer is None else normalizer.normalizers or [normalizer]
+        forms = {step.type for step in steps}
+        return "".join(forms) if forms <= {"NFC"} else None
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether the tokens of a text, one after another, are its bytes after normalization."""
+        model, splitter = self._head.model, self._head.pre_tokenizer
+        if splitter is None or model.byte_fallback or model.continuing_subword_prefix or model.end_of_word_suffix:
+            return False
+
+        steps = splitter.pretokenizers or [splitter]
+        return steps[-1].type == "ByteLevel" and all(step.keeps_text for step in steps)
+
+    def special_texts(self) -> list[str]:
+        """The texts of the special tokens."""
+        tokens = (*(token.filled() for token in self._head.added_tokens), *self._tokens_to_add())
+        return list(dict.fromkeys(token.content for token in tokens if token.special))
 
     def plain_json(self) -> bytes:
         """A ``tokenizer.json`` with the changes of :meth:`load`: the added tokens, and no truncation.

@@ -9,15 +9,24 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-from asyncdata import DataLoader, PromptTokenizeFn, TextTokenizeFn
-from asyncdata.core.errors import ConfigError
+from asyncdata import (
+    ChatTokenizeFn,
+    DataLoader,
+    FixedLengthTokenizeFn,
+    PreferenceTokenizeFn,
+    PromptTokenizeFn,
+    TextTokenizeFn,
+)
 from asyncdata.loader.background_proof import SWITCH, Prover
 from asyncdata.tokenization.column_writer import ColumnWriter
+from asyncdata.tokenization.encoders import equivalence_records
 from asyncdata.tokenization.encoders.equivalence_records import Proof, choose, find, keep, subject_of
 from asyncdata.tokenization.encoders.equivalence_sweep import random_texts, sweep
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, load_backend, version_of
@@ -295,8 +304,52 @@ def test_every_text_of_the_data_has_the_ids_of_tokenizers(test_data: Path, backe
         assert found.finish(len(part), 0.0) == expected.finish(len(part), 0.0), start
 
 
-def test_a_description_that_needs_offsets_refuses_the_name_of_a_backend(small_tokenizer: Path) -> None:
-    from asyncdata import ChatTokenizeFn
+def labelled_rows(test_data: Path) -> dict[str, list[bytes]]:
+    """Rows for functions that train on parts of a text."""
+    questions = [json.loads(line) for line in (test_data / "gsm8k" / "test.jsonl").read_bytes().splitlines()]
+    contexts = json.loads((test_data / "babilong" / "qa1_4k.json").read_bytes())
+    pairs = [
+        {"prompt": one["question"] + " ", "chosen": one["answer"], "rejected": other["answer"]}
+        for one, other in pairwise(questions)
+    ]
+    return {
+        "chat": (test_data / "chat_sft" / "chat_sft.jsonl").read_bytes().splitlines(),
+        "pair": [json.dumps(pair, ensure_ascii=False).encode() for pair in pairs],
+        "fixed": [
+            json.dumps(row).encode() for row in json.loads((test_data / "babilong" / "qa1_4k.json").read_bytes())
+        ],
+    }
 
-    with pytest.raises(ConfigError, match="the position of each token in the text, which only tokenizers gives"):
-        ChatTokenizeFn(str(small_tokenizer), tokenizer_backend="gigatoken")
+
+def labelled(kind: str, folder: str, backend: str) -> Any:
+    if kind == "chat":
+        return ChatTokenizeFn(folder, tokenizer_backend=backend)  # type: ignore[arg-type]
+
+    if kind == "pair":
+        return PreferenceTokenizeFn(folder, tokenizer_backend=backend)  # type: ignore[arg-type]
+
+    cut = {"overlong": "truncate_context_middle", "tokenizer_backend": backend}
+    return FixedLengthTokenizeFn.babilong(folder, 2048, **cut)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "every", [pytest.param(9, marks=pytest.mark.thorough), pytest.param(1, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
+def test_the_rows_of_the_data_have_the_labels_that_tokenizers_gives(
+    test_data: Path, backend: str, tokenizer: str, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = partial(sweep, code_points=[10, *POINTS], num_random_texts=100, longest_text=2000)
+    monkeypatch.setattr(equivalence_records, "sweep", short)
+    folder = str(test_data / "tokenizers" / tokenizer)
+
+    for kind, whole in labelled_rows(test_data).items():
+        rows = whole[::every]
+        fast, slow = (labelled(kind, folder, name).open() for name in (backend, "hf"))
+        for start in range(0, len(rows), ROWS_PER_REQUEST):
+            part = rows[start : start + ROWS_PER_REQUEST]
+            found, expected = ColumnWriter(), ColumnWriter()
+            fast(part, found)
+            slow(part, expected)
+            assert found.finish(len(part), 0.0) == expected.finish(len(part), 0.0), (kind, start)

@@ -82,7 +82,7 @@ def _facts(subject: Subject | None, proof: Proof | None) -> dict[str, Any]:
     if proof is None:
         return known
 
-    names = ("refusal", "num_exceptions", "num_texts", "num_differences", "seconds")
+    names = ("refusal", "no_offsets", "num_exceptions", "num_texts", "num_differences", "seconds")
     return known | {"state": "refused" if proof.refusal else "exact"} | {name: getattr(proof, name) for name in names}
 
 
@@ -99,7 +99,8 @@ def _line(facts: dict[str, Any]) -> str:
     if facts["state"] == "refused":
         return f"{facts['version']} refused: {facts['refusal']}"
 
+    places = f"; only for prompts and whole texts: {facts['no_offsets']}" if facts["no_offsets"] else ""
     return (
         f"{facts['version']} exact on {facts['num_texts']:,} texts in {facts['seconds']:.0f} s; texts with one of "
-        f"{facts['num_exceptions']:,} characters go to tokenizers"
+        f"{facts['num_exceptions']:,} characters go to tokenizers{places}"
     )

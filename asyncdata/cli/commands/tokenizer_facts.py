@@ -51,21 +51,19 @@ def encoding_of(function: Any) -> dict[str, str] | None:
     if not isinstance(function, OfTokenizer):
         return None
 
-    if function.needs_offsets:
-        return _trusted("only it has the offsets of tokens in the text")
-
     if function.tokenizer_backend == "hf":
         return _trusted("as requested")
 
     from asyncdata.tokenization.encoders.equivalence_records import choose
 
     files = TokenizerFiles(resolve(function.tokenizer, getattr(function, "revision", None)).folder)
-    proof = choose(files, function.tokenizer_backend)
+    proof = choose(files, function.tokenizer_backend, needs_offsets=function.needs_offsets)
     if proof is None:
-        return _trusted(_why_none(files))
+        return _trusted(_why_none(files, needs_offsets=function.needs_offsets))
 
     subject = proof.subject
-    return {"backend": subject.backend, "version": subject.backend_version, "reason": "proven to give the same ids"}
+    same = "ids and offsets" if function.needs_offsets else "ids"
+    return {"backend": subject.backend, "version": subject.backend_version, "reason": f"proven to give the same {same}"}
 
 
 def _trusted(reason: str) -> dict[str, str]:
@@ -74,7 +72,7 @@ def _trusted(reason: str) -> dict[str, str]:
     return {"backend": "tokenizers", "version": version("tokenizers"), "reason": reason}
 
 
-def _why_none(files: TokenizerFiles) -> str:
+def _why_none(files: TokenizerFiles, *, needs_offsets: bool) -> str:
     from asyncdata.tokenization.encoders.equivalence_records import find, subject_of
 
     installed = [name for name in FAST_BACKENDS if version_of(name)]
@@ -85,7 +83,12 @@ def _why_none(files: TokenizerFiles) -> str:
     for name in installed:
         subject = subject_of(files, name)
         proof = None if subject is None else find(subject)
-        said.append(f"{name} is not proven yet" if proof is None else f"{name} is refused: {proof.refusal}")
+        if proof is None:
+            said.append(f"{name} is not proven yet")
+        elif needs_offsets and not proof.refusal:
+            said.append(f"{name} does not tell where the tokens of a text lie: {proof.no_offsets}")
+        else:
+            said.append(f"{name} is refused: {proof.refusal}")
     return "; ".join(said)
 
 

@@ -25,7 +25,8 @@ from asyncdata.core.file_lock import lock
 from asyncdata.core.version import __version__
 from asyncdata.tokenization.encoders.equivalence_sweep import SWEEP_VERSION, sweep
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, load_backend, version_of
-from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, ids_around, separator_of
+from asyncdata.tokenization.encoders.hf_encoder import ids_around, separator_of
+from asyncdata.tokenization.encoders.token_lengths import OffsetCheck, TokenLengths, lengths_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,6 +67,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     :ivar exceptions: the characters whose texts go to ``tokenizers``: half-open ranges of code points.
     :ivar around: the ids that the tokenizer adds before and after a text with ``add_special_tokens``; None if they
         depend on the text.
+    :ivar token_lengths: the bytes of each token, as uint16 by its id, if they give the offsets of tokens; else empty.
+    :ivar no_offsets: why they do not, whatever the backend; empty if they do.
     :ivar num_texts: how many texts were compared; ``num_differences`` of them had other ids.
     """
 
@@ -73,9 +76,15 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str = ""
     exceptions: list[tuple[int, int]] = []
     around: tuple[list[int], list[int]] | None = None
+    token_lengths: bytes = b""
+    no_offsets: str = ""
     num_texts: int = 0
     num_differences: int = 0
     seconds: float = 0.0
+
+    def is_usable(self, *, needs_offsets: bool) -> bool:
+        """Whether the backend can be used, also for functions that need the offsets of tokens."""
+        return not self.refusal and bool(self.token_lengths or not needs_offsets)
 
     @property
     def num_exceptions(self) -> int:
@@ -158,23 +167,26 @@ def _subjects(files: TokenizerFiles) -> Iterator[Subject]:
     return filter(None, (subject_of(files, name) for name in FAST_BACKENDS))
 
 
-def choose(files: TokenizerFiles, backend: str) -> Proof | None:
+def choose(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False) -> Proof | None:
     """The proof of the backend to use; None for ``tokenizers`` itself.
 
     If a backend is given by name and has no proof, the sweep runs now, which takes a minute.
 
+    :param needs_offsets: the offsets of tokens must be proven too.
     :raises ConfigError: if the named backend is not installed, or refused.
     """
     if backend == "auto":
         proofs = map(find, _subjects(files))
-        return next((proof for proof in proofs if proof is not None and not proof.refusal), None)
+        usable = (proof for proof in proofs if proof is not None and proof.is_usable(needs_offsets=needs_offsets))
+        return next(usable, None)
 
-    return None if backend == "hf" else require(files, backend)
+    return None if backend == "hf" else require(files, backend, needs_offsets=needs_offsets)
 
 
-def require(files: TokenizerFiles, backend: str) -> Proof:
+def require(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False) -> Proof:
     """The proof of a backend that was given by name.
 
+    :param needs_offsets: the offsets of tokens must be proven too.
     :raises ConfigError: if it is not installed, or refused.
     """
     subject = subject_of(files, backend)
@@ -188,6 +200,12 @@ def require(files: TokenizerFiles, backend: str) -> Proof:
         raise ConfigError(
             f"AD434 tokenizer_backend={backend!r} is not exact for the tokenizer in {files.folder}: {proof.refusal}. "
             f"Use tokenizer_backend='auto' or 'hf'; to have it tried again, remove {proof_path(subject)}"
+        )
+
+    if not proof.is_usable(needs_offsets=needs_offsets):
+        raise ConfigError(
+            f"AD434 tokenizer_backend={backend!r} does not tell where the tokens of a text lie, for the tokenizer in "
+            f"{files.folder}: {proof.no_offsets}. Use tokenizer_backend='auto' or 'hf'"
         )
 
     return proof
@@ -240,14 +258,17 @@ def _prove(files: TokenizerFiles, subject: Subject, progress: Callable[[str, flo
         return Proof(subject=subject, refusal=f"{subject.backend} cannot load it: {type(error).__name__}: {error}")
 
     special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    found = sweep(
-        HfEncoder(tokenizer, in_threads=True), tried, special, separator=separator_of(tokenizer), progress=progress
-    )
+    around, lengths = ids_around(tokenizer), lengths_of(files, tokenizer)
+    trusted = OffsetCheck(tokenizer, TokenLengths(lengths, files.normal_form or "") if lengths else None)
+    found = sweep(trusted, tried, special, separator=separator_of(tokenizer), progress=progress)
+    no_offsets = trusted.difference if lengths else "its tokens are not the bytes of the text"
     return Proof(
         subject=subject,
         refusal=found.refusal,
         exceptions=found.exceptions,
-        around=ids_around(tokenizer),
+        around=around,
+        token_lengths=b"" if no_offsets else lengths,
+        no_offsets=no_offsets,
         num_texts=found.num_texts,
         num_differences=found.num_differences,
     )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ("SWEEP_VERSION", "Findings", "sweep")
 
-SWEEP_VERSION = 2
+SWEEP_VERSION = 3
 """Part of a proof's name: it is raised when the sweep tests more."""
 
 CONTEXTS = (

@@ -46,6 +46,7 @@ class HfEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, add_special_tokens: bool = False, in_threads: bool = False) -> None:
+        self.tokenizer = tokenizer
         self._encode = tokenizer.encode_batch_fast if in_threads else encode_here(tokenizer, with_offsets=False)
         self._add_special_tokens = add_special_tokens
 

@@ -7,7 +7,7 @@ import fcntl
 import os
 import time
 from array import array
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from asyncdata.core.cache_dir import cache_folder
 from asyncdata.tokenization.encoders import idle_work
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.encoders.equivalence_records import Proof
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("TextEncoder", "open_encoder")
+__all__ = ("TextEncoder", "open_encoder", "proof_of")
 
 AUDIT_EVERY = 10_000
 """One text in so many is encoded by ``tokenizers`` too, weighed by length: 1 % of the time of a backend that is a
@@ -48,11 +48,19 @@ WORK_BEFORE_AUDIT_S = 40.0
 request, is 1 % of that."""
 
 
+class _WrongText(NamedTuple):
+    """A text for which an audit found that a backend is wrong, and what of it is wrong."""
+
+    text: str
+    what: str
+
+
 class TextEncoder:
     """Encodes texts; see :func:`open_encoder`.
 
     :param load: loads ``tokenizers``. Called at once without ``fast``, otherwise only when a text needs it: it costs
         0.3 s and 60 MB for a vocabulary of 151k.
+    :ivar audited: the text of the last call that was encoded by ``tokenizers`` too; None if none was.
     """
 
     def __init__(self, load: Callable[[], Tokenizer], fast: _Fast | None = None, *, adds_special: bool = False) -> None:
@@ -61,7 +69,8 @@ class TextEncoder:
         self._fast = fast
         self._hf: HfEncoder | None = None
         self._audit_after_s = time.process_time() + WORK_BEFORE_AUDIT_S
-        self._wrong_text: str | None = None
+        self._wrong: _WrongText | None = None
+        self.audited: str | None = None
         if fast is None:
             self._trusted()
 
@@ -82,8 +91,9 @@ class TextEncoder:
         if self._fast is None:
             return self._trusted().each(texts)
 
-        if self._wrong_text is not None:
-            raise _found_out(self._fast.proof, self._wrong_text, is_here=self._wrong_text in texts)
+        self.audited = None
+        if self._wrong is not None:
+            raise _found_out(self._fast.proof, self._wrong, is_here=self._wrong.text in texts)
 
         not_proven = self._fast.finder(texts)
         if not_proven:
@@ -134,28 +144,40 @@ class TextEncoder:
         expected = self._trusted()([texts[number]]).ids
         fast.audit.is_done(len(expected) // 4)
         start = found.ends[number - 1] if number else 0
-        if found.ids[4 * start : 4 * found.ends[number]] == expected:
-            return
+        self.audited = texts[number]
+        if found.ids[4 * start : 4 * found.ends[number]] != expected:
+            self.reject(texts[number], "ids")
 
+    def reject(self, text: str, what: str) -> NoReturn:
+        """Revoke the proof: the backend gives other ``what``, such as ids, for a text than ``tokenizers``.
+
+        :raises WrongIdsError: always; and so does every later call of the encoder.
+        """
+        assert self._fast is not None  # it is what is rejected
         from asyncdata.tokenization.encoders.equivalence_records import revoke
 
-        self._wrong_text = texts[number]
-        length = len(self._wrong_text)  # the text is the row's, and must not be shown to readers of the proof
+        self._wrong = _WrongText(text, what)
+        length = len(text)  # the text is the row's, and must not be shown to readers of the proof
         revoke(
-            fast.proof.subject, f"an audit found other ids than those of tokenizers for a text of {length} characters"
+            self._fast.proof.subject,
+            f"an audit found other {what} than those of tokenizers for a text of {length} characters",
         )
-        raise _found_out(fast.proof, self._wrong_text)
+        raise _found_out(self._fast.proof, self._wrong)
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of ``tokenizers``, loaded if it was not needed before."""
+        return self._trusted().tokenizer
 
 
-def _found_out(proof: Proof, text: str, *, is_here: bool = True) -> WrongIdsError:
+def _found_out(proof: Proof, wrong: _WrongText, *, is_here: bool = True) -> WrongIdsError:
     from asyncdata.tokenization.encoders.equivalence_records import proof_path
 
     return WrongIdsError(
-        f"AD436 tokenizer_backend {proof.subject.backend!r} {proof.subject.backend_version} gives other ids than "
-        "tokenizers for a text: samples that were delivered before may be wrong as well. Its proof "
+        f"AD436 tokenizer_backend {proof.subject.backend!r} {proof.subject.backend_version} gives other {wrong.what} "
+        "than tokenizers for a text: samples that were delivered before may be wrong as well. Its proof "
         f"{proof_path(proof.subject)} is revoked, so that 'auto' no longer chooses it. Set tokenizer_backend='hf', "
         "continue from a snapshot that you trust, and report the text to the backend's authors",
-        excerpt(text.encode("utf-8", "surrogatepass")),
+        excerpt(wrong.text.encode("utf-8", "surrogatepass")),
         is_here=is_here,
     )
 
@@ -236,7 +258,7 @@ def open_encoder(files: TokenizerFiles, backend: str = "auto", *, add_special_to
     :param add_special_tokens: with what the tokenizer puts around plain text.
     :raises ConfigError: if the backend that is named is not installed, or not exact for this tokenizer.
     """
-    proof = _proof_of(files, backend)
+    proof = proof_of(files, backend)
     around = ([], []) if proof is None or not add_special_tokens else proof.around
     if proof is None or around is None:
         return TextEncoder(files.load, adds_special=add_special_tokens)
@@ -247,10 +269,14 @@ def open_encoder(files: TokenizerFiles, backend: str = "auto", *, add_special_to
     return TextEncoder(files.load, fast, adds_special=add_special_tokens)
 
 
-def _proof_of(files: TokenizerFiles, backend: str) -> Proof | None:
+def proof_of(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False) -> Proof | None:
+    """The proof of the backend to use; None for ``tokenizers`` itself.
+
+    :raises ConfigError: if the backend that is named is not installed, or not exact for this tokenizer.
+    """
     if backend == "hf" or (backend == "auto" and not any(map(version_of, FAST_BACKENDS))):
         return None  # most workers: they need not import what reads proofs
 
     from asyncdata.tokenization.encoders.equivalence_records import choose
 
-    return choose(files, backend)
+    return choose(files, backend, needs_offsets=needs_offsets)

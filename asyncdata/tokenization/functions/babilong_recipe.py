@@ -6,17 +6,16 @@ a long context removes the question. No end token is trained.
 
 from __future__ import annotations
 
-from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata.tokenization.functions.drafts import Draft
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding
+    from array import array
 
+    from asyncdata.tokenization.encoders.span_encoder import Located
     from asyncdata.tokenization.functions.drafts import Drafting
     from asyncdata.tokenization.functions.fixed_length_layout import Filled
-    from asyncdata.tokenization.functions.labelled import SpanEncoder
 
 __all__ = ("BETWEEN", "RecipeSample", "drafts_of", "sample_of")
 
@@ -42,8 +41,7 @@ def drafts_of(filled: Filled) -> list[Draft]:
 
 def sample_of(
     drafting: Drafting,
-    found: list[Encoding],
-    encoder: SpanEncoder,
+    found: list[Located],
     around: tuple[array[int], array[int]],
     *,
     max_length: int,
@@ -55,9 +53,9 @@ def sample_of(
     :param around: the tokens before and after the prompt.
     :param reserve: the number of tokens that are kept free for the answer.
     """
-    (before, after), (prompt, answer) = around, (array("i", encoding.ids) for encoding in found)
+    (before, after), (prompt, answer) = around, (each.ids for each in found)
     kept = prompt[: max(max_length - reserve - len(before) - len(after), 0)]
-    end = encoder.offsets(found[0], drafting.drafts[0].text)[len(kept) - 1][1] if kept else 0
+    end = found[0].offsets.stops[len(kept) - 1] if kept else 0
     start = len(before) + len(kept) + len(after)
     facts = {"question_lost": len(kept) < len(prompt) and end < drafting.of.asked}
     return RecipeSample((before + kept + after + answer)[:max_length], start, facts)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from asyncdata.tokenization.encoders.span_encoder import open_span_encoder
 from asyncdata.tokenization.functions.chat_settings import ChatDrafts, OfChat, assistants
 from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Drafting, write_sample
-from asyncdata.tokenization.functions.labelled import DraftTokenizer, Name, SpanEncoder, metadata_column
+from asyncdata.tokenization.functions.labelled import DraftTokenizer, Name, encoded, metadata_column
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_value, json_type
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding
-
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
     from asyncdata.tokenization.column_writer import ColumnWriter
+    from asyncdata.tokenization.encoders.span_encoder import Located
 
 __all__ = ("ChatTokenizeFn",)
 
@@ -47,9 +47,8 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
         files = self.files()
-        encoder = SpanEncoder(files.load())
-        reader = _ChatReader(self, self.chat_spans(files, encoder.special()))
-        return DraftTokenizer(encoder, reader, _ChatWriter(self, encoder))
+        reader = _ChatReader(self, self.chat_spans(files, files.special_texts()))
+        return DraftTokenizer(open_span_encoder(files, self.tokenizer_backend), reader, _ChatWriter(self))
 
 
 class _ChatReader:
@@ -94,10 +93,8 @@ class _ChatReader:
 class _ChatWriter:
     """Cuts a chat to length."""
 
-    def __init__(self, fn: ChatTokenizeFn, encoder: SpanEncoder) -> None:
+    def __init__(self, fn: ChatTokenizeFn) -> None:
         self._fn = fn
-        self._encoder = encoder
 
-    def __call__(self, row: int, found: list[Encoding], drafting: Drafting, out: ColumnWriter) -> None:
-        encoded = self._encoder.encoded(found[0], drafting.drafts[0])
-        write_sample(row, self._fn.fit(encoded), drafting.columns, out)
+    def __call__(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
+        write_sample(row, self._fn.fit(encoded(found[0], drafting.drafts[0])), drafting.columns, out)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import msgspec
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.tokenization.encoders.span_encoder import open_span_encoder
 from asyncdata.tokenization.functions import babilong_recipe
 from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Draft, Drafting, predicted
 from asyncdata.tokenization.functions.fixed_length_layout import Filled, Layout, place_cut
@@ -19,21 +20,19 @@ from asyncdata.tokenization.functions.labelled import (
     DraftTokenizer,
     Name,
     PositiveInt,
-    SpanEncoder,
     metadata_column,
     named_token,
-    special_ids,
 )
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_value
-from asyncdata.tokenization.spans import Span, encode_spans, join, token_spans
+from asyncdata.tokenization.spans import encode_spans, join, token_spans
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding
-
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import ColumnWriter
+    from asyncdata.tokenization.encoders.span_encoder import Located
+    from asyncdata.tokenization.spans import Offsets, Span
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = ("FixedLengthTokenizeFn",)
@@ -121,12 +120,11 @@ class FixedLengthTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unkno
     def open(self) -> BatchTokenizer:
         """Load the tokenizer."""
         files = self.files()
-        tokenizer = files.load()
-        around = special_ids(tokenizer) if self.add_special_tokens else (array("i"), array("i"))
-        encoder = SpanEncoder(tokenizer)
+        encoder = open_span_encoder(files, self.tokenizer_backend)
+        around = encoder.around() if self.add_special_tokens else (array("i"), array("i"))
         eos, pad = encoder.ids_of(self._eos(files), "add_eos"), self._pad(files)
         padding = encoder.ids_of(pad, "pad_token")[0] if isinstance(pad, str) else pad
-        return DraftTokenizer(encoder, _FixedReader(self), _FixedWriter(self, encoder, around, eos, padding))
+        return DraftTokenizer(encoder, _FixedReader(self), _FixedWriter(self, around, eos, padding))
 
     def _eos(self, files: TokenizerFiles) -> str | None:
         return named_token(
@@ -177,27 +175,25 @@ class _FixedWriter:
     def __init__(
         self,
         fn: FixedLengthTokenizeFn,
-        encoder: SpanEncoder,
         around: tuple[array[int], array[int]],
         eos: array[int],
         pad: int,
     ) -> None:
         self._fn = fn
-        self._encoder = encoder
         self._before, self._after = around
         self._eos = eos
         self._pad = pad
 
-    def __call__(self, row: int, found: list[Encoding], drafting: Drafting, out: ColumnWriter) -> None:
+    def __call__(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
         if self._fn.legacy_recipe:
             limits = {"max_length": self._fn.max_length, "reserve": self._fn.reserve}
             around = self._before, self._after
-            made = babilong_recipe.sample_of(drafting, found, self._encoder, around, **limits)
+            made = babilong_recipe.sample_of(drafting, found, around, **limits)
             self._write(row, made.tokens, [(made.start, len(made.tokens))], drafting, out, made.facts)
             return
 
         (draft,), filled = drafting.drafts, drafting.of
-        tokens, offsets = array("i", found[0].ids), self._encoder.offsets(found[0], draft.text)
+        tokens, offsets = found[0]
         surplus = len(self._before) + len(tokens) + len(self._eos) - self._fn.max_length
         cut = self._cut(surplus, filled, offsets)
         if isinstance(cut, str):
@@ -210,7 +206,7 @@ class _FixedWriter:
         spans.append((len(kept), len(kept) + len(self._eos)))
         self._write(row, kept + self._eos, spans, drafting, out, {})
 
-    def _cut(self, surplus: int, filled: Filled, offsets: list[Span]) -> Span | str:
+    def _cut(self, surplus: int, filled: Filled, offsets: Offsets) -> Span | str:
         """The range of tokens to remove, or the reason to drop the row.
 
         :raises RowFault: if the row is too long, and ``overlong`` is "error".
@@ -260,9 +256,9 @@ class _FixedWriter:
             out.note(row, name)
 
 
-def _is_lost(filled: Filled, offsets: list[Span], cut: Span) -> bool:
+def _is_lost(filled: Filled, offsets: Offsets, cut: Span) -> bool:
     """Whether the cut context no longer contains the answer."""
-    left = filled.prompt[filled.context[0] : offsets[cut[0]][0]]
-    right = filled.prompt[offsets[cut[1] - 1][1] : filled.context[1]]
+    left = filled.prompt[filled.context[0] : offsets.starts[cut[0]]]
+    right = filled.prompt[offsets.stops[cut[1] - 1] : filled.context[1]]
     words = filled.answer.strip()
     return words not in left and words not in right

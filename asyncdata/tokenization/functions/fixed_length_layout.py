@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from asyncdata.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from asyncdata.tokenization.spans import Span
+    from asyncdata.tokenization.spans import Offsets, Span
 
 __all__ = ("Cut", "Filled", "Layout", "place_cut")
 
@@ -79,12 +79,11 @@ def _pieces(name: str, text: str) -> list[tuple[str, str | None]]:
     return [(words, key) for words, key, _, _ in pieces]
 
 
-def place_cut(offsets: Sequence[Span], context: Span, num_tokens: int, cut: Cut) -> Span:
+def place_cut(offsets: Offsets, context: Span, num_tokens: int, cut: Cut) -> Span:
     """The range of tokens to remove from the context: at least ``num_tokens``.
 
     No character is split: if several tokens share one, all of them are removed.
 
-    :param offsets: the range of characters of each token.
     :param context: the range of tokens of the context, at least ``num_tokens``.
     """
     first, last = context
@@ -94,8 +93,8 @@ def place_cut(offsets: Sequence[Span], context: Span, num_tokens: int, cut: Cut)
         "truncate_context_middle": first + (last - first - num_tokens + 1) // 2,
     }[cut]
     stop = start + num_tokens
-    while start > first and offsets[start - 1][1] > offsets[start][0]:
+    while start > first and offsets.stops[start - 1] > offsets.starts[start]:
         start -= 1
-    while stop < last and offsets[stop][0] < offsets[stop - 1][1]:
+    while stop < last and offsets.starts[stop] < offsets.stops[stop - 1]:
         stop += 1
     return start, stop

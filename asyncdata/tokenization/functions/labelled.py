@@ -1,13 +1,12 @@
 """Shared code of the tokenize functions: a row's drafts, their tokens, and which tokens are trained.
 
-A *draft* is a text with its trained blocks, as ranges of characters. The tokenizer's offsets convert these to ranges of
+A *draft* is a text with its trained blocks, as ranges of characters. The offsets of tokens convert these to ranges of
 tokens. The sample's ``spans`` column stores them, and ``Sample.labels`` reads it.
 """
 
 from __future__ import annotations
 
 from array import array
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -15,19 +14,17 @@ import msgspec
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.shortage import raise_if_shortage
-from asyncdata.tokenization.encoders.fast_backends import one_by_one
-from asyncdata.tokenization.encoders.hf_encoder import encode_here
+from asyncdata.tokenization.encoders.span_encoder import one_id
 from asyncdata.tokenization.functions.drafts import Draft, Drafting, Encoded
 from asyncdata.tokenization.functions.tokenizer_settings import Name, OfTokenizer
 from asyncdata.tokenization.rows import RowFault
-from asyncdata.tokenization.spans import Span, trained_tokens
+from asyncdata.tokenization.spans import trained_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tokenizers import AddedToken, Encoding, Tokenizer
-
     from asyncdata.tokenization.column_writer import ColumnWriter
+    from asyncdata.tokenization.encoders.span_encoder import Located, SpanEncoder
     from asyncdata.tokenization.encoders.text_encoder import TextEncoder
     from asyncdata.tokenization.encoders.transformers_tokenizer import CodedTokenizer
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
@@ -39,10 +36,9 @@ __all__ = (
     "Overlong",
     "PlainEncoder",
     "PositiveInt",
-    "SpanEncoder",
+    "encoded",
     "metadata_column",
     "named_token",
-    "special_ids",
 )
 
 Buffer = bytes | memoryview
@@ -189,80 +185,13 @@ class PlainEncoder:
 
         :raises ConfigError: if the tokenizer does not know it.
         """
-        if token is None:
-            return array("i")
-
-        (ids,) = self._encoder([token]).flat.of_each()
-        return _one_id(array("i", ids), token, setting)
+        return one_id(lambda text: array("i", self._encoder([text]).flat.of_each()[0]), token, setting)
 
 
-class SpanEncoder:
-    """A tokenizer with reliable offsets, which only the library ``tokenizers`` gives."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        # Some post-processors exclude the space before a word from the offsets of its token, which contains it.
-        tokenizer.post_processor = None
-        self._tokenizer = tokenizer
-        self._encode_all = partial(encode_here(tokenizer, with_offsets=True), add_special_tokens=False)
-        self._stripping = {
-            id: token for id, token in tokenizer.get_added_tokens_decoder().items() if token.lstrip or token.rstrip
-        }
-
-    def special(self) -> list[str]:
-        """The texts of the special tokens."""
-        return [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
-
-    def encode(self, texts: list[str]) -> list[Encoding] | list[Encoding | Exception]:
-        """The encoding of each text without special tokens around it, or the error that the library raised for it."""
-        try:
-            return self._encode_all(texts)
-        except Exception:  # a bare Exception, which does not name the text
-            return one_by_one(self._encode_all, texts)
-
-    def offsets(self, encoding: Encoding, text: str) -> list[Span]:
-        """The range of characters of each token."""
-        offsets: list[Span] = encoding.offsets
-        if self._stripping:
-            for number, id in enumerate(encoding.ids):
-                if id in self._stripping:
-                    offsets[number] = _own_characters(self._stripping[id], offsets[number], text)
-        return offsets
-
-    def encoded(self, encoding: Encoding, draft: Draft) -> Encoded:
-        """The tokens of ``draft``, and which of them are trained."""
-        spans, straddling = trained_tokens(self.offsets(encoding, draft.text), draft.blocks, draft.text)
-        return Encoded(array("i", encoding.ids), spans, straddling, draft.has_stop)
-
-    def ids_of(self, token: str | None, setting: str) -> array[int]:
-        """The id of the special token that a setting names, as an array; empty for None.
-
-        :raises ConfigError: if the tokenizer does not know it.
-        """
-        if token is None:
-            return array("i")
-
-        return _one_id(array("i", self._tokenizer.encode(token, add_special_tokens=False).ids), token, setting)
-
-
-def _one_id(ids: array[int], token: str, setting: str) -> array[int]:
-    if len(ids) != 1:
-        raise ConfigError(f"{setting}={token!r} is {len(ids)} tokens of the tokenizer; name one of its own tokens")
-
-    return ids
-
-
-def special_ids(tokenizer: Tokenizer) -> tuple[array[int], array[int]]:
-    """The special tokens that the tokenizer adds before plain text, and after it."""
-    encoding = tokenizer.encode("a", add_special_tokens=True)
-    inner = [number for number, special in enumerate(encoding.special_tokens_mask) if not special]
-    ids = array("i", encoding.ids)
-    return (ids[: inner[0]], ids[inner[-1] + 1 :]) if inner else (ids, array("i"))
-
-
-def _own_characters(token: AddedToken, offsets: Span, text: str) -> Span:
-    """The offsets without the white space that the token has absorbed: the model does not generate it."""
-    start = text.find(token.content, *offsets)
-    return (start, start + len(token.content)) if start >= 0 else offsets
+def encoded(located: Located, draft: Draft) -> Encoded:
+    """The tokens of ``draft``, and which of them are trained."""
+    spans, straddling = trained_tokens(located.offsets, draft.blocks, draft.text)
+    return Encoded(located.ids, spans, straddling, draft.has_stop)
 
 
 def metadata_column(fields: Mapping[str, Buffer]) -> dict[str, Buffer]:

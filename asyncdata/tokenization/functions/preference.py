@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
+from asyncdata.tokenization.encoders.span_encoder import open_span_encoder
 from asyncdata.tokenization.functions.chat_settings import ChatDrafts, OfChat, assistants
 from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Draft, Drafting, Encoded, predicted, write_sample
-from asyncdata.tokenization.functions.labelled import DraftTokenizer, Name, SpanEncoder, metadata_column, named_token
+from asyncdata.tokenization.functions.labelled import DraftTokenizer, Name, encoded, metadata_column, named_token
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_value, json_type
 from asyncdata.tokenization.spans import common_prefix
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding
-
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
     from asyncdata.tokenization.column_writer import ColumnWriter
+    from asyncdata.tokenization.encoders.span_encoder import Located
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = ("PreferenceTokenizeFn",)
@@ -71,11 +71,11 @@ class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fie
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
         files = self.files()
-        encoder = SpanEncoder(files.load())
-        spans = self.chat_spans(files, encoder.special()) if self._has_template(files) else None
+        encoder = open_span_encoder(files, self.tokenizer_backend)
+        spans = self.chat_spans(files, files.special_texts()) if self._has_template(files) else None
         eos = named_token(files, "eos_token", self.eos, "eos")
         encoder.ids_of(eos, "eos")
-        return DraftTokenizer(encoder, _PairReader(self, spans, eos or ""), _PairWriter(self, encoder))
+        return DraftTokenizer(encoder, _PairReader(self, spans, eos or ""), _PairWriter(self))
 
     def _has_template(self, files: TokenizerFiles) -> bool:
         return bool(files.chat_templates) or self.chat_template is not None
@@ -162,11 +162,10 @@ def _shared_words(one: str, other: str) -> int:
 class _PairWriter:
     """Cuts both answers to length, and stores the rejected one in ``extra``."""
 
-    def __init__(self, fn: PreferenceTokenizeFn, encoder: SpanEncoder) -> None:
+    def __init__(self, fn: PreferenceTokenizeFn) -> None:
         self._fn = fn
-        self._encoder = encoder
 
-    def __call__(self, row: int, found: list[Encoding], drafting: Drafting, out: ColumnWriter) -> None:
+    def __call__(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
         chosen, rejected = (self._fitted(*each) for each in zip(found, drafting.drafts, strict=True))
         spans = [] if rejected is None else predicted(rejected.spans)
         if chosen is None or rejected is None:
@@ -178,5 +177,5 @@ class _PairWriter:
             columns = {**drafting.columns, "extra": msgspec.json.encode(extra)}
             write_sample(row, chosen, columns, out, rejected.notes())
 
-    def _fitted(self, encoding: Encoding, draft: Draft) -> Encoded | None:
-        return self._fn.fit(self._encoder.encoded(encoding, draft))
+    def _fitted(self, located: Located, draft: Draft) -> Encoded | None:
+        return self._fn.fit(encoded(located, draft))

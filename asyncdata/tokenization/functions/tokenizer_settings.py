@@ -64,7 +64,7 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
     """Part of the fingerprint: it is raised when the same settings, or a default, give other tokens than before."""
 
     needs_offsets: ClassVar[bool] = False
-    """Whether it needs the offsets of tokens. Only ``tokenizers`` gives them, so no other backend can be used then."""
+    """Whether it needs the offsets of tokens: then these must be proven too, before a fast backend is used."""
 
     tokenizer_backend: BackendName = "auto"
     metadata_key: Name | None = "metadata"
@@ -93,12 +93,6 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
             except msgspec.ValidationError as error:
                 value = getattr(self, field.name)
                 raise ConfigError(f"{type(self).__name__}: {field.name}={value!r}: {error}") from None
-
-        if self.needs_offsets and self.tokenizer_backend not in ("auto", "hf"):
-            raise ConfigError(
-                f"{type(self).__name__} needs the position of each token in the text, which only tokenizers gives: "
-                f"tokenizer_backend={self.tokenizer_backend!r} cannot be used; leave it, or use 'hf'"
-            )
 
         for name in json_fields:
             given = getattr(self, name)
