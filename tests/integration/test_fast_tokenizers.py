@@ -315,9 +315,7 @@ def labelled_rows(test_data: Path) -> dict[str, list[bytes]]:
     return {
         "chat": (test_data / "chat_sft" / "chat_sft.jsonl").read_bytes().splitlines(),
         "pair": [json.dumps(pair, ensure_ascii=False).encode() for pair in pairs],
-        "fixed": [
-            json.dumps(row).encode() for row in json.loads((test_data / "babilong" / "qa1_4k.json").read_bytes())
-        ],
+        "fixed": [json.dumps(row).encode() for row in contexts],
     }
 
 

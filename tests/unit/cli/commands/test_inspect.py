@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tokenizers import Tokenizer
 
 import asyncdata
 from asyncdata.cli.main import main
 from asyncdata.demo import tokenizer_folder
+from asyncdata.tokenization.encoders.equivalence_records import choose
+from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+from tests.support.backends import Fake, install
 from tests.unit.tokenization.trained import assistant, user
 
 if TYPE_CHECKING:
@@ -124,7 +128,20 @@ def test_it_says_which_shapes_of_chats_are_proven_and_which_library_encodes(
         "          rendered: user / tool (name) / assistant\n"
         "encoder   tokenizers: " in out
     )
-    assert "only it has the offsets of tokens" in out
+
+
+@pytest.mark.parametrize("kind", ["chat", "prompt"])
+def test_it_says_that_a_proof_covers_ids_and_where_the_function_needs_them_offsets(
+    chats, small_tokenizer, records, monkeypatch, kind
+):
+    tokenizer = Tokenizer.from_file(str(small_tokenizer / "tokenizer.json"))
+    install(monkeypatch, {"gigatoken": lambda: Fake(tokenizer, lambda _: False)}, points=range(0x20, 0x7F))
+    choose(TokenizerFiles(str(small_tokenizer)), "gigatoken")
+
+    *_, last = records("inspect", chats, "--tokenizer", small_tokenizer, "--kind", kind, "--num", 0)
+
+    same = {"chat": "ids and offsets", "prompt": "ids"}[kind]
+    assert last["encoding"] == {"backend": "gigatoken", "version": "1.0", "reason": f"proven to give the same {same}"}
 
 
 def test_rows_without_chats_have_no_shapes_and_a_backend_is_chosen(jsonl_file, records, monkeypatch):
