@@ -28,8 +28,8 @@ __all__ = ("OffsetCheck", "TokenLengths", "lengths_of")
 _UNKNOWN = 0xFFFF
 """The length of a token that has no fixed one, such as one that absorbs white space."""
 
-_NEVER = 1 << 40
-"""Counts for such a token: no text has as many bytes."""
+_NEVER = 1 << 30
+"""Counts for such a token: no row has as many bytes."""
 
 
 def lengths_of(files: TokenizerFiles, tokenizer: Tokenizer) -> bytes:
@@ -78,10 +78,10 @@ class TokenLengths:
         import numpy as np  # a worker that needs no offsets never loads it
 
         if self._table is None:
-            table = np.frombuffer(self._lengths, np.uint16).astype(np.int64)
+            table = np.frombuffer(self._lengths, np.uint16).astype(np.int32)
             table[table == _UNKNOWN] = _NEVER
             self._table = table
-        sums = np.concatenate(([0], np.cumsum(self._table[np.frombuffer(flat.ids, np.int32)])))
+        sums = np.concatenate(([0], np.cumsum(self._table[np.frombuffer(flat.ids, np.int32)], dtype=np.int64)))
         borders = np.concatenate(([0], np.frombuffer(flat.ends, np.uint32).astype(np.int64)))
         begins, ends = borders[:-1], borders[1:]
         num_bytes = (sums[ends] - sums[begins]).tolist()
