@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import unicodedata
 from array import array
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from asyncdata.tokenization.encoders.fast_backends import FlatIds
 from asyncdata.tokenization.spans import Offsets
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    import numpy as np
+    from numpy import ndarray
     from tokenizers import Encoding, Tokenizer
 
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+
+    Array = ndarray[Any, Any]
 
 __all__ = ("OffsetCheck", "TokenLengths", "lengths_of")
 
@@ -81,35 +84,56 @@ class TokenLengths:
             table = np.frombuffer(self._lengths, np.uint16).astype(np.int32)
             table[table == _UNKNOWN] = _NEVER
             self._table = table
-        sums = np.concatenate(([0], np.cumsum(self._table[np.frombuffer(flat.ids, np.int32)], dtype=np.int64)))
         borders = np.concatenate(([0], np.frombuffer(flat.ends, np.uint32).astype(np.int64)))
-        begins, ends = borders[:-1], borders[1:]
-        num_bytes = (sums[ends] - sums[begins]).tolist()
-        base = np.repeat(sums[begins], ends - begins)
+        sums = np.concatenate(([0], np.cumsum(self._table[np.frombuffer(flat.ids, np.int32)], dtype=np.int64)))
+        counts, before = np.diff(borders), sums[borders[:-1]]
+        base = np.repeat(before, counts)
         starts, stops = (sums[:-1] - base).astype(np.int32), (sums[1:] - base).astype(np.int32)
-        found: list[Offsets | None] = []
-        views = memoryview(starts), memoryview(stops)
-        for text, first, stop, length in zip(texts, begins.tolist(), ends.tolist(), num_bytes, strict=True):
-            if text.isascii():
-                is_known = len(text) == length
-            else:
-                is_known = self._to_characters(text, starts[first:stop], stops[first:stop], length)
-            found.append(Offsets(views[0][first:stop], views[1][first:stop]) if is_known else None)
-        return found
+        num_bytes = (sums[borders[1:]] - before).tolist()
+        known = [self._as_bytes(text, length) for text, length in zip(texts, num_bytes, strict=True)]
+        wide = {number: data for number, data in enumerate(known) if data}
+        if wide:
+            _to_characters(starts, stops, counts, wide)
+        return [
+            None if is_known is None else Offsets(*each)
+            for is_known, each in zip(known, _cut(starts, stops, borders.tolist()), strict=True)
+        ]
 
-    def _to_characters(self, text: str, starts: np.ndarray, stops: np.ndarray, length: int) -> bool:
-        """Convert offsets in bytes to those in characters, in place; return whether they are known."""
-        import numpy as np
+    def _as_bytes(self, text: str, length: int) -> bytes | None:
+        """The text's bytes, or none if it is ASCII; None if it is not known that its tokens have them."""
+        if text.isascii():
+            return b"" if len(text) == length else None
 
-        data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+        data = text.encode("utf-8", "surrogatepass")
         is_normal = not self._normal_form or unicodedata.is_normalized(self._normal_form, text)
-        if len(data) != length or not is_normal:
-            return False
+        return data if is_normal and len(data) == length else None
 
-        numbers = np.cumsum((data & 0xC0) != 0x80, dtype=np.int32)  # of each byte's character, counted from 1
-        starts[:] = numbers[starts] - 1
-        stops[:] = numbers[stops - 1]
-        return True
+
+def _to_characters(starts: Array, stops: Array, counts: Array, wide: dict[int, bytes]) -> None:
+    """Convert offsets in bytes to those in characters, in place.
+
+    :param counts: the tokens of each text.
+    :param wide: the bytes of the texts to convert, by their numbers.
+    """
+    import numpy as np
+
+    numbers, pieces = list(wide), list(wide.values())
+    data = np.frombuffer(b"".join(pieces), np.uint8)
+    ends = np.concatenate(([0], np.cumsum((data & 0xC0) != 0x80)))  # after each byte, how many characters began
+    first_bytes = np.concatenate(([0], np.cumsum([len(piece) for piece in pieces])))[:-1]
+    is_wide = np.zeros(len(counts), np.bool_)
+    is_wide[numbers] = True
+    tokens = np.flatnonzero(np.repeat(is_wide, counts))
+    byte_base = np.repeat(first_bytes, counts[numbers])
+    character_base = ends[byte_base]
+    starts[tokens] = ends[starts[tokens] + byte_base + 1] - 1 - character_base
+    stops[tokens] = ends[stops[tokens] + byte_base] - character_base
+
+
+def _cut(starts: Array, stops: Array, borders: list[int]) -> Iterator[tuple[memoryview, memoryview]]:
+    """The offsets of each text."""
+    of_starts, of_stops = starts.data, stops.data
+    return ((of_starts[first:stop], of_stops[first:stop]) for first, stop in pairwise(borders))
 
 
 class OffsetCheck:
@@ -136,7 +160,7 @@ class OffsetCheck:
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         flat = _flat(encodings)
         for text, encoding, found in zip(texts, encodings, self._lengths(texts, flat), strict=True):
-            if found is not None and list(zip(*found, strict=True)) != encoding.offsets:
+            if found is not None and list(zip(*map(list, found), strict=True)) != encoding.offsets:
                 self.difference = f"the offsets of tokens differ in {ascii(text[:60])}"
                 break
         return flat
