@@ -1,0 +1,310 @@
+"""SkyRL's own trainers, configuration and checkpoints, from the folder that ASYNCDATA_SKYRL names.
+
+Stood in are the models (``dispatch``, and the three calls of a step), the inference engines (a prompt is answered with
+its number), Ray's calls, and ``typing.TypedDict``, as SkyRL needs Python 3.12. The command line, the experiment, the
+loops, the loaders and what is saved and loaded are SkyRL's code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import shlex
+import subprocess
+import sys
+import threading
+import typing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from tests.support.frameworks.killed_runs import ROOT, block_of, kill_and_resume, main, run_block
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+VARIABLE = "ASYNCDATA_SKYRL"
+PACKAGES = ("torch", "ray", "torchdata", "loguru", "jaxtyping", "httpx", "cloudpathlib", "pybase64", "tabulate")
+ROWS = 42
+EPOCHS = 3
+BATCHES = 48  # more than the training has
+TIMEOUT_S = 120
+_FIRST = 10  # the token that answers row 0
+
+
+class Models:
+    """As much of SkyRL's ``WorkerDispatch`` as its loops call."""
+
+    def get_lcm_dp_size(self) -> int:
+        return 1
+
+    def get_node_ids(self) -> list[str]:
+        return []
+
+    async def save_weights_for_sampler(self) -> None: ...
+
+    def save_checkpoint(self, model: str, folder: str, tokenizer: Any) -> None:
+        Path(folder).mkdir(parents=True)
+
+    def load_checkpoint(self, model: str, folder: str, **_: Any) -> None:
+        assert Path(folder).is_dir()
+
+    def finalize_pending_saves(self, model: str) -> None: ...
+
+
+class _Turn:
+    """Lets the other tasks of an event loop have their turn."""
+
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+class Answers:
+    """SkyRL's generator: each prompt is answered with its number. Some take longer, so that they end out of order."""
+
+    async def generate(self, input_batch: Any) -> dict[str, Any]:
+        numbers = [extras["number"] for extras in input_batch["env_extras"]]
+        for _ in range(sum(numbers) * 7 % 5):
+            await _Turn()
+        return {
+            "prompt_token_ids": [[1, 2] for _ in numbers],
+            "response_ids": [[_FIRST + number] for number in numbers],
+            "rewards": [1.0 for _ in numbers],
+            "loss_masks": [[1] for _ in numbers],
+            "stop_reasons": ["stop" for _ in numbers],
+            "rollout_metrics": {},
+            "rollout_logprobs": [[0.0] for _ in numbers],
+        }
+
+
+class Run:
+    """``train`` of SkyRL's trainer in a thread, which waits after each step for what it shall do."""
+
+    def __init__(self, experiment: Any) -> None:
+        self.orders: queue.Queue[str] = queue.Queue()
+        self.answers: queue.Queue[Any] = queue.Queue()
+        tracker = SimpleNamespace(log=lambda *_, **__: None, finish=lambda: None)
+        self.trainer = experiment.get_trainer(
+            cfg=experiment.cfg,
+            tracker=tracker,
+            tokenizer=experiment.tokenizer,
+            train_dataset=experiment.train_dataset,
+            eval_dataset=experiment.eval_dataset,
+            inference_engine_client=None,
+            generator=Answers(),
+            colocate_pg=experiment.colocate_pg,
+        )
+        self._stand_in()
+        threading.Thread(target=self._train, daemon=True).start()
+        self.step = self._answer()
+        self._must_order = self._has_ended = False
+
+    def _stand_in(self) -> None:
+        trainer, self._save, self._load = self.trainer, self.trainer.save_checkpoints, self.trainer.load_checkpoints
+        trainer.dispatch = Models()
+        trainer.init_weight_sync_state = lambda: None
+        trainer.fwd_logprobs_values_reward = trainer.compute_advantages_and_returns = lambda batch: batch
+        trainer.train_critic_and_policy = self._step
+        trainer.save_checkpoints = self._saves
+        trainer.load_checkpoints = self._loads
+
+    def _train(self) -> None:
+        try:
+            asyncio.run(self.trainer.train())
+            self.answers.put(None)
+        except BaseException as error:
+            self.answers.put(error)
+
+    def _loads(self) -> Any:
+        found = self._load()
+        self.answers.put(found[0])
+        return found
+
+    def _saves(self) -> Any:
+        found = self._save()
+        self.trainer.cfg.trainer.ckpt_interval = 0
+        self.answers.put("saved")
+        return found
+
+    def _step(self, batch: Any) -> dict[str, Any]:
+        self.answers.put([int(token) - _FIRST for token in batch["sequences"][:, -1]])
+        if self.orders.get(timeout=TIMEOUT_S) == "save":
+            self.trainer.cfg.trainer.ckpt_interval = 1
+        return {}
+
+    def _answer(self) -> Any:
+        found = self.answers.get(timeout=TIMEOUT_S)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def take(self) -> list[Any]:
+        """The next batch; an empty one after the end of the training."""
+        if self._has_ended:
+            return []
+
+        if self._must_order:
+            self.orders.put("go on")
+        self._must_order = True
+        found = self._answer()
+        self._has_ended = found is None
+        return found or []
+
+    def save(self) -> None:
+        self.orders.put("save")
+        assert self._answer() == "saved"
+        self._must_order = False
+
+
+def import_skyrl() -> None:
+    import typing_extensions
+
+    typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]
+    sys.path[:0] = [os.environ[VARIABLE], os.path.join(os.environ[VARIABLE], "skyrl-gym")]
+    import loguru
+
+    loguru.logger.disable("skyrl")
+    os.environ["TQDM_DISABLE"] = "1"
+    import skyrl.train.entrypoints.main_base
+    import skyrl.train.fully_async_trainer
+    import skyrl.train.trainer
+
+    skyrl.train.trainer.run_on_each_node = lambda *_: None
+
+
+def words_of(rows: Path, *, batch: int, is_async: bool) -> list[str]:
+    """SkyRL's settings for a small run."""
+    words = [
+        f"data.train_data=['{rows}']",
+        "data.val_data=[]",
+        "data.dataloader.num_workers=0",
+        f"trainer.policy.model.path={ROOT / 'asyncdata/assets/demo_tokenizer'}",
+        f"trainer.epochs={EPOCHS}",
+        f"trainer.train_batch_size={batch}",
+        f"trainer.policy_mini_batch_size={batch}",
+        "trainer.placement.policy_num_gpus_per_node=1",
+        "trainer.placement.ref_num_gpus_per_node=1",
+        "trainer.placement.colocate_all=false",
+        "trainer.algorithm.use_kl_loss=false",
+        "trainer.eval_interval=-1",
+        "trainer.ckpt_interval=0",
+        "trainer.hf_save_interval=-1",
+        "trainer.logger=console",
+        "trainer.print_example_interval=0",
+        "trainer.num_logger_train_samples=0",
+        "generator.n_samples_per_prompt=1",
+        "generator.inference_engine.num_engines=1",
+        "generator.inference_engine.enable_ray_prometheus_stats=false",
+        "generator.inference_engine.tensor_parallel_size=1",
+        "environment.env_class=gsm8k",
+    ]
+    if is_async:
+        words += [
+            "trainer.fully_async.enabled=true",
+            f"trainer.fully_async.num_parallel_generation_workers={2 * batch}",
+            "trainer.algorithm.policy_loss_type=rollout_is",
+            "generator.batched=false",
+        ]
+    return words
+
+
+def arguments_of_page(words: list[str]) -> tuple[Any, tuple[Any, ...]]:
+    """What the command of the page sends to Ray, with ``words`` in place of its dots."""
+    import ray
+    import skyrl.train.utils.utils as utils
+
+    command = shlex.split(block_of("use-it-with-skyrl.md", "sh").replace("\\\n", " ").replace(" ...", ""))
+    sent = []
+
+    def remote(**_: Any) -> Any:
+        return lambda function: SimpleNamespace(remote=lambda *arguments: sent.append((function, arguments)))
+
+    own = ray.remote, ray.get, utils.initialize_ray, sys.argv
+    try:
+        ray.remote, ray.get, utils.initialize_ray = remote, lambda _: None, lambda _: None
+        sys.argv = [*command[2:], *words]
+        from skyrl.train.entrypoints.main_base import main as start
+
+        start()
+    finally:
+        ray.remote, ray.get, utils.initialize_ray, sys.argv = own
+    ((function, arguments),) = sent
+    return function, arguments
+
+
+def in_another_process(sent: Any) -> list[str]:
+    """What a process of Ray finds, which unpickles the function and its arguments."""
+    from ray import cloudpickle
+
+    words = (
+        "import sys; import tests.support.frameworks.skyrl as own; own.import_skyrl(); import pickle\n"
+        "function, (cfg, knobs) = pickle.loads(sys.stdin.buffer.read())\n"
+        "print(function.__module__, cfg.trainer.train_batch_size, sorted(knobs))"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", words], input=cloudpickle.dumps(sent), capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    return done.stdout.decode().splitlines()[-1:]
+
+
+def settings_of_page(cfg: Any) -> dict[str, Any]:
+    """The arguments that the page's lines for an entry point give ``PPOExp``."""
+    import asyncdata.integrations.skyrl as module
+
+    own, given = module.PPOExp, []
+    try:
+        module.PPOExp = lambda *arguments, **knobs: given.append((arguments, knobs)) or SimpleNamespace(run=lambda: None)
+        run_block("use-it-with-skyrl.md", {"cfg": cfg})
+    finally:
+        module.PPOExp = own
+    (((passed,), knobs),) = given
+    assert passed is cfg
+    return knobs
+
+
+def drive(folder: Path, *, runs: dict[str, Any]) -> dict[str, Any]:
+    """Each of ``runs``: whether it is ours, whether it is asynchronous, its batch size, and where it saves."""
+    import_skyrl()
+    from skyrl.train.config import SkyRLTrainConfig
+    from skyrl.train.entrypoints.main_base import BasePPOExp
+    from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
+
+    from asyncdata.integrations.skyrl import PPOExp
+
+    rows = folder / "rows.jsonl"
+    lines = [{"prompt": [{"role": "user", "content": f"{n} + 1?"}], "number": n} for n in range(ROWS)]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    class OwnAsyncExp(BasePPOExp):
+        """As SkyRL's example of a fully asynchronous run."""
+
+        def get_trainer(self, **settings: Any) -> Any:
+            return FullyAsyncRayPPOTrainer(**settings)
+
+    found: dict[str, Any] = {"runs": {}}
+    for name, (is_ours, is_async, batch, saves) in runs.items():
+        words = words_of(rows, batch=batch, is_async=is_async)
+        sent = arguments_of_page(words)
+        knobs = {**sent[1][1], "cache": {"folder": str(folder / "index")}, "timeout_s": 60}
+
+        def opens(
+            place: Path,
+            words: list[str] = words,
+            is_ours: bool = is_ours,
+            is_async: bool = is_async,
+            knobs: dict[str, Any] = knobs,
+        ) -> Run:
+            cfg = SkyRLTrainConfig.from_cli_overrides([*words, f"trainer.ckpt_path={place}"])
+            if is_ours:
+                return Run(PPOExp(cfg, **knobs))
+            return Run((OwnAsyncExp if is_async else BasePPOExp)(cfg))
+
+        found["runs"][name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=saves)
+    found["sent"] = in_another_process(sent)
+    found["knobs"] = [sent[1][1], settings_of_page(sent[1][0])]
+    return found
+
+
+if __name__ == "__main__":
+    main(drive)
