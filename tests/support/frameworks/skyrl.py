@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tests.support.frameworks.killed_runs import ROOT, block_of, kill_and_resume, main, run_block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 VARIABLE = "ASYNCDATA_SKYRL"
 PACKAGES = ("torch", "ray", "torchdata", "loguru", "jaxtyping", "httpx", "cloudpathlib", "pybase64", "tabulate")
@@ -243,7 +243,9 @@ def in_another_process(sent: Any) -> list[str]:
         "function, (cfg, knobs) = pickle.loads(sys.stdin.buffer.read())\n"
         "print(function.__module__, cfg.trainer.train_batch_size, sorted(knobs))"
     )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", words], input=cloudpickle.dumps(sent), capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", words], input=cloudpickle.dumps(sent), capture_output=True
+    )
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     return done.stdout.decode().splitlines()[-1:]
 
@@ -254,7 +256,9 @@ def settings_of_page(cfg: Any) -> dict[str, Any]:
 
     own, given = module.PPOExp, []
     try:
-        module.PPOExp = lambda *arguments, **knobs: given.append((arguments, knobs)) or SimpleNamespace(run=lambda: None)
+        module.PPOExp = lambda *arguments, **knobs: (
+            given.append((arguments, knobs)) or SimpleNamespace(run=lambda: None)
+        )
         run_block("use-it-with-skyrl.md", {"cfg": cfg})
     finally:
         module.PPOExp = own
@@ -263,44 +267,111 @@ def settings_of_page(cfg: Any) -> dict[str, Any]:
     return knobs
 
 
-def drive(folder: Path, *, runs: dict[str, Any]) -> dict[str, Any]:
-    """Each of ``runs``: whether it is ours, whether it is asynchronous, its batch size, and where it saves."""
-    import_skyrl()
-    from skyrl.train.config import SkyRLTrainConfig
+def write_rows(folder: Path) -> Path:
+    """Prompts with their number; every seventh is long."""
+    path = folder / "rows.jsonl"
+    lines = [
+        {
+            "prompt": [{"role": "user", "content": f"{n} + 1? " + "why? " * (n % 7 == 6) * 8}],
+            "number": n,
+            "data": "sums",
+        }
+        for n in range(ROWS)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def made(cfg: Any, *, is_ours: bool, **knobs: Any) -> Any:
+    """The experiment: ours, or SkyRL's, which leaves out long prompts in one process in place of eight."""
+    from skyrl.train.dataset import PromptDataset
     from skyrl.train.entrypoints.main_base import BasePPOExp
     from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
 
     from asyncdata.integrations.skyrl import PPOExp
 
-    rows = folder / "rows.jsonl"
-    lines = [{"prompt": [{"role": "user", "content": f"{n} + 1?"}], "number": n} for n in range(ROWS)]
-    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    class OwnAsyncExp(BasePPOExp):
-        """As SkyRL's example of a fully asynchronous run."""
+    class OwnExp(BasePPOExp):
+        def get_train_dataset(self) -> Any:
+            trainer = self.cfg.trainer
+            return PromptDataset(self.cfg.data.train_data, self.tokenizer, trainer.max_prompt_length, num_workers=1)
 
         def get_trainer(self, **settings: Any) -> Any:
-            return FullyAsyncRayPPOTrainer(**settings)
+            if self.cfg.trainer.fully_async.enabled:  # as SkyRL's example does it
+                return FullyAsyncRayPPOTrainer(**settings)
+            return super().get_trainer(**settings)
 
+    return PPOExp(cfg, **knobs) if is_ours else OwnExp(cfg)
+
+
+def message_of(call: Callable[[], Any]) -> str:
+    """What the error of a call says."""
+    try:
+        call()
+    except Exception as error:
+        return str(error)
+    return "nothing"
+
+
+def refusals(folder: Path, place: Path, words: list[str], knobs: dict[str, Any]) -> dict[str, str]:
+    """What is said about the checkpoint in ``place``, where its state of the loader is another one, or missing."""
+    from skyrl.train.config import SkyRLTrainConfig
+
+    def start(*more: str, is_ours: bool = True, **changed: Any) -> str:
+        cfg = SkyRLTrainConfig.from_cli_overrides([*words, f"trainer.ckpt_path={place}", *more])
+        experiment = made(cfg, is_ours=is_ours, **(knobs | changed if is_ours else {}))
+        try:
+            return message_of(lambda: Run(experiment))
+        finally:
+            if is_ours:
+                experiment.train_dataset.close()
+
+    found = {"another seed": start(seed=2)}
+    (data,) = place.glob("global_step_*/data.pt")
+    data.unlink()
+    found["no state"] = start()
+
+    cfg = SkyRLTrainConfig.from_cli_overrides([*words, f"trainer.ckpt_path={folder / 'none'}"])
+    experiment, own = made(cfg, is_ours=True, **knobs), made(cfg, is_ours=False)
+    own.train_dataset = experiment.train_dataset
+    found["a loader of SkyRL"] = message_of(Run(own).take)
+    experiment.train_dataset.close()
+    return found
+
+
+def prompts_of(words: list[str], knobs: dict[str, Any]) -> list[list[Any]]:
+    """An epoch's prompts of at most 30 tokens, but for their ids: ours, and SkyRL's."""
+    from skyrl.train.config import SkyRLTrainConfig
+    from skyrl.train.utils.trainer_utils import build_dataloader
+
+    cfg = SkyRLTrainConfig.from_cli_overrides([*words, "trainer.max_prompt_length=30"])
+    own = made(cfg, is_ours=False).train_dataset
+    theirs = [item for batch in build_dataloader(cfg, own, is_train=False) for item in batch]
+    ours = made(cfg, is_ours=True, **knobs, shuffle=False).train_dataset
+    found = [ours.view[index] for index in range(len(theirs))]
+    ours.close()
+    return [[{**item, "uid": ""} for item in items] for items in (found, theirs)]
+
+
+def drive(folder: Path, *, runs: dict[str, Any]) -> dict[str, Any]:
+    """Each of ``runs``: whether it is ours, whether it is asynchronous, its batch size, and where it saves."""
+    import_skyrl()
+    from skyrl.train.config import SkyRLTrainConfig
+
+    rows = write_rows(folder)
     found: dict[str, Any] = {"runs": {}}
     for name, (is_ours, is_async, batch, saves) in runs.items():
         words = words_of(rows, batch=batch, is_async=is_async)
         sent = arguments_of_page(words)
-        knobs = {**sent[1][1], "cache": {"folder": str(folder / "index")}, "timeout_s": 60}
+        knobs = {**sent[1][1], "cache": {"folder": str(folder / "index")}, "timeout_s": 60} if is_ours else {}
 
-        def opens(
-            place: Path,
-            words: list[str] = words,
-            is_ours: bool = is_ours,
-            is_async: bool = is_async,
-            knobs: dict[str, Any] = knobs,
-        ) -> Run:
+        def opens(place: Path, words: list[str] = words, is_ours: bool = is_ours, knobs: Any = knobs) -> Run:
             cfg = SkyRLTrainConfig.from_cli_overrides([*words, f"trainer.ckpt_path={place}"])
-            if is_ours:
-                return Run(PPOExp(cfg, **knobs))
-            return Run((OwnAsyncExp if is_async else BasePPOExp)(cfg))
+            return Run(made(cfg, is_ours=is_ours, **knobs))
 
         found["runs"][name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=saves)
+        if is_ours and "refused" not in found:
+            found["refused"] = refusals(folder, folder / name / f"killed_{saves[0]}", words, knobs)
+            found["prompts"] = prompts_of(words, knobs)
     found["sent"] = in_another_process(sent)
     found["knobs"] = [sent[1][1], settings_of_page(sent[1][0])]
     return found
