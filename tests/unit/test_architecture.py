@@ -287,7 +287,8 @@ def test_the_rules_find_what_they_forbid(tmp_path):
         "asyncdata.delivery.buffer:1 imports anyio, but delivery knows no event loop"
     ]
     assert heavy_breaches(imports) == [
-        "asyncdata.delivery.ledger:2 imports ray.data, but neither its name nor its folder's has one of ['ray', 'skyrl']",
+        "asyncdata.delivery.ledger:2 imports ray.data, but neither its name nor its folder's has one of "
+        "['ray', 'skyrl']",
         "asyncdata.delivery.ledger:2 imports ray.data outside a function",
         "asyncdata.loader.x:3 imports torch, but neither its name nor its folder's has one of ['torch']",
     ]
