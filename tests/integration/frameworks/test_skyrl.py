@@ -1,4 +1,4 @@
-"""PPOExp in SkyRL's own trainers and checkpoints. ASYNCDATA_SKYRL names a checkout of it."""
+"""PPOExp and OrderSampler in SkyRL's own trainers and checkpoints. ASYNCDATA_SKYRL names a checkout of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.frameworks import skyrl_sft
 from tests.support.frameworks.killed_runs import checkout, resumed_of, run_driver, told
 from tests.support.frameworks.skyrl import BATCHES, EPOCHS, PACKAGES, ROWS, VARIABLE
 
@@ -97,3 +98,44 @@ def test_what_skyrls_own_loader_does_with_the_same_kill(found: dict[str, Any]) -
     sys.stdout.write("\n" + told(found["runs"]))
 
     assert all(len(resumed.trained) == BATCHES for runs in found["runs"].values() for resumed in resumed_of(runs))
+
+
+# SFT. Its last, short batch is trained on, and saved with the end of the epoch; after whole batches that is not seen.
+SFT = {"ours, a short last batch": [True, 4, [3, 11, 13]], "ours, whole batches": [True, 6, [3, 7, 9]]}
+OWN_SFT = {"SkyRL's, a short last batch": [False, 4, [3, 11, 13]], "SkyRL's, whole batches": [False, 6, [3, 7, 9]]}
+
+
+@pytest.fixture(scope="module")
+def sft(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    checkout(VARIABLE, "skyrl/train/sft_trainer.py", PACKAGES)
+    folder = tmp_path_factory.mktemp("skyrl_sft")
+    return run_driver("tests.support.frameworks.skyrl_sft", folder, runs=SFT | OWN_SFT)
+
+
+@pytest.mark.parametrize("name", SFT)
+def test_a_killed_sft_run_of_skyrl_continues_with_exactly_the_next_row(sft: dict[str, Any], name: str) -> None:
+    for resumed in resumed_of(sft["runs"][name]):
+        assert resumed.trained == sft["runs"][name]["whole"], f"killed after a save at step {resumed.save_at}"
+        assert (resumed.skipped, resumed.repeated) == (0, 0)
+
+
+@pytest.mark.parametrize("name", SFT)
+def test_each_epoch_of_an_sft_run_has_each_row_once_in_an_order_of_its_own(sft: dict[str, Any], name: str) -> None:
+    rows = [row for batch in sft["runs"][name]["whole"] for row in batch]
+    epochs = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
+
+    assert [sorted(epoch) for epoch in epochs] == [list(range(ROWS))] * EPOCHS
+    assert len({tuple(epoch) for epoch in epochs}) == EPOCHS
+
+
+def test_an_sft_run_with_another_seed_is_refused_and_not_only_logged(sft: dict[str, Any]) -> None:
+    assert sft["refused"].startswith("AD603 the checkpoint has seed=1, and the sampler seed=2")
+
+
+def test_what_skyrls_own_sampler_does_with_the_same_kill(sft: dict[str, Any]) -> None:
+    """Shown with ``-s``. Whatever it does, it comes to the end."""
+    sys.stdout.write("\n" + told(sft["runs"]))
+
+    assert all(
+        len(resumed.trained) == skyrl_sft.BATCHES for runs in sft["runs"].values() for resumed in resumed_of(runs)
+    )

@@ -31,7 +31,8 @@ ROWS = 42
 EPOCHS = 3
 BATCHES = 48  # more than the training has
 TIMEOUT_S = 120
-_FIRST = 10  # the token that answers row 0
+FIRST = 10  # the token that answers row 0
+TRACKER = SimpleNamespace(log=lambda *_, **__: None, finish=lambda: None)
 
 
 class Models:
@@ -70,7 +71,7 @@ class Answers:
             await _Turn()
         return {
             "prompt_token_ids": [[1, 2] for _ in numbers],
-            "response_ids": [[_FIRST + number] for number in numbers],
+            "response_ids": [[FIRST + number] for number in numbers],
             "rewards": [1.0 for _ in numbers],
             "loss_masks": [[1] for _ in numbers],
             "stop_reasons": ["stop" for _ in numbers],
@@ -79,63 +80,62 @@ class Answers:
         }
 
 
-class Run:
-    """``train`` of SkyRL's trainer in a thread, which waits after each step for what it shall do."""
+class Stepped:
+    """A training of SkyRL in a thread, which waits after each step for what it shall do.
 
-    def __init__(self, experiment: Any) -> None:
-        self.orders: queue.Queue[str] = queue.Queue()
-        self.answers: queue.Queue[Any] = queue.Queue()
-        tracker = SimpleNamespace(log=lambda *_, **__: None, finish=lambda: None)
-        self.trainer = experiment.get_trainer(
-            cfg=experiment.cfg,
-            tracker=tracker,
-            tokenizer=experiment.tokenizer,
-            train_dataset=experiment.train_dataset,
-            eval_dataset=experiment.eval_dataset,
-            inference_engine_client=None,
-            generator=Answers(),
-            colocate_pg=experiment.colocate_pg,
-        )
-        self._stand_in()
-        threading.Thread(target=self._train, daemon=True).start()
-        self.step = self._answer()
+    :param settings: SkyRL's, with ``ckpt_interval``, which it reads after each step.
+    """
+
+    step: int
+
+    def __init__(self, settings: Any) -> None:
+        self._orders: queue.Queue[str] = queue.Queue()
+        self._answers: queue.Queue[Any] = queue.Queue()
+        self._settings = settings
         self._must_order = self._has_ended = False
 
-    def _stand_in(self) -> None:
-        trainer, self._save, self._load = self.trainer, self.trainer.save_checkpoints, self.trainer.load_checkpoints
-        trainer.dispatch = Models()
-        trainer.init_weight_sync_state = lambda: None
-        trainer.fwd_logprobs_values_reward = trainer.compute_advantages_and_returns = lambda batch: batch
-        trainer.train_critic_and_policy = self._step
-        trainer.save_checkpoints = self._saves
-        trainer.load_checkpoints = self._loads
+    def start(self, train: Callable[[], Any]) -> None:
+        """Start the training, which loads a checkpoint first."""
+        threading.Thread(target=self._run, args=(train,), daemon=True).start()
+        self.step = self._answer()
 
-    def _train(self) -> None:
+    def _run(self, train: Callable[[], Any]) -> None:
         try:
-            asyncio.run(self.trainer.train())
-            self.answers.put(None)
+            train()
+            self._answers.put(None)
         except BaseException as error:
-            self.answers.put(error)
+            self._answers.put(error)
 
-    def _loads(self) -> Any:
-        found = self._load()
-        self.answers.put(found[0])
-        return found
+    def loads(self, load: Callable[[], Any], step_of: Callable[[Any], int]) -> Callable[[], Any]:
+        """SkyRL's function that loads, which then says the step."""
 
-    def _saves(self) -> Any:
-        found = self._save()
-        self.trainer.cfg.trainer.ckpt_interval = 0
-        self.answers.put("saved")
-        return found
+        def loaded() -> Any:
+            found = load()
+            self._answers.put(step_of(found))
+            return found
 
-    def _step(self, batch: Any) -> dict[str, Any]:
-        self.answers.put([int(token) - _FIRST for token in batch["sequences"][:, -1]])
-        if self.orders.get(timeout=TIMEOUT_S) == "save":
-            self.trainer.cfg.trainer.ckpt_interval = 1
-        return {}
+        return loaded
+
+    def saves(self, save: Callable[[], Any]) -> Callable[[], Any]:
+        """SkyRL's function that saves, which then says so."""
+
+        def saved() -> Any:
+            found = save()
+            if self._settings.ckpt_interval:  # not at the end of the training
+                self._settings.ckpt_interval = 0
+                self._answers.put("saved")
+            return found
+
+        return saved
+
+    def trains_on(self, ids: list[int]) -> None:
+        """Called by a step."""
+        self._answers.put(ids)
+        if self._orders.get(timeout=TIMEOUT_S) == "save":
+            self._settings.ckpt_interval = 1
 
     def _answer(self) -> Any:
-        found = self.answers.get(timeout=TIMEOUT_S)
+        found = self._answers.get(timeout=TIMEOUT_S)
         if isinstance(found, BaseException):
             raise found
         return found
@@ -146,16 +146,44 @@ class Run:
             return []
 
         if self._must_order:
-            self.orders.put("go on")
+            self._orders.put("go on")
         self._must_order = True
         found = self._answer()
         self._has_ended = found is None
         return found or []
 
     def save(self) -> None:
-        self.orders.put("save")
+        self._orders.put("save")
         assert self._answer() == "saved"
         self._must_order = False
+
+
+class Run(Stepped):
+    """``train`` of one of SkyRL's PPO trainers."""
+
+    def __init__(self, experiment: Any) -> None:
+        super().__init__(experiment.cfg.trainer)
+        trainer = experiment.get_trainer(
+            cfg=experiment.cfg,
+            tracker=TRACKER,
+            tokenizer=experiment.tokenizer,
+            train_dataset=experiment.train_dataset,
+            eval_dataset=experiment.eval_dataset,
+            inference_engine_client=None,
+            generator=Answers(),
+            colocate_pg=experiment.colocate_pg,
+        )
+        trainer.dispatch = Models()
+        trainer.init_weight_sync_state = lambda: None
+        trainer.fwd_logprobs_values_reward = trainer.compute_advantages_and_returns = lambda batch: batch
+        trainer.train_critic_and_policy = self._train_on
+        trainer.save_checkpoints = self.saves(trainer.save_checkpoints)
+        trainer.load_checkpoints = self.loads(trainer.load_checkpoints, lambda found: found[0])
+        self.start(lambda: asyncio.run(trainer.train()))
+
+    def _train_on(self, batch: Any) -> dict[str, Any]:
+        self.trains_on([int(token) - FIRST for token in batch["sequences"][:, -1]])
+        return {}
 
 
 def import_skyrl() -> None:
