@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import sys
+from itertools import islice
 from typing import Any
 
 import pytest
 
+from asyncdata.integrations.skyrl_sft import OrderSampler
 from tests.support.frameworks import skyrl_sft
 from tests.support.frameworks.killed_runs import checkout, resumed_of, run_driver, told
 from tests.support.frameworks.skyrl import BATCHES, EPOCHS, PACKAGES, ROWS, VARIABLE
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
-# Whether it is ours, whether it is asynchronous, the batch size, and where it saves: also at the end of an epoch.
+# Whether it is ours, asynchronous, and drops rows, the batch size, and where it saves: also at the end of an epoch.
 IN_ORDER = {
-    "ours, a short last batch": [True, False, 4, [3, 10, 13]],
-    "ours, whole batches": [True, False, 6, [3, 7, 9]],
+    "ours, a short last batch": [True, False, False, 4, [3, 10, 13]],
+    "ours, whole batches": [True, False, False, 6, [3, 7, 9]],
 }
 ASYNC = {
-    "ours, asynchronous, a short last batch": [True, True, 4, [3, 10, 13]],
-    "ours, asynchronous, whole batches": [True, True, 6, [3, 7, 9]],
+    "ours, asynchronous, a short last batch": [True, True, False, 4, [3, 10, 13]],
+    "ours, asynchronous, whole batches": [True, True, False, 6, [3, 7, 9]],
+    "ours, asynchronous, rows without a reward's spread are dropped": [True, True, True, 4, [3, 8, 11]],
 }
 OWN = {
-    "SkyRL's, a short last batch": [False, False, 4, [3, 10, 13]],
-    "SkyRL's, whole batches": [False, False, 6, [3, 7, 9]],
-    "SkyRL's, asynchronous": [False, True, 4, [3, 10, 13]],
+    "SkyRL's, a short last batch": [False, False, False, 4, [3, 10, 13]],
+    "SkyRL's, whole batches": [False, False, False, 6, [3, 7, 9]],
+    "SkyRL's, asynchronous": [False, True, False, 4, [3, 10, 13]],
 }
 
 
@@ -56,7 +59,7 @@ def test_a_killed_asynchronous_run_trains_on_each_row_as_often_as_one_that_was_n
 @pytest.mark.parametrize("name", IN_ORDER | ASYNC)
 def test_all_epochs_are_trained_and_their_rows_come_equally_often(found: dict[str, Any], name: str) -> None:
     """The short batch of an epoch begins the next one."""
-    batch = (IN_ORDER | ASYNC)[name][2]
+    batch = (IN_ORDER | ASYNC)[name][3]
     rows = [row for batch in found["runs"][name]["whole"] for row in batch]
     times = {rows.count(row) for row in range(ROWS)}
 
@@ -139,3 +142,26 @@ def test_what_skyrls_own_sampler_does_with_the_same_kill(sft: dict[str, Any]) ->
     assert all(
         len(resumed.trained) == skyrl_sft.BATCHES for runs in sft["runs"].values() for resumed in resumed_of(runs)
     )
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # a call of torchdata
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_order_is_continued_exactly_with_workers_of_torch_too(num_workers: int) -> None:
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+
+    def opened() -> Any:
+        rows = list(range(ROWS))
+        sampler = OrderSampler(rows, seed=1)
+        return torchdata.StatefulDataLoader(
+            rows, batch_size=4, sampler=sampler, num_workers=num_workers, collate_fn=list
+        )
+
+    def taken(loader: Any, number: int) -> list[list[int]]:
+        return list(islice((batch for _ in range(EPOCHS) for batch in loader), number))
+
+    whole = taken(opened(), 25)
+    for number in (1, 10, 11, 13):
+        first, second = opened(), opened()
+        before = taken(first, number)
+        second.load_state_dict(first.state_dict())
+        assert before + taken(second, 25 - number) == whole

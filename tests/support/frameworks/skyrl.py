@@ -63,16 +63,27 @@ class _Turn:
 
 
 class Answers:
-    """SkyRL's generator: each prompt is answered with its number. Some take longer, so that they end out of order."""
+    """SkyRL's generator: each prompt is answered with its number. Some take longer, so that they end out of order.
+
+    Answers to every fifth prompt have the same reward, for SkyRL's filter of those.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
 
     async def generate(self, input_batch: Any) -> dict[str, Any]:
         numbers = [extras["number"] for extras in input_batch["env_extras"]]
+        answers = input_batch["trajectory_ids"]
+        self.numbers |= {answer.instance_id: number for answer, number in zip(answers, numbers, strict=True)}
         for _ in range(sum(numbers) * 7 % 5):
             await _Turn()
         return {
             "prompt_token_ids": [[1, 2] for _ in numbers],
             "response_ids": [[FIRST + number] for number in numbers],
-            "rewards": [1.0 for _ in numbers],
+            "rewards": [
+                float(answer.repetition_id if number % 5 else 1)
+                for answer, number in zip(answers, numbers, strict=True)
+            ],
             "loss_masks": [[1] for _ in numbers],
             "stop_reasons": ["stop" for _ in numbers],
             "rollout_metrics": {},
@@ -163,6 +174,8 @@ class Run(Stepped):
 
     def __init__(self, experiment: Any) -> None:
         super().__init__(experiment.cfg.trainer)
+        self._samples = experiment.cfg.generator.n_samples_per_prompt
+        self._answering, self._dropped = Answers(), []
         trainer = experiment.get_trainer(
             cfg=experiment.cfg,
             tracker=TRACKER,
@@ -170,7 +183,7 @@ class Run(Stepped):
             train_dataset=experiment.train_dataset,
             eval_dataset=experiment.eval_dataset,
             inference_engine_client=None,
-            generator=Answers(),
+            generator=self._answering,
             colocate_pg=experiment.colocate_pg,
         )
         trainer.dispatch = Models()
@@ -179,11 +192,34 @@ class Run(Stepped):
         trainer.train_critic_and_policy = self._train_on
         trainer.save_checkpoints = self.saves(trainer.save_checkpoints)
         trainer.load_checkpoints = self.loads(trainer.load_checkpoints, lambda found: found[0])
+        if experiment.cfg.trainer.fully_async.enabled:
+            self._note_drops(trainer.async_train_dataloader)
         self.start(lambda: asyncio.run(trainer.train()))
 
+    def _note_drops(self, loader: Any) -> None:
+        """Rows that SkyRL drops count as taken, with the batch before which it does."""
+        mark = loader.mark_filtered_uids
+
+        async def marked(uids: Any) -> None:
+            self._dropped += [self._answering.numbers[uid] for uid in uids]
+            await mark(uids)
+
+        loader.mark_filtered_uids = marked
+
     def _train_on(self, batch: Any) -> dict[str, Any]:
-        self.trains_on([int(token) - FIRST for token in batch["sequences"][:, -1]])
+        trained = [int(token) - FIRST for token in batch["sequences"][:: self._samples, -1]]
+        dropped, self._dropped = self._dropped, []
+        self.trains_on(dropped + trained)
         return {}
+
+    def take(self) -> list[Any]:
+        """Also what was dropped after the last batch."""
+        found = super().take()
+        if found:
+            return found
+
+        dropped, self._dropped = self._dropped, []
+        return dropped
 
 
 def import_skyrl() -> None:
@@ -202,7 +238,7 @@ def import_skyrl() -> None:
     skyrl.train.trainer.run_on_each_node = lambda *_: None
 
 
-def words_of(rows: Path, *, batch: int, is_async: bool) -> list[str]:
+def words_of(rows: Path, *, batch: int, is_async: bool, drops: bool = False) -> list[str]:
     """SkyRL's settings for a small run."""
     words = [
         f"data.train_data=['{rows}']",
@@ -234,6 +270,12 @@ def words_of(rows: Path, *, batch: int, is_async: bool) -> list[str]:
             f"trainer.fully_async.num_parallel_generation_workers={2 * batch}",
             "trainer.algorithm.policy_loss_type=rollout_is",
             "generator.batched=false",
+        ]
+    if drops:
+        words += [
+            "generator.n_samples_per_prompt=2",
+            "trainer.algorithm.zero_variance_filter=true",
+            "trainer.fully_async.sample_full_batch=true",
         ]
     return words
 
@@ -381,14 +423,14 @@ def prompts_of(words: list[str], knobs: dict[str, Any]) -> list[list[Any]]:
 
 
 def drive(folder: Path, *, runs: dict[str, Any]) -> dict[str, Any]:
-    """Each of ``runs``: whether it is ours, whether it is asynchronous, its batch size, and where it saves."""
+    """Each of ``runs``: whether it is ours, asynchronous, and drops rows, its batch size, and where it saves."""
     import_skyrl()
     from skyrl.train.config import SkyRLTrainConfig
 
     rows = write_rows(folder)
     found: dict[str, Any] = {"runs": {}}
-    for name, (is_ours, is_async, batch, saves) in runs.items():
-        words = words_of(rows, batch=batch, is_async=is_async)
+    for name, (is_ours, is_async, drops, batch, saves) in runs.items():
+        words = words_of(rows, batch=batch, is_async=is_async, drops=drops)
         sent = arguments_of_page(words)
         knobs = {**sent[1][1], "cache": {"folder": str(folder / "index")}, "timeout_s": 60} if is_ours else {}
 
