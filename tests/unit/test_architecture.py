@@ -47,7 +47,8 @@ HEAVY = {
     "nemo_rl": {"nemo"},
     "openrlhf": {"openrlhf"},
     "pyarrow": {"arrow", "parquet", "pyarrow"},
-    "ray": {"ray"},
+    "ray": {"ray", "skyrl"},
+    "skyrl": {"skyrl"},
     "torch": {"torch"},
     "torchtitan": {"torchtitan"},
     "transformers": {"huggingface", "transformers"},
@@ -285,8 +286,9 @@ def test_the_rules_find_what_they_forbid(tmp_path):
     assert event_loop_breaches(imports) == [
         "asyncdata.delivery.buffer:1 imports anyio, but delivery knows no event loop"
     ]
+    of_ray = ["ray", "skyrl"]
     assert heavy_breaches(imports) == [
-        "asyncdata.delivery.ledger:2 imports ray.data, but neither its name nor its folder's has one of ['ray']",
+        f"asyncdata.delivery.ledger:2 imports ray.data, but neither its name nor its folder's has one of {of_ray}",
         "asyncdata.delivery.ledger:2 imports ray.data outside a function",
         "asyncdata.loader.x:3 imports torch, but neither its name nor its folder's has one of ['torch']",
     ]

@@ -13,12 +13,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from asyncdata.core.types import Sample
+    from asyncdata.tokenization.base import TokenizeFn
 
 __all__ = ("order_view_of_rows",)
 
 
 def order_view_of_rows(
-    source: Any, settings: Mapping[str, Any], *, item: Callable[[Sample], Any], stop: int | None = None
+    source: Any,
+    settings: Mapping[str, Any],
+    *,
+    item: Callable[[Sample], Any],
+    stop: int | None = None,
+    tokenize_fn: TokenizeFn | None = None,
 ) -> LoaderOrderView:
     """The view of a loader of untokenized rows; the loader is closed with it.
 
@@ -26,6 +32,7 @@ def order_view_of_rows(
         default; without it and without ``rows_per_epoch``, the rows come in the order of the files, and are counted.
     :param item: makes the item of a row's sample.
     :param stop: only the first ``stop`` rows.
+    :param tokenize_fn: another function than :class:`~asyncdata.RowFn`, for one that drops rows.
     :raises ConfigError: for settings that cannot work.
     :raises SourceError: for files that cannot be read.
     """
@@ -34,4 +41,4 @@ def order_view_of_rows(
     is_shuffled = bool(knobs["shuffle"])
     if stop is not None or not (is_shuffled or rows_per_epoch):
         knobs["shuffle"] = RowShuffle(method="keyed" if is_shuffled else "none", stop=stop)
-    return LoaderOrderView(DataLoader(source, tokenize_fn=RowFn(), **knobs), rows_per_epoch, item=item)
+    return LoaderOrderView(DataLoader(source, tokenize_fn=tokenize_fn or RowFn(), **knobs), rows_per_epoch, item=item)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.row_fields import Tools
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("PromptTokenizeFn",)
+__all__ = ("PromptReader", "PromptTokenizeFn")
 
 Buffer = bytes | memoryview
 
@@ -93,7 +93,7 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
 
     def check_files(self, files: TokenizerFiles) -> None:
         """Compile the templates, if they are needed."""
-        self._templates(files)
+        self.templates(files)
 
     def template_digest(self, files: TokenizerFiles) -> str:
         """Digest of the templates and the special tokens that they see; ``"none"`` without a template."""
@@ -103,9 +103,10 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
         """Load the tokenizer and compile the template."""
         files = self.files()
         encoder = open_encoder(files, self.tokenizer_backend, add_special_tokens=self.add_special_tokens)
-        return _PromptTokenizer(self, encoder, self._templates(files))
+        return _PromptTokenizer(self, encoder, self.templates(files))
 
-    def _templates(self, files: TokenizerFiles) -> Templates | None:
+    def templates(self, files: TokenizerFiles) -> Templates | None:
+        """The compiled templates; None if prompts are not rendered."""
         if not self.apply_chat_template:
             return None
 
@@ -119,7 +120,7 @@ class _PromptTokenizer:
         required = {"prompt": fn.prompt_key, "label": fn.label_key}
         optional = {"metadata": fn.metadata_key, "tools": fn.tool_key}
         self._read_all = PlainReader(required | optional) if templates is None else None
-        reader = _PromptReader(RowReader(required, optional), templates)
+        reader = PromptReader(RowReader(required, optional), templates)
         self._one_by_one = DraftTokenizer(PlainEncoder(encoder), reader, self._write)
         self._encoder = encoder
         self._max_length = fn.max_length
@@ -144,7 +145,7 @@ class _PromptTokenizer:
             out.keep(row, tokens, **drafting.columns)
 
 
-class _PromptReader:
+class PromptReader:
     """Reads the prompt's text and the sample's columns from a raw row."""
 
     def __init__(self, row: RowReader, templates: Templates | None) -> None:

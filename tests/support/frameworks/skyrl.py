@@ -1,0 +1,451 @@
+"""SkyRL's own trainers, configuration and checkpoints, from the folder that ASYNCDATA_SKYRL names.
+
+Stood in are the models (``dispatch``, and the three calls of a step), the inference engines (a prompt is answered with
+its number), Ray's calls, and ``typing.TypedDict``, as SkyRL needs Python 3.12. The command line, the experiment, the
+loops, the loaders and what is saved and loaded are SkyRL's code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import shlex
+import subprocess
+import sys
+import threading
+import typing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from tests.support.frameworks.killed_runs import ROOT, block_of, kill_and_resume, main, run_block
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+VARIABLE = "ASYNCDATA_SKYRL"
+PACKAGES = ("torch", "ray", "torchdata", "loguru", "jaxtyping", "httpx", "cloudpathlib", "pybase64", "tabulate")
+ROWS = 42
+EPOCHS = 3
+BATCHES = 48  # more than the training has
+TIMEOUT_S = 120
+FIRST = 10  # the token that answers row 0
+TRACKER = SimpleNamespace(log=lambda *_, **__: None, finish=lambda: None)
+
+
+class Models:
+    """As much of SkyRL's ``WorkerDispatch`` as its loops call."""
+
+    def get_lcm_dp_size(self) -> int:
+        return 1
+
+    def get_node_ids(self) -> list[str]:
+        return []
+
+    async def save_weights_for_sampler(self) -> None: ...
+
+    def save_checkpoint(self, model: str, folder: str, tokenizer: Any) -> None:
+        Path(folder).mkdir(parents=True)
+
+    def load_checkpoint(self, model: str, folder: str, **_: Any) -> None:
+        assert Path(folder).is_dir()
+
+    def finalize_pending_saves(self, model: str) -> None: ...
+
+
+class _Turn:
+    """Lets the other tasks of an event loop have their turn."""
+
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+class Answers:
+    """SkyRL's generator: each prompt is answered with its number. Some take longer, so that they end out of order.
+
+    Answers to every fifth prompt have the same reward, for SkyRL's filter of those.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    async def generate(self, input_batch: Any) -> dict[str, Any]:
+        numbers = [extras["number"] for extras in input_batch["env_extras"]]
+        answers = input_batch["trajectory_ids"]
+        self.numbers |= {answer.instance_id: number for answer, number in zip(answers, numbers, strict=True)}
+        for _ in range(sum(numbers) * 7 % 5):
+            await _Turn()
+        return {
+            "prompt_token_ids": [[1, 2] for _ in numbers],
+            "response_ids": [[FIRST + number] for number in numbers],
+            "rewards": [
+                float(answer.repetition_id if number % 5 else 1)
+                for answer, number in zip(answers, numbers, strict=True)
+            ],
+            "loss_masks": [[1] for _ in numbers],
+            "stop_reasons": ["stop" for _ in numbers],
+            "rollout_metrics": {},
+            "rollout_logprobs": [[0.0] for _ in numbers],
+        }
+
+
+class Stepped:
+    """A training of SkyRL in a thread, which waits after each step for what it shall do.
+
+    :param settings: SkyRL's, with ``ckpt_interval``, which it reads after each step.
+    """
+
+    step: int
+
+    def __init__(self, settings: Any) -> None:
+        self._orders: queue.Queue[str] = queue.Queue()
+        self._answers: queue.Queue[Any] = queue.Queue()
+        self._settings = settings
+        self._must_order = self._has_ended = False
+
+    def start(self, train: Callable[[], Any]) -> None:
+        """Start the training, which loads a checkpoint first."""
+        threading.Thread(target=self._run, args=(train,), daemon=True).start()
+        self.step = self._answer()
+
+    def _run(self, train: Callable[[], Any]) -> None:
+        try:
+            train()
+            self._answers.put(None)
+        except BaseException as error:
+            self._answers.put(error)
+
+    def loads(self, load: Callable[[], Any], step_of: Callable[[Any], int]) -> Callable[[], Any]:
+        """SkyRL's function that loads, which then says the step."""
+
+        def loaded() -> Any:
+            found = load()
+            self._answers.put(step_of(found))
+            return found
+
+        return loaded
+
+    def saves(self, save: Callable[[], Any]) -> Callable[[], Any]:
+        """SkyRL's function that saves, which then says so."""
+
+        def saved() -> Any:
+            found = save()
+            if self._settings.ckpt_interval:  # not at the end of the training
+                self._settings.ckpt_interval = 0
+                self._answers.put("saved")
+            return found
+
+        return saved
+
+    def trains_on(self, ids: list[int]) -> None:
+        """Called by a step."""
+        self._answers.put(ids)
+        if self._orders.get(timeout=TIMEOUT_S) == "save":
+            self._settings.ckpt_interval = 1
+
+    def _answer(self) -> Any:
+        found = self._answers.get(timeout=TIMEOUT_S)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def take(self) -> list[Any]:
+        """The next batch; an empty one after the end of the training."""
+        if self._has_ended:
+            return []
+
+        if self._must_order:
+            self._orders.put("go on")
+        self._must_order = True
+        found = self._answer()
+        self._has_ended = found is None
+        return found or []
+
+    def save(self) -> None:
+        self._orders.put("save")
+        assert self._answer() == "saved"
+        self._must_order = False
+
+
+class Run(Stepped):
+    """``train`` of one of SkyRL's PPO trainers."""
+
+    def __init__(self, experiment: Any) -> None:
+        super().__init__(experiment.cfg.trainer)
+        self._samples = experiment.cfg.generator.n_samples_per_prompt
+        self._answering, self._dropped = Answers(), []
+        trainer = experiment.get_trainer(
+            cfg=experiment.cfg,
+            tracker=TRACKER,
+            tokenizer=experiment.tokenizer,
+            train_dataset=experiment.train_dataset,
+            eval_dataset=experiment.eval_dataset,
+            inference_engine_client=None,
+            generator=self._answering,
+            colocate_pg=experiment.colocate_pg,
+        )
+        trainer.dispatch = Models()
+        trainer.init_weight_sync_state = lambda: None
+        trainer.fwd_logprobs_values_reward = trainer.compute_advantages_and_returns = lambda batch: batch
+        trainer.train_critic_and_policy = self._train_on
+        trainer.save_checkpoints = self.saves(trainer.save_checkpoints)
+        trainer.load_checkpoints = self.loads(trainer.load_checkpoints, lambda found: found[0])
+        if experiment.cfg.trainer.fully_async.enabled:
+            self._note_drops(trainer.async_train_dataloader)
+        self.start(lambda: asyncio.run(trainer.train()))
+
+    def _note_drops(self, loader: Any) -> None:
+        """Rows that SkyRL drops count as taken, with the batch before which it does."""
+        mark = loader.mark_filtered_uids
+
+        async def marked(uids: Any) -> None:
+            self._dropped += [self._answering.numbers[uid] for uid in uids]
+            await mark(uids)
+
+        loader.mark_filtered_uids = marked
+
+    def _train_on(self, batch: Any) -> dict[str, Any]:
+        trained = [int(token) - FIRST for token in batch["sequences"][:: self._samples, -1]]
+        dropped, self._dropped = self._dropped, []
+        self.trains_on(dropped + trained)
+        return {}
+
+    def take(self) -> list[Any]:
+        """Also what was dropped after the last batch."""
+        found = super().take()
+        if found:
+            return found
+
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+
+def import_skyrl() -> None:
+    import typing_extensions
+
+    typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]
+    sys.path[:0] = [os.environ[VARIABLE], os.path.join(os.environ[VARIABLE], "skyrl-gym")]
+    import loguru
+
+    loguru.logger.disable("skyrl")
+    os.environ["TQDM_DISABLE"] = "1"
+    import skyrl.train.entrypoints.main_base
+    import skyrl.train.fully_async_trainer
+    import skyrl.train.trainer
+
+    skyrl.train.trainer.run_on_each_node = lambda *_: None
+
+
+def words_of(rows: Path, *, batch: int, is_async: bool, drops: bool = False) -> list[str]:
+    """SkyRL's settings for a small run."""
+    words = [
+        f"data.train_data=['{rows}']",
+        "data.val_data=[]",
+        "data.dataloader.num_workers=0",
+        f"trainer.policy.model.path={ROOT / 'asyncdata/assets/demo_tokenizer'}",
+        f"trainer.epochs={EPOCHS}",
+        f"trainer.train_batch_size={batch}",
+        f"trainer.policy_mini_batch_size={batch}",
+        "trainer.placement.policy_num_gpus_per_node=1",
+        "trainer.placement.ref_num_gpus_per_node=1",
+        "trainer.placement.colocate_all=false",
+        "trainer.algorithm.use_kl_loss=false",
+        "trainer.eval_interval=-1",
+        "trainer.ckpt_interval=0",
+        "trainer.hf_save_interval=-1",
+        "trainer.logger=console",
+        "trainer.print_example_interval=0",
+        "trainer.num_logger_train_samples=0",
+        "generator.n_samples_per_prompt=1",
+        "generator.inference_engine.num_engines=1",
+        "generator.inference_engine.enable_ray_prometheus_stats=false",
+        "generator.inference_engine.tensor_parallel_size=1",
+        "environment.env_class=gsm8k",
+    ]
+    if is_async:
+        words += [
+            "trainer.fully_async.enabled=true",
+            f"trainer.fully_async.num_parallel_generation_workers={2 * batch}",
+            "trainer.algorithm.policy_loss_type=rollout_is",
+            "generator.batched=false",
+        ]
+    if drops:
+        words += [
+            "generator.n_samples_per_prompt=2",
+            "trainer.algorithm.zero_variance_filter=true",
+            "trainer.fully_async.sample_full_batch=true",
+        ]
+    return words
+
+
+def arguments_of_page(words: list[str]) -> tuple[Any, tuple[Any, ...]]:
+    """What the command of the page sends to Ray, with ``words`` in place of its dots."""
+    import ray
+    import skyrl.train.utils.utils as utils
+
+    command = shlex.split(block_of("use-it-with-skyrl.md", "sh").replace("\\\n", " ").replace(" ...", ""))
+    sent = []
+
+    def remote(**_: Any) -> Any:
+        return lambda function: SimpleNamespace(remote=lambda *arguments: sent.append((function, arguments)))
+
+    own = ray.remote, ray.get, utils.initialize_ray, sys.argv
+    try:
+        ray.remote, ray.get, utils.initialize_ray = remote, lambda _: None, lambda _: None
+        sys.argv = [*command[2:], *words]
+        from skyrl.train.entrypoints.main_base import main as start
+
+        start()
+    finally:
+        ray.remote, ray.get, utils.initialize_ray, sys.argv = own
+    ((function, arguments),) = sent
+    return function, arguments
+
+
+def in_another_process(sent: Any) -> list[str]:
+    """What a process of Ray finds, which unpickles the function and its arguments."""
+    from ray import cloudpickle
+
+    words = (
+        "import sys; import tests.support.frameworks.skyrl as own; own.import_skyrl(); import pickle\n"
+        "function, (cfg, knobs) = pickle.loads(sys.stdin.buffer.read())\n"
+        "print(function.__module__, cfg.trainer.train_batch_size, sorted(knobs))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", words], input=cloudpickle.dumps(sent), capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    return done.stdout.decode().splitlines()[-1:]
+
+
+def settings_of_page(cfg: Any) -> dict[str, Any]:
+    """The arguments that the page's lines for an entry point give ``PPOExp``."""
+    import asyncdata.integrations.skyrl as module
+
+    own, given = module.PPOExp, []
+    try:
+        module.PPOExp = lambda *arguments, **knobs: (
+            given.append((arguments, knobs)) or SimpleNamespace(run=lambda: None)
+        )
+        run_block("use-it-with-skyrl.md", {"cfg": cfg})
+    finally:
+        module.PPOExp = own
+    (((passed,), knobs),) = given
+    assert passed is cfg
+    return knobs
+
+
+def write_rows(folder: Path) -> Path:
+    """Prompts with their number; every seventh is long."""
+    path = folder / "rows.jsonl"
+    lines = [
+        {
+            "prompt": [{"role": "user", "content": f"{n} + 1? " + "why? " * (n % 7 == 6) * 8}],
+            "number": n,
+            "data": "sums",
+        }
+        for n in range(ROWS)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def made(cfg: Any, *, is_ours: bool, **knobs: Any) -> Any:
+    """The experiment: ours, or SkyRL's, which leaves out long prompts in one process in place of eight."""
+    from skyrl.train.dataset import PromptDataset
+    from skyrl.train.entrypoints.main_base import BasePPOExp
+    from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
+
+    from asyncdata.integrations.skyrl import PPOExp
+
+    class OwnExp(BasePPOExp):
+        def get_train_dataset(self) -> Any:
+            trainer = self.cfg.trainer
+            return PromptDataset(self.cfg.data.train_data, self.tokenizer, trainer.max_prompt_length, num_workers=1)
+
+        def get_trainer(self, **settings: Any) -> Any:
+            if self.cfg.trainer.fully_async.enabled:  # as SkyRL's example does it
+                return FullyAsyncRayPPOTrainer(**settings)
+            return super().get_trainer(**settings)
+
+    return PPOExp(cfg, **knobs) if is_ours else OwnExp(cfg)
+
+
+def message_of(call: Callable[[], Any]) -> str:
+    """What the error of a call says."""
+    try:
+        call()
+    except Exception as error:
+        return str(error)
+    return "nothing"
+
+
+def refusals(folder: Path, place: Path, words: list[str], knobs: dict[str, Any]) -> dict[str, str]:
+    """What is said about the checkpoint in ``place``, where its state of the loader is another one, or missing."""
+    from skyrl.train.config import SkyRLTrainConfig
+
+    def start(*more: str, is_ours: bool = True, **changed: Any) -> str:
+        cfg = SkyRLTrainConfig.from_cli_overrides([*words, f"trainer.ckpt_path={place}", *more])
+        experiment = made(cfg, is_ours=is_ours, **(knobs | changed if is_ours else {}))
+        try:
+            return message_of(lambda: Run(experiment))
+        finally:
+            if is_ours:
+                experiment.train_dataset.close()
+
+    found = {"another seed": start(seed=2)}
+    (data,) = place.glob("global_step_*/data.pt")
+    data.unlink()
+    found["no state"] = start()
+
+    cfg = SkyRLTrainConfig.from_cli_overrides([*words, f"trainer.ckpt_path={folder / 'none'}"])
+    experiment, own = made(cfg, is_ours=True, **knobs), made(cfg, is_ours=False)
+    own.train_dataset = experiment.train_dataset
+    found["a loader of SkyRL"] = message_of(Run(own).take)
+    experiment.train_dataset.close()
+    return found
+
+
+def prompts_of(words: list[str], knobs: dict[str, Any]) -> list[list[Any]]:
+    """An epoch's prompts of at most 30 tokens, but for their ids: ours, and SkyRL's."""
+    from skyrl.train.config import SkyRLTrainConfig
+    from skyrl.train.utils.trainer_utils import build_dataloader
+
+    cfg = SkyRLTrainConfig.from_cli_overrides([*words, "trainer.max_prompt_length=30"])
+    own = made(cfg, is_ours=False).train_dataset
+    theirs = [item for batch in build_dataloader(cfg, own, is_train=False) for item in batch]
+    ours = made(cfg, is_ours=True, **knobs, shuffle=False).train_dataset
+    found = [ours.view[index] for index in range(len(theirs))]
+    ours.close()
+    return [[{**item, "uid": ""} for item in items] for items in (found, theirs)]
+
+
+def drive(folder: Path, *, runs: dict[str, Any]) -> dict[str, Any]:
+    """Each of ``runs``: whether it is ours, asynchronous, and drops rows, its batch size, and where it saves."""
+    import_skyrl()
+    from skyrl.train.config import SkyRLTrainConfig
+
+    rows = write_rows(folder)
+    found: dict[str, Any] = {"runs": {}}
+    for name, (is_ours, is_async, drops, batch, saves) in runs.items():
+        words = words_of(rows, batch=batch, is_async=is_async, drops=drops)
+        sent = arguments_of_page(words)
+        knobs = {**sent[1][1], "cache": {"folder": str(folder / "index")}, "timeout_s": 60} if is_ours else {}
+
+        def opens(place: Path, words: list[str] = words, is_ours: bool = is_ours, knobs: Any = knobs) -> Run:
+            cfg = SkyRLTrainConfig.from_cli_overrides([*words, f"trainer.ckpt_path={place}"])
+            return Run(made(cfg, is_ours=is_ours, **knobs))
+
+        found["runs"][name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=saves)
+        if is_ours and "refused" not in found:
+            found["refused"] = refusals(folder, folder / name / f"killed_{saves[0]}", words, knobs)
+            found["prompts"] = prompts_of(words, knobs)
+    found["sent"] = in_another_process(sent)
+    found["knobs"] = [sent[1][1], settings_of_page(sent[1][0])]
+    return found
+
+
+if __name__ == "__main__":
+    main(drive)
