@@ -46,11 +46,13 @@ HEAVY = {
     "datasets": {"datasets", "huggingface", "transformers"},
     "nemo_rl": {"nemo"},
     "openrlhf": {"openrlhf"},
+    "prime_rl": {"prime"},
     "pyarrow": {"arrow", "parquet", "pyarrow"},
     "ray": {"ray"},
     "torch": {"torch"},
     "torchtitan": {"torchtitan"},
     "transformers": {"huggingface", "transformers"},
+    "verifiers": {"prime"},
     "verl": {"verl"},
 }
 
