@@ -84,6 +84,12 @@ def test_a_task_whose_group_prime_rl_dropped_is_done(found: dict[str, Any]) -> N
     assert set(dropped["tasks"]) <= done
 
 
+def test_verifiers_alone_gets_the_same_tasks(found: dict[str, Any]) -> None:
+    rows = {number // ROWS: number % ROWS for batch in found["runs"]["ours"]["whole"] for number in batch}
+
+    assert found["alone"] == [["MathTask", task, f"{rows[task]} + 1?", str(rows[task])] for task in range(3)]
+
+
 def test_a_sampler_that_needs_all_tasks_is_refused(found: dict[str, Any]) -> None:
     assert found["refused"]["pools"].startswith("AD464 curriculum.sampler.type='difficulty_pool' chooses among all")
 

@@ -286,7 +286,7 @@ def drive(folder: Path) -> dict[str, Any]:
     place.mkdir()
     pools = {**ours, "curriculum": {"sampler": {"type": "difficulty_pool"}}}
     refused = {"pools": _refused(lambda: Run(folder, pools)), "older": _refused(lambda: _plug_in(Older))}
-    return {"runs": found, "refused": refused, "dropped": _dropped(Run(place, ours))}
+    return {"runs": found, "refused": refused, "dropped": _dropped(Run(place, ours)), "alone": _alone(ours)}
 
 
 class Older:
@@ -305,6 +305,16 @@ def _dropped(run: Run) -> dict[str, Any]:
     state = run.env.tasks.loader.state_dict()
     tasks = [group.task.data.idx for _, group in dropped]
     return {"tasks": tasks, "position": state["position"], "acked": state["acked"]}
+
+
+def _alone(source: dict[str, Any]) -> list[list[Any]]:
+    """The first tasks, as verifiers' own commands take them."""
+    import verifiers.v1 as vf
+    from prime_rl.configs.orchestrator import TrainSourceConfig
+
+    taskset = vf.load_taskset(TrainSourceConfig(**source).env.taskset)
+    tasks = list(taskset.head(3))
+    return [[type(task).__name__, task.data.idx, task.data.prompt, task.data.answer] for task in tasks]
 
 
 def _refused(call: Callable[[], Any]) -> str:
