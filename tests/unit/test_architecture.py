@@ -46,12 +46,14 @@ HEAVY = {
     "datasets": {"datasets", "huggingface", "transformers"},
     "nemo_rl": {"nemo"},
     "openrlhf": {"openrlhf"},
+    "prime_rl": {"prime"},
     "pyarrow": {"arrow", "parquet", "pyarrow"},
     "ray": {"ray", "skyrl"},
     "skyrl": {"skyrl"},
     "torch": {"torch"},
     "torchtitan": {"torchtitan"},
     "transformers": {"huggingface", "transformers"},
+    "verifiers": {"prime"},
     "verl": {"verl"},
 }
 

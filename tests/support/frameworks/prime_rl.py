@@ -1,0 +1,330 @@
+"""prime-rl's own orchestrator, tasks and checkpoints, from the folders of ASYNCDATA_PRIME_RL and ASYNCDATA_VERIFIERS.
+
+What runs is the orchestrator's main loop, dispatcher, sink, source, curriculum and checkpoint manager. Stand-ins: the
+server that runs rollouts on GPUs, the trainer that takes the batches, and modules for monitors in a cloud, models and
+the transfer of weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from anyio.lowlevel import checkpoint
+
+from asyncdata.integrations.prime_rl import _plug_in
+from tests.support.frameworks.killed_runs import block_of, kill_and_resume, main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+VARIABLE = "ASYNCDATA_PRIME_RL"
+VERIFIERS = "ASYNCDATA_VERIFIERS"
+ROWS = 30
+GROUP = 2
+BATCH = 8
+"""Rollouts of a batch: those of four tasks."""
+NUM_BATCHES = 20
+PAGE = "use-it-with-prime-rl.md"
+
+OWN = """
+import json
+import verifiers.v1 as vf
+from math_rows import MathData, MathTask
+
+class OwnConfig(vf.TasksetConfig):
+    data_path: str = ""
+
+class OwnRows(vf.Taskset[MathTask, OwnConfig]):
+    INFINITE = True
+
+    def load(self):
+        rows = [json.loads(line) for line in open(self.config.data_path)]
+        for idx in range(10_000):
+            row = rows[idx % len(rows)]
+            yield MathTask(MathData(idx=idx, prompt=row["question"], answer=row["answer"]), self.config.task)
+
+__all__ = ["OwnRows"]
+"""
+
+
+def write_files(folder: Path) -> str:
+    """The rows, and the tasksets of the page and of verifiers alone, to be imported."""
+    path = folder / "prompts.jsonl"
+    path.write_text(
+        "".join(json.dumps({"question": f"{number} + 1?", "answer": str(number)}) + "\n" for number in range(ROWS))
+    )
+    (folder / "math_rows.py").write_text(block_of(PAGE, "py"))
+    (folder / "own_rows.py").write_text(OWN)
+    return str(path)
+
+
+def number_of(task_data: dict[str, Any]) -> int:
+    """A number for a task that says both which one it is, and of which row."""
+    return task_data["idx"] * ROWS + int(task_data["answer"])
+
+
+def stand_in() -> None:
+    """Modules that need a GPU or a cloud account at their import, none of which reads or saves tasks."""
+    for name, attribute in (
+        ("prime_rl.monitors.wandb", "WandbMonitor"),
+        ("prime_rl.monitors.prime", "PrimeMonitor"),
+        ("prime_rl.trainer.model", "setup_tokenizer"),
+        ("prime_rl.transports.weights", "setup_weight_broadcast"),
+        ("prime_rl.transports.weights.nixl", "NIXLWeightBroadcast"),
+        ("prime_rl.transports.weights.nixl.model_express", "ModelExpressSession"),
+    ):
+        module = ModuleType(name)
+        setattr(module, attribute, type(attribute, (), {}))
+        sys.modules[name] = module
+
+
+class Server:
+    """In place of the server that runs the rollouts. They end in another order than they began."""
+
+    started: list[int]
+
+    def __init__(self, address: str) -> None:
+        self.started = []
+
+    async def wait_for_server_startup(self, **_: Any) -> None: ...
+
+    async def run(self, task_data: dict[str, Any], **_: Any) -> Any:
+        import verifiers.v1 as vf
+
+        idx = task_data["idx"]
+        number = number_of(task_data)
+        self.started.append(number)
+        attempt = self.started.count(number)
+        for _ in range(idx * 7 % 5 * 3):
+            await checkpoint()
+        data = vf.WireTaskData.model_validate(task_data)
+        task = vf.Task(data)
+        told = vf.TraceTask(type="MathTask", data=data, key=task.key, hash=task.hash)
+        asked = vf.graph.MessageNode(message=vf.UserMessage(content="?"), token_ids=[1, number], mask=[False, False])
+        said = vf.graph.MessageNode(
+            parent=0, message=vf.AssistantMessage(content="!"), sampled=True, token_ids=[7], mask=[True], logprobs=[0.0]
+        )
+        reward = vf.Reward(score=float(attempt % 2))
+        agent = vf.AgentInfo(config=vf.configs.agent.WireAgentConfig())
+        trace = vf.Trace[vf.WireTaskData, vf.State, vf.configs.agent.WireAgentConfig](
+            task=told, agent=agent, nodes=[asked, said], rewards={"r": reward}, ok=True, is_completed=True
+        )
+        return vf.WireEpisode(task=told, traces=[trace], ok=True)
+
+
+class Trainer:
+    """In place of the trainer: it takes one batch when it is asked for one, and publishes its weights."""
+
+    def __init__(self, orchestrator: Any) -> None:
+        self._orchestrator = orchestrator
+        self.asked = asyncio.Semaphore(0)
+        self.stepped = asyncio.Event()
+        self.batch: list[Any] = []
+
+    def pack(self, samples: list[Any]) -> list[Any]:
+        return samples
+
+    async def send(self, samples: list[Any]) -> None:
+        await self.asked.acquire()
+        self.batch = samples
+        self._orchestrator.policy.version = self._orchestrator.progress.step
+
+    def beat(self) -> None:
+        """The orchestrator's heartbeat, at the end of a step: the checkpoint is saved."""
+        self.stepped.set()
+
+
+class Run:
+    """The orchestrator as its ``setup`` makes it, which connects to GPUs and cannot be called alone."""
+
+    def __init__(self, folder: Path, source: dict[str, Any]) -> None:
+        self.folder = folder
+        self.loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self.loop)
+        self.trained: list[int] = []
+        self.loop.run_until_complete(self._open(source))
+        self._task = self.loop.create_task(self._main())
+
+    async def _open(self, source: dict[str, Any]) -> None:
+        import prime_rl.orchestrator.envs as envs
+        from prime_rl.configs.orchestrator import CheckpointConfig, TrainSourceConfig
+        from prime_rl.orchestrator.ckpt import setup_ckpt_manager
+        from prime_rl.orchestrator.orchestrator import Orchestrator
+        from prime_rl.orchestrator.train_source import TrainSource
+        from prime_rl.orchestrator.types import Policy, Progress
+
+        envs.EnvClient = Server
+        orchestrator = self.orchestrator = Orchestrator.__new__(Orchestrator)
+        train = SimpleNamespace(filter_zero_advantages=True)
+        ckpt = CheckpointConfig(interval=1)
+        orchestrator.config = SimpleNamespace(
+            ckpt=ckpt, max_steps=None, train=train, max_off_policy_steps=8, seq_len=64
+        )
+        orchestrator.progress, orchestrator.policy = Progress(), Policy()
+        orchestrator.ckpt_manager = setup_ckpt_manager(self.folder, ckpt)
+        settings = TrainSourceConfig(**source, group_size=GROUP, algo={"type": "grpo"})
+        settings.algo.sampling.source = "policy"
+        pool = SimpleNamespace(train_client=None, model_name="m")
+        address = {("train", settings.resolved_name): "nowhere"}
+        orchestrator.train_envs = envs.TrainEnvs([settings], address, policy_pool=pool)
+        await orchestrator.train_envs.start()
+        [self.env] = orchestrator.train_envs
+        orchestrator.train_source = TrainSource(orchestrator.train_envs)
+        marker = self.folder / "resume_step"  # what a user passes as --resume.step
+        if marker.exists():
+            step = int(marker.read_text())
+            orchestrator.ckpt_manager.load(orchestrator.progress, orchestrator.train_source, step=step)
+            orchestrator.progress.step = step + 1
+            orchestrator.policy.version = step
+        self.step = orchestrator.progress.step - 1
+        self._connect(orchestrator, pool)
+
+    def _connect(self, orchestrator: Any, pool: Any) -> None:
+        from prime_rl.orchestrator.dispatcher import Dispatcher
+        from prime_rl.orchestrator.train_sink import TrainSink
+
+        trainer = self.trainer = Trainer(orchestrator)
+        orchestrator.packer = orchestrator.sender = orchestrator.heart = trainer
+        orchestrator.stopped, orchestrator.version_advanced = asyncio.Event(), asyncio.Event()
+        orchestrator.draining, orchestrator.gate_closed_at, orchestrator.eval_source = False, None, None
+        orchestrator.consecutive_empty_batches, orchestrator.last_batch_at = 0, None
+        orchestrator.wait_for_policy_time = 0.0
+        orchestrator.dispatcher = Dispatcher(
+            train_envs=orchestrator.train_envs,
+            eval_envs=None,
+            train_source=orchestrator.train_source,
+            eval_source=None,
+            policy_pool=pool,
+            policy=orchestrator.policy,
+            progress=orchestrator.progress,
+            initial_max_inflight=12,
+            max_inflight_ceiling=12,
+            tasks_per_minute=None,
+            max_off_policy_steps=8,
+            run_id="run",
+            run_name=None,
+        )
+        orchestrator.dispatcher.min_burst = 12  # so that it need not grow for half a minute
+        orchestrator.train_sink = TrainSink(
+            orchestrator.config,
+            tokenizer=None,
+            train_envs=orchestrator.train_envs,
+            mm_token_type_ids_mapping=None,
+            progress=orchestrator.progress,
+            batch_size=BATCH,
+            token_batch_size=None,
+            on_result=orchestrator.train_source.on_result,
+        )
+
+    async def _main(self) -> None:
+        dispatching = asyncio.ensure_future(self.orchestrator.dispatcher.start())
+        self.orchestrator.component_tasks = [dispatching]
+        await self.orchestrator.main_loop()
+
+    def take(self) -> list[int]:
+        """The tasks of the next batch that the trainer gets, each once."""
+        self.loop.run_until_complete(self._stepped())
+        found = sorted({sample.token_ids[1] for sample in self.trainer.batch})
+        self.trained += found
+        still_open = sorted(set(self.env.env_client.started) - set(self.trained))
+        (self.folder / "open.json").write_text(json.dumps(still_open))
+        return found
+
+    async def _stepped(self) -> None:
+        self.trainer.asked.release()
+        stepped = asyncio.ensure_future(self.trainer.stepped.wait())
+        await asyncio.wait([stepped, self._task], return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            self._task.result()
+        self.trainer.stepped.clear()
+
+    def save(self) -> None:
+        """The orchestrator has saved this step itself."""
+        assert self.orchestrator.ckpt_manager.get_ckpt_path(self.step).is_dir()
+        (self.folder / "resume_step").write_text(str(self.step))
+
+
+def of_the_page() -> dict[str, Any]:
+    """The source that the page tells a user to write, as prime-rl's configuration has it."""
+    [source] = tomllib.loads(block_of(PAGE, "toml"))["orchestrator"]["train"]["source"]
+    return dict(source)
+
+
+def drive(folder: Path) -> dict[str, Any]:
+    tree = Path(os.environ[VARIABLE])
+    sys.path[:0] = [str(folder), str(tree / "src"), os.environ[VERIFIERS]]
+    sys.path.insert(0, str(tree / "packages/prime-rl-configs/src"))
+    stand_in()
+    import prime_rl.orchestrator.orchestrator  # noqa: F401 - before the forks
+
+    gc.freeze()  # the orchestrator collects garbage twice a step
+    path = write_files(folder)
+    ours = of_the_page()
+    ours["env"]["taskset"]["data_path"] = path
+    ours["env"]["taskset"]["asyncdata"]["cache"] = {"folder": str(folder / "index")}
+    own = {"env": {"taskset": {"id": "own-rows", "data_path": path}}}
+    found: dict[str, Any] = {}
+    for name, source in (("ours", ours), ("prime-rl's", own)):
+
+        def opens(place: Path, source: dict[str, Any] = source) -> Run:
+            return Run(place, json.loads(json.dumps(source)))
+
+        place = folder / name
+        found[name] = kill_and_resume(opens, place, num_batches=NUM_BATCHES, saves=[1, 5, 11])
+        found[name]["open"] = {
+            str(save_at): json.loads((place / f"killed_{save_at}" / "open.json").read_text()) for save_at in (1, 5, 11)
+        }
+    place = folder / "dropped"
+    place.mkdir()
+    pools = {**ours, "curriculum": {"sampler": {"type": "difficulty_pool"}}}
+    refused = {"pools": _refused(lambda: Run(folder, pools)), "older": _refused(lambda: _plug_in(Older))}
+    return {"runs": found, "refused": refused, "dropped": _dropped(Run(place, ours)), "alone": _alone(ours)}
+
+
+class Older:
+    """An orchestrator that cannot tell when it has sent a batch."""
+
+
+def _dropped(run: Run) -> dict[str, Any]:
+    """Tasks whose groups prime-rl dropped, and the state some batches later."""
+    run.take()
+    dispatcher = run.orchestrator.dispatcher
+    dropped = list(dispatcher.groups.items())[-2:]
+    for reason, (group_id, _) in zip(("stale", "overload"), dropped, strict=True):
+        run.loop.run_until_complete(dispatcher.drop_group(group_id, reason=reason))
+    for _ in range(4):
+        run.take()
+    state = run.env.tasks.loader.state_dict()
+    tasks = [group.task.data.idx for _, group in dropped]
+    return {"tasks": tasks, "position": state["position"], "acked": state["acked"]}
+
+
+def _alone(source: dict[str, Any]) -> list[list[Any]]:
+    """The first tasks, as verifiers' own commands take them."""
+    import verifiers.v1 as vf
+    from prime_rl.configs.orchestrator import TrainSourceConfig
+
+    taskset = vf.load_taskset(TrainSourceConfig(**source).env.taskset)
+    tasks = list(taskset.head(3))
+    return [[type(task).__name__, task.data.idx, task.data.prompt, task.data.answer] for task in tasks]
+
+
+def _refused(call: Callable[[], Any]) -> str:
+    """What a user is told."""
+    try:
+        call()
+    except Exception as error:
+        return str(error)
+    return "nothing"
+
+
+if __name__ == "__main__":
+    main(drive)
