@@ -72,7 +72,7 @@ def _strategy(**changes: Any) -> Any:
 )
 def test_a_setting_with_which_prompts_would_be_lost_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        prepare_datasets(_strategy(**changes), None, source=None, rows_per_epoch=None, knobs={})
+        prepare_datasets(_strategy(**changes), None, source=None, settings={})
 
 
 def test_a_state_of_openrlhfs_own_loader_is_refused() -> None:
