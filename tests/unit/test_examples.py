@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+OF_FRAMEWORKS = sorted((ROOT / "examples" / "frameworks").glob("*.py"))
 MAX_LINES = 60
 MAX_LINES_OF_A_LOOP = 170  # of rollouts, or of training
 
@@ -29,6 +30,18 @@ SAID = {
 TRAINING = {
     "07_sft_packed": "the 40 losses are the same, bit for bit\n",
     "08_babilong_fixed_length": "the 30 losses are the same, bit for bit\n",
+}
+TRL = {
+    "09_trl_sft": "resumed: steps 9 to 12 trained on the same rows, with the same losses\n",
+    "10_trl_grpo": "the 8 losses are the same\n",
+}
+FRAMEWORKS = {  # the example of each -> the module that it needs
+    "train_axolotl": "axolotl",
+    "train_megatron_bridge": "megatron",
+    "train_nemo_rl": "nemo_rl",
+    "train_openrlhf": "openrlhf",
+    "train_torchtitan": "torchtitan",
+    "train_verl": "verl",
 }
 HELPERS = {"_docstring_data", "_loss_curve", "_stub_engine", "_tiny_model", "train_demo_tokenizer"}
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -50,7 +63,8 @@ def environment() -> dict[str, str]:
 
 
 def test_every_example_is_known_here():
-    assert {path.stem for path in EXAMPLES} == {*SAID, *TRAINING, *HELPERS}
+    assert {path.stem for path in EXAMPLES} == {*SAID, *TRAINING, *TRL, *HELPERS}
+    assert {path.stem for path in OF_FRAMEWORKS} == set(FRAMEWORKS)
 
 
 @pytest.mark.thorough
@@ -69,6 +83,42 @@ def test_a_training_example_resumes_with_the_same_losses_and_draws_them(name, tm
     drawn = tmp_path / ("losses.png" if importlib.util.find_spec("matplotlib") else "losses.csv")
     assert TRAINING[name] in said
     assert drawn.stat().st_size > 0
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)  # it imports torch, transformers and TRL, twice
+@pytest.mark.parametrize("name", TRL)
+def test_an_example_of_trl_is_killed_and_resumes_with_the_same_rows_and_losses(name):
+    for package in ("torch", "datasets", "accelerate", "trl"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+
+    path = ROOT / "examples" / f"{name}.py"
+    quiet = environment() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-W", "ignore", path], cwd=ROOT, capture_output=True, text=True, env=quiet)
+
+    assert done.returncode == 0, done.stderr[-3000:]  # TRL and transformers write their own words there
+    assert done.stdout.endswith(TRL[name])
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(120)  # two of them import transformers first
+@pytest.mark.parametrize("name", [*FRAMEWORKS, *TRL])
+def test_an_example_whose_framework_is_missing_says_so_in_a_line(name, tmp_path):
+    if name in TRL:
+        pytest.importorskip("transformers", reason="transformers is not installed")
+    module, folder = (FRAMEWORKS[name], "frameworks/") if name in FRAMEWORKS else ("trl", "")
+    path = ROOT / "examples" / f"{folder}{name}.py"
+    code = f"import runpy, sys; sys.modules[{module!r}] = None; sys.path.insert(0, {str(path.parent)!r}); "
+    code += f"runpy.run_path({str(path)!r}, run_name='__main__')"
+
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environment()
+    )
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("this example needs ")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [], "nothing was made"
 
 
 REAL = {
@@ -100,9 +150,10 @@ def test_losses_are_a_table_where_matplotlib_is_not_installed(tmp_path, monkeypa
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*EXAMPLES, *OF_FRAMEWORKS], ids=lambda path: path.stem)
 def test_an_example_is_short(path):
-    is_a_loop = path.stem[0] == "_" or path.stem in TRAINING or path.stem[:2] in {"04", "05", "06"}
+    is_a_training = path.stem in {*TRAINING, *TRL, *FRAMEWORKS}
+    is_a_loop = path.stem[0] == "_" or is_a_training or path.stem[:2] in {"04", "05", "06"}
 
     assert len(path.read_text().splitlines()) <= (MAX_LINES_OF_A_LOOP if is_a_loop else MAX_LINES)
 

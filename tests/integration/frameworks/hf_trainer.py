@@ -1,7 +1,7 @@
 """A tiny model under a trainer of transformers or TRL, over a loader; killed at a step if asked to.
 
 ``python -m tests.integration.frameworks.hf_trainer SETTINGS`` writes a report: the loss of each step, and what the
-trainer was given.
+trainer was given. With the variables that ``torchrun`` sets it is one rank of several, with a report of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,25 @@ from asyncdata.integrations.transformers import attach, placeholder
 MAX_LENGTH = 128
 MAX_STEPS = 8
 SAVE_STEPS = 4
+REACHED = "the step is reached"
+RANK = int(os.environ.get("RANK", "0"))
+LAYOUT_BATCHES = 9  # more than a generation batch is used
 
 
 class _Killed(TrainerCallback):
-    """Kills the process after a step, as the out-of-memory killer does."""
+    """Kills the process after a step, as the out-of-memory killer does.
+
+    One of several ranks waits for its end: a dead rank would be an error for the others, which end by themselves.
+    """
 
     def __init__(self, step: int | None) -> None:
         self._step = step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == self._step:
+            if args.world_size > 1:
+                print(REACHED, flush=True)  # noqa: T201 - the parent waits for it
+                signal.pause()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -50,16 +60,17 @@ def _model(tokenizer: Any) -> Any:
     return LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, **sizes))
 
 
-def _arguments(kind: type, folder: str, **more: Any) -> Any:
+def _arguments(kind: type, settings: dict[str, Any], **more: Any) -> Any:
     return kind(
-        output_dir=folder,
+        output_dir=settings["folder"],
         max_steps=MAX_STEPS,
-        save_steps=SAVE_STEPS,
+        save_steps=settings.get("save_steps", SAVE_STEPS),
         logging_steps=1,
         gradient_accumulation_steps=2,
         learning_rate=1e-2,
         report_to=[],
         use_cpu=True,
+        ddp_backend="gloo" if "RANK" in os.environ else None,
         disable_tqdm=True,
         **more,
     )
@@ -93,7 +104,7 @@ def _sft(settings: dict[str, Any], tokenizer: Any, seen: list[Any], trainer: typ
     return made, loader
 
 
-def _grpo(settings: dict[str, Any], tokenizer: Any, seen: list[Any]) -> Any:
+def _grpo(settings: dict[str, Any], tokenizer: Any, seen: list[Any], dataset: Any = None) -> Any:
     from trl import GRPOConfig, GRPOTrainer
 
     def reward(completions: list[Any], number: list[int], **_: Any) -> list[float]:
@@ -102,29 +113,61 @@ def _grpo(settings: dict[str, Any], tokenizer: Any, seen: list[Any]) -> Any:
 
     arguments = _arguments(
         GRPOConfig,
-        settings["folder"],
+        settings,
         per_device_train_batch_size=4,
         num_generations=2,
         num_iterations=2,
         max_completion_length=8,
+        shuffle_dataset=False,
     )
     loader = DataLoader(settings["rows"], tokenize_fn=RowFn(), num_workers=0, timeout_s=60)
     made = GRPOTrainer(
-        _model(tokenizer), reward_funcs=reward, args=arguments, train_dataset=placeholder(), processing_class=tokenizer
+        _model(tokenizer),
+        reward_funcs=reward,
+        args=arguments,
+        train_dataset=placeholder() if dataset is None else dataset,
+        processing_class=tokenizer,
     )
     return made, loader
+
+
+def _layout(settings: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """The rows of this rank's first batches: of TRL's own loader and sampler, and of ours, for the same order."""
+    from datasets import Dataset
+
+    with DataLoader(settings["rows"], tokenize_fn=RowFn(), num_workers=0, timeout_s=60) as ordered:
+        rows = [sample.extra for sample in ordered.get_next_batch(settings["num_rows"])]
+    trainer, loader = _grpo(settings, tokenizer, [], Dataset.from_list(rows))
+
+    def numbers() -> list[list[int]]:
+        batches = islice(trainer.get_train_dataloader(), LAYOUT_BATCHES)
+        return [[row["number"] for row in batch] for batch in batches]
+
+    own = numbers()
+    attach(trainer, loader)
+    with loader:
+        return {"own": own, "ours": numbers()}
+
+
+def _write(settings: dict[str, Any], report: dict[str, Any]) -> None:
+    name = f"{settings['report']}.{RANK}" if "RANK" in os.environ else settings["report"]
+    Path(name).write_text(json.dumps(report))
 
 
 def main(settings: dict[str, Any]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(settings["tokenizer"])
     seen: list[Any] = []
+    if settings["trainer"] == "layout":
+        _write(settings, _layout(settings, tokenizer))
+        return
+
     if settings["trainer"] == "Trainer":
-        arguments = _arguments(TrainingArguments, settings["folder"])
+        arguments = _arguments(TrainingArguments, settings)
         trainer, loader = _sft(settings, tokenizer, seen, Trainer, arguments)
     elif settings["trainer"] == "SFTTrainer":
         from trl import SFTConfig, SFTTrainer
 
-        arguments = _arguments(SFTConfig, settings["folder"], dataset_kwargs={"skip_prepare_dataset": True})
+        arguments = _arguments(SFTConfig, settings, dataset_kwargs={"skip_prepare_dataset": True})
 
         def sft_trainer(model: Any, **more: Any) -> Any:
             return SFTTrainer(model, processing_class=tokenizer, **more)
@@ -138,7 +181,7 @@ def main(settings: dict[str, Any]) -> None:
         trainer.train(resume_from_checkpoint=settings["resume"])
     losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
     weights = float(torch.cat([parameter.double().flatten() for parameter in trainer.model.parameters()]).sum())
-    Path(settings["report"]).write_text(json.dumps({"losses": losses, "seen": seen, "weights": weights}))
+    _write(settings, {"losses": losses, "seen": seen, "weights": weights})
 
 
 if __name__ == "__main__":

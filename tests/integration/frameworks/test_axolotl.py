@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +13,7 @@ import asyncdata.integrations.axolotl
 from asyncdata import ConfigError
 from asyncdata.integrations.axolotl import LoaderPlugin
 from tests.support.frameworks.axolotl import ROWS, STEPS, VARIABLE, page_makes_a_loader
-from tests.support.frameworks.killed_runs import ROOT, checkout
+from tests.support.frameworks.killed_runs import assert_resumed, checkout, run_trainer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,39 +22,16 @@ pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "addict", "yaml")
 
 
-def _run(folder: Path, name: str, *, resume: bool = False, kill_at: int | None = None) -> dict[str, Any]:
-    files = {key: str(folder / f"{name}.{key}") for key in ("folder", "report")}
-    settings = {**files, "seen": str(folder / f"{name}.{kill_at}.{resume}"), "rows": str(folder / "rows.jsonl")}
-    words = [sys.executable, "-W", "ignore", "-m", "tests.support.frameworks.axolotl"]
-    done = subprocess.run(
-        [*words, json.dumps({**settings, "resume": resume, "kill_at": kill_at})],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        cwd=ROOT,
-    )
-    assert done.returncode == (-signal.SIGKILL if kill_at else 0), done.stderr[-3000:]
-    with open(settings["seen"]) as file:
-        seen = [json.loads(line) for line in file]
-    if kill_at:
-        return {"seen": seen}
-    with open(settings["report"]) as file:
-        return {"seen": seen, **json.load(file)}
-
-
 def test_a_killed_training_of_axolotl_continues_with_exactly_the_next_batch(tmp_path: Path) -> None:
     checkout(VARIABLE, "src/axolotl/integrations/base.py", PACKAGES)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"number": n}) + "\n" for n in range(ROWS)))
 
-    whole = _run(tmp_path, "whole")
-    killed = _run(tmp_path, "killed", kill_at=6)
-    resumed = _run(tmp_path, "killed", resume=True)
+    module = "tests.support.frameworks.axolotl"
+    whole = run_trainer(module, tmp_path, "whole")
+    killed = run_trainer(module, tmp_path, "killed", kill_at=6)
+    resumed = run_trainer(module, tmp_path, "killed", resume=True)
 
-    trained = killed["seen"][:4] + resumed["seen"]  # saved at step 4
-    wanted, counted = (Counter(sum(batches[:STEPS], [])) for batches in (whole["seen"], trained))
-    assert ((wanted - counted).total(), (counted - wanted).total()) == (0, 0), "rows skipped, and repeated"
-    assert trained[:STEPS] == whole["seen"][:STEPS]
-    assert resumed["losses"] == whole["losses"]
+    assert_resumed(whole, killed, resumed, saved_at=4, steps=STEPS)
     assert whole["knows_the_key"], "axolotl's configuration has asyncdata_loader"
 
 

@@ -60,10 +60,13 @@ def checkout(variable: str, file: str, packages: Iterable[str] = ()) -> str:
 
 def block_of(page: str, language: str) -> str:
     """The first block of this language on a how-to page."""
+    return blocks_of(page, language)[0]
+
+
+def blocks_of(page: str, language: str) -> list[str]:
+    """All blocks of this language on a how-to page."""
     text = (ROOT / "docs/how-to" / page).read_text(encoding="utf-8")
-    found = re.search(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    return found[1]
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def run_block(page: str, names: dict[str, Any]) -> None:
@@ -80,6 +83,42 @@ def run_driver(module: str, folder: Path, **settings: Any) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     found: dict[str, Any] = json.loads(answer.read_text())
     return found
+
+
+def run_trainer(
+    module: str, folder: Path, name: str, *, resume: bool = False, kill_at: int | None = None, **settings: Any
+) -> dict[str, Any]:
+    """The batches that a training of its own process took, and what it reported, unless it was killed at a step.
+
+    The module is run with its settings as JSON. It writes a batch's rows to each line of ``seen``, and its ``report``.
+    """
+    files = {key: str(folder / f"{name}.{key}") for key in ("folder", "report")}
+    settings |= {**files, "seen": str(folder / f"{name}.{kill_at}.{resume}"), "rows": str(folder / "rows.jsonl")}
+    path = os.pathsep.join([str(ROOT), *(place for place in sys.path if place)])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", module, json.dumps({**settings, "resume": resume, "kill_at": kill_at})],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        cwd=folder,
+    )
+    assert done.returncode == (-signal.SIGKILL if kill_at else 0), done.stdout[-1000:] + done.stderr[-4000:]
+    seen = [json.loads(line) for line in Path(settings["seen"]).read_text().splitlines()]
+    return {"seen": seen} | ({} if kill_at else json.loads(Path(files["report"]).read_text()))
+
+
+def assert_resumed(
+    whole: dict[str, Any], killed: dict[str, Any], resumed: dict[str, Any], *, saved_at: int, steps: int
+) -> None:
+    """That a killed and resumed training took the rows of one that was left alone, with the same losses.
+
+    A loader may have collated a batch more than the trainer used.
+    """
+    trained = killed["seen"][:saved_at] + resumed["seen"]
+    wanted, counted = (Counter(sum(batches[:steps], [])) for batches in (whole["seen"], trained))
+    assert ((wanted - counted).total(), (counted - wanted).total()) == (0, 0), "rows skipped, and repeated"
+    assert trained[:steps] == whole["seen"][:steps]
+    assert resumed["losses"] == whole["losses"]
 
 
 def kill_and_resume(open_run: Callable[[Path], Run], folder: Path, *, num_batches: int, saves: list[int]) -> Any:

@@ -6,7 +6,6 @@ the file ``latest``) and Ray's calls. The loop, the generator of samples and the
 
 from __future__ import annotations
 
-import importlib.machinery
 import json
 import os
 import queue
@@ -15,45 +14,18 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from tests.support.frameworks.killed_runs import ROOT, kill_and_resume, main, run_block
+from tests.support.frameworks.stand_ins import stand_in_for
 
 VARIABLE = "ASYNCDATA_OPENRLHF"
 ROWS = 42
 EPISODES = 3
 BATCHES = 48  # more than the training has
 TIMEOUT_S = 120
-HEAVY = ("deepspeed", "flash_attn", "vllm")
-
-
-class _Anything:
-    """What a heavy package would have: it can be imported from it, and made."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-
-class _StandIns:
-    """Finds the packages of :data:`HEAVY`, which need a GPU to be installed."""
-
-    def find_spec(self, name: str, *_: Any) -> Any:
-        if name.partition(".")[0] not in HEAVY:
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
-
-    def create_module(self, spec: Any) -> ModuleType:
-        module = ModuleType(spec.name)
-        vars(module)["__getattr__"] = lambda name: _attribute(spec.name, name)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None: ...
-
-
-def _attribute(module: str, name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return type(name, (_Anything,), {"__module__": module})
+HEAVY = ("deepspeed", "flash_attn", "vllm")  # they need a GPU to be installed
 
 
 class Engine:
@@ -212,7 +184,7 @@ def _in_another_process() -> list[str]:
 
 def import_openrlhf() -> None:
     os.environ["TQDM_DISABLE"] = "1"
-    sys.meta_path.insert(0, _StandIns())  # type: ignore[arg-type]
+    stand_in_for(*HEAVY)
     import deepspeed
 
     deepspeed.DeepSpeedEngine = type("DeepSpeedEngine", (Engine,), {})

@@ -1,0 +1,99 @@
+"""LLaMA-Factory's and ms-swift's own SFT commands with the lines of their page, on a tiny model.
+
+Stood in are packages that they import and this training does not use, where they are not installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tests.support.frameworks.axolotl import BATCH, STEPS, make_loader
+from tests.support.frameworks.killed_runs import ROOT, blocks_of
+from tests.support.frameworks.stand_ins import stand_in_for_missing
+
+PAGE = "use-it-with-llama-factory-and-ms-swift.md"
+UNUSED = ("jieba", "matplotlib", "nltk", "rouge_chinese", "tensorboard", "torchaudio")
+SAVE_STEPS = 4
+
+
+def write_model(folder: Path) -> None:
+    """A model and its tokenizer, and the row that both frameworks ask for."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
+
+    set_seed(1)
+    tokenizer = AutoTokenizer.from_pretrained(str(ROOT / "asyncdata/assets/demo_tokenizer"))
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    (folder / "one_row.json").write_text(json.dumps([{"instruction": "1?", "input": "", "output": "1"}]))
+    (folder / "dataset_info.json").write_text(json.dumps({"one_row": {"file_name": "one_row.json"}}))
+
+
+def _watch(settings: dict[str, Any]) -> None:
+    """Let every trainer kill the process after a step, or write the losses at the end."""
+    import transformers.trainer
+
+    class Watched(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == settings["kill_at"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
+            Path(settings["report"]).write_text(json.dumps({"losses": losses}))
+
+    transformers.trainer.DEFAULT_CALLBACKS.append(Watched)
+
+
+def llama_factory(folder: Path, settings: dict[str, Any], shared: dict[str, Any]) -> None:
+    config = {**shared, "stage": "sft", "do_train": True, "finetuning_type": "full", "model_name_or_path": "model"}
+    config |= {"template": "empty", "dataset": "one_row", "dataset_dir": str(folder)}
+    (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    os.environ["DISABLE_VERSION_CHECK"] = "1"  # it wants older versions of what is installed
+    sys.argv = ["train.py", "config.yaml"]
+    _watch(settings)
+    exec(blocks_of(PAGE, "py")[1], {"__name__": "__main__"})  # noqa: S102 - the project's own pages
+
+
+def ms_swift(folder: Path, settings: dict[str, Any], shared: dict[str, Any]) -> None:
+    from swift.pipelines.train.sft import sft_main
+
+    _watch(settings)  # after the import, which replaces what every trainer has
+    (folder / "plugin.py").write_text(blocks_of(PAGE, "py")[2])
+    arguments = {**shared, "model": "model", "model_type": "llama", "template": "dummy", "tuner_type": "full"}
+    arguments |= {"dataset": "one_row.json", "add_version": False, "split_dataset_ratio": 0, "max_length": 64}
+    arguments |= {"external_plugins": "plugin.py", "callbacks": "asyncdata", "torch_dtype": "float32"}
+    if settings["resume"]:
+        arguments["resume_from_checkpoint"] = f"{shared['output_dir']}/checkpoint-{SAVE_STEPS}"
+    sft_main(
+        [
+            word
+            for name, value in arguments.items()
+            for word in (f"--{name}", str(value).lower() if isinstance(value, bool) else str(value))
+        ]
+    )
+
+
+def main(settings: dict[str, Any]) -> None:
+    os.environ |= {"HF_HUB_OFFLINE": "1", "USE_HF": "1"}
+    folder = Path.cwd()
+    stand_in_for_missing(*UNUSED)
+    if not (folder / "model").exists():
+        write_model(folder)
+    data: Any = ModuleType("my_data")
+    data.make_loader = lambda: make_loader(settings)
+    sys.modules["my_data"] = data
+    shared = {"output_dir": settings["folder"], "max_steps": STEPS, "save_steps": SAVE_STEPS, "logging_steps": 1}
+    shared |= {"per_device_train_batch_size": BATCH, "gradient_accumulation_steps": 1, "learning_rate": 0.01}
+    shared |= {"use_cpu": True, "report_to": "none"}
+    {"llamafactory": llama_factory, "swift": ms_swift}[settings["framework"]](folder, settings, shared)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
