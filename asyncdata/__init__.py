@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.collators.base import Document
     from asyncdata.batching.collators.packed import PackedCollator
     from asyncdata.batching.collators.padded import FixedCollator, PaddedCollator
+    from asyncdata.batching.collators.preference import PreferenceCollator
     from asyncdata.batching.collators.xtuner import XTunerCollator
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.packers.hard import HardPacking
@@ -103,6 +104,7 @@ __all__ = (
     "PaddedCollator",
     "ParquetSource",
     "Position",
+    "PreferenceCollator",
     "PreferenceTokenizeFn",
     "PrefetchTimeoutError",
     "PromptTokenizeFn",
@@ -146,6 +148,7 @@ _HOMES = {
     "batching.collators.base": ("Document",),
     "batching.collators.packed": ("PackedCollator",),
     "batching.collators.padded": ("FixedCollator", "PaddedCollator"),
+    "batching.collators.preference": ("PreferenceCollator",),
     "batching.collators.xtuner": ("XTunerCollator",),
     "loader.config": ("BadRows", "Cache", "Limits", "LoaderConfig", "Ranks"),
     "loader.statistics": ("Statistics",),

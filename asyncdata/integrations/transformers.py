@@ -34,14 +34,15 @@ _CALLBACK = "AsyncDataState"  # the state's key in trainer_state.json
 def placeholder() -> Any:
     """A ``datasets.Dataset`` of one row, for trainers whose constructor demands a ``train_dataset``. It is never read.
 
-    SFTTrainer takes it with ``dataset_kwargs={"skip_prepare_dataset": True}``.
+    SFTTrainer takes it with ``dataset_kwargs={"skip_prepare_dataset": True}``; DPOTrainer and RewardTrainer as it is.
     """
     try:
         from datasets import Dataset
     except ImportError as error:
         raise missing_package("placeholder", "datasets", error) from error
 
-    return Dataset.from_dict({"prompt": [""], "input_ids": [[0]], "labels": [[0]]})
+    text = {name: [""] for name in ("prompt", "chosen", "rejected")}
+    return Dataset.from_dict({**text, "input_ids": [[0]], "labels": [[0]]})
 
 
 def attach(
@@ -75,6 +76,12 @@ def attach(
         raise ConfigError(
             "the trainer's arguments have no max_steps, and a loader has no length: pass max_steps=. For n epochs of m "
             "rows it is n * m // (batch size of all ranks * gradient_accumulation_steps)"
+        )
+
+    if getattr(args, "precompute_ref_log_probs", False):
+        raise ConfigError(
+            "precompute_ref_log_probs computes the reference's log-probabilities of the trainer's own dataset, which "
+            "is not read: leave it out"
         )
 
     batches = _batches_of(trainer, loader, item)

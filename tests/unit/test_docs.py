@@ -425,6 +425,7 @@ PACKINGS_AND_COLLATORS = [
     asyncdata.PackedCollator,
     asyncdata.PaddedCollator,
     asyncdata.FixedCollator,
+    asyncdata.PreferenceCollator,
     asyncdata.XTunerCollator,
 ]
 

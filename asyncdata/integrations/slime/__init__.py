@@ -1,11 +1,13 @@
 """slime and miles: a data source for their rollouts, with their checkpoints, and their dataset adapter.
 
-``AsyncDataSource`` and ``ReadOnlyDataSource`` are what ``--data-source-path`` names. They are imported when they are
-asked for: a worker imports only the module of its tokenize function.
+``AsyncDataSource`` and ``ReadOnlyDataSource`` are what ``--data-source-path`` names, and ``AsyncDataBuffer`` is what
+miles' ``--custom-async-data-buffer-path`` names. They are imported when they are asked for: a worker imports only the
+module of its tokenize function.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,17 +17,20 @@ if TYPE_CHECKING:
         ReadOnlyDataSource,
         ReadOnlyError,
     )
+    from asyncdata.integrations.slime.miles_buffer import AsyncDataBuffer as AsyncDataBuffer
 
 __all__ = ("AsyncDataSource", "BadGroupError", "ReadOnlyDataSource", "ReadOnlyError")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name == "AsyncDataBuffer":  # not in __all__, as it needs miles
+        module = importlib.import_module(f"{__name__}.miles_buffer")
+    elif name in __all__:
+        module = importlib.import_module(f"{__name__}.data_source")
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    from asyncdata.integrations.slime import data_source
-
-    value = globals()[name] = getattr(data_source, name)
+    value = globals()[name] = getattr(module, name)
     return value
 
 

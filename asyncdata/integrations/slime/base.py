@@ -36,6 +36,8 @@ _log = get_logger(__name__)
 _OWN = {"n_samples_per_prompt", "buffer"}
 """Names in ``asyncdata_allow_changed`` that the loader does not have."""
 
+_MILES_BUFFER = "asyncdata.integrations.slime.AsyncDataBuffer"
+
 
 class ReadOnlyError(InvalidGroupError, RuntimeError):
     """Groups were given back to a data source that has no buffer."""
@@ -154,9 +156,15 @@ class ReadOnlyDataSource:
         if package is None or settings.save_folder is None or not settings.is_global or settings.is_colocated:
             return
 
-        if not tells_rollouts():
-            effect = "a restart of train_async.py skips the rollout that had begun before the checkpoint was written"
-            _log.warning("rollout.not_told", package=package, effect=effect)
+        if tells_rollouts() or getattr(self.args, "custom_async_data_buffer_path", None) == _MILES_BUFFER:
+            return
+
+        effect = "a restart of train_async.py skips the rollout that had begun before the checkpoint was written"
+        if getattr(self.args, "fully_async", False):
+            effect += (
+                f", and the groups of miles' data buffer: --custom-async-data-buffer-path {_MILES_BUFFER} keeps them"
+            )
+        _log.warning("rollout.not_told", package=package, effect=effect)
 
     def _begin(self) -> None:
         """Count the plugins' changes of the buffer to the previous rollout; then begin the current rollout."""
@@ -186,7 +194,7 @@ class ReadOnlyDataSource:
 
         with self._lock:
             self._take_stock()
-            moment = self._ledger.start_after(rollout_id) or self._now()
+            moment = self._moment(rollout_id)
             slime_checkpoint.write(
                 folder,
                 rollout_id,
@@ -195,7 +203,15 @@ class ReadOnlyDataSource:
                 samples_per_group=self._settings.samples_per_group,
                 drops=self._ledger.drops,
             )
-            self._ledger = self._ledger.saved(rollout_id)
+            self._forget(rollout_id)
+
+    def _moment(self, rollout_id: int | None) -> Moment:
+        """What a checkpoint of ``rollout_id`` has."""
+        return self._ledger.start_after(rollout_id) or self._now()
+
+    def _forget(self, rollout_id: int | None) -> None:
+        """A checkpoint of ``rollout_id`` is written."""
+        self._ledger = self._ledger.saved(rollout_id)
 
     def _now(self) -> Moment:
         return Moment(self._ledger.numbering, self._ledger.entries, self._feed.state(), copy.deepcopy(self.metadata))

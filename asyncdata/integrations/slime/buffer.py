@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     BufferFilter = Callable[[Any, None, list[Any], int], list[Any]]
     Media = dict[str, list[Any]]
 
-__all__ = ("BadGroupError", "GroupKeeper", "Taken", "pop_first", "take")
+__all__ = ("BadGroupError", "GroupKeeper", "Taken", "group_index_of", "pop_first", "take")
 
 _log = get_logger(__name__)
 
@@ -106,10 +106,17 @@ class GroupKeeper:
 
             return self._without_record(group, reason)
 
-        return Entry(group, GroupRecord(record), _group_index(group))
+        return Entry(group, GroupRecord(record), group_index_of(group))
+
+    def served(self, group: list[Any]) -> Entry:
+        """The entry of a fresh group. One that no checkpoint can store has no record: it is trained all the same."""
+        try:
+            return Entry(group, GroupRecord([_record(item) for item in group]), group_index_of(group))
+        except (TypeError, AttributeError, RecursionError) as error:
+            return self._without_record(group, str(error))
 
     def _without_record(self, group: list[Any], reason: str) -> Entry:
-        number = _group_index(group)
+        number = group_index_of(group)
         if not self.num_without_record:
             _log.warning("buffer.not_saved", group_index=number, reason=reason)
         self.num_without_record += 1
@@ -126,7 +133,7 @@ class GroupKeeper:
         except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise SnapshotError(f"AD602 a group in the snapshot's buffer cannot be read: {error!r}") from error
 
-        return Entry(group, record, _group_index(group))
+        return Entry(group, record, group_index_of(group))
 
     def _restored(self, record: dict[str, Any], blocks: memoryview | None) -> Any:
         if SAMPLES in record:
@@ -142,7 +149,8 @@ def _record(item: Any) -> dict[str, Any]:
     return sample_to_record(item)
 
 
-def _group_index(group: Sequence[Any]) -> int | None:
+def group_index_of(group: Sequence[Any]) -> int | None:
+    """The number of a group, which its samples have; None if they have none."""
     first = next(iter(group), None)
     while isinstance(first, list):
         first = next(iter(first), None)

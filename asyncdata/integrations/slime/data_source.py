@@ -8,29 +8,42 @@ error is raised at every call, instead of a short batch. :class:`ReadOnlyDataSou
 slime's ``RolloutDataSource``.
 
 The order is slime's own by default, and asyncdata's with ``asyncdata_order: stream`` (see ``config.Options``). Groups
-that a rollout took and never gave back are consumed: those that a fully asynchronous rollout has not finished when its
-process dies are not generated again.
+that a rollout took and never gave back are consumed, unless groups are tracked: then those that a fully asynchronous
+rollout has not finished, or not trained, when its process dies are served again (see ``tracked_groups``). For miles,
+:class:`~asyncdata.integrations.slime.miles_buffer.AsyncDataBuffer` tracks them.
 """
 
 from __future__ import annotations
 
 import operator
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
+import msgspec
+
+from asyncdata.core.errors import ConfigError
 from asyncdata.core.log import get_logger
 from asyncdata.integrations.slime import checkpoint as slime_checkpoint
 from asyncdata.integrations.slime.base import ReadOnlyDataSource, ReadOnlyError, whole_number
-from asyncdata.integrations.slime.buffer import BadGroupError, GroupKeeper, pop_first, take
+from asyncdata.integrations.slime.buffer import BadGroupError, GroupKeeper, group_index_of, pop_first, take
 from asyncdata.integrations.slime.config import import_by_path
+from asyncdata.integrations.slime.tracked_groups import TrackedGroups
 
 if TYPE_CHECKING:
     from asyncdata.integrations.slime.base import Process
     from asyncdata.integrations.slime.checkpoint import Found
-    from asyncdata.integrations.slime.rollout_ledger import Entry
+    from asyncdata.integrations.slime.rollout_ledger import Entry, Moment
 
-__all__ = ("AsyncDataSource", "BadGroupError", "ReadOnlyDataSource", "ReadOnlyError")
+__all__ = ("AsyncDataSource", "BadGroupError", "ReadOnlyDataSource", "ReadOnlyError", "source_with")
 
 _log = get_logger(__name__)
+_sources: WeakValueDictionary[int, AsyncDataSource] = WeakValueDictionary()
+"""By the identity of their arguments, which a living source keeps alive."""
+
+
+def source_with(args: Any) -> AsyncDataSource | None:
+    """The data source of this process that was made with ``args``, the same object; None if there is none."""
+    return _sources.get(id(args))
 
 
 class AsyncDataSource(ReadOnlyDataSource):
@@ -50,7 +63,10 @@ class AsyncDataSource(ReadOnlyDataSource):
 
     def __init__(self, args: Any) -> None:
         self.buffer: list[Any] = []
+        self._tracked: TrackedGroups | None = None
+        self._first_rollout_id = 0
         super().__init__(args)
+        _sources[id(args)] = self
 
     def _set_up(self, process: Process | None) -> None:
         path = self._settings.buffer_filter_path
@@ -92,6 +108,10 @@ class AsyncDataSource(ReadOnlyDataSource):
                 self._ledger, self.buffer[:] = ledger, before
                 raise
 
+            if self._tracked is not None:
+                known = {id(entry.group): entry for entry in ledger.entries}
+                served = [known[id(group)] for group in taken.groups] + list(map(self._keeper.served, groups))
+                self._tracked = self._tracked.served(served)
             return taken.groups + groups
 
     def add_samples(self, samples: list[list[Any]] | None) -> None:
@@ -113,6 +133,9 @@ class AsyncDataSource(ReadOnlyDataSource):
             entries = self._keeper.entries(samples, self._ledger.entries)
             self._ledger = self._ledger.with_buffer((*self._ledger.entries, *entries))
             self.buffer.extend(entry.group for entry in entries)
+            if self._tracked is not None:
+                back = [self._tracked.find(entry.group, entry.group_index) for entry in entries]
+                self._tracked = self._tracked.without(entry for entry in back if entry is not None)
 
     def _take_stock(self) -> None:
         entries = self._ledger.entries
@@ -134,10 +157,103 @@ class AsyncDataSource(ReadOnlyDataSource):
         return len(self.buffer)
 
     def statistics(self) -> dict[str, Any]:
-        """As in :class:`ReadOnlyDataSource`, and the number of groups that no checkpoint can store."""
-        return {**super().statistics(), "asyncdata_unpersistable_groups_total": self._keeper.num_without_record}
+        """As in :class:`ReadOnlyDataSource`, and the numbers of groups that are out or that no checkpoint can store."""
+        tracked = self._tracked
+        return {
+            **super().statistics(),
+            "asyncdata_tracked_groups": len(tracked.out) if tracked is not None else 0,
+            "asyncdata_unpersistable_groups_total": self._keeper.num_without_record,
+        }
+
+    # Tracked groups.
+
+    def track_groups(self) -> None:
+        """From now on, a group that is served is in every checkpoint until it is trained, dropped or given back.
+
+        For rollouts that run without end, beside the training: miles' fully asynchronous one, or one of your own. Then
+        say where each group ends: :meth:`consume_group`, :meth:`drop_group` or :meth:`add_samples`, with the same list
+        that :meth:`get_samples` returned; and :meth:`end_rollout` after each batch. To be called before the first
+        group is served. A second call has no effect.
+        """
+        with self._lock:
+            if self._tracked is None:
+                self._tracked = TrackedGroups(rollout_id=self._first_rollout_id)
+
+    def consume_group(self, group: list[Any]) -> None:
+        """A group is handed over for training, in the current rollout.
+
+        It is in checkpoints of earlier rollouts only, which :meth:`end_rollout` separates.
+
+        :raises ConfigError: if it is not out: it was not served, or was already consumed, dropped or given back.
+        """
+        with self._lock:
+            number = group_index_of(group)
+            entry = self._tracking().find(group, number)
+            if entry is None:
+                raise ConfigError(
+                    f"consume_group takes a group that get_samples returned, once: group {number} was not served, or "
+                    "was consumed, dropped or given back"
+                )
+
+            self._tracked = self._tracking().consumed(entry)
+
+    def drop_group(self, group: list[Any], reason: str) -> None:
+        """A group is not trained, and will not be served again. It is counted.
+
+        A group that is not out, such as one that was given back, is no longer the rollout's: nothing happens.
+
+        :param reason: under which :meth:`statistics` and checkpoints count it.
+        """
+        with self._lock:
+            entry = self._tracking().find(group, group_index_of(group))
+            if entry is not None:
+                self._tracked = self._tracking().without((entry,))
+                self._ledger = self._ledger.dropping(reason, 1)
+
+    def end_rollout(self) -> None:
+        """The batch of a rollout is complete. What is consumed from now on belongs to the next rollout.
+
+        The first rollout is the one after that of :meth:`load`, or 0, unless :meth:`begin_rollout` says otherwise.
+        """
+        with self._lock:
+            self._tracked = self._tracking().ended()
+
+    def _tracking(self) -> TrackedGroups:
+        if self._tracked is None:
+            raise ConfigError("groups are not tracked: call track_groups() before the first group is served")
+
+        return self._tracked
+
+    def _begin(self) -> None:
+        if self._tracked is None:
+            super()._begin()
+            return
+
+        self._take_stock()  # tracked groups are in every checkpoint, so no mark is needed
+        if self._told_rollout_id is not None:
+            self._tracked = self._tracked.begun(self._told_rollout_id)
 
     # Checkpoints.
+
+    def load(self, rollout_id: int | None = None) -> None:
+        """As :meth:`ReadOnlyDataSource.load`. If groups are tracked, the next rollout is ``rollout_id + 1``."""
+        with self._lock:
+            super().load(rollout_id)
+            self._first_rollout_id = 0 if rollout_id is None else rollout_id + 1
+            if self._tracked is not None:
+                self._tracked = TrackedGroups(rollout_id=self._first_rollout_id)
+
+    def _moment(self, rollout_id: int | None) -> Moment:
+        if self._tracked is None:
+            return super()._moment(rollout_id)
+
+        now = self._now()
+        return msgspec.structs.replace(now, entries=(*self._tracked.left(rollout_id), *now.entries))
+
+    def _forget(self, rollout_id: int | None) -> None:
+        super()._forget(rollout_id)
+        if self._tracked is not None:
+            self._tracked = self._tracked.saved(rollout_id)
 
     def _entries_of(self, found: Found, drops: dict[str, int], allowed: set[str]) -> tuple[Entry, ...]:
         records = found.records

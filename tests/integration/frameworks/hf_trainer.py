@@ -19,13 +19,23 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     Trainer,
     TrainerCallback,
     TrainingArguments,
     set_seed,
 )
 
-from asyncdata import ChatTokenizeFn, DataLoader, PackedCollator, PaddedCollator, RowFn, SoftPacking
+from asyncdata import (
+    ChatTokenizeFn,
+    DataLoader,
+    PackedCollator,
+    PaddedCollator,
+    PreferenceCollator,
+    PreferenceTokenizeFn,
+    RowFn,
+    SoftPacking,
+)
 from asyncdata.integrations.torch import ranks
 from asyncdata.integrations.transformers import attach, placeholder
 
@@ -54,10 +64,19 @@ class _Killed(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _model(tokenizer: Any) -> Any:
+def _config(tokenizer: Any, **more: Any) -> Any:
     set_seed(1)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, **sizes))
+    return LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, **sizes, **more)
+
+
+def _model(tokenizer: Any) -> Any:
+    return LlamaForCausalLM(_config(tokenizer))
+
+
+def _reward_model(tokenizer: Any) -> Any:
+    config = _config(tokenizer, num_labels=1, pad_token_id=0)
+    return LlamaForSequenceClassification(config)
 
 
 def _arguments(kind: type, settings: dict[str, Any], **more: Any) -> Any:
@@ -154,6 +173,29 @@ def _write(settings: dict[str, Any], report: dict[str, Any]) -> None:
     Path(name).write_text(json.dumps(report))
 
 
+def _of_pairs(settings: dict[str, Any], tokenizer: Any, seen: list[Any]) -> Any:
+    """DPOTrainer, or RewardTrainer, whose model takes no mask of the answers."""
+    import trl
+
+    is_dpo = settings["trainer"] == "DPOTrainer"
+    arguments = _arguments(trl.DPOConfig if is_dpo else trl.RewardConfig, settings)
+    loader = DataLoader(
+        settings["rows"],
+        tokenize_fn=PreferenceTokenizeFn(settings["tokenizer"], max_length=MAX_LENGTH),
+        collate_fn=_recorded(PreferenceCollator(completion_mask=is_dpo), seen),
+        num_workers=0,
+        timeout_s=60,
+        batch_size=2,
+        ranks=ranks(),
+    )
+    given = {"args": arguments, "train_dataset": placeholder(), "processing_class": tokenizer}
+    if not is_dpo:
+        return trl.RewardTrainer(_reward_model(tokenizer), **given), loader
+
+    # The reference has to be named here only because the model comes from no folder.
+    return trl.DPOTrainer(_model(tokenizer), ref_model=_model(tokenizer), **given), loader
+
+
 def main(settings: dict[str, Any]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(settings["tokenizer"])
     seen: list[Any] = []
@@ -173,8 +215,10 @@ def main(settings: dict[str, Any]) -> None:
             return SFTTrainer(model, processing_class=tokenizer, **more)
 
         trainer, loader = _sft(settings, tokenizer, seen, sft_trainer, arguments)
-    else:
+    elif settings["trainer"] == "GRPOTrainer":
         trainer, loader = _grpo(settings, tokenizer, seen)
+    else:
+        trainer, loader = _of_pairs(settings, tokenizer, seen)
     attach(trainer, loader)
     trainer.add_callback(_Killed(settings.get("kill_at")))
     with loader:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from asyncdata import ConfigError, DataLoader, RowFn, SnapshotError
+from asyncdata import ConfigError, DataLoader, PreferenceCollator, PreferenceTokenizeFn, RowFn, SnapshotError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("torch", reason="torch is not installed")
@@ -28,7 +28,12 @@ def rows(jsonl_file):
         question = {"role": "user", "content": f"What is {number} plus {number * 7 % 13}?"}
         return [question, {"role": "assistant", "content": f"It is {number + number * 7 % 13}. " * (1 + number % 5)}]
 
-    return jsonl_file([{"messages": chat(n), "prompt": chat(n)[:1], "number": n} for n in range(40)])
+    def answers(number):
+        """For the trainers of pairs."""
+        wrong = {"role": "assistant", "content": f"No idea, {number}."}
+        return {"chosen": chat(number)[1:], "rejected": [wrong]}
+
+    return jsonl_file([{"messages": chat(n), "prompt": chat(n)[:1], "number": n, **answers(n)} for n in range(40)])
 
 
 def run(settings, **changes):
@@ -46,8 +51,15 @@ def run(settings, **changes):
 @pytest.mark.timeout(900)  # three processes, each of which imports torch and transformers
 @pytest.mark.parametrize(
     ("trainer", "packed"),
-    [("Trainer", False), ("SFTTrainer", False), ("SFTTrainer", True), ("GRPOTrainer", False)],
-    ids=["Trainer", "SFTTrainer", "SFTTrainer packed", "GRPOTrainer"],
+    [
+        ("Trainer", False),
+        ("SFTTrainer", False),
+        ("SFTTrainer", True),
+        ("DPOTrainer", False),
+        ("RewardTrainer", False),
+        ("GRPOTrainer", False),
+    ],
+    ids=["Trainer", "SFTTrainer", "SFTTrainer packed", "DPOTrainer", "RewardTrainer", "GRPOTrainer"],
 )
 def test_a_killed_training_resumes_with_the_same_batches_and_losses(tmp_path, rows, small_tokenizer, trainer, packed):
     pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -65,6 +77,33 @@ def test_a_killed_training_resumes_with_the_same_batches_and_losses(tmp_path, ro
     assert resumed["weights"] == expected["weights"]
     num_before = len(expected["seen"]) // 2  # saved in the middle
     assert resumed["seen"] == expected["seen"][num_before:]
+
+
+def test_the_batches_of_pairs_are_those_of_trls_own_collator(jsonl_file, small_tokenizer):
+    trl = pytest.importorskip("trl.trainer.dpo_trainer", reason="trl is not installed")
+    rows = jsonl_file(
+        [{"prompt": "1 + " * n, "chosen": " is " * (n % 3 + 1), "rejected": "?" * n} for n in range(1, 9)]
+    )
+    with DataLoader(
+        rows, tokenize_fn=PreferenceTokenizeFn(str(small_tokenizer)), num_workers=0, timeout_s=60
+    ) as loader:
+        samples = loader.get_next_batch(5)
+    found = PreferenceCollator(pad_id=7)(samples)
+
+    examples = []
+    for sample in samples:
+        start = int((sample.labels == -100).sum())
+        rejected, ((first, last),) = sample.extra["rejected_input_ids"], sample.extra["rejected_spans"]
+        prompt = sample.tokens[:start].tolist()
+        assert (rejected[:first], last) == (prompt, len(rejected)), "the prompt, and a trained answer up to the end"
+        examples.append(
+            {"prompt_ids": prompt, "chosen_ids": sample.tokens[start:].tolist(), "rejected_ids": rejected[first:]}
+        )
+    expected = trl.DataCollatorForPreference(pad_token_id=7)(examples)
+
+    assert {name: array.tolist() for name, array in found.items()} == {
+        name: tensor.tolist() for name, tensor in expected.items()
+    }
 
 
 # What is refused
@@ -98,6 +137,13 @@ def test_a_loader_of_other_ranks_is_refused(loader):
     trainer.args.world_size = 2
 
     with pytest.raises(ConfigError, match=r"the loader is rank 0 of 1, and the trainer rank 0 of 2: pass ranks="):
+        attach(trainer, loader)
+
+
+def test_reference_log_probs_computed_before_the_training_are_refused(loader):
+    trainer = trainer_of(precompute_ref_log_probs=True)
+
+    with pytest.raises(ConfigError, match="precompute_ref_log_probs"):
         attach(trainer, loader)
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from asyncdata.batching.collators.base import Document
 from asyncdata.batching.collators.packed import PackedCollator
 from asyncdata.batching.collators.padded import FixedCollator, PaddedCollator
+from asyncdata.batching.collators.preference import PreferenceCollator
 from asyncdata.batching.collators.torch_tensors import to_torch
 from asyncdata.batching.collators.xtuner import XTunerCollator
 from asyncdata.core.errors import ConfigError
@@ -411,3 +412,37 @@ def test_pinned_tensors_need_a_device() -> None:
     else:
         with pytest.raises(ConfigError, match="needs a CUDA device"):
             to_torch(batch, pin_memory=True)
+
+
+# Pairs
+
+
+def pair(tokens: list[int], trained: int, rejected: list[int], spans: list[list[int]]) -> Sample:
+    labels = np.where(np.arange(len(tokens)) < len(tokens) - trained, -100, np.array(tokens))
+    extra = {"rejected_input_ids": rejected, "rejected_spans": spans}
+    return Sample(tokens=np.array(tokens, np.int32), labels=labels, extra=extra)
+
+
+PAIRS = [pair([1, 2, 3], 2, [1, 4, 5, 6, 7], [[1, 2], [4, 5]]), pair([8, 9], 1, [8, 10], [[1, 2]])]
+
+
+def test_pairs_are_rows_of_chosen_answers_and_then_of_rejected_ones() -> None:
+    batch = PreferenceCollator(pad_id=99, pad_to_multiple_of=6)(PAIRS)
+
+    assert lists(batch) == {
+        "input_ids": [[1, 2, 3, 99, 99, 99], [8, 9, 99, 99, 99, 99], [1, 4, 5, 6, 7, 99], [8, 10, 99, 99, 99, 99]],
+        "attention_mask": [[1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0]],
+        "completion_mask": [[0, 1, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0], [0, 1, 0, 0, 1, 0], [0, 1, 0, 0, 0, 0]],
+    }
+    assert {array.dtype for array in batch.values()} == {np.dtype(np.int64)}
+
+
+def test_a_reward_model_gets_no_mask_of_answers() -> None:
+    assert list(PreferenceCollator(completion_mask=False)(PAIRS)) == ["input_ids", "attention_mask"]
+
+
+def test_a_sample_without_a_rejected_answer_is_no_pair() -> None:
+    with pytest.raises(ConfigError, match="AD452 .* without a rejected answer"):
+        PreferenceCollator()([PAIRS[0], Sample(tokens=np.array([1, 2], np.int32))])
+    with pytest.raises(ConfigError, match="AD451"):
+        PreferenceCollator()([])

@@ -57,6 +57,14 @@ def test_a_driver_that_tells_no_rollout_is_warned_of_once_at_the_start(prompts, 
     assert "train_async.py skips" in event["effect"]
 
 
+def test_the_warning_of_a_fully_asynchronous_run_names_the_data_buffer_that_keeps_its_groups(prompts, given, package):
+    (event,) = not_told(prompts, **given, fully_async=True)
+    _, _, path = event["effect"].partition("--custom-async-data-buffer-path ")
+
+    assert path.startswith("asyncdata.integrations.slime.AsyncDataBuffer ")
+    assert not_told(prompts, **given, fully_async=True, custom_async_data_buffer_path=path.split()[0]) == []
+
+
 def test_a_driver_that_tells_its_rollouts_is_not_warned_of(prompts, given, package):
     set_rollout_id(None)  # nothing is generated yet, but it will be told
     assert not_told(prompts, **given) == []

@@ -1,0 +1,107 @@
+"""The data buffer of miles' fully asynchronous rollout: ``--custom-async-data-buffer-path``.
+
+::
+
+    --fully-async
+    --data-source-path asyncdata.integrations.slime.AsyncDataSource
+    --custom-async-data-buffer-path asyncdata.integrations.slime.AsyncDataBuffer
+
+``AsyncDataBuffer`` is miles' own buffer, with its filters, capacity and metrics, and tells the data source where each
+group ends. miles saves and loads no state of a data buffer, so the groups that are being generated, and those that are
+finished and not trained, are in the checkpoints of the data source (see ``tracked_groups``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.extras import made_on_first_use
+from asyncdata.integrations.slime.data_source import source_with
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("AsyncDataBuffer", "TrackingBuffer")  # noqa: F822 - AsyncDataBuffer is made below, as it imports miles
+
+_MODULE = "miles.rollout.fully_async_data_buffer"
+_PREFIX = "rollout/asyncdata/"
+
+
+class TrackingBuffer:
+    """What ``AsyncDataBuffer`` adds to miles' ``DefaultDataBuffer``. To be inherited from before a data buffer.
+
+    :param input: miles' ``DataBufferConstructorInput``. Its ``args`` must be those of an
+        :class:`~asyncdata.integrations.slime.AsyncDataSource`.
+    :raises ConfigError: if there is no such data source, or miles' buffer has another layout.
+    """
+
+    _buffer: list[Any]
+
+    def __init__(self, input: Any) -> None:
+        source = source_with(input.args)
+        if source is None:
+            raise ConfigError(
+                f"{type(self).__name__} keeps its groups in the checkpoints of the data source: pass "
+                "--data-source-path asyncdata.integrations.slime.AsyncDataSource too"
+            )
+
+        self._source = source
+        self._handle: Callable[[list[Any]], None] = input.unused_handler_fn
+        self._arriving: dict[int, list[Any]] = {}
+        super().__init__(dataclasses.replace(input, unused_handler_fn=self._unused))  # type: ignore[call-arg]
+        if not isinstance(getattr(self, "_buffer", None), list):
+            raise ConfigError(
+                f"the data buffer of this version of miles has no list of its groups: {type(self).__name__} cannot see "
+                "which ones it drops. Use miles' own, without --custom-async-data-buffer-path"
+            )
+
+        source.track_groups()
+
+    def _unused(self, prompt_group: list[Any]) -> None:
+        """``--async-unused-samples-handler``: ``retry`` gives the group back, and ``drop`` does nothing."""
+        is_arriving = self._arriving.pop(id(prompt_group), None) is not None
+        self._handle(prompt_group)
+        self._source.drop_group(prompt_group, "aborted" if is_arriving else "stale")
+
+    async def put(self, input: Any) -> None:
+        """Store a finished group, or hand it to the handler of unused groups, or drop it."""
+        key = id(input.prompt_group)
+        self._arriving[key] = input.prompt_group
+        try:
+            await super().put(input)  # type: ignore[misc]
+        finally:
+            is_judged = self._arriving.pop(key, None) is None
+        # Nothing else has run since the buffer has stored it.
+        if not is_judged and not any(entry is input for entry in self._buffer):
+            self._source.drop_group(input.prompt_group, "dynamic_filter")
+
+    async def get(self, **context: Any) -> Any:
+        """The next group to train on, which from now on belongs to the current rollout."""
+        entry = await super().get(**context)  # type: ignore[misc]
+        self._source.consume_group(entry.prompt_group)
+        return entry
+
+    def get_metrics(self) -> dict[str, float]:
+        """miles' own metrics, and the numbers of groups tracked and dropped. miles calls it after each batch."""
+        metrics: dict[str, float] = super().get_metrics()  # type: ignore[misc]
+        self._source.end_rollout()
+        numbers = self._source.statistics()
+        found = {f"{_PREFIX}tracked_groups": numbers["asyncdata_tracked_groups"]}
+        prefix, suffix = "asyncdata_dropped_groups_", "_total"
+        for name, number in numbers.items():
+            if name.startswith(prefix) and name.endswith(suffix):
+                found[f"{_PREFIX}dropped_groups_{name.removeprefix(prefix)}"] = number
+        return {**metrics, **found}
+
+
+def _data_buffer() -> type:
+    base = importlib.import_module(_MODULE).DefaultDataBuffer
+    return type(
+        "AsyncDataBuffer", (TrackingBuffer, base), {"__doc__": "miles' data buffer, tracked by the data source."}
+    )
+
+
+__getattr__ = made_on_first_use(__name__, "miles", {"AsyncDataBuffer": _data_buffer})

@@ -1,0 +1,273 @@
+"""miles' own fully asynchronous rollout, driven as its ``train_async.py`` does, and killed at any of its steps.
+
+From the folder that ASYNCDATA_MILES names. Only the engine that answers prompts is stood in for, by ``answer``, and the
+training step. The rollout, its scheduler, the reward and the default data buffer are miles' code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import traceback
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from tests.support.frameworks.killed_runs import block_of, main
+from tests.support.miles import miles_folder, miles_importable
+from tests.support.slime_source import args_for, write_prompts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NUM_ROWS = 41
+NUM_ROLLOUTS = 10
+BATCH = 4
+OURS = {  # the options that the how-to page tells a user to set
+    name.replace("-", "_"): value
+    for name, value in re.findall(r"--([\w-]+) (asyncdata\.\S+)", block_of("use-it-with-miles.md", "sh"))
+}
+THEIRS = {
+    "data_source_path": "miles.rollout.data_source.RolloutDataSourceWithBuffer",
+    "custom_async_data_buffer_path": None,
+}
+DEFAULTS: dict[str, Any] = {  # what miles' parser gives, and what makes a run short
+    "chat_template_path": None,
+    "rollout_batch_size": BATCH,
+    "n_samples_per_prompt": 2,
+    "rollout_shuffle": True,
+    "max_weight_staleness": None,
+    "async_max_concurrent_samples": None,
+    "async_data_buffer_capacity_factor": 2.0,
+    "async_unused_samples_handler": "drop",
+    "rollout_submission_granularity": None,
+    "dynamic_sampling_filter_path": None,
+    "rollout_sample_filter_path": None,
+    "sglang_server_concurrency": 64,
+    "rollout_num_gpus": 1,
+    "rollout_num_gpus_per_engine": 1,
+    "rollout_temperature": 1.0,
+    "rollout_top_p": 1.0,
+    "rollout_top_k": -1,
+    "rollout_max_response_len": 8,
+    "rollout_stop": None,
+    "rollout_stop_token_ids": None,
+    "rollout_skip_special_tokens": True,
+    "sglang_router_policy": None,
+    "partial_rollout": False,
+    "mask_offpolicy_in_partial_rollout": False,
+    "group_rm": False,
+    "custom_generate_function_path": f"{__name__}.answer",
+}
+
+present: Any = None
+"""The run of this process."""
+
+
+class Run:
+    """One process of a run: it continues after the last rollout that is saved.
+
+    :param kill_at: the number of the step at which it is killed; None: never.
+    """
+
+    def __init__(self, folder: Path, log: Path, seed: int, kill_at: int | None, aborts: float, **given: Any) -> None:
+        from miles.rollout.base_types import RolloutFnConstructorInput
+        from miles.rollout.fully_async_rollout import FullyAsyncRolloutFn
+        from miles.utils.misc import load_function
+
+        self._log_file = log.open("a")
+        self._kill_at, self.aborts = kill_at, aborts
+        self._num_steps = 0
+        self.chance = random.Random(seed)
+        self.version = 1
+        self.save_every = given.pop("save_every")
+        places = {"save": str(folder), "load": str(folder)}
+        self.args = args_for(folder.parent / "prompts.jsonl", **{**DEFAULTS, **given, **places})
+        self.source = load_function(self.args.data_source_path)(self.args)
+        self.start = last_saved(folder) + 1
+        self.source.load(self.start - 1)
+        self.rollout = FullyAsyncRolloutFn(RolloutFnConstructorInput(args=self.args, data_source=self.source))
+        self.log("start", self.start, self.source.sample_group_index)
+
+    def log(self, *event: Any) -> None:
+        self._log_file.write(json.dumps(event) + "\n")
+        self._log_file.flush()
+
+    def step(self) -> None:
+        """A place at which the process may be killed."""
+        self._num_steps += 1
+        if self._num_steps == self._kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def generate(self, rollout_id: int) -> list[Any]:
+        from miles.rollout.base_types import RolloutFnTrainInput
+
+        output = await self.rollout(RolloutFnTrainInput(rollout_id=rollout_id, weight_version=self.version))
+        self.metrics = output.metrics
+        return list(output.samples)
+
+    async def train_async(self) -> None:
+        """The loop of ``train_async.py``: the next rollout begins before this one is trained and saved."""
+        following: Any = asyncio.create_task(self.generate(self.start))
+        groups: Any = None
+        for rollout_id in range(self.start, NUM_ROLLOUTS):
+            if following is not None:
+                groups = await following
+            following = None
+            if rollout_id + 1 < NUM_ROLLOUTS:
+                following = asyncio.create_task(self.generate(rollout_id + 1))
+            for _ in range(self.chance.randint(0, 30)):
+                await others()
+            self.log("train", rollout_id, [group[0].group_index for group in groups])
+            self.step()
+            if (rollout_id + 1) % self.save_every == 0 or rollout_id + 1 == NUM_ROLLOUTS:
+                self.source.save(rollout_id)
+                self.log("saved", rollout_id)
+                self.step()
+            if following is not None:
+                groups, following = await following, None
+            self.version += 1
+
+
+async def others() -> None:
+    """Let all other tasks take a step."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    loop.call_soon(future.set_result, None)
+    await future
+
+
+async def answer(input: Any) -> Any:
+    """In place of the engine: a response after some steps, or none."""
+    from miles.rollout.base_types import GenerateFnOutput
+
+    run, sample = present, input.sample
+    run.step()
+    version = run.version
+    for _ in range(run.chance.choice([1, 1, 1, 5, 60])):
+        await others()
+    run.step()
+    sample.tokens, sample.response, sample.response_length = [1, 2, 3], "an answer", 1
+    sample.rollout_log_probs, sample.weight_versions = [-0.5], [str(version)]
+    sample.reward = 1.0
+    is_aborted = run.chance.random() < run.aborts
+    sample.status = type(sample).Status.ABORTED if is_aborted else type(sample).Status.COMPLETED
+    return GenerateFnOutput(samples=sample)
+
+
+def keep(args: Any, group: list[Any], **_: Any) -> bool:
+    """A dynamic filter: some groups have no gradient."""
+    return bool(group[0].group_index % 7 != 3)
+
+
+def last_saved(folder: Path) -> int:
+    names = [path.name for path in folder.glob("rollout/*.pt")]
+    return max((int(re.findall(r"_(\d+)\.pt", name)[0]) for name in names), default=-1)
+
+
+def _in_fork(work: Any) -> int:
+    pid = os.fork()
+    if not pid:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _chain(folder: Path, *, seed: int, num_kills: int, latest_kill: int, **settings: Any) -> list[Any]:
+    """Processes until one comes to the end; the events of each."""
+    folder.mkdir()
+    write_prompts(folder / "prompts.jsonl", NUM_ROWS)
+    chance = random.Random(seed)
+    events = []
+    while True:
+        log = folder / f"log.{len(events)}"
+        is_killed = len(events) < num_kills
+        kill_at = chance.randint(1, latest_kill) if is_killed else None
+
+        def work(log: Path = log, kill_at: int | None = kill_at) -> None:
+            global present
+            present = Run(folder / "checkpoints", log, chance.randint(0, 999), kill_at, **settings)
+            asyncio.run(present.train_async())
+            present.log("metrics", present.metrics)
+
+        status = _in_fork(work)
+        assert status in (0, -signal.SIGKILL), f"the run ended with {status}"
+        events.append([json.loads(line) for line in log.read_text().splitlines()])
+        if status == 0:
+            return events
+
+
+def _left(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """What the last checkpoint has."""
+    answer = folder / "left.json"
+
+    def work() -> None:
+        run = Run(folder / "checkpoints", folder / "log.left", 0, None, **settings)
+        statistics = getattr(run.source, "statistics", dict)()
+        prefix = "asyncdata_dropped_groups_"
+        found = {
+            "served": run.source.sample_group_index,
+            "buffer": [group[0].group_index for group in run.source.buffer],
+            "responses": [sample.response for group in run.source.buffer for sample in group],
+            "drops": {name.removeprefix(prefix): n for name, n in statistics.items() if name.startswith(prefix)},
+        }
+        answer.write_text(json.dumps(found))
+
+    assert _in_fork(work) == 0
+    found: dict[str, Any] = json.loads(answer.read_text())
+    return found
+
+
+def drive(folder: Path, runs: dict[str, Any], tokenizer: str) -> dict[str, Any]:
+    with miles_importable(str(miles_folder())):
+        import miles.rollout.fully_async_rollout  # noqa: F401 - once, for all forks
+
+        found = {}
+        for number, (name, settings) in enumerate(runs.items()):
+            place = folder / f"run {number}"
+            given = {"aborts": 0.0, "save_every": 1, "hf_checkpoint": tokenizer, **settings}
+            kills = {key: given.pop(key) for key in ("seed", "num_kills", "latest_kill")}
+            events = _chain(place, **kills, **given)
+            found[name] = {"events": events, "left": _left(place, given)}
+        return found
+
+
+def outcome_of(found: dict[str, Any]) -> SimpleNamespace:
+    """What the run has trained on in the end, and what has come to other groups that were served.
+
+    ``trained`` and ``left`` are numbers of groups, ``drops`` counts by reason, and ``lost`` are groups that are none of
+    these.
+    """
+    last: dict[int, list[int]] = {}
+    for events in found["events"]:
+        for name, rollout_id, *more in events:
+            if name == "start":
+                assert rollout_id <= len(last), "it continues after a rollout that was never trained"
+                last = {number: groups for number, groups in last.items() if number < rollout_id}
+            elif name == "train":
+                last[rollout_id] = more[0]
+    left = found["left"]
+    trained = [number for groups in last.values() for number in groups]
+    drops = {name.removesuffix("_total"): number for name, number in left["drops"].items() if name != "total"}
+    gone = set(range(left["served"])) - {*trained, *left["buffer"]}
+    return SimpleNamespace(
+        trained=trained,
+        left=left["buffer"],
+        drops=drops,
+        num_lost=len(gone) - sum(drops.values()),
+        num_repeated=len(trained) + len(left["buffer"]) - len({*trained, *left["buffer"]}),
+        num_rollouts=len(last),
+        num_kills=len(found["events"]) - 1,
+        responses=left["responses"],
+    )
+
+
+if __name__ == "__main__":
+    main(drive)
