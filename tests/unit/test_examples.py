@@ -40,6 +40,8 @@ FRAMEWORKS = {  # the example of each -> the module that it needs
     "train_megatron_bridge": "megatron",
     "train_nemo_rl": "nemo_rl",
     "train_openrlhf": "openrlhf",
+    "train_prime_rl": "prime_rl",
+    "train_skyrl": "skyrl",
     "train_torchtitan": "torchtitan",
     "train_verl": "verl",
 }

@@ -13,14 +13,13 @@ import asyncdata.integrations.prime_rl
 from asyncdata import ConfigError, SnapshotError
 from asyncdata.integrations.prime_rl import Rows, TaskIterator, check
 from tests.support.frameworks.killed_runs import checkout, run_driver
-from tests.support.frameworks.prime_rl import NUM_BATCHES, ROWS, VARIABLE, VERIFIERS
+from tests.support.frameworks.prime_rl import NUM_BATCHES, PACKAGES, ROWS, VARIABLE, VERIFIERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
-PACKAGES = ("torch", "loguru", "renderers", "pydantic_config", "aiolimiter", "modelexpress", "math_verify", "mcp")
 
 
 class Counted(NamedTuple):

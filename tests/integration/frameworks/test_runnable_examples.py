@@ -23,6 +23,8 @@ from asyncdata import DataLoader
 from asyncdata.integrations.axolotl import LoaderPlugin
 from asyncdata.integrations.verl import check
 from tests.support.frameworks.killed_runs import ROOT, checkout
+from tests.support.frameworks.prime_rl import PACKAGES as PRIME_PACKAGES
+from tests.support.frameworks.skyrl import PACKAGES as SKYRL_PACKAGES
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 FOLDER = ROOT / "examples" / "frameworks"
@@ -58,6 +60,16 @@ def settings_of(arguments: list[str], defaults: Any) -> Any:
         assert (last in known) != key.startswith("+"), key
         omegaconf.OmegaConf.update(defaults, path, omegaconf.OmegaConf.create(f"value: {value}")["value"])
     return defaults
+
+
+def run_python(words: list[str], folder: Path, *places: str) -> str:
+    """What Python prints, in a folder of the test, with further places to import from."""
+    path = os.pathsep.join([*places, str(FOLDER), str(ROOT), *filter(None, sys.path)])
+    environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "HOME": str(folder)}
+    command = [sys.executable, "-W", "ignore", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stdout
 
 
 # verl
@@ -248,6 +260,110 @@ def test_megatron_bridges_example_gives_what_the_forward_step_reads(
     assert {tuple(value.shape) for value in batch.values()} == {(megatron.MICRO_BATCH, megatron.LENGTH)}
     assert int(batch["labels"].min()) == 0, "no -100: the loss mask says what is not trained on"
     assert 0 < float(batch["loss_mask"].sum()) < batch["loss_mask"].numel()
+
+
+# SkyRL
+
+SKYRL = """
+import json
+import tests.support.frameworks.skyrl as driver
+driver.import_skyrl()
+import skyrl_gym
+import train_skyrl as example
+from asyncdata.demo import tokenizer_folder
+example.write_prompts()
+_, (cfg, knobs) = driver.arguments_sent([*example.ARGUMENTS, f"trainer.policy.model.path={tokenizer_folder()}"])
+found = {"knobs": knobs, "samples": cfg.generator.n_samples_per_prompt, "checkpoints": cfg.trainer.ckpt_path}
+cfg.trainer.placement.colocate_all = False  # it asks Ray for a GPU
+prompts = driver.made(cfg, is_ours=True, **knobs, cache={"folder": "cache"}).train_dataset
+item = prompts.view[0]
+found |= {"rows": len(prompts), "fields": sorted(item)}
+prompts.close()
+answer = item["env_extras"]["reward_spec"]["ground_truth"]
+for said in (answer, "-1"):
+    env = skyrl_gym.make(item["env_class"] or cfg.environment.env_class, env_config={}, extras=item["env_extras"])
+    found[said == answer] = env.step(f"It is #### {said}")["reward"]
+print(json.dumps(found))
+"""
+
+
+def test_skyrl_takes_every_argument_of_its_example_and_rewards_its_prompts(tmp_path: Path) -> None:
+    tree = checkout("ASYNCDATA_SKYRL", "skyrl/train/fully_async_trainer.py", SKYRL_PACKAGES)
+
+    found = json.loads(run_python(["-c", SKYRL], tmp_path, tree).splitlines()[-1])
+
+    assert found == {
+        "knobs": {"num_workers": 2, "seed": 1},
+        "samples": 4,
+        "checkpoints": f"{tmp_path}/asyncdata_skyrl/checkpoints",
+        "rows": 2000,
+        "fields": ["env_class", "env_extras", "prompt", "uid"],
+        "true": 1.0,
+        "false": 0.0,
+    }
+
+
+# prime-rl
+
+TASKSET = """
+import asyncio, json
+from types import SimpleNamespace
+import verifiers.v1 as vf
+from prime_rl.configs.orchestrator import OrchestratorConfig
+text = open("asyncdata_prime_rl/runs/docstrings/configs/orchestrator.json").read()
+[source] = OrchestratorConfig.model_validate_json(text).train.source
+taskset = vf.load_taskset(source.env.taskset)
+task = next(iter(taskset.head(1)))
+rewards = [
+    asyncio.run(task.has_name(SimpleNamespace(last_reply=reply))) for reply in (f"It is {task.data.answer}.", "no")
+]
+print(json.dumps([type(taskset).__module__, task.data.idx, task.data.prompt, rewards]))
+"""
+
+
+@pytest.fixture
+def prime_rl() -> list[str]:
+    """The folders to import prime-rl and verifiers from."""
+    verifiers = checkout("ASYNCDATA_VERIFIERS", "verifiers/v1/taskset.py")
+    tree = checkout("ASYNCDATA_PRIME_RL", "src/prime_rl/entrypoints/rl.py", (*PRIME_PACKAGES, "tomli"))
+    return [f"{tree}/src", f"{tree}/packages/prime-rl-configs/src", verifiers]
+
+
+def launched(places: list[str], folder: Path, *words: str) -> Any:
+    """The settings that prime-rl's launcher writes for its orchestrator."""
+    run_python([str(FOLDER / "train_prime_rl.py"), "--dry-run", *words], folder, *places)
+    return json.loads((folder / "asyncdata_prime_rl/runs/docstrings/configs/orchestrator.json").read_text())
+
+
+def test_prime_rls_launcher_takes_the_configuration_of_its_example_and_continues_a_killed_run(
+    prime_rl: list[str], tmp_path: Path
+) -> None:
+    """``--dry-run`` makes all settings as for a run, and checks them."""
+    run = tmp_path / "asyncdata_prime_rl" / "runs" / "docstrings"
+    for step, part in ((20, "trainer/.metadata"), (20, "orchestrator/progress.pt"), (30, "orchestrator/progress.pt")):
+        file = run / "checkpoints" / f"step_{step}" / part
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+    after = launched(prime_rl, tmp_path, "--max-steps", "70")
+    assert after["resume"]["step"] == 20, "the trainer had not saved step 30"
+    assert after["max_steps"] == 70
+    assert launched(prime_rl, tmp_path, "--resume.step", "30")["resume"]["step"] == 30
+
+    (run / "checkpoints/step_20/trainer/.metadata").unlink()
+    assert launched(prime_rl, tmp_path)["resume"] is None
+    assert not (run / "checkpoints").exists(), "prime-rl begins only where no earlier run has left files"
+
+
+def test_prime_rls_example_is_a_taskset_whose_tasks_are_rewarded(prime_rl: list[str], tmp_path: Path) -> None:
+    settings = launched(prime_rl, tmp_path)
+    [source] = settings["train"]["source"]
+    assert source["group_size"] == 4
+    assert settings["batch_size"] % source["group_size"] == 0
+
+    module, idx, prompt, rewards = json.loads(run_python(["-c", TASKSET], tmp_path, *prime_rl).splitlines()[-1])
+    assert (module, idx, rewards) == ("train_prime_rl", 0, [1.0, 0.0])
+    assert prompt.startswith("Which ")
 
 
 # axolotl

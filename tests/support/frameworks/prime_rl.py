@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "ASYNCDATA_PRIME_RL"
 VERIFIERS = "ASYNCDATA_VERIFIERS"
+PACKAGES = ("torch", "loguru", "renderers", "pydantic_config", "aiolimiter", "modelexpress", "math_verify", "mcp")
 ROWS = 30
 GROUP = 2
 BATCH = 8

@@ -282,10 +282,15 @@ def words_of(rows: Path, *, batch: int, is_async: bool, drops: bool = False) -> 
 
 def arguments_of_page(words: list[str]) -> tuple[Any, tuple[Any, ...]]:
     """What the command of the page sends to Ray, with ``words`` in place of its dots."""
+    command = shlex.split(block_of("use-it-with-skyrl.md", "sh").replace("\\\n", " ").replace(" ...", ""))
+    return arguments_sent([*command[3:], *words])
+
+
+def arguments_sent(words: list[str]) -> tuple[Any, tuple[Any, ...]]:
+    """What SkyRL's command line sends to Ray, after its checks of the settings: a function and its arguments."""
     import ray
     import skyrl.train.utils.utils as utils
 
-    command = shlex.split(block_of("use-it-with-skyrl.md", "sh").replace("\\\n", " ").replace(" ...", ""))
     sent = []
 
     def remote(**_: Any) -> Any:
@@ -294,7 +299,7 @@ def arguments_of_page(words: list[str]) -> tuple[Any, tuple[Any, ...]]:
     own = ray.remote, ray.get, utils.initialize_ray, sys.argv
     try:
         ray.remote, ray.get, utils.initialize_ray = remote, lambda _: None, lambda _: None
-        sys.argv = [*command[2:], *words]
+        sys.argv = ["main_base", *words]
         from skyrl.train.entrypoints.main_base import main as start
 
         start()
