@@ -38,6 +38,11 @@ class Offsets(NamedTuple):
     starts: Sequence[int]
     stops: Sequence[int]
 
+    @classmethod
+    def of(cls, spans: Sequence[Span]) -> Offsets:
+        """From the characters of each token."""
+        return cls([start for start, _ in spans], [stop for _, stop in spans])
+
 
 def token_spans(offsets: Offsets, blocks: Iterable[Span]) -> list[Span]:
     """The tokens that lie in the blocks.

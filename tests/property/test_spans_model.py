@@ -13,6 +13,7 @@ from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.functions.fixed_length_layout import place_cut
 from asyncdata.tokenization.spans import (
     NOT_TRAINED,
+    Offsets,
     clip,
     common_prefix,
     common_suffix,
@@ -71,7 +72,7 @@ def is_in(token: Span, block: Span) -> bool:
 
 @given(offsets=tilings(), blocks=span_lists())
 def test_a_token_is_trained_if_all_its_characters_are_in_one_block(offsets, blocks):
-    spans = token_spans(offsets, blocks)
+    spans = token_spans(Offsets.of(offsets), blocks)
 
     assert covered(spans, len(offsets)) == [any(is_in(token, block) for block in blocks) for token in offsets]
     assert all(start < stop for start, stop in spans)
@@ -85,7 +86,7 @@ def begins(token: Span, block: Span, text: str) -> bool:
 
 @given(offsets=tilings(), blocks=span_lists(), text=st.text("ab ", min_size=64, max_size=64))
 def test_tokens_of_a_block_are_trained_or_named(offsets, blocks, text):
-    spans, straddling = trained_tokens(offsets, blocks, text)
+    spans, straddling = trained_tokens(Offsets.of(offsets), blocks, text)
 
     trained = [any(is_in(token, block) or begins(token, block, text) for block in blocks) for token in offsets]
     touched = [any(max(token[0], block[0]) < min(token[1], block[1]) for block in blocks) for token in offsets]
@@ -138,7 +139,7 @@ def test_a_cut_takes_enough_out_of_the_context_alone_and_no_character_in_two(dat
     if num_tokens == 0:
         return
 
-    start, stop = place_cut(offsets, (first, last), num_tokens, cut)
+    start, stop = place_cut(Offsets.of(offsets), (first, last), num_tokens, cut)
 
     assert first <= start <= stop <= last
     assert stop - start >= num_tokens

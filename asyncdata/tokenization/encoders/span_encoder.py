@@ -84,8 +84,7 @@ class HfSpanEncoder:
             for number, id in enumerate(ids):
                 if id in self._stripping:
                     offsets[number] = _own_characters(self._stripping[id], offsets[number], text)
-        starts, stops = zip(*offsets, strict=True) if offsets else ((), ())
-        return Located(array("i", ids), Offsets(starts, stops))
+        return Located(array("i", ids), Offsets.of(offsets))
 
     def ids_of(self, token: str | None, setting: str) -> array[int]:
         """See :class:`SpanEncoder`."""

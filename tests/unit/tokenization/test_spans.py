@@ -5,13 +5,7 @@ import pytest
 from asyncdata.tokenization.functions.fixed_length_layout import Cut, place_cut
 from asyncdata.tokenization.spans import Offsets, clip, encode_spans, join, token_spans, trained_runs, trained_tokens
 
-
-def of(*spans: tuple[int, int]) -> Offsets:
-    """The offsets of tokens with these characters."""
-    return Offsets([start for start, _ in spans], [stop for _, stop in spans])
-
-
-HELLO = of((0, 2), (2, 5), (5, 6), (6, 9))
+HELLO = Offsets.of([(0, 2), (2, 5), (5, 6), (6, 9)])
 
 
 def test_the_tokens_of_a_block_are_those_that_lie_in_it():
@@ -26,7 +20,7 @@ def test_a_token_that_straddles_a_border_belongs_to_no_block():
 
 
 def test_a_character_that_is_split_over_tokens_belongs_whole_to_its_block():
-    offsets = of((0, 1), (1, 2), (1, 2), (1, 2), (2, 3))
+    offsets = Offsets.of([(0, 1), (1, 2), (1, 2), (1, 2), (2, 3)])
 
     assert token_spans(offsets, [(1, 2)]) == [(1, 4)]
     assert token_spans(offsets, [(1, 3)]) == [(1, 5)]
@@ -34,14 +28,14 @@ def test_a_character_that_is_split_over_tokens_belongs_whole_to_its_block():
 
 
 def test_a_token_of_no_characters_belongs_where_the_next_one_does():
-    offsets = of((0, 2), (2, 2), (2, 4), (4, 4), (4, 6))
+    offsets = Offsets.of([(0, 2), (2, 2), (2, 4), (4, 4), (4, 6)])
 
     assert token_spans(offsets, [(2, 4)]) == [(1, 3)]
     assert token_spans(offsets, [(0, 2)]) == [(0, 1)]
 
 
 def test_blocks_of_no_tokens_have_no_span_and_blocks_that_touch_have_one():
-    assert token_spans(of(), [(0, 0), (3, 9)]) == []
+    assert token_spans(Offsets.of([]), [(0, 0), (3, 9)]) == []
     assert token_spans(HELLO, [(2, 2), (2, 5), (5, 6)]) == [(1, 3)]
     assert join([(0, 0), (1, 2), (2, 2), (2, 4), (5, 6)]) == [(1, 4), (5, 6)]
 
@@ -66,13 +60,13 @@ def test_runs_of_labels_are_spans():
     [("truncate_context_left", (2, 5)), ("truncate_context_right", (5, 8)), ("truncate_context_middle", (4, 7))],
 )
 def test_a_context_is_cut_where_it_should_be(cut: Cut, removed: tuple[int, int]):
-    offsets = of(*((place, place + 1) for place in range(12)))
+    offsets = Offsets.of([(place, place + 1) for place in range(12)])
 
     assert place_cut(offsets, (2, 8), 3, cut) == removed
 
 
 def test_no_character_is_cut_in_two():
-    offsets = of((0, 1), (1, 2), (1, 2), (1, 2), (2, 3), (3, 4))
+    offsets = Offsets.of([(0, 1), (1, 2), (1, 2), (1, 2), (2, 3), (3, 4)])
 
     assert place_cut(offsets, (0, 6), 2, "truncate_context_left") == (0, 4)
     assert place_cut(offsets, (0, 6), 3, "truncate_context_right") == (1, 6)
@@ -81,20 +75,20 @@ def test_no_character_is_cut_in_two():
 
 def test_a_token_of_white_space_and_the_first_character_of_a_block_is_trained_with_it():
     text = "[x]  yes."
-    offsets = of((0, 1), (1, 3), (3, 4), (4, 8), (8, 9))
+    offsets = Offsets.of([(0, 1), (1, 3), (3, 4), (4, 8), (8, 9)])
 
     assert trained_tokens(offsets, [(5, 9)], text) == ([(3, 5)], [])
     assert token_spans(offsets, [(5, 9)]) == [(4, 5)]
 
 
 def test_tokens_that_hold_more_than_a_part_of_a_block_are_not_trained_and_are_named():
-    assert trained_tokens(of((0, 2), (2, 5), (5, 6), (6, 9)), [(3, 7)], "ab[cd]efg") == ([(2, 3)], [1, 3])
-    assert trained_tokens(of((0, 9)), [(3, 7)], "a        ") == ([], [0])
-    assert trained_tokens(of((0, 2), (2, 9)), [(3, 7)], "a        ") == ([], [1]), "it ends after the block"
+    assert trained_tokens(Offsets.of([(0, 2), (2, 5), (5, 6), (6, 9)]), [(3, 7)], "ab[cd]efg") == ([(2, 3)], [1, 3])
+    assert trained_tokens(Offsets.of([(0, 9)]), [(3, 7)], "a        ") == ([], [0])
+    assert trained_tokens(Offsets.of([(0, 2), (2, 9)]), [(3, 7)], "a        ") == ([], [1]), "it ends after the block"
 
 
 def test_a_token_that_two_blocks_share_is_named_once_or_trained_with_the_second():
-    offsets = of((0, 2), (2, 4), (4, 6))
+    offsets = Offsets.of([(0, 2), (2, 4), (4, 6)])
 
     assert trained_tokens(offsets, [(0, 3), (3, 6)], "abcdef") == ([(0, 1), (2, 3)], [1])
     assert trained_tokens(offsets, [(0, 3), (3, 6)], "ab def") == ([(0, 3)], [])
