@@ -6,6 +6,7 @@ start of a window; it is kept for every window at which a restart could begin.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -99,13 +100,14 @@ class _Fill:
     """A window that is waiting to be read, or is being read.
 
     :ivar is_given_up: whether a restart or the end of the loader made it obsolete.
+    :ivar is_reading: whether the thread has the pass: from its first step until it leaves the pass open.
     """
 
     def __init__(self, window: StreamWindow, epoch: int, number: int) -> None:
         self.window = window
         self.epoch = epoch
         self.number = number
-        self.is_given_up = False
+        self.is_given_up = self.is_reading = False
 
 
 class StreamWindows:
@@ -138,6 +140,7 @@ class StreamWindows:
         self._began = 0.0
         self._wake = anyio.Event()
         self._pass: StreamPass | None = None
+        self._lock = threading.Lock()  # on who closes the pass at the end: the thread, or the loop
         self._states: dict[tuple[int, int], StreamState] = {}  # replaced, never changed, as other threads read it
         self._resumed: dict[tuple[int, int], StreamState] = {}
 
@@ -204,10 +207,13 @@ class StreamWindows:
                     await self._serve(self._queue.popleft())
                 self._wake = anyio.Event()
         finally:
-            if self._running is None:
+            with self._lock:
+                fill = self._running
+                if fill is not None:
+                    fill.is_given_up = True
+                is_reading = fill is not None and fill.is_reading  # then the thread closes its pass
+            if not is_reading:
                 self._close_pass()
-            else:
-                self._running.is_given_up = True  # the thread closes its pass
 
     async def _serve(self, fill: _Fill) -> None:
         self._running, self._began = fill, time.monotonic()
@@ -229,6 +235,11 @@ class StreamWindows:
 
     def _read(self, fill: _Fill) -> WindowRows | AsyncDataError | None:
         """In the thread: the rows of a window, or the error; None for a window that was given up."""
+        with self._lock:
+            if fill.is_given_up:
+                return None
+
+            fill.is_reading = True
         outcome: WindowRows | AsyncDataError | None = None
         try:
             memory = self._executor.memory(fill.window.slot)
@@ -237,7 +248,9 @@ class StreamWindows:
             pass
         except BaseException as error:  # also SystemExit: a user's generator may raise anything
             outcome = _as_ours(error, fill, self._stream.files[0].path)
-        if fill.is_given_up or not isinstance(outcome, WindowRows):
+        with self._lock:
+            fill.is_reading = fill.is_given_up or not isinstance(outcome, WindowRows)
+        if fill.is_reading:
             self._close_pass()
         return outcome
 

@@ -536,3 +536,31 @@ def test_a_source_whose_end_fails_is_not_the_end_of_the_run():
         serve(body, reader)
     assert {log["event"] for log in logs} == {"stream.close_failed"}
     assert logs[0]["reason"] == "OSError('cannot let go')"
+
+
+@pytest.mark.parametrize("second", ["was read", "was not begun"])
+def test_a_pass_is_closed_if_the_end_comes_between_the_thread_and_the_loop(monkeypatch, second):
+    is_held = anyio.Event()
+    in_thread, calls = anyio.to_thread.run_sync, []
+
+    async def held_back(call: Callable[..., object], *args: object, **options: object) -> object:
+        """The second window is read, and does not arrive; or its thread does not start."""
+        calls.append(call)
+        found = None if len(calls) == 2 and second == "was not begun" else await in_thread(call, *args)
+        if len(calls) == 2:
+            is_held.set()
+            await anyio.sleep_forever()
+        return found
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", held_back)
+    reader = Reader(ListStream(ROWS))
+
+    async def body(reader: Reader) -> None:
+        await reader.texts(0, 0)
+        reader.open(0, 1)
+        await is_held.wait()
+        assert reader.stream.num_open == 1
+
+    serve(body, reader)
+
+    assert reader.stream.num_open == 0
