@@ -10,7 +10,7 @@ import pytest
 
 from asyncdata import ConfigError, SnapshotError
 from asyncdata.integrations.openrlhf import PromptLoader, plug_in, prepare_datasets
-from asyncdata.integrations.torch import OrderView
+from asyncdata.integrations.torch.views import LoaderOrderView
 from tests.support.frameworks.killed_runs import checkout, resumed_of, run_driver, told
 from tests.support.frameworks.openrlhf import BATCHES, EPISODES, ROWS, VARIABLE
 
@@ -76,7 +76,7 @@ def test_a_setting_with_which_prompts_would_be_lost_is_refused(changes: dict[str
 
 
 def test_a_state_of_openrlhfs_own_loader_is_refused() -> None:
-    view: Any = OrderView.__new__(OrderView)
+    view: Any = LoaderOrderView.__new__(LoaderOrderView)
 
     with pytest.raises(SnapshotError, match="AD602 this is not the state of a view"):
         PromptLoader(view).load_state_dict({"_iterator_finished": False})
