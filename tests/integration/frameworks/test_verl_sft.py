@@ -45,7 +45,7 @@ def of_the_page() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    needed = ("torch", "torchdata", "hydra", "tensordict", "transformers", "pandas")
+    needed = ("torch", "torchdata", "hydra", "tensordict", "transformers", "pandas", "PIL")
     checkout(VARIABLE, "verl/trainer/sft_trainer.py", needed)
     folder = tmp_path_factory.mktemp("verl_sft")
     changes = of_the_page()
@@ -93,6 +93,11 @@ def test_an_item_is_what_verls_own_class_makes_of_the_row(found: dict[str, Any])
     assert ours["length"] == EPOCHS * ROWS
     assert ours["validation"] == own["validation"]
     assert len(own["validation"]) == 6 + 2
+
+
+def test_an_image_has_its_bytes(found: dict[str, Any]) -> None:
+    assert found["images"]["ours"] == found["images"]["own"]
+    assert sum("pixel_values" in item for item in found["images"]["own"]) == 6
 
 
 @pytest.mark.parametrize(

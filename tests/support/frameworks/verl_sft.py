@@ -1,13 +1,15 @@
 """verl's own SFT trainer: its data set, sampler, loader and checkpoints, from the folder that ASYNCDATA_VERL names.
 
-Stand-ins: ``verl.workers`` (engines, which need a GPU) and ``verl.models`` (needs an older transformers). A run has all
-its ranks in one process: a trainer for each, with the sampler and the file ``data_N.pt`` of its rank.
+Stand-ins: ``verl.workers`` (engines, which need a GPU), ``verl.models`` (needs an older transformers),
+``qwen_vl_utils`` and the processor of images. A run has all its ranks in one process: a trainer for each, with the
+sampler and the file ``data_N.pt`` of its rank.
 """
 
 # ruff: noqa: SLF001 - what a trainer of verl does with its loader is in methods of its own
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -76,6 +78,48 @@ def configuration(folder: Path, changes: dict[str, Any]) -> Any:
     data = {"train_batch_size": BATCH, "enable_thinking_default": None}
     trainer = {"default_local_dir": str(folder), "device": "cpu"}
     return OmegaConf.merge(base, {"data": data, "trainer": trainer, "model": {}}, changes)
+
+
+class _Processor:
+    """Makes a token of each image, from its colour, and gives the pixels back."""
+
+    image_processor = SimpleNamespace(patch_size=14)
+
+    def apply_chat_template(self, messages: Any, *, return_dict: bool = False, **settings: Any) -> Any:
+        import torch
+
+        content = [part for message in messages for part in message["content"]]
+        pixels = [part["image"].getpixel((0, 0)) for part in content if part["type"] == "image"]
+        words = [
+            {**message, "content": " ".join(part.get("text") or str(FIRST_NUMBER) for part in message["content"])}
+            for message in messages
+        ]
+        found = _tokenizer().apply_chat_template(words, return_dict=return_dict, **settings)
+        if pixels and return_dict:
+            found["pixel_values"] = torch.tensor(pixels)
+        return found
+
+
+def write_images(folder: Path) -> str:
+    """A file of rows with as many images as they have placeholders, each in a colour of its own."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from PIL import Image
+
+    def image(number: int) -> dict[str, Any]:
+        file = io.BytesIO()
+        Image.new("RGB", (2, 2), (number, 255 - number, 0)).save(file, "PNG")
+        return {"bytes": file.getvalue(), "path": None}
+
+    def row(number: int) -> dict[str, Any]:
+        count = number % 3
+        question = {"role": "user", "content": f"{'<image>' * count}{number}"}
+        images = [image(3 * number + each) for each in range(count)]
+        return {"messages": [question, {"role": "assistant", "content": str(number + 1)}], "images": images}
+
+    rows = [row(FIRST_NUMBER + number) for number in range(8)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "images.parquet")
+    return str(folder / "images.parquet")
 
 
 class _Engine:
@@ -176,8 +220,29 @@ def items(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def images(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    """What both classes make of rows with images."""
+    from omegaconf import OmegaConf
+    from torch.utils.data import DistributedSampler
+    from verl.trainer.sft_trainer import create_sft_dataset
+
+    stand_in_for("qwen_vl_utils")
+    import qwen_vl_utils
+
+    qwen_vl_utils.fetch_image = lambda image, **_: image["image"]
+    file, found, one_pass = write_images(folder), {}, {"asyncdata": {"rows_per_epoch": None}}
+    for name, own in (("own", {"custom_cls": {"path": None, "name": None}}), ("ours", one_pass)):
+        data = configuration(folder, OmegaConf.merge(changes, {"data": own})).data
+        rows = create_sft_dataset(file, data, _tokenizer(), _Processor())
+        found[name] = sorted(_shown(rows[index]) for index in DistributedSampler(rows, 1, 0, drop_last=True))
+    return found
+
+
 def _shown(item: dict[str, Any]) -> str:
-    return repr({key: (str(value.dtype), value.tolist()) for key, value in sorted(item.items())})
+    flat = {**item, **item.get("multi_modal_inputs", {})}
+    return repr(
+        {key: (str(flat[key].dtype), flat[key].tolist()) for key in sorted(flat) if key != "multi_modal_inputs"}
+    )
 
 
 def refusals(folder: Path, changes: dict[str, Any]) -> dict[str, str]:
@@ -248,7 +313,7 @@ def drive(
     sys.path.insert(0, os.environ[VARIABLE])
     import verl.trainer.sft_trainer  # noqa: F401 - before the forks
 
-    found: dict[str, Any] = {"items": items(folder, changes)}
+    found: dict[str, Any] = {"items": items(folder, changes), "images": images(folder, changes)}
     for name, settings in runs.items():
         own = OmegaConf.merge(changes, settings["changes"])
 
