@@ -13,10 +13,10 @@ from asyncdata import ConfigError
 from asyncdata.integrations.verl import VerlRows
 from asyncdata.integrations.verl_sft import VerlSFTRows, check
 from tests.support.frameworks.killed_runs import blocks_of, checkout, resumed_of, run_driver, told
-from tests.support.frameworks.verl_sft import BATCH, EPOCHS, ROWS, STEPS, VARIABLE, write_rows
+from tests.support.frameworks.verl_sft import BATCH, BATCHES, EPOCHS, ROWS, STEPS, VARIABLE, write_rows
 
 AN_EPOCH = ROWS // BATCH
-SAVES = [1, AN_EPOCH, 13, STEPS - 3]  # the last kill is after the last batch
+SAVES = [1, AN_EPOCH, 13, STEPS - 1, STEPS]
 OWN = {"data": {"custom_cls": {"path": None, "name": None}}, "trainer": {"total_epochs": EPOCHS}}
 WITH_WORKERS = {**OWN["data"], "num_workers": 2}
 
@@ -95,6 +95,11 @@ def test_an_item_is_what_verls_own_class_makes_of_the_row(found: dict[str, Any])
     assert len(own["validation"]) == 6 + 2
 
 
+def test_a_row_may_have_no_tools_and_no_enable_thinking(found: dict[str, Any]) -> None:
+    assert found["null"][0] == "<s> user 10 </s> <s> assistant 11 </s>"
+    assert len(found["null"]) == 25
+
+
 def test_an_image_has_its_bytes(found: dict[str, Any]) -> None:
     assert found["images"]["ours"] == found["images"]["own"]
     assert sum("pixel_values" in item for item in found["images"]["own"]) == 6
@@ -142,7 +147,7 @@ def test_what_verls_own_data_set_does_with_the_same_kill(found: dict[str, Any]) 
     """Shown with ``-s``. Whatever it does, it comes to the end."""
     sys.stdout.write("\n" + told({name: found[name] for name in RUNS}))
 
-    assert all(len(resumed.trained) == STEPS for name in RUNS for resumed in resumed_of(found[name]))
+    assert all(len(resumed.trained) == BATCHES for name in RUNS for resumed in resumed_of(found[name]))
 
 
 def test_settings_of_verl_that_break_the_order_are_refused_without_a_verl() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.support.frameworks.killed_runs import kill_and_resume, main
+from tests.support.frameworks.killed_runs import KILLED_AFTER, kill_and_resume, main
 from tests.support.frameworks.stand_ins import stand_in_for
 
 VARIABLE = "ASYNCDATA_VERL"
@@ -24,6 +24,7 @@ ROWS = 40
 BATCH = 4
 EPOCHS = 3
 STEPS = EPOCHS * ROWS // BATCH
+BATCHES = STEPS + KILLED_AFTER  # those after the training have no rows
 FIRST_NUMBER = 10  # of a row; smaller tokens are words of the template
 
 _TEMPLATE = (
@@ -238,6 +239,25 @@ def images(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def without_values(folder: Path, changes: dict[str, Any]) -> list[str]:
+    """What our class makes of rows whose ``tools`` and ``enable_thinking`` are null; verl's own fails."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from torch.utils.data import DistributedSampler
+    from verl.trainer.sft_trainer import create_sft_dataset
+
+    table = pa.Table.from_pylist(pq.read_table(folder / "first.parquet").to_pylist())
+    for name in ("tools", "enable_thinking"):
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, pa.nulls(len(table), table.schema.field(name).type))
+    pq.write_table(table, folder / "null.parquet")
+    data = configuration(folder, changes).data
+    data.asyncdata.rows_per_epoch = None
+    rows = create_sft_dataset(str(folder / "null.parquet"), data, _tokenizer(), None)
+    tokens = [rows[index]["input_ids"].tolist() for index in DistributedSampler(rows, 1, 0, drop_last=True)]
+    return sorted(rows.tokenizer.decode(row) for row in tokens)
+
+
 def _shown(item: dict[str, Any]) -> str:
     flat = {**item, **item.get("multi_modal_inputs", {})}
     return repr(
@@ -314,13 +334,14 @@ def drive(
     import verl.trainer.sft_trainer  # noqa: F401 - before the forks
 
     found: dict[str, Any] = {"items": items(folder, changes), "images": images(folder, changes)}
+    found["null"] = without_values(folder, changes)
     for name, settings in runs.items():
         own = OmegaConf.merge(changes, settings["changes"])
 
         def opens(place: Path, settings: Any = settings, own: Any = own) -> Any:
             return Run(configuration(place, own), settings["ranks"])
 
-        found[name] = kill_and_resume(opens, folder / name, num_batches=STEPS, saves=settings["saves"])
+        found[name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=settings["saves"])
 
     for name, settings in restarts.items():
         place = folder / settings["of"]
