@@ -1,4 +1,4 @@
-"""asyncdata under verl's PPO trainers: the class for ``data.custom_cls``.
+"""asyncdata under verl's PPO trainers: the class for ``data.custom_cls``. That for SFT is in ``verl_sft``.
 
 ::
 
@@ -20,19 +20,24 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.extras import made_on_first_use
-from asyncdata.integrations.torch.rows import order_view_of_rows
-from asyncdata.integrations.torch.views import LoaderRowView
-from asyncdata.loader.loader import DataLoader
-from asyncdata.order.shuffle import RowShuffle
-from asyncdata.tokenization.functions.untokenized import RowFn
+from asyncdata.integrations.torch.rows import order_view_of_rows, row_view_of_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from asyncdata.core.types import Sample
-    from asyncdata.integrations.torch.views import LoaderOrderView
+    from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView
 
-__all__ = ("RLDataset", "VerlRows", "check")  # noqa: F822 - RLDataset is made below, as it imports verl
+__all__ = (
+    "RLDataset",  # noqa: F822 - it is made below, as it imports verl
+    "VerlRows",
+    "are_validation",
+    "check",
+    "names_of",
+    "settings_of",
+    "validation_view",
+    "with_media",
+)
 
 _ID = "asyncdata_id"
 
@@ -54,6 +59,15 @@ class VerlRows:
     video_key: str
     audio_key: str
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        if "parquet_files" in named:
+            raise ConfigError(
+                "AD447 data.custom_cls names RLDataset, and this is verl's SFT trainer: set data.custom_cls.path to "
+                "pkg://asyncdata.integrations.verl_sft, and data.custom_cls.name to SFTDataset"
+            )
+
+        super().__init__(*arguments, **named)
+
     def _read_files_and_tokenize(self) -> None:
         """Called by the constructor of verl's class, which would read all rows here; its recipes replace this too."""
         files = [os.path.expanduser(path) for path in self.data_files]
@@ -64,36 +78,17 @@ class VerlRows:
 
     def is_validation(self) -> bool:
         """Whether these are the files of ``data.val_files``: verl makes both data sets with the same arguments."""
-        train, validation = (_names(self.config.get(key)) for key in ("train_files", "val_files"))
-        if train and train == validation:
-            raise ConfigError(
-                f"AD447 data.train_files and data.val_files of verl are the same, {train}, so that training and "
-                "validation data cannot be told apart: give one of them another name, such as that of a link"
-            )
-
-        return _names(self.original_data_files) == validation
+        return are_validation(self.original_data_files, self.config)
 
     def _training(self, files: list[str], stop: int | None) -> LoaderOrderView:
-        seed = self.config.get("seed")
-        settings = self._settings() if seed is None else {"seed": seed, **self._settings()}
-        return order_view_of_rows(files, settings, item=self._row, stop=stop)
+        return order_view_of_rows(files, settings_of(self.config), item=self._row, stop=stop)
 
     def _validation(self, files: list[str], stop: int | None) -> LoaderRowView:
-        """One thread reads them: they are few, and are read between two steps."""
-        settings = {name: value for name, value in self._settings().items() if name in ("cache", "timeout_s")}
-        order = RowShuffle(method="none", stop=stop)
-        loader = DataLoader(files, tokenize_fn=RowFn(), shuffle=order, num_workers=0, **settings)
-        return LoaderRowView(loader, item=self._row)
-
-    def _settings(self) -> dict[str, Any]:
-        return dict(self.config.get("asyncdata") or {})
+        return validation_view(files, self.config, item=self._row, stop=stop)
 
     def _row(self, sample: Sample) -> dict[str, Any]:
-        row = dict(sample.extra)
+        row = with_media(sample.extra, (self.image_key, self.video_key, self.audio_key))
         row["extra_info"] = {**(row.get("extra_info") or {}), _ID: str(sample.position)}
-        for key in (self.image_key, self.video_key, self.audio_key):
-            if row.get(key):
-                row[key] = [_decoded(item) for item in row[key]]
         return row
 
     def __len__(self) -> int:
@@ -169,9 +164,44 @@ def check(config: Any) -> None:
             raise ConfigError(f"AD447 data.{name}={value} {why}")
 
 
-def _names(files: Any) -> list[str]:
+def names_of(files: Any) -> list[str]:
     """The names of ``data.train_files``: one, or a list."""
     return [files] if isinstance(files, str) else [str(name) for name in files or ()]
+
+
+def are_validation(files: Any, config: Any) -> bool:
+    """Whether ``files`` are those of ``data.val_files``.
+
+    :raises ConfigError: if these are those of ``data.train_files`` too.
+    """
+    train, validation = (names_of(config.get(key)) for key in ("train_files", "val_files"))
+    if train and train == validation:
+        raise ConfigError(
+            f"AD447 data.train_files and data.val_files of verl are the same, {train}, so that training and "
+            "validation data cannot be told apart: give one of them another name, such as that of a link"
+        )
+
+    return names_of(files) == validation
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """What ``data.asyncdata`` has, with the ``seed`` of ``data`` where it has none."""
+    seed = config.get("seed")
+    settings = dict(config.get("asyncdata") or {})
+    return settings if seed is None else {"seed": seed, **settings}
+
+
+def validation_view(
+    files: Sequence[str], config: Any, *, item: Callable[[Sample], Any], stop: int | None
+) -> LoaderRowView:
+    """Rows as they lie in their files. One thread reads them: they are few, and are read between two steps."""
+    settings = {name: value for name, value in settings_of(config).items() if name in ("cache", "timeout_s")}
+    return row_view_of_rows(files, {"shuffle": False, "num_workers": 0, **settings}, item=item, stop=stop)
+
+
+def with_media(row: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """The row, with the bytes of the images, videos and sounds in the columns ``keys``."""
+    return {**row, **{key: [_decoded(item) for item in row[key]] for key in keys if row.get(key)}}
 
 
 def _decoded(item: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Rows that a framework tokenizes itself, as a map-style dataset."""
+"""Rows that a framework tokenizes itself, as map-style datasets."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.integrations.torch.views import LoaderOrderView
+from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView
 from asyncdata.loader.loader import DataLoader
 from asyncdata.order.shuffle import RowShuffle
 from asyncdata.tokenization.functions.untokenized import RowFn
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from asyncdata.core.types import Sample
     from asyncdata.tokenization.base import TokenizeFn
 
-__all__ = ("order_view_of_rows",)
+__all__ = ("order_view_of_rows", "row_view_of_rows")
 
 
 def order_view_of_rows(
@@ -36,9 +36,38 @@ def order_view_of_rows(
     :raises ConfigError: for settings that cannot work.
     :raises SourceError: for files that cannot be read.
     """
-    knobs: dict[str, Any] = {"shuffle": "full", **settings}
-    rows_per_epoch = knobs.pop("rows_per_epoch", None)
-    is_shuffled = bool(knobs["shuffle"])
-    if stop is not None or not (is_shuffled or rows_per_epoch):
-        knobs["shuffle"] = RowShuffle(method="keyed" if is_shuffled else "none", stop=stop)
+    rows_per_epoch = settings.get("rows_per_epoch")
+    knobs = _knobs(settings, stop, needs_index=not rows_per_epoch)
     return LoaderOrderView(DataLoader(source, tokenize_fn=tokenize_fn or RowFn(), **knobs), rows_per_epoch, item=item)
+
+
+def row_view_of_rows(
+    source: Any,
+    settings: Mapping[str, Any],
+    *,
+    item: Callable[[Sample], Any],
+    stop: int | None = None,
+    max_gap: int = 256,
+) -> LoaderRowView:
+    """The view of a loader of untokenized rows, for any order of indices; the loader is closed with it.
+
+    :param settings: see :func:`order_view_of_rows`; without ``shuffle`` the rows are in the order of the files.
+    :param item: makes the item of a row's sample.
+    :param stop: only the first ``stop`` rows.
+    :param max_gap: see :class:`~asyncdata.integrations.torch.RowView`.
+    :raises ConfigError: for settings that cannot work.
+    :raises SourceError: for files that cannot be read.
+    """
+    knobs = _knobs(settings, stop, needs_index=True)
+    loader = DataLoader(source, tokenize_fn=RowFn(), **knobs)
+    return LoaderRowView(loader, settings.get("rows_per_epoch"), item=item, max_gap=max_gap)
+
+
+def _knobs(settings: Mapping[str, Any], stop: int | None, *, needs_index: bool) -> dict[str, Any]:
+    """The settings that are a loader's, with a ``shuffle`` that has what is needed."""
+    knobs: dict[str, Any] = {"shuffle": "full", **settings}
+    knobs.pop("rows_per_epoch", None)
+    is_shuffled = bool(knobs["shuffle"])
+    if stop is not None or (needs_index and not is_shuffled):
+        knobs["shuffle"] = RowShuffle(method="keyed" if is_shuffled else "none", stop=stop)
+    return knobs

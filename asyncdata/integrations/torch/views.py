@@ -56,7 +56,8 @@ class _View(ABC):
             )
 
         self.loader = loader
-        self._num_rows = rows_per_epoch
+        self._length = rows_per_epoch
+        self._rows_of_data: int | None = None
         self._has_own_epochs = rows_per_epoch is not None
         self._item = item
         self._next = 0
@@ -66,15 +67,21 @@ class _View(ABC):
 
         :raises TypeError: if the length is not known.
         """
-        if self._num_rows is None:
+        if self._length is None:
+            self._length = self._num_rows()
+        return self._length
+
+    def _num_rows(self) -> int:
+        """Rows of the data."""
+        if self._rows_of_data is None:
             try:
-                self._num_rows = self.loader.num_rows()
+                self._rows_of_data = self.loader.num_rows()
             except ConfigError as error:
                 raise TypeError(
                     f"the length of this {type(self).__name__} is not known: {self._way_out}"
                     'shuffle="full" to the loader, which counts the rows'
                 ) from error
-        return self._num_rows
+        return self._rows_of_data
 
     def __getitem__(self, index: int) -> Any:
         """The item of one index."""
@@ -182,13 +189,22 @@ class LoaderRowView(_View):
     a gap are read and left out. Any other index restarts the reading at its row.
 
     :param loader: see :class:`LoaderOrderView`.
-    :param epoch: the epoch of the loader's order that indices refer to.
+    :param rows_per_epoch: the length, where it is not that of the data. Item ``i`` is row ``i % n`` of the epoch
+        ``i // n`` epochs later, for data of ``n`` rows.
+    :param epoch: the epoch of the loader's order that index 0 refers to.
+    :param max_gap: rows between two indices that are read and left out; a larger gap restarts the reading.
     """
 
     def __init__(
-        self, loader: DataLoader, *, epoch: int = 0, item: Callable[[Sample], Any] = row_of, max_gap: int = 256
+        self,
+        loader: DataLoader,
+        rows_per_epoch: int | None = None,
+        *,
+        epoch: int = 0,
+        item: Callable[[Sample], Any] = row_of,
+        max_gap: int = 256,
     ) -> None:
-        super().__init__(loader, item=item)
+        super().__init__(loader, rows_per_epoch, item=item)
         self._epoch = epoch
         self._max_gap = max_gap
         self._place: int | None = None  # the loader's next row; None: not known
@@ -221,7 +237,7 @@ class LoaderRowView(_View):
     def _run(self, indices: list[int]) -> list[Sample]:
         first, last = indices[0], indices[-1]
         if self._place is None or not 0 <= first - self._place <= self._max_gap:
-            self.loader.seek(self._epoch, first)
+            self.loader.seek(*self._row(first))
             self._place = first
         place, self._place = self._place, None  # an error leaves the place unknown
         samples = self.loader.get_next_batch(last + 1 - place)
@@ -231,12 +247,18 @@ class LoaderRowView(_View):
         self._place = last + 1
         return chosen
 
+    def _row(self, index: int) -> tuple[int, int]:
+        """The epoch and the row that an index refers to."""
+        epochs, row = divmod(index, self._num_rows())
+        return self._epoch + epochs, row
+
     def _check(self, index: int, sample: Sample) -> None:
         position = sample.position
         assert position is not None
-        row = row_of_epoch(position)
-        if (position.epoch, row) != (self._epoch, index):
+        wanted, found = self._row(index), (position.epoch, row_of_epoch(position))
+        if found != wanted:
+            came = f"row {found[1]}" if found[0] == wanted[0] else f"row {found[1]} of epoch {found[0]}"
             raise ConfigError(
-                f"AD446 row {index} of epoch {self._epoch} gave no sample: it was dropped or is bad, and the sample of "
-                f"row {row} came in its place. A RowView needs a sample of each row: use RowFn, or OrderView"
+                f"AD446 row {wanted[1]} of epoch {wanted[0]} gave no sample: it was dropped or is bad, and the sample "
+                f"of {came} came in its place. A RowView needs a sample of each row: use RowFn, or OrderView"
             )

@@ -6,12 +6,13 @@ import contextlib
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 
 import pytest
 
-from asyncdata import ConfigError, DataLoader, RowFn, SnapshotError
+from asyncdata import ConfigError, DataLoader, RowFn, RowShuffle, SnapshotError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -247,3 +248,33 @@ def test_a_row_that_gives_no_sample_is_named(rows, opened):
 def test_a_row_view_needs_a_row_index(rows, opened):
     with pytest.raises(TypeError, match=r'RowView is not known: pass shuffle="full"'):
         opened(RowView, rows)[0]
+
+
+@pytest.mark.parametrize("shuffle", ["full", RowShuffle(method="none")])
+@pytest.mark.parametrize("length", [30, 2 * NUM_ROWS + 30])
+def test_the_epochs_of_a_row_view_may_be_shorter_or_longer_than_the_data(rows, opened, length, shuffle):
+    view = opened(RowView, rows, length, shuffle=shuffle)
+    whole = in_order(rows, length, shuffle=shuffle)
+    indices = list(range(length))
+    shuffled = random.Random(3).sample(indices, length)
+
+    assert len(view) == length
+    assert ids(view.__getitems__(indices)) == whole
+    assert ids(view.__getitems__(shuffled)) == [whole[index] for index in shuffled]
+    with pytest.raises(IndexError, match=rf"index {length} is not in 0\.\.{length - 1}"):
+        view[length]
+
+
+def test_a_row_view_may_begin_with_a_later_epoch(rows, opened):
+    with contextlib.closing(DataLoader(rows, tokenize_fn=RowFn(), num_workers=0, timeout_s=60, shuffle="full")) as of:
+        view = RowView(of, 2 * NUM_ROWS, epoch=1)
+        whole = in_order(rows, 3 * NUM_ROWS, shuffle="full")
+
+        assert ids(view.__getitems__([0, NUM_ROWS - 1, NUM_ROWS, 2 * NUM_ROWS - 1])) == [
+            whole[index] for index in (NUM_ROWS, 2 * NUM_ROWS - 1, 2 * NUM_ROWS, 3 * NUM_ROWS - 1)
+        ]
+
+
+def test_a_row_view_with_a_length_needs_a_row_index_too(rows, opened):
+    with pytest.raises(TypeError, match=r'RowView is not known: pass shuffle="full"'):
+        opened(RowView, rows, 30)[0]

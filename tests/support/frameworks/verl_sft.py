@@ -1,0 +1,365 @@
+"""verl's own SFT trainer: its data set, sampler, loader and checkpoints, from the folder that ASYNCDATA_VERL names.
+
+Stand-ins: ``verl.workers`` (engines, which need a GPU), ``verl.models`` (needs an older transformers),
+``qwen_vl_utils`` and the processor of images. A run has all its ranks in one process: a trainer for each, with the
+sampler and the file ``data_N.pt`` of its rank.
+"""
+
+# ruff: noqa: SLF001 - what a trainer of verl does with its loader is in methods of its own
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.support.frameworks.killed_runs import KILLED_AFTER, kill_and_resume, main
+from tests.support.frameworks.stand_ins import stand_in_for
+
+VARIABLE = "ASYNCDATA_VERL"
+ROWS = 40
+BATCH = 4
+EPOCHS = 3
+STEPS = EPOCHS * ROWS // BATCH
+BATCHES = STEPS + KILLED_AFTER  # those after the training have no rows
+FIRST_NUMBER = 10  # of a row; smaller tokens are words of the template
+
+_TEMPLATE = (
+    "{% if tools %}tools {{ tools | length }} {{ tools[0].function.name }} {% endif %}"
+    "{% for message in messages %}<s> {{ message.role }} {% if enable_thinking %}think {% endif %}"
+    "{{ message.content }} </s> {% endfor %}{% if add_generation_prompt %}<s> assistant {% endif %}"
+)
+
+
+def write_rows(folder: Path) -> dict[str, Any]:
+    """Two files of training data and one of validation data, with all columns that verl's class knows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def row(number: int) -> dict[str, Any]:
+        tool = {"type": "function", "function": {"name": str(FIRST_NUMBER + number % 3)}}
+        answer = [{"role": "assistant", "content": f"{number + 1} " * (number % 5 + 1)}]
+        return {
+            "messages": [{"role": "user", "content": str(number)}, *answer * (number % 2 + 1)],
+            "tools": [tool] * (number % 3),
+            "enable_thinking": number % 4 == 0,
+            "source": "sums",
+        }
+
+    names = {"first": range(25), "second": range(25, ROWS), "validation": range(ROWS, ROWS + 10)}
+    for name, numbers in names.items():
+        rows = [row(FIRST_NUMBER + number) for number in numbers]
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet", row_group_size=8)
+    return {
+        "train_files": [str(folder / "first.parquet"), str(folder / "second.parquet")],
+        "val_files": str(folder / "validation.parquet"),
+    }
+
+
+def _tokenizer() -> Any:
+    """A word is a token, and a number is itself."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<s>", "</s>", "user", "assistant", "think", "tools", "1", "2", "3"]
+    numbers = map(str, range(FIRST_NUMBER, FIRST_NUMBER + 2 * ROWS))
+    model = Tokenizer(models.WordLevel({word: number for number, word in enumerate([*words, *numbers])}))
+    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>", chat_template=_TEMPLATE)
+
+
+def configuration(folder: Path, changes: dict[str, Any]) -> Any:
+    """verl's own defaults, and what a run needs besides; ``changes`` are those of a user."""
+    from omegaconf import OmegaConf
+
+    base = OmegaConf.load(Path(os.environ[VARIABLE]) / "verl/trainer/config/sft_trainer_engine.yaml")
+    data = {"train_batch_size": BATCH, "enable_thinking_default": None}
+    trainer = {"default_local_dir": str(folder), "device": "cpu"}
+    return OmegaConf.merge(base, {"data": data, "trainer": trainer, "model": {}}, changes)
+
+
+class _Processor:
+    """Makes a token of each image, from its colour, and gives the pixels back."""
+
+    image_processor = SimpleNamespace(patch_size=14)
+
+    def apply_chat_template(self, messages: Any, *, return_dict: bool = False, **settings: Any) -> Any:
+        import torch
+
+        content = [part for message in messages for part in message["content"]]
+        pixels = [part["image"].getpixel((0, 0)) for part in content if part["type"] == "image"]
+        words = [
+            {**message, "content": " ".join(part.get("text") or str(FIRST_NUMBER) for part in message["content"])}
+            for message in messages
+        ]
+        found = _tokenizer().apply_chat_template(words, return_dict=return_dict, **settings)
+        if pixels and return_dict:
+            found["pixel_values"] = torch.tensor(pixels)
+        return found
+
+
+def write_images(folder: Path) -> str:
+    """A file of rows with as many images as they have placeholders, each in a colour of its own."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from PIL import Image
+
+    def image(number: int) -> dict[str, Any]:
+        file = io.BytesIO()
+        Image.new("RGB", (2, 2), (number, 255 - number, 0)).save(file, "PNG")
+        return {"bytes": file.getvalue(), "path": None}
+
+    def row(number: int) -> dict[str, Any]:
+        count = number % 3
+        question = {"role": "user", "content": f"{'<image>' * count}{number}"}
+        images = [image(3 * number + each) for each in range(count)]
+        return {"messages": [question, {"role": "assistant", "content": str(number + 1)}], "images": images}
+
+    rows = [row(FIRST_NUMBER + number) for number in range(8)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "images.parquet")
+    return str(folder / "images.parquet")
+
+
+class _Engine:
+    """An engine of one of several data-parallel ranks; weights are no matter here."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self._rank = rank
+        self._ranks = ranks
+
+    def get_data_parallel_rank(self) -> int:
+        return self._rank
+
+    def get_data_parallel_size(self) -> int:
+        return self._ranks
+
+    def is_mp_src_rank_with_outputs(self) -> bool:
+        return True
+
+    def reset(self) -> None: ...
+
+    def save_checkpoint(self, local_path: str, **_: Any) -> None:
+        Path(local_path).mkdir(parents=True, exist_ok=True)
+
+    def load_checkpoint(self, *_: Any, **__: Any) -> None: ...
+
+
+def _trainer(config: Any, rank: int = 0, ranks: int = 1) -> Any:
+    """verl's ``SFTTrainer`` with the steps of its constructor, but those that make a model and an engine."""
+    from verl.trainer.sft_trainer import SFTTrainer
+
+    trainer: Any = object.__new__(SFTTrainer)
+    trainer.config, trainer.rank = config, rank
+    trainer.engine = trainer.training_client = _Engine(rank, ranks)
+    trainer.model_config = SimpleNamespace(tokenizer=_tokenizer(), processor=None)
+    trainer.optimizer_config = SimpleNamespace()
+    trainer._build_dataset()
+    trainer._build_dataloader()
+    trainer._init_engine()
+    trainer._build_ckpt_handler()
+    trainer.resume_global_step = trainer.ckpt_handler.load_checkpoint()
+    return trainer
+
+
+def _numbers(batch: dict[str, Any]) -> list[int]:
+    """The rows of a batch: the word after ``user`` or ``think`` is a row's number."""
+    from_user = [row.tolist()[row.tolist().index(3) + 1 :] for row in batch["input_ids"].unbind()]
+    return [next(token for token in row if token >= FIRST_NUMBER) - FIRST_NUMBER for row in from_user]
+
+
+class Run:
+    """A training on some data-parallel ranks; a batch's rows are told in the order of the sampler's sequence."""
+
+    def __init__(self, config: Any, ranks: int) -> None:
+        import torch
+
+        group = Path(config.trainer.default_local_dir) / f"group_{os.getpid()}"
+        torch.distributed.init_process_group("gloo", init_method=f"file://{group}", rank=0, world_size=1)
+        self._trainers = [_trainer(config, rank, ranks) for rank in range(ranks)]
+        [self.step] = {trainer.resume_global_step for trainer in self._trainers}
+        self._batches = [self._fit(trainer) for trainer in self._trainers]
+
+    def _fit(self, trainer: Any) -> Any:
+        """The loops of its ``fit``; after the training, batches without rows."""
+        start = trainer.resume_global_step // trainer.steps_per_epoch
+        for epoch in range(start, trainer.config.trainer.total_epochs):
+            trainer.train_sampler.set_epoch(epoch=epoch)
+            yield from map(_numbers, trainer.train_dataloader)
+        while True:
+            yield []
+
+    def take(self) -> list[Any]:
+        of_ranks = [next(batches) for batches in self._batches]
+        return [number for numbers in zip(*of_ranks, strict=True) for number in numbers]
+
+    def save(self) -> None:
+        for trainer in self._trainers:
+            trainer.ckpt_handler.save_checkpoint(self.step)
+
+
+def items(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    """What verl's own class and ours make of the same rows, and where they stand."""
+    from torch.utils.data import DistributedSampler
+    from verl.trainer.sft_trainer import create_sft_dataset
+
+    own = configuration(folder, {"data": {**changes["data"], "custom_cls": {"path": None, "name": None}}})
+    ours = configuration(folder, changes)
+    found: dict[str, Any] = {}
+    for name, config in (("own", own), ("ours", ours)):
+        data, tokenizer = config.data, _tokenizer()
+        train = create_sft_dataset(data.train_files, data, tokenizer, None)
+        validation = create_sft_dataset(data.val_files, data, tokenizer, None, max_samples=6)
+        shown = [_shown(train[index]) for index in [*DistributedSampler(train, 1, 0, drop_last=True)][:ROWS]]
+        found[name] = {
+            "train": sorted(shown),
+            "validation": [_shown(validation[index]) for index in (*range(len(validation)), 0, 3)],
+            "length": len(train),
+        }
+    return found
+
+
+def images(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    """What both classes make of rows with images."""
+    from omegaconf import OmegaConf
+    from torch.utils.data import DistributedSampler
+    from verl.trainer.sft_trainer import create_sft_dataset
+
+    stand_in_for("qwen_vl_utils")
+    import qwen_vl_utils
+
+    qwen_vl_utils.fetch_image = lambda image, **_: image["image"]
+    file, found, one_pass = write_images(folder), {}, {"asyncdata": {"rows_per_epoch": None}}
+    for name, own in (("own", {"custom_cls": {"path": None, "name": None}}), ("ours", one_pass)):
+        data = configuration(folder, OmegaConf.merge(changes, {"data": own})).data
+        rows = create_sft_dataset(file, data, _tokenizer(), _Processor())
+        found[name] = sorted(_shown(rows[index]) for index in DistributedSampler(rows, 1, 0, drop_last=True))
+    return found
+
+
+def without_values(folder: Path, changes: dict[str, Any]) -> list[str]:
+    """What our class makes of rows whose ``tools`` and ``enable_thinking`` are null; verl's own fails."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from torch.utils.data import DistributedSampler
+    from verl.trainer.sft_trainer import create_sft_dataset
+
+    table = pa.Table.from_pylist(pq.read_table(folder / "first.parquet").to_pylist())
+    for name in ("tools", "enable_thinking"):
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, pa.nulls(len(table), table.schema.field(name).type))
+    pq.write_table(table, folder / "null.parquet")
+    data = configuration(folder, changes).data
+    data.asyncdata.rows_per_epoch = None
+    rows = create_sft_dataset(str(folder / "null.parquet"), data, _tokenizer(), None)
+    tokens = [rows[index]["input_ids"].tolist() for index in DistributedSampler(rows, 1, 0, drop_last=True)]
+    return sorted(rows.tokenizer.decode(row) for row in tokens)
+
+
+def _shown(item: dict[str, Any]) -> str:
+    flat = {**item, **item.get("multi_modal_inputs", {})}
+    return repr(
+        {key: (str(flat[key].dtype), flat[key].tolist()) for key in sorted(flat) if key != "multi_modal_inputs"}
+    )
+
+
+def refusals(folder: Path, changes: dict[str, Any]) -> dict[str, str]:
+    """What is said about settings, samplers and trainers that cannot work."""
+    from omegaconf import OmegaConf
+    from torch.utils.data import DistributedSampler
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from verl.trainer import sft_trainer_ray
+    from verl.trainer.ppo.utils import create_rl_dataset
+    from verl.trainer.sft_trainer import create_sft_dataset
+
+    def dataset(own: dict[str, Any], make: Any = create_sft_dataset) -> Any:
+        data = configuration(folder, OmegaConf.merge(changes, own)).data
+        return make(data.train_files, data, _tokenizer(), None)
+
+    def batches(sampler: Any, **settings: Any) -> None:
+        rows = dataset({})
+        for _ in zip(range(3), StatefulDataLoader(rows, 4, sampler=sampler(rows), **settings), strict=False):
+            pass
+
+    def of_epoch(epoch: int, seed: int = 0) -> Any:
+        def sampler(rows: Any) -> Any:
+            made = DistributedSampler(rows, 1, 0, seed=seed, drop_last=True)
+            made.set_epoch(epoch)
+            return made
+
+        return sampler
+
+    def under_ray() -> None:
+        trainer: Any = object.__new__(sft_trainer_ray.SFTTrainer)
+        trainer.config = configuration(folder, changes)
+        trainer.model_config = SimpleNamespace(tokenizer=_tokenizer(), processor=None)
+        trainer.optimizer_config = SimpleNamespace()
+        trainer._build_dataset()
+        trainer._build_dataloader()
+        next(iter(trainer.train_dataloader))
+
+    of_rl = {"path": "pkg://asyncdata.integrations.verl", "name": "RLDataset"}
+    calls: dict[str, Any] = {
+        "workers": lambda: dataset({"data": {"num_workers": 8}}),
+        "epochs": lambda: dataset({"trainer": {"total_epochs": 3}}),
+        "no index": lambda: dataset({"data": {"asyncdata": {"shuffle": True}}}),
+        "the RL class": lambda: dataset({"data": {"custom_cls": of_rl}}),
+        "the SFT class for RL": lambda: dataset({}, create_rl_dataset),
+        "a second epoch": lambda: batches(of_epoch(1)),
+        "another seed": lambda: batches(of_epoch(0, seed=1)),
+        "no shuffle": lambda: batches(lambda rows: range(len(rows))),
+        "the trainer of Ray": under_ray,
+    }
+    return {name: _said(call) for name, call in calls.items()}
+
+
+def _said(call: Any) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def drive(
+    folder: Path, *, changes: dict[str, Any], runs: dict[str, dict[str, Any]], restarts: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Each of ``runs``: its ranks, its settings beside ``changes``, and where it saves. ``restarts`` are refused."""
+    from omegaconf import OmegaConf
+
+    stand_in_for("verl.models", "verl.workers")
+    sys.path.insert(0, os.environ[VARIABLE])
+    import verl.trainer.sft_trainer  # noqa: F401 - before the forks
+
+    found: dict[str, Any] = {"items": items(folder, changes), "images": images(folder, changes)}
+    found["null"] = without_values(folder, changes)
+    for name, settings in runs.items():
+        own = OmegaConf.merge(changes, settings["changes"])
+
+        def opens(place: Path, settings: Any = settings, own: Any = own) -> Any:
+            return Run(configuration(place, own), settings["ranks"])
+
+        found[name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=settings["saves"])
+
+    for name, settings in restarts.items():
+        place = folder / settings["of"]
+        own = OmegaConf.merge(changes, settings["changes"])
+        found[name] = _restarted(configuration(place, own), settings["ranks"])
+    found["refusals"] = refusals(folder, changes)
+    return found
+
+
+def _restarted(config: Any, ranks: int) -> str:
+    """What the first batch after a restart says."""
+    import torch
+
+    try:
+        return _said(lambda: Run(config, ranks).take())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(drive)
