@@ -138,3 +138,38 @@ def test_where_it_cannot_be_told_whether_a_folder_is_in_use_it_is_never_taken_fo
     end(process)
     TemporaryFolder("rows").close()
     assert (folder / "copy").exists()
+
+
+def test_where_the_machine_has_no_name_a_folder_is_removed_by_its_owner_alone(place, monkeypatch):
+    monkeypatch.setattr("asyncdata.core.temporary_folder._BOOT_ID", "/proc/no/such/file")
+    folder, other = TemporaryFolder("rows"), TemporaryFolder("rows")
+    assert set(place.iterdir()) == {Path(folder.path), Path(other.path)}
+
+    other.close()
+    assert list(place.iterdir()) == [Path(folder.path)]
+
+    folder.close()
+    assert list(place.iterdir()) == []
+
+
+def test_where_the_file_system_has_no_locks_a_folder_is_not_named_for_removal_by_others(place, monkeypatch):
+    def lock(_fd: int) -> bool:
+        raise OSError("no locks available")
+
+    monkeypatch.setattr("asyncdata.core.temporary_folder.lock", lock)
+    first = TemporaryFolder("rows")
+    second = TemporaryFolder("rows")
+    assert set(place.iterdir()) == {Path(first.path), Path(second.path)}
+
+    for folder in (first, second):
+        folder.close()
+    assert list(place.iterdir()) == []
+
+
+def test_a_folder_is_not_removed_by_a_process_that_inherited_it(place, monkeypatch):
+    folder = TemporaryFolder("rows")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)  # as in a child
+        folder.close()
+
+    assert list(place.iterdir()) == [Path(folder.path)]
