@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("FAST_BACKENDS", "installed", "prompt_tokenize_fn", "raw_encoder", "special_tokens")
+__all__ = ("FAST_BACKENDS", "KINDS", "installed", "prompt_tokenize_fn", "raw_encoder", "special_tokens")
 
 FAST_BACKENDS = ("gigatoken", "fastokens")
 
@@ -25,6 +25,25 @@ def prompt_tokenize_fn(tokenizer: str, backend: str, **settings: Any) -> Any:
     from asyncdata import PromptTokenizeFn
 
     return PromptTokenizeFn(tokenizer, label_key="label", tokenizer_backend=backend, **settings)
+
+
+def chat_tokenize_fn(tokenizer: str, backend: str) -> Any:
+    """Chats whose assistant is trained."""
+    from asyncdata import ChatTokenizeFn
+
+    return ChatTokenizeFn(tokenizer, tokenizer_backend=backend)  # type: ignore[arg-type]
+
+
+def babilong_tokenize_fn(tokenizer: str, backend: str) -> Any:
+    """Long contexts, cut to 32,768 tokens with their question."""
+    from asyncdata import FixedLengthTokenizeFn
+
+    settings = {"overlong": "truncate_context_middle", "tokenizer_backend": backend}
+    return FixedLengthTokenizeFn.babilong(tokenizer, 32_768, **settings)
+
+
+KINDS = {"prompt": prompt_tokenize_fn, "chat": chat_tokenize_fn, "babilong": babilong_tokenize_fn}
+"""The kinds of rows -> the tokenize function for them."""
 
 
 def raw_encoder(tokenizer: str, backend: str) -> Callable[[list[str]], Any]:

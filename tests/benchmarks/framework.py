@@ -56,7 +56,7 @@ def at_most(bound: float) -> Goal:
 class Row:
     """A line of the table.
 
-    :ivar code: S1 to S14.
+    :ivar code: S1 to S17.
     :ivar values: a value a round; empty where nothing was measured, and ``note`` says why.
     :ivar is_reached: None where there is no goal.
     """

@@ -11,13 +11,14 @@ import json
 import random
 import sysconfig
 from functools import cache
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ("MAX_FRESH_MB", "fuzzed", "prompts", "words_of_docstrings")
+__all__ = ("MAX_FRESH_MB", "chats", "fuzzed", "long_contexts", "prompts", "words_of_docstrings")
 
 MAX_FRESH_MB = 500
 """Larger files repeat one of 50 MB: what they are for is their size, and nothing's speed is taken on their text."""
@@ -115,6 +116,35 @@ def _repeat(source: Path, path: Path, num_megabytes: int) -> None:
     with temporary.open("wb") as file:
         for _ in range(num_megabytes * 1_000_000 // len(data)):
             file.write(data)
+    temporary.rename(path)
+
+
+def chats(folder: Path, num_megabytes: int) -> Path:
+    """A JSONL file of chats of four turns, about 1,750 bytes a row; made once, and kept in ``folder``."""
+    path, rng = folder / f"chats_{num_megabytes}mb.jsonl", random.Random(0)
+    if not path.exists():
+        roles = ("user", "assistant", "user", "assistant")
+        rows = ({"messages": [{"role": role, "content": _text(rng)[:800]} for role in roles]} for _ in count())
+        _write(path, rows, num_megabytes)
+    return path
+
+
+def long_contexts(folder: Path, num_megabytes: int) -> Path:
+    """A JSONL file of rows as BABILong's, with contexts of 160,000 characters: more than 32,768 tokens."""
+    path, rng = folder / f"long_{num_megabytes}mb.jsonl", random.Random(0)
+    if not path.exists():
+        question = {"question": "Where is Mary?", "target": "garden"}
+        rows = ({"input": " ".join(_text(rng) for _ in range(200))[:160_000], **question} for _ in count())
+        _write(path, rows, num_megabytes)
+    return path
+
+
+def _write(path: Path, rows: Iterator[dict[str, Any]], num_megabytes: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary, size = path.with_suffix(".part"), 0
+    with temporary.open("wb") as file:
+        while size < num_megabytes * 1_000_000:
+            size += file.write(json.dumps(next(rows)).encode() + b"\n")
     temporary.rename(path)
 
 

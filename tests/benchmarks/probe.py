@@ -14,7 +14,7 @@ PROBES = {
     "trainer": ("busy_trainer", "call_cost", "data_wait", "group_calls", "idle_trainer"),
     "exactness": ("hf_ids", "mismatches", "prove"),
     "cache": ("second_epoch",),
-    "chat": ("chat_template",),
+    "chat": ("chat_template", "rendered_chats"),
 }
 
 

@@ -1,6 +1,6 @@
 """The speeds that asyncdata promises, measured here: ``python -m tests.benchmarks.run --tokenizer DIR``.
 
-Prints a table of S1 to S14 with goals, medians, ranges and verdicts, writes it as JSON, and draws the plots of the
+Prints a table of S1 to S17 with goals, medians, ranges and verdicts, writes it as JSON, and draws the plots of the
 docs. Everything is measured in fresh processes; what is compared is interleaved. ``--quick`` shows that everything
 runs (small inputs, few rounds: its figures mean nothing, and it gives no verdict). Figures are kept in the JSON as they
 come: ``--resume`` continues an interrupted run.
@@ -25,6 +25,7 @@ from asyncdata.workers.machine import num_usable_cpus
 from tests.benchmarks.figures.cache import token_cache
 from tests.benchmarks.figures.chat import chat_template
 from tests.benchmarks.figures.exactness import exactness
+from tests.benchmarks.figures.labelled import chat_sft, long_context
 from tests.benchmarks.figures.memory import memory
 from tests.benchmarks.figures.order import order
 from tests.benchmarks.figures.peers import beside_fast_streaming, beside_streaming
@@ -54,6 +55,8 @@ FIGURES: dict[str, Callable[[Bench], None]] = {
     "S12": scaling,
     "S13": rollouts,
     "S14": chat_template,
+    "S15": chat_sft,
+    "S17": long_context,
 }
 LIBRARIES = ("tokenizers", "numpy", "msgspec", "anyio", "gigatoken", "fastokens")
 

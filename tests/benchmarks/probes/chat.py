@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("chat_template",)
+__all__ = ("chat_template", "rendered_chats")
 
 NUM_TURNS, NUM_RENDERS = 9, 2000
 
@@ -33,6 +34,21 @@ def chat_template(tokenizer: str) -> dict[str, float]:
     texts = {name: [call(chat) for chat in chats] for name, call in calls.items()}
     assert all(found == texts["bare_us"] for found in texts.values()), "not the text that Jinja renders"
     return _in_turns(calls, chats)
+
+
+def rendered_chats(tokenizer: str, path: str, out: str) -> dict[str, float]:
+    """Write the text of each chat of ``path``, as the ``input`` of a row of ``out``; the number of rows."""
+    from asyncdata.tokenization.chat_template.template import ChatTemplate, choose_templates
+    from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+
+    files = TokenizerFiles(tokenizer)
+    source, _ = choose_templates(files.chat_templates, None)
+    template, num_rows = ChatTemplate(source, {"add_generation_prompt": False, **files.special_tokens}), 0
+    with open(path, "rb") as chats, open(out, "w", encoding="utf-8") as file:
+        for line in chats:
+            file.write(json.dumps({"input": template.rendered(json.loads(line)["messages"])}) + "\n")
+            num_rows += 1
+    return {"num_rows": num_rows}
 
 
 def _bare(source: str) -> Any:

@@ -19,16 +19,16 @@ def byte_tokens(row: dict[str, Any]) -> list[int]:
     return [len(row["input"])]
 
 
-def loader(path: str, tokenizer: str, backend: str = "hf", **knobs: Any) -> Any:
+def loader(path: str, tokenizer: str, backend: str = "hf", kind: str = "prompt", **knobs: Any) -> Any:
     """Ours."""
     from asyncdata import DataLoader
 
     if tokenizer == BYTES:
         return DataLoader(path, tokenize_fn="tests.benchmarks.probes.loading:byte_tokens", **knobs)
 
-    from tests.benchmarks.backends import prompt_tokenize_fn
+    from tests.benchmarks.backends import KINDS
 
-    return DataLoader(path, tokenize_fn=prompt_tokenize_fn(tokenizer, backend), **knobs)
+    return DataLoader(path, tokenize_fn=KINDS[kind](tokenizer, backend), **knobs)
 
 
 def first_batch(path: str, tokenizer: str, **knobs: Any) -> dict[str, float]:
