@@ -110,6 +110,7 @@ def as_rank(options: argparse.Namespace) -> None:
                 write_babilong(Path(options.data), num_rows=800, num_words=options.max_length // 3)
             dist.barrier()
         train(options)
+        dist.barrier()  # no rank leaves while another still needs it
     finally:
         dist.destroy_process_group()
 
