@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.encoders.fast_backends import one_by_one
 from asyncdata.tokenization.encoders.hf_encoder import encode_here
-from asyncdata.tokenization.encoders.text_encoder import open_encoder, proof_of
+from asyncdata.tokenization.encoders.text_encoder import encoder_of, proof_of
 from asyncdata.tokenization.encoders.token_lengths import TokenLengths
 from asyncdata.tokenization.spans import Offsets
 
@@ -163,7 +163,7 @@ def open_span_encoder(files: TokenizerFiles, backend: str = "auto") -> SpanEncod
         return HfSpanEncoder(files.load())
 
     lengths = TokenLengths(proof.token_lengths, files.normal_form or "")
-    return FastSpanEncoder(open_encoder(files, backend), lengths, proof.around)
+    return FastSpanEncoder(encoder_of(files, proof), lengths, proof.around)
 
 
 def one_id(ids_of: Callable[[str], array[int]], token: str | None, setting: str) -> array[int]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.encoders.equivalence_records import Proof
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("TextEncoder", "open_encoder", "proof_of")
+__all__ = ("TextEncoder", "encoder_of", "open_encoder", "proof_of")
 
 AUDIT_EVERY = 10_000
 """One text in so many is encoded by ``tokenizers`` too, weighed by length: 1 % of the time of a backend that is a
@@ -258,7 +258,11 @@ def open_encoder(files: TokenizerFiles, backend: str = "auto", *, add_special_to
     :param add_special_tokens: with what the tokenizer puts around plain text.
     :raises ConfigError: if the backend that is named is not installed, or not exact for this tokenizer.
     """
-    proof = proof_of(files, backend)
+    return encoder_of(files, proof_of(files, backend), add_special_tokens=add_special_tokens)
+
+
+def encoder_of(files: TokenizerFiles, proof: Proof | None, *, add_special_tokens: bool = False) -> TextEncoder:
+    """The encoder of a tokenizer by the backend of ``proof``; None: by ``tokenizers``."""
     around = ([], []) if proof is None or not add_special_tokens else proof.around
     if proof is None or around is None:
         return TextEncoder(files.load, adds_special=add_special_tokens)
