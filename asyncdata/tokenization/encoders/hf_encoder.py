@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from asyncdata.tokenization.encoders.fast_backends import EncodedTexts, FlatIds, one_by_one
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tokenizers import Encoding, Tokenizer
 
-__all__ = ("HfEncoder", "encode_here", "ids_around", "separator_of")
+__all__ = ("HfEncoder", "encode_here", "flat_ids", "ids_around", "separator_of")
 
 _PLAIN = ("", "a", " a", "Hello, world", "1 2\n", "\u4e2d\u6587", "\n", "\U0001f600 it's")
 
@@ -38,6 +38,15 @@ def encode_here(tokenizer: Tokenizer, *, with_offsets: bool) -> Callable[..., li
     return each
 
 
+def flat_ids(encodings: Iterable[Encoding]) -> FlatIds:
+    """The ids of texts that the library has encoded."""
+    ids, ends = array("i"), array("I")
+    for encoding in encodings:
+        ids.fromlist(encoding.ids)
+        ends.append(len(ids))
+    return FlatIds(ids.tobytes(), ends)
+
+
 class HfEncoder:
     """Texts to ids.
 
@@ -55,11 +64,7 @@ class HfEncoder:
 
         :raises Exception: whatever the library raises for a text.
         """
-        ids, ends = array("i"), array("I")
-        for encoding in self._encode(texts, add_special_tokens=self._add_special_tokens):
-            ids.fromlist(encoding.ids)
-            ends.append(len(ids))
-        return FlatIds(ids.tobytes(), ends)
+        return flat_ids(self._encode(texts, add_special_tokens=self._add_special_tokens))
 
     def each(self, texts: list[str]) -> EncodedTexts:
         """The ids of each text, or the error that the library raised for it."""

@@ -13,15 +13,16 @@ from array import array
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from asyncdata.tokenization.encoders.fast_backends import FlatIds
+from asyncdata.tokenization.encoders.hf_encoder import flat_ids
 from asyncdata.tokenization.spans import Offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy import ndarray
-    from tokenizers import Encoding, Tokenizer
+    from tokenizers import Tokenizer
 
+    from asyncdata.tokenization.encoders.fast_backends import FlatIds
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
     Array = ndarray[Any, Any]
@@ -155,20 +156,12 @@ class OffsetCheck:
         :raises Exception: whatever the library raises for a text.
         """
         if self._lengths is None or self.difference:
-            return _flat(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+            return flat_ids(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
 
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        flat = _flat(encodings)
+        flat = flat_ids(encodings)
         for text, encoding, found in zip(texts, encodings, self._lengths(texts, flat), strict=True):
             if found is not None and list(zip(*map(list, found), strict=True)) != encoding.offsets:
                 self.difference = f"the offsets of tokens differ in {ascii(text[:60])}"
                 break
         return flat
-
-
-def _flat(encodings: Sequence[Encoding]) -> FlatIds:
-    ids, ends = array("i"), array("I")
-    for encoding in encodings:
-        ids.fromlist(encoding.ids)
-        ends.append(len(ids))
-    return FlatIds(ids.tobytes(), ends)
