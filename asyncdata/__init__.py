@@ -47,15 +47,18 @@ if TYPE_CHECKING:
         has_reward_spread,
         reset_response,
     )
+    from asyncdata.delivery.outcomes.policy import Outcomes, OutcomeTable, PassRate
     from asyncdata.delivery.rollout_buffer import first_in_first_out
     from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
     from asyncdata.loader.loader import AsyncDataLoader, DataLoader
-    from asyncdata.loader.statistics import Statistics
+    from asyncdata.loader.mix import Mix, Part, Replay
+    from asyncdata.loader.statistics import SourceStatistics, Statistics
     from asyncdata.order.shuffle import RowShuffle, Shuffle
     from asyncdata.sources.arrow.huggingface import HuggingFaceSource
     from asyncdata.sources.arrow.parquet import ParquetSource
     from asyncdata.sources.iterable import IterableSource
     from asyncdata.sources.text.jsonl import JsonArraySource, JsonlSource
+    from asyncdata.telemetry.settings import Telemetry
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.tokenization.functions.chat import ChatTokenizeFn
     from asyncdata.tokenization.functions.fixed_length import FixedLengthTokenizeFn
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.functions.text import TextTokenizeFn
     from asyncdata.tokenization.functions.untokenized import RowFn
     from asyncdata.tokenization.functions.xtuner import XTunerTokenizeFn
+    from asyncdata.workers.ray.settings import RayExecutor
 
 __all__ = (
     "__version__",
@@ -99,10 +103,15 @@ __all__ = (
     "LoaderClosedError",
     "LoaderConfig",
     "LoaderForkedError",
+    "Mix",
     "NoSamplesError",
+    "Outcomes",
+    "OutcomeTable",
     "PackedCollator",
     "PaddedCollator",
     "ParquetSource",
+    "Part",
+    "PassRate",
     "Position",
     "PreferenceCollator",
     "PreferenceTokenizeFn",
@@ -110,6 +119,8 @@ __all__ = (
     "PromptTokenizeFn",
     "QuarantineError",
     "Ranks",
+    "RayExecutor",
+    "Replay",
     "reset_response",
     "RowFn",
     "RowShuffle",
@@ -122,8 +133,10 @@ __all__ = (
     "SourceChangedError",
     "SourceError",
     "SourceLocation",
+    "SourceStatistics",
     "Statistics",
     "Status",
+    "Telemetry",
     "TextTokenizeFn",
     "TokenizeFn",
     "TooManyBadRowsError",
@@ -144,6 +157,7 @@ _HOMES = {
         "has_reward_spread",
         "reset_response",
     ),
+    "delivery.outcomes.policy": ("Outcomes", "OutcomeTable", "PassRate"),
     "delivery.rollout_buffer": ("first_in_first_out",),
     "batching.collators.base": ("Document",),
     "batching.collators.packed": ("PackedCollator",),
@@ -151,7 +165,8 @@ _HOMES = {
     "batching.collators.preference": ("PreferenceCollator",),
     "batching.collators.xtuner": ("XTunerCollator",),
     "loader.config": ("BadRows", "Cache", "Limits", "LoaderConfig", "Ranks"),
-    "loader.statistics": ("Statistics",),
+    "loader.mix": ("Mix", "Part", "Replay"),
+    "loader.statistics": ("SourceStatistics", "Statistics"),
     "core.errors": (
         "AsyncDataError",
         "BadRowError",
@@ -182,6 +197,7 @@ _HOMES = {
     "sources.iterable": ("IterableSource",),
     "sources.text.jsonl": ("JsonArraySource", "JsonlSource"),
     "sources.arrow.parquet": ("ParquetSource",),
+    "telemetry.settings": ("Telemetry",),
     "tokenization.base": ("TokenizeFn",),
     "tokenization.functions.chat": ("ChatTokenizeFn",),
     "tokenization.functions.fixed_length": ("FixedLengthTokenizeFn",),
@@ -190,6 +206,7 @@ _HOMES = {
     "tokenization.functions.text": ("TextTokenizeFn",),
     "tokenization.functions.untokenized": ("RowFn",),
     "tokenization.functions.xtuner": ("XTunerTokenizeFn",),
+    "workers.ray.settings": ("RayExecutor",),
     "core.types": ("Group", "Position", "Sample", "SourceLocation", "Status"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -36,6 +36,7 @@ async def main(folder: Path) -> None:
     write_docstring_prompts(prompts, num_rows=500)
     tokenize_fn = PromptTokenizeFn(tokenizer_folder(), label_key="label", apply_chat_template=True)
 
+    waiting = 0
     async with AsyncDataLoader(prompts, tokenize_fn=tokenize_fn, n_samples_per_prompt=4, num_workers=2) as loader:
         for step in range(5):
             finished = await rollout(loader, num_groups=16)

@@ -28,6 +28,7 @@ def train(data: Path, checkpoint: Path, max_steps: int) -> list[str]:
     """Train for at most `max_steps` more steps, from the checkpoint if there is one; the labels seen, in order."""
     tokenize_fn = PromptTokenizeFn(tokenizer_folder(), label_key="label", max_length=512)
     seen: list[str] = []
+    step = 0
     with DataLoader(data, tokenize_fn=tokenize_fn, batch_size=BATCH_SIZE, collate_fn=collate, num_workers=2) as loader:
         if checkpoint.exists():
             loader.load_state_dict(json.loads(checkpoint.read_text())["data"])

@@ -89,6 +89,7 @@ class _Fingerprint(msgspec.Struct):
     digest: str
     files: list[tuple[str, int, str]] = []
     content: str | None = None
+    commits: dict[str, str] = {}
 
 
 def _data_changes(saved: Any, present: Any) -> list[str]:
@@ -99,7 +100,13 @@ def _data_changes(saved: Any, present: Any) -> list[str]:
 
     before, after = pair
     words = _file_changes(before, after) if before.files and after.files else []
-    return _few(words or [f"{_size(before)} -> {_size(after)}, of other content"])
+    words = words or [f"{_size(before)} -> {_size(after)}, of other content"]
+    return _commit_changes(before.commits, after.commits) + _few(words)
+
+
+def _commit_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    moved = [name for name in before if name in after and before[name] != after[name]]
+    return [f"{name} is at another commit now; {name}@{before[name]} is what it was" for name in moved]
 
 
 def _fingerprints(saved: Any, present: Any) -> tuple[_Fingerprint, _Fingerprint] | None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ("check", "differences")
 
+_OUTCOMES = "outcomes"
+"""May change without an effect on the place in the order; ``asyncdata.loader.outcomes`` checks it."""
 _SETTINGS = ("data", "tokenizer", "template", "tokenize_fn", "seed", "order")
 
 
@@ -37,7 +39,8 @@ def check(
     :param same_rows: the data's files may have other names, if their content and their order are the same. That is no
         change then.
     :raises SnapshotMismatchError: with every difference, in words and as a value.
-    :raises ConfigError: if ``allow_changed`` names anything but data, tokenizer, template, tokenize_fn, seed and order.
+    :raises ConfigError: if ``allow_changed`` names anything but data, tokenizer, template, tokenize_fn, seed, order and
+        outcomes.
     """
     allowed = _allowed(allow_changed)
     found = differences(saved, order, fingerprints)
@@ -68,8 +71,11 @@ def check(
 
 
 def _allowed(names: Collection[str]) -> set[str]:
-    unknown = [names] if isinstance(names, str) else sorted(set(names) - set(_SETTINGS))
+    known = {*_SETTINGS, _OUTCOMES}
+    unknown = [names] if isinstance(names, str) else sorted(set(names) - known)
     if unknown:
-        raise ConfigError(f"allow_changed must be a set of names out of {', '.join(_SETTINGS)}; got {unknown}")
+        raise ConfigError(
+            f"allow_changed must be a set of names out of {', '.join((*_SETTINGS, _OUTCOMES))}; got {unknown}"
+        )
 
     return set(names)

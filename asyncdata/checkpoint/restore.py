@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import structs
 
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.log import get_logger
 from asyncdata.core.types import Position, Sample
 from asyncdata.delivery.ledger import Counters, Ledger, Returned
+from asyncdata.order.order import ROWS_PER_WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from asyncdata.checkpoint.snapshot import Snapshot
 
-__all__ = ("epoch_to_begin", "ledger_of")
+__all__ = ("epoch_to_begin", "ledger_at_row", "ledger_of")
 
 _log = get_logger(__name__)
 
@@ -83,3 +85,14 @@ def epoch_to_begin(saved: Snapshot, ledger: Ledger, changed: Collection[str]) ->
         num_left_out=num_left_out,
     )
     return epoch + 1
+
+
+def ledger_at_row(ledger: Ledger, epoch: int, row: int, group_index: int | None, group_size: int) -> Ledger:
+    """The ledger of an epoch's start, moved to row ``row`` of its order of single rows.
+
+    :param group_index: of the next group; None: as in ``ledger``.
+    """
+    counters = structs.replace(ledger.counters, epoch_groups=row)
+    if group_index is not None:
+        counters = structs.replace(counters, num_groups=group_index, num_samples=group_index * group_size)
+    return structs.replace(ledger, position=Position(epoch, *divmod(row, ROWS_PER_WINDOW)), counters=counters)

@@ -15,39 +15,33 @@ from typing import Any
 import msgspec
 
 from asyncdata.batching.packers.base import Count, Number, PackState  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.checkpoint.saved_groups import num_samples, num_tokens
+from asyncdata.checkpoint.saved_mixture import EarlierMixture, SavedMixture, SavedPart, StreamState
+from asyncdata.checkpoint.summary import summary_of_outcomes, summary_of_parts
 from asyncdata.core.atomic_file import remove_left_over, replace_file, sync_folder
 from asyncdata.core.checksummed_file import MAX_FILE_BYTES, Header, pack, unpack_file
 from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotVersionError
+from asyncdata.delivery.outcomes.state import OutcomeState  # noqa: TC001 - msgspec reads the annotations
 
 __all__ = (
     "SCHEMA",
+    "EarlierMixture",
+    "SavedMixture",
+    "SavedPart",
     "Snapshot",
     "StreamState",
     "describe",
     "describe_file",
+    "encode",
     "from_state_dict",
     "load",
     "load_fields",
+    "read_unpacked",
     "save",
     "to_state_dict",
 )
 
 SCHEMA = 1
-
-
-class StreamState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a source that is read from front to back has a window's first row.
-
-    :ivar window: number of the window in its epoch.
-    :ivar at: what the source takes to begin there, as builtins; None for the epoch's start.
-    :ivar skip: rows to pass over from there.
-    :ivar row: digest of the first row, by which another row in its place is noticed.
-    """
-
-    window: Number
-    at: dict[str, Any] | None = None
-    skip: Count = 0
-    row: str
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +63,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     :ivar stream: where to begin reading for :attr:`position`, if the source is read from front to back and that is not
         the epoch's start; else unset.
     :ivar packing: what waits to be packed, and which packs are delivered; unset where nothing is packed.
+    :ivar outcomes: what was reported of rows, or where that is stored; unset where nothing is remembered.
     :ivar rows_left: rows of the epoch from :attr:`position` on. An estimate where they lie in windows that were not
         read yet; unset if that cannot be known.
+    :ivar mixture: how far each part of a mixture was delivered; unset for a single source.
     """
 
     schema: int = SCHEMA
@@ -86,7 +82,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     canaries: list[str] = []
     stream: StreamState | msgspec.UnsetType = msgspec.UNSET  # not written where it is not needed
     packing: PackState | msgspec.UnsetType = msgspec.UNSET
+    outcomes: OutcomeState | msgspec.UnsetType = msgspec.UNSET
     rows_left: Count | msgspec.UnsetType = msgspec.UNSET
+    mixture: SavedMixture | msgspec.UnsetType = msgspec.UNSET
 
 
 # As plain builtins
@@ -184,7 +182,7 @@ def save(path: str | os.PathLike[str], snapshot: Snapshot, *, keep: int = 3, fil
         raise ConfigError(f"keep must be 1 or more snapshots, got {keep}")
 
     path = _absolute(path, "AD601", "was not written")
-    pieces = _encode(snapshot, files)
+    pieces = encode(snapshot, files)
     num_bytes = sum(map(len, pieces))
     try:
         replace_file(path, pieces, keep)
@@ -209,8 +207,8 @@ def _absolute(path: str | os.PathLike[str], code: str, what: str) -> str:
     return found
 
 
-def _encode(snapshot: Snapshot, files: Collection[str]) -> tuple[bytes, bytes]:
-    """All before the payload, and the payload."""
+def encode(snapshot: Snapshot, files: Collection[str]) -> tuple[bytes, bytes]:
+    """What a file has of the snapshot: all before the payload, and the payload."""
     try:
         encoding, payload = _payload(snapshot)
         head = pack(payload, encoding, schema=snapshot.schema, library=snapshot.library, files=files)
@@ -228,7 +226,11 @@ def _encode(snapshot: Snapshot, files: Collection[str]) -> tuple[bytes, bytes]:
 
 def _payload(snapshot: Snapshot) -> tuple[str, bytes]:
     try:
-        return "msgpack", msgspec.msgpack.encode(snapshot)
+        # As a dict: the header of a Struct's map depends on how many fields it may have, not on how many it has.
+        values = msgspec.structs.asdict(snapshot)
+        return "msgpack", msgspec.msgpack.encode(
+            {name: values[name] for name in values if values[name] is not msgspec.UNSET}
+        )
     except (UnicodeEncodeError, OverflowError):  # msgpack has no lone surrogates and no integers over 64 bit: rows do
         return "json", json.dumps(msgspec.to_builtins(snapshot, str_keys=True)).encode("ascii")
 
@@ -293,7 +295,11 @@ def _valid_older(path: str) -> str:
 
 
 def _read(path: str) -> tuple[Header, Snapshot, dict[str, Any]]:
-    header, payload = unpack_file(path)
+    return read_unpacked(*unpack_file(path))
+
+
+def read_unpacked(header: Header, payload: memoryview) -> tuple[Header, Snapshot, dict[str, Any]]:
+    """What is in a file that is proven whole. A SnapshotError's message is the reason alone."""
     _refuse_newer(header.schema, header.library)
     fields = _decode(header.encoding, payload)
     return header, _from_builtins(fields), fields
@@ -301,7 +307,7 @@ def _read(path: str) -> tuple[Header, Snapshot, dict[str, Any]]:
 
 _DECODERS: dict[str, Callable[[memoryview], Any]] = {
     "msgpack": msgspec.msgpack.decode,
-    "json": lambda payload: json.loads(bytes(payload)),
+    "json": lambda raw: json.loads(bytes(raw)),
 }
 
 
@@ -330,32 +336,12 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
         "order": snapshot.order,
         "fingerprints": {**snapshot.fingerprints, "data": short},
         "num_buffered_groups": len(snapshot.buffer),
-        "num_buffered_samples": sum(_num_samples(item) for group in snapshot.buffer for item in group),
-        "num_buffered_tokens": sum(_num_tokens(item) for group in snapshot.buffer for item in group),
+        "num_buffered_samples": sum(num_samples(item) for group in snapshot.buffer for item in group),
+        "num_buffered_tokens": sum(num_tokens(item) for group in snapshot.buffer for item in group),
         "num_leased_groups": len(snapshot.leases),
         "num_acked": len(snapshot.acked),
         "num_journalled_rows": len(snapshot.journal),
         "num_canaries": len(snapshot.canaries),
+        "outcomes": summary_of_outcomes(snapshot.outcomes),
+        "parts": summary_of_parts(snapshot.mixture),
     }
-
-
-def _num_samples(item: dict[str, Any]) -> int:
-    match item.get("__samples__"):
-        case {"num_samples": int(number)}:
-            return number
-        case list() as samples:
-            return len(samples)
-    return 1
-
-
-def _num_tokens(item: dict[str, Any]) -> int:
-    match item:
-        case {"__samples__": {"num_tokens": int(number)}}:
-            return number
-        case {"__samples__": list() as samples}:
-            return sum(_num_tokens(sample) for sample in samples if isinstance(sample, dict))
-        case {"tokens": {"__ndarray__": [_, [int(length)], _]}}:
-            return length
-        case {"tokens": list() as tokens}:
-            return len(tokens)
-    return 0

@@ -10,7 +10,10 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asyncdata.cli.argument_kinds import Group, Option, add_to, flag, option, repeated
 from asyncdata.cli.option_checks import (
+    names_a_run,
+    names_data,
     names_one_function,
     needs_tokens,
     overwrites_nothing,
@@ -31,93 +34,60 @@ if TYPE_CHECKING:
 __all__ = ("make_parser",)
 
 
-class _Option(NamedTuple):
-    """An option, such as ``--seed N``, or an argument, such as ``DATA``; and the keywords of ``add_argument``."""
-
-    words: str
-    how: dict[str, Any]
-
-
-class _Group(NamedTuple):
-    """Options that belong together. Of those of a group without a title, exactly one is needed."""
-
-    title: str
-    about: str | None
-    options: tuple[_Option, ...]
-
-
 class _Command(NamedTuple):
     """A command: what it does, more about that, its arguments, and what is checked once they are read."""
 
     about: str
     more: str
-    arguments: tuple[_Option | _Group, ...]
+    arguments: tuple[Option | Group, ...]
     checks: tuple[Check, ...] = ()
-
-
-def _o(words: str, about: str, kind: Any = None, default: Any = None, **how: Any) -> _Option:
-    """An option. The help shows its default.
-
-    :param kind: converts its text; or the words to choose from.
-    """
-    if kind is not None:
-        how["choices" if isinstance(kind, tuple) else "type"] = kind
-    if default is not None:
-        about, how["default"] = f"{about} (%(default)s)", default
-    return _Option(words, {"help": about, **how})
-
-
-def _flag(words: str, about: str) -> _Option:
-    return _o(words, about, action="store_true")
-
-
-def _many(words: str, about: str, kind: Any = None, **how: Any) -> _Option:
-    """An option whose values are collected in a list."""
-    option = _o(words, f"{about}; may be repeated", kind, action="append", **how)
-    return _Option(words, {"default": [], **option.how})
 
 
 _FROM_0, _FROM_1 = whole(0), whole(1)
 _AS = "as JSON or text"
 _BAD_ROWS = ("raise", "skip", "quarantine")
+_DIGESTS = ("positions", "tokens")
 _KINDS = ("prompt", "chat", "text", "preference", "babilong")
 _TRAINED = ("assistant", "last_assistant", "loss")
 _CHANGES = ("data", "tokenizer", "template", "tokenize_fn", "seed", "order")
 
 _EVERYWHERE = (
-    _flag("--json", "print JSON to stdout"),
-    _flag("--verbose", "log every event to stderr, not only warnings"),
+    flag("--json", "print JSON to stdout"),
+    flag("--verbose", "log every event to stderr, not only warnings"),
 )
-_DATA = _o("DATA", "JSONL or Parquet files, globs, or folders of them", nargs="+")
+_DATA_OR_MIX = (
+    option("DATA", "JSONL or Parquet files, globs, or folders of them", nargs="*"),
+    option("--mix FILE", "a mixture of data sets, in place of DATA: a TOML, YAML or JSON file"),
+)
 
 
-def _tokens(kind: str = "by the keys of the first row") -> _Group:
+def _tokens(kind: str = "by the keys of the first row") -> Group:
     """How rows become tokens. An option that is not given leaves the default of the tokenize function's class."""
     options = (
-        _o("--tokenizer DIR", "a folder with tokenizer.json, or a Hugging Face name"),
-        _o("--tokenize-fn PATH", "package.module:name of any other tokenize function, or of its class"),
-        _o("--kind", f"what the rows are ({kind})", _KINDS),
-        _o("--prompt-key KEY", "key of a row's prompt (input)"),
-        _o("--label-key KEY", "key of its label"),
-        _o("--metadata-key KEY", "key of its metadata (metadata)"),
-        _o("--tool-key KEY", "key of its tools (tools)"),
-        _o("--apply-chat-template", "render the prompt as a chat", action="store_const", const=True),
-        _o("--chat-template FILE", "a chat template in place of the tokenizer's own"),
-        _o(
+        option("--tokenizer DIR", "a folder with tokenizer.json, or a Hugging Face name"),
+        option("--tokenize-fn PATH", "package.module:name of any other tokenize function, or of its class"),
+        option("--kind", f"what the rows are ({kind})", _KINDS),
+        option("--prompt-key KEY", "key of a row's prompt (input)"),
+        option("--label-key KEY", "key of its label"),
+        option("--metadata-key KEY", "key of its metadata (metadata)"),
+        option("--tool-key KEY", "key of its tools (tools)"),
+        option("--apply-chat-template", "render the prompt as a chat", action="store_const", const=True),
+        option("--chat-template FILE", "a chat template in place of the tokenizer's own"),
+        option(
             "--max-length N", "longest sample, in tokens; longer ones are dropped, unless --set says otherwise", _FROM_1
         ),
-        _o("--train-on", "which messages of a chat are trained (assistant)", _TRAINED),
-        _many("--set NAME=VALUE", f"another setting of the tokenize function, {_AS}", setting, dest="settings"),
+        option("--train-on", "which messages of a chat are trained (assistant)", _TRAINED),
+        repeated("--set NAME=VALUE", f"another setting of the tokenize function, {_AS}", setting, dest="settings"),
     )
-    return _Group("tokens", None, options)
+    return Group("tokens", None, options)
 
 
-_ORDER = _Group(
+_ORDER = Group(
     "order",
     "Each of these changes the order: pass what the run was started with.",
     (
-        _o("--seed N", "seed of the order: any integer", int, 42),
-        _o(
+        option("--seed N", "seed of the order: any integer", int, 42),
+        option(
             "--shuffle",
             "shuffle the rows of windows of blocks, or all rows",
             ("windows", "full"),
@@ -125,43 +95,47 @@ _ORDER = _Group(
             nargs="?",
             const="windows",
         ),
-        _o(
+        option(
             "--no-shuffle",
             "keep the rows in the order of the files",
             dest="shuffle",
             action="store_const",
             const="none",
         ),
-        _o("--block-bytes N", "bytes of a block", _FROM_1, 32 * 1024),
-        _o("--window-blocks N", "blocks of a shuffle window", _FROM_1, 1024),
-        _many("--loader NAME=VALUE", f"another argument of the loader, such as plan_packs=true, {_AS}", setting),
+        option("--block-bytes N", "bytes of a block", _FROM_1, 32 * 1024),
+        option("--window-blocks N", "blocks of a shuffle window", _FROM_1, 1024),
+        repeated("--loader NAME=VALUE", f"another argument of the loader, such as plan_packs=true, {_AS}", setting),
     ),
 )
-_WORK = _Group(
+_WORK = Group(
     "work",
     None,
     (
-        _o("--num-workers N", "worker processes; 0 for a thread (as many as needed)", _FROM_0),
-        _o("--bad-rows", "stop at a bad row; skip and count it; or also write it to a file", _BAD_ROWS, "raise"),
-        _o("--max-bad-rows N", "more bad rows than this are an error", _FROM_0, 100),
-        _o("--quarantine-path FILE", "file of the bad rows", default="quarantine.jsonl"),
-        _o("--no-excerpts", "never quote the text of bad rows", dest="excerpts", action="store_false"),
+        option("--num-workers N", "worker processes; 0 for a thread (as many as needed)", _FROM_0),
+        option("--bad-rows", "stop at a bad row; skip and count it; or also write it to a file", _BAD_ROWS, "raise"),
+        option("--max-bad-rows N", "more bad rows than this are an error", _FROM_0, 100),
+        option("--quarantine-path FILE", "file of the bad rows", default="quarantine.jsonl"),
+        option("--no-excerpts", "never quote the text of bad rows", dest="excerpts", action="store_false"),
     ),
 )
 _RUN = (
-    _o("--batch-size N", "samples per batch", _FROM_1, 32),
-    _o("--num-batches N", "end after this many batches", _FROM_1),
-    _o("--epochs K", "end after this many epochs (1, unless --num-batches is given)", _FROM_1),
-    _o("--buffer-size N", "samples read ahead (as many as needed)", _FROM_1),
-    _o("--snapshot FILE", "write snapshots to FILE, and one at the end"),
-    _o("--snapshot-every N", "batches between snapshots", _FROM_1, 100),
-    _o("--digest", "what the digest in snapshots covers, for asyncdata verify", ("positions", "tokens"), "positions"),
-    _flag("--resume", "continue from --snapshot, if the file exists"),
-    _many("--allow-changed WHAT", f"resume though WHAT differs: {', '.join(_CHANGES)}", _CHANGES),
-    _flag("--same-rows", "resume though files have other names, if their content is the same"),
-    _o("--record FILE", "append a JSON line per delivered sample: its position, location and digest"),
-    _o("--step-s S", "seconds to wait after each batch, as for a training step", seconds, 0.0),
-    _o(
+    option("--batch-size N", "samples per batch", _FROM_1, 32),
+    option("--num-batches N", "end after this many batches", _FROM_1),
+    option("--epochs K", "end after this many epochs (1, unless --num-batches is given)", _FROM_1),
+    option("--buffer-size N", "samples read ahead (as many as needed)", _FROM_1),
+    option("--snapshot FILE", "write snapshots to FILE, and one at the end"),
+    option("--snapshot-every N", "batches between snapshots", _FROM_1, 100),
+    option(
+        "--digest", "what the digest in snapshots covers, for asyncdata verify", ("positions", "tokens"), "positions"
+    ),
+    flag("--resume", "continue from --snapshot, if the file exists"),
+    repeated("--allow-changed WHAT", f"resume though WHAT differs: {', '.join(_CHANGES)}", _CHANGES),
+    flag("--same-rows", "resume though files have other names, if their content is the same"),
+    option("--record FILE", "append a JSON line per delivered sample: its position, location and digest"),
+    option("--telemetry DIR", "record the run in DIR: samples, waits, bad rows"),
+    option("--trace FILE", "write spans of workers, windows and waits to FILE, for the Perfetto UI"),
+    option("--step-s S", "seconds to wait after each batch, as for a training step", seconds, 0.0),
+    option(
         "--progress",
         "progress on stderr; auto is a bar on a terminal and lines elsewhere",
         ("auto", "bar", "plain", "json", "none"),
@@ -169,45 +143,56 @@ _RUN = (
     ),
 )
 _ORDER_OF = (
-    _o("--epoch E", "the epoch", _FROM_0, 0),
-    _o("--window W", "only this window (all of the epoch)", _FROM_0),
-    _o("--from R", "the first row to print, counted from 0 in the window or the epoch", _FROM_0, 0, dest="first"),
-    _o("--num N", "how many rows to print; 0 for all", _FROM_0, 20),
-    _flag("--lines", "print line numbers too; reads each file up to the row"),
+    option("--epoch E", "the epoch", _FROM_0, 0),
+    option("--window W", "only this window (all of the epoch)", _FROM_0),
+    option("--from R", "the first row to print, counted from 0 in the window or the epoch", _FROM_0, 0, dest="first"),
+    option("--num N", "how many rows to print; 0 for all", _FROM_0, 20),
+    flag("--lines", "print line numbers too; reads each file up to the row"),
 )
-_SAMPLE = _Group(
+_SAMPLE = Group(
     "",
     None,
     (
-        _o("--position E:W:R", "by its position, as in 0:3:128", position),
-        _o("--ordinal N", "by its number in the run, from 0, across epochs (Sample.index)", _FROM_0),
+        option("--position E:W:R", "by its position, as in 0:3:128", position),
+        option("--ordinal N", "by its number in the run, from 0, across epochs (Sample.index)", _FROM_0),
     ),
 )
 _INSPECT = (
-    _flag("--loss-mask", "show which tokens are trained, and count them"),
-    _o("--num N", "the first rows of the order; 0 for all", _FROM_0, 3),
-    _o("--position E:W:R", "this row instead; may be repeated", position, action="append"),
-    _many("--row FILE:LINE", "the row on this line, or with this number, instead; FILE: may be left out"),
-    _o("--context-tokens N", "show at most this many tokens of each stretch of context; 0 for all", _FROM_0, 400),
-    _o("--color", "auto: on a terminal", ("always", "never", "auto"), "auto"),
+    flag("--loss-mask", "show which tokens are trained, and count them"),
+    option("--num N", "the first rows of the order; 0 for all (3; with --html 200)", _FROM_0),
+    option("--position E:W:R", "this row instead; may be repeated", position, action="append"),
+    repeated("--row FILE:LINE", "the row on this line, or with this number, instead; FILE: may be left out"),
+    option("--context-tokens N", "show at most this many tokens of each stretch of context; 0 for all", _FROM_0, 400),
+    option("--color", "auto: on a terminal", ("always", "never", "auto"), "auto"),
+    option("--html FILE", "write a page with the rows, to search and filter in a browser, in place of printing them"),
+)
+_REPORT = (
+    option("FOLDER", "the folder of the run's telemetry", nargs="?"),
+    option("-o --output FILE", "the page", default="report.html"),
+    option("--samples N", "at most this many samples on the page", _FROM_0, 1000),
+    flag("--demo", "record a short run of data that every Python has, in place of FOLDER"),
 )
 _DEMO = (
-    _o("--keep DIR", "keep data, snapshot and records in DIR"),
-    _o("--rows N", "at most this many rows", whole(500), 5000),
-    _o("--num-workers N", "worker processes of the first run", _FROM_1),
+    option("--keep DIR", "keep data, snapshot and records in DIR"),
+    option("--rows N", "at most this many rows", whole(500), 5000),
+    option("--num-workers N", "worker processes of the first run", _FROM_1),
+    option("--telemetry DIR", "record the killed run and the resumed one in DIR, for `asyncdata report DIR`"),
 )
-_KEYS = _o("KEY", "the first characters of its key, as ls prints it", nargs="*")
+_KEYS = option("KEY", "the first characters of its key, as ls prints it", nargs="*")
 _CACHES = (
-    _o("--dir DIR", "the folder of the caches, if `Cache(tokens=...)` names one"),
-    _flag("--row-index", "row indexes in place of token caches; DIR is then `index` in the folder of `Cache`"),
+    option("--dir DIR", "the folder of the caches, if `Cache(tokens=...)` names one"),
+    flag("--row-index", "row indexes in place of token caches; DIR is then `index` in the folder of `Cache`"),
 )
-_QUARANTINE = _o("FILE", "the quarantine file")
+_QUARANTINE = option("FILE", "the quarantine file")
 _PROVE = (
-    _o("--backend", "only this one; it must be installed", ("gigatoken", "fastokens")),
-    _flag("--again", "test again, also what an audit revoked"),
+    option("--backend", "only this one; it must be installed", ("gigatoken", "fastokens")),
+    flag("--again", "test again, also what an audit revoked"),
 )
-_TOKENIZER = _o("DIR", "a folder with tokenizer.json, or a Hugging Face name", dest="tokenizer")
-_TWO = (_o("FILE", "a snapshot of one run", dest="first"), _o("FILE", "a snapshot of the other run", dest="second"))
+_TOKENIZER = option("DIR", "a folder with tokenizer.json, or a Hugging Face name", dest="tokenizer")
+_TWO = (
+    option("FILE", "a snapshot of one run", dest="first"),
+    option("FILE", "a snapshot of the other run", dest="second"),
+)
 
 _GROUPS = {
     "snapshot": "show what a snapshot contains",
@@ -227,44 +212,53 @@ _COMMANDS = {
     "run": _Command(
         "stream data as a trainer would, with snapshots and resume, and say how fast it was",
         "Ends after --epochs or --num-batches, whichever comes first; batches before a resume count.",
-        (_DATA, _tokens(), _ORDER, _WORK, *_RUN),
-        (overwrites_nothing, needs_tokens, names_one_function),
+        (*_DATA_OR_MIX, _tokens(), _ORDER, _WORK, *_RUN),
+        (names_data, overwrites_nothing, needs_tokens, names_one_function),
     ),
     "order": _Command(
         "print positions of the order D: which row comes when",
         "Nothing is tokenized, unless the order depends on samples; the windows that are printed are read. One line a "
         "row, tab-separated: position (epoch:window:row), path, byte offset, length in bytes. With --json, one object "
-        "a line.",
-        (_DATA, _tokens(), _ORDER, *_ORDER_OF),
-        (names_one_function,),
+        "a line. With --mix, a column has the name of the part, and rows are tokenized if --tokenizer or --tokenize-fn "
+        "is given; otherwise every row counts as a sample.",
+        (*_DATA_OR_MIX, _tokens(), _ORDER, *_ORDER_OF),
+        (names_data, names_one_function),
     ),
     "sample": _Command(
         "print one row: its file, line and byte offset, the raw row, and its tokens if a tokenizer is given",
         "--position reads one window. --ordinal without --tokenizer counts every row as a sample, and reads all "
         "windows before it. --ordinal with --tokenizer does not count rows that the run dropped: it tokenizes all rows "
-        "before it, in worker processes, which takes as long as the run took; a --snapshot of the run shortens this.",
+        "before it, in worker processes, which takes as long as the run took; a --snapshot of the run shortens this. "
+        "With --mix, all samples before it are delivered, for --position too.",
         (
-            _DATA,
+            *_DATA_OR_MIX,
             _SAMPLE,
             _tokens(),
             _ORDER,
             _WORK,
-            _o("--snapshot FILE", "for --ordinal: begin to count at this snapshot of the run"),
+            option("--snapshot FILE", "for --ordinal: begin to count at this snapshot of the run"),
         ),
-        (names_one_function, uses_the_snapshot),
+        (names_data, names_one_function, uses_the_snapshot),
     ),
     "inspect": _Command(
         "print the tokens of some rows as text, and with --loss-mask which of them are trained",
         "Trained text is coloured on a terminal and stands in ⟦ ⟧ elsewhere, the rest is context; in ⟨ ⟩ are special "
         "tokens, and characters that cannot be shown. For a row that yields no sample, the reason is printed. With "
-        "--json, one object a row and one for the total.",
-        (_DATA, *_INSPECT, _tokens(), _ORDER),
-        (needs_tokens, names_one_function),
+        "--json, one object a row and one for the total. With --mix, the rows are those of the first samples of the "
+        "mixture, with the name of the part.",
+        (*_DATA_OR_MIX, *_INSPECT, _tokens(), _ORDER),
+        (names_data, needs_tokens, names_one_function),
+    ),
+    "report": _Command(
+        "write one page about a run, from its telemetry: samples, waits, lengths, drops, the mix",
+        "The page is one HTML file that loads nothing: a browser opens it from its file, also without a network.",
+        _REPORT,
+        (names_a_run,),
     ),
     "snapshot show": _Command(
         "print what a snapshot contains, after checking that it is undamaged",
         "",
-        (_o("FILE", "the snapshot"),),
+        (option("FILE", "the snapshot"),),
     ),
     "verify": _Command(
         "say whether two runs saw the same stream, by the digests in their snapshots",
@@ -281,7 +275,7 @@ _COMMANDS = {
     "cache rm": _Command(
         "remove token caches, or row indexes",
         "One that a run is using is refused.",
-        (*_CACHES, _KEYS, _flag("--all", "all of them")),
+        (*_CACHES, _KEYS, flag("--all", "all of them")),
     ),
     "quarantine show": _Command(
         "print which rows are in a quarantine file, and what is wrong with them",
@@ -293,7 +287,7 @@ _COMMANDS = {
         "A row is read at its byte offset, or, if rows before it have changed, on its line; or by its number, where "
         "rows have no lines. It is tokenized in this process; a row that killed its worker is not tried. The "
         "quarantine file is not changed.",
-        (_QUARANTINE, _o("--output FILE", "file of the good rows", default="retried.jsonl"), _tokens("prompt")),
+        (_QUARANTINE, option("--output FILE", "file of the good rows", default="retried.jsonl"), _tokens("prompt")),
         (needs_tokens, names_one_function),
     ),
     "tokenizer prove": _Command(
@@ -349,7 +343,7 @@ def make_parser() -> argparse.ArgumentParser:
         child = _added(parents[group], name, command.about, command.more)
         child.set_defaults(run=f"{group}:{name}" if group else f"{name}:run", checks=command.checks)
         for argument in (*_EVERYWHERE, *command.arguments):
-            _add(child, argument)
+            add_to(child, argument)
     return parser
 
 
@@ -357,22 +351,3 @@ def _added(parents: Any, name: str, about: str, more: str = "") -> argparse.Argu
     description = f"{about[0].upper()}{about[1:]}. {more}".rstrip()
     parser: argparse.ArgumentParser = parents.add_parser(name, help=about, description=description, allow_abbrev=False)
     return parser
-
-
-def _add(parser: Any, argument: _Option | _Group) -> None:
-    if isinstance(argument, _Option):
-        *flag, metavar = argument.words.split(" ")
-        if metavar.startswith("-"):
-            parser.add_argument(metavar, **argument.how)
-        else:
-            name = flag or [argument.how.get("dest", metavar.lower())]
-            how = {key: value for key, value in argument.how.items() if flag or key != "dest"}
-            parser.add_argument(*name, metavar=metavar, **how)
-        return
-
-    if argument.title:
-        group = parser.add_argument_group(argument.title, argument.about)
-    else:
-        group = parser.add_mutually_exclusive_group(required=True)
-    for option in argument.options:
-        _add(group, option)

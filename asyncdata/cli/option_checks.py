@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = (
     "has_tokenize_fn",
+    "names_a_run",
+    "names_data",
     "names_one_function",
     "needs_tokens",
     "overwrites_nothing",
@@ -71,9 +73,20 @@ def has_tokenize_fn(args: argparse.Namespace) -> bool:
     return args.tokenizer is not None or args.tokenize_fn is not None
 
 
+def names_data(args: argparse.Namespace) -> str | None:
+    """The data are files, or a mixture."""
+    return None if bool(args.data) != (args.mix is not None) else "name DATA, or a mixture by --mix FILE"
+
+
+def names_a_run(args: argparse.Namespace) -> str | None:
+    """The run is one that was recorded, or the demo's."""
+    return None if (args.folder is not None) != args.demo else "name the FOLDER of a run's telemetry, or use --demo"
+
+
 def needs_tokens(args: argparse.Namespace) -> str | None:
-    """The options must say how rows are tokenized."""
-    return None if has_tokenize_fn(args) else "--tokenizer DIR or --tokenize-fn PATH is required"
+    """The options must say how rows are tokenized, unless each part of a mixture may say so."""
+    is_known = has_tokenize_fn(args) or getattr(args, "mix", None) is not None
+    return None if is_known else "--tokenizer DIR or --tokenize-fn PATH is required"
 
 
 def names_one_function(args: argparse.Namespace) -> str | None:
@@ -95,7 +108,7 @@ def overwrites_nothing(args: argparse.Namespace) -> str | None:
 
 def uses_the_snapshot(args: argparse.Namespace) -> str | None:
     """A snapshot is no help where no row before the sample is tokenized."""
-    if args.snapshot is None or (has_tokenize_fn(args) and args.ordinal is not None):
+    if args.snapshot is None or (args.ordinal is not None and needs_tokens(args) is None):
         return None
 
     return "--snapshot is for --ordinal with --tokenizer; it does nothing else"

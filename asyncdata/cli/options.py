@@ -11,12 +11,14 @@ from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers.hard import HardPacking
 from asyncdata.batching.packers.soft import SoftPacking
 from asyncdata.batching.packers.xtuner import XTunerPacking
+from asyncdata.cli.inspection.mixture_view import MixtureView
 from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.cli.option_checks import has_tokenize_fn
 from asyncdata.cli.option_names import BAD_ROWS
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.loader.loader import DataLoader
+from asyncdata.loader.mix_file import mix_of_file
 from asyncdata.order.shuffle import Shuffle
 from asyncdata.tokenization.base import TokenizeFn
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn
@@ -30,7 +32,7 @@ from asyncdata.tokenization.resolve import resolved
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ("loader_of", "opened_order", "order_of", "tokenize_fn_of")
+__all__ = ("loader_of", "mixture_view", "opened_order", "order_of", "tokenize_fn_of")
 
 _CLASSES: dict[str, Any] = {
     "prompt": PromptTokenizeFn,
@@ -47,6 +49,8 @@ _KNOBS = {
     "num_workers": "num_workers",
     "buffer_size": "buffer_size",
     "digest": "digest",
+    "telemetry": "telemetry.folder",
+    "trace": "telemetry.trace",
     **{name: f"bad_rows.{setting}" for setting, name in BAD_ROWS.items()},
 }
 """Options, by their names in Python -> the knob of the loader that each sets; ``group.setting`` for one of a group.
@@ -75,6 +79,11 @@ def _knob(name: str, text: str) -> Any:
 def opened_order(args: argparse.Namespace) -> OpenedOrder:
     """D, to inspect its rows; with samples, if the options say how to tokenize. The caller closes it."""
     return OpenedOrder(args.data, tokenize_fn_of(args) if has_tokenize_fn(args) else None, **order_of(args))
+
+
+def mixture_view(args: argparse.Namespace) -> MixtureView:
+    """The mixture of ``--mix``, to inspect its rows. The caller closes it."""
+    return MixtureView(args.mix, _function_of(args), order_of(args))
 
 
 def tokenize_fn_of(args: argparse.Namespace) -> Any:
@@ -152,4 +161,15 @@ def loader_of(args: argparse.Namespace, **knobs: Any) -> DataLoader:
             knob, _, setting = path.partition(".")
             value = getattr(args, name)
             given[knob] = {**given.get(knob, {}), setting: value} if setting else value
-    return DataLoader(args.data, tokenize_fn=tokenize_fn_of(args), **{**given, **knobs, **order_of(args)})
+    tokenize_fn = knobs.pop("tokenize_fn", None) or _function_of(args)
+    return DataLoader(_source_of(args), tokenize_fn=tokenize_fn, **{**given, **knobs, **order_of(args)})
+
+
+def _function_of(args: argparse.Namespace) -> Any:
+    """The tokenize function; of a mixture, for the parts without one, and None if it is not given."""
+    return tokenize_fn_of(args) if has_tokenize_fn(args) or getattr(args, "mix", None) is None else None
+
+
+def _source_of(args: argparse.Namespace) -> Any:
+    """The files, or the mixture."""
+    return args.data if getattr(args, "mix", None) is None else mix_of_file(args.mix)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.core.errors import ConfigError
+from asyncdata.loader.mix_file import mix_of_file
 from asyncdata.tokenization.rows import RowFault, decode_object
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ def settle_kind(args: argparse.Namespace, output: Output, *, says_prompt: bool =
 
 
 def _kind_of_rows(args: argparse.Namespace) -> str:
-    with OpenedOrder(args.data, shuffle=False) as opened:
+    mix = getattr(args, "mix", None)
+    data: Any = args.data if mix is None else next(mix_of_file(mix).leaves()).part.source
+    with OpenedOrder(data, shuffle=False) as opened:
         for row in opened.first(_ROWS_LOOKED_AT):
             try:
                 return kind_of(decode_object(row.raw))

@@ -23,6 +23,7 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP}
 _STALE_S = 3600.0
 _VERIFY_BYTES = 1 << 20
+_LINK_ATTEMPTS = 100
 
 
 def replace_file(path: str, pieces: Sequence[bytes], keep: int) -> None:
@@ -117,25 +118,44 @@ def _keep_older(path: str, spare: str, keep: int) -> None:
         return
 
     for source, target in reversed(list(pairwise(names))):
-        if os.path.exists(source):
-            _link_over(source, target, spare)
+        _link_over(source, target, spare)
 
 
 def _is_same(path: str, other: str) -> bool:
-    return os.path.exists(other) and os.path.samefile(path, other)
+    with suppress(FileNotFoundError):
+        return os.path.samefile(path, other)
+    return False
 
 
 def _link_over(source: str, target: str, spare: str) -> None:
     try:
-        os.link(source, spare)
-        os.replace(spare, target)
+        if _link(source, spare):
+            os.replace(spare, target)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
 
-        os.replace(source, target)  # without hard links `path` is missing for a moment, and whole as `path.1`
+        with suppress(FileNotFoundError):  # another writer kept it first
+            os.replace(source, target)  # without hard links `path` is missing for a moment, and whole as `path.1`
     finally:
         _unlink(spare)  # the rename leaves it where both were one file already
+
+
+def _link(source: str, name: str) -> bool:
+    """Give ``source`` another name; return False if there is no such file."""
+    for attempt in range(1, _LINK_ATTEMPTS + 1):
+        if not os.path.exists(source):
+            break
+
+        # If another writer replaces `source` after the kernel looked it up, the file that was found has no name left,
+        # and `link` fails with ENOENT. `source` is a new file then: try again with that one.
+        try:
+            os.link(source, name)
+            return True
+        except FileNotFoundError:
+            if attempt == _LINK_ATTEMPTS:
+                raise
+    return False
 
 
 def _unlink(path: str) -> None:

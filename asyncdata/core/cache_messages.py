@@ -8,10 +8,13 @@ __all__ = (
     "CacheJob",
     "CachedBlock",
     "CachedFile",
+    "CachedPlaces",
     "EvictTokens",
     "Evicted",
     "ListTokens",
     "Refused",
+    "RowsPlan",
+    "RowsRefused",
     "SegmentListing",
     "StorePlan",
     "StoreTokens",
@@ -39,11 +42,13 @@ class CacheJob(msgspec.Struct, frozen=True):
     :ivar folder: where its segments are.
     :ivar files: the job's, in the same order.
     :ivar room_bytes: of a slot, for each block, beside those for its text.
+    :ivar has_rows: whether its segments have single rows, for orders of rows, in place of blocks.
     """
 
     folder: str
     files: list[CachedFile]
     room_bytes: int
+    has_rows: bool = False
 
 
 class CachedBlock(msgspec.Struct, frozen=True, array_like=True):
@@ -56,6 +61,23 @@ class CachedBlock(msgspec.Struct, frozen=True, array_like=True):
     segment: str
     entry: int
     is_sure: bool
+
+
+class CachedPlaces(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of a request for tokens that are in segments of rows.
+
+    ``rows`` are numbers in the request, ``owners`` numbers of ``segments``, ``entries`` numbers of entries there; all
+    int32 of shape (num_cached,). ``are_sure`` (bool) says whether a row's file is known to be the same; else the row's
+    text is read too, and compared: the request's ``overflow`` has its place, or ``texts`` (int32) its start in the
+    request's slot.
+    """
+
+    segments: list[str]
+    rows: bytes
+    owners: bytes
+    entries: bytes
+    are_sure: bytes
+    texts: bytes = b""
 
 
 class ListTokens(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -107,6 +129,24 @@ class StorePlan(msgspec.Struct, frozen=True, array_like=True):
     ends: bytes
 
 
+class RowsPlan(msgspec.Struct, frozen=True, array_like=True):
+    """The rows of a segment of rows.
+
+    ``columns``, ``reasons`` and ``notes`` are the names in all ``spills``. ``ends`` (int32) has where the rows of each
+    spill stop. ``file_ids`` (int32), ``numbers`` (int64; counted in the file) and ``are_kept`` (bool; whether to store
+    it) are of each row.
+    """
+
+    columns: list[str]
+    reasons: list[str]
+    notes: list[str]
+    spills: list[str]
+    ends: bytes
+    file_ids: bytes
+    numbers: bytes
+    are_kept: bytes
+
+
 class EvictTokens(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Make room for ``num_bytes`` more in the folder of all token caches, by removing what was not used for longest.
 
@@ -132,11 +172,25 @@ class Refused(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
+class RowsRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A row of a request could not be read from the token cache: nothing was answered.
+
+    ``kind``: ``gone`` (the segment was evicted), ``damaged``, or ``other_text``: the texts of ``rows`` of the request,
+    int32, are others now.
+    """
+
+    segment: str
+    kind: str
+    reason: str
+    rows: bytes = b""
+
+
 class SegmentListing(msgspec.Struct, frozen=True, array_like=True):
     """What a segment of the token cache has of the job's files.
 
-    ``entries`` (int32) are numbers of its entries, ``file_ids`` (int32) and ``starts`` (int64) which blocks they are,
-    ``are_sure`` (bool) whether their file is known to be the same.
+    ``entries`` (int32) are numbers of its entries, ``file_ids`` (int32) and ``starts`` (int64) which blocks they are
+    (or which rows: ``starts`` are numbers in the file then), ``are_sure`` (bool) whether their file is known to be the
+    same.
     """
 
     name: str

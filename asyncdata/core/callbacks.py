@@ -1,9 +1,18 @@
-"""Callbacks that are set later."""
+"""Callbacks that are set later, or do nothing."""
 
 from __future__ import annotations
 
-__all__ = ("no_op",)
+from typing import TypeVar
+
+__all__ = ("identity", "no_op")
+
+T = TypeVar("T")
 
 
 def no_op(*_: object) -> None:
     """The callback before another one is set: does nothing."""
+
+
+def identity(value: T) -> T:
+    """The callback that returns what it is given."""
+    return value

@@ -5,6 +5,7 @@ What the payload means is ``snapshot``'s business.
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import struct
@@ -18,10 +19,9 @@ from asyncdata.core.errors import SnapshotError
 from asyncdata.core.file_owner import refuse_foreign
 
 if TYPE_CHECKING:
-    import io
     from collections.abc import Iterable
 
-__all__ = ("MAX_FILE_BYTES", "Header", "checksum_in", "pack", "read_header", "unpack_file")
+__all__ = ("MAX_FILE_BYTES", "Header", "checksum_in", "pack", "read_header", "unpack", "unpack_file")
 
 MAX_FILE_BYTES = 16 << 30
 """A larger file is refused before memory is taken for it: 200 000 samples of 8k tokens need less."""
@@ -115,9 +115,21 @@ def unpack_file(path: str, *, must_be_ours: bool = False) -> tuple[Header, memor
     with _open(path, os.O_NOFOLLOW if must_be_ours else 0) as file:
         if must_be_ours:
             refuse_foreign(file.fileno(), path)
-        header, head, raw = _read_header(file)
-        payload = _memory(header.payload_len)
-        num_bytes = file.readinto(payload)
+        return _unpack(file, _size(file))
+
+
+def unpack(data: bytes) -> tuple[Header, memoryview]:
+    """The same of the bytes of a file.
+
+    :raises SnapshotError: as above.
+    """
+    return _unpack(io.BytesIO(data), len(data))
+
+
+def _unpack(file: io.BufferedIOBase, size: int) -> tuple[Header, memoryview]:
+    header, head, raw = _read_header(file, size)
+    payload = _memory(header.payload_len)
+    num_bytes = file.readinto(payload)
     if num_bytes < len(payload):
         raise SnapshotError("it was cut off while it was read")
 
@@ -134,7 +146,7 @@ def read_header(path: str) -> Header:
     :raises OSError: if it cannot be read.
     """
     with _open(path) as file:
-        return _read_header(file)[0]
+        return _read_header(file, _size(file))[0]
 
 
 def _memory(num_bytes: int) -> memoryview:
@@ -152,15 +164,19 @@ def _open(path: str, more: int = 0) -> io.BufferedReader:
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | more))
 
 
-def _read_header(file: io.BufferedReader) -> tuple[Header, bytes, bytes]:
-    """The header, and all bytes up to its end: those before it, and its own."""
+def _size(file: io.BufferedReader) -> int:
     found = os.fstat(file.fileno())
     if not stat.S_ISREG(found.st_mode):
         raise SnapshotError("it is not a regular file")
 
+    return found.st_size
+
+
+def _read_header(file: io.BufferedIOBase, size: int) -> tuple[Header, bytes, bytes]:
+    """The header, and all bytes up to its end: those before it, and its own."""
     head = file.read(_HEAD_BYTES)
-    raw = file.read(_header_length(head, found.st_size))
-    return _header(raw, found.st_size), head, raw
+    raw = file.read(_header_length(head, size))
+    return _header(raw, size), head, raw
 
 
 def _header_length(head: bytes, num_bytes: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ("canonical", "digest")
+__all__ = ("ListDigest", "canonical", "digest", "short_digest")
 
 
 def digest(*parts: bytes | str) -> str:
@@ -22,6 +22,43 @@ def digest(*parts: bytes | str) -> str:
         state.update(len(data).to_bytes(8, "little"))
         state.update(data)
     return state.hexdigest()
+
+
+_EMPTY = blake2b(digest_size=16)
+
+
+def short_digest(data: bytes, more: bytes | None = None) -> bytes:
+    """The bytes of ``digest(data)``, or of ``digest(data, more)``; for short data, in a third of the time."""
+    text = len(data).to_bytes(8, "little") + data
+    if more is not None:
+        text += len(more).to_bytes(8, "little") + more
+    state = _EMPTY.copy()  # a new one takes twice as long
+    state.update(text)
+    return state.digest()
+
+
+class ListDigest:
+    """The digests of a list of files or objects, which are taken one by one, in order.
+
+    :ivar with_names: of the name, size and content of each, as hex; ``without_names``: of the size and content.
+    """
+
+    def __init__(self) -> None:
+        self._with_names, self._without_names = _EMPTY.copy(), _EMPTY.copy()
+
+    def add(self, name: str, num_bytes: int, content: str) -> None:
+        """Take one more; what is digested of it is ``canonical([name, num_bytes, content])``."""
+        rest = b"%d,%b]" % (num_bytes, canonical(content))
+        self._with_names.update(short_digest(b"[%b,%b" % (canonical(name), rest)))
+        self._without_names.update(short_digest(b"[" + rest))
+
+    @property
+    def with_names(self) -> str:
+        return self._with_names.hexdigest()
+
+    @property
+    def without_names(self) -> str:
+        return self._without_names.hexdigest()
 
 
 def canonical(value: Any) -> bytes:

@@ -2,23 +2,71 @@
 
 structlog without configuration prints everything to stdout, between the lines of the trainer's own output.
 ``logging`` without configuration sends only warnings, to stderr.
+
+A process may have several loaders. An event belongs to the loader for which the code runs that logs it: the loader's
+threads and tasks know it by a context variable, and objects that the trainer's threads call have a logger of their own.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import redacted
 
-__all__ = ("Logger", "get_logger")
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Observer = Callable[[str, str, dict[str, Any]], object]
+
+__all__ = ("Logger", "cleaned", "events_owner", "get_logger", "observe_events", "owning_events", "stop_observing")
+
+events_owner: ContextVar[object] = ContextVar("asyncdata_events_owner", default=None)
+"""Stands for the loader for which the current code runs; None: for no one loader."""
+
+_observers: list[tuple[Observer, object]] = []
+
+
+def observe_events(observer: Observer, owner: object) -> None:
+    """Call ``observer``, in any thread, with the method, the name and the fields of each event of this process that
+    belongs to ``owner``, or to no one loader.
+    """
+    _observers.append((observer, owner))
+
+
+def stop_observing(observer: Observer) -> None:
+    """No longer call it."""
+    _observers[:] = [pair for pair in _observers if pair[0] != observer]
+
+
+@contextmanager
+def owning_events(owner: object) -> Iterator[None]:
+    """Events of the block, and of loggers that :meth:`Logger.owned` makes in it, belong to ``owner``."""
+    before = events_owner.set(owner)
+    try:
+        yield
+    finally:
+        events_owner.reset(before)
 
 
 class Logger:
-    """Logs a module's events, under the module's name. Each method takes an event's name and its fields."""
+    """Logs a module's events, under the module's name. Each method takes an event's name and its fields.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    :param owner: to whom they belong; None: to the one for whom the calling code runs.
+    """
+
+    def __init__(self, name: str, owner: object = None) -> None:
+        self._name, self._owner = name, owner
+
+    def owned(self) -> Logger:
+        """A logger whose events belong to the one for whom this code runs, whatever code logs them later."""
+        return Logger(self._name, events_owner.get())
+
+    def own_thread(self) -> None:
+        """From now on events of this thread, and of the tasks and threads of its event loop, belong to its owner."""
+        events_owner.set(self._owner)
 
     def info(self, event: str, **fields: Any) -> None:
         """Something worth knowing happened."""
@@ -33,11 +81,16 @@ class Logger:
         self._log("exception", event, fields)
 
     def _log(self, method: str, event: str, fields: dict[str, Any]) -> None:
+        fields = cleaned(fields)
+        owner = self._owner or events_owner.get()
+        for observer, wanted in tuple(_observers):
+            if owner is None or owner is wanted:
+                observer(method, event, fields)
         structlog = sys.modules.get("structlog")  # if it is configured, it is imported
         if structlog is not None and structlog.is_configured():
-            getattr(structlog.get_logger(self._name), method)(event, **_clean(fields))
+            getattr(structlog.get_logger(self._name), method)(event, **fields)
         else:
-            _log_plainly(self._name, method, event, _clean(fields))
+            _log_plainly(self._name, method, event, fields)
 
 
 def _log_plainly(name: str, method: str, event: str, fields: dict[str, Any]) -> None:
@@ -50,15 +103,15 @@ def _log_plainly(name: str, method: str, event: str, fields: dict[str, Any]) -> 
     getattr(logger, method)("%s", text, extra={"event": event, "fields": fields}, stacklevel=4)
 
 
-def _clean(value: Any) -> Any:
-    """Without what gives access to a store."""
+def cleaned(value: Any) -> Any:
+    """The value without what gives access to a store."""
     if isinstance(value, str):
         return redacted(value)
 
     if isinstance(value, dict):
-        return {name: _clean(each) for name, each in value.items()}
+        return {name: cleaned(each) for name, each in value.items()}
 
-    return [_clean(each) for each in value] if isinstance(value, list) else value
+    return [cleaned(each) for each in value] if isinstance(value, list) else value
 
 
 def get_logger(name: str) -> Logger:

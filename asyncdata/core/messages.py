@@ -6,22 +6,26 @@ without it. Packed integers are in native byte order: both ends are on one machi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from asyncdata.core.cache_messages import (
     CachedBlock,
+    CachedPlaces,
     CacheJob,
     Evicted,
     EvictTokens,
     ListTokens,
     Refused,
+    RowsRefused,
     Stored,
     StoreTokens,
     TokensListed,
 )
-from asyncdata.core.specs import LINES, ReaderSpec, TokenizeSpec
+from asyncdata.core.file_refs import FileRef, FileRefs, ObjectRefs, Pin
+from asyncdata.core.plan_messages import NO_SLOT, OrderPacks, Packed, PackRows, Permute, Permuted
+from asyncdata.core.specs import LINES, ReaderSpec, StoreSpec, TokenizeSpec
 
 __all__ = (
     "NO_SLOT",
@@ -34,12 +38,15 @@ __all__ = (
     "Index",
     "Indexed",
     "Job",
+    "ObjectRefs",
+    "OfPart",
     "OrderPacks",
     "Overflow",
     "PackRows",
     "Packed",
     "Permute",
     "Permuted",
+    "Pin",
     "Ready",
     "Reply",
     "Request",
@@ -66,29 +73,14 @@ MAX_FRAME_BYTES = 1 << 30
 """A longer frame is a broken peer; it is refused before memory is taken for it."""
 
 
-class FileRef(msgspec.Struct, frozen=True, array_like=True):
-    """A file as it was at the start: rows beyond ``num_bytes`` belong to a later run.
-
-    :ivar inode: 0 where the file was not looked at: then it is not held against what it was.
-    :ivar mtime_ns: when its content was changed last, in nanoseconds; ``ctime_ns``: that, or its mode, links or name.
-    :ivar digest: of its content then (``asyncdata.sources.fingerprint``); empty where that is not known.
-    """
-
-    path: str
-    num_bytes: int
-    inode: int = 0
-    mtime_ns: int = 0
-    ctime_ns: int = 0
-    digest: str = ""
-
-
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is told once, before its first request. Without a spec, the function is there already.
 
-    ``with_token_sums`` asks for the CRC-32 of each sample's tokens.
+    ``with_token_sums`` asks for the CRC-32 of each sample's tokens. A mixture has a job for each of its ``parts``, and
+    requests that name the part. ``stores`` are those of the objects among ``files``.
     """
 
-    files: list[FileRef]
+    files: FileRefs
     tokenize: TokenizeSpec | None
     max_row_bytes: int
     block_bytes: int
@@ -96,6 +88,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     reader: ReaderSpec = LINES
     cache: CacheJob | None = None
     with_token_sums: bool = False
+    parts: list[Job] = []
+    stores: list[StoreSpec] = []
 
     @property
     def text_bytes(self) -> int:
@@ -136,6 +130,7 @@ class Scan(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Read ``blocks`` into the slot, one after the other from ``base`` on, a stride each at most; find their rows.
 
     Of those that are ``cached``, the samples are read in place of the text. ``with_sums`` asks what the text was.
+    ``with_samples`` asks for the samples of all rows as well: a worker that shares no memory needs no second request.
     """
 
     slot: int
@@ -143,6 +138,7 @@ class Scan(msgspec.Struct, frozen=True, tag=True, array_like=True):
     blocks: list[Block]
     cached: list[CachedBlock] = []
     with_sums: bool = False
+    with_samples: bool = False
 
 
 class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -151,7 +147,8 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ``expected``, int32 of shape (num_rows,), is how many tokens each row has, where they are counted already. A row
     that another rank tokenizes has the code of ``row_codes.expected_elsewhere``. The reply has it too, and leaves such
     rows out. ``num_cached`` of the rows are samples already: their start is that of ``row_codes.cached_start``.
-    ``spill`` is the file, in the cache's folder, that the others are to be written to as well.
+    ``cached`` has their places, if they are not in the slot. ``spill`` is the file, in the cache's folder, that the
+    others are to be written to as well.
     """
 
     slot: int
@@ -161,10 +158,7 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True, array_like=True):
     expected: bytes = b""
     num_cached: int = 0
     spill: str = ""
-
-
-NO_SLOT = -1
-"""The slot of a request that needs none."""
+    cached: CachedPlaces | None = None
 
 
 class Index(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -183,49 +177,19 @@ class Index(msgspec.Struct, frozen=True, tag=True, array_like=True):
     is_kept: bool = False
 
 
-class Permute(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Shuffle ``range(num_rows)`` as Python's ``random.Random(seed)`` does."""
+class OfPart(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A request of the part of a mixture that has this number."""
 
-    num_rows: int
-    seed: int
-    slot: int = NO_SLOT
+    part: int
+    request: Scan | Tokenize | Index | Permute | ListTokens | StoreTokens | EvictTokens
 
-
-class PackRows(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Put rows into packs, knowing only how many tokens they have: as ``asyncdata.batching.planned.plan`` does.
-
-    ``lengths`` is int32, a row's tokens; ``sizes`` (int64) how many of the rows each data set has. ``packing`` is a
-    packing's name and settings. The rows come in the order of ``method``, ``seed`` and ``epoch``, as in a RowShuffle.
-    ``weights``, linear and quadratic, say what a pack costs; without them it costs what the packing says.
-    """
-
-    lengths: bytes
-    sizes: bytes
-    packing: dict[str, Any]
-    weights: tuple[float, float] | None
-    method: str
-    seed: int
-    epoch: int
-    slot: int = NO_SLOT
+    @property
+    def slot(self) -> int:
+        """The slot of the part's request."""
+        return self.request.slot
 
 
-class OrderPacks(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Order packs, knowing only what they cost (float64): as ``asyncdata.batching.planned.plan`` does.
-
-    ``grouping`` has a grouping's settings; without it packs are shuffled as torch does, or, if not ``shuffled``, stay.
-    """
-
-    costs: bytes
-    grouping: dict[str, Any] | None
-    shuffled: bool
-    world_size: int
-    accumulation: int
-    seed: int
-    epoch: int
-    slot: int = NO_SLOT
-
-
-Request = Scan | Tokenize | Index | Permute | PackRows | OrderPacks | ListTokens | StoreTokens | EvictTokens
+Request = OfPart | Scan | Tokenize | Index | Permute | PackRows | OrderPacks | ListTokens | StoreTokens | EvictTokens
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -240,6 +204,9 @@ class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ``counts`` is int32 of shape (num_blocks,). ``starts`` (in the slot, or a code of ``row_codes``; see
     :class:`Tokenize`), ``lengths`` (-1: longer than ``max_row_bytes``) and ``offsets`` (from the block's start on) are
     int32 of shape (num_rows,). ``sums`` (uint64; 0: not known) and ``blanks`` (int32) are of the blocks.
+    ``num_tokens`` (a code of ``row_codes``) and ``num_bytes``, int32 of that shape, are those of samples of the token
+    cache; both are empty if the request named no cached block. ``samples`` are those of the rows, if they were asked
+    for.
     """
 
     counts: bytes
@@ -250,6 +217,9 @@ class Scanned(msgspec.Struct, frozen=True, tag=True, array_like=True):
     refused: list[Refused] = []
     sums: bytes = b""
     blanks: bytes = b""
+    num_tokens: bytes = b""
+    num_bytes: bytes = b""
+    samples: Tokenized | None = None
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True):
@@ -272,13 +242,14 @@ class RowError(msgspec.Struct, frozen=True, array_like=True):
 class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The samples of a request, as packed columns.
 
-    ``tokens`` is int32, all samples end to end; ``token_ends`` (uint32) is where each stops; ``kept`` (int32) the row
-    of
-    each sample, empty when every row was kept. A row is kept, in ``drops`` (reason -> rows, int32), or in ``errors``;
-    or, by the request's ``expected``, in none of them. ``notes`` is of kept rows, as ``drops``: what is to be counted.
-    ``spill`` is the request's, if what it asks for is written; else ``spill_fault`` says why not.
-    ``busy_s`` is the work in it: seconds of CPU time. ``token_sums`` (uint32) has the CRC-32 of each sample's tokens,
-    where the job asks for it; else it is empty. ``num_mended`` of the rows were not what they were in their copy.
+    ``tokens`` is int32, all samples end to end; ``token_ends`` (uint32) is where each stops; ``kept`` (int32) the
+    row of each sample, empty when every row was kept. A row is kept, in ``drops`` (reason -> rows, int32), or in
+    ``errors``; or, by the request's ``expected``, in none of them. ``notes`` is of kept rows, as ``drops``: what is
+    to be counted. ``spill`` is the request's, if what it asks for is written; else ``spill_fault`` says why not.
+    ``busy_s`` is the work in it: seconds of CPU time. ``token_sums`` (uint32) has the CRC-32 of each sample's
+    tokens, where the job asks for it; else it is empty. ``num_mended`` of the rows were not what they were in their
+    copy. ``text_sums`` (uint64 of shape (num_rows,)) is only for the token cache of an order of rows: checksums of
+    the rows.
     """
 
     tokens: Data
@@ -294,6 +265,7 @@ class Tokenized(msgspec.Struct, frozen=True, tag=True, array_like=True):
     spill_fault: str = ""
     token_sums: Data = b""
     num_mended: int = 0
+    text_sums: Data = b""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -345,29 +317,8 @@ class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_tokens: bytes = b""
 
 
-class Permuted(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A permutation, uint32 of shape (num_rows,)."""
-
-    rows: bytes
-
-
-class Packed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Packs, in the order of packing: as in ``asyncdata.batching.planned.plan.Packs``.
-
-    ``offsets`` is int64, ``costs`` float64; ``rows``, ``starts`` and ``stops``, of the pieces, are int32. ``samples``
-    and ``tokens`` count what was not packed, by reason.
-    """
-
-    offsets: bytes
-    rows: bytes
-    starts: bytes
-    stops: bytes
-    costs: bytes
-    samples: dict[str, int]
-    tokens: dict[str, int]
-
-
-Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Packed | TokensListed | Stored | Evicted | Failed | Short
+Cached = RowsRefused | TokensListed | Stored | Evicted
+Reply = Ready | Scanned | Tokenized | Indexed | Permuted | Packed | Cached | Failed | Short
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode

@@ -9,12 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = (
+    "EXCLUDED",
+    "EXCLUDED_REASON",
+    "NO_SAMPLE",
     "NOT_IN_SLOT",
     "TOO_LONG",
     "cached_start",
     "expected_elsewhere",
     "is_cached",
     "is_elsewhere",
+    "noted_tokens",
     "num_expected_elsewhere",
     "record_of",
 )
@@ -24,6 +28,20 @@ NOT_IN_SLOT = -1
 
 TOO_LONG = -1
 """The length of a row that is longer than ``max_row_bytes``."""
+
+EXCLUDED = -2
+"""The length of a row that its epoch excludes: it is not read, and counts as dropped."""
+
+EXCLUDED_REASON = "excluded"
+"""The reason under which such rows are counted."""
+
+NO_SAMPLE = -1
+"""The number of tokens of a row that is no sample of the token cache."""
+
+
+def noted_tokens(num_tokens: Any) -> Any:
+    """The code of a cached sample with notes, of its number of tokens; and the number of the code."""
+    return -2 - num_tokens
 
 
 def cached_start(record: Any) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-__all__ = ("LINES", "ReaderSpec", "TokenizeSpec")
+__all__ = ("LINES", "REMOTE_LINES", "BlockCacheSpec", "ReadLimits", "ReaderSpec", "StoreSpec", "TokenizeSpec")
 
 
 class TokenizeSpec(msgspec.Struct, frozen=True):
@@ -36,5 +36,44 @@ class ReaderSpec(msgspec.Struct, frozen=True):
         return self.tag or self.path
 
 
+class ReadLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a store is read.
+
+    :ivar max_reads: requests in flight at a time, in each process that reads.
+    :ivar max_bytes: bytes in flight at a time.
+    :ivar retry_timeout_s: seconds from a request's first try in which it may be tried again.
+    """
+
+    max_reads: Annotated[int, msgspec.Meta(ge=1)] = 256
+    max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 256 << 20
+    retry_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 120.0
+
+
+class BlockCacheSpec(msgspec.Struct, frozen=True):
+    """Where blocks of objects are kept on the local disk, and how many bytes of them."""
+
+    folder: str
+    max_bytes: int
+
+
+class StoreSpec(msgspec.Struct, frozen=True):
+    """How a process that reads opens a store: the class at the import path ``path``, made of ``url`` and ``options``.
+
+    Both may give access to the store, so neither is shown.
+    """
+
+    path: str
+    url: str
+    options: dict[str, Any] = {}
+    limits: ReadLimits = ReadLimits()
+    cache: BlockCacheSpec | None = None
+
+    def __repr__(self) -> str:
+        return f"StoreSpec({self.path!r}, ...)"
+
+
 LINES = ReaderSpec("asyncdata.sources.text.line_scanner:LineReader", tag="lines")
 """The reader of lines that end with a line feed."""
+
+REMOTE_LINES = ReaderSpec("asyncdata.sources.remote.line_reader:RemoteLineReader", tag="lines")
+"""The same of objects in stores."""

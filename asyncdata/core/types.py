@@ -99,6 +99,14 @@ class Packed(Protocol):
         """The location of its row."""
         ...
 
+    def source_name(self, sample: int) -> str | None:
+        """The part of a mixture that it comes from."""
+        ...
+
+    def source_epoch(self, sample: int) -> int | None:
+        """The epoch of that part."""
+        ...
+
 
 class SampleRange(msgspec.Struct, frozen=True, gc=False):
     """Samples ``[start, stop)`` of a chunk, delivered together, each as a group of ``group_size``.
@@ -152,6 +160,8 @@ class Sample(msgspec.Struct, eq=False, gc=False):
     :ivar extra: other values: those that the tokenize function added, and those that the trainer wants to keep.
     :ivar position: its place in D; None for a sample made by hand.
     :ivar source: file, byte offset and length of its row; None for a sample made by hand.
+    :ivar source_name: the name of its part, dotted where mixtures are nested; None if it is of no mixture.
+    :ivar source_epoch: that part's own epoch, or the number of a replay's pass; None if it is of no mixture.
     :ivar response_length: tokens of the response, counted by the rollout.
     :ivar rollout_log_probs: one log-probability per response token.
     """
@@ -169,6 +179,8 @@ class Sample(msgspec.Struct, eq=False, gc=False):
     extra: dict[str, Any] = _LAZY
     position: Position | None = _LAZY
     source: SourceLocation | None = _LAZY
+    source_name: str | None = _LAZY
+    source_epoch: int | None = _LAZY
     response: str = ""
     response_length: int = 0
     reward: float | dict[str, Any] | None = None
@@ -231,6 +243,8 @@ _LAZY_FIELDS: dict[str, tuple[Callable[[SampleRange, int], Any], Callable[[], An
     "extra": (lambda samples, number: samples.chunk.value("extra", samples.row(number)) or {}, dict),
     "position": (lambda samples, number: samples.chunk.position(samples.row(number)), lambda: None),
     "source": (lambda samples, number: samples.chunk.location(samples.row(number)), lambda: None),
+    "source_name": (lambda samples, number: samples.chunk.source_name(samples.row(number)), lambda: None),
+    "source_epoch": (lambda samples, number: samples.chunk.source_epoch(samples.row(number)), lambda: None),
 }
 
 

@@ -7,26 +7,30 @@ and a delivery takes items in that order. Nothing here waits or locks; the coord
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from asyncdata.core.errors import AsyncDataError  # noqa: TC001
 from asyncdata.core.messages import RowError  # noqa: TC001
-from asyncdata.delivery.chunk import Chunk  # noqa: TC001 - msgspec reads the annotations
+from asyncdata.delivery.bad_row_policy import BadRowPolicy  # noqa: TC001
+from asyncdata.delivery.chunk import Chunk
+from asyncdata.delivery.merged_chunk import MergedChunk  # noqa: TC001
+from asyncdata.delivery.outcomes.rows import NO_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Set
 
     from asyncdata.core.types import Position, SourceLocation
+    from asyncdata.delivery.outcomes.policy import Ids
 
-__all__ = ("BadRowItem", "Channel", "ChunkEnd", "AlreadyAcked", "Entry", "Failure", "Run", "Item")
+__all__ = ("BadRowItem", "Channel", "ChunkEnd", "AlreadyAcked", "Entry", "Exclusions", "Failure", "Run", "Item")
 
 
 class Run(msgspec.Struct, frozen=True, eq=False):
     """Samples ``[start, stop)`` of a chunk, to be delivered."""
 
-    chunk: Chunk
+    chunk: Chunk | MergedChunk
     start: int
     stop: int
 
@@ -34,27 +38,43 @@ class Run(msgspec.Struct, frozen=True, eq=False):
 class AlreadyAcked(msgspec.Struct, frozen=True, eq=False):
     """A sample that was acknowledged before a restart: it is counted, but not delivered again."""
 
-    chunk: Chunk
+    chunk: Chunk | MergedChunk
     sample: int
 
 
 class BadRowItem(msgspec.Struct, frozen=True, eq=False):
-    """A bad row, at its place in the order."""
+    """A bad row, at its place in the order.
 
-    chunk: Chunk
+    :ivar policy: what is done with it; None: what the loader's rules say.
+    """
+
+    chunk: Chunk | MergedChunk
     error: RowError
+    policy: BadRowPolicy | None = None
 
 
 class ChunkEnd(msgspec.Struct, frozen=True, eq=False):
     """The end of a chunk: all its rows are delivered, dropped or passed over."""
 
-    chunk: Chunk
+    chunk: Chunk | MergedChunk
 
 
 class Failure(msgspec.Struct, frozen=True, eq=False):
     """The error that ends the stream here; no item follows it."""
 
     error: AsyncDataError
+
+
+class Exclusions(Protocol):
+    """Decides, once an epoch, which of its rows are left out."""
+
+    def decide(self, epoch: int) -> Ids:
+        """The ids of the rows that ``epoch`` excludes, ascending: decided at the first call."""
+        ...
+
+    def excluded(self, epoch: int) -> Ids:
+        """The same, if it is decided; else none."""
+        ...
 
 
 Item = Run | AlreadyAcked | BadRowItem | ChunkEnd | Failure
@@ -71,7 +91,7 @@ class Entry:
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
         self.location: Callable[[], SourceLocation] | None = None
-        self.content: Chunk | Failure | None = None
+        self.content: Chunk | MergedChunk | Failure | None = None
 
 
 class Channel:
@@ -82,7 +102,10 @@ class Channel:
     :param max_bad_rows: bad rows that may be passed over; one more ends the stream. None: no limit.
     :param epoch_groups: samples that the current epoch had before this channel's first row.
     :param acked: positions that were acknowledged before a restart.
+    :param outcomes: decides which rows an epoch excludes; None: no rows.
+    :ivar decided: epochs whose excluded rows are left out of the items; None without ``outcomes``.
     :ivar demand: samples that a waiting request needs; they are read even beyond the capacity.
+    :ivar demanded_at: when that request came, on the clock of ``time.monotonic()``.
     :ivar num_produced: samples ever made ready.
     :ivar is_stopped: whether the last item ends the stream.
     :ivar ended_epoch: the last epoch whose end is among the items; -1 for none.
@@ -96,10 +119,12 @@ class Channel:
         max_bad_rows: int | None = None,
         epoch_groups: int = 0,
         acked: Set[Position] = frozenset(),
+        outcomes: Exclusions | None = None,
     ) -> None:
         self.capacity = capacity
         self.max_bytes = max_bytes
         self.demand = 0
+        self.demanded_at = 0.0
         self.num_produced = 0
         self.is_stopped = False
         self.ended_epoch = -1
@@ -108,6 +133,8 @@ class Channel:
         self._max_bad_rows = max_bad_rows
         self._num_bad_rows = 0
         self._acked = acked
+        self._outcomes = outcomes
+        self.decided: set[int] | None = None if outcomes is None else set()
         self._epoch_groups = epoch_groups
         self._entries: deque[Entry] = deque()
         self._items: deque[Item] = deque()
@@ -143,7 +170,7 @@ class Channel:
         self._entries.insert(self._entries.index(entry) + 1, rest)
         return rest
 
-    def fill(self, entry: Entry, content: Chunk | Failure) -> None:
+    def fill(self, entry: Entry, content: Chunk | MergedChunk | Failure) -> None:
         """Set the content of ``entry``; turn the filled prefix into items."""
         entry.content = content
         while self._entries and self._entries[0].content is not None:
@@ -155,12 +182,15 @@ class Channel:
         """Deliver ``error`` after everything that is already entered."""
         self.fill(self.enter(0), Failure(error))
 
-    def _append(self, content: Chunk | Failure | None) -> None:
+    def _append(self, content: Chunk | MergedChunk | Failure | None) -> None:
         if isinstance(content, Failure):
             self._items.append(content)
             self._num_items += 1
             self.is_stopped = True
         elif content is not None:
+            excluded = self.excluded(content.first.epoch)
+            if len(excluded) and isinstance(content, Chunk):
+                content.exclude(excluded)
             for item in _items_of(content, self._acked):
                 self._items.append(item)
                 self._num_items += 1
@@ -178,11 +208,38 @@ class Channel:
             self._epoch_groups += 1
         elif isinstance(item, BadRowItem):
             self._num_bad_rows += 1
-            self.is_stopped = self._max_bad_rows is not None and self._num_bad_rows > self._max_bad_rows
+            too_many = self._max_bad_rows is not None and self._num_bad_rows > self._max_bad_rows
+            self.is_stopped = item.policy.stops if item.policy is not None else too_many
         elif isinstance(item, ChunkEnd) and item.chunk.ends_epoch:
             self.ended_epoch = item.chunk.first.epoch
             self.is_stopped = self._epoch_groups == 0  # the epochs after an empty epoch would be empty, too
             self._epoch_groups = 0
+
+    def excluded(self, epoch: int) -> Ids:
+        """The ids of the rows that ``epoch`` excludes, ascending; none if that is not decided yet."""
+        return NO_IDS if self._outcomes is None else self._outcomes.excluded(epoch)
+
+    def exclude(self, epoch: int) -> None:
+        """Decide which rows ``epoch`` excludes, and leave them out, also if they are ready. None of it is taken yet."""
+        if self._outcomes is None or self.decided is None:
+            return
+
+        ids = self._outcomes.decide(epoch)
+        items: deque[Item] = deque()
+        for item in self._items if len(ids) else ():
+            chunk = None if isinstance(item, Failure) else item.chunk
+            if chunk is None or chunk.first.epoch != epoch:
+                items.append(item)
+            elif isinstance(item, ChunkEnd):
+                if isinstance(chunk, Chunk):
+                    chunk.exclude(ids)
+                items.extend(_items_of(chunk, self._acked))
+        if len(ids):
+            num_produced = self.num_produced + _num_samples(items) - _num_samples(self._items)
+            num_items = self._num_items + len(items) - len(self._items)
+            # Without a call in between, so that no interrupt can come between them.
+            self.num_produced, self._num_items, self._items = num_produced, num_items, items
+        self.decided.add(epoch)
 
     @property
     def _first_item(self) -> int:
@@ -202,6 +259,14 @@ class Channel:
         index = number - self._first_item
         return self._items[index] if 0 <= index < len(self._items) else None
 
+    def run(self, number: int) -> Run | None:
+        """The item of that number, if it is a run of which samples may be taken."""
+        item = self.item(number)
+        if not isinstance(item, Run) or (self.decided is not None and item.chunk.first.epoch not in self.decided):
+            return None
+
+        return item
+
     def remembers(self, head: int) -> bool:
         """Whether :meth:`items` can still go back to number ``head``."""
         return self._first_item <= head
@@ -212,21 +277,30 @@ class Channel:
         return self._entries[0] if self._entries else None
 
 
-def _items_of(chunk: Chunk, acked: Set[Position]) -> Iterator[Item]:
+def _num_samples(items: deque[Item]) -> int:
+    return sum(item.stop - item.start for item in items if isinstance(item, Run))
+
+
+def _items_of(chunk: Chunk | MergedChunk, acked: Set[Position]) -> Iterator[Item]:
     """The chunk's samples and bad rows in their order, then its end."""
-    marks: list[tuple[int, Item]] = [
-        (chunk.samples_before(error.row), BadRowItem(chunk, error)) for error in chunk.errors
+    marks: list[tuple[int, Item | None]] = [
+        (chunk.samples_before(error.row), BadRowItem(chunk, error, chunk.policies.get(error.row)))
+        for error in chunk.errors
     ]
     if acked:
         marks += [(i, AlreadyAcked(chunk, i)) for i in range(chunk.num_samples) if chunk.position(i) in acked]
+    if isinstance(chunk, Chunk) and chunk.excluded is not None:
+        marks += [(sample, None) for sample in chunk.excluded.tolist()]
+    if len(marks) > len(chunk.errors):
         # A bad row comes before the sample that it precedes.
-        marks.sort(key=lambda mark: (mark[0], isinstance(mark[1], AlreadyAcked)))
+        marks.sort(key=lambda mark: (mark[0], not isinstance(mark[1], BadRowItem)))
     start = 0
     for sample, item in marks:
         if start < sample:
             yield Run(chunk, start, sample)
-        yield item
-        start = sample + 1 if isinstance(item, AlreadyAcked) else sample
+        if item is not None:
+            yield item
+        start = sample if isinstance(item, BadRowItem) else sample + 1
     if start < chunk.num_samples:
         yield Run(chunk, start, chunk.num_samples)
     yield ChunkEnd(chunk)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
 from asyncdata.core.messages import Column, RowError
-from asyncdata.core.row_codes import is_elsewhere, num_expected_elsewhere
+from asyncdata.core.row_codes import EXCLUDED_REASON, is_elsewhere, num_expected_elsewhere
 from asyncdata.core.types import Position, SourceLocation, Tokens
+from asyncdata.delivery.outcomes.memory import is_excluded
 from asyncdata.delivery.stream_digest import sums_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from asyncdata.core.messages import Data, Tokenized
+    from asyncdata.delivery.bad_row_policy import BadRowPolicy
+    from asyncdata.delivery.mixture import MergeRecord
+    from asyncdata.delivery.outcomes.policy import Ids
 
 __all__ = ("Chunk", "Drop", "Note", "Origin")
 
@@ -35,12 +42,21 @@ class Origin(Protocol):
         """The number of its file, and its byte offset there."""
         ...
 
+    def ids(self, num_rows: int) -> Ids:
+        """The ids of the first ``num_rows`` rows: uint64 of shape (num_rows,)."""
+        ...
+
 
 class Drop(NamedTuple):
-    """Rows of a chunk that yield no sample, and why. ``rows`` is int32, in ascending order."""
+    """Rows of a chunk that yield no sample, and why. ``rows`` is int32, in ascending order.
+
+    :ivar chunk: in a chunk of a mixture, the number of the part's chunk that has the rows; ``own_rows``: theirs there.
+    """
 
     reason: str
     rows: np.ndarray[Any, np.dtype[np.int32]]
+    chunk: int = 0
+    own_rows: np.ndarray[Any, Any] | None = None
 
 
 class Note(NamedTuple):
@@ -62,7 +78,13 @@ class Chunk:
     :ivar ends_epoch: whether this is the last chunk of its epoch.
     :ivar num_bytes: memory of the columns.
     :ivar sums: running sums for the digest of the stream.
+    :ivar record: of a chunk of a mixture, from which parts its rows come; else None.
+    :ivar policies: of a chunk of a mixture, what is done with each of its bad rows.
+    :ivar excluded: the samples that the epoch excludes, int64, ascending; None until that is decided.
     """
+
+    record: MergeRecord | None = None
+    policies: Mapping[int, BadRowPolicy] = MappingProxyType({})
 
     __slots__ = (
         "_columns",
@@ -74,6 +96,7 @@ class Chunk:
         "drops",
         "ends_epoch",
         "errors",
+        "excluded",
         "first",
         "notes",
         "num_bytes",
@@ -92,6 +115,7 @@ class Chunk:
         self.errors: list[RowError] = reply.errors
         self.drops = [Drop(reason, np.frombuffer(rows, np.int32)) for reason, rows in reply.drops.items()]
         self.notes = [Note(name, np.frombuffer(rows, np.int32)) for name, rows in reply.notes.items()]
+        self.excluded: np.ndarray[Any, np.dtype[np.int64]] | None = None
         self._origin = origin
         self._tokens = _tokens_of(reply)
         self._token_ends = _ends_of(reply.token_ends)
@@ -107,9 +131,31 @@ class Chunk:
     def _expected_ends(self) -> np.ndarray[Any, Any]:
         """End offset of each sample's tokens, as if the tokens of all ranks were here."""
         if self._expected is None:
-            return np.frombuffer(self._token_ends, np.uint32)
+            return self.token_ends
 
         return np.cumsum(self._expected[0], dtype=np.uint64)
+
+    def rows_of(self, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """The rows of the samples ``[start, stop)``, counted from the chunk's first row."""
+        return np.arange(start, stop) if self._kept is None else self._kept[start:stop]
+
+    @property
+    def token_ends(self) -> np.ndarray[Any, np.dtype[np.uint32]]:
+        """For each sample, the tokens of the chunk up to its end."""
+        return np.frombuffer(self._token_ends, np.uint32)
+
+    def lengths_of(self, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """Number of tokens of each of the samples ``[start, stop)``: int64."""
+        lengths = self.token_ends[start:stop].astype(np.int64)
+        lengths[1:] -= lengths[:-1].copy()
+        lengths[:1] -= self._token_ends[start - 1] if start else 0
+        return lengths
+
+    def source_name(self, sample: int) -> None:
+        """None: only a sample of a mixture has the name of its part."""
+
+    def source_epoch(self, sample: int) -> None:
+        """None: only a sample of a mixture has an epoch of its part."""
 
     def row_of(self, sample: int) -> int:
         """The row of sample ``sample``, counted from the chunk's first row."""
@@ -118,6 +164,19 @@ class Chunk:
     def samples_before(self, row: int) -> int:
         """How many samples come from rows before ``row``."""
         return min(row, self.num_samples) if self._kept is None else int(np.searchsorted(self._kept, row))
+
+    def exclude(self, ids: Ids) -> None:
+        """Leave out the samples of these rows (ascending), and count them as dropped. A second call has no effect."""
+        if self.excluded is not None:
+            return
+
+        rows = np.arange(self.num_samples, dtype=np.int32) if self._kept is None else self._kept
+        is_out = is_excluded(self._origin.ids(self.num_rows)[rows], ids)
+        out = rows[is_out]
+        self.excluded = np.flatnonzero(is_out)
+        if len(out):
+            self.drops.append(Drop(EXCLUDED_REASON, out))
+            self.notes = [Note(note.name, note.rows[~np.isin(note.rows, out)]) for note in self.notes]
 
     def num_tokens(self, start: int, stop: int) -> int:
         """Number of tokens of the samples ``[start, stop)``, including those that another rank tokenizes."""
@@ -160,6 +219,10 @@ class Chunk:
     def row_location(self, row: int) -> SourceLocation:
         """The location of row ``row``, counted from the chunk's first row."""
         return self._origin.location(row)
+
+    def dropped_row(self, drop: Drop, at: int) -> tuple[str, SourceLocation]:
+        """The source of row number ``at`` of a drop, which has no name, and the row's location."""
+        return "", self._origin.location(int(drop.rows[at]))
 
     def row_key(self, row: int) -> tuple[int, int]:
         """The number of row ``row``'s file, and its byte offset there."""

@@ -7,29 +7,30 @@ guards all state. The caller's thread delivers; the service's thread fills the c
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import EndOfData, LoaderClosedError, TooManyBadRowsError
+from asyncdata.core.errors import EndOfData, LoaderClosedError
 from asyncdata.core.types import Sample, SampleRange
-from asyncdata.delivery.bad_rows import bad_row_error
-from asyncdata.delivery.channel import Channel, Failure, Run
+from asyncdata.delivery.channel import Channel, Failure
 from asyncdata.delivery.ledger import Counters, Ledger
-from asyncdata.delivery.next_delivery import BadRowStop, Delivery, advanced, deliver, dropped
+from asyncdata.delivery.next_delivery import BadRowStop, Delivery, EpochEntered, advanced, deliver, dropped
+from asyncdata.delivery.passed_rows import PassedRows
 from asyncdata.delivery.requests import DeliveryRules, Request, State
 from asyncdata.delivery.rollout_buffer import Chooser, first_in_first_out, validate_groups, without
 from asyncdata.delivery.stream_digest import StreamDigest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any
 
     from asyncdata.core.errors import BadRowError
-    from asyncdata.delivery.channel import Entry
+    from asyncdata.delivery.channel import Entry, Exclusions
     from asyncdata.delivery.chunk import Chunk
+    from asyncdata.delivery.merged_chunk import MergedChunk
     from asyncdata.delivery.rollout_buffer import BufferFilter
 
 __all__ = ("Coordinator",)
@@ -42,7 +43,9 @@ class Coordinator:
 
     :param packs: the progress of packing before the first sample; None if samples are not packed.
     :param quarantine: called with each bad row that is passed over, before the delivery is committed.
+    :param outcomes: decides which rows an epoch excludes; None: no rows.
     :param on_room: called when a delivery has made the room in the channel that :meth:`reserve` did not find.
+    :ivar lock: held while anything here changes.
     :ivar failed: deliveries to roll back: the request, if there was one, and the samples of :meth:`take_ready`. On an
         exception the caller appends to it, which is atomic under the GIL, and calls :meth:`settle`.
     """
@@ -54,21 +57,19 @@ class Coordinator:
         buffer_filter: BufferFilter = first_in_first_out,
         packs: object = None,
         quarantine: Callable[[BadRowError], object] = no_op,
+        outcomes: Exclusions | None = None,
         on_room: Callable[[], object] = no_op,
     ) -> None:
         self.rules = rules
         self._state = State(Ledger(counters=Counters(digest=StreamDigest(rules.digest)), packs=packs))
-        self._on_room = on_room
+        self._on_room, self._outcomes = on_room, outcomes
         self.failed: deque[tuple[Request | None, list[Sample] | None]] = deque()
         self.channel = self._new_channel()
-        self._chooser = Chooser(buffer_filter)
-        self._quarantine = quarantine
-        self._lock = threading.RLock()
+        self._chooser, self._passed_rows = Chooser(buffer_filter), PassedRows(rules.policy(quarantine))
+        self._lock = self.lock = threading.RLock()
         self._requests: deque[Request] = deque()
-        self._closed = ""
-        self._wanted_room = 0
-        self._room_from = 0  # before so many samples are taken, the wanted room cannot be there
-        self._is_over_budget = False
+        self._closed, self._wants_request = "", False
+        self._wanted_room, self._room_from = 0, 0  # before so many samples are taken, the wanted room cannot be there
 
     @property
     def ledger(self) -> Ledger:
@@ -226,29 +227,20 @@ class Coordinator:
                 last_epoch=last_epoch,
                 bad_row_stops=self.rules.bad_row_stops,
                 max_bad_rows=self.rules.max_bad_rows,
+                decided=self.channel.decided,
             )
         except BadRowStop as stop:
-            raise self._stopped_by(stop) from None
+            raise self._passed_rows.stopped_by(stop) from None
+        except EpochEntered as entered:
+            self.channel.exclude(entered.epoch)
+            return self._deliver(ledger, num_groups, last_epoch)
 
-        if delivery is not None:
-            for bad in delivery.passed:
-                self._quarantine(bad_row_error(bad, shows_row=self.rules.shows_rows))
+        for bad in () if delivery is None else delivery.passed:
+            self._passed_rows.add(bad)
         return delivery
 
-    def _stopped_by(self, stop: BadRowStop) -> BadRowError | TooManyBadRowsError:
-        error = bad_row_error(stop.bad, shows_row=self.rules.shows_rows)
-        if self.rules.bad_row_stops:
-            return error
-
-        # Once, though every call fails from now on.
-        for bad in () if self._is_over_budget else (*stop.passed, stop.bad):
-            self._quarantine(bad_row_error(bad, shows_row=self.rules.shows_rows))
-        self._is_over_budget = True
-        return TooManyBadRowsError(f"a bad row, after BadRows(max={self.rules.max_bad_rows}) of them: {error}")
-
     def _commit(self, request: Request, ledger: Ledger) -> None:
-        item = self.channel.item(ledger.head)
-        after = State(ledger, item if isinstance(item, Run) else None)
+        after = State(ledger, self.channel.run(ledger.head))
         request.commit = (self._state, after)
         self._state = after  # the commit, as in take_ready
         self._offer_room(self._wanted_room)
@@ -262,8 +254,12 @@ class Coordinator:
     def _queue(self, request: Request) -> None:
         if not self._requests:
             self._requests.append(request)
+            self.channel.demanded_at = time.monotonic()
         self.channel.demand = request.num_groups - len(request.chosen or ())
         self._offer_room(1)
+        if self._wants_request:
+            self._on_room()
+            self._wants_request = False  # after the call, as above
 
     def _leave(self, request: Request) -> None:
         if request not in self._requests:
@@ -324,6 +320,7 @@ class Coordinator:
             max_bad_rows=self.rules.bad_rows_left(ledger.counters.num_bad_rows),
             epoch_groups=ledger.counters.epoch_groups,
             acked=ledger.acked,
+            outcomes=self._outcomes,
         )
 
     def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
@@ -344,8 +341,19 @@ class Coordinator:
             return channel.enter(min(max_rows, room))
 
     def _is_starving(self) -> bool:
-        """Whether a request waits while no row is in flight: then any room is enough."""
-        return bool(self._requests) and self.channel.num_rows_in_flight == 0
+        """Whether a request waits for more than is ready while no row is in flight: then any room is enough."""
+        channel = self.channel
+        is_short = channel.num_produced - self._num_taken < channel.demand
+        return bool(self._requests) and is_short and channel.num_rows_in_flight == 0
+
+    def when_awaited(self, channel: Channel, decide: Callable[[], object]) -> bool:
+        """Call ``decide`` if a request waits for more than is ready; if not, ``on_room`` is called once one does."""
+        with self._lock:
+            is_awaited = channel is self.channel and bool(self._requests) and not self._has_enough()
+            self._wants_request = not is_awaited
+            if is_awaited:
+                decide()
+            return is_awaited
 
     def shorten(self, channel: Channel, entry: Entry, num_rows: int) -> None:
         """``entry``, the last one reserved, takes only ``num_rows`` rows."""
@@ -357,7 +365,7 @@ class Coordinator:
         with self._lock:
             return channel.split(entry, num_rows)
 
-    def fill(self, channel: Channel, entry: Entry, content: Chunk | Failure) -> None:
+    def fill(self, channel: Channel, entry: Entry, content: Chunk | MergedChunk | Failure) -> None:
         """Set the content of ``entry``."""
         with self._lock:
             channel.fill(entry, content)
@@ -373,14 +381,15 @@ class Coordinator:
 
     def _wake_first(self) -> None:
         self.settle()
-        if not self._requests:
-            return
+        if self._requests and self._has_enough():
+            self._requests[0].wake()
 
+    def _has_enough(self) -> bool:
+        """Whether the first request can be served now."""
         first, channel = self._requests[0], self.channel
         last_epoch = self.rules.last_epoch(first.last_epoch)
         is_enough = channel.num_produced - self._num_taken >= first.num_groups - len(first.chosen or ())
-        if is_enough or channel.is_stopped or (last_epoch is not None and channel.ended_epoch >= last_epoch):
-            first.wake()
+        return is_enough or channel.is_stopped or (last_epoch is not None and channel.ended_epoch >= last_epoch)
 
     def close(self, reason: str) -> None:
         """End every request, waiting or future, with LoaderClosedError."""

@@ -37,6 +37,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     :ivar epoch_drops: drops of the current epoch.
     :ivar notes: rows that were kept and noted by the tokenize function, by name.
     :ivar digest: of the delivered samples: their positions, their order and their tokens.
+    :ivar mixture: how far each part of a mixture was delivered: a
+        :class:`~asyncdata.delivery.mixture.MixturePoint`, which a snapshot resolves. None for a single source.
     """
 
     num_groups: int = 0
@@ -48,6 +50,13 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     epoch_drops: dict[str, int] = {}
     notes: dict[str, int] = {}
     digest: StreamDigest = StreamDigest()
+    mixture: Any = None
+
+    def saved(self) -> dict[str, Any]:
+        """What a snapshot keeps of them, as builtins; it keeps the mixture elsewhere."""
+        fields: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, mixture=None))
+        del fields["mixture"]
+        return fields
 
     @classmethod
     def restored(cls, saved: dict[str, Any], of: str) -> Self:

@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from asyncdata.core.errors import NoSamplesError
+from asyncdata.core.row_codes import EXCLUDED_REASON
 from asyncdata.core.types import Position, SampleRange
 from asyncdata.delivery.channel import AlreadyAcked, BadRowItem, ChunkEnd, Run
 from asyncdata.delivery.ledger import Counters, Ledger
+from asyncdata.delivery.mixture import MixturePoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from asyncdata.delivery.channel import Item
     from asyncdata.delivery.chunk import Chunk
+    from asyncdata.delivery.merged_chunk import MergedChunk
 
-__all__ = ("BadRowStop", "Delivery", "advanced", "deliver", "dropped")
+__all__ = ("BadRowStop", "Delivery", "EpochEntered", "advanced", "deliver", "dropped")
 
 POISON_CODES = frozenset({"AD422", "AD423"})
 """Codes of rows that hung or killed their worker. They may not do so again, so a snapshot names them in its journal."""
@@ -37,6 +40,14 @@ class BadRowStop(Exception):  # noqa: N818 - control flow; the coordinator turns
         super().__init__()
         self.bad = bad
         self.passed = passed
+
+
+class EpochEntered(Exception):  # noqa: N818 - control flow, as above
+    """The next sample is of an epoch of which it is not decided yet which rows it excludes."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__()
+        self.epoch = epoch
 
 
 class Delivery(NamedTuple):
@@ -64,11 +75,14 @@ def deliver(
     last_epoch: int | None = None,
     bad_row_stops: bool = True,
     max_bad_rows: int | None = None,
+    decided: Container[int] | None = None,
 ) -> Delivery | None:
     """Take the next ``num_groups`` samples of the stream; each becomes a group. None if they are not ready yet.
 
     :param items: the channel's ready items, from ``ledger.head`` on.
     :param last_epoch: do not go beyond this epoch; there are fewer samples if it ends.
+    :param decided: epochs of which a sample may be taken; None: all.
+    :raises EpochEntered: if the next sample is of another epoch.
     :raises BadRowStop: if a bad row comes before the last requested sample, and ``bad_row_stops`` is set or
         ``max_bad_rows`` were passed over already.
     :raises NoSamplesError: if an epoch ends without a sample.
@@ -81,6 +95,9 @@ def deliver(
     for item in items:
         if walk.need == 0 and not walk.may_pass(item):
             break
+
+        if decided is not None and isinstance(item, Run) and item.chunk.first.epoch not in decided:
+            raise EpochEntered(item.chunk.first.epoch)
 
         walk.step(item)
         if last_epoch is not None and walk.position.epoch > last_epoch:
@@ -115,6 +132,7 @@ class _Walk:
         self._num_tokens = counters.num_tokens
         self._digest = counters.digest
         self._drops, self._epoch_drops, self._notes = counters.drops, counters.epoch_drops, counters.notes
+        self._mixture = counters.mixture
 
     def may_pass(self, item: Item) -> bool:
         """Whether to take this item although enough samples are found.
@@ -165,7 +183,7 @@ class _Walk:
             self.head += 1
             self.offset = 0
 
-    def _chunk_end(self, chunk: Chunk) -> None:
+    def _chunk_end(self, chunk: Chunk | MergedChunk) -> None:
         self._move_to(chunk, chunk.num_rows)
         if chunk.ends_epoch:
             if self._epoch_groups == 0:
@@ -177,7 +195,8 @@ class _Walk:
 
     def _bad(self, bad: BadRowItem) -> None:
         num_bad = self.ledger.counters.num_bad_rows + len(self.passed)
-        if self._bad_row_stops or (self._max_bad_rows is not None and num_bad >= self._max_bad_rows):
+        stops = self._bad_row_stops or (self._max_bad_rows is not None and num_bad >= self._max_bad_rows)
+        if bad.policy.stops if bad.policy is not None else stops:
             raise BadRowStop(bad, self.passed)
 
         self.passed.append(bad)
@@ -185,7 +204,7 @@ class _Walk:
         self._count(f"bad row {bad.error.code}", 1)
         self.head += 1
 
-    def _move_to(self, chunk: Chunk, row: int) -> None:
+    def _move_to(self, chunk: Chunk | MergedChunk, row: int) -> None:
         """Set the position to the chunk's row ``row``; count the drops and notes of the rows before it."""
         first, here = chunk.first, self.position
         done = here.row - first.row if (here.epoch, here.window) == (first.epoch, first.window) else 0
@@ -195,6 +214,8 @@ class _Walk:
             if number := _num_between(note.rows, done, row):
                 self._notes = {**self._notes, note.name: self._notes.get(note.name, 0) + number}
         self.position = Position(first.epoch, first.window, first.row + row)
+        if chunk.record is not None:
+            self._mixture = MixturePoint(chunk.record, row)
 
     def _count(self, reason: str, number: int) -> None:
         if number:
@@ -219,6 +240,7 @@ class _Walk:
             epoch_drops=self._epoch_drops,
             notes=self._notes,
             digest=self._digest,
+            mixture=self._mixture,
         )
         after = Ledger(
             position=self.position,
@@ -247,7 +269,8 @@ def _poison(passed: list[BadRowItem]) -> list[tuple[int, int]]:
 def _no_samples(epoch: int, drops: dict[str, int]) -> str:
     num_rows = sum(drops.values())
     reasons = ", ".join(f"{number} by {reason}" for reason, number in sorted(drops.items())) or "there was no row"
-    return f"AD401 epoch {epoch}: {num_rows} rows read, 0 kept: {reasons}"
+    remedy = f'; rows are "{EXCLUDED_REASON}" by Outcomes(policy=...)' if EXCLUDED_REASON in drops else ""
+    return f"AD401 epoch {epoch}: {num_rows} rows read, 0 kept: {reasons}{remedy}"
 
 
 def dropped(delivery: Delivery) -> Delivery:

@@ -35,6 +35,7 @@ class Quarantine:
     def __init__(self, path: str | None) -> None:
         self._path = path
         self._num_logged: dict[str, int] = {}
+        self._log = _log.owned()
 
     @classmethod
     def opened(cls, path: str | None) -> Quarantine:
@@ -55,7 +56,7 @@ class Quarantine:
 
         :raises QuarantineError: if the write fails; then the row is not passed over.
         """
-        self._log(error)
+        self._log_first(error)
         if self._path is None:
             return
 
@@ -68,14 +69,14 @@ class Quarantine:
                 "and ask again"
             ) from error
 
-    def _log(self, error: BadRowError) -> None:
+    def _log_first(self, error: BadRowError) -> None:
         """Log the first rows of a code one by one; after that, one row each time their number has doubled."""
         number = self._num_logged[error.code] = self._num_logged.get(error.code, 0) + 1
         code, path, line, reason = error.code, error.path, error.line, error.reason
         if number <= _MAX_LOGGED:
-            _log.warning("row.bad", code=code, path=path, line=line, reason=reason)
+            self._log.warning("row.bad", code=code, path=path, line=line, reason=reason)
         elif number % _MAX_LOGGED == 0 and (number // _MAX_LOGGED).bit_count() == 1:
-            _log.warning("row.bad_again", num_rows=number, code=code, path=path, line=line, reason=reason)
+            self._log.warning("row.bad_again", num_rows=number, code=code, path=path, line=line, reason=reason)
 
 
 def _append(path: str, line: bytes) -> None:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from asyncdata.core.callbacks import no_op
+from asyncdata.delivery.bad_row_policy import BadRowPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from asyncdata.core.errors import BadRowError
     from asyncdata.core.types import Sample
     from asyncdata.delivery.channel import Run
     from asyncdata.delivery.ledger import Ledger, Returned
@@ -41,6 +43,10 @@ class DeliveryRules(msgspec.Struct, frozen=True, kw_only=True):
             return wanted
 
         return self.epochs - 1
+
+    def policy(self, pass_over: Callable[[BadRowError], object]) -> BadRowPolicy:
+        """What is done with a bad row at which delivery stops, or that was passed over."""
+        return BadRowPolicy(True, self.bad_row_stops, self.max_bad_rows, self.shows_rows, pass_over)
 
     def bad_rows_left(self, num_passed: int) -> int | None:
         """Bad rows that may still be passed over. Reading ends at the first one above this limit. None: no limit."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.extras import made_on_first_use
+from asyncdata.integrations.torch.row_scores import key_of, report_keys
 from asyncdata.integrations.torch.rows import order_view_of_rows, row_view_of_rows
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ __all__ = (
 )
 
 _ID = "asyncdata_id"
+_ROW = "asyncdata_row"
 
 
 class VerlRows:
@@ -89,7 +91,19 @@ class VerlRows:
     def _row(self, sample: Sample) -> dict[str, Any]:
         row = with_media(sample.extra, (self.image_key, self.video_key, self.audio_key))
         row["extra_info"] = {**(row.get("extra_info") or {}), _ID: str(sample.position)}
+        key = key_of(self._view.loader, sample)
+        if key is not None and not self.is_validation():
+            row["extra_info"][_ROW] = key
         return row
+
+    def on_batch_end(self, batch: Any) -> None:
+        """Remember the scores of a batch, with ``data.asyncdata.outcomes``. verl's trainer calls this after each step.
+
+        :param batch: a ``DataProto`` with ``extra_info``, and ``token_level_scores`` of shape (rollouts, tokens).
+        """
+        rows = [(info or {}).get(_ROW) for info in batch.non_tensor_batch.get("extra_info", ())]
+        if None not in rows and rows:
+            report_keys(self._view.loader, rows, batch.batch["token_level_scores"].sum(-1).tolist())
 
     def __len__(self) -> int:
         return len(self._view)

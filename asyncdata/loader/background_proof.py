@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, WorkerError
 from asyncdata.core.log import get_logger
+from asyncdata.core.parent import end_with_parent
 from asyncdata.core.threads import started
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
-from asyncdata.workers.pool.parent import end_with_parent
+from asyncdata.workers.machine import num_usable_cpus
 from asyncdata.workers.pool.popen import ENVIRONMENT, command_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncdata.tokenization.encoders.equivalence_records import Proof
 
 __all__ = ("SWITCH", "Prover", "main")
@@ -30,21 +35,34 @@ _log = get_logger(__name__)
 SWITCH = "ASYNCDATA_PROVE"
 """The environment variable that forbids proofs during a run, if it is "off"."""
 
-_NICE = 19
+_NICE, _FIRST_NICE = 19, 10
+"""The niceness where the system forbids ``SCHED_IDLE``, and that of the proof of the common characters: two seconds of
+CPU, which also a machine without an idle CPU gives within 20 s, as they are at most a tenth of one CPU there."""
+
+_MAX_PROCESSES = 8
+_REMEDY = (
+    'pip install "asyncdata[fast]": texts are encoded about ten times as fast, once the ids are proven to be the same; '
+    'tokenizer_backend="hf" turns this line off'
+)
 
 
 class Prover:
     """Makes the proofs that a loader's tokenize function needs.
 
     For a backend given by name, the constructor makes the proof, before any worker starts. For "auto", a process
-    is started with the loader if a fast backend is installed that has no record yet; workers that start after its proof
-    use that backend.
+    is started with the loader if a fast backend is installed that has no record yet.
 
     :param function: the loader's tokenize function, with its files resolved to local ones.
+    :param on_usable: called when a backend was proven that ``function`` can use, from any thread.
+    :param num_workers: of the loader. With the trainer they have so many CPUs; the proof is shared among the others.
     :raises ConfigError: if the named backend is not installed, or is not exact for the tokenizer.
     """
 
-    def __init__(self, function: object) -> None:
+    def __init__(self, function: object, on_usable: Callable[[], object] = no_op, num_workers: int = 1) -> None:
+        self._on_usable = on_usable
+        self._num_workers = num_workers
+        self._log = _log.owned()
+        self._needs_offsets = False
         self._folder: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
@@ -53,12 +71,15 @@ class Prover:
         if not isinstance(function, OfTokenizer) or function.tokenizer_backend == "hf":
             return
         is_named = function.tokenizer_backend != "auto"
-        if is_named or (any(map(version_of, FAST_BACKENDS)) and not _is_forbidden()):
+        is_installed = any(map(version_of, FAST_BACKENDS))
+        if not (is_named or is_installed):
+            _say_what_is_missing()
+        if is_named or (is_installed and not _is_forbidden()):
             folder = resolve(function.tokenizer, function.revision).folder
             if is_named:
                 _require(folder, function.tokenizer_backend, needs_offsets=function.needs_offsets)
             else:
-                self._folder = folder
+                self._folder, self._needs_offsets = folder, function.needs_offsets
 
     def start(self) -> None:
         """Begin to prove in a thread, if there is anything to prove. Further calls do nothing."""
@@ -73,15 +94,17 @@ class Prover:
                 _not_proven(folder, error)
 
     def _run(self, folder: str) -> None:
+        self._log.own_thread()
         from asyncdata.tokenization.encoders.equivalence_records import Proof, missing
 
         try:
-            backends = missing(TokenizerFiles(folder))
+            files = TokenizerFiles(folder)
+            backends = missing(files)
             with self._lock:
                 if not backends or self._is_closed:
                     return
 
-                process = self._process = _spawn(folder, backends)
+                process = self._process = _spawn(folder, backends, _num_spare_cpus(self._num_workers))
         except (OSError, AsyncDataError) as error:
             _not_proven(folder, error)
             return
@@ -89,7 +112,20 @@ class Prover:
         _log.info("tokenizer.proving", tokenizer=folder, backends=backends, pid=process.pid)
         with process:  # waits for its end
             for line in process.stdout or ():
-                _log_proof(folder, msgspec.json.decode(line, type=Proof))
+                proof = msgspec.json.decode(line, type=Proof)
+                _log_proof(folder, proof)
+                if self._is_usable(proof, files):
+                    self._on_usable()
+
+    def _is_usable(self, proof: Proof, files: TokenizerFiles) -> bool:
+        """Whether workers that open the function now have the backend, and the same tokens as the others."""
+        if proof.refusal or (self._needs_offsets and proof.no_offsets):
+            return False
+
+        with contextlib.suppress(AsyncDataError):  # a changed folder: the workers keep what they have loaded
+            return TokenizerFiles(files.folder).digest() == proof.subject.tokenizer == files.digest()
+
+        return False
 
     def close(self) -> None:
         """End the process, finished or not; no partial record is left."""
@@ -102,8 +138,19 @@ class Prover:
             thread.join()
 
 
+def _num_spare_cpus(num_workers: int) -> int:
+    """CPUs beside those of the workers and the trainer; at least one."""
+    return max(1, min(_MAX_PROCESSES, num_usable_cpus() - num_workers - 1))
+
+
 def _is_forbidden() -> bool:
     return os.environ.get(SWITCH, "").lower() in ("off", "0", "no", "false")
+
+
+@cache
+def _say_what_is_missing() -> None:
+    """Once in a process: users often do not know that this exists."""
+    _log.info("tokenizer.no_fast_backend", remedy=_REMEDY)
 
 
 def _not_proven(folder: str, error: Exception) -> None:
@@ -116,8 +163,14 @@ def _log_proof(folder: str, proof: Proof) -> None:
     if proof.refusal:
         _log.info("tokenizer.refused", tokenizer=folder, backend=backend, seconds=seconds, reason=proof.refusal)
     else:
-        count = proof.num_exceptions
-        _log.info("tokenizer.proved", tokenizer=folder, backend=backend, seconds=seconds, num_exceptions=count)
+        _log.info(
+            "tokenizer.proved",
+            tokenizer=folder,
+            backend=backend,
+            seconds=seconds,
+            num_exceptions=proof.num_exceptions,
+            is_partial=proof.is_partial,
+        )
 
 
 def _require(folder: str, backend: str, *, needs_offsets: bool) -> None:
@@ -125,7 +178,8 @@ def _require(folder: str, backend: str, *, needs_offsets: bool) -> None:
 
     files = TokenizerFiles(folder)
     subject = subject_of(files, backend)
-    is_new = subject is not None and find(subject) is None
+    known = find(subject) if subject is not None else None
+    is_new = subject is not None and (known is None or known.is_partial)
     if is_new:
         _log.info("tokenizer.proving", tokenizer=folder, backends=[backend], pid=os.getpid())
     proof = require(files, backend, needs_offsets=needs_offsets)
@@ -133,9 +187,10 @@ def _require(folder: str, backend: str, *, needs_offsets: bool) -> None:
         _log_proof(folder, proof)
 
 
-def _spawn(folder: str, backends: list[str]) -> subprocess.Popen[bytes]:
+def _spawn(folder: str, backends: list[str], num_processes: int) -> subprocess.Popen[bytes]:
+    given = {"folder": folder, "backends": backends, "parent": os.getpid(), "num_processes": num_processes}
     return subprocess.Popen(
-        command_of(__name__, {"folder": folder, "backends": backends, "parent": os.getpid()}),
+        command_of(__name__, given),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -146,27 +201,33 @@ def _spawn(folder: str, backends: list[str]) -> subprocess.Popen[bytes]:
     )
 
 
-def main(folder: str, backends: list[str], parent: int) -> None:
+def main(folder: str, backends: list[str], parent: int, num_processes: int) -> None:
     """The child process: prove ``backends`` one after another until one is exact; print each proof as a line of JSON.
 
-    It ends with the thread of the process ``parent`` that started it.
+    The first line is about the common characters only. The process ends with the thread of ``parent`` that started it.
     """
     end_with_parent(parent)
-    _use_idle_cpus_only()
-    from asyncdata.tokenization.encoders.equivalence_records import make, subject_of
+    os.nice(_FIRST_NICE)
+    from asyncdata.tokenization.encoders.equivalence_records import find, make, make_first, subject_of
 
     files = TokenizerFiles(folder)
-    for backend in backends:
-        subject = subject_of(files, backend)
-        if subject is None:
-            continue
-
-        proof = make(files, subject)
-        told = msgspec.structs.replace(proof, token_lengths=b"")  # it is long, and in the file
-        sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
-        sys.stdout.flush()
-        if not proof.refusal:
+    subjects = [subject for backend in backends if (subject := subject_of(files, backend)) is not None]
+    if not any(map(find, subjects)):  # workers have chosen by the others
+        for subject in subjects:
+            if not _told(make_first(files, subject)).refusal:
+                break
+    _use_idle_cpus_only()
+    for subject in subjects:
+        proof = find(subject)
+        if not (proof and proof.refusal) and not _told(make(files, subject, num_processes=num_processes)).refusal:
             return
+
+
+def _told(proof: Proof) -> Proof:
+    """Print the proof, without what is long and only needed from its file."""
+    sys.stdout.buffer.write(msgspec.json.encode(msgspec.structs.replace(proof, token_lengths=b"")) + b"\n")
+    sys.stdout.flush()
+    return proof
 
 
 def _use_idle_cpus_only() -> None:

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-import operator
 import threading
+import time
 import warnings
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from asyncdata.core.callbacks import identity
+from asyncdata.core.checked_numbers import whole_number
 from asyncdata.core.errors import ConfigError, LoaderClosedError
+from asyncdata.core.log import owning_events
 from asyncdata.core.platform import check_platform
 from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
+from asyncdata.loader.facts import facts_of, html_table
+from asyncdata.loader.mix import Mix
+from asyncdata.loader.wait_progress import WaitProgress, way_of
+from asyncdata.telemetry.settings import Telemetry
 from asyncdata.workers.pool.early_start import EarlyForkServer
+from asyncdata.workers.ray.settings import local_workers_of
 
 # Modules that need numpy are imported in the methods, so that the fork server starts before this process loads them.
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from typing import Literal, Never
 
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.packers.base import Packing
+    from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.core.types import Group, Position, Sample
+    from asyncdata.delivery.outcomes.policy import Outcomes
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
@@ -30,10 +41,9 @@ if TYPE_CHECKING:
     from asyncdata.sources.base import Source
     from asyncdata.sources.resolve import Paths
     from asyncdata.tokenization.base import TokenizeFn
+    from asyncdata.workers.ray.settings import RayExecutor
 
-T = TypeVar("T")
-
-__all__ = ("BaseLoader", "identity")
+__all__ = ("BaseLoader",)
 
 _CLOSE_TIMEOUT_S = 5.0
 """The longest time that closing the service takes."""
@@ -49,9 +59,9 @@ class BaseLoader:
 
     def __init__(
         self,
-        source: Source | Paths,
+        source: Source | Paths | Mix,
         *,
-        tokenize_fn: TokenizeFn | Callable[..., Any] | str,
+        tokenize_fn: TokenizeFn | Callable[..., Any] | str | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         buffer_filter: BufferFilter | str | None = None,
         packing: Packing | None = None,
@@ -74,24 +84,38 @@ class BaseLoader:
         limits: Limits | Mapping[str, Any] = Limits(),
         cache: Cache | Mapping[str, Any] = Cache(),
         bad_rows: BadRows | Policy | Mapping[str, Any] = BadRows(),
+        executor: RayExecutor | Mapping[str, Any] | None = None,
+        outcomes: Outcomes | Mapping[str, Any] | None = None,
+        telemetry: Telemetry | Mapping[str, Any] | str | os.PathLike[str] = Telemetry(),
+        progress: Literal["auto", "bar", "lines", "log", "none"] = "auto",
         **unknown: Never,
     ) -> None:
         knobs = {name: value for name, value in locals().items() if name in LoaderConfig.__struct_fields__}
         check_platform()
-        early = EarlyForkServer.for_workers(num_workers)
+        early = EarlyForkServer.for_workers(num_workers if executor is None else local_workers_of(executor))
         try:
+            tokenize_fn = source.functions(tokenize_fn) if isinstance(source, Mix) else tokenize_fn
+            if tokenize_fn is None:
+                raise ConfigError("a loader needs tokenize_fn=...; only the parts of a Mix may have their own")
+
             if early is not None:
                 early.tell(tokenize_fn)
-            from asyncdata.loader.engine import Engine
+            from asyncdata.loader.mixture_engine import engine_class
+            from asyncdata.loader.recording import recorder_of
 
             config = LoaderConfig.of({**knobs, **unknown})
-            collate_fn = collate_fn or identity
-            self._engine = Engine(
-                source, tokenize_fn, buffer_filter, config, collate_fn, packing, length_grouping, early
-            )
+            args = (source, tokenize_fn, buffer_filter, config, collate_fn or identity, packing, length_grouping, early)
+            self._events_owner = object()  # not the loader: threads that refer to it would keep it from being garbage
+            with owning_events(self._events_owner):
+                self._progress = WaitProgress(way_of(config.progress, config.ranks.rank))
+                with self._progress.waiting(lambda: "files are opened, and a tokenizer_backend by name is proven"):
+                    self._engine = engine_class(source)(*args)
+                self._recorder = recorder_of(self._engine, tokenize_fn, packing)
         except BaseException:
             if early is not None:
                 early.close()
+            if "_progress" in vars(self):
+                self._progress.close()
             raise
 
         self.group_size = config.n_samples_per_prompt
@@ -116,6 +140,7 @@ class BaseLoader:
         if self._loops_only:
             self._refuse_call("add_samples")
         self._engine.coordinator.add_groups(groups)
+        self._recorder.returned(groups)
 
     def ack(self, delivered: Iterable[Sample] | Iterable[Group] | None = None) -> None:
         """Under ``commit="on_ack"``: acknowledge these samples or groups (None: all delivered so far)."""
@@ -129,6 +154,28 @@ class BaseLoader:
 
         groups = [[item] if isinstance(item, Sample) else item for item in delivered]
         self._engine.coordinator.acknowledge([lease_key(group) for group in groups])
+
+    def report(self, samples_or_groups: Iterable[Sample] | Iterable[Group], scores: Sequence[Any] | None = None) -> int:
+        """Remember the scores of delivered samples, for ``Outcomes(policy=...)``. For a loader with ``outcomes``.
+
+        Each sample counts once an epoch: a score that is reported again, as after a restart, changes nothing. Nor does
+        one of an earlier epoch than the last that its row has scores of.
+
+        :param scores: for each sample a finite number; for each group one for all its samples, or one for each. None:
+            the samples' ``reward``.
+        :return: how many scores were new.
+        :raises InvalidGroupError: if one of them cannot be counted (AD482); none is then.
+        :raises ConfigError: if the loader has no ``outcomes`` (AD483).
+        """
+        self._check()
+        outcomes, coordinator = self._engine.outcomes, self._engine.coordinator
+        if outcomes is None:
+            raise ConfigError("AD483 this loader remembers no scores: give it outcomes=Outcomes(...)")
+
+        reports = outcomes.reports_of(samples_or_groups, scores)  # not under the lock, which delivery needs
+        self._recorder.scored([[score for _, score in report.scores] for report in reports])
+        with coordinator.lock:
+            return outcomes.count(reports)
 
     # State.
 
@@ -149,9 +196,9 @@ class BaseLoader:
     ) -> None:
         """Continue with exactly the sample that would have come next when ``state`` was taken.
 
-        :param allow_changed: what may have changed since: any of data, tokenizer, template, tokenize_fn, seed, order.
-            If data, seed or order has changed, the next epoch begins, and the event ``snapshot.rows_left_out`` tells
-            how many rows of the current epoch are left out.
+        :param allow_changed: what may have changed since: any of data, tokenizer, template, tokenize_fn, seed, order,
+            outcomes. If data, seed or order has changed, the next epoch begins, and the event
+            ``snapshot.rows_left_out`` tells how many rows of the current epoch are left out.
         :param same_rows: files may have other names if their content, by their fingerprints, and their order are the
             same. Then the run continues at its place.
         :raises SnapshotMismatchError: if anything else differs; it names the difference and both values.
@@ -160,25 +207,36 @@ class BaseLoader:
         from asyncdata.checkpoint import snapshot as snapshots
 
         self._check()
-        self._engine.restore(snapshots.from_state_dict(state), allow_changed, same_rows=same_rows)
+        self._restore(snapshots.from_state_dict(state), allow_changed, same_rows=same_rows)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] = {}) -> None:
         """Write the state to a file, atomically and durably (it survives a power loss). The last three are kept.
 
+        :param path: a path, or an address such as ``s3://bucket/run/data.state``.
+        :param storage_options: for an address, as in :class:`~asyncdata.JsonlSource`.
         :raises SnapshotError: if it cannot be written; the previous file stays, and no partial file is left.
         """
-        from asyncdata.checkpoint import snapshot as snapshots
+        from asyncdata.checkpoint.stored_snapshot import save_at
 
-        snapshots.save(path, self._engine.snapshot())
+        save_at(path, self._engine.snapshot(), storage_options)
 
     def restore(
-        self, path: str | os.PathLike[str], *, allow_changed: Collection[str] = (), same_rows: bool = False
+        self,
+        path: str | os.PathLike[str],
+        *,
+        allow_changed: Collection[str] = (),
+        same_rows: bool = False,
+        storage_options: Mapping[str, Any] = {},
     ) -> None:
-        """Like :meth:`load_state_dict`, from a file that :meth:`save` wrote."""
-        from asyncdata.checkpoint import snapshot as snapshots
+        """Like :meth:`load_state_dict`, from a file or object that :meth:`save` wrote."""
+        from asyncdata.checkpoint.stored_snapshot import load_from
 
         self._check()
-        self._engine.restore(snapshots.load(path), allow_changed, same_rows=same_rows)
+        self._restore(load_from(path, storage_options), allow_changed, same_rows=same_rows)
+
+    def _restore(self, saved: Snapshot, allow_changed: Collection[str], *, same_rows: bool) -> bool:
+        with owning_events(self._events_owner):
+            return self._engine.restore(saved, allow_changed, same_rows=same_rows)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of ``epoch``. A loader in the middle of that epoch, as after a resume, stays there.
@@ -203,7 +261,8 @@ class BaseLoader:
         :raises ConfigError: if there is no such row, or the order has no row index.
         """
         self.start()
-        self._engine.seek(epoch, row, group_index)
+        with self._waiting():
+            self._engine.seek(epoch, row, group_index)
 
     @property
     def config(self) -> LoaderConfig:
@@ -221,13 +280,16 @@ class BaseLoader:
 
     def statistics(self) -> Statistics:
         """Counters and the current state of the loader; ``.to_dict()`` gives flat numbers."""
-        return self._engine.statistics()
+        from msgspec.structs import replace
+
+        return replace(self._engine.statistics(), telemetry_lost_total=self._recorder.lost())
 
     # Start and close.
 
     def start(self) -> None:
         """Begin to read ahead now. Entering ``with``, or the first call for data, does the same."""
         self._check()
+        self._recorder.start()
         self._engine.start()
 
     def _close(self, reason: str) -> None:
@@ -238,6 +300,8 @@ class BaseLoader:
 
         try:
             if not self._is_closed:
+                self._progress.close()
+                self._recorder.close(self._closed_because)
                 self._engine.close(f"AD502 {self._closed_because}")
                 self._is_closed = True
         finally:
@@ -254,6 +318,7 @@ class BaseLoader:
             return
 
         if not self._engine.service.is_started:
+            self._progress.close()
             self._engine.service.close()
             return
 
@@ -262,6 +327,18 @@ class BaseLoader:
             warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
         finally:
             self._close("the loader was garbage")
+
+    def _facts(self) -> dict[str, str]:
+        engine = getattr(self, "_engine", None)
+        return {"closed": self._closed_because} if engine is None else facts_of(engine, self._closed_because)
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name}: {text}" for name, text in self._facts().items())
+        return f"<{type(self).__name__} {facts}>"
+
+    def _repr_html_(self) -> str:
+        """The same as a table, for notebooks."""
+        return html_table(type(self).__name__, self._facts())
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -275,13 +352,24 @@ class BaseLoader:
         service = self._engine.service
         service.check_caller()
         if not service.is_started:
+            self._recorder.start()
             self._engine.start()
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        """During the block, a call waits; that is shown if it lasts."""
+        return self._progress.waiting(self._engine.describe_wait)
+
+    def _add_wait(self, began: float, stage: str | None) -> None:
+        """Count a call that had to wait since ``began``."""
+        seconds = time.monotonic() - began
+        self._engine.add_wait(seconds)
+        self._recorder.wait_ends(began, seconds, stage)
 
     def _num_groups(self, num_samples: int) -> int:
         if self._loops_only:
             self._refuse_call("get_next_batch")
         size = self.group_size
-        number = whole(num_samples)
+        number = whole_number(num_samples)
         if number < 1 or number % size:
             raise ConfigError(
                 f"AD440 num_samples must be a positive multiple of n_samples_per_prompt={size}, got {num_samples!r}"
@@ -292,7 +380,7 @@ class BaseLoader:
     def _groups(self, num_groups: int) -> int:
         if self._loops_only:
             self._refuse_call("get_samples")
-        number = whole(num_groups)
+        number = whole_number(num_groups)
         if number < 0:
             raise ConfigError(f"AD440 num_groups must be a whole number from 0 on, got {num_groups!r}")
 
@@ -310,15 +398,3 @@ class BaseLoader:
         self._check()
         is_named, self._is_epoch_named = self._is_epoch_named, False
         return self._engine.batches(runs_on=not is_named)
-
-
-def identity(samples: list[T]) -> list[T]:
-    return samples
-
-
-def whole(number: Any) -> int:
-    """The number as an int, also if it is one of numpy; -1 if it is not a whole number."""
-    try:
-        return operator.index(number)
-    except TypeError:
-        return -1

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from asyncdata.core.checked_numbers import checked_timeout
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description, plain_integer
-from asyncdata.core.timeouts import checked_timeout
+from asyncdata.delivery.outcomes.policy import Outcomes
 from asyncdata.order.shuffle import RowShuffle, Shuffle
+from asyncdata.telemetry.settings import Telemetry
+from asyncdata.workers.ray.settings import RayExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +53,9 @@ class Ranks(Description, frozen=True, kw_only=True):
     :ivar gradient_accumulation: batches of each rank in an optimizer step. Length grouping balances whole steps.
     :ivar round_up: fill the last batch of all ranks by repeating its samples, so that all ranks have equally many
         batches. None: True if there is more than one rank. ``drop_last=True`` takes precedence.
+    :ivar share_node: whether the ranks of a node share the tokenizing, where each rank needs all rows: each row is then
+        tokenized once on the node. A number says how many ranks the node has. None: if ``LOCAL_WORLD_SIZE`` says that
+        there are several. It changes only the time.
     :raises ConfigError: for a value of the wrong type or out of range, or a rank that is not below ``world_size``.
     """
 
@@ -56,6 +63,7 @@ class Ranks(Description, frozen=True, kw_only=True):
     world_size: Positive = 1
     gradient_accumulation: Positive = 1
     round_up: bool | None = None
+    share_node: bool | Positive | None = None
 
     def check(self) -> None:
         """Whether there is such a rank."""
@@ -102,6 +110,8 @@ class Cache(Description, frozen=True, kw_only=True):
         ``tokens`` of ``folder``; or a folder of their own. False or None: tokens are not stored.
     :ivar max_tokens_bytes: limit for all tokens stored there: the least recently used segments are removed, and if
         that is not enough, nothing more is written. None: no limit.
+    :ivar remote_max_bytes: keep the blocks that were read from object stores in ``blocks`` of ``folder``, up to so many
+        bytes; the least recently used are removed. None: they are not kept.
     :raises ConfigError: for a value of the wrong type or out of range.
     """
 
@@ -109,9 +119,13 @@ class Cache(Description, frozen=True, kw_only=True):
     max_row_index_bytes: Positive | None = None
     tokens: bool | str | None = False
     max_tokens_bytes: Positive | None = None
+    remote_max_bytes: Positive | None = None
 
     def check(self) -> None:
         """Whether the folders can be folders."""
+        if self.remote_max_bytes is not None and self.folder == "":
+            raise ConfigError("Cache: remote_max_bytes needs a folder, and folder='' says that there is none")
+
         _check_path("Cache", "folder", self.folder)
         _check_path("Cache", "tokens", self.tokens)
 
@@ -175,6 +189,13 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     :ivar cache: what is stored for later epochs and runs.
     :ivar bad_rows: what is done with a row of which no sample can be made. ``"skip"`` is short for
         ``BadRows(policy="skip")``.
+    :ivar executor: workers on other machines: :class:`~asyncdata.RayExecutor`. None: processes of this machine, as many
+        as ``num_workers`` says.
+    :ivar outcomes: remember the scores that ``report`` is given, and leave rows out of later epochs by them. None: off.
+    :ivar telemetry: where the run is recorded. ``"runs/a"`` is short for ``Telemetry(folder="runs/a")``.
+    :ivar progress: how a wait of more than two seconds is shown: a ``bar`` on stderr, or in a notebook; ``lines`` on
+        stderr; the event ``loader.waiting``, with ``log``; or not at all. ``auto`` is ``bar`` on rank 0 if stderr is a
+        terminal or this is a notebook, and ``log`` elsewhere.
     """
 
     seed: int = 42
@@ -195,6 +216,10 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limits: Limits = Limits()
     cache: Cache = Cache()
     bad_rows: BadRows = BadRows()
+    executor: RayExecutor | None = None
+    outcomes: Outcomes | None = None
+    telemetry: Telemetry = Telemetry()
+    progress: Literal["auto", "bar", "lines", "log", "none"] = "auto"
 
     @classmethod
     def of(cls, knobs: Mapping[str, Any]) -> LoaderConfig:
@@ -210,13 +235,19 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if "timeout_s" in values:
             values["timeout_s"] = checked_timeout(values["timeout_s"])
         for name, kind in STRUCTS.items():
-            if name in values:
+            if name in values and not (name in _OFF_BY_DEFAULT and values[name] is None):
                 values[name] = _struct_of(kind, name, values[name])
         try:
             values["shuffle"] = _shuffle_of(values.get("shuffle", True))
             config = msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise ConfigError(str(error).replace("`$.", "`")) from error
+
+        if config.executor is not None and config.num_workers is not None:
+            raise ConfigError(
+                f"AD495 num_workers={config.num_workers} is the number of worker processes without an executor: leave "
+                "it out, and use RayExecutor(num_workers=..., local_workers=...)"
+            )
 
         needed = config.event_loop if config.event_loop != "asyncio" else None
         if needed is not None and importlib.util.find_spec(needed) is None:
@@ -245,7 +276,16 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return (self.buffer_size or FIRST_BUFFER_SIZE) * max(self.dp_size, self.ranks.world_size)
 
 
-STRUCTS: dict[str, type[Description]] = {"ranks": Ranks, "limits": Limits, "cache": Cache, "bad_rows": BadRows}
+STRUCTS: dict[str, type[Description]] = {
+    "ranks": Ranks,
+    "limits": Limits,
+    "cache": Cache,
+    "bad_rows": BadRows,
+    "executor": RayExecutor,
+    "outcomes": Outcomes,
+    "telemetry": Telemetry,
+}
+_OFF_BY_DEFAULT = ("executor", "outcomes")
 
 
 class Place(NamedTuple):
@@ -317,12 +357,14 @@ def _unknown(kind: str, name: str, known: Sequence[str], meant: str | None = Non
 
 
 def _struct_of(kind: type[S], name: str, value: Any) -> S:
-    """A struct of settings, checked: itself, a dict, or for bad rows the policy alone."""
+    """A struct of settings, checked: itself, a dict, or its first setting alone."""
     if isinstance(value, kind):
         return value
 
     if kind is BadRows and isinstance(value, str):
         value = {"policy": value}
+    if kind is Telemetry and isinstance(value, str | os.PathLike):
+        value = {"folder": os.fspath(value)}
     if not isinstance(value, Mapping):
         raise ConfigError(f"`{name}` is {kind.__name__}(...), or a dict of its settings; got {value!r}")
 

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
+from asyncdata.core.callbacks import identity
+from asyncdata.core.checked_numbers import checked_timeout
 from asyncdata.core.errors import EndOfData
 from asyncdata.core.event_loop import call_soon_in_this_loop
 from asyncdata.core.shortage import is_shortage
-from asyncdata.core.timeouts import checked_timeout
 from asyncdata.delivery.requests import Request
-from asyncdata.loader.base import BaseLoader, identity
+from asyncdata.loader.base import BaseLoader
 from asyncdata.loader.batches.epoch import AsyncEpoch, Epoch
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class DataLoader(BaseLoader):
         :raises PrefetchTimeoutError: if it is not complete in time.
         """
         self.start()
-        return self._engine.num_rows(timeout_s)
+        with self._waiting():
+            return self._engine.num_rows(timeout_s)
 
     def _take(
         self,
@@ -92,6 +94,7 @@ class DataLoader(BaseLoader):
     ) -> T:
         """Take samples, and return ``finish(samples)``. Until the caller has that, they count as not delivered."""
         self._check()
+        self._recorder.called()
         timeout_s = checked_timeout(timeout_s)
         coordinator = self._engine.coordinator
         request = samples = None
@@ -113,7 +116,7 @@ class DataLoader(BaseLoader):
 
     def _wait(self, request: Request, timeout_s: float | None) -> list[Sample]:
         timeout_s = self._engine.config.timeout_s if timeout_s is None else timeout_s
-        began = time.monotonic()
+        began, stage = time.monotonic(), self._recorder.wait_begins()
         ready: SimpleQueue[None] = SimpleQueue()  # in C: two interrupts in a row break the locks of threading.Event
         request.wake = lambda: ready.put(None)
         try:
@@ -125,11 +128,12 @@ class DataLoader(BaseLoader):
 
                 left_s = None if timeout_s is None else began + timeout_s - time.monotonic()
                 try:
-                    ready.get(timeout=None if left_s is None else max(0.0, left_s))
+                    with self._waiting():
+                        ready.get(timeout=None if left_s is None else max(0.0, left_s))
                 except Empty:
                     raise self._engine.timeout_error(time.monotonic() - began, request.num_groups) from None
         finally:
-            self._engine.add_wait(time.monotonic() - began)
+            self._add_wait(began, stage)
 
     def __iter__(self) -> Epoch[Any]:
         return Epoch(self._batches(), self._next_packs if self._engine.batching.is_packed else self._next_samples)
@@ -148,6 +152,7 @@ class DataLoader(BaseLoader):
     def _next_packs(self, batches: PackBatches) -> Batch | None:
         """The same with packing. Batches are made one after the other, as each depends on the one before."""
         self._check()
+        self._recorder.called()
         request = None
         try:
             with self._loop_lock:
@@ -165,7 +170,10 @@ class DataLoader(BaseLoader):
             raise
 
     def close(self) -> None:
-        """Stop the workers and the thread, within five seconds. A second call, from any thread, waits as well."""
+        """Stop the workers and the thread, within 5 seconds. A second call, from any thread, waits as well.
+
+        If the disk hangs to which ``telemetry`` is written, up to 3 seconds are added.
+        """
         self._close("the loader was closed by close()")
 
     def __enter__(self) -> Self:
@@ -200,7 +208,8 @@ class AsyncDataLoader(BaseLoader):
     async def num_rows(self, *, timeout_s: float | None = None) -> int:
         """Like :meth:`DataLoader.num_rows`."""
         self.start()
-        return await anyio.to_thread.run_sync(self._engine.num_rows, timeout_s, abandon_on_cancel=True)
+        with self._waiting():
+            return await anyio.to_thread.run_sync(self._engine.num_rows, timeout_s, abandon_on_cancel=True)
 
     async def _take(
         self,
@@ -210,6 +219,7 @@ class AsyncDataLoader(BaseLoader):
         timeout_s: float | None = None,
     ) -> T:
         self._check()
+        self._recorder.called()
         timeout_s = checked_timeout(timeout_s)
         coordinator = self._engine.coordinator
         request = samples = None
@@ -231,7 +241,7 @@ class AsyncDataLoader(BaseLoader):
 
     async def _wait(self, request: Request, timeout_s: float | None) -> list[Sample]:
         timeout_s = self._engine.config.timeout_s if timeout_s is None else timeout_s
-        began = time.monotonic()
+        began, stage = time.monotonic(), self._recorder.wait_begins()
         ready = anyio.Event()
         call_soon = call_soon_in_this_loop()
         request.wake = lambda: call_soon(lambda: ready.set())
@@ -242,11 +252,12 @@ class AsyncDataLoader(BaseLoader):
                     if samples is not None:
                         return samples
 
-                    await ready.wait()
+                    with self._waiting():
+                        await ready.wait()
                     ready = anyio.Event()
             raise self._engine.timeout_error(time.monotonic() - began, request.num_groups)
         finally:
-            self._engine.add_wait(time.monotonic() - began)
+            self._add_wait(began, stage)
 
     def __aiter__(self) -> AsyncEpoch[Any]:
         return AsyncEpoch(self._batches(), self._next_packs if self._engine.batching.is_packed else self._next_samples)
@@ -265,6 +276,7 @@ class AsyncDataLoader(BaseLoader):
     async def _next_packs(self, batches: PackBatches) -> Batch | None:
         """Like :meth:`DataLoader._next_packs`."""
         self._check()
+        self._recorder.called()
         if self._async_loop_lock is None:
             self._async_loop_lock = anyio.Lock(fast_acquire=True)
         request = None
@@ -284,7 +296,7 @@ class AsyncDataLoader(BaseLoader):
             raise
 
     async def aclose(self) -> None:
-        """Stop the workers and the thread, within five seconds, even if cancelled. A second call waits as well."""
+        """Like :meth:`DataLoader.close`, even if cancelled."""
         reason = "the loader was closed by aclose()"
         try:
             with anyio.CancelScope(shield=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
@@ -13,18 +12,21 @@ from asyncdata.core.cache_messages import CacheJob
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.log import get_logger
 from asyncdata.core.version import __version__
-from asyncdata.sources.base import NumberedBlocks
+from asyncdata.sources.base import KnownFiles, NumberedBlocks
 from asyncdata.tokenization.base import TokenizeFn, fingerprints_of
 
 if TYPE_CHECKING:
     from asyncdata.core.messages import Job
     from asyncdata.loader.config import LoaderConfig
+    from asyncdata.prefetch.row_index.row_index import RowIndex
     from asyncdata.prefetch.token_cache.cache import TokenCache
     from asyncdata.prefetch.token_cache.folder import CacheFolder
+    from asyncdata.prefetch.token_cache.row_cache import RowCache
     from asyncdata.sources.base import Blocks
+    from asyncdata.sources.stream import RowStream
     from asyncdata.workers.base import Executor
 
-__all__ = ("CachedJob", "cache_of", "check_streamed", "root_of", "warn_rows_not_cached")
+__all__ = ("CachedJob", "cache_of", "library_versions", "root_of", "row_cache_of", "stream_cache_of")
 
 _log = get_logger(__name__)
 _ROOM = 7
@@ -37,14 +39,10 @@ _NEEDED = ("pyarrow", "xxhash")
 
 
 class CachedJob:
-    """The workers' job, and the token cache if there is one.
-
-    :ivar cache: the cache; None without one, and before :meth:`open`.
-    """
+    """The workers' job, and the folder of the token cache if there is one."""
 
     def __init__(self, job: Job, files: Blocks, folder: CacheFolder | None, max_bytes: int | None) -> None:
         self.job = job
-        self.cache: TokenCache | None = None
         self._files = files
         self._folder = folder
         self._max_bytes = max_bytes
@@ -58,9 +56,19 @@ class CachedJob:
         from asyncdata.prefetch.token_cache.cache import TokenCache
 
         room = job.cache.room_bytes
-        self.cache = TokenCache(files, files.num_blocks, self._folder, executor, self._max_bytes, room)
-        self.cache.reads_in_place = not job.with_token_sums
-        return self.cache
+        cache = TokenCache(files, files.num_blocks, self._folder, executor, self._max_bytes, room)
+        cache.reads_in_place = not job.with_token_sums
+        return cache
+
+    def open_rows(self, executor: Executor, index: RowIndex | None = None) -> RowCache | None:
+        """Open the cache of single rows: of an order over ``index``, or of a stream."""
+        if self._folder is None:
+            return None
+
+        from asyncdata.prefetch.token_cache.row_cache import IndexNumbers, RowCache, StreamNumbers
+
+        numbers = StreamNumbers() if index is None else IndexNumbers(index, len(self._files.files))
+        return RowCache(numbers, self._folder, executor, self._max_bytes)
 
     def close(self) -> None:
         """Let another process write."""
@@ -73,29 +81,65 @@ def cache_of(files: Blocks, job: Job, max_window_blocks: int, config: LoaderConf
 
     :raises ConfigError: if the cache cannot be opened.
     """
+    limits = {"block_bytes": job.block_bytes, "slack_bytes": job.slack_bytes, "max_row_bytes": job.max_row_bytes}
+    room = min(_ROOM * job.block_bytes, _MAX_SLOT_BYTES // max_window_blocks - job.text_bytes)
+    return _cached_job(files, job, config, function, limits, max(0, room))
+
+
+def row_cache_of(files: Blocks, job: Job, config: LoaderConfig, function: Any, kind: str = "rows") -> CachedJob:
+    """The same for an order of rows, or for a stream, which numbers its rows in another way.
+
+    :param kind: ``rows`` or ``stream``.
+    """
+    return _cached_job(files, job, config, function, {kind: 1, "max_row_bytes": job.max_row_bytes}, 0, has_rows=True)
+
+
+def stream_cache_of(stream: RowStream, job: Job, config: LoaderConfig, function: Any) -> CachedJob:
+    """The same for a stream.
+
+    :raises ConfigError: if ``config`` asks for a cache, and the stream's rows cannot be known again.
+    """
+    if root_of(config) and not isinstance(stream, KnownFiles):
+        raise ConfigError(
+            f"AD613 {stream.files[0].path} has no files whose content could be compared, so that the token cache could "
+            "not know its rows again: convert the data to files, or leave Cache(tokens=...) out"
+        )
+
+    return row_cache_of(stream, job, config, function, "stream")
+
+
+def _cached_job(
+    files: Blocks,
+    job: Job,
+    config: LoaderConfig,
+    function: Any,
+    limits: dict[str, int],
+    room_bytes: int,
+    *,
+    has_rows: bool = False,
+) -> CachedJob:
     if config.cache.tokens:
         _check_installed()
     root = root_of(config)
-    reason = _why_not(files, function) if root else ""
+    reason = _why_not(files, function, KnownFiles if has_rows else NumberedBlocks) if root else ""
     if reason:
         _log.warning("token_cache.off", reason=reason)
-    if not root or reason or not isinstance(files, NumberedBlocks):
+    if not root or reason or not isinstance(files, KnownFiles):
         return CachedJob(job, files, None, None)
 
     from asyncdata.prefetch.token_cache.folder import CacheFolder, about_of
+    from asyncdata.prefetch.token_cache.segment.layout import ROWS_SUFFIX, SUFFIX
 
-    limits = {"block_bytes": job.block_bytes, "slack_bytes": job.slack_bytes, "max_row_bytes": job.max_row_bytes}
     about = about_of(_fingerprints(function), job.reader.identity, job.reader.settings, **limits)
     try:
-        folder = CacheFolder(root, about)
+        folder = CacheFolder(root, about, ROWS_SUFFIX if has_rows else SUFFIX)
     except OSError as error:
         raise ConfigError(
             f"AD612 the token cache cannot be opened: {error.filename or root}: {error.strerror or error}; set "
             "Cache(tokens=...) to a folder that can be written, or to False"
         ) from error
 
-    room = min(_ROOM * job.block_bytes, _MAX_SLOT_BYTES // max_window_blocks - job.text_bytes)
-    cache = CacheJob(folder.path, files.cached_files(), max(0, room))
+    cache = CacheJob(folder.path, files.cached_files(), room_bytes, has_rows)
     return CachedJob(msgspec.structs.replace(job, cache=cache), files, folder, config.cache.max_tokens_bytes)
 
 
@@ -115,11 +159,11 @@ def root_of(config: LoaderConfig) -> str:
     return default_root()
 
 
-def _why_not(files: Blocks, function: Any) -> str:
+def _why_not(files: Blocks, function: Any, needed: type) -> str:
     if not isinstance(function, TokenizeFn) and getattr(function, "version", None) is None:
         return "the tokenize function has no fingerprint: give it a version, as in `tokenize.version = 1`"
 
-    if not isinstance(files, NumberedBlocks):
+    if not isinstance(files, needed):
         return f"{type(files).__name__} has no numbers() and cached_files(), by which blocks are known again"
 
     return ""
@@ -133,23 +177,11 @@ def _check_installed() -> None:
 
 def _fingerprints(function: Any) -> dict[str, str]:
     """What samples depend on: the function's own fingerprints, and the versions of the libraries that it uses."""
-    versions = {"asyncdata": __version__, "tokenizers": importlib.metadata.version("tokenizers")}
-    return {**fingerprints_of(function), **versions}
+    return {**fingerprints_of(function), **library_versions()}
 
 
-def check_streamed(config: LoaderConfig, path: str) -> None:
-    """Refuse a token cache for a source that can only be read from front to back.
+def library_versions() -> dict[str, str]:
+    """The versions of the libraries that samples depend on."""
+    from importlib.metadata import version  # its import takes 20 ms
 
-    :raises ConfigError: if ``config`` asks for a token cache.
-    """
-    if root_of(config):
-        raise ConfigError(
-            f"AD613 {path} can only be read from front to back, so that its rows have no blocks by which the token "
-            "cache could find them again: decompress or convert the data, or leave Cache(tokens=...) out"
-        )
-
-
-def warn_rows_not_cached(config: LoaderConfig) -> None:
-    """Warn that the token cache is off, as an order of single rows reads no blocks."""
-    if root_of(config):
-        _log.warning("token_cache.off", reason="rows ordered one by one are not cached; those of shuffle=True are")
+    return {"asyncdata": __version__, "tokenizers": version("tokenizers")}

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from asyncdata.batching.planned.plan import PlannedOrder
-from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError, TooManyBadRowsError
 from asyncdata.core.file_owner import check_ours
 from asyncdata.core.log import get_logger
@@ -21,7 +19,9 @@ from asyncdata.core.specs import ReaderSpec
 from asyncdata.core.temporary_folder import TemporaryFolder
 from asyncdata.core.types import Position
 from asyncdata.delivery.bad_rows import without_text
-from asyncdata.loader.open_token_cache import CachedJob, cache_of, check_streamed, warn_rows_not_cached
+from asyncdata.loader.block_cache import with_block_cache
+from asyncdata.loader.index_identity import index_folder, index_identity
+from asyncdata.loader.open_token_cache import CachedJob, cache_of, row_cache_of, stream_cache_of
 from asyncdata.order.order import Order, RowOrder
 from asyncdata.order.shuffle import RowShuffle
 from asyncdata.prefetch.canaries import Canaries
@@ -35,7 +35,7 @@ from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
 from asyncdata.prefetch.windows.stream_windows import StreamWindows
 from asyncdata.sources.base import room_of
 from asyncdata.sources.stream import RowStream, StreamOrder
-from asyncdata.tokenization.base import TokenizeFn, describe, fingerprints_of
+from asyncdata.tokenization.base import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from asyncdata.core.errors import BadRowError
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.order.rank_share import Share
+    from asyncdata.order.replay_order import ReplayOrder
     from asyncdata.order.shuffle import Shuffle
     from asyncdata.prefetch.token_cache.cache import TokenCache
     from asyncdata.prefetch.windows.base import Windows
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     Place = Callable[[], Position]
     Call = Callable[[], object]
 
-__all__ = ("OpenedSource", "opened_source")
+__all__ = ("OpenedSource", "opened_replay", "opened_source")
 
 _log = get_logger(__name__)
 _INDEX_BLOCK_BYTES = 1 << 20
@@ -73,7 +74,7 @@ class OpenedSource(Protocol):
     slot_bytes: int
 
     @property
-    def order(self) -> Order | RowOrder | PlannedOrder | StreamOrder:
+    def order(self) -> Order | RowOrder | PlannedOrder | StreamOrder | ReplayOrder:
         """The order D, as far as it is known before reading."""
         ...
 
@@ -123,20 +124,27 @@ def opened_source(
     shuffle = config.order if plan is None else _shuffle_of_plan(plan, config)
     _check_share(share, shuffle)
     if isinstance(shuffle, RowShuffle):
-        files = _open_rows(source, plan)
-        warn_rows_not_cached(config)
+        files = with_block_cache(_open_rows(source, plan), config.cache)
         rows = RowOrder(shuffle, config.seed) if plan is None else PlannedOrder(plan, shuffle, config.seed)
         return _IndexedSource(files, rows, config, function, quarantine, share)
 
-    files = source.open(shuffle.block_bytes)
+    files = with_block_cache(source.open(shuffle.block_bytes), config.cache)
     if isinstance(files, RowStream):
-        check_streamed(config, files.files[0].path)
         stream_order = StreamOrder(shuffle, config.seed, len(files.files))
-        return _StreamSource(files, stream_order, _job(files, config, function, shuffle.block_bytes))
+        cached = stream_cache_of(files, _job(files, config, function, shuffle.block_bytes), config, function)
+        return _StreamSource(files, stream_order, cached)
 
     order = Order(shuffle, config.seed, files.num_blocks, files.block_bytes)
     job = _job(files, config, function, room_of(files, order.max_window_blocks))
     return _BlockSource(files, order, cache_of(files, job, order.max_window_blocks, config, function))
+
+
+def opened_replay(source: Source, config: LoaderConfig, function: Function, order: ReplayOrder) -> OpenedSource:
+    """Open the source of a part whose rows come again; they are read one by one, by the row index.
+
+    :raises ConfigError: for a source whose rows can only be read from front to back.
+    """
+    return _IndexedSource(_open_rows(source, None), order, config, function, no_op, None)
 
 
 def _open_rows(source: Source, plan: Plan | None) -> Blocks:
@@ -209,6 +217,7 @@ def _job(files: Blocks, config: LoaderConfig, function: Function, block_bytes: i
         slack_bytes=SLACK_BYTES,
         reader=files.reader,
         with_token_sums=config.digest == "tokens",
+        stores=list(getattr(files, "stores", ())),
     )
 
 
@@ -216,6 +225,7 @@ class _BlockSource:
     """Windows of blocks. The rows of a window are not known before it is read."""
 
     index = None
+    token_cache: TokenCache | None = None
 
     def __init__(self, files: Blocks, order: Order, cached: CachedJob) -> None:
         self.files = files
@@ -224,12 +234,9 @@ class _BlockSource:
         self.slot_bytes = order.max_window_blocks * self.job.stride
         self._cached = cached
 
-    @property
-    def token_cache(self) -> TokenCache | None:
-        return self._cached.cache
-
     def windows(self, executor: Executor, restart_point: Place = Position, on_ready: Call = no_op) -> BlockWindows:
-        return BlockWindows(self.files, self.order, executor, self.job.stride, self._cached.open(executor))
+        self.token_cache = self._cached.open(executor)
+        return BlockWindows(self.files, self.order, executor, self.job.stride, self.token_cache)
 
     def canaries(self, executor: Executor) -> Canaries:
         return Canaries(self.files, executor, self.job.stride, self.order.max_window_blocks)
@@ -243,34 +250,38 @@ class _StreamSource:
     """Windows of a stream, which is read from front to back. A slot has room for the longest allowed row."""
 
     index = None
-    token_cache = None
+    token_cache: TokenCache | None = None
 
-    def __init__(self, stream: RowStream, order: StreamOrder, job: Job) -> None:
+    def __init__(self, stream: RowStream, order: StreamOrder, cached: CachedJob) -> None:
         self.files: Blocks = stream
         self.order = order
-        self.job = job
+        self.job = cached.job
+        self._cached = cached
         self.slot_bytes = max(order.window_bytes, stream.max_row_bytes) + 1
         self._stream = stream
 
     def windows(self, executor: Executor, restart_point: Place = Position, on_ready: Call = no_op) -> StreamWindows:
-        return StreamWindows(self._stream, self.order, executor, restart_point=restart_point, on_ready=on_ready)
+        self.token_cache = cache = self._cached.open_rows(executor)
+        knobs: dict[str, Any] = {"restart_point": restart_point, "on_ready": on_ready, "cache": cache}
+        return StreamWindows(self._stream, self.order, executor, **knobs)
 
     def canaries(self, executor: Executor) -> Canaries:
         return Canaries(self.files, executor, self.job.stride, 0)
 
     def close(self) -> None:
+        self._cached.close()
         self.files.close()
 
 
 class _IndexedSource:
     """Rows ordered one by one, over the row index."""
 
-    token_cache = None
+    token_cache: TokenCache | None = None
 
     def __init__(
         self,
         files: Blocks,
-        order: RowOrder | PlannedOrder,
+        order: RowOrder | PlannedOrder | ReplayOrder,
         config: LoaderConfig,
         function: Function,
         quarantine: Callable[[BadRowError], object],
@@ -280,9 +291,10 @@ class _IndexedSource:
         self.files = files
         self.order = order
         self._share = share
-        self.job = _job(files, config, function, _INDEX_BLOCK_BYTES)
-        self._identity = _identity(files, self.job, shuffle.check, function)
-        self._folder = _index_folder(config)
+        self._cached = row_cache_of(files, _job(files, config, function, _INDEX_BLOCK_BYTES), config, function)
+        self.job = self._cached.job
+        self._identity = index_identity(files, self.job, shuffle.check, function)
+        self._folder = index_folder(config)
         self._remove: Callable[[], object] = no_op
         self._refuse_foreign()
         self._make_room(config.cache.max_row_index_bytes)
@@ -304,7 +316,9 @@ class _IndexedSource:
             return Indexer(files, executor, index, check, self._file(), self._pass_over, on_growth, shows_rows=excerpts)
 
         files, index = self.files, self.index
-        return IndexedWindows(files, self.order, executor, index, indexer, self._share, restart_point=restart_point)
+        self.token_cache = cache = self._cached.open_rows(executor, index)
+        knobs: dict[str, Any] = {"restart_point": restart_point, "cache": cache}
+        return IndexedWindows(files, self.order, executor, index, indexer, self._share, **knobs)
 
     def canaries(self, executor: Executor) -> Canaries:
         # Any block of an array except the first would need the array to be read up to there at every start.
@@ -312,6 +326,7 @@ class _IndexedSource:
         return Canaries(self.files, executor, self.job.stride, max_blocks)
 
     def close(self) -> None:
+        self._cached.close()
         self.files.close()
         self._remove()
 
@@ -373,27 +388,3 @@ class _IndexedSource:
         except OSError as error:
             _log.warning("index.not_written", path=self._folder, reason=str(error))
             return None
-
-
-def _index_folder(config: LoaderConfig) -> str:
-    folder = cache_folder() if config.cache.folder is None else config.cache.folder
-    return folder and f"{folder}/index"
-
-
-def _identity(files: Blocks, job: Job, check: str, function: Function) -> str:
-    """The digest of all that the index depends on; empty if that is not known."""
-    has_fingerprint = isinstance(function, TokenizeFn) or getattr(function, "version", None) is not None
-    if check == "samples" and not has_fingerprint:
-        return ""
-
-    what = {
-        "data": files.fingerprint()["digest"],
-        "reader": [
-            job.reader.identity,
-            {name: job.reader.settings[name] for name in job.reader.settings if name != "stamps"},
-        ],
-        "limits": [job.block_bytes, job.max_row_bytes],
-        "check": check,
-        "function": fingerprints_of(function) if check == "samples" else None,
-    }
-    return digest(canonical(what))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.packers.base import Packing
     from asyncdata.loader.batches.batching import Batching
     from asyncdata.loader.config import LoaderConfig
-    from asyncdata.prefetch.windows.base import Windows
+    from asyncdata.prefetch.windows.base import Reading
 
 __all__ = ("PackingChoice",)
 
@@ -63,7 +63,7 @@ class PackingChoice(NamedTuple):
 
         return cls(rules, plan, share, packing is not None)
 
-    def batching(self, config: LoaderConfig, collate_fn: Callable[[list[Any]], Any], windows: Windows) -> Batching:
+    def batching(self, config: LoaderConfig, collate_fn: Callable[[list[Any]], Any], windows: Reading) -> Batching:
         """What makes the batches."""
         if self.rules is None:
             return SampleBatching(config, collate_fn)

@@ -1,7 +1,7 @@
 """The service: one daemon thread with its own event loop, which runs the executor, the windows and the producer.
 
-The loaders communicate with it through the coordinator, under its lock. Only three things are scheduled in its loop
-from other threads: a producer that waits for room, a restart, and the close.
+The loaders communicate with it through the coordinator, under its lock. Only four things are scheduled in its loop
+from other threads: a producer that waits for room, a restart, tokenize functions to be opened again, and the close.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from asyncdata.delivery.channel import Channel
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
+    from asyncdata.prefetch.mixture_producer import MixtureProducer
+    from asyncdata.prefetch.node_share.sharing import Sharing
     from asyncdata.prefetch.producer import Producer
-    from asyncdata.prefetch.windows.base import Windows
+    from asyncdata.prefetch.windows.base import Reading
     from asyncdata.workers.base import Executor
     from asyncdata.workers.pool.early_start import EarlyForkServer
 
@@ -51,20 +53,23 @@ class Service:
     :param slot_bytes: memory of a slot.
     :param event_loop: ``asyncio``, ``uvloop`` or ``trio``: the event loop of its thread.
     :param early: the fork server that was started early, with the thread in which the service will run.
+    :param sharing: shares chunks with the other ranks of the node, if there are any.
     """
 
     def __init__(
         self,
         job: Job,
-        windows: Windows,
-        producer: Producer,
+        windows: Reading,
+        producer: Producer | MixtureProducer,
         executor: Executor,
         coordinator: Coordinator,
         *,
         slot_bytes: int,
         event_loop: str = "asyncio",
         early: EarlyForkServer | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
+        self._sharing = sharing
         self._job = job
         self._executor = executor
         self._coordinator = coordinator
@@ -82,6 +87,7 @@ class Service:
         self._is_closed = False
         self._fatal_error: AsyncDataError | None = None
         self._pid = os.getpid()
+        self._log = _log.owned()
 
     def start(self) -> None:
         """Begin to read ahead; do nothing if that has begun."""
@@ -162,6 +168,14 @@ class Service:
         if self._call_soon is not None:
             self._call_soon(partial(self._guarded, self._producer.pump))
 
+    def reopen_soon(self) -> None:
+        """Have the workers open the tokenize function again. From any thread."""
+        with self._lock:
+            if self._call_soon is None:  # the executor does not run yet
+                self._executor.reopen()
+            else:
+                self._call_soon(partial(self._guarded, self._executor.reopen))
+
     def _guarded(self, function: Callable[[], object]) -> None:
         """Call ``function``; report an unexpected error to waiting calls, not only to the loop's own handler."""
         try:
@@ -171,6 +185,7 @@ class Service:
 
     def _run(self) -> None:
         _serving.set(self)
+        self._log.own_thread()
         name, options = ("asyncio", {"use_uvloop": True}) if self._event_loop == "uvloop" else (self._event_loop, {})
         try:
             self._executor.prepare(self._slot_bytes)
@@ -185,6 +200,10 @@ class Service:
         async with anyio.create_task_group() as group:
             group.start_soon(self._run_part, partial(self._executor.run, self._job))
             group.start_soon(self._run_part, self._windows.run)
+            if self._sharing is not None:
+                joined = anyio.Event()
+                group.start_soon(self._run_part, partial(self._sharing.run, joined.set))
+                await joined.wait()
             with self._lock:
                 self._call_soon = call_soon_in_this_loop()
                 if self._is_closed:
@@ -210,7 +229,7 @@ class Service:
             self._fail(WorkerError(f"AD426 the loader cannot continue: {why}"), error)
             return
 
-        _log.exception("service.failed")
+        self._log.exception("service.failed")
         self._fail(WorkerError(f"the loader's service failed with {error!r}; please report this"), error)
 
     def _fail(self, error: AsyncDataError, cause: BaseException | None = None) -> None:
@@ -250,7 +269,7 @@ class Service:
         if not sys.is_finalizing():  # daemon threads are frozen then, and would never end
             thread.join(timeout_s)
             if thread.is_alive():
-                _log.warning("service.close_timed_out", timeout_s=timeout_s)
+                self._log.warning("service.close_timed_out", timeout_s=timeout_s)
 
 
 _running: weakref.WeakSet[Service] = weakref.WeakSet()

@@ -10,12 +10,78 @@ from asyncdata.core.line_numbers import line_number_within
 from asyncdata.workers.base import WorkerState  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from asyncdata.core.types import SourceLocation
+    from asyncdata.delivery.channel import Channel
+    from asyncdata.delivery.ledger import Ledger
+    from asyncdata.loader.batches.base import PackTotals
+    from asyncdata.prefetch.node_share.sharing import Sharing
+    from asyncdata.prefetch.row_index.row_index import RowIndex
+    from asyncdata.prefetch.token_cache.cache import TokenCache
+    from asyncdata.sources.base import Blocks
+    from asyncdata.workers.base import ExecutorStatistics
 
-__all__ = ("Statistics", "explain_timeout")
+__all__ = (
+    "SourceStatistics",
+    "Statistics",
+    "describe_wait",
+    "explain_timeout",
+    "is_indexing",
+    "of_delivery",
+    "of_index",
+    "of_packs",
+    "of_sharing",
+    "of_stores",
+    "of_token_cache",
+    "waited_for",
+)
 
+_OF_OUTCOMES = ("outcome_rows", "outcome_scores_total", "outcome_repeated_total", "outcome_late_total")
 _COUNT_LINES_S = 0.25
 """Longest time for which counting the lines of a file may delay the error of a timeout."""
+
+
+class SourceStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What was delivered of one part of a mixture, in this run and in those that it resumed.
+
+    :ivar samples: samples delivered.
+    :ivar tokens: tokens of their prompts, each prompt counted once.
+    :ivar epoch: the part's own epoch of its next sample.
+    :ivar dropped: its rows that yielded no sample, by reason.
+    :ivar wait: seconds for which calls of this run waited for its next sample.
+    :ivar target: its share of the mixture now, 0 to 1: of samples, or of tokens with ``Mix(by="tokens")``.
+    :ivar passed_over: of a replay, how often it had no row at its turn, since the loader was opened or restored.
+    :ivar outcome_rows: rows of which its outcome memory has scores. That of a replay is that of the other part.
+    :ivar outcome_scores_total: scores that were counted in it.
+    :ivar outcome_repeated_total: scores that were reported again, and not counted.
+    :ivar outcome_late_total: scores of an earlier epoch than the last one of their row, which were not counted.
+    """
+
+    samples: int
+    tokens: int
+    epoch: int
+    dropped: dict[str, int]
+    wait: float
+    target: float = 0.0
+    passed_over: int = 0
+    outcome_rows: int = 0
+    outcome_scores_total: int = 0
+    outcome_repeated_total: int = 0
+    outcome_late_total: int = 0
+
+    def to_dict(self, prefix: str) -> dict[str, float]:
+        """Flat numbers, named by the prefix."""
+        return {
+            f"{prefix}_samples_total": self.samples,
+            f"{prefix}_tokens_total": self.tokens,
+            f"{prefix}_epoch": self.epoch,
+            f"{prefix}_dropped_total": sum(self.dropped.values()),
+            f"{prefix}_wait_seconds_total": self.wait,
+            f"{prefix}_target": self.target,
+            f"{prefix}_passed_over": self.passed_over,
+            **{f"{prefix}_{name}": getattr(self, name) for name in _OF_OUTCOMES},
+        }
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,10 +108,19 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar autotune_changes_total: changes of the number of workers, and of the capacity, by the autotuner.
     :ivar queued_requests: requests that no worker has yet.
     :ivar worker_restarts_total: workers, and fork servers of workers, that were replaced.
+    :ivar tokenized_rows_total: rows that this loader's workers have tokenized.
+    :ivar tokenize_seconds_total: seconds of CPU time that the workers needed for them.
+    :ivar shared_rows_total: rows that other ranks of this node have tokenized for this one.
+    :ivar awaited_rows: rows in flight that other ranks of this node are tokenizing.
+    :ivar unshared_rows_total: rows that were tokenized here, as they could not be shared with the ranks of this node.
     :ivar blank_lines_total: blank lines passed over, in what was read ahead.
     :ivar indexed_rows: rows that the row index has so far; 0 if the order needs no index.
     :ivar excluded_rows: indexed rows that the order excludes, by reason.
     :ivar read_seconds: seconds since a source that is read from front to back began to read its current window.
+    :ivar store_reads_total: requests to object stores that were answered.
+    :ivar store_retries_total: requests to object stores that failed and were tried again.
+    :ivar store_cached_total: blocks of objects that were read from the local disk instead.
+    :ivar store_cache_failures_total: blocks that could not be read from the local disk or kept there, or were damaged.
     :ivar cached_rows_total: rows that this run read from the token cache, and did not tokenize.
     :ivar token_cache_bytes: bytes of the token cache's segments that have rows of this data.
     :ivar packs_total: packs delivered to all ranks, in this run and in those that it resumed.
@@ -53,6 +128,12 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar unpacked_samples_total: samples that are in no pack, by reason.
     :ivar unpacked_tokens_total: tokens that are in no pack, by reason.
     :ivar held_samples: samples that the packer holds, in unfinished packs or in packs not delivered yet.
+    :ivar by_source: what was delivered of each part of a mixture, by name; empty for a single source.
+    :ivar outcome_rows: rows of which the outcome memory has scores.
+    :ivar outcome_scores_total: scores that were reported and counted, in this run and in those that it resumed.
+    :ivar outcome_repeated_total: scores that were reported again, and not counted.
+    :ivar outcome_late_total: scores of an earlier epoch than the last one of their row, which were not counted.
+    :ivar telemetry_lost_total: records of the telemetry that could not be written, by reason.
     :ivar workers: what each worker is doing.
     """
 
@@ -77,10 +158,19 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     autotune_changes_total: int = 0
     queued_requests: int
     worker_restarts_total: int
+    tokenized_rows_total: int = 0
+    tokenize_seconds_total: float = 0.0
+    shared_rows_total: int = 0
+    awaited_rows: int = 0
+    unshared_rows_total: int = 0
     blank_lines_total: int
     indexed_rows: int = 0
     excluded_rows: dict[str, int] = {}
     read_seconds: float = 0.0
+    store_reads_total: int = 0
+    store_retries_total: int = 0
+    store_cached_total: int = 0
+    store_cache_failures_total: int = 0
     cached_rows_total: int = 0
     token_cache_bytes: int = 0
     packs_total: int = 0
@@ -88,6 +178,12 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     unpacked_samples_total: dict[str, int] = {}
     unpacked_tokens_total: dict[str, int] = {}
     held_samples: int = 0
+    by_source: dict[str, SourceStatistics] = {}
+    outcome_rows: int = 0
+    outcome_scores_total: int = 0
+    outcome_repeated_total: int = 0
+    outcome_late_total: int = 0
+    telemetry_lost_total: dict[str, int] = {}
     workers: list[WorkerState]
 
     def to_dict(self) -> dict[str, float]:
@@ -98,6 +194,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
             if name == "workers":
                 flat["asyncdata_workers_busy"] = sum(worker.state == "busy" for worker in value)
                 flat["asyncdata_workers"] = len(value)
+            elif name == "by_source":
+                for source, counts in value.items():
+                    flat |= counts.to_dict(f"asyncdata_source_{_identifier(source)}")
             elif isinstance(value, dict):
                 stem, _, suffix = f"asyncdata_{name}".rpartition("_")
                 flat[f"{stem}_{suffix}"] = sum(value.values())
@@ -105,6 +204,86 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
             else:
                 flat[f"asyncdata_{name}"] = value
         return flat
+
+    def to_prometheus(self, labels: Mapping[str, str] = {}) -> str:
+        """The numbers in Prometheus' text format, as a scrape returns them; ``text/plain; version=0.0.4``.
+
+        Names are those of :meth:`to_dict`, but a dict's key is a label: ``reason``, ``note`` for noted rows, and
+        ``source`` for the parts of a mixture.
+
+        :param labels: of every number, such as ``{"rank": "0"}``.
+        """
+        from asyncdata.loader.exposition import prometheus_text
+
+        return prometheus_text(self, labels)
+
+
+def of_delivery(ledger: Ledger, channel: Channel) -> dict[str, Any]:
+    """The fields about what was delivered, and what is ready."""
+    counters = ledger.counters
+    return {
+        "samples_total": counters.num_samples,
+        "groups_total": counters.num_groups,
+        "tokens_total": counters.num_tokens,
+        "dropped_total": dict(counters.drops),
+        "noted_total": dict(counters.notes),
+        "bad_rows_total": counters.num_bad_rows,
+        "buffered_groups": len(ledger.buffer),
+        "leased_requests": len(ledger.leases),
+        "ready_samples": channel.num_produced - ledger.taken,
+        "in_flight_rows": channel.num_rows_in_flight,
+        "capacity_samples": channel.capacity,
+        "ready_bytes": channel.num_ready_bytes,
+    }
+
+
+def of_sharing(sharing: Sharing | None) -> dict[str, Any]:
+    """The fields about rows that the ranks of a node share."""
+    if sharing is None:
+        return {}
+
+    return {
+        "shared_rows_total": sharing.num_rows_taken,
+        "awaited_rows": sharing.num_rows_awaited,
+        "unshared_rows_total": sharing.num_rows_unshared,
+    }
+
+
+def of_token_cache(cache: TokenCache | None) -> dict[str, Any]:
+    """The fields about the token cache."""
+    return {} if cache is None else {"cached_rows_total": cache.num_rows_read, "token_cache_bytes": cache.num_bytes}
+
+
+def of_stores(workers: ExecutorStatistics, files: Iterable[Blocks]) -> dict[str, Any]:
+    """The fields about object stores; what is read from front to back, this process reads."""
+    counts: list[Any] = [workers, *filter(None, (getattr(one, "read_counts", None) for one in files))]
+    return {
+        "store_reads_total": sum(one.num_reads for one in counts),
+        "store_retries_total": sum(one.num_retried for one in counts),
+        "store_cached_total": sum(one.num_cached for one in counts),
+        "store_cache_failures_total": sum(one.num_cache_failures for one in counts),
+    }
+
+
+def of_index(index: RowIndex | None) -> dict[str, Any]:
+    """The fields about the row index."""
+    return {} if index is None else {"indexed_rows": index.num_found, "excluded_rows": dict(index.excluded)}
+
+
+def is_indexing(index: RowIndex | None) -> bool:
+    """Whether the row index is being made."""
+    return index is not None and not index.is_complete
+
+
+def of_packs(packs: PackTotals) -> dict[str, Any]:
+    """The fields about packs."""
+    return {
+        "packs_total": packs.num_packs,
+        "packed_tokens_total": packs.num_tokens,
+        "unpacked_samples_total": dict(packs.counts.samples),
+        "unpacked_tokens_total": dict(packs.counts.tokens),
+        "held_samples": packs.num_held,
+    }
 
 
 def _identifier(reason: str) -> str:
@@ -150,6 +329,28 @@ def _place(row: SourceLocation) -> str:
     return f"{row.path}{'' if line is None else f':{line}'} (byte {row.byte_offset})"
 
 
+def waited_for(now: Statistics, is_started: bool, *, is_indexing: bool) -> str:
+    """What is missing now, in a word: one of ``asyncdata.telemetry.records.WAITED_FOR``."""
+    if now.awaited_rows and not any(worker.state == "busy" for worker in now.workers):
+        return "rank"
+
+    stage = _starving_stage(now, is_started, is_indexing=is_indexing)[0].partition(":")[0]
+    return "read" if stage == "filter" else stage
+
+
+def describe_wait(now: Statistics, stage: str) -> str:
+    """What a call waits for, in a few words with their numbers."""
+    is_first = not now.samples_total
+    words = {
+        "start": "the workers load the tokenize function",
+        "index": f"the row index is made, {now.indexed_rows:,} rows so far",
+        "read": f"the {'first' if is_first else 'next'} window is read",
+        "rank": f"another rank tokenizes {now.awaited_rows:,} rows",
+    }
+    tokenizing = f"the workers tokenize {now.in_flight_rows:,} rows, {now.ready_samples:,} samples are ready"
+    return words.get(stage, tokenizing)
+
+
 def _starving_stage(now: Statistics, is_started: bool, *, is_indexing: bool) -> tuple[str, str]:
     states = [worker.state for worker in now.workers]
     if not is_started or not states:
@@ -163,6 +364,12 @@ def _starving_stage(now: Statistics, is_started: bool, *, is_indexing: bool) -> 
         return (
             f"tokenize: the workers cannot keep up, or one hangs (busy for {slowest:.1f} s)",
             "more num_workers, a larger buffer_size, or a lower Limits(row_timeout_s=...) if a worker hangs",
+        )
+
+    if now.awaited_rows:
+        return (
+            f"tokenize: another rank of this node has not tokenized {now.awaited_rows} rows yet",
+            "look at what the other ranks do; after Limits(row_timeout_s=...) this rank tokenizes these rows itself",
         )
 
     if now.read_seconds:

@@ -6,18 +6,25 @@ and the key by which rows are sorted, is the finaliser of splitmix64 (:mod:`asyn
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from asyncdata.order.splitmix import GOLDEN, MASK, Words, mix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ("feistel_permutation", "order_keys", "shuffled_rows")
 
 
 _ROUNDS = 6
 _GOLDEN = np.uint64(GOLDEN)
+_MAX_TABLE = 1 << 12
+"""Where the network has so few values, all are computed at once, and a step of the walk is a look into that table: a
+step of few values costs as much as one of a thousand."""
 
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
@@ -35,9 +42,12 @@ def feistel_permutation(ids: Indices, size: int, keys: list[int]) -> Indices:
     ``size``.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
-    result = _feistel(ids.astype(np.uint64), half, keys)
+    step: Callable[[Words], Words] = functools.partial(_feistel, half=half, keys=keys)
+    if 1 << 2 * half <= _MAX_TABLE:
+        step = step(np.arange(1 << 2 * half, dtype=np.uint64)).__getitem__
+    result = step(ids.astype(np.uint64))
     while len(outside := np.flatnonzero(result >= size)):
-        result[outside] = _feistel(result[outside], half, keys)
+        result[outside] = step(result[outside])
     return result.astype(np.int64)
 
 

@@ -7,6 +7,7 @@ changes a condition of :meth:`Producer.pump` ends with a call of it, even if it 
   calls it (:meth:`~asyncdata.workers.base.Executor.watch`).
 - A window became ready other than by a reply: the windows' ``on_ready`` leads to it.
 - There is room in the channel: the coordinator's ``on_room`` leads to it.
+- Another rank of the node has tokenized a chunk, or has ended: ``Sharing.on_change`` leads to it.
 
 So no other code needs to call it, and waiting for one event cannot miss another. How rows are cut into chunks does not
 change D.
@@ -21,14 +22,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from asyncdata.core.cache_messages import RowsRefused
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.messages import Failed, RowError, Tokenized
 from asyncdata.core.types import Position
 from asyncdata.delivery.bad_rows import located
-from asyncdata.delivery.channel import Channel, Entry, Failure
-from asyncdata.delivery.chunk import Chunk
+from asyncdata.delivery.channel import Entry, Failure
 from asyncdata.delivery.event_limits import NotesLog
 from asyncdata.prefetch.chunk_size import MAX_CHUNK_ROWS, ChunkPacer
+from asyncdata.prefetch.node_share.sharing import Offer
+from asyncdata.prefetch.rows_in_flight import NOTHING, RowsInFlight
 from asyncdata.prefetch.windows.base import ChunkOrigin, no_such_place
 from asyncdata.workers.base import Crashed, error_of
 
@@ -36,39 +39,22 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Reply
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
+    from asyncdata.delivery.part_feed import PartFeed
     from asyncdata.prefetch.canaries import Canaries
+    from asyncdata.prefetch.node_share.sharing import Sharing
     from asyncdata.prefetch.windows.base import OpenWindow, Windows
     from asyncdata.workers.base import Executor
 
 __all__ = ("Producer",)
 
-_MAX_PLACED_ROWS = 2 * MAX_CHUNK_ROWS
-
-
-class _Part:
-    """Rows ``[first, first + entry.num_rows)`` of a window, in flight."""
-
-    __slots__ = ("channel", "ends_epoch", "entry", "position", "window")
-
-    def __init__(
-        self, channel: Channel, entry: Entry, window: OpenWindow, position: Position, ends_epoch: bool
-    ) -> None:
-        self.channel = channel
-        self.entry = entry
-        self.window = window
-        self.position = position
-        self.ends_epoch = ends_epoch
-
-    def chunk(self, reply: Tokenized) -> Chunk:
-        """The chunk of these rows, with the samples of the reply."""
-        origin = ChunkOrigin(self.window, self.position.row)
-        return Chunk(reply, self.position, self.entry.num_rows, origin, ends_epoch=self.ends_epoch)
+_MAX_PLACED_ROWS = 4 * MAX_CHUNK_ROWS
 
 
 class Producer:
     """Reads ahead from one position, until it is started again from another.
 
     :param epochs: the number of epochs; None: no end.
+    :param sharing: shares chunks with the other ranks of the node; None: all are tokenized here.
     :ivar pacer: the size of chunks; it also has the rows and the time of tokenizing.
     :ivar lacks_room: whether a worker got no chunk because the channel had no room.
     """
@@ -78,9 +64,10 @@ class Producer:
         windows: Windows,
         canaries: Canaries,
         executor: Executor,
-        coordinator: Coordinator,
+        coordinator: Coordinator | PartFeed,
         *,
         epochs: int | None,
+        sharing: Sharing | None = None,
     ) -> None:
         self.canaries = canaries
         self._opener = windows
@@ -99,6 +86,9 @@ class Producer:
         self.lacks_room = False
         self._notes = NotesLog()
         executor.watch(self.pump)
+        self._sharing = sharing
+        if sharing is not None:
+            sharing.on_change = self.pump
 
     def start(self, ledger: Ledger, expected_canaries: list[str] | None = None) -> None:
         """Read ahead from the ledger's position; drop everything that is in flight.
@@ -107,6 +97,8 @@ class Producer:
         """
         self._is_finished = True  # freeing slots would pump
         self._executor.forget()
+        if self._sharing is not None:
+            self._sharing.forget()
         while self._windows:
             self._executor.slots.release(self._windows.popleft().slot)
         self._opener.restart()
@@ -190,15 +182,24 @@ class Producer:
             self._next_window()
             return True
 
-        most = self._most_placed if window.is_placed else self.pacer.num_rows
+        agreed = self._agreed_rows()
+        most = agreed or (self._most_placed if window.is_placed else self.pacer.num_rows)
         size = min(most, max(num_left, 0))
-        entry = self._coordinator.reserve(self._channel, size, min_rows=(size + 1) // 2)
+        entry = self._coordinator.reserve(self._channel, size, min_rows=size if agreed else (size + 1) // 2)
         self.lacks_room = entry is None
         if entry is None:
             return False
 
         self._send(window, entry)
         return True
+
+    def _agreed_rows(self) -> int | None:
+        """Rows of the next chunk, if the ranks of the node cut the same ones."""
+        if self._sharing is None:
+            return None
+
+        place, capacity = (*self._current, self._row), self._coordinator.rules.capacity
+        return self._sharing.num_rows_at(place, self.pacer.num_rows, capacity, self._executor.num_workers)
 
     @property
     def _most_placed(self) -> int:
@@ -213,15 +214,15 @@ class Producer:
             self._trim(entry, max(1, skip - self._row))
         first, stop = self._row, self._row + entry.num_rows
         ends_epoch = window.is_last and stop >= window.num_rows
-        part = _Part(self._channel, entry, window, Position(*self._current, first), ends_epoch)
+        part = RowsInFlight(self._channel, entry, window, Position(*self._current, first), ends_epoch)
         entry.location = partial(window.location, first) if first < stop else None
         self._row = stop
         if first == stop:
-            self._deliver(part, _NOTHING)
+            self._deliver(part, NOTHING)
         elif first == skip:
             self._deliver_without(part, _JOURNALED)
         elif not self._place(part):
-            self._submit(part)
+            self._offer(part)
         if ends_epoch or (stop == window.num_rows and not window.is_last):
             self._next_window()
 
@@ -240,7 +241,7 @@ class Producer:
         if not self._windows:
             self._open_window()
 
-    def _place(self, part: _Part) -> bool:
+    def _place(self, part: RowsInFlight) -> bool:
         """Fill the channel with the rows if all of them are cached; return whether they are."""
         first, num_rows = part.position.row, part.entry.num_rows
         placed = part.window.placed(first, first + num_rows)
@@ -249,28 +250,61 @@ class Producer:
 
         part.window.answered(first, num_rows, placed.reply)
         self._notes.see(placed.reply.notes)
+        if placed.reply.busy_s:  # a worker tokenized them with their window
+            self.pacer.learn(num_rows, placed.reply.busy_s)
         origin = ChunkOrigin(part.window, first)
         chunk = placed.chunk(part.position, num_rows, origin, ends_epoch=part.ends_epoch)
         self._coordinator.fill(part.channel, part.entry, chunk)
         self.canaries.make()
         return True
 
-    def _submit(self, part: _Part, max_losses: int = 2) -> None:
-        first = part.position.row
-        request = part.window.request(first, first + part.entry.num_rows)
-        self._executor.submit(request, partial(self._on_tokenized, part), max_losses)
+    def _offer(self, part: RowsInFlight) -> None:
+        """Have the rows tokenized here, or by another rank of the node."""
+        if self._sharing is None:
+            self._submit(part)
+            return
 
-    def _on_tokenized(self, part: _Part, reply: Reply | Crashed) -> None:
+        place = (*self._current, part.position.row)
+        submit, deliver = partial(self._submit_claimed, part), partial(self._on_shared, part)
+        self._sharing.offer(Offer(part.name, place, part.entry.num_rows, part.window.slot, submit, deliver))
+
+    def _submit_claimed(self, part: RowsInFlight, claim: str) -> None:
+        part.claim = claim
+        self._submit(part)
+
+    def _on_shared(self, part: RowsInFlight, reply: Tokenized | Crashed) -> None:
+        if isinstance(reply, Crashed):
+            self._on_crashed(part, reply)
+        else:
+            self._deliver(part, reply)
+
+    def _submit(self, part: RowsInFlight, max_losses: int = 2) -> None:
+        if self._place(part):  # a piece of what was split may be without the rows that are not there yet
+            return
+
+        request = part.request()
+        if isinstance(request, Tokenized):
+            self._deliver(part, request)
+        else:
+            self._executor.submit(request, partial(self._on_tokenized, part), max_losses)
+
+    def _on_tokenized(self, part: RowsInFlight, reply: Reply | Crashed) -> None:
+        if part.claim and self._sharing is not None:
+            self._sharing.answered(part.claim, reply)
+            part.claim = ""
         if isinstance(reply, Tokenized):
             self.pacer.learn(part.entry.num_rows, reply.busy_s)
-            self._deliver(part, reply)
+            self._deliver(part, part.window.completed(part.position.row, part.entry.num_rows, reply))
             self.canaries.make()
         elif isinstance(reply, Crashed):
             self._on_crashed(part, reply)
+        elif isinstance(reply, RowsRefused):
+            part.window.refused(part.position.row, part.entry.num_rows, reply)
+            self._submit(part)
         else:
             self._coordinator.fill(part.channel, part.entry, Failure(error_of(self._located(part, reply))))
 
-    def _located(self, part: _Part, reply: Reply) -> Reply:
+    def _located(self, part: RowsInFlight, reply: Reply) -> Reply:
         """The reply, with the location of the row that made the request fail, if there is one."""
         if not isinstance(reply, Failed) or reply.row < 0:
             return reply
@@ -278,7 +312,7 @@ class Producer:
         place = part.window.location(part.position.row + reply.row)
         return located(reply, place, shows_row=self._coordinator.rules.shows_rows)
 
-    def _on_crashed(self, part: _Part, crash: Crashed) -> None:
+    def _on_crashed(self, part: RowsInFlight, crash: Crashed) -> None:
         if part.entry.num_rows == 1:
             self._deliver_without(part, _only_error(RowError(0, crash.code, crash.reason)))
         elif crash.row is None:
@@ -286,13 +320,13 @@ class Producer:
         else:
             self._cut_out(part, crash, crash.row)
 
-    def _bisect(self, part: _Part) -> None:
+    def _bisect(self, part: RowsInFlight) -> None:
         """One of the rows kills workers: send each half again. If a half kills one more worker, it is cut again."""
         rest = self._split(part, part.entry.num_rows // 2)
         self._submit(rest, max_losses=1)
         self._submit(part, max_losses=1)
 
-    def _cut_out(self, part: _Part, crash: Crashed, row: int) -> None:
+    def _cut_out(self, part: RowsInFlight, crash: Crashed, row: int) -> None:
         """The row that kills workers is known: send the rows before it and after it again."""
         if row + 1 < part.entry.num_rows:
             self._submit(self._split(part, row + 1))
@@ -301,22 +335,22 @@ class Producer:
             self._submit(part)
         self._deliver_without(culprit, _only_error(RowError(0, crash.code, crash.reason)))
 
-    def _split(self, part: _Part, num_rows: int) -> _Part:
+    def _split(self, part: RowsInFlight, num_rows: int) -> RowsInFlight:
         """Cut ``part`` after ``num_rows`` rows; the rest is returned."""
         first = part.position
         entry = self._coordinator.split(part.channel, part.entry, num_rows)
         rest = Position(first.epoch, first.window, first.row + num_rows)
         entry.location = partial(part.window.location, rest.row)
-        other = _Part(part.channel, entry, part.window, rest, part.ends_epoch)
+        other = RowsInFlight(part.channel, entry, part.window, rest, part.ends_epoch)
         part.ends_epoch = False
         return other
 
-    def _deliver(self, part: _Part, reply: Tokenized) -> None:
+    def _deliver(self, part: RowsInFlight, reply: Tokenized) -> None:
         part.window.answered(part.position.row, part.entry.num_rows, reply)
         self._notes.see(reply.notes)
         self._coordinator.fill(part.channel, part.entry, part.chunk(reply))
 
-    def _deliver_without(self, part: _Part, reply: Tokenized) -> None:
+    def _deliver_without(self, part: RowsInFlight, reply: Tokenized) -> None:
         """Deliver a row that no worker tokenizes, as bad or dropped. If every row is a sample, it is an empty one."""
         first = part.position.row
         expected = part.window.request(first, first + part.entry.num_rows).expected
@@ -342,7 +376,6 @@ def _only_error(error: RowError) -> Tokenized:
     return Tokenized(tokens=b"", token_ends=b"", kept=b"", columns={}, drops={}, errors=[error], busy_s=0.0)
 
 
-_NOTHING = Tokenized(tokens=b"", token_ends=b"", kept=b"", columns={}, drops={}, errors=[], busy_s=0.0)
 _JOURNALED = Tokenized(
     tokens=b"", token_ends=b"", kept=b"", columns={}, drops={"journal": bytes(4)}, errors=[], busy_s=0.0
 )

@@ -10,19 +10,21 @@ import numpy as np
 
 from asyncdata.core.cache_messages import CachedFile
 from asyncdata.core.errors import SourceChangedError, SourceError
-from asyncdata.core.messages import Block, FileRef
-from asyncdata.core.specs import LINES
+from asyncdata.core.file_refs import FileRef, FileRefs, ObjectRefs, all_sizes
+from asyncdata.core.messages import Block
+from asyncdata.core.specs import LINES, REMOTE_LINES
 from asyncdata.core.types import SourceLocation
-from asyncdata.sources.fingerprint import data_fingerprint, file_digest, stamp
+from asyncdata.sources.fingerprint import data_fingerprint, file_digest, objects_fingerprint, stamp
+from asyncdata.sources.remote.store import ObjectStamp, commits_in, with_cache
 from asyncdata.sources.same_file import Looks, edited, is_same
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from asyncdata.core.specs import ReaderSpec
+    from asyncdata.core.specs import BlockCacheSpec, ReaderSpec, StoreSpec
     from asyncdata.sources.fingerprint import FileStamp
 
-__all__ = ("Blocks", "FileBlocks", "Files", "NumberedBlocks", "Source", "room_of")
+__all__ = ("Blocks", "FileBlocks", "Files", "KnownFiles", "NumberedBlocks", "Source", "room_of")
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -56,7 +58,7 @@ class Blocks(Protocol):
         are found by reading the file from its front. Empty if there are no arrays.
     """
 
-    files: list[FileRef]
+    files: FileRefs
     max_row_bytes: int
     reader: ReaderSpec
     block_bytes: int
@@ -99,8 +101,17 @@ class Blocks(Protocol):
 
 
 @runtime_checkable
+class KnownFiles(Protocol):
+    """The further method of a source whose single rows can be stored in the token cache."""
+
+    def cached_files(self) -> list[CachedFile]:
+        """What the token cache knows each of ``files`` by."""
+        ...
+
+
+@runtime_checkable
 class NumberedBlocks(Protocol):
-    """The further methods of a source whose samples can be stored in the token cache."""
+    """The further methods of a source whose blocks can be stored in the token cache."""
 
     def numbers(self, file_ids: Numbers, starts: Numbers) -> Numbers:
         """The numbers of the pieces that begin at these places, -1 if none does; int64 of shape (num_pieces,)."""
@@ -117,41 +128,59 @@ def room_of(source: Blocks, max_blocks: int) -> int:
 
 
 class Files:
-    """Numbered files with their state at the start, and checks that they have not changed.
+    """Numbered files, or objects, with their state at the start, and checks that they have not changed.
 
-    :ivar refs: the state of each file at the start.
+    :param stores: the stores of the objects.
+    :ivar refs: the state of each file, or object, at the start.
     """
 
     reader = LINES
-    reads_single_rows = True
     are_arrays: Sequence[bool] = ()
 
-    def __init__(self, stamps: Sequence[FileStamp], max_row_bytes: int) -> None:
-        self.refs = [_ref(stamp, with_content=len(stamps) <= _MAX_DIGESTED_FILES) for stamp in stamps]
+    def __init__(
+        self,
+        stamps: Sequence[FileStamp | ObjectStamp] | ObjectRefs,
+        max_row_bytes: int,
+        stores: Sequence[StoreSpec] = (),
+    ) -> None:
+        self.stores = list(stores)
+        self.reads_single_rows = not stores  # from a store, each row would be a request
+        self.refs: FileRefs = stamps if isinstance(stamps, ObjectRefs) else _refs(stamps)
         self.files = self.refs
         self.max_row_bytes = max_row_bytes
-        self._stamps = list(stamps)
+        self._stamps: Sequence[FileStamp | ObjectStamp] = [] if isinstance(stamps, ObjectRefs) else list(stamps)
         self._fingerprint: dict[str, Any] | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all files."""
-        return sum(file.num_bytes for file in self.files)
+        return sum(all_sizes(self.files))
 
     def close(self) -> None:
         """As the protocol says; there are none."""
 
+    def keep_blocks(self, kept: BlockCacheSpec) -> None:
+        """Let those who read the objects keep their blocks on the local disk."""
+        self.stores = with_cache(self.stores, kept)
+
     def cached_files(self) -> list[CachedFile]:
         """What the token cache knows each file by; workers digest what is in it."""
-        return [CachedFile("", stamp.num_bytes, stamp.mtime_ns) for stamp in self._stamps]
+        return [CachedFile(ref.digest if ref.pin is not None else "", ref.num_bytes, ref.mtime_ns) for ref in self.refs]
 
     def fingerprint(self) -> dict[str, Any]:
         """Digest of samples of the files' content (``sources.fingerprint``); with many files it is computed at the
         first call.
         """
         if self._fingerprint is None:
-            found = data_fingerprint(self.refs, [ref.digest for ref in self.refs])
-            if any(not ref.digest and _is_touched(ref) for ref in self.refs):
+            if isinstance(self.refs, ObjectRefs):
+                found = objects_fingerprint(self.refs)
+                paths = self.refs.paths if "hf" in self.refs.schemes else iter(())
+            else:
+                found = data_fingerprint(self.refs, [ref.digest for ref in self.refs])
+                paths = (ref.path for ref in self.refs if ref.pin is not None)
+            if commits := commits_in(paths):
+                found["commits"] = commits
+            if isinstance(self.refs, list) and any(not ref.digest and _is_touched(ref) for ref in self.refs):
                 return found  # of what the files are now: nothing to hold them against later
 
             self._fingerprint = found
@@ -162,7 +191,7 @@ class Files:
 
         :raises SourceChangedError: naming the file, and how it differs.
         """
-        for number in range(len(self._stamps)):
+        for number in range(len(self._stamps)):  # of objects, each read finds out
             self.check_file(number)
 
     def check_file(self, number: int) -> None:
@@ -170,7 +199,13 @@ class Files:
 
         :raises SourceChangedError: as above.
         """
+        if isinstance(self.refs, ObjectRefs):
+            return
+
         before = self._stamps[number]
+        if isinstance(before, ObjectStamp):
+            return
+
         try:
             now = stamp(before.path)
         except SourceError as error:
@@ -199,8 +234,15 @@ def _is_touched(ref: FileRef) -> bool:
     return (now.num_bytes, now.inode, now.mtime_ns) != (ref.num_bytes, ref.inode, ref.mtime_ns)
 
 
-def _ref(file: FileStamp, *, with_content: bool) -> FileRef:
+def _refs(stamps: Sequence[FileStamp | ObjectStamp]) -> list[FileRef]:
+    return [_ref(one, with_content=len(stamps) <= _MAX_DIGESTED_FILES) for one in stamps]
+
+
+def _ref(file: FileStamp | ObjectStamp, *, with_content: bool) -> FileRef:
     """The file, with the digest of its content where there is time to look at it, and it is still the same."""
+    if isinstance(file, ObjectStamp):
+        return file.file
+
     content = ""
     if with_content:
         with suppress(SourceError):  # the reader reports it
@@ -218,12 +260,17 @@ class FileBlocks(Files):
     """
 
     def __init__(
-        self, stamps: Sequence[FileStamp], block_bytes: int, max_row_bytes: int, reader: ReaderSpec | None = None
+        self,
+        stamps: Sequence[FileStamp | ObjectStamp] | ObjectRefs,
+        block_bytes: int,
+        max_row_bytes: int,
+        reader: ReaderSpec | None = None,
+        stores: Sequence[StoreSpec] = (),
     ) -> None:
-        super().__init__(stamps, max_row_bytes)
-        self.reader = reader or LINES
+        super().__init__(stamps, max_row_bytes, stores)
+        self.reader = reader or (REMOTE_LINES if stores else LINES)
         self.block_bytes = self.room_bytes = block_bytes
-        counts = [-(-file.num_bytes // block_bytes) for file in self.files]
+        counts = -(-np.asarray(all_sizes(self.files), np.int64) // block_bytes)
         self._first_blocks = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
     @property

@@ -6,21 +6,22 @@ Tests pin the digests: a changed digest would make every existing snapshot unusa
 from __future__ import annotations
 
 import os
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.digest import canonical, digest
+from asyncdata.core.digest import ListDigest, digest
 from asyncdata.core.errors import SourceChangedError, SourceError
+from asyncdata.core.file_refs import base_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from asyncdata.core.file_refs import ObjectRefs, SizedFile
+
 __all__ = (
     "FileStamp",
     "MAX_LISTED_FILES",
-    "SizedFile",
     "WHOLE_BYTES",
     "content_digest",
     "data_fingerprint",
@@ -37,16 +38,6 @@ _BLOCK_BYTES = 4 << 10
 _NUM_BLOCKS = 16
 WHOLE_BYTES = 2 * _EDGE_BYTES + _NUM_BLOCKS * _BLOCK_BYTES
 """A file of no more bytes is digested whole."""
-
-
-class SizedFile(Protocol):
-    """A file as it was when the run began: :class:`FileStamp` and ``wire.FileRef`` both are."""
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def num_bytes(self) -> int: ...
 
 
 class FileStamp(msgspec.Struct, frozen=True):
@@ -148,22 +139,23 @@ def data_fingerprint(files: Sequence[SizedFile], digests: Sequence[str] | None =
     :param digests: of the files' content if known; empty for a file that has to be read.
     :raises SourceError: as :func:`file_digest`.
     """
-    combined, nameless = blake2b(digest_size=16), blake2b(digest_size=16)
-    listed: list[list[Any]] = []
+    found, listed = ListDigest(), list[list[Any]]()
     for file, known in zip(files, digests or [""] * len(files), strict=True):
-        entry = [_name(file.path), file.num_bytes, known or file_digest(file.path, file.num_bytes)]
-        combined.update(bytes.fromhex(digest(canonical(entry))))
+        entry = base_name(file.path), file.num_bytes, known or file_digest(file.path, file.num_bytes)
+        found.add(*entry)
         if len(files) <= MAX_LISTED_FILES:
-            listed.append(entry)
-        else:  # what is listed tells the content without the names as well
-            nameless.update(bytes.fromhex(digest(canonical(entry[1:]))))
-
-    num_bytes = sum(file.num_bytes for file in files)
-    content = {} if len(files) <= MAX_LISTED_FILES else {"content": nameless.hexdigest()}
-    found = {"num_files": len(files), "num_bytes": num_bytes, "digest": combined.hexdigest(), "files": listed}
-    return found | content
+            listed.append(list(entry))
+    return _fingerprint(found, listed, len(files), sum(file.num_bytes for file in files))
 
 
-def _name(path: str) -> str:
-    """The file's base name. Names that are not UTF-8 are escaped, so that every name can be stored."""
-    return os.fsencode(os.path.basename(path)).decode("utf-8", "backslashreplace")
+def objects_fingerprint(objects: ObjectRefs) -> dict[str, Any]:
+    """The same of objects, whose digests are known."""
+    listed = objects[:] if len(objects) <= MAX_LISTED_FILES else []
+    entries = [[base_name(file.path), file.num_bytes, file.digest] for file in listed]
+    return _fingerprint(objects.digests, entries, len(objects), sum(objects.sizes))
+
+
+def _fingerprint(digests: ListDigest, listed: list[list[Any]], num_files: int, num_bytes: int) -> dict[str, Any]:
+    found = {"num_files": num_files, "num_bytes": num_bytes, "digest": digests.with_names, "files": listed}
+    # what is listed tells the content without the names as well
+    return found if num_files <= MAX_LISTED_FILES else found | {"content": digests.without_names}

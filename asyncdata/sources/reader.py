@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from asyncdata.core.messages import Block, Overflow
+    from asyncdata.core.read_counts import ReadCounts
 
-__all__ = ("BlockReader", "BlockRows", "FileChangedError", "unreadable")
+__all__ = ("BlockReader", "BlockRows", "FileChangedError", "WideReader", "unreadable")
 
 
 class FileChangedError(Exception):
@@ -41,7 +42,10 @@ class BlockRows(NamedTuple):
 
 
 class BlockReader(Protocol):
-    """Opened in a worker from a :class:`~asyncdata.core.messages.Job` and the settings of its ``ReaderSpec``."""
+    """Opened in a worker from a :class:`~asyncdata.core.messages.Job` and the settings of its ``ReaderSpec``.
+
+    A reader of objects, which a job with ``stores`` has, is a :class:`WideReader`.
+    """
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
         """The rows of ``block``, as many as fit into ``num_bytes``, and the positions of the others.
@@ -69,4 +73,20 @@ class BlockReader(Protocol):
 
     def close(self) -> None:
         """Close the files."""
+        ...
+
+
+class WideReader(BlockReader, Protocol):
+    """A reader of objects in stores, where each request takes long, and many take no longer than one."""
+
+    def watch(self, on_progress: Callable[[], object], counts: ReadCounts) -> None:
+        """Call ``on_progress``, in any thread, after each try of a request to a store, and count it."""
+        ...
+
+    def give_up(self) -> None:
+        """Let requests that wait for a store fail, in whatever thread: they are not needed any more."""
+        ...
+
+    def expect(self, blocks: Sequence[Block]) -> None:
+        """Begin to read ``blocks``, all at once: :meth:`read_block` is asked for each of them next."""
         ...

@@ -42,13 +42,12 @@ def described(source: Source | Paths | Any) -> Source:
 
     if isinstance(source, dict):
         raise ConfigError(
-            "a dict of sources and weights is no source: mix data sets by datasets.interleave_datasets(..., "
-            "probabilities=...), and pass what it returns"
+            "a dict of sources and weights is no source: mix data sets by Mix({name: Part(path, weight=...), ...})"
         )
 
     raise ConfigError(
-        "a source is a path, a list of paths, a JsonlSource, a ParquetSource, a HuggingFaceSource, or a dataset of "
-        f"Hugging Face; got {type(source).__name__}"
+        "a source is a path, a list of paths, a JsonlSource, a ParquetSource, a HuggingFaceSource, a Mix, or a dataset "
+        f"of Hugging Face; got {type(source).__name__}"
     )
 
 

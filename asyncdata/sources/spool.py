@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 from array import array
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from zlib import crc32
 
 from asyncdata.core.atomic_file import sync_folder
 from asyncdata.core.import_path import resolve_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from asyncdata.core.messages import Block, Job, Overflow
-    from asyncdata.sources.reader import BlockReader, BlockRows
+    from asyncdata.core.read_counts import ReadCounts
+    from asyncdata.sources.reader import BlockReader, BlockRows, WideReader
 
 __all__ = ("SpoolReader", "is_whole", "part_path", "write_part")
 
@@ -100,6 +101,18 @@ class SpoolReader:
         self._inner: BlockReader = resolve_path(inner)(job, **settings)
         self._folder = folder
         self._pieces: dict[int, _Piece] = {}
+
+    def watch(self, on_progress: Callable[[], object], counts: ReadCounts) -> None:
+        """As the protocol says; the other reader is one of objects then."""
+        cast("WideReader", self._inner).watch(on_progress, counts)
+
+    def give_up(self) -> None:
+        """As the protocol says."""
+        cast("WideReader", self._inner).give_up()
+
+    def expect(self, blocks: Sequence[Block]) -> None:
+        """As the protocol says."""
+        cast("WideReader", self._inner).expect(blocks)
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
         """As the protocol says."""

@@ -14,7 +14,8 @@ from asyncdata.order.permutation import feistel_permutation, order_keys, shuffle
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
-    from asyncdata.core.messages import Block, FileRef
+    from asyncdata.core.file_refs import FileRefs
+    from asyncdata.core.messages import Block
     from asyncdata.core.types import SourceLocation
     from asyncdata.order.shuffle import Shuffle
     from asyncdata.sources.base import Blocks
@@ -66,7 +67,7 @@ class RowStream(ABC):
     reads_single_rows = False
     are_arrays: Sequence[bool] = ()
     num_blocks = extent = block_bytes = room_bytes = 0
-    files: list[FileRef]
+    files: FileRefs
     max_row_bytes: int
 
     def blocks(self, ids: Iterable[int]) -> list[Block]:

@@ -1,4 +1,4 @@
-"""A conformance kit for resumable loaders: checks a loader for the fourteen resume bugs that others had.
+"""A conformance kit for resumable loaders: checks a loader for the sixteen resume bugs that others had.
 
 ::
 
@@ -12,7 +12,7 @@ It needs only Python, and no test runner. ``python -m asyncdata.testing package.
 
 from __future__ import annotations
 
-from asyncdata.testing.adapters import FEATURES, Adapter, Knobs, Loader, Rows, Seen
+from asyncdata.testing.adapters import FEATURES, Adapter, Knobs, Loader, ReportingLoader, Rows, Seen
 from asyncdata.testing.checks import CHECKS, Check
 from asyncdata.testing.lab import Lab, NotApplicableError
 from asyncdata.testing.report import Outcome, Report, run_checks
@@ -28,6 +28,7 @@ __all__ = (
     "NotApplicableError",
     "Outcome",
     "Report",
+    "ReportingLoader",
     "Rows",
     "Seen",
     "run_checks",

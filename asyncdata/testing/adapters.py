@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ("FEATURES", "Adapter", "Knobs", "Loader", "Rows", "Seen")
+__all__ = ("FEATURES", "Adapter", "Knobs", "Loader", "ReportingLoader", "Rows", "Seen")
 
 FEATURES = {
     "bad_rows": "it can skip rows that cannot be read",
     "filter": "it can leave rows out",
+    "mixture": "it can mix several files by weights, which may change at a resume",
+    "outcomes": "it can leave rows out of later epochs, by what is reported of them",
     "read_ahead": "it reads ahead of its consumer",
     "shuffle": "it can shuffle rows",
     "transform": "it can call a function with many rows at once",
@@ -28,7 +30,7 @@ class Rows(NamedTuple):
 
     A bad row has ``"bad": true``: the loader's function of rows must raise for it.
 
-    :ivar paths: the files, in their order.
+    :ivar paths: the files, in their order; in a mixture each is a part.
     :ivar num_rows: rows in all of them.
     """
 
@@ -47,6 +49,8 @@ class Knobs(NamedTuple):
     :ivar keep_every: a filter keeps only rows whose number is a multiple of it.
     :ivar transform_rows: rows with which a function of rows is called at once.
     :ivar passes_bad_rows: rows for which the function raises are skipped.
+    :ivar skips_solved: rows that were reported as solved are left out from the next epoch on.
+    :ivar weights: mix the files, with these shares of the rows. No file is read to its end then.
     """
 
     batch_size: int = 4
@@ -57,12 +61,16 @@ class Knobs(NamedTuple):
     keep_every: int = 1
     transform_rows: int = 1
     passes_bad_rows: bool = False
+    skips_solved: bool = False
+    weights: tuple[float, ...] = ()
 
     def needs(self) -> set[str]:
         """The features out of :data:`FEATURES` that the loader needs for these settings."""
         wanted = {
             "bad_rows": self.passes_bad_rows,
             "filter": self.keep_every > 1,
+            "mixture": bool(self.weights),
+            "outcomes": self.skips_solved,
             "shuffle": self.shuffle,
             "transform": self.transform_rows > 1,
             "workers": self.num_workers > 0,
@@ -101,6 +109,14 @@ class Loader(Protocol):
 
     def close(self) -> None:
         """Stop its processes."""
+        ...
+
+
+class ReportingLoader(Loader, Protocol):
+    """A loader with the feature ``outcomes``."""
+
+    def report(self, solved: Mapping[int, bool]) -> None:
+        """Whether rows of the last batch are solved, by their numbers."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The checks: fourteen ways in which loaders have lost, repeated or reordered rows, each with the reports of it.
+"""The checks: sixteen ways in which loaders have lost, repeated or reordered rows, each with the reports of it.
 
 A check is called with a :class:`~asyncdata.testing.lab.Lab` and returns what is wrong, or None.
 """
@@ -15,6 +15,7 @@ from asyncdata.testing.lab import difference, raised, saved, taken
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from asyncdata.testing.adapters import Loader
     from asyncdata.testing.lab import Lab
 
     Body = Callable[[Lab], str | None]
@@ -23,6 +24,8 @@ __all__ = ("CHECKS", "Check")
 
 _SHUFFLED = Knobs(shuffle=True)
 _MAX_LINKS = 6
+_PART_ROWS = 60
+_WEIGHTS, _OTHER_WEIGHTS = (0.7, 0.2, 0.1), (0.1, 0.2, 0.7)
 _PATIENCE_S = 20.0  # only a loader that fails takes so long
 
 
@@ -250,9 +253,100 @@ def every_epoch_alike(lab: Lab) -> str | None:
 
 @_check("streaming #781, #573")
 def after_sigkill(lab: Lab) -> str | None:
-    """Something that a killed run left behind, such as shared memory, stops the next run.
+    """Something that a killed run has left, such as shared memory, stops the next run.
 
     A process is killed with SIGKILL in the middle, and a new one resumes from its last state, in the same folder.
     """
     workers = 0 if "workers" in lab.adapter.lacks else 2
     return resumes_after_a_kill(lab, lab.data(), Knobs(num_workers=workers))
+
+
+@_check("open-instruct")
+def exclusions(lab: Lab) -> str | None:
+    """Rows that are excluded while an epoch runs shift the others at a resume in its middle.
+
+    The rows that are solved are taken out of the permutation, and the saved number of batches is skipped in what is
+    left. So rows that are reported after the epoch's start move the others: some come twice, and some never. Here an
+    epoch leaves out what was solved in the one before it, and every batch of it is reported too.
+    """
+    rows = lab.data()
+    knobs = Knobs(skips_solved=True)
+    states: dict[int, str] = {}
+    with lab.open(rows, knobs) as loader:
+        first, second = _reported(loader), _reported(loader, states)
+    if found := difference(list(range(rows.num_rows)), sorted(first)):
+        return f"epoch 0: {found}"
+
+    if found := difference([row for row in range(rows.num_rows) if row % 3], sorted(second)):
+        return f"epoch 1, of which every third row is excluded: {found}"
+
+    for stop in sorted(states)[:-1]:
+        with lab.open(rows, knobs, states[stop]) as loader:
+            if found := difference(second[stop:], _reported(loader, {})):
+                return f"resumed after {stop} rows of epoch 1: {found}"
+
+    return None
+
+
+def _reported(loader: Loader, states: dict[int, str] | None = None) -> list[int]:
+    """The rows to the end of the epoch, each batch reported; with the state after each.
+
+    Every third row is solved in the first epoch, and all are in the second.
+    """
+    rows: list[int] = []
+    num_ends = 0
+    while num_ends < 2:  # the first end may be that of the interrupted epoch
+        try:
+            batch = [seen.row for seen in loader.next_batch()]
+        except StopIteration:
+            num_ends += 1
+            if rows:
+                break
+
+            continue
+
+        rows += batch
+        loader.report({row: row % 3 == 0 or states is not None for row in batch})  # type: ignore[attr-defined]
+        if states is not None:
+            states[len(rows)] = saved(loader)
+    return rows
+
+
+@_check("LitData #436, torchtitan")
+def other_weights(lab: Lab) -> str | None:
+    """A mixture cannot be resumed with other weights, or this loses or repeats rows of its parts.
+
+    The state is a position in the mixture as a whole, and the place in each part is computed from it with today's
+    weights. Each part must continue where it was, in its own order, and the new weights must be followed.
+    """
+    lab.require("mixture")
+    rows = lab.parts(len(_WEIGHTS), _PART_ROWS)
+    knobs = Knobs(weights=_WEIGHTS)
+    before: list[int] = []
+    states: dict[int, str] = {}
+    with lab.open(rows, knobs) as loader:
+        while len(states) < 4:
+            before += taken(loader, 2 * knobs.batch_size)
+            states[len(before)] = saved(loader)
+    for stop, state in states.items():
+        with lab.open(rows, knobs._replace(weights=_OTHER_WEIGHTS), state) as loader:
+            after = taken(loader, _PART_ROWS // 2)
+        if found := _parts_disturbed(before[:stop], after):
+            return f"resumed after {stop} rows with other weights: {found}"
+
+    return None
+
+
+def _parts_disturbed(before: list[int], after: list[int]) -> str | None:
+    for part in range(len(_WEIGHTS)):
+        first = part * _PART_ROWS
+        found = [row for row in [*before, *after] if first <= row < first + _PART_ROWS]
+        if problem := difference(list(range(first, first + len(found))), found):
+            return f"part {part}: {problem}"
+
+    last = len(_WEIGHTS) - 1
+    num_last = len([row for row in after if row >= last * _PART_ROWS])
+    if num_last < len(after) // 2:
+        return f"of {len(after)} rows, {num_last} are of part {last}, whose weight was {_WEIGHTS[-1]} and is 0.7 now"
+
+    return None

@@ -62,6 +62,15 @@ class Lab:
             file.writelines(json.dumps(row) + "\n" for row in rows)
         return Rows([path], num_rows)
 
+    def parts(self, num_parts: int, num_rows: int) -> Rows:
+        """Files of ``num_rows`` rows each, numbered from 0 across all of them."""
+        paths = [os.path.join(self.folder, f"part-{part}.jsonl") for part in range(num_parts)]
+        for part, path in enumerate(paths):
+            with open(path, "w", encoding="utf-8") as file:
+                for row in range(part * num_rows, (part + 1) * num_rows):
+                    file.write(json.dumps({"row": row, "text": "word", "bad": False}) + "\n")
+        return Rows(paths, num_parts * num_rows)
+
     def require(self, *features: str) -> None:
         """Refuse a loader without these features.
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from asyncdata.core.types import Sample
     from asyncdata.loader.loader import DataLoader
+    from asyncdata.loader.mix import Mix
     from asyncdata.testing.adapters import Knobs, Rows
 
 __all__ = ("AsyncData", "numbers_of")
@@ -52,19 +53,19 @@ class AsyncData:
     """A ``DataLoader`` with small windows, so that a few rows fill many of them."""
 
     name = "asyncdata"
-    lacks: Mapping[str, str] = {}
 
     def __init__(self) -> None:
         from asyncdata.core.version import __version__
 
         self.version = __version__
+        self.lacks: Mapping[str, str] = {}
 
     def open(self, rows: Rows, knobs: Knobs) -> _Loader:
         """A loader over the files of ``rows``."""
-        from asyncdata import DataLoader, Shuffle
+        from asyncdata import DataLoader, Outcomes, PassRate, Shuffle
 
         loader = DataLoader(
-            rows.paths,
+            _mixture(rows.paths, knobs.weights) if knobs.weights else rows.paths,
             tokenize_fn=f"{__name__}:{_FUNCTIONS[knobs.keep_every]}",
             batch_size=knobs.batch_size,
             num_workers=knobs.num_workers,
@@ -72,9 +73,18 @@ class AsyncData:
             shuffle=Shuffle(enabled=knobs.shuffle, block_bytes=128, window_blocks=4),
             buffer_size=knobs.read_ahead,
             bad_rows="skip" if knobs.passes_bad_rows else "raise",
+            outcomes=Outcomes(policy=PassRate(drop_above=0.5)) if knobs.skips_solved else None,
             timeout_s=60,
         )
         return _Loader(loader)
+
+
+def _mixture(paths: list[str], weights: tuple[float, ...]) -> Mix:
+    """Each file as a part; a resume may come with other weights."""
+    from asyncdata import Mix, Part
+
+    parts = {f"part {number}": Part(path, weight=weights[number]) for number, path in enumerate(paths)}
+    return Mix(parts, on_mix_change="apply")
 
 
 class _Loader:
@@ -83,15 +93,21 @@ class _Loader:
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
         self._epoch: Iterator[list[Sample]] | None = None
+        self._batch: list[Sample] = []
 
     def next_batch(self) -> list[Seen]:
         if self._epoch is None:
             self._epoch = iter(self._loader)
         try:
-            return [Seen(int(sample.tokens[0]), sample.metadata["worker"]) for sample in next(self._epoch)]
+            self._batch = next(self._epoch)
         except StopIteration:
             self._epoch = None
             raise
+
+        return [Seen(int(sample.tokens[0]), sample.metadata["worker"]) for sample in self._batch]
+
+    def report(self, solved: Mapping[int, bool]) -> None:
+        self._loader.report(self._batch, [solved[int(sample.tokens[0])] for sample in self._batch])
 
     def state_dict(self) -> Any:
         return self._loader.state_dict()

@@ -50,7 +50,8 @@ class ColumnWriter:
         for name, value in columns.items():
             self._column(name).append(value, len(value))
         self._kept.append(self._number(row))
-        self._fill_columns()
+        if len(columns) < len(self._columns):
+            self._fill_columns()
 
     def keep_all(
         self, rows: Sequence[int], tokens: Buffer, ends: Sequence[int], columns: Mapping[str, Sequence[Buffer | str]]
@@ -94,6 +95,10 @@ class ColumnWriter:
     def drop(self, row: int, reason: str) -> None:
         """Row ``row`` intentionally gives no sample; counted under ``reason``."""
         self._drops.setdefault(reason, array("i")).append(self._number(row))
+
+    def drop_at(self, number: int, reason: str) -> None:
+        """As :meth:`drop`, by the index of the row in the request."""
+        self._drops.setdefault(reason, array("i")).append(number)
 
     def note(self, row: int, name: str) -> None:
         """Row ``row`` is kept, and statistics count it under ``name``."""
@@ -152,8 +157,9 @@ class _Pieces:
 
     def append(self, value: Buffer | array[int], length: int) -> None:
         """One more value."""
+        ends = self.ends
         self._pieces.append(value)
-        self.ends.append(self._end + length)
+        ends.append(ends[-1] + length if ends else length)
 
     def append_all(self, values: Buffer, ends: Iterable[int]) -> None:
         """Append concatenated values; ``ends`` are relative to their beginning."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncdata.tokenization.rows import RowDecoder, RowFault, decode_value, json_type, missing_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ("RowReader", "Tools")
 
@@ -32,14 +32,32 @@ class RowReader:
     :param required: ``{field: key}`` of the fields that a row must have. None as a key: rows have no such field.
     :param optional: ``{field: key}`` of the fields that a row may have.
     :param setting: how the setting is called that gives the key of a field, in errors.
+    :param decoded: the required field that :meth:`all` decodes.
     """
 
     def __init__(
-        self, required: Mapping[str, str | None], optional: Mapping[str, str | None], setting: str = "{}_key"
+        self,
+        required: Mapping[str, str | None],
+        optional: Mapping[str, str | None],
+        setting: str = "{}_key",
+        decoded: str | None = None,
     ) -> None:
         self._keys = {name: key for name, key in {**required, **optional}.items() if key is not None}
         self._required = {name: setting.format(name) for name in required if name in self._keys}
-        self._decode = RowDecoder(tuple(self._keys.values()))
+        self._are_different = len(set(self._keys.values())) == len(self._keys)
+        self._decode = RowDecoder(tuple(self._keys.values()), decoded=None if decoded is None else self._keys[decoded])
+
+    def all(self, rows: Sequence[Buffer]) -> list[dict[str, Any]] | None:
+        """The fields of each row as JSON text, except the one that is decoded; a field that a row lacks is None.
+
+        None if any row is bad, or may be: then single calls find the row and the reason.
+        """
+        columns = self._decode.all(rows) if self._are_different else None
+        if columns is None or any(None in columns[number] for number in range(len(self._required))):
+            return None
+
+        names = tuple(self._keys)
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def __call__(self, raw: Buffer) -> dict[str, Buffer]:
         """``{field: JSON text}`` of the fields that the row has.

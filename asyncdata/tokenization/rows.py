@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from codecs import BOM_UTF8
 from itertools import accumulate
-from operator import attrgetter, itemgetter, sub
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     _DecodeRow = Callable[[bytes], tuple[msgspec.Raw | None, ...]]
     _DecodeLines = Callable[[bytes, int], list[list[Any]]]
@@ -87,12 +87,13 @@ class RowDecoder:
 
     :param keys: the keys to extract; other keys are skipped.
     :param text: a key among them whose value is a string, which :meth:`all` decodes.
+    :param decoded: a key among them whose value, of any type, :meth:`all` decodes.
     """
 
-    def __init__(self, keys: Sequence[str], text: str | None = None) -> None:
+    def __init__(self, keys: Sequence[str], text: str | None = None, decoded: str | None = None) -> None:
         self._keys = tuple(keys)
         self._text = -1 if text is None else self._keys.index(text)
-        self._decode, self._decode_lines = _struct_decoders(self._keys, text)
+        self._decode, self._decode_lines = _struct_decoders(self._keys, {text: str, decoded: Any})
 
     def __call__(self, raw: Buffer) -> tuple[msgspec.Raw | None, ...]:
         """The JSON text of each key, in their order; None for a key that the row lacks.
@@ -115,6 +116,8 @@ class RowDecoder:
 
     def all(self, rows: Sequence[Buffer]) -> list[list[Any]] | None:
         """The JSON text of each key of all rows: one list for each key. It takes a third of the time of single calls.
+
+        What is decoded is equal to the result of :func:`decode_value`.
 
         None if any row is bad, or may be: then single calls find the row and the reason.
         """
@@ -141,35 +144,31 @@ def _are_objects(rows: Sequence[Buffer]) -> bool:
 
 def _long_rows(rows: Sequence[Buffer], texts: Sequence[str | None] | None) -> list[int]:
     """The indices of rows that may be nested too deeply outside of their text, or have a number that is too long."""
+    found = [number for number, row in enumerate(rows) if len(row) > 2 * MAX_NESTING]
     if texts is None:
-        return [number for number, row in enumerate(rows) if len(row) > 2 * MAX_NESTING]
-
-    lengths = list(map(len, rows))
-    around = list(map(sub, lengths, [len(text or "") for text in texts]))
-    if max(lengths) <= MAX_DIGITS and max(around) <= 2 * MAX_NESTING:
-        return []  # nearly always
+        return found
 
     return [
         number
-        for number, (length, rest) in enumerate(zip(lengths, around, strict=True))
-        if length > MAX_DIGITS or rest > 2 * MAX_NESTING
+        for number in found
+        if len(rows[number]) > MAX_DIGITS or len(rows[number]) - len(texts[number] or "") > 2 * MAX_NESTING
     ]
 
 
-def _check_long_row(found: Sequence[msgspec.Raw | str | None], row: Buffer) -> None:
+def _check_long_row(found: Sequence[Any], row: Buffer) -> None:
     if not _is_mostly_a_string(found, len(row) - 2 * MAX_NESTING):  # what is in a string is not nested
         _refuse_deep_nesting(bytes(row), row)
     if len(row) > MAX_DIGITS:
-        _refuse_long_integers([text for text in found if not isinstance(text, str)], bytes(row))
+        _refuse_long_integers([text for text in found if isinstance(text, msgspec.Raw)], bytes(row))
 
 
-def _is_mostly_a_string(found: Sequence[msgspec.Raw | str | None], num_bytes: int) -> bool:
+def _is_mostly_a_string(found: Sequence[Any], num_bytes: int) -> bool:
     for text in found:
         if isinstance(text, str):
             if len(text) >= num_bytes:
                 return True
 
-        elif text is not None:
+        elif isinstance(text, msgspec.Raw):
             view = memoryview(text)
             if len(view) >= num_bytes and view[0] == _QUOTE:
                 return True
@@ -177,12 +176,15 @@ def _is_mostly_a_string(found: Sequence[msgspec.Raw | str | None], num_bytes: in
     return False
 
 
-def _struct_decoders(keys: tuple[str, ...], text: str | None) -> tuple[_DecodeRow, _DecodeLines]:
-    """Decoders of only ``keys``, for one row and for lines. msgspec skips keys that are not fields of the Struct."""
+def _struct_decoders(keys: tuple[str, ...], types: Mapping[str | None, Any]) -> tuple[_DecodeRow, _DecodeLines]:
+    """Decoders of only ``keys``, for one row and for lines. msgspec skips keys that are not fields of the Struct.
+
+    :param types: the types of the values that the decoder for lines decodes.
+    """
     names = {key: f"field_{number}" for number, key in enumerate(dict.fromkeys(keys))}
     rename = {name: key for key, name in names.items()}
     fields = [(name, msgspec.Raw, None) for name in names.values()]
-    fields_of_lines = [(name, str if key == text else msgspec.Raw, None) for key, name in names.items()]
+    fields_of_lines = [(name, types.get(key, msgspec.Raw), None) for key, name in names.items()]
     try:
         decoder = msgspec.json.Decoder(msgspec.defstruct("Row", fields, rename=rename, gc=False))
         line_decoder = msgspec.json.Decoder(msgspec.defstruct("Line", fields_of_lines, rename=rename, gc=False))

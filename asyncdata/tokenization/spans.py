@@ -71,16 +71,27 @@ def trained_tokens(offsets: Offsets, blocks: Iterable[Span], text: str) -> tuple
     starts, stops = offsets
     spans, straddling = [], set[int]()
     for start, stop in blocks:
-        first, last = _inside(offsets, start, stop)
-        last = max(first, last)
-        while first and start < stops[first - 1] <= stop and text[starts[first - 1] : start].isspace():
-            first -= 1
-        if start < stop:
-            straddling.update(_partly_inside(offsets, (start, stop), (first, last)))
+        first = bisect_left(starts, start)
+        last = bisect_left(starts, stop, first)
+        if first >= last or stops[last - 1] > stop or (first and stops[first - 1] > start):  # a token straddles
+            first, last, partly = _uneven(offsets, (start, stop), text)
+            straddling.update(partly)
         if first < last:
             spans.append((first, last))
-            straddling.difference_update(range(first, last))
+            if straddling:
+                straddling.difference_update(range(first, last))
     return join(spans), sorted(straddling)
+
+
+def _uneven(offsets: Offsets, block: Span, text: str) -> tuple[int, int, list[int]]:
+    """The tokens that are trained of a block, as their first and the one after their last, and those that straddle."""
+    starts, stops = offsets
+    start, stop = block
+    first, last = _inside(offsets, start, stop)
+    last = max(first, last)
+    while first and start < stops[first - 1] <= stop and text[starts[first - 1] : start].isspace():
+        first -= 1
+    return first, last, _partly_inside(offsets, block, (first, last)) if start < stop else []
 
 
 def _inside(offsets: Offsets, start: int, stop: int) -> Span:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.core.messages import Job, Reply, Request
-    from asyncdata.workers.request_handler import Handler
     from asyncdata.workers.slots import Slots
 
 __all__ = (
@@ -73,11 +72,19 @@ class ExecutorStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     :ivar num_queued: requests that no worker has yet.
     :ivar num_restarts: workers and fork servers that were replaced.
+    :ivar num_reads: requests to stores that were answered.
+    :ivar num_retried: requests to stores that failed and were tried again.
+    :ivar num_cached: blocks of objects that were read from the local disk.
+    :ivar num_cache_failures: those that could not be read from it or kept there.
     """
 
     workers: list[WorkerState]
     num_queued: int = 0
     num_restarts: int = 0
+    num_reads: int = 0
+    num_retried: int = 0
+    num_cached: int = 0
+    num_cache_failures: int = 0
 
 
 def error_of(reply: Reply | Crashed) -> AsyncDataError:
@@ -96,10 +103,17 @@ class Executor(Protocol):
     """Runs requests in any order, on any number of workers. All methods are called in the service's thread.
 
     :ivar num_workers: how many requests may run at the same time.
+    :ivar answers_with_samples: whether it is to be asked for the samples with each scan of blocks: workers that share
+        no memory need the text only once then.
     """
 
-    num_workers: int
     slots: Slots
+
+    @property
+    def num_workers(self) -> int: ...
+
+    @property
+    def answers_with_samples(self) -> bool: ...
 
     def prepare(self, slot_bytes: int) -> None:
         """Start what needs no event loop: workers load their tokenizers while the loop's modules are imported."""
@@ -142,9 +156,22 @@ class Executor(Protocol):
         """Grow or shrink the pool, to at least one worker. A worker that is removed finishes its requests first."""
         ...
 
+    def reopen(self) -> None:
+        """Open the tokenize function again, and use that for later requests: its results are the same, and come sooner.
+
+        No request waits for that or is repeated. If it cannot be opened again, the first one stays in use. Before the
+        call of :meth:`run`, any thread may call this.
+        """
+        ...
+
     @property
     def num_wanted(self) -> int:
         """How many requests could be submitted now without a long wait for a worker."""
+        ...
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a worker has a request. Any thread may ask."""
         ...
 
     def statistics(self) -> ExecutorStatistics:
@@ -156,7 +183,7 @@ NUM_SLOTS = 3
 """One for the window that is delivered, one for the window that is read, and one for the canaries."""
 
 
-async def in_a_thread(handler: Handler, request: Request) -> Reply:
+async def in_a_thread(handler: Callable[[Request], Reply], request: Request) -> Reply:
     """Run the handler in a thread. On cancellation the thread is abandoned: a user's function may never return, and
     close() has a deadline.
 

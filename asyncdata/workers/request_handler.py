@@ -8,16 +8,17 @@ import time
 import traceback
 from array import array
 from itertools import cycle
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 from zlib import crc32
 
 import msgspec
 
-from asyncdata.core.cache_messages import EvictTokens, ListTokens, StoreTokens
+from asyncdata.core.cache_messages import EvictTokens, ListTokens, RowsRefused, StoreTokens
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.import_path import resolve_path
-from asyncdata.core.messages import Failed, Index, Permute, Scan, Scanned, Short, Tokenize, Tokenized
-from asyncdata.core.row_codes import TOO_LONG, is_cached, is_elsewhere
+from asyncdata.core.messages import Failed, Index, OfPart, Permute, Scan, Scanned, Short, Tokenize, Tokenized
+from asyncdata.core.read_counts import ReadCounts
+from asyncdata.core.row_codes import EXCLUDED, EXCLUDED_REASON, TOO_LONG, is_cached, is_elsewhere
 from asyncdata.core.shortage import ShortageError, is_shortage, short_of
 from asyncdata.core.user_traceback import user_traceback
 from asyncdata.sources.reader import FileChangedError
@@ -25,13 +26,13 @@ from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault, excerpt
 from asyncdata.tokenization.wrong_ids import WrongIdsError
 from asyncdata.workers.index_rows import index_blocks, permute
-from asyncdata.workers.scan_blocks import ScannedRows
+from asyncdata.workers.scan_blocks import ScannedRows, request_of_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from asyncdata.core.messages import Job, OrderPacks, PackRows, Reply, Request
-    from asyncdata.sources.reader import BlockReader
+    from asyncdata.core.messages import Block, Job, OrderPacks, PackRows, Reply, Request
+    from asyncdata.sources.reader import BlockReader, WideReader
     from asyncdata.tokenization.base import BatchTokenizer
 
 __all__ = ("Handler",)
@@ -41,6 +42,8 @@ _BEAT_S = 1.0
 _WORK_IN_WAITING = 0.25
 """The part of the wall time that counts as work at least. Otherwise work is CPU time, because wall time grows on an
 overloaded machine. But a function that waits uses little CPU time, and its chunks would grow without limit."""
+_BEATS = (-2, -1)
+"""Progress without a row number."""
 _PLANNER = "asyncdata.batching.planned.worker:answer"
 _TOKEN_CACHE = "asyncdata.prefetch.token_cache.worker:CacheWorker"
 """Import paths, as for a reader: a worker that never gets such a request starts without numpy."""
@@ -51,7 +54,9 @@ class CacheAnswers(Protocol):
 
     def scan(self, request: Scan) -> Scanned: ...
 
-    def complete(self, request: Tokenize, fresh: Tokenized | None, began: float) -> Tokenized: ...
+    def complete(self, request: Tokenize, fresh: Tokenized | None, began: float) -> Tokenized | RowsRefused: ...
+
+    def text_sums(self, rows: Sequence[bytes | memoryview]) -> bytes: ...
 
     def answer(self, request: ListTokens | StoreTokens | EvictTokens) -> Reply: ...
 
@@ -63,6 +68,7 @@ class Handler:
 
     :param slots: memory that windows are read into, shared with the other workers.
     :param progress: called with the number of the current row in the request.
+    :param counts: of requests to stores.
     """
 
     def __init__(
@@ -71,12 +77,17 @@ class Handler:
         slots: Sequence[memoryview],
         tokenizer: BatchTokenizer,
         progress: Callable[[int], None] = lambda _: None,
+        counts: ReadCounts | None = None,
     ) -> None:
         self._job = job
         self._slots = slots
         self._tokenizer = tokenizer
         self._progress = progress
         self._reader: BlockReader = resolve_path(job.reader.path)(job, **job.reader.settings)
+        self._wide: WideReader | None = cast("WideReader", self._reader) if job.stores else None
+        if self._wide is not None:
+            beats = cycle(_BEATS)
+            self._wide.watch(lambda: progress(next(beats)), counts or ReadCounts())
         self._cache: CacheAnswers | None = None
         self._at_work = threading.Lock()
         self._is_closed = False
@@ -86,15 +97,17 @@ class Handler:
         with self._at_work:
             began_s, cpu_s = time.perf_counter(), time.thread_time()
             reply = self._reply(request)
-            if self._job.with_token_sums and isinstance(reply, Tokenized):
-                reply = msgspec.structs.replace(reply, token_sums=_token_sums(reply))
+            samples = reply.samples if isinstance(reply, Scanned) else reply if isinstance(reply, Tokenized) else None
+            if self._job.with_token_sums and samples is not None:
+                samples = msgspec.structs.replace(samples, token_sums=_token_sums(samples))
             passed_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_s
         if self._is_closed:
             self.close()
-        if not isinstance(reply, Tokenized):
+        if samples is None:
             return reply
 
-        return msgspec.structs.replace(reply, busy_s=max(cpu_s, _WORK_IN_WAITING * passed_s))
+        samples = msgspec.structs.replace(samples, busy_s=max(cpu_s, _WORK_IN_WAITING * passed_s))
+        return msgspec.structs.replace(reply, samples=samples) if isinstance(reply, Scanned) else samples
 
     def _reply(self, request: Request) -> Reply:
         try:
@@ -116,12 +129,15 @@ class Handler:
             self._reader.check()
 
     def _answer(self, request: Request) -> Reply:
+        if self._wide is not None and isinstance(request, Scan | Index):
+            self._wide.expect(_blocks_to_read(request))
         if isinstance(request, Scan):
             return self._token_cache.scan(request) if request.cached or request.with_sums else self._scan(request)
 
         if isinstance(request, Index):
             return index_blocks(request, self._reader, self._write)
 
+        assert not isinstance(request, OfPart), "the handler of the part gets what is in it"
         return self._tokenize(request) if isinstance(request, Tokenize) else self._compute(request)
 
     @property
@@ -143,9 +159,15 @@ class Handler:
             answer: Callable[[PackRows | OrderPacks], Reply] = resolve_path(_PLANNER)
             return answer(request)
 
+    def use(self, tokenizer: BatchTokenizer) -> None:
+        """Answer later requests with another ``tokenizer``, which gives the same results."""
+        self._tokenizer = tokenizer
+
     def close(self) -> None:
         """Close the files; if another thread is answering a request, it closes them at the end of that request."""
         self._is_closed = True
+        if self._wide is not None:
+            self._wide.give_up()
         if self._at_work.acquire(blocking=False):
             self._reader.close()
             if self._cache is not None:
@@ -157,14 +179,19 @@ class Handler:
         stop = request.base + len(request.blocks) * self._job.stride
         for block in request.blocks:
             out.add(self._reader.read_block(block, stop - out.base))
-        return out.reply()
+        found = out.reply()
+        if not request.with_samples:
+            return found
 
-    def _tokenize(self, request: Tokenize) -> Tokenized:
+        samples = self._tokenize_fresh(request_of_all(request, found), time.perf_counter())
+        return msgspec.structs.replace(found, samples=samples)
+
+    def _tokenize(self, request: Tokenize) -> Tokenized | RowsRefused:
         began = time.perf_counter()
         are_all_cached = request.num_cached > 0 and request.num_cached * 4 == len(request.starts)
         fresh = None if are_all_cached else self._tokenize_fresh(request, began)
-        if fresh is not None and not (request.num_cached or request.spill):
-            return fresh
+        if fresh is not None and (self._job.cache is None or not (request.num_cached or request.spill)):
+            return fresh  # without a token cache, the trainer's process has what is cached
 
         return self._token_cache.complete(request, fresh, began)
 
@@ -181,10 +208,15 @@ class Handler:
         elsewhere = frozenset(row for row, number in enumerate(array("i", request.expected)) if is_elsewhere(number))
         if request.num_cached:
             elsewhere |= {row for row, start in enumerate(starts) if is_cached(start)}
-        out = self._write(rows, lengths, elsewhere)
+        excluded = [row for row, length in enumerate(lengths) if length == EXCLUDED] if EXCLUDED in lengths else ()
+        out = self._write(rows, lengths, elsewhere.union(excluded))
+        for number in excluded:
+            out.drop_at(number, EXCLUDED_REASON)
         reply = out.finish(len(rows), time.perf_counter() - began)
         if self._num_mended > num_mended:
             reply = msgspec.structs.replace(reply, num_mended=self._num_mended - num_mended)
+        if request.spill:
+            reply = msgspec.structs.replace(reply, text_sums=self._token_cache.text_sums(rows))
         return msgspec.structs.replace(reply, expected=request.expected) if request.expected else reply
 
     @property
@@ -243,6 +275,11 @@ class Handler:
         out.extend(one)
 
 
+def _blocks_to_read(request: Scan | Index) -> list[Block]:
+    cached = {item.block for item in request.cached if item.is_sure} if isinstance(request, Scan) else ()
+    return [block for number, block in enumerate(request.blocks) if number not in cached]
+
+
 def _failure(error: Exception) -> Failed | Short:
     if isinstance(error, ShortageError):
         return Short(str(error), user_traceback(error.cause), error.row, error.excerpt, error.place)
@@ -278,7 +315,7 @@ def _heartbeat(progress: Callable[[int], None]) -> Iterator[None]:
     is_done = threading.Event()
 
     def beat() -> None:
-        for row in cycle((-2, -1)):
+        for row in cycle(_BEATS):
             if is_done.wait(_BEAT_S):
                 return
 

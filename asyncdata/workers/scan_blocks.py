@@ -5,14 +5,14 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
-from asyncdata.core.messages import Scanned
+from asyncdata.core.messages import Overflow, Scanned, Tokenize
+from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from asyncdata.core.messages import Scan
     from asyncdata.sources.reader import BlockRows
 
-__all__ = ("ScannedRows",)
+__all__ = ("ScannedRows", "request_of_all")
 
 
 class ScannedRows:
@@ -32,18 +32,12 @@ class ScannedRows:
         base = self.base
         self._slot[base : base + len(found.data)] = found.data
         starts = [base + start if start >= 0 else -1 for start in found.starts]
-        self.add_at(starts, found.lengths, found.offsets, found.num_blank, len(found.data))
-
-    def add_at(
-        self, starts: Sequence[int], lengths: Sequence[int], offsets: Sequence[int], num_blank: int, num_bytes: int
-    ) -> None:
-        """Add a block whose rows are already in the slot, where they take ``num_bytes``."""
         self._counts.append(len(starts))
         self._starts.extend(starts)
-        self._lengths.extend(lengths)
-        self._offsets.extend(offsets)
-        self._blanks.append(num_blank)
-        self.base += num_bytes
+        self._lengths.extend(found.lengths)
+        self._offsets.extend(found.offsets)
+        self._blanks.append(found.num_blank)
+        self.base += len(found.data)
 
     def reply(self) -> Scanned:
         """The reply for all blocks."""
@@ -55,3 +49,17 @@ class ScannedRows:
             num_blank=sum(self._blanks),
             blanks=self._blanks.tobytes(),
         )
+
+
+def request_of_all(scan: Scan, scanned: Scanned) -> Tokenize:
+    """The request to tokenize all rows that a scan has found, in their order."""
+    starts, lengths, offsets = array("i", scanned.starts), array("i", scanned.lengths), array("i", scanned.offsets)
+    overflow, first = list[Overflow](), 0
+    for block, count in zip(scan.blocks, array("i", scanned.counts), strict=True):
+        overflow += [
+            Overflow(row, block.file_id, block.start + offsets[row])
+            for row in range(first, first + count)
+            if starts[row] == NOT_IN_SLOT and lengths[row] != TOO_LONG
+        ]
+        first += count
+    return Tokenize(scan.slot, scanned.starts, scanned.lengths, overflow)

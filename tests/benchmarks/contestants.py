@@ -33,12 +33,12 @@ class Contestant(NamedTuple):
     python: str = ""
     script: str = ""
 
-    def epoch(self, bench: Bench, path: str, num_rows_at_most: int = 0) -> dict[str, float]:
+    def epoch(self, bench: Bench, path: str, num_rows_at_most: int = 0, **more: Any) -> dict[str, float]:
         """An epoch in batches of 32, or its first rows: first batch, steady rate, rate end to end, memory."""
         if not self.script:
             return bench.probe("contest", watched=True, num_rows_at_most=num_rows_at_most, **self._ours(bench, path))
 
-        return self._run("epoch", bench, path, watched=True, num_rows_at_most=num_rows_at_most)
+        return self._run("epoch", bench, path, watched=True, num_rows_at_most=num_rows_at_most, **more)
 
     def paced(self, bench: Bench, path: str, rows_per_s: float, seconds: float) -> dict[str, float]:
         """``called_share``: the part of its time that a trainer which wants so many rows is in calls for them."""
@@ -117,6 +117,7 @@ PEERS = {
     "torchdata": ("StatefulDataLoader, 2 workers", "torchdata", "torchdata_stateful"),
     "grain": ("Grain, 2 workers", "grain", "grain_dataset"),
     "mosaic": ("Mosaic Streaming, 2 workers", "mosaic", "mosaic_streaming"),
+    "mosaic_from_s3": ("Mosaic Streaming", "mosaic", "mosaic_from_s3"),
     "litdata": ("LitData, 2 workers", "litdata", "litdata_streaming"),
     "legacy": ("legacy loader, all rows first", "legacy", "legacy"),
 }

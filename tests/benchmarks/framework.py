@@ -56,7 +56,7 @@ def at_most(bound: float) -> Goal:
 class Row:
     """A line of the table.
 
-    :ivar code: S1 to S17.
+    :ivar code: S1 to S20, and S2b.
     :ivar values: a value a round; empty where nothing was measured, and ``note`` says why.
     :ivar is_reached: None where there is no goal.
     """
@@ -108,6 +108,7 @@ class Bench:
     :param folder: for inputs, and for what the library keeps between runs.
     :param peers: where the peers' environments are kept.
     :param quick: small inputs and few rounds: whether everything runs, not how fast.
+    :param draws: also measure what only the plots show.
     :ivar num_workers: of ours and of every peer's.
     :ivar backends: tokenizer backends of this build, ``hf`` first.
     :ivar data: figures behind the plots.
@@ -115,11 +116,14 @@ class Bench:
 
     num_workers = 2
 
-    def __init__(self, folder: Path, tokenizer: str, peers: Path, large_mb: int, *, quick: bool) -> None:
+    def __init__(
+        self, folder: Path, tokenizer: str, peers: Path, large_mb: int, *, quick: bool, draws: bool = False
+    ) -> None:
         self.folder, self.tokenizer, self.peers, self.quick = folder, tokenizer, peers, quick
         self.small_mb, self.fresh_mb, self.large_mb = (5, 20, 100) if quick else (50, 300, large_mb)
         self.num_rounds = 2 if quick else 5
         self.num_long_rounds = 1 if quick else 3
+        self.draws = draws
         self.backends = ["hf", *installed()]
         self.rows: list[Row] = []
         self.data: dict[str, Any] = {}
@@ -156,7 +160,13 @@ class Bench:
 
     def probe(self, name: str, *, watched: bool = False, timeout_s: float = 900, **arguments: Any) -> dict[str, float]:
         """One measurement of ours in a process of its own."""
-        command = [sys.executable, "-m", "tests.benchmarks.probe", name, json.dumps(arguments)]
+        return self.probe_of("tests.benchmarks.probe", name, watched=watched, timeout_s=timeout_s, **arguments)
+
+    def probe_of(
+        self, module: str, name: str, *, watched: bool = False, timeout_s: float = 900, **arguments: Any
+    ) -> dict[str, float]:
+        """One measurement by ``module``, in a process of its own."""
+        command = [sys.executable, "-m", module, name, json.dumps(arguments)]
         found = measured(command, self._environment, watched=watched, timeout_s=timeout_s)
         return {key: float(value) for key, value in found.items()}
 

@@ -9,10 +9,11 @@ import json
 import sys
 
 PROBES = {
-    "loading": ("contest", "delivered_ids", "first_batch", "make_snapshots", "resume", "steady"),
+    "loading": ("contest", "delivered_ids", "first_batch", "first_run", "make_snapshots", "resume", "steady"),
     "raw": ("load_vocabulary", "raw", "raw_in_processes"),
     "trainer": ("busy_trainer", "call_cost", "data_wait", "group_calls", "idle_trainer"),
     "exactness": ("hf_ids", "mismatches", "prove"),
+    "remote": ("many_objects", "remote_rate", "remote_wait", "streaming_rate", "streaming_wait"),
     "cache": ("second_epoch",),
     "chat": ("chat_template", "rendered_chats"),
 }

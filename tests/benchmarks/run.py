@@ -1,6 +1,6 @@
 """The speeds that asyncdata promises, measured here: ``python -m tests.benchmarks.run --tokenizer DIR``.
 
-Prints a table of S1 to S17 with goals, medians, ranges and verdicts, writes it as JSON, and draws the plots of the
+Prints a table of S1 to S20 with goals, medians, ranges and verdicts, writes it as JSON, and draws the plots of the
 docs. Everything is measured in fresh processes; what is compared is interleaved. ``--quick`` shows that everything
 runs (small inputs, few rounds: its figures mean nothing, and it gives no verdict). Figures are kept in the JSON as they
 come: ``--resume`` continues an interrupted run.
@@ -9,6 +9,7 @@ come: ``--resume`` continues an interrupted run.
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import platform
@@ -20,6 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import asyncdata
 from asyncdata.core.version import __version__
 from asyncdata.workers.machine import num_usable_cpus
 from tests.benchmarks.figures.cache import token_cache
@@ -27,10 +29,14 @@ from tests.benchmarks.figures.chat import chat_template
 from tests.benchmarks.figures.exactness import exactness
 from tests.benchmarks.figures.labelled import chat_sft, long_context
 from tests.benchmarks.figures.memory import memory
+from tests.benchmarks.figures.mixtures import mixtures
 from tests.benchmarks.figures.order import order
+from tests.benchmarks.figures.packed import packed_sft
 from tests.benchmarks.figures.peers import beside_fast_streaming, beside_streaming
+from tests.benchmarks.figures.recorded import recorded
+from tests.benchmarks.figures.remote import object_store
 from tests.benchmarks.figures.start import first_batch, resume
-from tests.benchmarks.figures.throughput import scaling, throughput
+from tests.benchmarks.figures.throughput import first_run, scaling, throughput
 from tests.benchmarks.figures.trainer import data_wait, rollouts, trainer_cost
 from tests.benchmarks.framework import Bench, Row
 from tests.benchmarks.watching import MeasurementError
@@ -43,6 +49,7 @@ __all__ = ("FIGURES", "main")
 FIGURES: dict[str, Callable[[Bench], None]] = {
     "S1": exactness,
     "S2": throughput,
+    "S2b": first_run,
     "S3": beside_streaming,
     "S4": beside_fast_streaming,
     "S5": first_batch,
@@ -56,7 +63,11 @@ FIGURES: dict[str, Callable[[Bench], None]] = {
     "S13": rollouts,
     "S14": chat_template,
     "S15": chat_sft,
+    "S16": packed_sft,
     "S17": long_context,
+    "S18": object_store,
+    "S19": mixtures,
+    "S20": recorded,
 }
 LIBRARIES = ("tokenizers", "numpy", "msgspec", "anyio", "gigatoken", "fastokens")
 
@@ -170,10 +181,13 @@ def main() -> None:
     """Measure, keep, and sum up."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is being measured ends too
     args = _checked(_parser())
-    bench = Bench(args.folder, args.tokenizer, args.peers, args.large_mb, quick=args.quick)
+    bench = Bench(
+        args.folder, args.tokenizer, args.peers, args.large_mb, quick=args.quick, draws=args.plots is not None
+    )
     settings = {"tokenizer": Path(args.tokenizer).name, "quick": args.quick, "large_mb": bench.large_mb}
     results = Results(args.json, settings, resume=args.resume)
     tempfile.tempdir = str(args.folder)
+    compileall.compile_dir(os.path.dirname(asyncdata.__file__), quiet=1)  # as an installer does
     for backend in bench.fast_backends:
         bench.probe("prove", path=bench.input(1), tokenizer=bench.tokenizer, backend=backend)
     for code in args.only:

@@ -25,7 +25,7 @@ pytest.importorskip("uvloop")
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 
-ROUNDS = num_rounds(quick=10, full=40)
+ROUNDS = num_rounds(quick=4, full=40)
 """Cancelled calls at each point, moment and way."""
 POINTS = (0, 1, 2, 5)
 NUM_ROWS = 400

@@ -6,6 +6,7 @@ windows, the blocks of an index request, and the requests that all workers have 
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from tests.support.tokenize_fns import row_id
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 
-NUM_ROWS = ROWS_PER_WINDOW * 3 // 2
+NUM_ROWS = ROWS_PER_WINDOW * 9 // 8
 INDEX_BLOCK_BYTES = 4 << 10
 """In place of a megabyte, so that data of a test's size takes hundreds of requests."""
 NUM_WORKERS = [0, 1, 2, 8]
@@ -76,17 +77,23 @@ def numbers_of_workers(name: str) -> list[int]:
     return (NUM_WORKERS[first:] + NUM_WORKERS[:first])[: num_rounds(quick=1, full=len(NUM_WORKERS))]
 
 
+@pytest.fixture(scope="module")
+def source_of(tmp_path_factory):
+    """The source of a kind, written once: no test changes it, and nothing that a loader keeps is beside it."""
+    rows = [{"id": i, "pad": "", "nested": []} for i in range(NUM_ROWS)]
+    return functools.cache(lambda kind: KINDS[kind].write(tmp_path_factory.mktemp("cold"), rows))
+
+
 @pytest.mark.parametrize("name", WAYS)
-def test_a_cold_start_delivers_all_of_d(tmp_path, monkeypatch, name):
+def test_a_cold_start_delivers_all_of_d(tmp_path, monkeypatch, source_of, name):
     way = WAYS[name]
     for module in KINDS[way.kind].needs:
         pytest.importorskip(module)
     monkeypatch.setattr("asyncdata.loader.opening._INDEX_BLOCK_BYTES", INDEX_BLOCK_BYTES)
-    source = KINDS[way.kind].write(tmp_path, [{"id": i, "pad": "", "nested": []} for i in range(NUM_ROWS)])
     knobs: Any = {"shuffle": way.shuffle, "epochs": 1, "timeout_s": NEVER_S, "bad_rows": "raise"}
     for num_workers in numbers_of_workers(name):
         cold = {"num_workers": num_workers, "cache": {"folder": str(tmp_path / f"cache {num_workers}")}}
-        with DataLoader(source, tokenize_fn=row_id, batch_size=4096, **knobs, **cold) as loader:
+        with DataLoader(source_of(way.kind), tokenize_fn=row_id, batch_size=4096, **knobs, **cold) as loader:
             found = [int(sample.tokens[0]) for sample in loader.get_next_batch(1)]
             found += [int(sample.tokens[0]) for batch in loader for sample in batch]
 
@@ -102,7 +109,7 @@ def test_slimes_default_order_starts_cold(tmp_path, small_tokenizer, num_workers
     path = tmp_path / "rows.jsonl"
     num_rows = 800_000
     with path.open("w") as file:
-        file.writelines(json.dumps({"input": f"{i} qqqqqqqqqq"}) + "\n" for i in range(num_rows))
+        file.writelines(f'{{"input": "{i} qqqqqqqqqq"}}\n' for i in range(num_rows))
     cache = {"folder": str(tmp_path / "cache")}
     given = {"asyncdata_num_workers": num_workers, "asyncdata_cache": cache, "label_key": None}
     source = AsyncDataSource(args_for(path, hf_checkpoint=str(small_tokenizer), **given))

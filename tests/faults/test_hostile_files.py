@@ -27,6 +27,7 @@ from asyncdata.checkpoint.snapshot import SCHEMA
 from asyncdata.core.checksummed_file import pack
 from asyncdata.tokenization.chat_template.jinja_environment import make_environment
 from tests.faults.support.hostile import ESCAPES, MODULE, Hostile
+from tests.support.combinations import each_value
 from tests.support.faults import num_rounds, say
 from tests.support.loading import NEVER_S, write_rows
 from tests.support.tokenize_fns import id_and_text
@@ -185,8 +186,7 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("chat", [False, True], ids=["a prompt", "a chat"])
-@pytest.mark.parametrize("bomb", BOMBS)
+@pytest.mark.parametrize(("bomb", "chat"), each_value(BOMBS.keys(), {"a prompt": False, "a chat": True}))
 def test_a_chat_template_that_never_ends_costs_a_worker_and_never_the_trainer(
     hostile, small_tokenizer, tmp_path, bomb, chat
 ):

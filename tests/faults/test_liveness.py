@@ -16,7 +16,7 @@ from tests.support.faults import num_rounds, say
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 
-ROUNDS = num_rounds(quick=6, full=300, long=20_000)
+ROUNDS = num_rounds(quick=2, full=300, long=20_000)
 
 
 def explore(name: str, num_rounds: int = ROUNDS) -> int:

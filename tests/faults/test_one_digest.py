@@ -35,7 +35,7 @@ WAYS = {
     "event_loop": ("asyncio", "uvloop", "trio"),
 }
 ALL = [dict(zip(WAYS, values, strict=True)) for values in itertools.product(*WAYS.values())]
-ROUNDS = num_rounds(quick=24, full=len(ALL), long=len(ALL))
+ROUNDS = num_rounds(quick=8, full=len(ALL), long=len(ALL))
 
 
 def digest_of(path: Path, batch: int, **knobs: Any) -> str:

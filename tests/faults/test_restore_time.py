@@ -1,4 +1,4 @@
-"""Restoring far behind the start takes no longer than near it, and a snapshot hardly stops the trainer."""
+"""Restoring far after the start takes no longer than near it, and a snapshot hardly stops the trainer."""
 
 from __future__ import annotations
 

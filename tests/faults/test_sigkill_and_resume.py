@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200)]
 
-ROUNDS = num_rounds(quick=3, full=90)
-STREAM_ROUNDS = num_rounds(quick=1, full=4)
-STREAMS = ("gzip", "zstd", "array", "iterable", "hf stream")
+ROUNDS = {
+    "files": num_rounds(quick=3, full=90),
+    "mixture": num_rounds(quick=2, full=100),
+    **dict.fromkeys(("gzip", "zstd", "array", "iterable", "hf stream"), num_rounds(quick=1, full=4)),
+}
+"""Of each kind of data, how many processes are killed."""
 NUM_ROWS = (700, 30, 450)
 EPOCHS = 2
 
@@ -60,11 +63,7 @@ class Chain:
         self.logs: list[Log] = []
         self._chance = chance
         self._paths = [
-            str(
-                coded(
-                    write_rows(folder / f"{part}.jsonl", num, {i: {"id": part * 10_000 + i} for i in range(num)}), kind
-                )
-            )
+            str(coded(write_rows(folder / f"{part}.jsonl", num, special_ids(part, num)), kind))
             for part, num in enumerate(NUM_ROWS)
         ]
 
@@ -156,12 +155,8 @@ def kill_and_resume(folder: Path, kind: str, rounds: int) -> str:
     )
 
 
-def test_killed_at_random_instants_nothing_is_lost_repeated_or_reordered(tmp_path):
-    say(kill_and_resume(tmp_path, "files", ROUNDS))
-
-
-@pytest.mark.parametrize("kind", STREAMS)
-def test_a_stream_that_is_killed_goes_on_where_it_was(tmp_path, kind):
+@pytest.mark.parametrize("kind", ROUNDS)
+def test_killed_at_random_instants_nothing_is_lost_repeated_or_reordered(tmp_path, kind):
     for module in {"zstd": ["zstandard"], "hf stream": ["datasets"]}.get(kind, []):
         pytest.importorskip(module)
-    say(kill_and_resume(tmp_path, kind, STREAM_ROUNDS))
+    say(kill_and_resume(tmp_path, kind, ROUNDS[kind]))

@@ -53,7 +53,7 @@ def spin(seconds: float) -> None:
 
 
 class Run:
-    """Processes that go on, one after another, behind the last rollout that is saved."""
+    """Processes that continue, one after another, after the last rollout that is saved."""
 
     def __init__(self, folder: Path, chance: random.Random, *, pattern: str, order: str, stragglers: bool) -> None:
         folder.mkdir()

@@ -18,6 +18,7 @@ import pytest
 
 from asyncdata.checkpoint.snapshot import Snapshot, load, save
 from asyncdata.core.errors import SnapshotError
+from tests.support.combinations import each_value
 from tests.support.figures import record
 
 if TYPE_CHECKING:
@@ -181,8 +182,9 @@ def test_killed_again_and_again_nothing_is_lost(tmp_path, seed):
     assert found["deaths"] > 150
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EMFILE])
-@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize(
+    ("code", "links"), each_value([errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EMFILE], [True, False])
+)
 def test_refused_by_the_disk_at_any_call_the_old_or_the_new_one_is_there(tmp_path, code, links):
     def raise_it() -> None:
         raise OSError(code, os.strerror(code))

@@ -1,4 +1,4 @@
-"""A long run takes as much memory at its end as after its warm-up, and leaves nothing behind when it is closed."""
+"""A long run takes as much memory at its end as after its warm-up, and leaves nothing when it is closed."""
 
 from __future__ import annotations
 

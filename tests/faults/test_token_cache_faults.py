@@ -28,12 +28,35 @@ if TYPE_CHECKING:
 pytest.importorskip("pyarrow")
 pytest.importorskip("xxhash")
 
-from asyncdata.prefetch.token_cache.segment.reader import Segment
+from asyncdata.prefetch.token_cache import row_cache
+from asyncdata.prefetch.token_cache.inventory import opened_segment
 
 pytestmark = [pytest.mark.faults, pytest.mark.thorough]
 
 NUM_ROWS = 90
+SEGMENT_ROWS = 32
 CALLS = ("open", "mkdir", "write", "pwrite", "fsync", "rename", "unlink", "ftruncate", "rmdir")
+
+
+ORDERS: dict[str, dict[str, Any]] = {"blocks": {}, "rows": {"shuffle": "full"}}
+
+
+@pytest.fixture(autouse=True)
+def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_cache, "_MAX_ROWS", SEGMENT_ROWS)
+
+
+@pytest.fixture(params=ORDERS)
+def order(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Segments of blocks, and of single rows."""
+    return ORDERS[request.param]
+
+
+def verify_segments(cache: Path) -> None:
+    for segment in segments(cache):
+        opened = opened_segment(str(segment))
+        opened.verify()
+        opened.close()
 
 
 def make(folder: Path) -> Path:
@@ -75,23 +98,23 @@ def intercept(cache: Path, act: Callable[[int, str], None]) -> tuple[Callable[[]
     return undo, seen
 
 
-def run(path: Path, cache: Path) -> Delivered:
-    return Delivered(loader(path, cache), settle=True)
+def run(path: Path, cache: Path, order: dict[str, Any]) -> Delivered:
+    return Delivered(loader(path, cache, **order), settle=True)
 
 
-def verify(path: Path, cache: Path, expected: list[Any]) -> int:
+def verify(path: Path, cache: Path, expected: list[Any], order: dict[str, Any]) -> int:
     """The same is delivered, what is in the cache is whole; how many rows of it there are."""
-    for segment in segments(cache):
-        opened = Segment(str(segment))
-        opened.verify()
-        opened.close()
-    found = run(path, cache)
+    verify_segments(cache)
+    found = run(path, cache, order)
     assert found.samples == expected
-    again = Delivered(loader(path, cache))
+    again = Delivered(loader(path, cache, **order))
     assert again.samples == expected
-    assert again.cached == [NUM_ROWS], "what was left behind does not keep it from being written"
+    assert again.cached == [NUM_ROWS], "what was left does not keep it from being written"
     (folder,) = cache.iterdir()
-    assert {name for name in os.listdir(folder) if not name.endswith(".arrow")} == {"about.json", "writer.lock"}
+    assert {name for name in os.listdir(folder) if not name.endswith((".arrow", ".rows"))} == {
+        "about.json",
+        "writer.lock",
+    }
     return found.cached[0]
 
 
@@ -118,13 +141,13 @@ def import_early(modules: list[str]) -> None:
             importlib.import_module(name)
 
 
-def die_everywhere(folder: Path) -> dict[str, int]:
+def die_everywhere(folder: Path, order: dict[str, Any]) -> dict[str, int]:
     path = make(folder)
     counted, told = folder / "counted", folder / "told.json"
 
     def count() -> None:
         undo, seen = intercept(counted, lambda *_: None)
-        run(path, counted)
+        run(path, counted, order)
         undo()
         told.write_text(json.dumps([len(seen), sorted(sys.modules)]))
 
@@ -138,14 +161,14 @@ def die_everywhere(folder: Path) -> dict[str, int]:
 
         def die(place: int = place, cache: Path = cache) -> None:
             intercept(cache, lambda number, _: os._exit(9) if number == place else None)
-            run(path, cache)
+            run(path, cache, order)
 
         status = in_a_child(die)
         assert status in (0, 9), (place, status)
 
         def check(cache: Path = cache) -> None:
-            found = Delivered(loader(path, None)).samples
-            os._exit(10 + (0 < verify(path, cache, found) < NUM_ROWS))
+            found = Delivered(loader(path, None, **order)).samples
+            os._exit(10 + (0 < verify(path, cache, found, order) < NUM_ROWS))
 
         status = in_a_child(check)
         assert status in (10, 11), (place, status)
@@ -153,10 +176,11 @@ def die_everywhere(folder: Path) -> dict[str, int]:
     return {"calls": total, "halves": halves}
 
 
-def test_killed_at_any_call_what_was_committed_is_there_and_whole(tmp_path):
+@pytest.mark.parametrize("name", ORDERS)
+def test_killed_at_any_call_what_was_committed_is_there_and_whole(tmp_path, name):
     """In a process of its own, as this one has threads and must not fork."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, __file__, str(tmp_path)]
+    command = [sys.executable, __file__, str(tmp_path), name]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
@@ -165,27 +189,32 @@ def test_killed_at_any_call_what_was_committed_is_there_and_whole(tmp_path):
     assert found["halves"] > 3, "some were killed between two segments"
 
 
-def test_killed_from_outside_the_next_run_goes_on_with_what_there_is(tmp_path):
+def test_killed_from_outside_the_next_run_goes_on_with_what_there_is(tmp_path, order):
     path, cache = write_rows(tmp_path / "rows.jsonl", 600), tmp_path / "cache"
-    expected = Delivered(loader(path, None)).samples
+    expected = Delivered(loader(path, None, **order)).samples
     for round_ in range(num_rounds(3, 20)):
-        with Program("-c", ENDLESS, str(path), str(cache)) as program:
+        with Program("-c", ENDLESS, str(path), str(cache), json.dumps(order)) as program:
             program.wait_until_said("." * (1 + 5 * round_))
             program.kill()
             program.assert_gone()
 
-        found = Delivered(loader(path, cache), settle=True)
+        found = run(path, cache, order)
         assert found.samples == expected
         for segment in segments(cache)[::2]:
             segment.unlink()
 
 
 ENDLESS = """
+import json
 import sys
 from pathlib import Path
+from asyncdata.prefetch.token_cache import row_cache
 from tests.support.cached import loader
 
-with loader(sys.argv[1], Path(sys.argv[2]), num_workers=2, epochs=None, buffer_size=50) as data:
+row_cache._MAX_ROWS = 32
+with loader(
+    sys.argv[1], Path(sys.argv[2]), num_workers=2, epochs=None, buffer_size=50, **json.loads(sys.argv[3])
+) as data:
     while True:
         data.get_next_batch(16)
         sys.stdout.write(".")
@@ -194,14 +223,14 @@ with loader(sys.argv[1], Path(sys.argv[2]), num_workers=2, epochs=None, buffer_s
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_workers_that_are_killed_lose_nothing_and_leave_no_damage(tmp_path, seed):
+def test_workers_that_are_killed_lose_nothing_and_leave_no_damage(tmp_path, seed, order):
     path, cache, rng = write_rows(tmp_path / "rows.jsonl", 1500), tmp_path / "cache", random.Random(seed)
-    expected = Delivered(loader(path, None, epochs=3), 3).samples
+    expected = Delivered(loader(path, None, epochs=3, **order), 3).samples
     found: list[Any] = []
     # 128 rows from kill to kill, also from epoch to epoch, and 100 are read ahead: no request is hit twice, as a row is
     # to blame that two workers die of.
     num_batches = itertools.count()
-    with loader(path, cache, epochs=3, num_workers=2, buffer_size=100) as data:
+    with loader(path, cache, epochs=3, num_workers=2, buffer_size=100, **order) as data:
         for _ in range(3):
             for batch in data:
                 found += map(facts, batch)
@@ -212,22 +241,19 @@ def test_workers_that_are_killed_lose_nothing_and_leave_no_damage(tmp_path, seed
         wait_until_stored(data)
 
     assert found == expected
-    for segment in segments(cache):
-        opened = Segment(str(segment))
-        opened.verify()
-        opened.close()
-    assert Delivered(loader(path, cache)).samples == expected[: len(expected) // 3]
+    verify_segments(cache)
+    assert Delivered(loader(path, cache, **order)).samples == expected[: len(expected) // 3]
 
 
 # Refused
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE])
-def test_refused_by_the_disk_at_any_call_the_run_goes_on_without_writing(tmp_path, code):
+def test_refused_by_the_disk_at_any_call_the_run_goes_on_without_writing(tmp_path, code, order):
     path = make(tmp_path)
-    expected = Delivered(loader(path, None)).samples
+    expected = Delivered(loader(path, None, **order)).samples
     undo, seen = intercept(tmp_path / "counted", lambda *_: None)
-    run(path, tmp_path / "counted")
+    run(path, tmp_path / "counted", order)
     undo()
     named = len(seen) - seen[::-1].index("rename")
     for place in range(6, len(seen) + 1, max(1, len(seen) // num_rounds(12, len(seen)))):
@@ -240,7 +266,7 @@ def test_refused_by_the_disk_at_any_call_the_run_goes_on_without_writing(tmp_pat
         with structlog.testing.capture_logs() as events:
             undo, _ = intercept(cache, refuse)
             try:
-                found = run(path, cache)
+                found = run(path, cache, order)
             finally:
                 undo()
 
@@ -249,15 +275,15 @@ def test_refused_by_the_disk_at_any_call_the_run_goes_on_without_writing(tmp_pat
         assert len(refusals) <= 1
         assert all(os.strerror(code) in reason for reason in refusals)
         # With its name a segment is stored; that it outlives a power cut is known once its folder is synced.
-        assert (verify(path, cache, expected) == NUM_ROWS) == (place > named)
+        assert (verify(path, cache, expected, order) == NUM_ROWS) == (place > named)
         assert bool(refusals) == (place <= named + len(("open", "fsync")))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_disk_that_is_really_full_stops_nothing_but_the_writing(tmp_path, num_workers):
+def test_a_disk_that_is_really_full_stops_nothing_but_the_writing(tmp_path, num_workers, order):
     path, disk = write_rows(tmp_path / "rows.jsonl", 1000), tmp_path / "disk"
-    expected = Delivered(loader(path, None, epochs=2), 2).samples
+    expected = Delivered(loader(path, None, epochs=2, **order), 2).samples
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(disk)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
@@ -265,13 +291,10 @@ def test_a_disk_that_is_really_full_stops_nothing_but_the_writing(tmp_path, num_
 
     try:
         with structlog.testing.capture_logs() as events:
-            data = loader(path, disk / "cache", epochs=2, num_workers=num_workers)
+            data = loader(path, disk / "cache", epochs=2, num_workers=num_workers, **order)
             found = Delivered(data, 2, settle=True)
-        again = Delivered(loader(path, disk / "cache"))
-        for segment in segments(disk / "cache"):
-            opened = Segment(str(segment))
-            opened.verify()
-            opened.close()
+        again = Delivered(loader(path, disk / "cache", **order))
+        verify_segments(disk / "cache")
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
@@ -299,5 +322,6 @@ if __name__ == "__main__":
     import pyarrow  # noqa: F401 - here, and not in each child
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    result = die_everywhere(Path(sys.argv[1]))
+    row_cache._MAX_ROWS = SEGMENT_ROWS  # noqa: SLF001 - as the fixture does
+    result = die_everywhere(Path(sys.argv[1]), ORDERS[sys.argv[2]])
     sys.stdout.write(json.dumps(result))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from asyncdata import BadRowError, DataLoader, EndOfData, Limits
+from asyncdata import BadRowError, DataLoader, EndOfData, Limits, Mix, Part
 from tests.faults.support.streaming import entry
 from tests.support.faults import num_rounds, say
 from tests.support.figures import record
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200)]
 
 ROUNDS = num_rounds(quick=5, full=60)
+MIXTURE_ROUNDS = num_rounds(quick=5, full=100)
 STOP_ROUNDS = min(ROUNDS, 10)
 DENSE_KILLS = min(16, num_rounds(quick=12, full=16))  # with the waits between them, less than the patience there is
 NUM_ROWS = 2000
 SMALL = 90
 
 
-def make(path: Path, tokenize_fn: Any = id_and_text, **knobs: Any) -> DataLoader:
+def make(path: Path | Mix, tokenize_fn: Any = id_and_text, **knobs: Any) -> DataLoader:
     return DataLoader(path, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "timeout_s": NEVER_S} | knobs)
 
 
@@ -169,6 +170,24 @@ def test_kill_9_while_a_stream_is_read(path):
     assert first <= set(range(NUM_ROWS))
     record("R1", "kill -9, a stream", kills=ROUNDS, lost=0, repeated=0, out_of_order=0)
     say(f"kill -9 while a stream is read: {killer.num_sent} kills: {len(found)} samples as without workers")
+
+
+def test_kill_9_while_a_mixture_is_read(tmp_path):
+    parts = zip("abc", (1500, 300, 700), (5, 1, 3), strict=True)
+    mix = Mix(
+        {name: Part(write_rows(tmp_path / f"{name}.jsonl", num), weight=weight) for name, num, weight in parts},
+        quota=10,
+    )
+    with make(mix, num_workers=2, buffer_size=200) as loader:
+        killer = Killer(loader, MIXTURE_ROUNDS, signal.SIGKILL, seed=17, victims=family)
+        found = stream_under(killer, loader, random.Random(17))
+    with make(mix, num_workers=0) as loader:
+        expected = [entry(sample) for sample in loader.get_next_batch(len(found))]
+
+    assert killer.num_sent == MIXTURE_ROUNDS
+    assert found == expected
+    record("R1", "kill -9, a mixture", kills=MIXTURE_ROUNDS, lost=0, repeated=0, out_of_order=0)
+    say(f"kill -9 while a mixture is read: {killer.num_sent} kills: {len(found)} samples as without workers")
 
 
 @pytest.mark.parametrize("victims", [fork_servers, family])

@@ -13,6 +13,7 @@ from asyncdata import Cache, DataLoader, FixedLengthTokenizeFn, JsonArraySource,
 from asyncdata.core.errors import BadRowError, ConfigError, SourceChangedError, SourceError
 from asyncdata.order.shuffle import RowShuffle
 from asyncdata.sources.text.json_array_reader import Elements
+from tests.support.combinations import each_value
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:
@@ -70,8 +71,7 @@ def ids(samples: list[Any]) -> list[int]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shuffle", SHUFFLES.values(), ids=SHUFFLES)
+@pytest.mark.parametrize(("shuffle", "layout"), each_value(SHUFFLES, LAYOUTS.keys()))
 def test_an_array_has_the_order_of_its_rows_as_lines(tmp_path, lines, shuffle, layout):
     path = array_at(tmp_path / "rows.json", layout)
     with loader(lines, shuffle) as data:
@@ -262,7 +262,13 @@ def test_a_compressed_array_is_refused_as_compressed_lines_are(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("shuffle", SHUFFLES.values(), ids=SHUFFLES)
+@pytest.mark.parametrize(
+    "shuffle",
+    [
+        pytest.param(shuffle, id=name, marks=() if name in {"full", "the last 20", "train"} else pytest.mark.slow)
+        for name, shuffle in SHUFFLES.items()
+    ],
+)
 def test_real_babilong_is_ordered_split_and_cut_to_its_first_rows(test_data, tmp_path, shuffle, monkeypatch):
     monkeypatch.undo()
     path = test_data / "babilong" / "qa1_4k.json"

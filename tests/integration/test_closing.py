@@ -297,7 +297,7 @@ def test_an_unclosed_loader_is_closed_even_if_warnings_are_errors(path, num_work
 
 
 def test_closing_does_not_wait_for_a_row_that_never_ends(tmp_path):
-    """Inline, the thread is left behind; it ends here with its gate."""
+    """Inline, the thread is left; it ends here with its gate."""
     path, gate = gated(tmp_path, 0)
     loader = make(path, waits_for_a_file, shuffle=False)
     loader.start()

@@ -14,6 +14,7 @@ import pytest
 
 from asyncdata import DataLoader, EndOfData, HuggingFaceSource, Shuffle, SourceChangedError
 from asyncdata.sources.fingerprint import file_digest
+from tests.support.combinations import each_pair
 from tests.support.loading import NEVER_S
 from tests.support.tokenize_fns import row_id
 
@@ -83,8 +84,8 @@ def _saved(path: Path) -> HuggingFaceSource:
 WAYS: dict[str, tuple[Callable[[Path, Ids], Path], Callable[[Path], Any], int, dict[str, Any]]] = {
     "JSONL": (_write_jsonl, str, 1500, {}),
     "JSONL, by its index": (_write_jsonl, str, 1500, {"shuffle": "full", "cache": {"folder": ""}}),
-    "Parquet": (_write_parquet, str, 8000, {}),
-    "a saved dataset": (_write_dataset, _saved, 8000, {}),
+    "Parquet": (_write_parquet, str, 2000, {}),
+    "a saved dataset": (_write_dataset, _saved, 2000, {}),
     "gzip": (_write_gzip, str, 6000, {}),
     "a JSON array": (_write_array, str, 20_000, {}),
 }
@@ -124,14 +125,15 @@ def _take(loader: DataLoader, found: list[int], stop: int | None = None) -> None
 
 def _order(source: Any, **knobs: Any) -> list[int]:
     found: list[int] = []
-    with _loader(source, num_workers=0, **knobs) as loader:
+    with _loader(source, num_workers=0, buffer_size=1000, **knobs) as loader:
         _take(loader, found)
     return found
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("keeps_time", [False, True], ids=["another time", "the same time"])
-@pytest.mark.parametrize("way", WAYS)
+TIMES = {"another time": False, "the same time": True}
+
+
+@pytest.mark.parametrize(("way", "keeps_time", "num_workers"), each_pair(WAYS.keys(), TIMES, [0, 2]))
 def test_no_row_of_the_new_content_comes_when_a_file_is_edited_in_place(tmp_path, way, keeps_time, num_workers):
     write, source_of, num_rows, knobs = WAYS[way]
     (tmp_path / "data").mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -29,9 +31,10 @@ from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.encoders import equivalence_records
 from asyncdata.tokenization.encoders.equivalence_records import Proof, choose, find, keep, subject_of
 from asyncdata.tokenization.encoders.equivalence_sweep import random_texts, sweep
-from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, load_backend, version_of
+from asyncdata.tokenization.encoders.fast_backends import load_backend, version_of
 from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, separator_of
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+from tests.support.faults import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,13 +42,6 @@ if TYPE_CHECKING:
 ROWS_PER_REQUEST = 256
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 POINTS = [*range(0x20, 0x7F), *range(0xA0, 0x180), 0x301, 0x323, *range(0x400, 0x450), *range(0x4E00, 0x4E80)]
-
-
-@pytest.fixture(params=FAST_BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    pytest.importorskip(name)
-    return name
 
 
 @pytest.fixture
@@ -104,8 +100,7 @@ def test_a_backend_is_loaded_without_a_thread_so_that_forked_processes_can_use_i
 
 
 @pytest.mark.thorough
-def test_a_thread_of_the_trainer_has_the_same_ids_and_leaves_modules_alone(backend: str, files: TokenizerFiles) -> None:
-    """There another thread may import the module that a worker takes the place of for a moment."""
+def test_a_thread_of_the_trainer_has_the_same_ids(backend: str, files: TokenizerFiles) -> None:
     texts = ["one", "", "two words", "\u4e2d\u6587"]
     expected = load_backend(backend, files.plain_json())(texts)
 
@@ -113,7 +108,46 @@ def test_a_thread_of_the_trainer_has_the_same_ids_and_leaves_modules_alone(backe
         found = thread.submit(lambda: load_backend(backend, files.plain_json())(texts)).result()
 
     assert (found.of_each(), found.ends) == (expected.of_each(), expected.ends)
-    assert backend != "gigatoken" or sys.modules["awkward"].__spec__ is not None
+
+
+@pytest.mark.thorough
+def test_a_batch_has_the_ids_of_its_texts_however_their_lengths_differ(backend: str, files: TokenizerFiles) -> None:
+    encode = load_backend(backend, files.plain_json())
+    for texts in (
+        [],
+        [""],
+        ["", "", ""],
+        ["a"],
+        ["one", "", "two words", "\u4e2d\u6587", "<|im_end|>"],
+        ["a"] * 50 + ["a long one " * 500, ""],
+    ):
+        found = encode(texts)
+        assert found.of_each() == [b"".join(encode([text]).of_each()) for text in texts]
+        assert found.of_each() == HfEncoder(files.load())(texts).of_each()
+
+
+class Stranger(ModuleType):
+    """A module under the name of another library, which says who asks for what."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"awkward.{name} was asked for")
+
+
+@pytest.mark.thorough
+def test_encoding_neither_imports_nor_replaces_awkward(
+    backend: str, files: TokenizerFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that gigatoken imports for its arrays: slow to load, and not ours to take the place of."""
+    seen: list[Any] = []
+    awkward = Stranger("awkward")
+    monkeypatch.setitem(sys.modules, "awkward", awkward)
+    encode = load_backend(backend, files.plain_json())
+
+    for texts in (["one", "two words"], ["a"] * 50 + ["a long one " * 500]):
+        encode(texts)
+        seen.append(sys.modules["awkward"])
+
+    assert seen == [awkward, awkward]
 
 
 def test_the_version_that_a_proof_names_is_the_installed_one(backend: str) -> None:
@@ -175,10 +209,15 @@ def may_prove(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def child_of(process: psutil.Process) -> psutil.Process:
-    while True:
-        for child in process.children():
-            if any("asyncdata.loader.background_proof" in part for part in child.cmdline()):
-                return child
+    found: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        parts = [(child, child.cmdline()) for child in process.children()]
+        found[:] = [child for child, words in parts if any("asyncdata.loader.background_proof" in one for one in words)]
+        return bool(found)
+
+    until(is_there, math.inf)
+    return found[0]
 
 
 @pytest.mark.thorough
@@ -190,8 +229,7 @@ def test_a_loader_proves_beside_the_run_on_idle_cpus_only_and_ends_that_with_its
     with DataLoader(path, tokenize_fn=PromptTokenizeFn(str(small_tokenizer)), num_workers=0) as loader:
         loader.get_next_batch(2)
         child = child_of(psutil.Process())
-        while os.sched_getscheduler(child.pid) != os.SCHED_IDLE:
-            assert child.is_running()
+        until(lambda: os.sched_getscheduler(child.pid) == os.SCHED_IDLE, math.inf)
         # In a session of its own, the scheduler's autogroups would give it as much CPU time as the trainer.
         assert os.getsid(child.pid) == os.getsid(0)
         assert os.getpgid(child.pid) == child.pid  # Ctrl-C is for the trainer
@@ -332,7 +370,7 @@ def labelled(kind: str, folder: str, backend: str) -> Any:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "every", [pytest.param(9, marks=pytest.mark.thorough), pytest.param(1, marks=pytest.mark.slow)]
+    "every", [pytest.param(27, marks=pytest.mark.thorough), pytest.param(1, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
 def test_the_rows_of_the_data_have_the_labels_that_tokenizers_gives(

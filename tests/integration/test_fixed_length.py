@@ -76,7 +76,7 @@ def test_lost_questions_are_counted_as_they_are_delivered(path: Path, small_toke
         dropped = loader.statistics().dropped_total
 
     assert 0 < lost(samples) < len(samples) == 2 * NUM_ROWS
-    assert flat["asyncdata_noted_question_lost_total"] == flat["asyncdata_noted_total"] == lost(samples)
+    assert flat["asyncdata_noted_question_lost_total"] == lost(samples) <= flat["asyncdata_noted_truncated_total"]
     assert dropped == {}, "they are samples"
 
 

@@ -24,6 +24,7 @@ from asyncdata import (
     Sample,
 )
 from tests.support.closing import is_alive, num_closing, slow_to_close
+from tests.support.combinations import each_value
 from tests.support.loading import NEVER_S, SHUFFLE, ids, line_of, order_of, write_rows
 from tests.support.tokenize_fns import all_dropped, fails_on_13, kills_on_13, row_id, waits_for_a_file
 
@@ -377,8 +378,7 @@ async def test_timeouts_of_our_own_lose_nothing(path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("num_steps", range(6))
-@pytest.mark.parametrize("is_ready", [True, False])
+@pytest.mark.parametrize(("num_steps", "is_ready"), each_value(range(6), [True, False]))
 async def test_cancelled_at_any_step_it_has_consumed_nothing(gated, num_steps, is_ready):
     """After so many turns of the loop, before and after the data has come."""
     path, gate = gated

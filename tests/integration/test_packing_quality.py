@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.benchmarks.packing import LAWS, SEEDS, balance, costs_of, fill, ours_ordered, xtuners_ordered
+from tests.support.combinations import each_pair, each_value
 
 if TYPE_CHECKING:
     from tests.benchmarks.packing import Costs
@@ -22,8 +23,7 @@ MAX_LENGTHS = (4096, 8192, 32768)
 NUM_PACKS = 7400
 
 
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("max_length", MAX_LENGTHS)
+@pytest.mark.parametrize(("law", "max_length"), each_value(LAWS.keys(), MAX_LENGTHS))
 def test_packs_are_as_full_as_those_of_a_plan_of_all_samples(law: str, max_length: int) -> None:
     found = [fill(law, max_length, seed) for seed in SEEDS]
 
@@ -39,9 +39,9 @@ def costs(law: str, *, xtuners: bool) -> Costs:
     return costs_of(law, NUM_PACKS, 32768, 7, xtuners=xtuners)
 
 
-@pytest.mark.parametrize("law", ["lognormal", "zipf"])
-@pytest.mark.parametrize("accumulation", [1, 8])
-@pytest.mark.parametrize("method", ["karmarkar_karp", "snake"])
+@pytest.mark.parametrize(
+    ("law", "accumulation", "method"), each_pair(["lognormal", "zipf"], [1, 8], ["karmarkar_karp", "snake"])
+)
 def test_ranks_are_better_balanced_than_in_xtuners_order(law: str, accumulation: int, method: str) -> None:
     order = ours_ordered(costs(law, xtuners=False), 64, accumulation, method=method)
     ours = balance(costs(law, xtuners=False), order, 64, accumulation)

@@ -12,6 +12,7 @@ import pytest
 from asyncdata import ConfigError, FixedCollator, PackedCollator, PaddedCollator
 from asyncdata.batching.collators.base import Document
 from asyncdata.batching.collators.torch_tensors import to_torch
+from tests.support.combinations import each_value
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -158,9 +159,12 @@ def by_segments(module: Any, query: Any, key: Any, value: Any, attention_mask: A
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "settings", [{}, {"max_length": 40, "pad_chunk": 4}, {"segment_multiple_of": 8}, {"pad_to_multiple_of": 16}]
+    ("settings", "attention"),
+    each_value(
+        [{}, {"max_length": 40, "pad_chunk": 4}, {"segment_multiple_of": 8}, {"pad_to_multiple_of": 16}],
+        ["by_segments", "sdpa"],
+    ),
 )
-@pytest.mark.parametrize("attention", ["by_segments", "sdpa"])
 def test_a_batch_of_transformers_keys_is_a_whole_call(
     packs: list[list[Document]], settings: Any, attention: str
 ) -> None:

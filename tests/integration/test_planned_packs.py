@@ -389,7 +389,7 @@ def test_an_index_without_tokens_is_made_anew(reader, tmp_path):
 
 
 def test_a_copy_that_was_gone_is_found_again_by_the_run_after_the_next(tmp_path):
-    """What takes the place of a part of no use in the index file is not read as another part behind it."""
+    """What takes the place of a part of no use in the index file is not read as another part after it."""
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from asyncdata import DataLoader
 from asyncdata.order.shuffle import RowShuffle
+from tests.support.combinations import each_value
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:
@@ -86,8 +87,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize(("damage", "num_workers"), each_value(DAMAGES, [0, 2]))
 def test_a_damaged_copy_is_never_delivered_and_is_put_right(parquet, cache_dir, damage, num_workers):
     with loader(parquet, cache_dir) as data:
         expected = delivered(data)

@@ -261,7 +261,7 @@ def test_a_file_that_shrinks_is_noticed_at_its_turn(path):
 
 @pytest.mark.thorough
 def test_the_first_rows_of_an_unshuffled_order_do_not_wait_for_the_last_ones(jsonl_file):
-    """The data's first window is there while its last rows, behind a hole of a gigabyte, are still unknown."""
+    """The data's first window is there while its last rows, after a hole of a gigabyte, are still unknown."""
     path = jsonl_file([{"id": number} for number in range(ROWS_PER_WINDOW + 5)])
 
     with loader(path, RowShuffle(method="none", stop=10), num_workers=1) as data:

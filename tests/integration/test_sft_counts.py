@@ -13,6 +13,7 @@ from asyncdata import BadRowError, ConfigError, NoSamplesError, SnapshotMismatch
 from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers.hard import HardPacking
 from asyncdata.batching.packers.soft import SoftPacking
+from tests.support.combinations import each_pair
 from tests.support.ranks import (
     GROUPING,
     HARD,
@@ -78,9 +79,9 @@ def resumed_often(path: Path, every: int, **knobs: Any) -> tuple[list[Batch], Da
             return found, loader
 
 
-@pytest.mark.parametrize("every", [10_000, 5], ids=["in one go", "resumed often"])
-@pytest.mark.parametrize("drop_last", [False, True])
-@packed_ways
+@pytest.mark.parametrize(
+    ("knobs", "drop_last", "every"), each_pair(PACKED, [False, True], {"in one go": 10_000, "resumed often": 5})
+)
 def test_tokens_are_delivered_or_counted(path, knobs, drop_last, every):
     settings = {**RANK, "batch_size": 3, "drop_last": drop_last}
     found, loader = resumed_often(path, every, **settings, **knobs)
@@ -177,9 +178,7 @@ def test_data_of_which_nothing_can_be_packed_is_an_error_and_no_endless_loop(tmp
 # Ranks
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 7])
-@pytest.mark.parametrize("world_size", [2, 8])
-@ways
+@pytest.mark.parametrize(("knobs", "num_rows", "world_size"), each_pair(WAYS, [1, 2, 3, 7], [2, 8]))
 def test_few_rows_give_each_rank_as_many_batches_and_every_row_is_in_one(tmp_path, knobs, num_rows, world_size):
     path = write(tmp_path / "rows.jsonl", [MAX_LENGTH - number for number in range(num_rows)])
     with Ranks(path, world_size, epochs=2, **knobs) as ranks:

@@ -15,6 +15,7 @@ from asyncdata.batching.packers.hard import HardPacking
 from asyncdata.batching.packers.soft import SoftPacking
 from asyncdata.batching.packers.xtuner import XTunerPacking
 from asyncdata.order.shuffle import RowShuffle
+from tests.support.combinations import each_value
 from tests.support.ranks import STRIDE, Batch, Ranks, Step, lengths, make, numbered, settled, stream, tokens_of, write
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ UNPACKED: dict[str, Knobs] = {
 RACED = ("soft, grouped", "planned, soft, grouped", "XTuner's soft packs and grouping", "not packed, planned, grouped")
 
 
+# Of each packing, of each grouping, and of each order of rows one.
+WITH_WORKERS = ("soft", "soft, each epoch by itself, grouped", "hard, grouped", "soft, rows in full order", *RACED)
+SLOW = pytest.mark.slow
+
+
 def is_xtuners(way: Knobs) -> bool:
     """Whether an epoch is rounded to whole steps, and loses packs where it is rounded down."""
     grouping = way.get("length_grouping")
@@ -102,10 +108,14 @@ def run(path: Path, num_steps: int, **knobs: Any) -> tuple[list[Step], list[int]
         return steps, ranks.ends
 
 
-def check_cuts(path: Path, num_ahead: int, **knobs: Any) -> list[int]:
-    """Resume at each cut; ranks take turns, each from the state of all. The epochs' ends."""
+every_cut = pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
+
+
+def check_cuts(path: Path, num_ahead: int, every: int, **knobs: Any) -> list[int]:
+    """Resume at each cut, or some and those at epochs' ends; ranks take turns, each from the state of all. The ends."""
     steps, ends = run(path, NUM_CUTS + num_ahead, **knobs)
-    for cut in range(NUM_CUTS + 1):
+    at_ends = {end + beside for end in ends for beside in (-1, 0, 1)}
+    for cut in sorted({*range(0, NUM_CUTS + 1, every), *at_ends.intersection(range(NUM_CUTS + 1))}):
         saved, rank = json.loads(json.dumps(steps[cut].state)), cut % 2
         wanted = [step.batches[rank] for step in steps[cut + 1 : cut + 1 + num_ahead]]
         with make(path, ranks={"rank": rank, "world_size": 2, "gradient_accumulation": 2}, **knobs) as loader:
@@ -127,29 +137,32 @@ def assert_same(found: list[Batch], wanted: list[Batch | None], where: str) -> N
 
 
 @pytest.mark.thorough
+@every_cut
 @parametrized(PACKED)
 def test_resumed_at_any_of_40_cuts_in_epochs_of_16_steps_the_batches_are_those_of_the_uninterrupted_run(
-    packed_rows, knobs
+    packed_rows, knobs, every
 ):
-    ends = check_cuts(packed_rows, 12, **knobs)
+    ends = check_cuts(packed_rows, 12, every, **knobs)
 
     assert len(ends) == 2, "two epochs end between the cuts"
 
 
 @pytest.mark.thorough
+@every_cut
 @parametrized(UNPACKED)
-def test_resumed_at_any_of_40_cuts_without_packing(plain_rows, knobs):
-    ends = check_cuts(plain_rows, 12, batch_size=2, **knobs)
+def test_resumed_at_any_of_40_cuts_without_packing(plain_rows, knobs, every):
+    ends = check_cuts(plain_rows, 12, every, batch_size=2, **knobs)
 
     assert ends == [16, 32]
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("num_steps", [STEPS_PER_EPOCH + 4, pytest.param(NUM_CUTS, marks=pytest.mark.slow)])
 @parametrized({name: PACKED[name] for name in ("soft, grouped", "hard", "soft, each epoch by itself, grouped")})
-def test_resumed_again_and_again_after_every_step_it_is_still_the_uninterrupted_run(packed_rows, knobs):
-    wanted, _ = run(packed_rows, NUM_CUTS, **knobs)
+def test_resumed_again_and_again_after_every_step_it_is_still_the_uninterrupted_run(packed_rows, knobs, num_steps):
+    wanted, _ = run(packed_rows, num_steps, **knobs)
     state, found = None, []
-    for _ in range(NUM_CUTS):
+    for _ in range(num_steps):
         with Ranks(packed_rows, 2, state, gradient_accumulation=2, **knobs) as ranks:
             found += list(ranks.steps(1))
             state = found[-1].state
@@ -159,7 +172,9 @@ def test_resumed_again_and_again_after_every_step_it_is_still_the_uninterrupted_
 
 
 @pytest.mark.thorough
-@parametrized(PACKED)
+@pytest.mark.parametrize(
+    "knobs", [pytest.param(way, id=name, marks=() if name in WITH_WORKERS else SLOW) for name, way in PACKED.items()]
+)
 def test_batches_depend_neither_on_workers_nor_on_read_ahead(packed_rows, knobs):
     few, _ = run(packed_rows, 24, buffer_size=3, **knobs)
     many, _ = run(packed_rows, 24, tokenize_fn="tests.support.ranks:numbered", num_workers=1, **knobs)
@@ -209,7 +224,7 @@ def test_a_state_that_is_loaded_while_the_loader_starts_is_gone_on_with_as_well(
     loader.load_state_dict(steps[5].state)
     with loader:
         wanted = list(stream(loader))
-    for _ in range(10):
+    for _ in range(4):
         with make(packed_rows, **settings) as loader:
             loader.load_state_dict(steps[5].state)
             assert list(stream(loader)) == wanted
@@ -260,16 +275,16 @@ def check_once(path: Path, run: Run, num_epochs: int, *, leaves_out: bool = Fals
     assert leaves_out or not missing
 
 
-ELASTIC: list[list[tuple[Stage, int | None]]] = [
+STAGES: list[list[tuple[Stage, int | None]]] = [
     [((2, 1, 2), 9), ((4, 1, 2), 5), ((8, 1, 2), None)],
     [((2, 1, 2), 7), ((2, 2, 2), 3), ((4, 2, 1), None)],
     [((8, 1, 1), 3), ((3, 1, 3), 0), ((2, 1, 1), 11), ((1, 5, 1), 2), ((3, 2, 1), None)],
 ]
+ELASTIC = {" to ".join(f"{w}x{b}x{a}" for (w, b, a), _ in stages): stages for stages in STAGES}
 
 
 @pytest.mark.thorough
-@parametrized(PACKED | UNPACKED)
-@pytest.mark.parametrize("stages", ELASTIC, ids=lambda stages: " to ".join(f"{w}x{b}x{a}" for (w, b, a), _ in stages))
+@pytest.mark.parametrize(("knobs", "stages"), each_value(PACKED | UNPACKED, ELASTIC))
 def test_ranks_and_batches_may_change_at_a_restart_and_no_sample_is_repeated_or_missing(packed_rows, knobs, stages):
     found = through(packed_rows, stages, epochs=2, round_up=False, **knobs)
 
@@ -321,8 +336,7 @@ def random_packing(rng: random.Random, *, across_epochs: bool) -> SoftPacking | 
 
 
 @pytest.mark.thorough
-@parametrized(PACKED)
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize(("knobs", "world_size"), each_value(PACKED, [1, 3]))
 def test_a_run_of_three_epochs_has_every_sample_once_an_epoch_in_packs_that_are_not_too_long(
     packed_rows, knobs, world_size
 ):

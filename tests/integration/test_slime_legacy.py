@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import random
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.combinations import each_pair
 from tests.support.slime_source import no_rollout, slimes_source, source_of, write_prompts
 
 __all__ = ("no_rollout",)
@@ -17,6 +19,8 @@ pytestmark = pytest.mark.usefixtures("no_rollout")
 
 EPOCHS = 5
 NUM_STEPS = 2000
+SIZES = (1, 2, 3, 7, 100)
+SEEDS = (0, 42, -3)
 
 
 def content(groups: list[list[Any]]) -> list[list[dict[str, Any]]]:
@@ -34,10 +38,14 @@ def ragged(chance: random.Random, offset: int, num_rows: int) -> int:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("seed", [0, 42, -3])
-@pytest.mark.parametrize("shuffled", [True, False])
-@pytest.mark.parametrize("num_workers", [0, 1, pytest.param(2), pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 7, 100, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("num_rows", "num_workers", "shuffled", "seed"),
+    [
+        *each_pair(SIZES, [0, 1, 2], [True, False], SEEDS),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in product([10_000], [0, 1, 2], [True, False], SEEDS)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in product(SIZES, [4], [True, False], SEEDS)),
+    ],
+)
 def test_five_epochs_in_ragged_requests_are_alike(tmp_path, small_tokenizer, num_rows, num_workers, shuffled, seed):
     path = write_prompts(tmp_path / "p.jsonl", num_rows)
     given = {

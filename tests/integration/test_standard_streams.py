@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.combinations import each_value
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -42,34 +44,32 @@ def run(folder: Path, words: list[str], redirect: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("what", COMMANDS)
-@pytest.mark.parametrize(
-    ("redirect", "reason"),
-    [
-        (">/dev/full", "asyncdata: cannot write to stdout: No space left on device"),
-        (">&-", "asyncdata: stdout is closed: open it, or send it to /dev/null"),
-    ],
-)
-def test_stdout_that_cannot_be_written_is_one_line_and_status_1(folder, what, redirect, reason):
+REASONS = {
+    ">/dev/full": "asyncdata: cannot write to stdout: No space left on device",
+    ">&-": "asyncdata: stdout is closed: open it, or send it to /dev/null",
+}
+
+
+@pytest.mark.parametrize(("what", "redirect"), each_value(COMMANDS.keys(), REASONS.keys()))
+def test_stdout_that_cannot_be_written_is_one_line_and_status_1(folder, what, redirect):
     status, said = run(folder, COMMANDS[what], redirect)
 
-    assert said.splitlines()[-1] == reason
+    assert said.splitlines()[-1] == REASONS[redirect]
     assert "Traceback" not in said
     assert status == 1
 
 
-@pytest.mark.parametrize("redirect", ["2>/dev/full", "2>&-", "2>&- <&-"])
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["order", "rows.jsonl"], 0),
-        (["order", "nothing.jsonl"], 1),
-        (["order"], 2),
-        (["run", "rows.jsonl", "--tokenize-fn", "tests.support.tokenize_fns:row_id", "--num-workers", "0"], 0),
-    ],
-    ids=["good", "an error", "wrong usage", "a run"],
-)
-def test_stderr_that_cannot_be_written_changes_no_exit_status(folder, words, expected, redirect):
+STATUSES = {
+    "good": (["order", "rows.jsonl"], 0),
+    "an error": (["order", "nothing.jsonl"], 1),
+    "wrong usage": (["order"], 2),
+    "a run": (["run", "rows.jsonl", "--tokenize-fn", "tests.support.tokenize_fns:row_id", "--num-workers", "0"], 0),
+}
+
+
+@pytest.mark.parametrize(("ended", "redirect"), each_value(STATUSES, ["2>/dev/full", "2>&-", "2>&- <&-"]))
+def test_stderr_that_cannot_be_written_changes_no_exit_status(folder, ended, redirect):
+    words, expected = ended
     assert run(folder, words, redirect)[0] == expected
 
 

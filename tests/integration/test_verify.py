@@ -23,6 +23,7 @@ from asyncdata.checkpoint.compare_runs import Verdict, compare
 from asyncdata.checkpoint.snapshot import Snapshot, from_state_dict
 from asyncdata.cli.main import main
 from tests.support import digests_fn
+from tests.support.combinations import each_value
 from tests.support.digests import Seen, digest_of
 from tests.support.loading import SHUFFLE, write_rows
 from tests.support.tokenize_fns import every_third_dropped, id_and_text, in_batches, row_id
@@ -75,21 +76,19 @@ def wanted(path) -> dict[str, Any]:
         return as_dict(digest_of(seen(loader.get_next_batch(NUM_SAMPLES)), "tokens"))
 
 
+KNOBS: list[dict[str, Any]] = [
+    {},
+    {"num_workers": 2},
+    {"buffer_size": 3},
+    {"buffer_size": 7, "dp_size": 2},
+    {"commit": "on_ack"},
+    {"limits": {"max_ready_bytes": 1}},
+    {"event_loop": "trio"},
+]
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {},
-        {"num_workers": 2},
-        {"buffer_size": 3},
-        {"buffer_size": 7, "dp_size": 2},
-        {"commit": "on_ack"},
-        {"limits": {"max_ready_bytes": 1}},
-        {"event_loop": "trio"},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("size", [1, 4, 52, 156])
+@pytest.mark.parametrize(("knobs", "size"), each_value(KNOBS, [1, 4, 52, 156]))
 def test_the_digest_depends_on_no_knob_and_no_batch_size(path, wanted, knobs, size):
     with make(path, **knobs) as loader:
         for _ in range(NUM_SAMPLES // size):

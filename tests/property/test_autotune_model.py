@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata.loader.autotune.policy import Autotuner, Change, Observation, TuningLimits
+from tests.support.examples import in_ci
 from tests.support.simulated import Simulation, Step, limits
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # many examples; minutes on a machine that is busy
@@ -89,6 +90,7 @@ trainers = st.lists(
 )
 
 
+@in_ci(max_examples=40)
 @given(
     trainer=trainers,
     row_s=st.sampled_from([1e-4, 1e-3, 2e-2]),

@@ -20,6 +20,7 @@ from asyncdata.delivery.ledger import lease_key
 from asyncdata.delivery.requests import Request
 from tests.property.model import BAD, KEPT, POISON, Model, Place, Told, rows_of, windows_of
 from tests.support.digests import Seen, digest_of
+from tests.support.examples import in_ci
 from tests.support.figures import record
 from tests.support.still_loader import StillLoader, WorkerKilled, made_by_hand
 
@@ -497,5 +498,5 @@ def steps_are_counted(request: pytest.FixtureRequest) -> Iterator[None]:
 # With the profile "long" that is more than a million steps.
 TestLoader = LoaderMachine.TestCase
 TestLoader.settings = settings(
-    max_examples=settings().max_examples * 3 // 2, stateful_step_count=40, report_multiple_bugs=False
+    max_examples=in_ci(40).max_examples * 3 // 2, stateful_step_count=40, report_multiple_bugs=False
 )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncdata.order.order import Order
 from asyncdata.order.permutation import feistel_permutation, shuffled_rows
 from asyncdata.order.shuffle import Shuffle
+from asyncdata.order.splitmix import MASK, mix_one
 
 pytestmark = pytest.mark.thorough
 
@@ -56,6 +57,25 @@ def test_it_sends_different_numbers_to_different_numbers_within_the_size(
     assert len(np.unique(image)) == len(ids)
     assert image.min() >= 0
     assert image.max() < size
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 77, 1024, 1025, 4096, 4097, 16_384, 2**40 + 1])
+@given(keys, st.lists(st.integers(0, 2**62), min_size=1, max_size=20))
+@settings(max_examples=20)
+def test_it_is_the_network_walked_one_number_at_a_time(size: int, keys: list[int], numbers: list[int]) -> None:
+    def walked(number: int) -> int:
+        half = max(1, ((size - 1).bit_length() + 1) // 2)
+        while True:
+            left, right = divmod(number, 1 << half)
+            for key in keys:
+                left, right = right, left ^ mix_one((right + key) & MASK) % (1 << half)
+            number = (left << half) | right
+            if number < size:
+                return number
+
+    ids = [number % size for number in numbers]
+
+    assert feistel_permutation(np.array(ids, dtype=np.int64), size, keys).tolist() == [walked(number) for number in ids]
 
 
 @given(st.integers(1, 3000), st.integers(1, 30), seeds, epochs)

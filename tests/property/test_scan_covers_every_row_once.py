@@ -66,7 +66,7 @@ def in_the_whole(data: bytes, max_row_bytes: int = NO_LIMIT) -> list[tuple[int, 
 
 
 def has_room_for_the_mark(data: bytes, block_bytes: int, slack_bytes: int) -> bool:
-    """Of a file that begins with a byte order mark, the first read has to show a byte behind it."""
+    """Of a file that begins with a byte order mark, the first read has to show a byte after it."""
     return not data.startswith(BOM) or block_bytes + slack_bytes > len(BOM)
 
 

@@ -12,6 +12,7 @@ from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
 from asyncdata.tokenization.chat_template.template import ChatTemplate
 from asyncdata.tokenization.rows import RowFault
 from tests.support.chat_templates import ODD, SPECIAL, WELL_KNOWN, plain
+from tests.support.examples import in_ci
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,6 +105,7 @@ GIVEN = {f"{name}, {prompt}": (text, prompt) for name, text in WELL_KNOWN.items(
 
 
 @pytest.mark.parametrize(("text", "prompt"), GIVEN.values(), ids=GIVEN)
+@in_ci(max_examples=25)
 @given(chats=alike())
 def test_what_is_proven_of_a_text_holds_for_every_chat_of_the_shape(text: str, prompt: bool, chats: list[Chat]) -> None:
     template = ChatTemplate(text, {**VARIABLES, "add_generation_prompt": prompt})
@@ -132,6 +134,7 @@ SPANNED = {**WELL_KNOWN, "macro without generation": plain(WELL_KNOWN["macro"])}
 
 
 @pytest.mark.parametrize("text", SPANNED.values(), ids=SPANNED)
+@in_ci(max_examples=25)
 @given(chats=alike(), last=st.booleans())
 def test_what_is_proven_of_blocks_holds_for_every_chat_of_the_shape(text: str, chats: list[Chat], last: bool) -> None:
     spans = ChatSpans(ChatTemplate(text, VARIABLES), "the template", SPECIAL, "</s>")

@@ -30,7 +30,7 @@ pytest.importorskip("xxhash")
 
 from asyncdata.prefetch.token_cache.segment.layout import DamagedError
 from asyncdata.prefetch.token_cache.segment.reader import Segment
-from asyncdata.prefetch.token_cache.slot_chunk import PlacedRows
+from asyncdata.prefetch.token_cache.slot_chunk import CachedRows, PlacedRows
 from asyncdata.prefetch.token_cache.window_tokens import WindowTokens
 from asyncdata.prefetch.token_cache.worker import CacheWorker
 
@@ -136,6 +136,8 @@ def arranged_of(blocks: list[list[Row]], order: np.ndarray, starts: np.ndarray) 
         offsets=np.array([row.offset for row in every], np.int32),
         blanks=np.arange(len(blocks), dtype=np.int32),
         sums=np.arange(1, len(blocks) + 1, dtype=np.uint64),
+        num_tokens=np.zeros(len(every), np.int32),
+        num_bytes=np.zeros(len(every), np.int32),
     )
 
 
@@ -159,7 +161,7 @@ def store(folder: str, blocks: list[list[Row]], order: np.ndarray, size: int, pi
     assert keeper.completed == [window]
     end = 0
     window._blocks_per_piece = lambda _: piece_blocks  # noqa: SLF001
-    pieces = list(window.pieces(()))
+    pieces = list(window.plans(()))
     for number, (_, plan) in enumerate(pieces):
         Path(folder, "room", "plan").write_bytes(msgspec.msgpack.encode(plan))
         request = StoreTokens("room/segment", end, number, number + 1 == len(pieces), "room/plan")
@@ -241,7 +243,7 @@ def test_every_row_comes_back_as_it_was(blocks, random, size, piece_blocks, data
 )
 def test_rows_that_are_read_where_they_lie_are_what_a_worker_would_send(segments, random, data):
     """Of several segments, which have columns of their own; before the slot is used again, and after."""
-    slot, every, records, base = bytearray(4 * SLOT_BYTES), [], [], 0
+    slot, every, found_rows, base = bytearray(4 * SLOT_BYTES), [], [], 0
     for blocks in segments:
         num_rows = sum(map(len, blocks))
         with tempfile.TemporaryDirectory() as folder:
@@ -251,13 +253,15 @@ def test_rows_that_are_read_where_they_lie_are_what_a_worker_would_send(segments
             found = worker.scan(Scan(0, base, places, cached))
             worker.close()
         assert found.refused == []
-        records.append(-2 - np.frombuffer(found.starts, np.int32).astype(np.int64))
+        columns = (np.frombuffer(column, np.int32) for column in (found.starts, found.num_tokens, found.num_bytes))
+        found_rows.append(tuple(columns))
         every += itertools.chain(*blocks)
         base += (1 << 17) * len(places)
 
     chosen = data.draw(st.lists(st.integers(0, len(every) - 1), max_size=20))
     expected = chunk_of(reply_of([(place, every[row]) for place, row in enumerate(chosen)], len(chosen)), len(chosen))
-    placed = PlacedRows.of(memoryview(slot), np.concatenate(records)[chosen], bool)
+    starts, *sizes = (np.concatenate(column)[chosen] for column in zip(*found_rows, strict=True))
+    placed = PlacedRows.of(memoryview(slot), CachedRows(-2 - starts.astype(np.int64), *sizes), bool)
     chunk = placed.chunk(Position(), len(chosen), None, ends_epoch=False)
     assert facts_one_by_one(chunk) == facts_one_by_one(expected)
     assert chunk.num_tokens(0, chunk.num_samples) == expected.num_tokens(0, expected.num_samples)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from asyncdata import DataLoader
-from tests.support.loading import NEVER_S, SHUFFLE
+from asyncdata import DataLoader, Shuffle
+from tests.support.loading import NEVER_S, SHUFFLE, write_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +52,14 @@ def row_id(row: Row) -> list[int]:
 row_id.version = 1  # type: ignore[attr-defined]
 
 
+def row_id_and_pad(row: Row) -> list[int]:
+    """A sample of every row, of different lengths."""
+    return [row["id"], *map(ord, row["pad"])]
+
+
+row_id_and_pad.version = 1  # type: ignore[attr-defined]
+
+
 def loader(path: Any, tokens: Path | bool | None, max_tokens_bytes: int | None = None, **knobs: Any) -> DataLoader:
     """A loader whose data has several windows."""
     settings: dict[str, Any] = {
@@ -65,6 +75,40 @@ def loader(path: Any, tokens: Path | bool | None, max_tokens_bytes: int | None =
         },
     }
     return DataLoader(path, **(settings | knobs))
+
+
+NO_CANARIES: dict[str, Any] = {"canaries": []}
+"""They are looked at when there is time: in a snapshot there may be fewer."""
+
+WINDOWS = Shuffle(block_bytes=1024, window_blocks=8)
+"""Of a stream."""
+LONG = {"pad": "ü" * 900}
+
+
+def write_lines(folder: Path, num_rows: int) -> Path:
+    """Lines, some of them long."""
+    return write_rows(folder / "rows.jsonl", num_rows, dict.fromkeys(range(90, 300, 41), LONG))
+
+
+def write_stream(kind: str, folder: Path, num_rows: int) -> Any:
+    """The rows as they are read from front to back: ``gzip``, ``array`` or ``two files``."""
+    lines = write_rows(folder / "rows.jsonl", num_rows, {90: LONG})
+    rows = lines.read_bytes().splitlines(keepends=True)
+    if kind == "gzip":
+        return compressed(folder / "a.jsonl.gz", [*rows[:7], b"\n", *rows[7:]])
+
+    if kind == "two files":
+        return [str(compressed(folder / f"{i}.jsonl.gz", part)) for i, part in enumerate((rows[:120], rows[120:]))]
+
+    array = folder / "rows.json"
+    array.write_text(json.dumps([json.loads(row) for row in rows]))
+    return array
+
+
+def compressed(path: Path, rows: list[bytes]) -> Path:
+    """A file of these lines, compressed."""
+    path.write_bytes(gzip.compress(b"".join(rows), mtime=0))
+    return path
 
 
 def facts(sample: Sample) -> tuple[Any, ...]:
@@ -103,6 +147,12 @@ class Delivered:
             self.counts = dict(now.dropped_total), dict(now.noted_total), now.blank_lines_total
 
 
+def assert_same(found: Delivered, expected: Delivered) -> None:
+    """The same samples, and the same rows without one."""
+    assert found.samples == expected.samples
+    assert found.counts == expected.counts
+
+
 def wait_until_stored(data: DataLoader) -> None:
     """Until nothing is on its way into the cache; polled, as there is nothing to wait for."""
     cache = data._engine._source.token_cache  # noqa: SLF001
@@ -114,4 +164,4 @@ def wait_until_stored(data: DataLoader) -> None:
 
 def segments(cache: Path) -> list[Path]:
     """The segments of all caches in the folder."""
-    return sorted(cache.glob("*/*.arrow"))
+    return sorted([*cache.glob("*/*.arrow"), *cache.glob("*/*.rows")])

@@ -7,6 +7,7 @@ from typing import Any
 
 from asyncdata.core.types import Position, SourceLocation
 from asyncdata.delivery.chunk import Chunk
+from asyncdata.delivery.outcomes.rows import row_ids
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 
@@ -25,6 +26,9 @@ class Lines:
 
     def key(self, row: int) -> tuple[int, int]:
         return 0, 10 * (self._first + row)
+
+    def ids(self, num_rows: int) -> Any:
+        return row_ids([0] * num_rows, [10 * (self._first + row) for row in range(num_rows)])
 
 
 class BadRow(str):

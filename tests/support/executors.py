@@ -93,12 +93,16 @@ class Client:
         """The one reply to each."""
         return [await self.answer(number) for number in numbers]
 
-    async def window(self, slot: int | None = None) -> Window:
-        """All rows of the file, read into a slot, in the order of the file."""
-        slot = self.executor.slots.hold() if slot is None else slot
+    def unread_window(self) -> Window:
+        """A window of all blocks of the file, in the order of the file; it holds a slot."""
+        slot = self.executor.slots.hold()
         assert slot is not None
         blocks = self.files.blocks(range(self.files.num_blocks))
-        window = Window(self.files, blocks, slot, self.job.stride, partial(np.arange, dtype=np.int64))
+        return Window(self.files, blocks, slot, self.job.stride, partial(np.arange, dtype=np.int64))
+
+    async def window(self) -> Window:
+        """All rows of the file, read into a slot, in the order of the file."""
+        window = self.unread_window()
         scans = [self.ask(scan) for scan in window.scans()]
         for part, reply in enumerate(await self.answers(scans)):
             assert isinstance(reply, Scanned), reply

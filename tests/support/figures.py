@@ -46,6 +46,11 @@ _IN_ORDER: dict[str, float] = {"lost": 0, "repeated": 0, "out_of_order": 0}
 
 TARGETS = {
     "R1": Target("kill -9 and SIGSTOP of random workers", {"kills": 200}, _IN_ORDER),
+    "RAY": Target(
+        "kill -9 of actors on a Ray cluster, and lost nodes",
+        {"kills": 60, "nodes": 10},
+        {**_IN_ORDER, "left": 0},
+    ),
     "R2": Target("SIGKILL of the whole process, and resume", {"kills": 200}, _IN_ORDER),
     "R3": Target("one order: workers x dp x buffer x batch x loop", {"settings": 324}, {"other_digests": 0}),
     "R4": Target("a snapshot's writer dies at each of its calls", {"deaths": 1000}, {"unreadable": 0, "too_old": 0}),
@@ -75,6 +80,11 @@ TARGETS = {
     "SIM": Target("seeded schedules of the core, on a mock clock", {"schedules": 2000}, _IN_ORDER),
     "IO": Target(
         "reads that fail, come short, late or changed", {"faults": 500}, {"lost": 0, "repeated": 0, "unnamed": 0}
+    ),
+    "STORE": Target(
+        "requests to a store that fail, are cut, or are answered with other bytes",
+        {"faults": 500, "kills": 20},
+        {"lost": 0, "repeated": 0, "unnamed": 0},
     ),
 }
 _UNITS = {"_mb_per_100k": "MB per 100k", "_ms": "ms", "_mb": "MB", "_s": "s"}

@@ -10,6 +10,7 @@ import re
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from asyncdata.core.settings import Description
 from asyncdata.loader.config import STRUCTS, LoaderConfig
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def values_of(annotation: Any) -> str:
         return " or ".join(values_of(kind) for kind in get_args(annotation))
     if annotation is NoneType:
         return "None"
-    if annotation in STRUCTS.values():
+    if isinstance(annotation, type) and issubclass(annotation, Description):
         return f"`{annotation.__name__}` or a dict"
 
     return _PLAIN[annotation]
@@ -68,7 +69,7 @@ def rows_of(kind: type[msgspec.Struct]) -> list[Row]:
     rows = []
     for name in kind.__struct_fields__:
         default = getattr(config, name)
-        shown = f"{type(default).__name__}()" if name in STRUCTS and kind is LoaderConfig else repr(default)
+        shown = f"{type(default).__name__}()" if isinstance(default, Description) else repr(default)
         rows.append(Row(name, f"`{shown}`", values_of(types[name]), meanings[name]))
     return rows
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 import asyncdata
-from asyncdata import DataLoader, Shuffle
+from asyncdata import DataLoader, Mix, Shuffle
 from asyncdata.batching.collators.base import Document
 from asyncdata.batching.collators.packed import PackedCollator
 from asyncdata.batching.length_grouping import LengthGrouping
@@ -134,10 +134,10 @@ def batch_of(items: list[Any]) -> Batch:
     return Batch([[document.tokens.tolist() for document in pack] for pack in packs], content)
 
 
-def make(path: Path, tokenize_fn: Callable[..., Any] = numbered, **knobs: Any) -> DataLoader:
+def make(source: Path | Mix, tokenize_fn: Callable[..., Any] = numbered, **knobs: Any) -> DataLoader:
     """A loader that fails rather than hangs, inline where nothing else is asked for."""
     settings = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 30, "batch_size": 1, "collate_fn": batch_of}
-    return DataLoader(path, tokenize_fn=tokenize_fn, **settings | knobs)
+    return DataLoader(source, tokenize_fn=tokenize_fn, **settings | knobs)
 
 
 def stream(loader: DataLoader) -> Iterator[Batch]:

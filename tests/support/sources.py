@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata import IterableSource
+from asyncdata import IterableSource, JsonlSource, ParquetSource
 from asyncdata.core.digest import digest
+from tests.support.stores import BUCKET, FAST, http_host, s3
 from tests.support.streams import frames, jsonl, members
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Kind(NamedTuple):
     :ivar is_in_files: whether somebody can change it while it is read.
     :ivar is_stream: whether it can only be read from front to back.
     :ivar is_content_known: whether a fingerprint tells rows from others.
+    :ivar changed: how the error begins that says it was replaced.
     """
 
     write: Callable[[Path, Rows], Any]
@@ -47,6 +49,7 @@ class Kind(NamedTuple):
     is_in_files: bool = True
     is_stream: bool = False
     is_content_known: bool = True
+    changed: str = "AD30[23]"
 
 
 def make_rows(num_rows: int, text: str = "x") -> Rows:
@@ -211,6 +214,42 @@ def _made(source: Any, row: int, num_rows: int) -> Place:
     return Place("tests.support.sources:" if isinstance(source, IterableSource) else "", None, row)
 
 
+def _on_s3(name: str, made: Callable[[Rows], bytes]) -> Callable[[Path, Rows], JsonlSource]:
+    def write(folder: Path, rows: Rows) -> JsonlSource:
+        return JsonlSource(s3().put(f"{folder.name}/{name}", made(rows)), storage_options=s3().options)
+
+    return write
+
+
+def _objects_on_s3(folder: Path, rows: Rows) -> JsonlSource:
+    for number, part in enumerate(_in_parts(rows)):
+        s3().put(f"{folder.name}/parts/{number}.jsonl", jsonl(part))
+    return JsonlSource(f"s3://{BUCKET}/{folder.name}/parts", storage_options=s3().options)
+
+
+def _by_http(folder: Path, rows: Rows) -> JsonlSource:
+    return JsonlSource(http_host().put(f"/{folder.name}/rows.jsonl", jsonl(rows)), storage_options=FAST)
+
+
+def _parquet_by_http(folder: Path, rows: Rows) -> ParquetSource:
+    data = Path(_write_parquet(folder / "rows.parquet", rows, 90)).read_bytes()
+    return ParquetSource(http_host().put(f"/{folder.name}/rows.parquet", data), storage_options=FAST)
+
+
+def _parquet_on_s3(folder: Path, rows: Rows) -> ParquetSource:
+    for number, path in enumerate(_parquet_files(folder, rows)):
+        s3().put(f"{folder.name}/parts/{number}.parquet", Path(path).read_bytes())
+    return ParquetSource(f"s3://{BUCKET}/{folder.name}/parts", storage_options=s3().options)
+
+
+def _in_object(source: JsonlSource, row: int, num_rows: int) -> Place:
+    return Place(str(source.paths), None, None)
+
+
+def _in_objects(source: JsonlSource, row: int, num_rows: int) -> Place:
+    return Place(f"{source.paths}/{_part_of(row, num_rows)[0]}.jsonl", None, None)
+
+
 KINDS: dict[str, Kind] = {
     "a JSONL file": Kind(_jsonl_file, _line),
     "JSONL files": Kind(_jsonl_files, _line_of_files),
@@ -224,6 +263,30 @@ KINDS: dict[str, Kind] = {
     "a gzip file": Kind(_gzip_file, _numbered_line, is_stream=True),
     "zstd files": Kind(_zstd_files, _numbered_line_of_files, ("zstandard",), is_stream=True),
     "a JSON array": Kind(_array, _number, is_stream=True),
+    "an object of S3": Kind(_on_s3("rows.jsonl", jsonl), _in_object, ("moto",), changed="AD322"),
+    "objects of S3": Kind(_objects_on_s3, _in_objects, ("moto",), changed="AD322"),
+    "an object by http": Kind(_by_http, _in_object, ("obstore",), changed="AD322"),
+    "a gzip object of S3": Kind(
+        _on_s3("rows.jsonl.gz", lambda rows: members([jsonl(rows)])),
+        lambda source, row, num_rows: Place(str(source.paths), row + 1, row),
+        ("moto",),
+        is_stream=True,
+        changed="AD322",
+    ),
+    "a Parquet object by http": Kind(
+        _parquet_by_http,
+        lambda source, row, num_rows: Place(str(source.paths), None, row),
+        ("pyarrow", "obstore"),
+        changed="AD322",
+    ),
+    "Parquet objects of S3": Kind(
+        _parquet_on_s3,
+        lambda source, row, num_rows: Place(
+            f"{source.paths}/{_part_of(row, num_rows)[0]}.parquet", None, _part_of(row, num_rows)[1]
+        ),
+        ("pyarrow", "moto"),
+        changed="AD322",
+    ),
     "an iterable": Kind(_iterable, _made, is_in_files=False, is_stream=True),
     "a streaming dataset": Kind(
         _streamed, _made, ("datasets",), is_in_files=False, is_stream=True, is_content_known=False

@@ -62,6 +62,8 @@ class FakeExecutor:
     :param names_the_row: whether a lost worker has told which row it was at.
     """
 
+    answers_with_samples = False
+
     def __init__(
         self,
         job: Job,
@@ -167,6 +169,7 @@ class StillLoader:
         slack_bytes: int = 16,
         max_row_bytes: int = 1 << 16,
         buffer_filter: Any = None,
+        outcomes: Any = None,
         **rules: Any,
     ) -> None:
         if isinstance(shuffle, bool):
@@ -195,6 +198,7 @@ class StillLoader:
         self.coordinator = Coordinator(
             DeliveryRules(**{"capacity": 64, "max_ready_bytes": NO_ROOM_LIMIT, **rules}),
             quarantine=self.quarantined.append,
+            outcomes=outcomes,
             on_room=lambda: self.on_room(),
             **chosen,
         )

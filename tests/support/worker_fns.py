@@ -200,6 +200,32 @@ def _announce(path: str) -> None:
     mine.rename(path)
 
 
+class AddsWhatAFileSaid:
+    """A description whose ids are those of rows, plus the number that a file had when it was opened."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def resolve(self) -> AddsWhatAFileSaid:
+        """As the protocol says."""
+        return self
+
+    def fingerprints(self) -> dict[str, str]:
+        """As the protocol says."""
+        return {"tokenize_fn": "AddsWhatAFileSaid"}
+
+    def settings(self) -> dict[str, Any]:
+        """As the protocol says."""
+        return {"path": self.path}
+
+    def open(self) -> Any:
+        """As the protocol says."""
+        from asyncdata.tokenization.user_function import FunctionTokenizer
+
+        more = int(Path(self.path).read_text())
+        return FunctionTokenizer(lambda row: [row["id"] + more])
+
+
 class Opening:
     """A description whose ``open()`` goes wrong in the way it is told."""
 

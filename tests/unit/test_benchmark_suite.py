@@ -96,7 +96,7 @@ def test_the_page_of_measurements_explains_every_figure_once_and_has_results_of_
 
 def figures_under(heading: str, page: str) -> list[str]:
     section = page.split(f"{heading}\n", 1)[1].split("\n## ", 1)[0]
-    return re.findall(r"^\| (S\d+) \|", section, re.MULTILINE)
+    return re.findall(r"^\| (S\d+b?) \|", section, re.MULTILINE)
 
 
 def test_every_peer_is_pinned():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from importlib import metadata
@@ -12,12 +13,17 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import asyncdata
 from tests.support.audit import installed, verdict
+from tests.support.licences import faults, of_installed, of_sbom, table
+from tests.support.release import left_to_the_owner, missing_from
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CORE = [Requirement(text) for text in PROJECT["dependencies"]]
 EXTRAS = {extra: [*map(Requirement, texts)] for extra, texts in PROJECT["optional-dependencies"].items()}
+(ALL,) = EXTRAS.pop("all")
+FOR_DEVELOPERS = {"bench", "docs", "lint", "package", "test"}
 
 
 def names(requirements: list[Requirement]) -> set[str]:
@@ -56,10 +62,116 @@ def test_the_core_pulls_in_no_extra() -> None:
     for name in names(CORE):
         needed(name, found)
 
-    users = {"zstd", "parquet", "hf", "cache", "gigatoken", "fastokens", "torch"}
-    optional = set().union(*(names(EXTRAS[extra]) for extra in users)) | {"ray", "transformers"}
+    users = set(EXTRAS) - FOR_DEVELOPERS
+    # tokenizers needs huggingface_hub, which needs PyYAML: both today, and maybe not tomorrow.
+    optional = set().union(*(names(EXTRAS[extra]) for extra in users)) - {"huggingface-hub", "pyyaml"} | {
+        "transformers"
+    }
     assert len(found) > len(CORE)
     assert not found & optional
+
+
+def extras_of_the_page() -> dict[str, list[str]]:
+    """The packages of each extra, as the reference has them."""
+    page = (ROOT / "docs" / "reference" / "extras.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE)
+    return {extra: re.findall(r"`([^`]+)`", packages) for extra, packages in rows}
+
+
+def test_the_reference_says_what_each_extra_brings() -> None:
+    found = extras_of_the_page()
+
+    assert {extra: sorted(names(needed_by)) for extra, needed_by in EXTRAS.items()} == {
+        extra: packages for extra, packages in found.items() if extra != "all"
+    }
+    assert found["all"] == []
+
+
+def test_the_extra_all_has_every_extra_for_users() -> None:
+    assert (ALL.name, ALL.extras) == ("asyncdata", set(EXTRAS) - FOR_DEVELOPERS)
+
+
+def test_extras_that_bring_the_same_package_agree_on_its_versions() -> None:
+    ranges: dict[str, set[str]] = {}
+    for requirement in sum(EXTRAS.values(), CORE):
+        ranges.setdefault(canonicalize_name(requirement.name), set()).add(str(requirement.specifier))
+
+    assert {name: found for name, found in ranges.items() if len(found) > 1} == {}
+
+
+def test_the_version_is_the_same_in_both_places() -> None:
+    assert PROJECT["version"] == asyncdata.__version__
+
+
+def test_the_metadata_invents_no_person_and_no_address() -> None:
+    assert left_to_the_owner(PROJECT) == ["authors", "maintainers", "urls"]
+    assert left_to_the_owner({**PROJECT, "maintainers": [{"name": "Ada"}]}) == ["urls"]
+    assert left_to_the_owner({**PROJECT, "authors": [{"name": "Ada"}], "urls": {"Source": "https://a"}}) == []
+
+
+def test_what_an_archive_lacks_is_named() -> None:
+    assert missing_from({"a", "b"}, {"b", "d", "c"}) == ["c", "d"]
+
+
+# Licences
+
+
+def test_every_installed_dependency_of_a_user_has_a_permissive_or_reviewed_licence() -> None:
+    found: set[str] = set()
+    for name in names(CORE).union(*(names(EXTRAS[extra]) for extra in set(EXTRAS) - FOR_DEVELOPERS - {"torch"})):
+        needed(name, found)
+    here = {canonicalize_name(each.metadata["Name"]) for each in metadata.distributions()}
+
+    licences = of_installed(found & here)
+    assert len(licences) > 15
+    assert faults(licences) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "fault"),
+    [
+        (["MIT OR GPL-3.0-only"], ""),
+        (["BSD-3-Clause AND (0BSD)", "a text"], ""),
+        (["License :: OSI Approved", "License :: OSI Approved :: Apache Software License"], ""),
+        (["Apache-2.0 AND LGPL-2.1-or-later"], "Apache-2.0 AND LGPL-2.1-or-later is not in the list"),
+        (["GPL-3.0-only"], "GPL-3.0-only is not in the list"),
+        (["MIT", "License :: OSI Approved :: Mozilla Public License 2.0 (MPL 2.0)"], "MIT AND MPL-2.0 is not in the"),
+        (["Proprietary"], "no known licence; it says ['Proprietary']"),
+        ([], "no known licence"),
+    ],
+    ids=str,
+)
+def test_a_licence_that_nobody_reviewed_is_named(told: list[str], fault: str) -> None:
+    found = faults({"other": told})
+
+    assert len(found) == bool(fault)
+    assert all(fault in line for line in found)
+
+
+def test_a_reviewed_licence_is_that_of_one_package_and_no_other() -> None:
+    assert faults({"tqdm": ["MPL-2.0 AND MIT"]}) == []
+    assert faults({"tqdm": ["GPL-3.0-only"], "other": ["MPL-2.0"]}) != []
+
+
+def test_the_licences_of_an_sbom_are_read(tmp_path: Path) -> None:
+    components = [
+        {
+            "name": "Jinja2",
+            "version": "1",
+            "licenses": [{"license": {"name": "License :: OSI Approved :: BSD License"}}],
+        },
+        {"name": "a", "version": "2", "licenses": [{"license": {"id": "MIT"}}, {"license": {"name": "a\nb"}}]},
+        {"name": "tqdm", "version": "3", "licenses": [{"expression": "MPL-2.0 AND MIT"}]},
+        {"name": "none", "version": "4"},
+    ]
+    (tmp_path / "sbom.json").write_text(json.dumps({"components": components}))
+
+    assert faults(of_sbom(tmp_path / "sbom.json")) == ["none: no known licence; it says []"]
+    assert "| Jinja2 | 1 | BSD-3-Clause |  |" in table(tmp_path / "sbom.json")
+    assert "| none | 4 | not in its metadata |  |" in table(tmp_path / "sbom.json")
+
+
+# The audit
 
 
 def test_an_audit_that_could_not_be_done_is_no_audit_that_found_nothing() -> None:

@@ -25,11 +25,12 @@ SAID = {
     "04_dynamic_sampling": "142 prompts drawn = 48 trained on + 88 rejected + 6 in the buffer\n",
     "05_over_sampling": "with await: the same 256 responses\n",
     "06_partial_rollout": "steps 3 to 5 trained on the same bytes as without interruption\n",
+    "11_exact_refill": "the 24 steps trained on the same groups as without the kill\n",
 }
 
-TRAINING = {
-    "07_sft_packed": "the 40 losses are the same, bit for bit\n",
-    "08_babilong_fixed_length": "the 30 losses are the same, bit for bit\n",
+TRAINING = {  # a short run of each, with a checkpoint in it, and all its steps
+    "07_sft_packed": (["--steps", "12"], 12, 40),
+    "08_babilong_fixed_length": (["--steps", "6", "--max-length", "64"], 6, 30),
 }
 TRL = {
     "09_trl_sft": "resumed: steps 9 to 12 trained on the same rows, with the same losses\n",
@@ -77,13 +78,15 @@ def test_an_example_runs(name):
 
 @pytest.mark.thorough
 @needs_torch
-@pytest.mark.timeout(600)  # half a minute on an idle machine; they train a model twice and more
+@pytest.mark.timeout(600)  # whole, half a minute on an idle machine; they train a model twice and more
+@pytest.mark.parametrize("is_short", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["short", "whole"])
 @pytest.mark.parametrize("name", TRAINING)
-def test_a_training_example_resumes_with_the_same_losses_and_draws_them(name, tmp_path):
-    said = run(ROOT / "examples" / f"{name}.py", "--out", str(tmp_path / "losses.png"))
+def test_a_training_example_resumes_with_the_same_losses_and_draws_them(name, is_short, tmp_path):
+    options, num_short, num_whole = TRAINING[name]
+    said = run(ROOT / "examples" / f"{name}.py", "--out", str(tmp_path / "losses.png"), *(options if is_short else []))
 
     drawn = tmp_path / ("losses.png" if importlib.util.find_spec("matplotlib") else "losses.csv")
-    assert TRAINING[name] in said
+    assert f"the {num_short if is_short else num_whole} losses are the same, bit for bit\n" in said
     assert drawn.stat().st_size > 0
 
 
@@ -155,7 +158,7 @@ def test_losses_are_a_table_where_matplotlib_is_not_installed(tmp_path, monkeypa
 @pytest.mark.parametrize("path", [*EXAMPLES, *OF_FRAMEWORKS], ids=lambda path: path.stem)
 def test_an_example_is_short(path):
     is_a_training = path.stem in {*TRAINING, *TRL, *FRAMEWORKS}
-    is_a_loop = path.stem[0] == "_" or is_a_training or path.stem[:2] in {"04", "05", "06"}
+    is_a_loop = path.stem[0] == "_" or is_a_training or path.stem[:2] in {"04", "05", "06", "11"}
 
     assert len(path.read_text().splitlines()) <= (MAX_LINES_OF_A_LOOP if is_a_loop else MAX_LINES)
 

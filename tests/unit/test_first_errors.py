@@ -42,8 +42,7 @@ def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_a_forgotten_tokenize_fn_is_the_only_thing_said(tmp_path):
     done = python("from asyncdata import DataLoader\nDataLoader('rows.jsonl')\n", tmp_path)
 
-    assert "TypeError" in done.stderr
-    assert "tokenize_fn" in done.stderr
+    assert "ConfigError: a loader needs tokenize_fn=" in done.stderr
     assert "Exception ignored" not in done.stderr
 
 
@@ -100,7 +99,7 @@ def test_chats_that_are_read_as_prompts_point_to_both_ways_of_reading_chats(json
 
 
 def test_a_dict_of_weights_points_to_what_mixes_data_sets(jsonl_file):
-    with pytest.raises(ConfigError, match=r"mix data sets by datasets\.interleave_datasets"):
+    with pytest.raises(ConfigError, match=r"mix data sets by Mix\("):
         DataLoader({str(jsonl_file([{"input": "a"}])): 0.5}, tokenize_fn=len, num_workers=0)
 
 

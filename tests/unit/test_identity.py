@@ -15,7 +15,7 @@ from asyncdata import ConfigError, JsonArraySource, JsonlSource, ParquetSource
 from asyncdata.core.import_path import resolve_path, tag_of
 from asyncdata.core.messages import Job
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
-from asyncdata.loader.opening import _identity
+from asyncdata.loader.index_identity import index_identity
 from asyncdata.prefetch.token_cache.folder import about_of, key_of
 from asyncdata.tokenization.base import fingerprints_of
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
@@ -99,7 +99,7 @@ def keys_of(files: Any, reader: Any) -> list[str]:
         reader=reader,
     )
     return [
-        _identity(files, job, "rows", asyncdata.PromptTokenizeFn),
+        index_identity(files, job, "rows", asyncdata.PromptTokenizeFn),
         key_of(about_of({}, reader.identity, reader.settings, block_bytes=1)),
     ]
 
@@ -131,6 +131,15 @@ def test_a_description_has_its_tag(tag, kind, settings):
 )
 def test_a_setting_that_was_renamed_leaves_the_fingerprint_as_it_was(fn, digest):
     assert fn.settings_digest() == digest
+
+
+@described
+def test_a_setting_that_is_written_out_and_equals_the_default_leaves_the_fingerprint_as_it_was(tag, kind, settings):
+    plain = kind("folder", **settings)
+    # Texts of a file are other objects than the equal ones in the code.
+    written = json.loads(json.dumps({field.name: getattr(plain, field.name) for field in msgspec.structs.fields(kind)}))
+
+    assert kind(**written).settings_digest() == plain.settings_digest()
 
 
 @described

@@ -99,6 +99,7 @@ class _Demo:
         self._output = output
         self._folder = folder
         self._is_kept = args.keep is not None
+        self._recorded: list[str] = [] if args.telemetry is None else ["--telemetry", args.telemetry]
         self._max_rows: int = args.rows
         self._num_workers: int = args.num_workers or min(_MAX_WORKERS, num_usable_cpus())
         self._data = folder / "prompts.jsonl"
@@ -110,7 +111,7 @@ class _Demo:
         num_batches = self._write_data() * _EPOCHS // _BATCH_SIZE
         step_s, every = min(_MAX_STEP_S, _RUN_S / num_batches), num_batches // _SNAPSHOTS
         paced = ["--snapshot", str(self._folder / "run.snapshot"), "--snapshot-every", str(every)]
-        paced += ["--step-s", f"{step_s:.6f}"]
+        paced += ["--step-s", f"{step_s:.6f}", *self._recorded]
         killed = self._run_and_kill(paced, every * _BATCH_SIZE // 3)
         resumed = self._resume(paced, killed, step_s)
         outcome = compare(killed, resumed, self._run_through())

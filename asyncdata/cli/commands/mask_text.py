@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from asyncdata.cli.inspection.loss_mask import MaskedText
-    from asyncdata.cli.inspection.token_text import Piece
+    from asyncdata.tokenization.token_text import Piece
 
 __all__ = ("Cell", "Line", "lines_of", "plain_text", "styled_text")
 

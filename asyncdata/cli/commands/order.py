@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.cli.inspection.find_rows import line_numbers
-from asyncdata.cli.options import opened_order
+from asyncdata.cli.options import mixture_view, opened_order
 from asyncdata.cli.output import printable, shown_path, to_json
 from asyncdata.cli.row_kinds import settle_kind
 from asyncdata.core.errors import ConfigError
@@ -18,13 +18,18 @@ if TYPE_CHECKING:
 
     from asyncdata.cli.inspection.window_view import OpenedOrder
     from asyncdata.cli.output import Output
-    from asyncdata.core.types import SourceLocation
+    from asyncdata.core.types import Sample, SourceLocation
 
 __all__ = ("run",)
+
+_BATCH = 256
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """The command."""
+    if args.mix is not None:
+        return _print_mixture(args, output)
+
     settle_kind(args, output)
     columns: list[str] = []
     with opened_order(args) as opened:
@@ -48,6 +53,33 @@ def run(args: argparse.Namespace, output: Output) -> int:
             else:
                 output.data("\n".join("\t".join(map(str, row)) for row in rows))
     return 0
+
+
+def _print_mixture(args: argparse.Namespace, output: Output) -> int:
+    """The samples of a mixture, in the order of its schedule: found by delivering them, as rows may be dropped."""
+    given = [name for name in ("epoch", "window", "lines") if getattr(args, name)]
+    if given:
+        raise ConfigError(f"--{given[0]} is not for --mix: which sample comes when is found by delivering them")
+
+    columns = ["position", "source", "path", "byte_offset", "num_bytes"]
+    if not output.as_json:
+        output.data("\t".join(columns), "dim")
+    with mixture_view(args) as view, view.loader() as loader:
+        left = args.first + (args.num or sys.maxsize)
+        number = 0
+        while left:
+            for sample in loader.get_next_batch(min(left, _BATCH)):
+                if number >= args.first:
+                    _print_sample(sample, columns, output)
+                number += 1
+            left -= min(left, _BATCH)
+    return 0
+
+
+def _print_sample(sample: Sample, columns: list[str], output: Output) -> None:
+    assert sample.source is not None
+    row = [str(sample.position), sample.source_name, *_values(sample.source, output.as_json)]
+    output.data(to_json(dict(zip(columns, row, strict=True))) if output.as_json else "\t".join(map(str, row)))
 
 
 def _values(found: SourceLocation, is_for_programs: bool) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from contextlib import ExitStack, closing
@@ -13,7 +14,7 @@ import msgspec
 
 from asyncdata.cli.commands.run_record import record_line, sample_digest
 from asyncdata.cli.options import loader_of
-from asyncdata.cli.output import fields, shown_path
+from asyncdata.cli.output import fields, is_terminal, shown_path
 from asyncdata.cli.progress import Progress, Reading
 from asyncdata.cli.row_kinds import settle_kind
 from asyncdata.core.errors import EndOfData
@@ -29,13 +30,16 @@ if TYPE_CHECKING:
 
 __all__ = ("run",)
 
+_WAITS = {"bar": "bar", "plain": "lines", "json": "none", "none": "none"}
+"""``--progress`` -> how waits are shown."""
+
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """The command."""
     settle_kind(args, output)
     began = time.monotonic()
     epochs = args.epochs or (None if args.num_batches else 1)
-    loader = loader_of(args, epochs=epochs)
+    loader = loader_of(args, epochs=epochs, progress=_ways_of_waits(args.progress))
     _resume(args, loader, output)
     with ExitStack() as stack:
         stack.enter_context(loader)
@@ -46,6 +50,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
         report = trial.report()
     output.put(report, _text)
     return 0
+
+
+def _ways_of_waits(mode: str) -> str:
+    return _WAITS.get(mode) or ("bar" if is_terminal(sys.stderr) else "lines")
 
 
 def _resume(args: argparse.Namespace, loader: DataLoader, output: Output) -> None:

@@ -39,8 +39,24 @@ def _text(found: dict[str, Any]) -> str:
         *((name, prints[name]) for name in ("tokenizer", "template", "tokenize_fn") if prints.get(name)),
         ("buffer", f"{found['num_buffered_groups']:,} groups, {found['num_buffered_tokens']:,} tokens"),
         ("leased", f"{found['num_leased_groups']:,} groups; {found['num_acked']:,} positions acknowledged"),
+        *([("outcomes", _outcomes(found["outcomes"]))] if found["outcomes"] else []),
+        *((f"part {name}", _part(part)) for name, part in found["parts"].items()),
     ]
     return fields((name, printable(str(value))) for name, value in lines)
+
+
+def _outcomes(found: dict[str, Any]) -> str:
+    where = "of its file" if found["is_in_file"] else "in the snapshot"
+    size = f"{found['num_rows']:,} rows, {found['num_scores']:,} scores, {found['num_bytes']:,} bytes {where}"
+    return f"{size}, digest {found['digest'] or 'none'}"
+
+
+def _part(found: dict[str, Any]) -> str:
+    delivered = f"{found['num_samples']:,} samples, {found['num_tokens']:,} tokens, epoch {found['epoch']}"
+    parked = "; parked" if found["is_parked"] else ""
+    drops = f"; dropped {_pairs(found['drops'])}" if found["drops"] else ""
+    outcomes = f"; outcomes {_outcomes(found['outcomes'])}" if found["outcomes"] else ""
+    return f"{delivered}{parked}{drops}{outcomes}"
 
 
 def _pairs(values: dict[str, Any]) -> str:

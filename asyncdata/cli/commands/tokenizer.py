@@ -83,7 +83,8 @@ def _facts(subject: Subject | None, proof: Proof | None) -> dict[str, Any]:
         return known
 
     names = ("refusal", "no_offsets", "num_exceptions", "num_texts", "num_differences", "seconds")
-    return known | {"state": "refused" if proof.refusal else "exact"} | {name: getattr(proof, name) for name in names}
+    state = "refused" if proof.refusal else "exact so far" if proof.is_partial else "exact"
+    return known | {"state": state} | {name: getattr(proof, name) for name in names}
 
 
 def _put(files: TokenizerFiles, found: dict[str, dict[str, Any]], output: Output) -> None:
@@ -101,6 +102,6 @@ def _line(facts: dict[str, Any]) -> str:
 
     places = f"; only for prompts and whole texts: {facts['no_offsets']}" if facts["no_offsets"] else ""
     return (
-        f"{facts['version']} exact on {facts['num_texts']:,} texts in {facts['seconds']:.0f} s; texts with one of "
-        f"{facts['num_exceptions']:,} characters go to tokenizers{places}"
+        f"{facts['version']} {facts['state']} on {facts['num_texts']:,} texts in {facts['seconds']:.0f} s; texts with "
+        f"one of {facts['num_exceptions']:,} characters go to tokenizers{places}"
     )

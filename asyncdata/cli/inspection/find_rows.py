@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asyncdata.core.errors import ConfigError
+from asyncdata.core.errors import ConfigError, SourceChangedError
 from asyncdata.order.order import Order
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncdata.cli.inspection.window_view import InspectedRow, OpenedOrder, WindowView
     from asyncdata.core.types import SourceLocation
 
-__all__ = ("line_numbers", "row_at_byte", "row_in_file")
+__all__ = ("has_file", "line_numbers", "row_at", "row_at_byte", "row_in_file")
 
 _BOM_BYTES = 3
 _PIECE_BYTES = 1 << 20
@@ -51,6 +51,26 @@ def row_at_byte(opened: OpenedOrder, byte_offset: int) -> InspectedRow | None:
     return None if _has_numbers(opened, file_id) else _find(opened, file_id, [byte_offset])
 
 
+def row_at(opened: OpenedOrder, location: SourceLocation) -> InspectedRow:
+    """The row of a delivered sample.
+
+    :raises SourceChangedError: if it is not there any more.
+    """
+    file_id = _file_id([file.path for file in opened.files.files], location.path)
+    offset = location.byte_offset if location.row_number is None else location.row_number
+    found = _find(opened, file_id, [offset])
+    if found is None:
+        raise SourceChangedError(f"AD303 {location.path} changed while it was read: its row at {offset} is gone")
+
+    return found
+
+
+def has_file(opened: OpenedOrder, place: str) -> bool:
+    """Whether the file of ``FILE:LINE`` is one of the data."""
+    path, colon, _ = place.rpartition(":")
+    return bool(colon) and bool(_named([file.path for file in opened.files.files], path))
+
+
 def _has_numbers(opened: OpenedOrder, file_id: int) -> bool:
     """Whether a file's rows are identified by their numbers, as in Parquet, arrays and streams, and not by lines."""
     files = opened.files
@@ -63,14 +83,19 @@ def _is_array(opened: OpenedOrder, file_id: int) -> bool:
 
 
 def _file_id(paths: list[str], path: str) -> int:
-    wanted = os.path.abspath(path)
-    named = [number for number, each in enumerate(paths) if os.path.abspath(each) == wanted]
-    named = named or [number for number, each in enumerate(paths) if os.path.basename(each) == path]
+    named = _named(paths, path)
     if len(named) != 1:
         why = "several files of the data have that name" if named else "it is not a file of the data"
         raise ConfigError(f"{path}: {why}; give its path as the data has it, such as {paths[0]}")
 
     return named[0]
+
+
+def _named(paths: list[str], path: str) -> list[int]:
+    """The files of this path, or else of this name."""
+    wanted = os.path.abspath(path)
+    named = [number for number, each in enumerate(paths) if os.path.abspath(each) == wanted]
+    return named or [number for number, each in enumerate(paths) if os.path.basename(each) == path]
 
 
 def _only_file(paths: list[str], place: str) -> int:

@@ -6,16 +6,16 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.cli.inspection.chat_turns import Turns
-from asyncdata.cli.inspection.token_text import TokenTexts, without_texts
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn
 from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
+from asyncdata.tokenization.token_text import TokenTexts, without_texts
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
     from asyncdata.cli.inspection.chat_turns import Turn
-    from asyncdata.cli.inspection.token_text import Piece
     from asyncdata.cli.inspection.window_view import InspectedRow
     from asyncdata.core.types import Sample
+    from asyncdata.tokenization.token_text import Piece
 
 __all__ = ("LossMask", "MaskedText")
 

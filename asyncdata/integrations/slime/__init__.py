@@ -18,13 +18,16 @@ if TYPE_CHECKING:
         ReadOnlyError,
     )
     from asyncdata.integrations.slime.miles_buffer import AsyncDataBuffer as AsyncDataBuffer
+    from asyncdata.integrations.slime.outcomes import report_outcomes
 
-__all__ = ("AsyncDataSource", "BadGroupError", "ReadOnlyDataSource", "ReadOnlyError")
+__all__ = ("AsyncDataSource", "BadGroupError", "ReadOnlyDataSource", "ReadOnlyError", "report_outcomes")
 
 
 def __getattr__(name: str) -> Any:
     if name == "AsyncDataBuffer":  # not in __all__, as it needs miles
         module = importlib.import_module(f"{__name__}.miles_buffer")
+    elif name == "report_outcomes":
+        module = importlib.import_module(f"{__name__}.outcomes")
     elif name in __all__:
         module = importlib.import_module(f"{__name__}.data_source")
     else:

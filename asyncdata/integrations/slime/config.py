@@ -20,6 +20,8 @@ from asyncdata.integrations.slime.miles_chats import refuse_own_encoders, tool_f
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from asyncdata.integrations.slime.sample import resolve_sample_type
 from asyncdata.loader.config import LoaderConfig, place_of
+from asyncdata.loader.mix import Mix
+from asyncdata.loader.mix_file import mix_of_file
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.sources.resolve import described
 from asyncdata.sources.text.jsonl import JsonlSource
@@ -66,9 +68,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     :ivar dataset: import path of a function of (args) that makes the dataset: an
         :class:`~asyncdata.integrations.hf_adapter.HFDatasetAdapterBase`, or an object with ``samples``, a
         length and ``shuffle(epoch_id)``, like slime's own. It then reads ``--prompt-data`` itself.
+    :ivar mix: path of a file that describes a mixture (TOML, YAML or JSON), in place of ``--prompt-data``. Each sample
+        then has ``metadata["source_name"]``, the name of its part. Needs ``order: stream``, which is its default.
     :ivar tokenizer_backend: see :class:`~asyncdata.tokenization.functions.tokenizer_settings.OfTokenizer`.
     :ivar bad_rows: a policy, or settings of :class:`~asyncdata.BadRows`. The policy is ``skip`` unless another is set,
         with no limit unless one is set: a bad row counts again in every epoch, and rollouts see many.
+    :ivar outcomes: settings of :class:`~asyncdata.Outcomes`: the rewards of groups are remembered, and rows are left
+        out of later epochs by them. Each sample's metadata then has ``asyncdata_row``.
     """
 
     order: Literal["legacy", "stream"] | None = None
@@ -81,6 +87,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     same_rows: bool = False
     processor: str | None = None
     dataset: str | None = None
+    mix: str | None = None
     tokenizer_backend: BackendName = "auto"
     trust_remote_code: bool = False
     num_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -90,6 +97,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     limits: dict[str, Any] = {}
     cache: dict[str, Any] = {}
     bad_rows: dict[str, Any] | str = "skip"
+    outcomes: dict[str, Any] | None = None
 
 
 class SlimeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,12 +111,13 @@ class SlimeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     is_global: bool
     is_colocated: bool
-    source: Source | None
+    source: Source | Mix | None
     tokenize_fn: SlimeTokenizeFn | None
     knobs: dict[str, Any]
     order: Literal["legacy", "stream"]
     shuffled: bool
     samples_per_group: int
+    reward_key: str | None
     buffer_filter_path: str | None
     dump_folder: str | None
     save_folder: str | None
@@ -127,9 +136,11 @@ def settings_of(
     """
     options = _options(args)
     is_streaming = bool(getattr(args, "use_hf_datasets", False))
-    order = options.order or ("stream" if is_streaming else order)
+    order = options.order or ("stream" if is_streaming or options.mix is not None else order)
     is_global = bool(getattr(args, "rollout_global_dataset", True))
     source, first, stop = _rows(getattr(args, "prompt_data", None) if is_global else None)
+    if is_global and options.mix is not None:
+        source, first, stop = _mix(options.mix, order), None, None
     tokenize_fn = None if source is None else _tokenize_fn(args, options)
     shuffled = bool(getattr(args, "rollout_shuffle", False))
     only_kept = tokenize_fn is not None and tokenize_fn.max_length is not None
@@ -145,6 +156,7 @@ def settings_of(
         order=order,
         shuffled=shuffled,
         samples_per_group=samples_per_group or _samples_per_group(args),
+        reward_key=getattr(args, "reward_key", None),
         buffer_filter_path=getattr(args, "buffer_filter_path", None),
         dump_folder=getattr(args, "dump_details", None),
         save_folder=getattr(args, "save", None),
@@ -181,7 +193,7 @@ def _options(args: Any) -> Options:
         raise ConfigError(str(error).replace("`$.", f"`{PREFIX}")) from error
 
 
-def _rows(prompt_data: Any) -> tuple[str | list[str] | None, int | None, int | None]:
+def _rows(prompt_data: Any) -> tuple[str | list[str] | Mix | None, int | None, int | None]:
     """The files, and the first and last of their rows that are read."""
     found = _SLICED.fullmatch(prompt_data) if isinstance(prompt_data, str) else None
     if found is None:
@@ -191,8 +203,21 @@ def _rows(prompt_data: Any) -> tuple[str | list[str] | None, int | None, int | N
     return found["path"], first, stop
 
 
-def _described(paths: str | list[str]) -> Source:
+def _mix(path: str, order: str) -> Mix:
+    if order == "legacy":
+        raise ConfigError(
+            f"AD471 {PREFIX}order: legacy is the order of slime's own data source, which has no mixtures: leave it out "
+            f"with {PREFIX}mix"
+        )
+
+    return mix_of_file(path)
+
+
+def _described(paths: str | list[str] | Mix) -> Source | Mix:
     """The source of the files, with lines split as slime splits them."""
+    if isinstance(paths, Mix):
+        return paths
+
     source = described(paths)
     return msgspec.structs.replace(source, python_lines=True) if isinstance(source, JsonlSource) else source
 

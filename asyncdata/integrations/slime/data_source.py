@@ -27,6 +27,7 @@ from asyncdata.integrations.slime import checkpoint as slime_checkpoint
 from asyncdata.integrations.slime.base import ReadOnlyDataSource, ReadOnlyError, whole_number
 from asyncdata.integrations.slime.buffer import BadGroupError, GroupKeeper, group_index_of, pop_first, take
 from asyncdata.integrations.slime.config import import_by_path
+from asyncdata.integrations.slime.outcomes import reports_of
 from asyncdata.integrations.slime.tracked_groups import TrackedGroups
 
 if TYPE_CHECKING:
@@ -133,9 +134,26 @@ class AsyncDataSource(ReadOnlyDataSource):
             entries = self._keeper.entries(samples, self._ledger.entries)
             self._ledger = self._ledger.with_buffer((*self._ledger.entries, *entries))
             self.buffer.extend(entry.group for entry in entries)
+            self._report(samples)
             if self._tracked is not None:
                 back = [self._tracked.find(entry.group, entry.group_index) for entry in entries]
                 self._tracked = self._tracked.without(entry for entry in back if entry is not None)
+
+    def report(self, groups: list[list[Any]]) -> int:
+        """Remember the rewards of finished samples, each once an epoch; return how many were new.
+
+        For ``asyncdata_outcomes``; without it, nothing happens. Groups that come back, or are consumed or dropped, are
+        reported anyway; :func:`~asyncdata.integrations.slime.report_outcomes` does it for slime's own rollouts.
+        """
+        with self._lock:
+            return self._report(groups)
+
+    def _report(self, groups: list[list[Any]]) -> int:
+        settings = self._settings
+        if settings.options.outcomes is None:
+            return 0
+
+        return self._feed.report(reports_of(groups, settings.samples_per_group, settings.reward_key))
 
     def _take_stock(self) -> None:
         entries = self._ledger.entries
@@ -196,6 +214,7 @@ class AsyncDataSource(ReadOnlyDataSource):
                 )
 
             self._tracked = self._tracking().consumed(entry)
+            self._report([group])
 
     def drop_group(self, group: list[Any], reason: str) -> None:
         """A group is not trained, and will not be served again. It is counted.
@@ -209,6 +228,7 @@ class AsyncDataSource(ReadOnlyDataSource):
             if entry is not None:
                 self._tracked = self._tracking().without((entry,))
                 self._ledger = self._ledger.dropping(reason, 1)
+                self._report([group])
 
     def end_rollout(self) -> None:
         """The batch of a rollout is complete. What is consumed from now on belongs to the next rollout.

@@ -16,8 +16,9 @@ from asyncdata.core.log import get_logger
 from asyncdata.integrations.slime.checkpoint import refuse_change
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
+    from asyncdata.delivery.outcomes.memory import RowReport
     from asyncdata.integrations.slime.checkpoint import Kind
     from asyncdata.integrations.slime.config import SlimeSettings
     from asyncdata.integrations.slime.rollout_ledger import Numbering
@@ -54,6 +55,10 @@ class Feed(abc.ABC):
         :return: the numbering that is valid from now on.
         """
         return numbering
+
+    def report(self, reports: Iterable[RowReport]) -> int:
+        """Count rewards of rows; return how many were new. 0 for a feed that remembers none."""
+        return 0
 
     @abc.abstractmethod
     def go_to(self, numbering: Numbering) -> None:

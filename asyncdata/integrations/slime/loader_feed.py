@@ -8,20 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.errors import LoaderClosedError, SnapshotMismatchError
+from asyncdata.core.errors import ConfigError, LoaderClosedError, SnapshotMismatchError
 from asyncdata.integrations.slime.checkpoint import refuse_change
 from asyncdata.integrations.slime.feeds import Feed, leave_epoch, refuse_beyond
 from asyncdata.integrations.slime.inputs import remember
+from asyncdata.integrations.slime.outcomes import tagged
 from asyncdata.integrations.slime.prompts import PromptLoader, PromptView, open_loader
 from asyncdata.integrations.slime.sample import SampleFactory
+from asyncdata.loader.mix import Mix
 from asyncdata.order.rank_share import row_of_epoch
 from asyncdata.order.shuffle import RowShuffle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
     from typing import TypeVar
 
     from asyncdata.core.types import Sample
+    from asyncdata.delivery.outcomes.memory import RowReport
     from asyncdata.integrations.slime.checkpoint import Kind
     from asyncdata.integrations.slime.config import SlimeSettings
     from asyncdata.integrations.slime.rollout_ledger import Numbering
@@ -85,6 +88,8 @@ class LoaderFeed(Feed):
             self._is_indexed = True
 
         def finish(samples: list[Sample]) -> list[Any]:
+            if self._loader.remembers:
+                samples = [tagged(sample, self._loader.row_of(sample)) for sample in samples]
             groups = self._make(samples, self._factory, before.sample_group_index, before.sample_index)
             after = before.after(len(samples), self._settings.samples_per_group, *self._place(samples, before))
             commit(after)
@@ -98,6 +103,9 @@ class LoaderFeed(Feed):
         for sample, found in zip(samples, media, strict=False):
             if found is not None and self._process is not None:
                 sample.extra["multimodal_inputs"] = self._process(found)
+        for sample in samples:
+            if sample.source_name is not None:
+                sample.metadata = {**sample.metadata, "source_name": sample.source_name}
         groups = factory.groups(samples, *first_numbers)
         for group, found in zip(groups, media, strict=False):
             for item in group if found is not None else ():
@@ -121,7 +129,7 @@ class LoaderFeed(Feed):
         """The prompts of the current epoch by their numbers, in its order, as samples without numbers."""
         me = weakref.ref(self)  # the view must not keep the feed alive
         given = self._settings.knobs
-        knobs = {**given, "num_workers": 0 if given.get("num_workers") == 0 else 1}
+        knobs = {**given, "num_workers": 0 if given.get("num_workers") == 0 else 1, "outcomes": None}
         settings = msgspec.structs.replace(self._settings, knobs=knobs)
         return PromptView(
             lambda: open_loader(settings),
@@ -191,6 +199,11 @@ class LoaderFeed(Feed):
         if isinstance(self._settings.knobs["shuffle"], RowShuffle):
             refuse_beyond(numbering, len(self))
             self._loader.seek(numbering.epoch_id, numbering.sample_offset, group_index=numbering.sample_group_index)
+        elif isinstance(self._settings.source, Mix):
+            raise ConfigError(
+                "AD471 a mixture cannot go to another place of an epoch: its epochs begin where its parts are at the "
+                "end of the one before. Restore a checkpoint instead"
+            )
         else:
             before = self._loader.state_dict()
             try:
@@ -230,6 +243,9 @@ class LoaderFeed(Feed):
         self._closer()
         self._use(loader)
         self._dp_size = dp_size
+
+    def report(self, reports: Iterable[RowReport]) -> int:
+        return self._loader.count(reports, self._settings.samples_per_group)
 
     def statistics(self) -> dict[str, Any]:
         """The statistics of the loader, as flat numbers."""

@@ -13,10 +13,11 @@ from asyncdata.loader.loader import DataLoader
 from asyncdata.order.rank_share import row_of_epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from typing import TypeVar
 
     from asyncdata.core.types import Sample
+    from asyncdata.delivery.outcomes.memory import RowReport
     from asyncdata.integrations.slime.config import SlimeSettings
 
     T = TypeVar("T")
@@ -36,7 +37,25 @@ class PromptLoader(DataLoader):
     def resume(self, state: Mapping[str, Any], allow_changed: Collection[str], *, same_rows: bool) -> bool:
         """As :meth:`load_state_dict`. Return whether it is at the saved position, and not at an epoch's start."""
         self._check()
-        return self._engine.restore(snapshots.from_state_dict(state), allow_changed, same_rows=same_rows)
+        return self._restore(snapshots.from_state_dict(state), allow_changed, same_rows=same_rows)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it has an outcome memory."""
+        return self._engine.outcomes is not None
+
+    def row_of(self, sample: Sample) -> list[Any]:
+        """The epoch and the id of a sample's row in the outcome memory, and of a mixture the name of its part."""
+        assert self._engine.outcomes is not None, "it remembers"
+        return self._engine.outcomes.key_of(sample)
+
+    def count(self, reports: Iterable[RowReport], attempts: int) -> int:
+        """Count scores of rows, which have so many attempts in an epoch; return how many were new."""
+        if self._engine.outcomes is None:
+            return 0
+
+        with self._engine.coordinator.lock:
+            return self._engine.outcomes.count(reports, attempts)
 
 
 def open_loader(settings: SlimeSettings, dp_size: int = 1) -> PromptLoader:

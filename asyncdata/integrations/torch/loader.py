@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.checkpoint import snapshot as snapshots
+from asyncdata.checkpoint.stored_snapshot import save_at
 from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.torch.lookahead import Lookahead
 from asyncdata.integrations.torch.state import from_torch_state, to_torch_state
@@ -114,15 +115,21 @@ class StatefulDataLoader:
         self._loader.load_state_dict(from_torch_state(state), allow_changed=allow_changed, same_rows=same_rows)
         self._ahead.drop()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to a file; see :meth:`asyncdata.DataLoader.save`."""
-        snapshots.save(path, snapshots.from_state_dict(self._ahead.state()))
+    def save(self, path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] = {}) -> None:
+        """Write the state to a file or object; see :meth:`asyncdata.DataLoader.save`."""
+        save_at(path, snapshots.from_state_dict(self._ahead.state()), storage_options)
 
     def restore(
-        self, path: str | os.PathLike[str], *, allow_changed: Collection[str] = (), same_rows: bool = False
+        self,
+        path: str | os.PathLike[str],
+        *,
+        allow_changed: Collection[str] = (),
+        same_rows: bool = False,
+        storage_options: Mapping[str, Any] = {},
     ) -> None:
-        """As :meth:`load_state_dict`, from a file that :meth:`save` or a DataLoader's wrote."""
-        self._loader.restore(path, allow_changed=allow_changed, same_rows=same_rows)
+        """As :meth:`load_state_dict`, from a file or object that :meth:`save` or a DataLoader's wrote."""
+        options: dict[str, Any] = {"same_rows": same_rows, "storage_options": storage_options}
+        self._loader.restore(path, allow_changed=allow_changed, **options)
         self._ahead.drop()
 
     def set_epoch(self, epoch: int) -> None:

@@ -77,6 +77,9 @@ class _View(ABC):
             try:
                 self._rows_of_data = self.loader.num_rows()
             except ConfigError as error:
+                if str(error).startswith("AD471"):  # of a mixture, for which there is no such shuffle
+                    raise
+
                 raise TypeError(
                     f"the length of this {type(self).__name__} is not known: {self._way_out}"
                     'shuffle="full" to the loader, which counts the rows'

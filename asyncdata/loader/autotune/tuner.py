@@ -11,6 +11,7 @@ from asyncdata.loader.autotune.policy import Autotuner, Change, Observation, Tun
 from asyncdata.workers.inline import InlineExecutor
 from asyncdata.workers.machine import available_memory, num_usable_cpus, process_memory
 from asyncdata.workers.pool.process_pool import ProcessExecutor
+from asyncdata.workers.traced import TracedInlineExecutor, TracedProcessExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.loader.autotune.policy import Settled
     from asyncdata.loader.config import LoaderConfig
+    from asyncdata.prefetch.mixture_producer import MixtureProducer
     from asyncdata.prefetch.producer import Producer
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.workers.base import Executor
@@ -37,7 +39,10 @@ def limits_of(config: LoaderConfig) -> TuningLimits:
     """The limits of the autotuner under a configuration."""
     given = config.limits
     least, most, memory = FIRST_WORKERS, 0, given.max_ready_bytes
-    if config.num_workers is None:
+    if config.executor is not None:
+        least, most = config.executor.first_workers, config.executor.max_workers
+        memory = given.max_memory_bytes or available_memory() // 2
+    elif config.num_workers is None:
         most = given.max_workers or num_usable_cpus()
         memory = given.max_memory_bytes or available_memory() // 2
     else:
@@ -62,18 +67,32 @@ def executor_of(
     limits: TuningLimits,
     function: TokenizeFn | Callable[..., Any],
     early: EarlyForkServer | None = None,
+    num_parts: int = 1,
 ) -> Executor:
     """The executor of the configuration.
 
     :param early: the workers' fork server, if it was started early.
+    :param num_parts: parts of the mixture that it serves.
     """
+    is_traced = config.telemetry.trace is not None
     if config.num_workers == 0:
-        return InlineExecutor(function)
+        return (TracedInlineExecutor if is_traced else InlineExecutor)(function, num_parts)
 
-    given = config.limits
-    return ProcessExecutor(
-        limits.min_workers, given.row_timeout_s, limits.max_workers, early, given.max_bytes_per_worker
-    )
+    given, cluster = config.limits, config.executor
+    process_pool = TracedProcessExecutor if is_traced else ProcessExecutor
+
+    def processes(num_workers: int, max_workers: int) -> ProcessExecutor:
+        memory = given.max_bytes_per_worker
+        return process_pool(num_workers, given.row_timeout_s, max_workers, early, memory, num_parts)
+
+    if cluster is None:
+        return processes(limits.min_workers, limits.max_workers)
+
+    from asyncdata.workers.ray.executor import ClusterExecutor
+
+    num_local = cluster.local_workers
+    local = processes(num_local, num_local) if num_local else None
+    return ClusterExecutor(cluster, row_timeout_s=given.row_timeout_s, local=local, num_parts=num_parts)
 
 
 class Tuner:
@@ -90,7 +109,7 @@ class Tuner:
         limits: TuningLimits,
         executor: Executor,
         coordinator: Coordinator,
-        producer: Producer,
+        producer: Producer | MixtureProducer,
         waits: Callable[[], tuple[int, float]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

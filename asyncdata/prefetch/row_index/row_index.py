@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import NoSamplesError
+from asyncdata.core.errors import NoSamplesError, PrefetchTimeoutError, SnapshotError
+from asyncdata.delivery.outcomes.rows import row_ids
 from asyncdata.order.torch_randperm import TorchGenerator
 
 if TYPE_CHECKING:
     from asyncdata.core.errors import AsyncDataError
     from asyncdata.core.messages import Indexed
     from asyncdata.core.types import SourceLocation
+    from asyncdata.delivery.outcomes.policy import Ids
     from asyncdata.order.shuffle import RowShuffle
     from asyncdata.sources.base import Blocks
 
@@ -144,6 +146,22 @@ class RowIndex:
         with self._changed:
             return self._changed.wait_for(lambda: self.is_complete or self.fault is not None, timeout_s)
 
+    def rows_when_complete(self, timeout_s: float | None) -> int:
+        """Wait until it is complete; return :attr:`num_rows`. From any thread.
+
+        :raises PrefetchTimeoutError: if it is not complete in time.
+        :raises AsyncDataError: if it has failed.
+        """
+        if not self.wait(timeout_s):
+            raise PrefetchTimeoutError(
+                f"the row index is not complete after {timeout_s:g} s: {self.num_found} rows are found so far", {}
+            )
+
+        if self.fault is not None:
+            raise self.fault
+
+        return self.num_rows
+
     @property
     def num_rows(self) -> int:
         """Rows that have a number; final when it is complete."""
@@ -191,6 +209,15 @@ class RowIndex:
         below = last if isinstance(numbered, range) else np.searchsorted(numbered, last)
         return np.diff(below, prepend=0).astype(np.int64, copy=False)
 
+    def file_bounds(self, num_files: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Where the rows of each file begin, and those of the last one end, among all rows found; int64 of shape
+        (num_files + 1,). Known when the index is complete.
+        """
+        ends = np.concatenate(([0], self._block_ends[: self._num_blocks]))
+        first_blocks = np.searchsorted(self._block_files[: self._num_blocks], np.arange(num_files + 1))
+        bounds: np.ndarray[Any, np.dtype[np.int64]] = ends[first_blocks]
+        return bounds
+
     def places(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Places:
         """The locations of the rows of these numbers."""
         numbered = self._numbered()
@@ -199,6 +226,18 @@ class RowIndex:
         if self.spool:
             copies = self._block_parts[self._blocks_of(rows)], self._offsets.array[rows].astype(np.int64)
         return Places(*self.origins(rows), lengths, rows, copies)
+
+    def find(self, ids: Ids) -> Int64:
+        """The numbers of the rows with these ids, int64 of the same shape. Only where each row has a number.
+
+        :raises SnapshotError: if there is no such row.
+        """
+        known = row_ids(*self.origins(np.arange(self.num_found)))
+        places: Int64 = np.minimum(known.searchsorted(ids), len(known) - 1).astype(np.int64)
+        if (known[places] != ids).any():
+            raise SnapshotError("AD602 the outcome memory has a row that is not in the data: it is of other data")
+
+        return places
 
     def _blocks_of(self, rows: Any) -> Any:
         return np.searchsorted(self._block_ends[: self._num_blocks], rows, side="right")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from asyncdata.core.cache_messages import ListTokens, TokensListed
 from asyncdata.core.log import get_logger
 from asyncdata.prefetch.token_cache.catalog import Catalog
-from asyncdata.prefetch.token_cache.slot_chunk import PlacedRows
+from asyncdata.prefetch.token_cache.slot_chunk import CachedRows, PlacedRows
 from asyncdata.prefetch.token_cache.window_tokens import WindowTokens
 from asyncdata.prefetch.token_cache.writer import Recorder
 from asyncdata.workers.base import Crashed
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 
     from asyncdata.core.cache_messages import CachedBlock, Refused
     from asyncdata.core.messages import Block, Reply
+    from asyncdata.prefetch.merged_samples import Indices
+    from asyncdata.prefetch.token_cache.catalog import Numbered
     from asyncdata.prefetch.token_cache.folder import CacheFolder
-    from asyncdata.prefetch.token_cache.segment.gather import Indices
-    from asyncdata.sources.base import NumberedBlocks
+    from asyncdata.prefetch.token_cache.segment.gather import Int32
     from asyncdata.workers.base import Executor
 
-__all__ = ("TokenCache",)
+__all__ = ("NAMES_PER_REQUEST", "TokenCache")
 
 _log = get_logger(__name__)
-_NAMES_PER_REQUEST = 64
+NAMES_PER_REQUEST = 64
 
 
 class TokenCache:
@@ -46,7 +47,7 @@ class TokenCache:
 
     def __init__(
         self,
-        source: NumberedBlocks,
+        source: Numbered,
         num_blocks: int,
         folder: CacheFolder,
         executor: Executor,
@@ -59,11 +60,11 @@ class TokenCache:
         self._folder = folder
         self._executor = executor
         self._catalog = Catalog(source, num_blocks)
-        self._recorder = Recorder(source, folder, executor, self._catalog, max_bytes)
+        self._recorder = Recorder(folder, executor, self._catalog, max_bytes)
         self._recorder.begin()
         self._refused: set[str] = set()
         self._names_to_ask: list[str] = []
-        self._is_looked_at = False
+        self._is_looked_at = self._is_listing = False
         self._epoch = 0
 
     @property
@@ -80,11 +81,11 @@ class TokenCache:
 
     def restart(self) -> None:
         """Drop the requests in flight."""
-        self._names_to_ask = []
+        self._names_to_ask, self._is_listing = [], False
         self._epoch = 0
         self._recorder.restart()
         if not self._is_looked_at:
-            self._look(num=_NAMES_PER_REQUEST)
+            self._look(num=NAMES_PER_REQUEST)
 
     def is_ready(self, epoch: int, number: int) -> bool:
         """Whether window ``number`` of ``epoch`` may be opened. If not, it may be after the reply to a request.
@@ -132,10 +133,10 @@ class TokenCache:
         """Count rows that were read from the cache."""
         self.num_rows_read += num_rows
 
-    def placed(self, slot: int, records: Indices) -> PlacedRows:
-        """The rows whose records are at these offsets of the slot."""
-        executor = self._executor
-        return PlacedRows.of(executor.memory(slot), records, partial(executor.slots.borrowers.add, slot))
+    def placed(self, slot: int, records: Indices, num_tokens: Int32, num_bytes: Int32) -> PlacedRows:
+        """The rows whose records are at these offsets of the slot; ``num_tokens`` and ``num_bytes`` are theirs."""
+        executor, rows = self._executor, CachedRows(records, num_tokens, num_bytes)
+        return PlacedRows.of(executor.memory(slot), rows, partial(executor.slots.borrowers.add, slot))
 
     def fail(self, reason: str) -> None:
         """Stop writing: it has failed."""
@@ -148,6 +149,7 @@ class TokenCache:
     # Listing the segments. Workers do it, as there may be many.
 
     def _look(self, *, num: int) -> None:
+        self._is_listing = True
         self._executor.submit(ListTokens(None, num), self._on_names)
 
     def _on_names(self, reply: Reply | Crashed) -> None:
@@ -163,9 +165,10 @@ class TokenCache:
         self._is_looked_at = True
 
     def _ask(self) -> None:
+        self._is_listing = bool(self._names_to_ask)
         if self._names_to_ask:
-            names = self._names_to_ask[:_NAMES_PER_REQUEST]
-            del self._names_to_ask[:_NAMES_PER_REQUEST]
+            names = self._names_to_ask[:NAMES_PER_REQUEST]
+            del self._names_to_ask[:NAMES_PER_REQUEST]
             self._executor.submit(ListTokens(names), self._on_listed)
 
     def _on_listed(self, reply: Reply | Crashed) -> None:
@@ -185,6 +188,7 @@ class TokenCache:
 
     def _cannot_look(self, reply: Reply | Crashed) -> None:
         reason = reply.reason if isinstance(reply, Crashed) else getattr(reply, "message", type(reply).__name__)
+        self._is_listing = False
         _log.warning("token_cache.not_read", path=self._folder.path, reason=reason)
 
     # Called by the service.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 
     from asyncdata.core.cache_messages import SegmentListing
     from asyncdata.core.messages import Block
-    from asyncdata.sources.base import NumberedBlocks
 
-__all__ = ("Catalog", "numbers_of")
+__all__ = ("Catalog", "Found", "Numbered", "numbers_of")
 
 _NOWHERE = -1
 Indices = np.ndarray[Any, np.dtype[np.int64]]
@@ -35,19 +34,47 @@ class _Known(NamedTuple):
     are_sure: np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def numbers_of(source: NumberedBlocks, blocks: Sequence[Block]) -> Indices:
+def numbers_of(source: Numbered, blocks: Sequence[Block]) -> Indices:
     """The source's numbers of these blocks."""
     file_ids = np.array([block.file_id for block in blocks], np.int64)
     return source.numbers(file_ids, np.array([block.start for block in blocks], np.int64))
 
 
-class Catalog:
-    """The segments of a cache, and the source's blocks in them.
+class Numbered(Protocol):
+    """What is cached, by number: the blocks of a source, or its rows."""
 
-    :param num_blocks: the number of blocks of the source.
+    def numbers(self, file_ids: Indices, starts: Indices) -> Indices:
+        """The numbers of what begins at these places, -1 if nothing does."""
+        ...
+
+
+class Found(NamedTuple):
+    """What is cached of a list. Arrays have the shape (num_found,).
+
+    :ivar places: its numbers in the list, int64.
+    :ivar names: names of segments.
+    :ivar owners: for each, the number of its segment in ``names``; int32.
+    :ivar entries: its number in that segment, int32.
+    :ivar are_sure: whether its file is known to be unchanged.
     """
 
-    def __init__(self, source: NumberedBlocks, num_blocks: int) -> None:
+    places: Indices
+    names: list[str]
+    owners: np.ndarray[Any, np.dtype[np.int32]]
+    entries: np.ndarray[Any, np.dtype[np.int32]]
+    are_sure: np.ndarray[Any, np.dtype[np.bool_]]
+
+
+_NOTHING = Found(np.empty(0, np.int64), [], np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.bool_))
+
+
+class Catalog:
+    """The segments of a cache, and the source's blocks, or rows, in them.
+
+    :param num_blocks: the number of blocks, or rows, of the source, as far as it is known.
+    """
+
+    def __init__(self, source: Numbered, num_blocks: int) -> None:
         self._source = source
         self._num_blocks = num_blocks
         self._places = np.empty(0, np.int32)
@@ -94,15 +121,21 @@ class Catalog:
         if name in self._segments:
             return
 
-        if len(numbers) and not len(self._places):
-            self._places = np.full(self._num_blocks, _NOWHERE, np.int32)
         if len(numbers):
+            self._grow(int(numbers.max()) + 1)
             is_better = are_sure | (self._places[numbers] == _NOWHERE)
             self._places[numbers[is_better]] = np.arange(self._end, self._end + len(numbers))[is_better]
         self._segments[name] = _Known(self._end, num_bytes, entries, are_sure)
         self._names.append(name)
         self._firsts.append(self._end)
         self._end += len(numbers)
+
+    def _grow(self, size: int) -> None:
+        """Make room for numbers below ``size``."""
+        if size > len(self._places):
+            size = max(size, self._num_blocks, len(self._places) * 3 // 2)
+            added = np.full(size - len(self._places), _NOWHERE, np.int32)
+            self._places = np.concatenate([self._places, added])
 
     def forget(self, names: Iterable[str]) -> None:
         """Remove segments that are gone or cannot be used."""
@@ -114,17 +147,36 @@ class Catalog:
 
     def forget_block(self, block: Block) -> None:
         """Remove a block that cannot be read from its segment."""
-        number = int(numbers_of(self._source, [block])[0])
-        if len(self._places) and number >= 0:
-            self._places[number] = _NOWHERE
+        self.forget_numbers(numbers_of(self._source, [block]))
+
+    def forget_numbers(self, numbers: Indices) -> None:
+        """Remove the blocks, or rows, of these numbers."""
+        self._places[numbers[self._are_known(numbers)]] = _NOWHERE
+
+    def _are_known(self, numbers: Indices) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Whether there are places of these numbers."""
+        return (numbers >= 0) & (numbers < len(self._places))
 
     def find(self, blocks: Sequence[Block]) -> list[CachedBlock]:
         """The blocks that are cached, by their index in ``blocks``."""
         if not len(self._places):
             return []
 
-        numbers = numbers_of(self._source, blocks)
-        places = np.where(numbers >= 0, self._places[numbers], _NOWHERE)
+        found = self.find_numbers(numbers_of(self._source, blocks))
+        names = map(found.names.__getitem__, found.owners.tolist())
+        return list(map(CachedBlock, found.places.tolist(), names, found.entries.tolist(), found.are_sure.tolist()))
+
+    def numbers_of(self, blocks: Sequence[Block]) -> Indices:
+        """The numbers of these blocks."""
+        return numbers_of(self._source, blocks)
+
+    def find_numbers(self, numbers: Indices) -> Found:
+        """What is cached of that with these numbers."""
+        if not len(self._places):
+            return _NOTHING
+
+        are_known = self._are_known(numbers)
+        places = np.where(are_known, self._places[np.where(are_known, numbers, 0)], _NOWHERE)
         found = np.flatnonzero(places >= 0)
         places = places[found]
         owners = np.searchsorted(self._firsts, places, side="right") - 1
@@ -133,5 +185,6 @@ class Catalog:
             known, of_it = self._segments[self._names[owner]], owners == owner
             inside = places[of_it] - known.first
             entries[of_it], are_sure[of_it] = known.entries[inside], known.are_sure[inside]
-        names = map(self._names.__getitem__, owners.tolist())
-        return list(map(CachedBlock, found.tolist(), names, entries.tolist(), are_sure.tolist()))
+        used, owners = np.unique(owners, return_inverse=True)
+        names = [self._names[owner] for owner in used.tolist()]
+        return Found(found, names, owners.astype(np.int32), entries, are_sure)

@@ -10,7 +10,7 @@ import msgspec
 
 from asyncdata.core.cache_messages import Evicted
 from asyncdata.core.eviction import CacheEntry, evict
-from asyncdata.prefetch.token_cache.segment.layout import SUFFIX
+from asyncdata.prefetch.token_cache.segment.layout import SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ def segment_files(root: str) -> Iterator[CacheEntry]:
 
             with suppress(OSError), os.scandir(folder.path) as files:
                 for file in files:
-                    if file.name.endswith(SUFFIX) and file.name[0] != "." and file.is_file(follow_symlinks=False):
+                    if file.name.endswith(SUFFIXES) and file.name[0] != "." and file.is_file(follow_symlinks=False):
                         found = file.stat(follow_symlinks=False)
                         yield CacheEntry(found.st_mtime_ns, found.st_size, file.path)
 

@@ -22,7 +22,7 @@ from asyncdata.core.file_owner import check_ours
 from asyncdata.prefetch.token_cache.segment.layout import SUFFIX, VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 __all__ = ("ABOUT", "CacheFolder", "about_of", "default_root", "is_in_use", "key_of")
 
@@ -56,15 +56,17 @@ class CacheFolder:
     """A folder that this process reads and, if it holds the lock, writes.
 
     :param root: the folder of all token caches.
+    :param suffix: of its segments.
     :ivar path: the path of this folder.
     :ivar run: the name of the subfolder for this process's unfinished files; empty if it is not the writer.
     :raises ConfigError: if another user may have written to the folder.
     :raises OSError: if the folder cannot be made.
     """
 
-    def __init__(self, root: str, about: Mapping[str, Any]) -> None:
+    def __init__(self, root: str, about: Mapping[str, Any], suffix: str = SUFFIX) -> None:
         self.path = os.path.join(os.path.abspath(root), key_of(about))
         self.run = ""
+        self._suffix = suffix
         os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
         with suppress(FileExistsError):
             os.mkdir(self.path, mode=0o700)
@@ -125,7 +127,7 @@ class CacheFolder:
 
         :raises OSError: if that fails; the segment may or may not be added then.
         """
-        before, name = os.path.join(self.path, unfinished), f"{secrets.token_hex(8)}{SUFFIX}"
+        before, name = os.path.join(self.path, unfinished), f"{secrets.token_hex(8)}{self._suffix}"
         after = os.path.join(self.path, name)
         fd = os.open(before, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -139,6 +141,11 @@ class CacheFolder:
     def discard(self, room: str) -> None:
         """Remove the unfinished files of a window."""
         shutil.rmtree(os.path.join(self.path, room), ignore_errors=True)
+
+    def discard_files(self, names: Iterable[str]) -> None:
+        """Remove unfinished files."""
+        for name in names:
+            self.remove(name)
 
     def remove(self, name: str) -> None:
         """Remove a segment that is damaged."""

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncdata.core.errors import ConfigError
 from asyncdata.prefetch.token_cache.eviction import segment_files
 from asyncdata.prefetch.token_cache.folder import ABOUT, is_in_use
-from asyncdata.prefetch.token_cache.segment.layout import DamagedError
+from asyncdata.prefetch.token_cache.segment.layout import ROWS_SUFFIX, DamagedError
 from asyncdata.prefetch.token_cache.segment.reader import Segment
+from asyncdata.prefetch.token_cache.segment.row_segment import RowSegment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ("Cache", "Fault", "caches", "chosen", "remove", "verify")
+__all__ = ("Cache", "Fault", "caches", "chosen", "opened_segment", "remove", "verify")
 
 _KEY = re.compile(r"[0-9a-f]{32}")
 
@@ -73,7 +74,7 @@ def _cache(key: str, path: str, files: Sequence[Any]) -> Cache:
     num_rows, num_samples, faults = 0, 0, []
     for file in files:
         try:
-            segment = Segment(file.name)
+            segment = opened_segment(file.name)
         except (OSError, DamagedError) as error:
             faults.append(Fault(file.name, str(error)))
             continue
@@ -93,6 +94,15 @@ def _cache(key: str, path: str, files: Sequence[Any]) -> Cache:
         is_in_use=is_in_use(path),
         faults=faults,
     )
+
+
+def opened_segment(path: str) -> Segment:
+    """The segment of blocks or rows, open for reading.
+
+    :raises OSError: if it cannot be opened.
+    :raises DamagedError: if it is not a segment, or damaged.
+    """
+    return RowSegment(path) if path.endswith(ROWS_SUFFIX) else Segment(path)
 
 
 def _about(path: str) -> dict[str, Any]:
@@ -128,7 +138,7 @@ def verify(cache: Cache) -> list[Fault]:
     faults = []
     for path in cache.segments:
         try:
-            segment = Segment(path)
+            segment = opened_segment(path)
         except (OSError, DamagedError) as error:
             faults.append(Fault(path, str(error)))
             continue

@@ -8,22 +8,26 @@ chunk was copied out meanwhile, the bytes may be another window's, so read again
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from asyncdata.core.messages import Tokenized
+from asyncdata.core.messages import Data, Tokenized
+from asyncdata.core.row_codes import NO_SAMPLE, noted_tokens
 from asyncdata.delivery.chunk import Chunk
-from asyncdata.prefetch.token_cache.segment.gather import cached_rows, gather, packed
+from asyncdata.prefetch.merged_samples import gather, packed
+from asyncdata.prefetch.token_cache.segment.gather import cached_rows, names_at
+from asyncdata.prefetch.token_cache.segment.layout import RECORD_WORDS, WORDS_PER_COLUMN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.core.types import Position, Tokens
     from asyncdata.delivery.chunk import Origin
-    from asyncdata.prefetch.token_cache.segment.gather import Indices, Piece
+    from asyncdata.prefetch.merged_samples import Indices
+    from asyncdata.prefetch.token_cache.segment.gather import Int32
 
-__all__ = ("PlacedChunk", "PlacedRows")
+__all__ = ("CachedRows", "PlacedChunk", "PlacedRows")
 
 _TOKENS = ""
 _INT32 = np.dtype(np.int32)
@@ -31,56 +35,61 @@ _moving = threading.RLock()
 """Held while a chunk copies. Without it, the second of two calls could copy after the slot has been reused."""
 
 
-class _Values(NamedTuple):
-    """A column in a slot: the offset of each sample's value, int64, and its bytes, int64.
+class CachedRows(NamedTuple):
+    """Rows of a chunk, all of them cached; arrays of shape (num_rows,).
 
-    Both are also there as memoryviews, from which reading a single number is faster.
+    :ivar records: offset of each row's record in the slot.
+    :ivar num_tokens: a code of ``row_codes``.
+    :ivar num_bytes: of all values of the row.
     """
 
-    starts: Indices
-    sizes: Indices
-    starts_view: memoryview
-    sizes_view: memoryview
-
-    @classmethod
-    def of(cls, starts: Indices, sizes: Indices) -> _Values:
-        """The column with these offsets and sizes."""
-        return cls(starts, sizes, starts.data, sizes.data)
-
-    def ends(self) -> Any:
-        """End offset of each value if all are laid end to end: uint32."""
-        return np.cumsum(self.sizes).astype(np.uint32)
+    records: Indices
+    num_tokens: Int32
+    num_bytes: Int32
 
 
 class PlacedRows(NamedTuple):
-    """Cached rows in a slot.
+    """Cached rows in a slot. A value is found by its record when it is read: few columns of few rows are.
 
     :ivar reply: what a worker would have answered, without tokens and columns.
-    :ivar columns: the samples' columns, by name; the name of the tokens' column is empty.
+    :ivar places: place of each sample's record in ``words``, int64.
+    :ivar num_bytes: bytes of all values.
     :ivar lend: called with each chunk that reads from the slot.
     """
 
     memory: memoryview
+    words: memoryview
     reply: Tokenized
-    columns: dict[str, _Values]
+    places: memoryview
+    num_bytes: int
     lend: Callable[[PlacedChunk], object]
 
     @classmethod
-    def of(cls, memory: memoryview, records: Indices, lend: Callable[[PlacedChunk], object]) -> PlacedRows:
-        """The rows whose records are at these offsets of the slot."""
-        found = cached_rows(memory, np.arange(len(records)), records)
-        rows, columns = _together([piece for piece in found.pieces if len(piece.rows)])
+    def of(cls, memory: memoryview, rows: CachedRows, lend: Callable[[PlacedChunk], object]) -> PlacedRows:
+        """The rows ``rows`` of the slot ``memory``."""
+        records, num_tokens, num_bytes = rows
+        kept, drops, notes = b"", dict[str, Data](), dict[str, Data]()
+        special = np.flatnonzero(num_tokens < 0)
+        if len(special):
+            found = cached_rows(memory, special, records[special])
+            drops, notes = packed(found.drops), packed(found.notes)
+            is_kept = num_tokens != NO_SAMPLE
+            num_tokens = np.where(num_tokens < NO_SAMPLE, noted_tokens(num_tokens), num_tokens)
+            if drops:
+                kept = np.flatnonzero(is_kept).astype(np.int32).tobytes()
+                records, num_tokens, num_bytes = records[is_kept], num_tokens[is_kept], num_bytes[is_kept]
         reply = Tokenized(
             tokens=b"",
-            token_ends=(columns[_TOKENS].ends() >> 2).tobytes(),
-            kept=b"" if len(rows) == len(records) else rows.astype(np.int32).tobytes(),
+            token_ends=np.cumsum(num_tokens, dtype=np.uint32).tobytes(),
+            kept=kept,
             columns={},
-            drops=packed(found.drops),
+            drops=drops,
             errors=[],
             busy_s=0.0,
-            notes=packed(found.notes),
+            notes=notes,
         )
-        return cls(memory, reply, columns, lend)
+        words = memory[: len(memory) // 4 * 4].cast("i")
+        return cls(memory, words, reply, (records >> 2).data, int(num_bytes.sum()), lend)
 
     def chunk(self, first: Position, num_rows: int, origin: Origin, *, ends_epoch: bool) -> PlacedChunk:
         """The chunk of these rows."""
@@ -88,46 +97,32 @@ class PlacedRows(NamedTuple):
         self.lend(chunk)
         return chunk
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all values."""
-        return sum(int(values.sizes.sum()) for values in self.columns.values())
-
     def value(self, column: str, sample: int) -> bytes:
-        """A copy of a sample's value; empty if there is no such column."""
-        values = self.columns.get(column)
-        if values is None:
-            return b""
+        """A copy of a sample's value; empty if there is no such column. The name of the tokens' column is empty."""
+        place, words = self.places[sample], self.words
+        at = place + RECORD_WORDS
+        if column:
+            columns = names_at(self.memory, words, place - (words[place] >> 2)).columns
+            if column not in columns:
+                return b""
 
-        start = values.starts_view[sample]
-        return self.memory[start : start + values.sizes_view[sample]].tobytes()
+            at += WORDS_PER_COLUMN * (1 + columns.index(column))
+        start = (place << 2) + words[at]
+        return self.memory[start : start + words[at + 1]].tobytes()
 
-    def copy(self, column: str) -> bytes:
-        """All values of a column, end to end."""
-        values = self.columns[column]
-        return gather(self.memory, values.starts, values.sizes)
-
-
-def _together(pieces: list[Piece]) -> tuple[Indices, dict[str, _Values]]:
-    """The rows that are samples, in ascending order, and their columns. Blocks may differ in their columns."""
-    if len(pieces) == 1:
-        (piece,) = pieces
-        return piece.rows, {name: _Values.of(piece.starts[name], sizes) for name, sizes in piece.sizes.items()}
-
-    rows = np.concatenate([np.empty(0, np.int64), *(piece.rows for piece in pieces)])
-    columns = {name: (np.zeros_like(rows), np.zeros_like(rows)) for name in _names(pieces)}
-    first = 0
-    for piece in pieces:
-        places = slice(first, first + len(piece.rows))
-        for name, sizes in piece.sizes.items():
-            columns[name][0][places], columns[name][1][places] = piece.starts[name], sizes
-        first += len(piece.rows)
-    order = np.argsort(rows)
-    return rows[order], {name: _Values.of(starts[order], sizes[order]) for name, (starts, sizes) in columns.items()}
-
-
-def _names(pieces: list[Piece]) -> set[str]:
-    return {_TOKENS}.union(*(piece.sizes for piece in pieces))
+    def columns(self) -> dict[str, tuple[bytes, memoryview]]:
+        """All values, copied: for the tokens and each column the values end to end, and where each stops (uint32)."""
+        records = np.array(self.places, np.int64) << 2
+        pieces = cached_rows(self.memory, np.arange(len(records)), records).pieces
+        columns = {}
+        for name in {_TOKENS}.union(*(piece.sizes for piece in pieces)):
+            starts, sizes = np.zeros_like(records), np.zeros_like(records)
+            for piece in pieces:
+                if name in piece.sizes:  # blocks may differ in their columns
+                    starts[piece.rows], sizes[piece.rows] = piece.starts[name], piece.sizes[name]
+            ends = np.cumsum(sizes).astype(np.uint32).data
+            columns[name] = gather(self.memory, starts, sizes), ends
+        return columns
 
 
 class PlacedChunk(Chunk):
@@ -147,23 +142,32 @@ class PlacedChunk(Chunk):
         if last == sample and tokens is not None:
             return tokens
 
-        placed = self._placed
-        if placed is not None:
-            tokens = np.frombuffer(placed.value(_TOKENS, sample), _INT32)
-            if self._placed is placed:
-                self._last = sample, tokens
-                return tokens
+        raw = self._placed_value(_TOKENS, sample)
+        if raw is None:
+            return super().tokens_of(sample)
 
-        return super().tokens_of(sample)
+        tokens = np.frombuffer(raw, _INT32)
+        self._last = sample, tokens
+        return tokens
 
     def _raw(self, column: str, sample: int) -> memoryview | None:
-        placed = self._placed
-        if placed is not None:
-            raw = memoryview(placed.value(column, sample))
-            if self._placed is placed:
-                return raw
+        raw = self._placed_value(column, sample)
+        return super()._raw(column, sample) if raw is None else memoryview(raw)
 
-        return super()._raw(column, sample)
+    def _placed_value(self, column: str, sample: int) -> bytes | None:
+        """A copy of the value in the slot; None if the chunk has been copied out, maybe meanwhile."""
+        placed = self._placed
+        if placed is None:
+            return None
+
+        try:
+            raw = placed.value(column, sample)
+        except Exception:
+            if self._placed is placed:
+                raise
+            return None  # what was read in the slot was another window's
+
+        return raw if self._placed is placed else None
 
     def own(self) -> None:
         """Copy the samples out of the slot, and release the view of it."""
@@ -172,10 +176,7 @@ class PlacedChunk(Chunk):
             if placed is None:
                 return
 
-            self._tokens = np.frombuffer(placed.copy(_TOKENS), np.int32)
-            self._columns = {
-                name: (memoryview(placed.copy(name)), memoryview(values.ends()))
-                for name, values in placed.columns.items()
-                if name != _TOKENS
-            }
+            columns = placed.columns()
+            self._tokens = np.frombuffer(columns.pop(_TOKENS)[0], np.int32)
+            self._columns = {name: (memoryview(data), ends) for name, (data, ends) in columns.items()}
             self._placed = None  # last: until then, samples are read from the slot

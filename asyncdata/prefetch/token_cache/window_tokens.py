@@ -12,16 +12,18 @@ from asyncdata.core.row_codes import is_cached, record_of
 from asyncdata.prefetch.token_cache.segment.layout import NO_SUM
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from asyncdata.core.cache_messages import Refused
     from asyncdata.core.messages import Block, Scan, Scanned, Tokenize, Tokenized
+    from asyncdata.prefetch.token_cache.catalog import Catalog, Indices
+    from asyncdata.prefetch.token_cache.folder import CacheFolder
     from asyncdata.prefetch.windows.base import Arranged, Placed
 
-__all__ = ("Keeper", "WindowTokens")
+__all__ = ("JOURNAL", "MAX_NOTES", "Keeper", "WindowTokens")
 
-_JOURNAL = "journal"
-_MAX_NOTES = 31  # one bit each of a signed int32
+JOURNAL = "journal"
+MAX_NOTES = 31  # one bit each of a signed int32
 _MIN_BLOCKS_PER_PIECE = 64
 _PIECE_BYTES = 16 << 20
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
@@ -43,8 +45,10 @@ class Keeper(Protocol):
         """Count rows that were read from the cache."""
         ...
 
-    def placed(self, slot: int, records: np.ndarray[Any, np.dtype[np.int64]]) -> Placed:
-        """The rows whose records are at these offsets of the slot."""
+    def placed(
+        self, slot: int, records: np.ndarray[Any, np.dtype[np.int64]], num_tokens: Int32, num_bytes: Int32
+    ) -> Placed:
+        """The rows whose records are at these offsets of the slot; ``num_tokens`` and ``num_bytes`` are theirs."""
         ...
 
     def fail(self, reason: str) -> None:
@@ -70,6 +74,7 @@ class WindowTokens:
     :param found: the blocks that are cached.
     :param room: the folder that replies are written to; empty if the window is not stored.
     :ivar num_bytes: bytes of the samples that were written.
+    :ivar is_found: whether all blocks are listed as cached.
     :ivar is_placed: whether all rows are cached and in the slot.
     """
 
@@ -84,6 +89,7 @@ class WindowTokens:
         self._num_spills = 0
         self._num_answered = 0
         self.num_bytes = 0
+        self.is_found = len(found) == len(blocks)
         self.is_placed = False
         self._spilled: list[_Spilled] = []
         self._columns: set[str] = set()
@@ -92,6 +98,7 @@ class WindowTokens:
         self._arranged: Arranged | None = None
         self._is_cached = self._is_kept = np.empty(0, np.bool_)
         self._records = np.empty(0, np.int64)
+        self._num_tokens = self._num_bytes = np.empty(0, np.int32)
 
     # Called by the window.
 
@@ -111,6 +118,9 @@ class WindowTokens:
         """Take the window's rows."""
         starts = arranged.starts[arranged.order]
         self._is_cached, self._records = is_cached(starts), record_of(starts.astype(np.int64))
+        if self._found:
+            order = arranged.order
+            self._num_tokens, self._num_bytes = arranged.num_tokens[order], arranged.num_bytes[order]
         self.is_placed = self._keeper.reads_in_place and len(starts) > 0 and bool(self._is_cached.all())
         if self.room:
             self._arranged = arranged
@@ -121,7 +131,8 @@ class WindowTokens:
         if not (self._keeper.reads_in_place and self._is_cached[first:stop].all()):
             return None
 
-        return self._keeper.placed(slot, self._records[first:stop])
+        sizes = self._num_tokens[first:stop], self._num_bytes[first:stop]
+        return self._keeper.placed(slot, self._records[first:stop], *sizes)
 
     def request(self, request: Tokenize, first: int) -> Tokenize:
         """The request for rows from ``first`` on, with the number of cached ones, and the file for the others."""
@@ -154,28 +165,37 @@ class WindowTokens:
         self._spilled.append(spilled)
         is_kept = ~self._is_cached[spilled.first : spilled.stop]
         is_kept[[error.row for error in reply.errors]] = False
-        is_kept[np.frombuffer(reply.drops.get(_JOURNAL, b""), np.int32)] = False
+        is_kept[np.frombuffer(reply.drops.get(JOURNAL, b""), np.int32)] = False
         self._is_kept[spilled.first : spilled.stop] = is_kept
         self._columns.update(reply.columns)
         self._reasons.update(reply.drops)
         self._notes.update(reply.notes)
         self.num_bytes += len(reply.tokens) + sum(len(column.data) for column in reply.columns.values())
 
-    def give_up(self) -> None:
-        """Do not store the window."""
-        self.room = ""
+    def give_up(self) -> Callable[[CacheFolder], object]:
+        """Do not store the window; see :class:`~asyncdata.prefetch.token_cache.writer.Storable`."""
+        room, self.room = self.room, ""
         self._arranged = None
         self._spilled.clear()
+        return lambda folder: folder.discard(room)
 
     # Called by the recorder, when all rows are answered.
 
-    def pieces(self, cached: Container[int]) -> Iterator[tuple[list[int], StorePlan]]:
-        """The pieces to store: for each, the numbers of its blocks in the window, and where their rows are.
+    def pieces(self, catalog: Catalog) -> Iterator[tuple[Indices, StorePlan]]:
+        """The pieces to store: for each, the catalog's numbers of its blocks, and where their rows are."""
+        # With few windows, a window may be opened again before its blocks are stored: do not store them twice.
+        cached = {item.block for item in catalog.find(self._blocks)}
+        numbers = catalog.numbers_of(self._blocks)
+        for chosen, plan in self.plans(cached):
+            yield numbers[chosen], plan
+
+    def plans(self, cached: Container[int]) -> Iterator[tuple[list[int], StorePlan]]:
+        """The same, with the numbers of the blocks in the window.
 
         :param cached: the blocks of the window that are already cached.
         """
         arranged = self._arranged
-        if arranged is None or len(self._notes) > _MAX_NOTES:
+        if arranged is None or len(self._notes) > MAX_NOTES:
             return
 
         self._spilled.sort(key=lambda spilled: spilled.first)
@@ -230,11 +250,6 @@ class WindowTokens:
             spills=[spilled.name for spilled in self._spilled],
             ends=ends.tobytes(),
         )
-
-    @property
-    def blocks(self) -> Sequence[Block]:
-        """The window's blocks."""
-        return self._blocks
 
 
 def _ranges(firsts: Any, counts: Any) -> Any:

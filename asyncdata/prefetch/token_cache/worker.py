@@ -5,35 +5,45 @@ from __future__ import annotations
 import os
 import time
 from array import array
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from asyncdata.core.cache_messages import EvictTokens, ListTokens, Refused, SegmentListing, StoreTokens, TokensListed
+from asyncdata.core.cache_messages import (
+    EvictTokens,
+    ListTokens,
+    Refused,
+    RowsRefused,
+    SegmentListing,
+    StoreTokens,
+    TokensListed,
+)
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.messages import Failed, encode
-from asyncdata.core.row_codes import cached_start, is_cached, record_of
+from asyncdata.core.row_codes import is_cached, record_of
+from asyncdata.prefetch.merged_samples import merge
+from asyncdata.prefetch.token_cache.cached_scan import CachedBlockRows, CachedScan
 from asyncdata.prefetch.token_cache.eviction import evict_segments
-from asyncdata.prefetch.token_cache.segment.gather import cached_rows, merge
-from asyncdata.prefetch.token_cache.segment.layout import NO_SUM, SUFFIX, DamagedError, checksum, pad
-from asyncdata.prefetch.token_cache.segment.reader import Segments
+from asyncdata.prefetch.token_cache.segment.gather import cached_rows
+from asyncdata.prefetch.token_cache.segment.layout import NO_SUM, SUFFIXES, DamagedError, checksum, pad
+from asyncdata.prefetch.token_cache.segment.reader import Segment, Segments
+from asyncdata.prefetch.token_cache.segment.row_segment import RowSegment, RowsRefusedError, read_rows, store_rows
 from asyncdata.sources.fingerprint import file_digest
-from asyncdata.workers.scan_blocks import ScannedRows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncdata.core.cache_messages import CachedBlock, CachedFile
     from asyncdata.core.messages import Block, Job, Reply, Scan, Scanned, Tokenize, Tokenized
-    from asyncdata.prefetch.token_cache.segment.layout import Entry
-    from asyncdata.prefetch.token_cache.segment.reader import Segment
+    from asyncdata.prefetch.merged_samples import Found
     from asyncdata.sources.reader import BlockReader, BlockRows
 
 __all__ = ("CacheWorker",)
 
-_STORE = "asyncdata.prefetch.token_cache.segment.arrow_writer:store"
+_STORE = "asyncdata.prefetch.token_cache.segment.arrow_writer:store"  # Arrow is imported only there
 
 
 class _RefusedError(Exception):
@@ -42,6 +52,17 @@ class _RefusedError(Exception):
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
         self.kind = kind
+
+
+class OtherTextError(Exception):
+    """Cached rows have other texts now.
+
+    :ivar rows: their numbers in the request.
+    """
+
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__("the text of a row is another one")
+        self.rows = rows
 
 
 class CacheWorker:
@@ -58,7 +79,9 @@ class CacheWorker:
         self._cache = job.cache
         self._slots = slots
         self._reader = reader
-        self._segments = Segments(job.cache.folder)
+        self._has_rows = job.cache.has_rows
+        self._segments = Segments(job.cache.folder, Segment)
+        self._row_segments = Segments(job.cache.folder, RowSegment)
         self._digests: dict[int, str] = {}
         self._touched: set[str] = set()
 
@@ -66,7 +89,7 @@ class CacheWorker:
         """Answer a scan: cached blocks are read from segments, the others from their files."""
         stop = request.base + len(request.blocks) * self._job.stride
         cached = {item.block: item for item in request.cached}
-        out, sums, refused = ScannedRows(self._slots[request.slot], request.base), array("Q"), list[Refused]()
+        out, sums, refused = CachedScan(self._slots[request.slot], request.base), array("Q"), list[Refused]()
         for number, block in enumerate(request.blocks):
             text, item = None, cached.get(number)
             room = stop - out.base - (len(request.blocks) - number - 1) * self._job.text_bytes
@@ -90,7 +113,7 @@ class CacheWorker:
         return None if item.is_sure else self._reader.read_block(block, room)
 
     def _put(
-        self, item: CachedBlock, block: Block, text: BlockRows | None, slot: memoryview, out: ScannedRows, room: int
+        self, item: CachedBlock, block: Block, text: BlockRows | None, slot: memoryview, out: CachedScan, room: int
     ) -> None:
         """Put the samples of a cached block into the slot."""
         segment = self._segments.get(item.segment)
@@ -107,18 +130,8 @@ class CacheWorker:
 
         self._touch(item.segment, segment)
         first = base + segment.read_into(slot[base : base + num_bytes], entry)
-        self._add(slot, segment, entry, first, out, base - out.base + num_bytes)
-
-    def _add(
-        self, slot: memoryview, segment: Segment, entry: Entry, first: int, out: ScannedRows, num_bytes: int
-    ) -> None:
-        """Add the rows whose records begin at offset ``first`` of the slot to the reply."""
-        words = segment.meta.names.record_words
-        size = 4 * words * entry.num_rows
-        records = array("i")
-        records.frombytes(slot[first : first + size])
-        starts = range(cached_start(first), cached_start(first + size), -4 * words)
-        out.add_at(starts, records[2::words], records[1::words], entry.num_blank, num_bytes)
+        block_rows = CachedBlockRows(first, entry.num_rows, segment.record_words, entry.num_blank)
+        out.add_cached(block_rows, base - out.base + num_bytes)
 
     def _touch(self, name: str, segment: Segment) -> None:
         """Update the segment's time of last use, once per worker: eviction depends on it."""
@@ -126,18 +139,69 @@ class CacheWorker:
             self._touched.add(name)
             segment.touch()
 
-    def complete(self, request: Tokenize, fresh: Tokenized | None, began: float) -> Tokenized:
+    def complete(self, request: Tokenize, fresh: Tokenized | None, began: float) -> Tokenized | RowsRefused:
         """The reply to ``request``: its cached rows, merged with ``fresh``, the reply for the other rows."""
         spill, fault = "", ""
         if request.spill and fresh is not None:
             spill, fault = self._spill(request.spill, fresh)
+            fresh = msgspec.structs.replace(fresh, text_sums=b"")
         reply = fresh
         if request.num_cached or reply is None:
-            starts = np.frombuffer(request.starts, np.int32).astype(np.int64)
-            rows = np.flatnonzero(is_cached(starts))
-            found = cached_rows(self._slots[request.slot], rows, record_of(starts[rows]))
-            reply = merge(found, fresh, len(starts), time.perf_counter() - began)
+            try:
+                found = self._found(request)
+            except RowsRefusedError as error:
+                self._row_segments.forget(error.segment)
+                return RowsRefused(error.segment, _kind_of(error.cause), _why(error.cause))
+
+            except OtherTextError as error:
+                return RowsRefused("", "other_text", str(error), np.array(error.rows, np.int32).tobytes())
+
+            reply = merge(found, fresh, len(request.starts) // 4, time.perf_counter() - began)
+            num_mended = fresh.num_mended if fresh is not None else 0
+            reply = msgspec.structs.replace(reply, expected=request.expected, num_mended=num_mended)
         return msgspec.structs.replace(reply, spill=spill, spill_fault=fault)
+
+    def _found(self, request: Tokenize) -> Found:
+        """The cached rows of the request, in the slot or in segments of rows."""
+        if request.cached is not None:
+            for name in request.cached.segments:
+                self._touch_named(name)
+            found, sums = read_rows(self._row_segments, request.cached)
+            self._compare_texts(request, sums)
+            return found
+
+        starts = np.frombuffer(request.starts, np.int32).astype(np.int64)
+        rows = np.flatnonzero(is_cached(starts))
+        return cached_rows(self._slots[request.slot], rows, record_of(starts[rows]))
+
+    def text_sums(self, rows: Sequence[bytes | memoryview]) -> bytes:
+        """Checksums of the texts of rows, if they are to be stored as single rows: uint64."""
+        return array("Q", map(checksum, rows)).tobytes() if self._has_rows else b""
+
+    def _compare_texts(self, request: Tokenize, sums: dict[int, int]) -> None:
+        """Compare the texts of cached rows whose files were touched with what they were.
+
+        :param sums: what the text of each row of the request was.
+        """
+        if not sums or request.cached is None:
+            return
+
+        lengths, texts = array("i", request.lengths), dict[int, bytes | memoryview]()
+        if request.cached.texts:
+            slot = self._slots[request.slot]
+            for row, start in zip(array("i", request.cached.rows), array("i", request.cached.texts), strict=True):
+                texts[row] = slot[start : start + lengths[row]]
+        else:
+            unsure = [place for place in request.overflow if place.row in sums]
+            texts = dict(zip([place.row for place in unsure], self._reader.read_rows(unsure, lengths), strict=True))
+        others = [row for row, expected in sums.items() if checksum(texts[row]) != expected]
+        if others:
+            raise OtherTextError(others)
+
+    def _touch_named(self, name: str) -> None:
+        with suppress(OSError, DamagedError):  # if it is gone, reading a row says so
+            if name not in self._touched:
+                self._touch(name, self._row_segments.get(name))
 
     def _spill(self, name: str, reply: Tokenized) -> tuple[str, str]:
         """Write the reply to a file of this run; return its name and "", or "" and the error."""
@@ -160,7 +224,7 @@ class CacheWorker:
             if isinstance(request, EvictTokens):
                 return evict_segments(request, self._cache.folder)
 
-            store = resolve_path(_STORE)
+            store = store_rows if self._has_rows else resolve_path(_STORE)
             reply: Reply = store(request, self._cache, self._digest)
         except OSError as error:
             return Failed("OSError", f"{error.filename or self._cache.folder}: {error.strerror or error}")
@@ -172,18 +236,20 @@ class CacheWorker:
     def _list(self, request: ListTokens) -> TokensListed:
         names = request.names
         if names is None:
-            names = sorted(name for name in os.listdir(self._cache.folder) if name.endswith(SUFFIX) and name[0] != ".")
+            names = sorted(
+                name for name in os.listdir(self._cache.folder) if name.endswith(SUFFIXES) and name[0] != "."
+            )
         found, faults = [], {}
+        segments: Segments[Any] = self._row_segments if self._has_rows else self._segments
         for name in names if request.names is not None else names[: request.num]:
             try:
-                found.append(self._listing(name))
+                found.append(self._listing(name, segments.get(name)))
             except (OSError, DamagedError) as error:
                 faults[name] = _why(error)
-                self._segments.forget(name)
+                segments.forget(name)
         return TokensListed(names, found, faults)
 
-    def _listing(self, name: str) -> SegmentListing:
-        segment = self._segments.get(name)
+    def _listing(self, name: str, segment: Segment) -> SegmentListing:
         entries = segment.entries()
         chosen, ids, are_sure = [np.empty(0, np.int32)], [np.empty(0, np.int32)], [np.empty(0, np.bool_)]
         for number, (digest, num_bytes, mtime_ns) in enumerate(segment.meta.files):
@@ -227,6 +293,7 @@ class CacheWorker:
     def close(self) -> None:
         """Close the segments."""
         self._segments.close()
+        self._row_segments.close()
 
 
 def _new_file(path: str) -> int:
@@ -250,7 +317,11 @@ def _refusal(block: int, error: _RefusedError | DamagedError | OSError) -> Refus
     if isinstance(error, _RefusedError):
         return Refused(block, error.kind, str(error))
 
-    return Refused(block, "gone" if isinstance(error, FileNotFoundError) else "damaged", _why(error))
+    return Refused(block, _kind_of(error), _why(error))
+
+
+def _kind_of(error: DamagedError | OSError) -> str:
+    return "gone" if isinstance(error, FileNotFoundError) else "damaged"
 
 
 def _why(error: Exception) -> str:

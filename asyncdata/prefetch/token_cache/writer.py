@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 import anyio.to_thread
@@ -19,20 +19,17 @@ from asyncdata.core.cache_messages import Evicted, EvictTokens, Stored, StoreTok
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Failed
-from asyncdata.prefetch.token_cache.catalog import numbers_of
 from asyncdata.workers.base import Crashed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Iterator
 
-    from asyncdata.core.messages import Block, Reply
-    from asyncdata.prefetch.token_cache.catalog import Catalog
+    from asyncdata.core.messages import Reply
+    from asyncdata.prefetch.token_cache.catalog import Catalog, Indices
     from asyncdata.prefetch.token_cache.folder import CacheFolder
-    from asyncdata.prefetch.token_cache.window_tokens import WindowTokens
-    from asyncdata.sources.base import NumberedBlocks
     from asyncdata.workers.base import Executor
 
-__all__ = ("Recorder",)
+__all__ = ("Recorder", "Storable")
 
 _log = get_logger(__name__)
 _MAX_WAITING_BYTES = 512 << 20
@@ -40,16 +37,37 @@ _MAX_OPEN = 256
 """Workers may finish windows out of order. A window is given up once so many later ones are open: it lost a row."""
 
 
-class _Store:
-    """The window that is being stored."""
+class Storable(Protocol):
+    """Samples that become a segment: those of a window, or rows of an order of rows.
 
-    def __init__(self, window: WindowTokens, cached: Container[int]) -> None:
+    :ivar room: the folder with their unfinished files; empty if they are not stored.
+    :ivar num_bytes: bytes of the samples.
+    """
+
+    room: str
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def pieces(self, catalog: Catalog) -> Iterator[tuple[Indices, Any]]:
+        """The pieces to store: for each, the catalog's numbers of what is in it, and its plan."""
+        ...
+
+    def give_up(self) -> Callable[[CacheFolder], object]:
+        """Do not store them. What is returned removes their files, in any thread."""
+        ...
+
+
+class _Store:
+    """What is being stored."""
+
+    def __init__(self, window: Storable, catalog: Catalog) -> None:
         self.window = window
-        self.pieces = list(window.pieces(cached))
+        self.pieces = list(window.pieces(catalog))
         self.file = f"{window.room}/segment"
         self.next_piece = 0
         self.end = 0
-        self.blocks: list[Block] = []
+        self.numbers: list[Indices] = []
         self.num_rows = 0
         self.num_left_out = 0
         self.is_whole = False
@@ -67,10 +85,10 @@ class _Store:
     def took(self, reply: Stored) -> bool:
         """Take the reply for a written piece; return whether there is another one."""
         chosen, _ = self.pieces[self.next_piece]
-        numbers = np.frombuffer(reply.entries, np.int32).tolist()
-        self.blocks += [self.window.blocks[chosen[number]] for number in numbers]
+        stored = chosen[np.frombuffer(reply.entries, np.int32)]
+        self.numbers.append(stored)
         self.end, self.num_rows = reply.end, self.num_rows + reply.num_rows
-        self.num_left_out += len(chosen) - len(numbers)
+        self.num_left_out += len(chosen) - len(stored)
         self.next_piece += 1
         return self.next_piece < len(self.pieces)
 
@@ -82,18 +100,15 @@ class Recorder:
     :ivar is_on: whether this process writes.
     """
 
-    def __init__(
-        self, source: NumberedBlocks, folder: CacheFolder, executor: Executor, catalog: Catalog, max_bytes: int | None
-    ) -> None:
+    def __init__(self, folder: CacheFolder, executor: Executor, catalog: Catalog, max_bytes: int | None) -> None:
         self.is_on = False
-        self._source = source
         self._folder = folder
         self._executor = executor
         self._catalog = catalog
         self._max_bytes = max_bytes
         self._num_rooms = 0
-        self._open: list[WindowTokens] = []
-        self._waiting: deque[WindowTokens] = deque()
+        self._open: list[Storable] = []
+        self._waiting: deque[Storable] = deque()
         self._store: _Store | None = None
         self._jobs: deque[tuple[Callable[[], Any], Callable[[Any], object]]] = deque()
         self._wake: anyio.Event | None = None
@@ -123,7 +138,7 @@ class Recorder:
             self.fail(f"{error.filename}: {error.strerror}")
             return ""
 
-    def opened(self, window: WindowTokens) -> None:
+    def opened(self, window: Storable) -> None:
         """A window with such a folder was opened."""
         self._open.append(window)
 
@@ -137,7 +152,7 @@ class Recorder:
             self._store = None
         self._next()
 
-    def complete(self, window: WindowTokens) -> None:
+    def complete(self, window: Storable) -> None:
         """All rows of a window are answered."""
         if window in self._open:
             self._open.remove(window)
@@ -154,16 +169,14 @@ class Recorder:
             _log.warning("token_cache.behind", path=self._folder.path, num_bytes=num_bytes)
         self._give_up(window)
 
-    def _give_up(self, window: WindowTokens) -> None:
+    def _give_up(self, window: Storable) -> None:
         if window.room:
-            self._run_later(partial(self._folder.discard, window.room), no_op)
-            window.give_up()
+            self._run_later(partial(window.give_up(), self._folder), no_op)
 
     def _next(self) -> None:
         while self._store is None and self._waiting and self.is_on:
             window = self._waiting.popleft()
-            # With few windows, a window may be opened again before its blocks are stored: do not store them twice.
-            store = _Store(window, {item.block for item in self._catalog.find(window.blocks)})
+            store = _Store(window, self._catalog)
             if store.pieces:
                 self._store = store
                 self._store_piece(store)
@@ -195,7 +208,7 @@ class Recorder:
         if store.num_left_out and not self._has_left_out:
             self._has_left_out = True
             _log.warning("token_cache.left_out", path=self._folder.path, num_blocks=store.num_left_out)
-        if not store.blocks:
+        if not any(map(len, store.numbers)):
             self._finish(store)
         elif self._max_bytes is None:
             self._commit(store)
@@ -230,7 +243,7 @@ class Recorder:
         self._run_later(partial(self._folder.commit, store.file), partial(self._on_committed, store))
 
     def _on_committed(self, store: _Store, name: str) -> None:
-        self._catalog.add(name, store.end, numbers_of(self._source, store.blocks))
+        self._catalog.add(name, store.end, np.concatenate(store.numbers))
         _log.info("token_cache.stored", path=f"{self._folder.path}/{name}", num_rows=store.num_rows)
         self._finish(store)
 

@@ -4,39 +4,45 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from asyncdata.core.errors import SnapshotError
+from asyncdata.core.row_codes import EXCLUDED
+from asyncdata.delivery.outcomes.rows import row_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Set
+    from collections.abc import Callable, Sequence, Set
 
     from asyncdata.checkpoint.snapshot import StreamState
+    from asyncdata.core.cache_messages import CachedPlaces, RowsRefused
     from asyncdata.core.errors import AsyncDataError
     from asyncdata.core.messages import Block, Scan, Scanned, Tokenize, Tokenized
     from asyncdata.core.types import Position, SourceLocation
     from asyncdata.delivery.chunk import Chunk, Origin
+    from asyncdata.delivery.outcomes.policy import Ids
+
 __all__ = (
     "AnywhereWindows",
     "Arranged",
+    "CachedRows",
     "CachedTokens",
     "ChunkOrigin",
     "OpenWindow",
     "Placed",
+    "Reading",
     "Tokens",
     "Windows",
+    "leaving_out",
     "no_such_place",
 )
 
 
-class Windows(Protocol):
-    """Opens windows, in the order in which they are needed.
+class Reading(Protocol):
+    """What runs in the service's loop while windows are read: those of a source, or of all parts of a mixture.
 
-    :ivar num_blank: blank lines passed over so far.
     :ivar read_s: seconds for which the trainer's process has been reading the current window; 0 if it is not reading.
     """
-
-    num_blank: int
 
     @property
     def read_s(self) -> float: ...
@@ -48,6 +54,15 @@ class Windows(Protocol):
     async def finish(self) -> None:
         """The loader is closing: store what later runs can use. It is cancelled after a few seconds."""
         ...
+
+
+class Windows(Reading, Protocol):
+    """Opens windows, in the order in which they are needed.
+
+    :ivar num_blank: blank lines passed over so far.
+    """
+
+    num_blank: int
 
     def restart(self) -> None:
         """Give up all windows that were opened, and free their slots."""
@@ -73,22 +88,78 @@ class Windows(Protocol):
         ...
 
 
+class WritingCache(Protocol):
+    """A token cache, as far as it writes while the loader runs."""
+
+    async def run(self) -> None: ...
+
+    async def finish(self) -> None: ...
+
+
 class AnywhereWindows:
     """Windows that workers can read at any position, so that a restart needs only the position."""
 
     read_s = 0.0
+    _cache: WritingCache | None = None
 
     async def run(self) -> None:
-        """As the protocol says: nothing."""
+        """As the protocol says: the token cache writes in a thread."""
+        if self._cache is not None:
+            await self._cache.run()
 
     async def finish(self) -> None:
-        """As the protocol says: nothing."""
+        """As the protocol says: in the token cache."""
+        if self._cache is not None:
+            await self._cache.finish()
 
     def state_at(self, position: Position) -> None:
         """As the protocol says: nothing."""
 
     def resume_at(self, position: Position, state: StreamState | None) -> None:
         """As the protocol says."""
+
+
+class CachedRows(Protocol):
+    """The token cache, as windows of single rows see it (``token_cache.row_cache``).
+
+    :ivar on_listed: called when :meth:`is_ready` may have changed.
+    """
+
+    on_listed: Callable[[], object]
+
+    def restart(self) -> None: ...
+
+    def is_ready(self, epoch: int, number: int) -> bool:
+        """Whether window ``number`` of ``epoch`` may be filled."""
+        ...
+
+    def numbers(self, file_ids: Int64, starts: Int64) -> Int64:
+        """The cache's numbers of the rows with these numbers in these files."""
+        ...
+
+    def find(self, rows: Int64) -> CachedPlaces | None:
+        """Where those of the rows are that are cached; None if none is."""
+        ...
+
+    def spill(self) -> str:
+        """A name for the file of the next reply; empty if it is not to be stored."""
+        ...
+
+    def answered(self, rows: Int64, are_cached: np.ndarray[Any, np.dtype[np.bool_]], reply: Tokenized) -> None:
+        """Take the reply for ``rows``, of which some were cached when they were requested."""
+        ...
+
+    def refused_rows(self, rows: Int64, refusal: RowsRefused) -> None:
+        """Cached rows could not be used; they are tokenized. ``rows`` are those of the request."""
+        ...
+
+    def flush(self) -> None:
+        """Store the rows that were answered so far."""
+        ...
+
+    async def run(self) -> None: ...
+
+    async def finish(self) -> None: ...
 
 
 class CachedTokens(Protocol):
@@ -106,6 +177,7 @@ class CachedTokens(Protocol):
 
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
+Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Placed(Protocol):
@@ -129,6 +201,7 @@ class OpenWindow(Protocol):
     :ivar is_last: whether it is the epoch's last window; known when it is ready.
     :ivar num_rows: number of rows; known when it is ready.
     :ivar is_placed: whether all rows are cached and in the slot; known when it is ready.
+    :ivar is_recorded: whether replies are written to the token cache, so that every row must be tokenized.
     :ivar fault: why it cannot be read; raised when its rows are next in the order.
     """
 
@@ -136,6 +209,7 @@ class OpenWindow(Protocol):
     is_last: bool
     num_rows: int
     is_placed: bool
+    is_recorded: bool
     fault: AsyncDataError | None
 
     @property
@@ -163,8 +237,22 @@ class OpenWindow(Protocol):
         """The rows of the window that ``keys`` name, in ascending order."""
         ...
 
+    def keys(self, first: int, stop: int) -> tuple[Int64, Int64]:
+        """The numbers of the files of the rows ``[first, stop)``, and their offsets there; of shape (stop - first,)."""
+        ...
+
     def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
         """Take the reply for the rows ``[first, first + num_rows)``."""
+        ...
+
+    def completed(self, first: int, num_rows: int, reply: Tokenized) -> Tokenized:
+        """A worker's reply for the rows ``[first, first + num_rows)``, with the samples that were there before."""
+        ...
+
+    def refused(self, first: int, num_rows: int, refusal: RowsRefused) -> None:
+        """Cached rows among ``[first, first + num_rows)`` could not be used: they are requested again, and then
+        tokenized.
+        """
         ...
 
 
@@ -184,16 +272,20 @@ class Arranged(NamedTuple):
     offsets: Int32
     blanks: Int32
     sums: np.ndarray[Any, np.dtype[np.uint64]]
+    num_tokens: Int32
+    num_bytes: Int32
 
 
 class Tokens(Protocol):
     """The token cache of one window: which of its rows are cached, and which will be written.
 
     :ivar room_bytes: bytes of a slot for each block, in addition to those for its text.
+    :ivar is_found: whether all blocks are listed as cached.
     :ivar is_placed: whether all rows are cached and in the slot.
     """
 
     room_bytes: int
+    is_found: bool
     is_placed: bool
 
     def scan(self, scan: Scan, first: int) -> Scan:
@@ -219,6 +311,13 @@ class Tokens(Protocol):
     def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
         """Take the reply for rows from ``first`` on: of a worker, or made here for a row that no worker tokenizes."""
         ...
+
+
+def leaving_out(request: Tokenize, is_out: np.ndarray[Any, np.dtype[np.bool_]]) -> Tokenize:
+    """The request without the text of the rows that are out, which the reply then counts as excluded."""
+    lengths = np.where(is_out, np.int32(EXCLUDED), np.frombuffer(request.lengths, np.int32))
+    overflow = [item for item in request.overflow if not is_out[item.row]]
+    return msgspec.structs.replace(request, lengths=lengths.tobytes(), overflow=overflow)
 
 
 def no_such_place(position: Position, found: str) -> SnapshotError:
@@ -249,3 +348,7 @@ class ChunkOrigin:
     def key(self, row: int) -> tuple[int, int]:
         """The number of its file, and its offset there."""
         return self._window.key(self._first + row)
+
+    def ids(self, num_rows: int) -> Ids:
+        """The ids of the first ``num_rows`` rows."""
+        return row_ids(*self._window.keys(self._first, self._first + num_rows))

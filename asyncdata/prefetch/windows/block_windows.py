@@ -5,14 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncdata.core.messages import Scanned
+import msgspec
+
+from asyncdata.core.messages import Failed, Scanned
 from asyncdata.core.types import Position
 from asyncdata.prefetch.windows.base import AnywhereWindows, CachedTokens, no_such_place
 from asyncdata.prefetch.windows.block_window import Window
-from asyncdata.workers.base import Crashed, error_of
+from asyncdata.prefetch.windows.ready_rows import ReadyRows
+from asyncdata.workers.base import MAX_LOSSES, Crashed, error_of
 
 if TYPE_CHECKING:
-    from asyncdata.core.messages import Reply
+    from asyncdata.core.messages import Reply, Scan
     from asyncdata.order.order import Order
     from asyncdata.sources.base import Blocks
     from asyncdata.workers.base import Executor
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ("BlockWindows",)
 
 _KEPT_SIZES = 15
+_SCANS_OF_EACH = 3
+"""Scans of a window for each worker, if they are answered with samples."""
+_MAX_LOSSES_WITH_SAMPLES = 2
 
 
 class BlockWindows(AnywhereWindows):
@@ -33,22 +39,12 @@ class BlockWindows(AnywhereWindows):
         self, source: Blocks, order: Order, executor: Executor, stride: int, cache: CachedTokens | None = None
     ) -> None:
         self.num_blank = 0
-        self._cache = cache
+        self._cache: CachedTokens | None = cache
         self._source = source
         self._order = order
         self._executor = executor
         self._stride = stride
         self._sizes: dict[tuple[int, int], int] = {}
-
-    async def run(self) -> None:
-        """As the protocol says: the token cache writes in a thread."""
-        if self._cache is not None:
-            await self._cache.run()
-
-    async def finish(self) -> None:
-        """As the protocol says: in the token cache."""
-        if self._cache is not None:
-            await self._cache.finish()
 
     def restart(self) -> None:
         """As the protocol says."""
@@ -70,15 +66,29 @@ class BlockWindows(AnywhereWindows):
             return None
 
         blocks = self._source.blocks(self._order.blocks(epoch, number))
-        tokens = self._cache.window(blocks) if self._cache is not None else None
-        window = Window(self._source, blocks, slot, self._stride, partial(self._order.rows, epoch, number), tokens)
+        arrange, stride = partial(self._order.rows, epoch, number), self._stride
+        if self._executor.answers_with_samples:
+            share = -(-len(blocks) // (_SCANS_OF_EACH * self._executor.num_workers))
+            window = Window(self._source, blocks, slot, stride, arrange, None, ReadyRows(), share)
+        else:
+            tokens = self._cache.window(blocks) if self._cache is not None else None
+            window = Window(self._source, blocks, slot, stride, arrange, tokens)
         window.is_last = number + 1 == self._order.num_windows
         for part, scan in enumerate(window.scans()):
-            self._executor.submit(scan, partial(self._on_scanned, (epoch, number), window, part))
+            self._scan((epoch, number), window, part, scan)
         return window
 
-    def _on_scanned(self, place: tuple[int, int], window: Window, part: int, reply: Reply | Crashed) -> None:
-        if not isinstance(reply, Scanned):
+    def _scan(self, place: tuple[int, int], window: Window, part: int, scan: Scan) -> None:
+        max_losses = _MAX_LOSSES_WITH_SAMPLES if scan.with_samples else MAX_LOSSES
+        self._executor.submit(scan, partial(self._on_scanned, place, window, part, scan), max_losses)
+
+    def _on_scanned(
+        self, place: tuple[int, int], window: Window, part: int, scan: Scan, reply: Reply | Crashed
+    ) -> None:
+        if scan.with_samples and (isinstance(reply, Crashed) or (isinstance(reply, Failed) and reply.row >= 0)):
+            # A row is to blame. With their text here, the rows are tokenized at their turn, and that row is found.
+            self._scan(place, window, part, msgspec.structs.replace(scan, with_samples=False))
+        elif not isinstance(reply, Scanned):
             window.fault = error_of(reply)
         elif window.add(part, reply):
             self.num_blank += window.num_blank

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from asyncdata.batching.planned.plan import PlannedOrder
@@ -14,7 +15,9 @@ from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG, expected_elsewhere, 
 from asyncdata.core.types import Position
 from asyncdata.order.order import ROWS_PER_WINDOW
 from asyncdata.order.rank_share import row_of_epoch
+from asyncdata.order.replay_order import ReplayOrder
 from asyncdata.prefetch.windows.base import AnywhereWindows, no_such_place
+from asyncdata.prefetch.windows.cached_rows import RowsOfWindow
 from asyncdata.prefetch.windows.planned_epochs import PlannedRows
 from asyncdata.workers.base import Crashed, error_of
 
@@ -22,13 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Set
 
     from asyncdata.batching.planned.plan import Dealt, PlannedEpoch
+    from asyncdata.core.cache_messages import RowsRefused
     from asyncdata.core.errors import AsyncDataError
     from asyncdata.core.messages import Reply, Tokenized
     from asyncdata.core.types import SourceLocation
+    from asyncdata.delivery.outcomes.policy import Ids
     from asyncdata.order.order import RowOrder
     from asyncdata.order.rank_share import Share
     from asyncdata.prefetch.row_index.builder import Indexer
     from asyncdata.prefetch.row_index.row_index import Places, RowIndex
+    from asyncdata.prefetch.windows.base import CachedRows
     from asyncdata.sources.base import Blocks
     from asyncdata.workers.base import Executor
 
@@ -36,6 +42,7 @@ __all__ = ("IndexedWindow", "IndexedWindows")
 
 _log = get_logger(__name__)
 
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -61,7 +68,10 @@ class IndexedWindow:
 
     slot = NO_SLOT
 
-    def __init__(self, source: Blocks, index: RowIndex) -> None:
+    def __init__(self, source: Blocks, index: RowIndex, cache: CachedRows | None = None) -> None:
+        self._cache = cache
+        self.is_recorded = cache is not None
+        self._cached: RowsOfWindow | None = None
         self.is_last = False
         self.num_rows = 0
         self.is_placed = False
@@ -78,6 +88,7 @@ class IndexedWindow:
         """
         self._expected = expected
         self._places, self.num_rows, self.is_last = places, len(places.lengths), is_last
+        self._cached = None if self._cache is None else RowsOfWindow(self._cache, places.rows)
 
     @property
     def is_ready(self) -> bool:
@@ -100,10 +111,28 @@ class IndexedWindow:
         if self._expected is not None:
             numbers = self._expected[first:stop]
             is_read, expected = is_read & ~is_elsewhere(numbers), numbers.tobytes()
-        rows = np.flatnonzero(is_read)
+        if self._cached is None:
+            return Tokenize(NO_SLOT, starts.tobytes(), lengths.tobytes(), self._places_of(first, is_read), expected)
+
+        choice = self._cached.choose(first, starts, is_read)
+        places = self._places_of(first, choice.are_read)
+        cached = None if choice.cached is None else msgspec.structs.replace(choice.cached, texts=b"")
+        return Tokenize(
+            NO_SLOT,
+            choice.starts.tobytes(),
+            lengths.tobytes(),
+            places,
+            expected,
+            choice.num_cached,
+            choice.spill,
+            cached,
+        )
+
+    def _places_of(self, first: int, is_read: Bools) -> list[Overflow]:
+        """The places of those rows from ``first`` on that are read."""
+        known, stop, rows = self._known, first + len(is_read), np.flatnonzero(is_read)
         columns = (known.file_ids, known.offsets, *(known.copies or ()))
-        places = map(Overflow, rows.tolist(), *(column[first:stop][rows].tolist() for column in columns))
-        return Tokenize(NO_SLOT, starts.tobytes(), lengths.tobytes(), list(places), expected)
+        return list(map(Overflow, rows.tolist(), *(column[first:stop][rows].tolist() for column in columns)))
 
     def placed(self, first: int, stop: int) -> None:
         """None: a worker must tokenize the rows."""
@@ -113,11 +142,28 @@ class IndexedWindow:
         file_ids, offsets = self._index.origins(self._known.rows[row : row + 1])
         return int(file_ids[0]), int(offsets[0])
 
-    def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
-        """Log damaged copies of rows: the first time, and each time their number has about doubled."""
-        if not reply.num_mended:
-            return
+    def keys(self, first: int, stop: int) -> tuple[Int64, Int64]:
+        """The numbers of the files of the rows ``[first, stop)``, and their offsets there."""
+        return self._index.origins(self._known.rows[first:stop])
 
+    def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
+        """As the protocol says; damaged copies of rows are logged."""
+        if self._cached is not None:
+            self._cached.answered(first, num_rows, reply, is_last=self.is_last)
+        if reply.num_mended:
+            self._log_mended(reply)
+
+    def completed(self, first: int, num_rows: int, reply: Tokenized) -> Tokenized:
+        """As the protocol says: no samples were there."""
+        return reply
+
+    def refused(self, first: int, num_rows: int, refusal: RowsRefused) -> None:
+        """As the protocol says."""
+        if self._cached is not None:
+            self._cached.refused(first, num_rows, refusal)
+
+    def _log_mended(self, reply: Tokenized) -> None:
+        """The first time, and each time the number of damaged copies has about doubled."""
         index, before = self._index, self._index.num_mended
         index.num_mended += reply.num_mended
         if index.num_mended.bit_length() > before.bit_length():
@@ -144,6 +190,7 @@ class IndexedWindows(AnywhereWindows):
     :param make_indexer: makes what fills ``index``, and calls its argument when more rows are known.
     :param share: the rows that this rank tokenizes; None: all.
     :param restart_point: returns the first position that a restart would need now.
+    :param cache: the token cache, if there is one.
     :ivar start: where delivery began, or was restored to. In that epoch, rows that are dealt to ranks one by one are
         counted from there; in later epochs, from the epoch's start.
     """
@@ -153,14 +200,18 @@ class IndexedWindows(AnywhereWindows):
     def __init__(
         self,
         source: Blocks,
-        order: RowOrder | PlannedOrder,
+        order: RowOrder | PlannedOrder | ReplayOrder,
         executor: Executor,
         index: RowIndex,
         make_indexer: Callable[[Callable[[], object]], Indexer],
         share: Share | None = None,
         *,
         restart_point: Callable[[], Position] = Position,
+        cache: CachedRows | None = None,
     ) -> None:
+        self._cache: CachedRows | None = cache
+        if cache is not None:
+            cache.on_listed = self._fill_waiting
         self._restart_point = restart_point
         self.start = Position()
         self._source = source
@@ -183,8 +234,14 @@ class IndexedWindows(AnywhereWindows):
             self.start = self._restart_point()
         if self._plans is not None:
             self._plans.restart(self.start)
+        if self._cache is not None:
+            self._cache.restart()
         if not self._index.is_complete:
             self._indexer.restart()
+
+    def refill(self) -> None:
+        """More rows are known: fill the windows that wait for them."""
+        self._fill_waiting()
 
     # For planned packs. From any thread.
 
@@ -212,7 +269,7 @@ class IndexedWindows(AnywhereWindows):
         """As the protocol says; there is always room."""
         if number == 0 and epoch > 0:
             self._source.check_unchanged()
-        window = IndexedWindow(self._source, self._index)
+        window = IndexedWindow(self._source, self._index, self._cache)
         if not self._fill(window, epoch, number):
             self._waiting[epoch, number] = window
         return window
@@ -231,7 +288,7 @@ class IndexedWindows(AnywhereWindows):
         if window.fault is not None:
             return True
 
-        if found is None:
+        if found is None or not (self._cache is None or self._cache.is_ready(epoch, number)):
             return False
 
         if number and len(found.numbers) == 0:
@@ -261,6 +318,10 @@ class IndexedWindows(AnywhereWindows):
         if isinstance(order, PlannedOrder):
             return self._planned_rows(epoch, first, stop) if index.is_complete else None
 
+        if isinstance(order, ReplayOrder):
+            ids = order.ids_of(epoch) if index.is_complete else None
+            return None if ids is None else self._replayed_rows(ids, first, stop)
+
         # No row may belong to the epoch's last batch, which is dealt in another way.
         num_needed = stop + (0 if self._share is None else self._share.global_batch)
         grows = order.shuffle.grows and index.num_found >= stop and index.num_rows > num_needed
@@ -278,6 +339,10 @@ class IndexedWindows(AnywhereWindows):
         units = np.arange(first, first + len(numbers)) - counted_from
         is_last = index.is_complete and stop >= index.num_rows
         return _Rows(numbers, units, 0, index.num_rows - counted_from, is_last)
+
+    def _replayed_rows(self, ids: Ids, first: int, stop: int) -> _Rows:
+        numbers = self._index.find(ids[first:stop])
+        return _Rows(numbers, numbers, 0, len(ids), stop >= len(ids))
 
     def _planned_rows(self, epoch: int, first: int, stop: int) -> _Rows | None:
         plan = None if self._plans is None else self._plans.epoch(epoch)

@@ -19,16 +19,20 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError, SourceChangedError, SourceError, safe_cause
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Tokenize
+from asyncdata.core.row_codes import TOO_LONG
 from asyncdata.core.types import Position
-from asyncdata.prefetch.windows.base import no_such_place
+from asyncdata.prefetch.windows.base import Int64, no_such_place
+from asyncdata.prefetch.windows.cached_rows import RowsOfWindow
 from asyncdata.prefetch.windows.stream_reader import StreamPass, WindowRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
 
     from asyncdata.checkpoint.snapshot import StreamState
+    from asyncdata.core.cache_messages import RowsRefused
     from asyncdata.core.messages import Tokenized
     from asyncdata.core.types import SourceLocation
+    from asyncdata.prefetch.windows.base import CachedRows
     from asyncdata.sources.stream import RowStream, StreamOrder
     from asyncdata.workers.base import Executor
 
@@ -40,7 +44,10 @@ _log = get_logger(__name__)
 class StreamWindow:
     """Rows of a stream; see :class:`~asyncdata.prefetch.windows.base.OpenWindow`."""
 
-    def __init__(self, stream: RowStream, slot: int) -> None:
+    def __init__(self, stream: RowStream, slot: int, cache: CachedRows | None = None) -> None:
+        self._cache = cache
+        self._cached: RowsOfWindow | None = None
+        self.is_recorded = cache is not None
         self.slot = slot
         self.is_last = False
         self.num_rows = 0
@@ -54,6 +61,9 @@ class StreamWindow:
         columns = ("file_ids", "numbers", "starts", "lengths", "offsets")
         self._rows = rows._replace(**{name: getattr(rows, name)[order] for name in columns})
         self.num_rows, self.is_last = len(order), rows.is_last
+        if self._cache is not None:
+            numbers = self._cache.numbers(self._rows.file_ids.astype(np.int64), self._rows.numbers)
+            self._cached = RowsOfWindow(self._cache, numbers)
 
     @property
     def is_ready(self) -> bool:
@@ -70,7 +80,18 @@ class StreamWindow:
     def request(self, first: int, stop: int) -> Tokenize:
         """What a worker needs to tokenize the rows ``[first, stop)``."""
         starts, lengths = self._known.starts[first:stop], self._known.lengths[first:stop]
-        return Tokenize(self.slot, starts.tobytes(), lengths.tobytes())
+        if self._cached is None:
+            return Tokenize(self.slot, starts.tobytes(), lengths.tobytes())
+
+        found = self._cached.choose(first, starts, lengths != TOO_LONG)
+        return Tokenize(
+            self.slot,
+            found.starts.tobytes(),
+            lengths.tobytes(),
+            num_cached=found.num_cached,
+            spill=found.spill,
+            cached=found.cached,
+        )
 
     def placed(self, first: int, stop: int) -> None:
         """None: a worker must tokenize the rows."""
@@ -79,8 +100,23 @@ class StreamWindow:
         """The number of the row's file, and the row's number there."""
         return int(self._known.file_ids[row]), int(self._known.numbers[row])
 
+    def keys(self, first: int, stop: int) -> tuple[Int64, Int64]:
+        """The numbers of the files of the rows ``[first, stop)``, and the rows' numbers there."""
+        return self._known.file_ids[first:stop].astype(np.int64), self._known.numbers[first:stop].astype(np.int64)
+
     def answered(self, first: int, num_rows: int, reply: Tokenized) -> None:
-        """As the protocol says: nothing."""
+        """As the protocol says."""
+        if self._cached is not None:
+            self._cached.answered(first, num_rows, reply, is_last=self.is_last)
+
+    def completed(self, first: int, num_rows: int, reply: Tokenized) -> Tokenized:
+        """As the protocol says: no samples were there."""
+        return reply
+
+    def refused(self, first: int, num_rows: int, refusal: RowsRefused) -> None:
+        """As the protocol says."""
+        if self._cached is not None:
+            self._cached.refused(first, num_rows, refusal)
 
     def location(self, row: int) -> SourceLocation:
         """The row's location."""
@@ -118,6 +154,7 @@ class StreamWindows:
     :param restart_point: returns the first position that a restart would need now; without it, the states of all
         windows are kept.
     :param on_ready: called, in the service's thread, when a window is read, or has a fault.
+    :param cache: the token cache, if there is one.
     """
 
     def __init__(
@@ -128,8 +165,10 @@ class StreamWindows:
         *,
         restart_point: Callable[[], Position] = Position,
         on_ready: Callable[[], object] = no_op,
+        cache: CachedRows | None = None,
     ) -> None:
         self.num_blank = 0
+        self._cache = cache
         self._stream = stream
         self._order = order
         self._executor = executor
@@ -153,15 +192,20 @@ class StreamWindows:
             self._running.is_given_up = True
         while self._queue:
             self._executor.slots.done(self._queue.popleft().window.slot)
+        if self._cache is not None:
+            self._cache.restart()
 
     def open(self, epoch: int, number: int) -> StreamWindow | None:
         """As the protocol says."""
+        if self._cache is not None and not self._cache.is_ready(epoch, number):
+            return None
+
         slot = self._executor.slots.hold()
         if slot is None:
             return None
 
         self._executor.slots.use(slot)
-        window = StreamWindow(self._stream, slot)
+        window = StreamWindow(self._stream, slot, self._cache)
         self._queue.append(_Fill(window, epoch, number))
         self._wake.set()
         return window
@@ -196,10 +240,21 @@ class StreamWindows:
     # Reading.
 
     async def finish(self) -> None:
-        """As the protocol says: nothing."""
+        """As the protocol says: in the token cache."""
+        if self._cache is not None:
+            await self._cache.finish()
 
     async def run(self) -> None:
-        """As the protocol says: read the windows in a thread, one after the other."""
+        """As the protocol says: a thread reads the windows, one after the other; the token cache writes in another."""
+        if self._cache is None:
+            await self._read_windows()
+            return
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._cache.run)
+            await self._read_windows()
+
+    async def _read_windows(self) -> None:
         try:
             while True:
                 await self._wake.wait()

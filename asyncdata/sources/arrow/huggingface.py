@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     import datasets
 
+    from asyncdata.core.file_refs import FileRefs
     from asyncdata.sources.base import Numbers
 
 __all__ = ("DatasetBlocks", "HuggingFaceSource", "is_saved_dataset")
@@ -142,7 +143,7 @@ class DatasetBlocks(Files):
         super().__init__(list(stamps.values()), max_row_bytes)
         self.extent = len(dataset)
         sizes = {path: found.num_bytes for path, found in stamps.items()}
-        self.files = [FileRef(title, sum(sizes.values()))]
+        self.files: FileRefs = [FileRef(title, sum(sizes.values()))]
         settings = {"columns": columns, "data": data, "indices": indices, "sizes": sizes, "stamps": self.refs}
         self.reader = ReaderSpec(
             "asyncdata.sources.arrow.dataset_reader:ArrowReader", msgspec.to_builtins(settings), "huggingface"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -15,22 +17,31 @@ from asyncdata.core.messages import Block
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.core.types import SourceLocation
 from asyncdata.sources.arrow.column_types import is_same_form, shown_type
+from asyncdata.sources.arrow.parquet_objects import RangesFile, load_footer
 from asyncdata.sources.arrow.parquet_reader import MAGIC, footer_digest
 from asyncdata.sources.arrow.rows_to_json import RowWriter
 from asyncdata.sources.base import Files
 from asyncdata.sources.fingerprint import stamp_of
 from asyncdata.sources.paths import find_files, open_regular, why_unreadable
+from asyncdata.sources.remote.listing import find_objects, names_objects
+from asyncdata.sources.remote.reads import Reads
+from asyncdata.sources.remote.store import ObjectStamp, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
 
+    from asyncdata.core.specs import StoreSpec
     from asyncdata.sources.base import Numbers
     from asyncdata.sources.fingerprint import FileStamp
+    from asyncdata.sources.remote.listing import Objects
 
 __all__ = ("ParquetBlocks", "ParquetSource")
 
+_READER = "asyncdata.sources.arrow.parquet_reader:ParquetReader"
+_REMOTE_READER = "asyncdata.sources.arrow.parquet_objects:RemoteParquetReader"
+_READS_PER_GROUP, _READS_PER_GROUP_OF_OBJECTS = 64, 4
 _MAX_THREADS = 16
 _ROOM = 4
 _ENCRYPTED = b"PARE"
@@ -47,19 +58,25 @@ class ParquetSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     :param paths: a path, a glob, a folder (its ``*.parquet``), or a list of these. A glob's and a folder's files are
         sorted by name; a list keeps its order. The order of files is part of the order of samples.
     :param columns: the columns of a row, in order; None: those of the first file, which all other files must have, too.
-    :param reads_per_group: *order.* More mixes better and decodes more.
+    :param reads_per_group: *order.* More mixes better and decodes more. None: 64, and 4 for objects of a store, where a
+        row group is not only decoded as often, but read.
     :param max_row_bytes: a row whose JSON is longer is a bad row.
     :param allow_repeats: a file may be listed more than once: its rows come as often in an epoch.
+    :param storage_options: as for :class:`JsonlSource`. From a store, whole row groups are read, of the columns alone.
     """
 
     paths: str | list[str]
     columns: list[str] | None = None
-    reads_per_group: int = 64
+    reads_per_group: int | None = None
     max_row_bytes: int = 64 * 1024 * 1024
     allow_repeats: bool = False
+    storage_options: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return shown(self)
 
     def __post_init__(self) -> None:
-        if self.reads_per_group < 1:
+        if self.reads_per_group is not None and self.reads_per_group < 1:
             raise ConfigError(f"reads_per_group must be at least 1, got {self.reads_per_group}")
 
     def open(self, block_bytes: int) -> ParquetBlocks:
@@ -70,22 +87,26 @@ class ParquetSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         :raises ConfigError: for ``columns`` that cannot be, and if pyarrow is not installed.
         """
         _import_pyarrow()
-        paths, faults = find_files(self.paths, ".parquet", allow_repeats=self.allow_repeats)
-        files: list[_Footer] = []
-        with ThreadPoolExecutor(min(_MAX_THREADS, max(1, len(paths))), "asyncdata-footers") as threads:
-            for found in threads.map(_footer_or_fault, paths):
-                if isinstance(found, str):
-                    faults.append(found)
-                else:
-                    files.append(found)
+        stores: list[StoreSpec] = []
+        faults: list[str] = []
+        if names_objects(self.paths):
+            objects = find_objects(self.paths, (".parquet",), self.storage_options, allow_repeats=self.allow_repeats)
+            stores = objects.stores
+            read = _footers_of_objects(objects)
+        else:
+            paths, faults = find_files(self.paths, ".parquet", allow_repeats=self.allow_repeats)
+            read = _footers_of_files(paths)
+        faults += [found for found in read if isinstance(found, str)]
+        files = [found for found in read if not isinstance(found, str)]
         if faults:
             raise SourceError("\n".join(faults))
 
         if not any(sum(file.group_rows) for file in files):
-            raise SourceError(f"AD201 no rows in {len(files)} files, all empty: {', '.join(paths[:5])}")
+            names = ", ".join(file.stamp.path for file in files[:5])
+            raise SourceError(f"AD201 no rows in {len(files)} files, all empty: {names}")
 
-        columns = _columns(files, self.columns)
-        return ParquetBlocks(files, columns, block_bytes, self.reads_per_group, self.max_row_bytes)
+        reads = self.reads_per_group or (_READS_PER_GROUP_OF_OBJECTS if stores else _READS_PER_GROUP)
+        return ParquetBlocks(files, _columns(files, self.columns), block_bytes, reads, self.max_row_bytes, stores)
 
 
 class ParquetBlocks(Files):
@@ -95,14 +116,19 @@ class ParquetBlocks(Files):
     :ivar room_bytes: bytes of a slot for a block. Dictionary encoding of repeated values makes the estimate too low.
     """
 
-    reads_single_rows = False  # a row costs a pass over its row group up to it
-
     def __init__(
-        self, files: Sequence[_Footer], columns: list[str], block_bytes: int, reads_per_group: int, max_row_bytes: int
+        self,
+        files: Sequence[_Footer],
+        columns: list[str],
+        block_bytes: int,
+        reads_per_group: int,
+        max_row_bytes: int,
+        stores: Sequence[StoreSpec] = (),
     ) -> None:
-        super().__init__([file.stamp for file in files], max_row_bytes)
+        super().__init__([file.stamp for file in files], max_row_bytes, stores)
+        self.reads_single_rows = False  # a row costs a pass over its row group up to it
         settings = {"columns": columns, "footers": [file.digest for file in files]}
-        self.reader = ReaderSpec("asyncdata.sources.arrow.parquet_reader:ParquetReader", settings, "parquet")
+        self.reader = ReaderSpec(_REMOTE_READER if stores else _READER, settings, "parquet")
         rows = np.array([number for file in files for number in file.group_rows], np.int64)
         guessed = np.array([size for file in files for size in file.group_bytes(columns)], np.int64)
         pieces = np.clip(-(-guessed // block_bytes), 1, reads_per_group)
@@ -148,7 +174,7 @@ class ParquetBlocks(Files):
 class _Footer(NamedTuple):
     """The contents of a file's footer."""
 
-    stamp: FileStamp
+    stamp: FileStamp | ObjectStamp
     digest: str
     metadata: Any
     schema: pa.Schema
@@ -183,6 +209,40 @@ def _import_pyarrow() -> None:
         raise missing_package("Parquet", "pyarrow", error) from error
 
 
+def _footers_of_files(paths: Sequence[str]) -> list[_Footer | str]:
+    """The footer of each file, or what is wrong with it."""
+    with ThreadPoolExecutor(min(_MAX_THREADS, max(1, len(paths))), "asyncdata-footers") as threads:
+        return list(threads.map(_footer_or_fault, paths))
+
+
+def _footers_of_objects(objects: Objects) -> list[_Footer | str]:
+    """The same for objects, all at once."""
+    with closing(Reads(objects.stores)) as reads:
+        under_way = [reads.start(_footer_of_object, reads, ObjectStamp.of(found)) for found in objects.refs]
+        return [future.result() for future in under_way]
+
+
+def _footer_of_object(reads: Reads, stamp: ObjectStamp) -> _Footer | str:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        found = load_footer(reads, stamp)
+        if not found.digest:
+            head = reads.load(stamp, 0, min(4, stamp.num_bytes)) if stamp.num_bytes else b""
+            return _why_no_parquet(stamp.path, head, found.tail[-4:])
+
+        file = RangesFile(
+            stamp.num_bytes, [(stamp.num_bytes - len(found.tail), found.tail)], partial(reads.load, stamp)
+        )
+        with pq.ParquetFile(pa.PythonFile(file, mode="r")) as parquet:
+            return _Footer(stamp, found.digest, parquet.metadata, parquet.schema_arrow)
+    except SourceError as error:
+        return str(error)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        return f"AD124 {stamp.path}: its footer cannot be read: {error}"
+
+
 def _footer_or_fault(path: str) -> _Footer | str:
     try:
         return _read_footer(path)
@@ -201,7 +261,7 @@ def _read_footer(path: str) -> _Footer:
         found = stamp_of(os.path.abspath(path), os.fstat(fd))
         footer = footer_digest(fd, found.num_bytes)
         if not footer or os.pread(fd, 4, 0) != MAGIC:
-            raise SourceError(_why_no_parquet(path, fd, found.num_bytes))
+            raise SourceError(_why_no_parquet(path, os.pread(fd, 4, 0), os.pread(fd, 4, max(0, found.num_bytes - 4))))
     finally:
         os.close(fd)
 
@@ -212,11 +272,10 @@ def _read_footer(path: str) -> _Footer:
         raise SourceError(f"AD124 {path}: its footer cannot be read: {error}") from error
 
 
-def _why_no_parquet(path: str, fd: int, num_bytes: int) -> str:
-    if num_bytes == 0:
+def _why_no_parquet(path: str, head: bytes, tail: bytes) -> str:
+    if not head:
         return f"AD124 {path} has no bytes at all; a Parquet file without rows has a footer"
 
-    head, tail = os.pread(fd, 4, 0), os.pread(fd, 4, max(0, num_bytes - 4))
     if _ENCRYPTED in (head, tail):
         return f"AD124 {path} is encrypted; decrypt it first"
 

@@ -7,7 +7,7 @@ import os
 from bisect import bisect_right
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncdata.core.digest import digest
 from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Block, FileRef, Job, Overflow
     from asyncdata.sources.reader import BlockRows
 
-__all__ = ("MAGIC", "ParquetReader", "footer_digest")
+__all__ = ("MAGIC", "ParquetFile", "ParquetReader", "RowGroups", "footer_digest", "footer_length")
 
 MAGIC = b"PAR1"
 _READ_BYTES = 256 * 1024  # of a column at a time: of a row group that is left early, the rest is not read
@@ -44,9 +44,14 @@ class ParquetReader:
     def __init__(self, job: Job, columns: list[str], footers: list[str]) -> None:
         self._files = job.files
         self._max_row_bytes = job.max_row_bytes
-        self._open = OpenFiles(lambda file_id: _File(job.files[file_id], columns, footers[file_id]))
-        self._pass: tuple[_File, int, _Pass] | None = None
+        self._columns = columns
+        self._footers = footers
+        self._open = OpenFiles(self._opened)
+        self._pass: tuple[ParquetFile, int, _Pass] | None = None
         self._held = _Held()
+
+    def _opened(self, file_id: int) -> ParquetFile:
+        return _File(self._files[file_id], self._columns, self._footers[file_id])
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
         """As the protocol says."""
@@ -84,7 +89,7 @@ class ParquetReader:
             source = held or self._pass_over(file, group, rows[0])
             return file.write(pa.concat_batches([batch for row in rows for batch in source.rows(row, row + 1)]))
 
-    def _pass_over(self, file: _File, group: int, row: int) -> _Pass:
+    def _pass_over(self, file: ParquetFile, group: int, row: int) -> _Pass:
         """The current pass if it is over this group of the open file, and before ``row``; otherwise a new pass."""
         if self._pass is not None:
             passed, passed_group, current = self._pass
@@ -95,7 +100,7 @@ class ParquetReader:
         self._pass = file, group, started
         return started
 
-    def _file(self, file_id: int) -> _File:
+    def _file(self, file_id: int) -> ParquetFile:
         """The open file; it is opened again if it was touched.
 
         :raises FileChangedError: if it has changed.
@@ -116,11 +121,73 @@ class ParquetReader:
         self._held = _Held()
 
 
-class _File:
+class ParquetFile(Protocol):
     """An open file.
 
+    :ivar path: its name.
     :ivar write: converts its rows to JSON texts.
     """
+
+    path: str
+    write: RowWriter
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether it looks as when it was opened."""
+        ...
+
+    def group_of(self, row: int) -> int:
+        """The row group of a row."""
+        ...
+
+    def first_row(self, group: int) -> int:
+        """The first row of a row group."""
+        ...
+
+    def batches(self, group: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a row group."""
+        ...
+
+    def refuse_shrunk(self) -> None:
+        """Raise if it has fewer bytes than at the start."""
+        ...
+
+    def check(self) -> None:
+        """Raise if it has changed."""
+        ...
+
+    def close(self) -> None:
+        """Close it."""
+        ...
+
+
+class RowGroups:
+    """Where the row groups of a file begin, and how their rows are read."""
+
+    def __init__(self, metadata: Any) -> None:
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        self._ends = list(accumulate(group.num_rows for group in groups))
+        self._row_bytes = [group.total_byte_size // max(1, group.num_rows) for group in groups]
+
+    def group_of(self, row: int) -> int:
+        """As :class:`ParquetFile` says."""
+        return bisect_right(self._ends, row)
+
+    def first_row(self, group: int) -> int:
+        """As :class:`ParquetFile` says."""
+        return self._ends[group - 1] if group else 0
+
+    def batches_of(self, parquet: Any, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of a group of an open ``pyarrow.parquet.ParquetFile``."""
+        num_rows = max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // max(1, self._row_bytes[group])))
+        found: Iterator[pa.RecordBatch] = parquet.iter_batches(
+            num_rows, row_groups=[group], columns=columns, use_threads=False
+        )
+        return found
+
+
+class _File(RowGroups):
+    """A file of this machine."""
 
     def __init__(self, ref: FileRef, columns: list[str], footer: str) -> None:
         self._ref = ref
@@ -144,10 +211,7 @@ class _File:
             self._same.close()
             raise
 
-        metadata = self._parquet.metadata
-        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-        self._ends = list(accumulate(group.num_rows for group in groups))
-        self._row_bytes = [group.total_byte_size // max(1, group.num_rows) for group in groups]
+        super().__init__(self._parquet.metadata)
 
     def refuse_shrunk(self) -> None:
         _refuse_shrunk(self._same.fd, self._ref)
@@ -160,18 +224,8 @@ class _File:
     def is_untouched(self) -> bool:
         return _touched(self._same.fd) == self._touched
 
-    def group_of(self, row: int) -> int:
-        return bisect_right(self._ends, row)
-
-    def first_row(self, group: int) -> int:
-        return self._ends[group - 1] if group else 0
-
     def batches(self, group: int) -> Iterator[pa.RecordBatch]:
-        num_rows = max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // max(1, self._row_bytes[group])))
-        found: Iterator[pa.RecordBatch] = self._parquet.iter_batches(
-            num_rows, row_groups=[group], columns=self._columns, use_threads=False
-        )
-        return found
+        return self.batches_of(self._parquet, group, self._columns)
 
     def close(self) -> None:
         self._parquet.close()
@@ -213,7 +267,7 @@ class _Held:
         self._groups: dict[tuple[int, int], _Batches] = {}
         self._too_large: set[tuple[int, int]] = set()
 
-    def get(self, key: tuple[int, int], file: _File) -> _Batches | None:
+    def get(self, key: tuple[int, int], file: ParquetFile) -> _Batches | None:
         """The row group; None for one that is too large."""
         found = self._groups.pop(key, None)
         if found is None and key not in self._too_large:
@@ -222,7 +276,7 @@ class _Held:
             self._groups[key] = found  # the youngest now
         return found
 
-    def _decode(self, key: tuple[int, int], file: _File) -> _Batches | None:
+    def _decode(self, key: tuple[int, int], file: ParquetFile) -> _Batches | None:
         batches, num_bytes = [], 0
         for batch in file.batches(key[1]):
             batches.append(batch)
@@ -253,7 +307,7 @@ class _Batches:
 
 
 @contextmanager
-def _naming(file: _File, group: int) -> Iterator[None]:
+def _naming(file: ParquetFile, group: int) -> Iterator[None]:
     """An error of Arrow in a row group, with the file and whether the file has changed."""
     import pyarrow as pa
 
@@ -291,9 +345,11 @@ def _refuse_another(fd: int, ref: FileRef, footer: str) -> None:
 
 def footer_digest(fd: int, num_bytes: int) -> str:
     """Digest of the file's footer, which says where everything lies and how large it is; empty if it has none."""
-    tail = os.pread(fd, 8, max(0, num_bytes - 8))
-    length = int.from_bytes(tail[:4], "little")
-    if tail[4:] != MAGIC or length > num_bytes - 12:
-        return ""
+    length = footer_length(os.pread(fd, 8, max(0, num_bytes - 8)), num_bytes)
+    return digest(os.pread(fd, length, num_bytes - 8 - length)) if length else ""
 
-    return digest(os.pread(fd, length, num_bytes - 8 - length))
+
+def footer_length(tail: bytes, num_bytes: int) -> int:
+    """Bytes of the footer of a file that ends with ``tail``; 0 if it has none."""
+    length = int.from_bytes(tail[-8:-4], "little")
+    return length if tail[-4:] == MAGIC and length <= num_bytes - 12 else 0

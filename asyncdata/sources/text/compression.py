@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from io import FileIO
 
     from asyncdata.core.messages import FileRef
+    from asyncdata.sources.remote.object_file import ObjectFile
 
-__all__ = ("CODING_OF_SUFFIX", "CodedText", "coding_of", "is_decodable")
+__all__ = ("CODING_OF_SUFFIX", "CodedText", "coding_of", "decoded_start", "is_decodable")
 
 _PIECE_BYTES = 256 * 1024
 _MIN_PIECE_BYTES = 256 * 1024
@@ -97,15 +98,30 @@ def is_decodable(coding: str) -> bool:
     return True
 
 
+def decoded_start(head: bytes, coding: str) -> bytes:
+    """What can be decoded of a text of which only ``head`` is there.
+
+    :raises SourceError: if it is damaged.
+    """
+    try:
+        return (_Member() if coding == "gzip" else _Frame()).decode(head)[0]
+    except Exception as error:  # zlib.error, or zstandard.ZstdError
+        raise SourceError(f"{_UNITS[coding][0]} its first {coding} {_UNITS[coding][1]} is damaged ({error})") from error
+
+
 class CodedText:
     """The text of one file, read to the size that the file had at the start.
 
     :param coding: see :func:`coding_of`.
     :param check: called for each piece; it raises when the text is no longer needed.
+    :param stored: reads the file, if it is an object; it is closed after that.
     """
 
-    def __init__(self, file: FileRef, coding: str, check: Callable[[], object]) -> None:
+    def __init__(
+        self, file: FileRef, coding: str, check: Callable[[], object], stored: ObjectFile | None = None
+    ) -> None:
         self._file = file
+        self._stored = stored
         self._coding = coding
         self._check = check
         self._entries: deque[tuple[int, int]] = deque()
@@ -129,16 +145,26 @@ class CodedText:
         :raises SourceError: if the file is truncated or damaged, after the text before that.
         :raises SourceChangedError: if the file has become shorter.
         """
-        num_to_skip = offset - entry[1]
-        with closing(SameFile(self._file)) as same, open(same.fd, "rb", buffering=0, closefd=False) as file:
-            file.seek(entry[0])
-            for piece in _collected(self._decoded(file, entry[1]), partial(_refuse_changed, same)):
-                self._check()
-                if num_to_skip < len(piece):
-                    yield piece[num_to_skip:] if num_to_skip else piece
-                num_to_skip = max(0, num_to_skip - len(piece))
+        if self._stored is not None:
+            with closing(self._stored) as stored:
+                yield from self._pieces(stored, stored, entry, offset)
+            return
 
-    def _decoded(self, file: FileIO, place: int) -> Iterator[bytes]:
+        with closing(SameFile(self._file)) as same, open(same.fd, "rb", buffering=0, closefd=False) as file:
+            yield from self._pieces(file, same, entry, offset)
+
+    def _pieces(
+        self, file: FileIO | ObjectFile, same: SameFile | ObjectFile, entry: tuple[int, int], offset: int
+    ) -> Iterator[bytes]:
+        num_to_skip = offset - entry[1]
+        file.seek(entry[0])
+        for piece in _collected(self._decoded(file, entry[1]), partial(_refuse_changed, same)):
+            self._check()
+            if num_to_skip < len(piece):
+                yield piece[num_to_skip:] if num_to_skip else piece
+            num_to_skip = max(0, num_to_skip - len(piece))
+
+    def _decoded(self, file: FileIO | ObjectFile, place: int) -> Iterator[bytes]:
         """The text from its byte ``place`` on."""
         if self._coding == "plain":
             while data := self._read(file):
@@ -154,7 +180,7 @@ class CodedText:
                 place += len(text)
                 yield text
 
-    def _decode(self, file: FileIO, unit: _Unit, data: bytes) -> tuple[bytes, bytes]:
+    def _decode(self, file: FileIO | ObjectFile, unit: _Unit, data: bytes) -> tuple[bytes, bytes]:
         """Some text of ``unit``, and the rest of the bytes that were read."""
         data = data or self._read(file)
         try:
@@ -167,7 +193,7 @@ class CodedText:
 
         return text, left
 
-    def _padding_left_out(self, file: FileIO, data: bytes) -> bytes:
+    def _padding_left_out(self, file: FileIO | ObjectFile, data: bytes) -> bytes:
         """The bytes from the next member or frame on; empty at the end of the file."""
         while True:
             if self._coding == "gzip" and self._entries:
@@ -179,7 +205,7 @@ class CodedText:
             if not data:
                 return data
 
-    def _read(self, file: FileIO) -> bytes:
+    def _read(self, file: FileIO | ObjectFile) -> bytes:
         """The next bytes; empty at the end that the file had at the start."""
         place = file.tell()
         num_wanted = min(_INPUT_BYTES.get(self._coding, _PIECE_BYTES), self._file.num_bytes - place)
@@ -202,7 +228,7 @@ class CodedText:
         )
 
 
-def _refuse_changed(same: SameFile) -> None:
+def _refuse_changed(same: SameFile | ObjectFile) -> None:
     try:
         same.check()
     except FileChangedError as error:

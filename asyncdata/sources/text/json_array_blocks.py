@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncdata.sources.fingerprint import FileStamp
+    from asyncdata.sources.remote.store import ObjectStamp
 
 __all__ = ("ArrayBlocks",)
 
@@ -19,7 +20,11 @@ class ArrayBlocks(FileBlocks):
     """Files of which some are JSON arrays; the rows of the others are lines."""
 
     def __init__(
-        self, stamps: Sequence[FileStamp], block_bytes: int, max_row_bytes: int, are_arrays: Sequence[bool]
+        self,
+        stamps: Sequence[FileStamp | ObjectStamp],
+        block_bytes: int,
+        max_row_bytes: int,
+        are_arrays: Sequence[bool],
     ) -> None:
         super().__init__(stamps, block_bytes, max_row_bytes)
         self.are_arrays = list(are_arrays)

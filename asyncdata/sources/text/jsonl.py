@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from asyncdata.core.errors import SourceError
-from asyncdata.core.messages import FileRef
+from asyncdata.core.errors import ConfigError, SourceError
+from asyncdata.core.file_refs import FileRef, all_sizes
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.sources.base import FileBlocks
 from asyncdata.sources.fingerprint import FileStamp, stamp
 from asyncdata.sources.paths import find_files, open_regular, why_unreadable
-from asyncdata.sources.text.compression import CODING_OF_SUFFIX, CodedText, coding_of, is_decodable
+from asyncdata.sources.remote.listing import find_objects, names_objects, with_heads
+from asyncdata.sources.remote.store import shown
+from asyncdata.sources.text.compression import CODING_OF_SUFFIX, CodedText, coding_of, decoded_start, is_decodable
 from asyncdata.sources.text.text_stream import TextStream
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from asyncdata.core.file_refs import ObjectRefs
+    from asyncdata.core.specs import StoreSpec
+    from asyncdata.sources.remote.listing import Objects
 
 __all__ = ("JsonArraySource", "JsonlSource")
 
@@ -54,12 +61,18 @@ class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         and Unicode white space around a row is not part of it. Not for compressed
         files and arrays.
     :param allow_repeats: a file may be listed several times; its rows then occur as often in an epoch.
+    :param storage_options: for addresses of objects, such as ``s3://bucket/folder``: credentials, endpoint, limits.
+        They are given to the store only, and never shown or stored.
     """
 
     paths: str | list[str]
     max_row_bytes: int = 64 * 1024 * 1024
     python_lines: bool = False
     allow_repeats: bool = False
+    storage_options: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return shown(self)
 
     def open(self, block_bytes: int) -> FileBlocks | TextStream:
         """Find the files and look at each one's first bytes.
@@ -68,12 +81,16 @@ class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             empty.
         """
         suffixes = ".jsonl", (".jsonl.gz", ".jsonl.zst")
-        files = _find(self.paths, suffixes, must_be_array=False, allow_repeats=self.allow_repeats)
-        if any(file.coding != "plain" or file.is_array for file in files):
-            return _stream(files, self.max_row_bytes)
+        found = _find(self, suffixes, must_be_array=False)
+        stamps, stores = found.stamps, found.stores
+        if any(looks != ("plain", False) for looks in found.looks):
+            return _stream(found, self.max_row_bytes)
+
+        if stores and self.python_lines:
+            raise ConfigError("AD320 python_lines=True reads files only; copy the objects, or leave it out")
 
         reader = _PYTHON_LINES if self.python_lines else None
-        return FileBlocks([file.stamp for file in files], block_bytes, self.max_row_bytes, reader)
+        return FileBlocks(stamps, block_bytes, self.max_row_bytes, reader, stores)
 
 
 class JsonArraySource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,11 +103,16 @@ class JsonArraySource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         and ``*.json.zst``.
     :param max_row_bytes: a longer element is a bad row.
     :param allow_repeats: a file may be listed several times; its rows then occur as often in an epoch.
+    :param storage_options: as for :class:`JsonlSource`.
     """
 
     paths: str | list[str]
     max_row_bytes: int = 64 * 1024 * 1024
     allow_repeats: bool = False
+    storage_options: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return shown(self)
 
     def open(self, block_bytes: int) -> TextStream:
         """Find the files and look at each one's first bytes.
@@ -99,50 +121,92 @@ class JsonArraySource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             empty.
         """
         suffixes = ".json", (".json.gz", ".json.zst")
-        files = _find(self.paths, suffixes, must_be_array=True, allow_repeats=self.allow_repeats)
-        return _stream(files, self.max_row_bytes)
+        return _stream(_find(self, suffixes, must_be_array=True), self.max_row_bytes)
 
 
-class _File(NamedTuple):
-    stamp: FileStamp
-    coding: str
-    is_array: bool
+class _Found(NamedTuple):
+    """Files, or objects of ``stores``. ``looks`` has of each its coding, and whether it is an array."""
+
+    stamps: Sequence[FileStamp] | ObjectRefs
+    looks: list[tuple[str, bool]]
+    stores: Sequence[StoreSpec] = ()
 
 
 def _find(
-    paths: str | list[str], suffixes: Sequence[str | tuple[str, ...]], *, must_be_array: bool, allow_repeats: bool
-) -> list[_File]:
-    found, faults = find_files(paths, *suffixes, allow_repeats=allow_repeats)
-    files = []
-    for path in found:
+    source: JsonlSource | JsonArraySource, suffixes: Sequence[str | tuple[str, ...]], *, must_be_array: bool
+) -> _Found:
+    faults: list[str] = []
+    if names_objects(source.paths):
+        objects = find_objects(source.paths, suffixes, source.storage_options, allow_repeats=source.allow_repeats)
+        found = _Found(objects.refs, _looks_of_objects(objects, faults, must_be_array), objects.stores)
+    else:
+        paths, faults = find_files(source.paths, *suffixes, allow_repeats=source.allow_repeats)
+        stamps, looks = [], []
+        for path, file, head in _opened(paths, faults):
+            with _noted(path, faults):
+                looks.append(_inspect(path, head, must_be_array, file))
+                stamps.append(file)
+        found = _Found(stamps, looks)
+    if faults:
+        raise SourceError("\n".join(faults))
+
+    if not any(all_sizes(found.stamps)):
+        names = ", ".join(file.path for file in found.stamps[:5])
+        raise SourceError(f"AD201 no rows in {len(found.stamps)} files, all empty: {names}")
+
+    return found
+
+
+def _looks_of_objects(objects: Objects, faults: list[str], must_be_array: bool) -> list[tuple[str, bool]]:
+    """How each object looks; why others cannot be read is added to ``faults``.
+
+    Of very many objects, most have the same head and suffix as one before them.
+    """
+    known: dict[tuple[bytes, bool, bool], tuple[str, bool]] = {}
+    looks = []
+    for path, head in with_heads(objects, _HEAD_BYTES):
+        key = head, path.endswith(_CODED_SUFFIXES), _bare(path).endswith(".jsonl")
+        if key not in known:
+            with _noted(path, faults):
+                known[key] = _inspect(path, head, must_be_array)
+        if key in known:
+            looks.append(known[key])
+    return looks
+
+
+@contextmanager
+def _noted(path: str, faults: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except SourceError as error:
+        faults.append(str(error))
+    except OSError as error:
+        faults.append(why_unreadable(path, error))
+
+
+def _opened(paths: Iterable[str], faults: list[str]) -> Iterator[tuple[str, FileStamp, bytes]]:
+    """Each path with its file and the first bytes; why the others cannot be read is added to ``faults``."""
+    for path in paths:
         try:
-            files.append(_inspect(path, must_be_array))
+            with open(open_regular(path), "rb", buffering=0) as file:
+                head = file.read(_HEAD_BYTES)
+            yield path, stamp(os.path.abspath(path)), head
         except SourceError as error:
             faults.append(str(error))
         except OSError as error:
             faults.append(why_unreadable(path, error))
-    if faults:
-        raise SourceError("\n".join(faults))
-
-    if not any(file.stamp.num_bytes for file in files):
-        raise SourceError(f"AD201 no rows in {len(files)} files, all empty: {', '.join(found[:5])}")
-
-    return files
 
 
-def _stream(files: list[_File], max_row_bytes: int) -> TextStream:
-    codings, are_arrays = [file.coding for file in files], [file.is_array for file in files]
-    return TextStream([file.stamp for file in files], max_row_bytes, codings, are_arrays)
+def _stream(found: _Found, max_row_bytes: int) -> TextStream:
+    codings, are_arrays = zip(*found.looks, strict=True)
+    return TextStream(found.stamps, max_row_bytes, codings, are_arrays, found.stores)
 
 
-def _inspect(path: str, must_be_array: bool) -> _File:
-    """The format of the file, by its first bytes."""
-    with open(open_regular(path), "rb", buffering=0) as file:
-        head = file.read(_HEAD_BYTES)
-    found = stamp(os.path.abspath(path))
+def _inspect(path: str, head: bytes, must_be_array: bool, file: FileStamp | None = None) -> tuple[str, bool]:
+    """The coding of the file, or object, by its first bytes, and whether it is an array."""
     coding = coding_of(head)
     if coding != "plain":
-        head = _decoded_head(found, coding)
+        head = _decoded_head(path, file, head, coding)
     elif not head and path.endswith(_CODED_SUFFIXES):
         raise SourceError(
             f"AD121 {path} is empty, but a compressed file never is: it was truncated, or is still being written"
@@ -159,7 +223,7 @@ def _inspect(path: str, must_be_array: bool) -> _File:
             f"AD120 {path} is a JSON array, not JSONL; name it *.json, or write one object a line: jq -c '.[]' {path}"
         )
 
-    return _File(found, coding, is_array)
+    return coding, is_array
 
 
 def _refuse_others(path: str, head: bytes) -> None:
@@ -178,11 +242,14 @@ def _bare(path: str) -> str:
     return path
 
 
-def _decoded_head(file: FileStamp, coding: str) -> bytes:
+def _decoded_head(path: str, file: FileStamp | None, head: bytes, coding: str) -> bytes:
+    path = path if file is None else file.path
     if not is_decodable(coding):
         raise SourceError(
-            f"AD123 {file.path} is zstd (magic 28 b5 2f fd): pip install zstandard, or decompress it first: "
-            f"zstd -d {file.path}"
+            f"AD123 {path} is zstd (magic 28 b5 2f fd): pip install zstandard, or decompress it first: zstd -d {path}"
         )
 
-    return next(CodedText(FileRef(file.path, file.num_bytes), coding, bool).pieces((0, 0), 0), b"")[:_HEAD_BYTES]
+    if file is None:
+        return decoded_start(head, coding)[:_HEAD_BYTES]
+
+    return next(CodedText(FileRef(path, file.num_bytes), coding, bool).pieces((0, 0), 0), b"")[:_HEAD_BYTES]

@@ -94,7 +94,7 @@ def read_block(
         if length > max_row_bytes:
             length = -1
         elif length and data[start] in _BLANKS:
-            row = read_row(fd, file, block.start - 1 + start, length) if cut else data[start:end]
+            row = read(fd, file, block.start - 1 + start, length) if cut else data[start:end]
             length = 0 if row.isspace() else length
         if length:
             starts.append(start if 0 <= length <= len(data) - start else -1)

@@ -90,7 +90,10 @@ class ChatSpans:
 
     def has_stop(self, text: str, blocks: list[Span]) -> bool:
         """Whether a block ends with a stop token; True if there are no blocks."""
-        return not blocks or any(text[start:stop].rstrip().endswith(self._stops) for start, stop in reversed(blocks))
+        if not blocks or text.endswith(self._stops, *blocks[-1]):  # nearly always
+            return True
+
+        return any(text[start:stop].rstrip().endswith(self._stops) for start, stop in reversed(blocks))
 
     def asked(
         self, messages: list[Message], tools: list[Message] | None, trained: Sequence[int]

@@ -11,7 +11,7 @@ import platform
 import time
 import unicodedata
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
 import tokenizers
@@ -23,17 +23,27 @@ from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.file_lock import lock
 from asyncdata.core.version import __version__
-from asyncdata.tokenization.encoders.equivalence_sweep import SWEEP_VERSION, sweep
+from asyncdata.tokenization.encoders.equivalence_sweep import (
+    NUM_COMMON_TEXTS,
+    SWEEP_VERSION,
+    Characters,
+    common_points,
+    known_points,
+    sweep,
+    sweep_characters,
+)
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, load_backend, version_of
+from asyncdata.tokenization.encoders.forked_parts import ForkedParts
 from asyncdata.tokenization.encoders.hf_encoder import ids_around, separator_of
 from asyncdata.tokenization.encoders.token_lengths import OffsetCheck, TokenLengths, lengths_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from asyncdata.tokenization.encoders.fast_backends import FlatEncoder
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-__all__ = ("Proof", "Subject", "choose", "find", "make", "missing", "proof_path", "revoke", "subject_of")
+__all__ = ("Proof", "Subject", "choose", "find", "make", "make_first", "missing", "proof_path", "revoke", "subject_of")
 
 _SCHEMA = 1
 _FOLDER = "conformance"
@@ -69,6 +79,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         depend on the text.
     :ivar token_lengths: the bytes of each token, as uint16 by its id, if they give the offsets of tokens; else empty.
     :ivar no_offsets: why they do not, whatever the backend; empty if they do.
+    :ivar is_partial: only the common characters are proven yet; the others are among the exceptions.
     :ivar num_texts: how many texts were compared; ``num_differences`` of them had other ids.
     """
 
@@ -78,6 +89,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     around: tuple[list[int], list[int]] | None = None
     token_lengths: bytes = b""
     no_offsets: str = ""
+    is_partial: bool = False
     num_texts: int = 0
     num_differences: int = 0
     seconds: float = 0.0
@@ -154,12 +166,16 @@ def revoke(subject: Subject, reason: str) -> None:
 
 
 def missing(files: TokenizerFiles) -> list[str]:
-    """The backends to prove, in this order, so that "auto" can use one; empty if it already can."""
+    """The backends to prove, in this order, so that "auto" can use one for all texts; empty if it already can."""
     found = [(subject.backend, find(subject)) for subject in _subjects(files)]
-    if any(proof is not None and not proof.refusal for _, proof in found):
+    if any(_is_whole(proof) and not proof.refusal for _, proof in found):
         return []
 
-    return [backend for backend, proof in found if proof is None]
+    return [backend for backend, proof in found if not _is_whole(proof)]
+
+
+def _is_whole(proof: Proof | None) -> TypeGuard[Proof]:
+    return proof is not None and not proof.is_partial
 
 
 def _subjects(files: TokenizerFiles) -> Iterator[Subject]:
@@ -178,7 +194,8 @@ def choose(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False) 
     if backend == "auto":
         proofs = map(find, _subjects(files))
         usable = (proof for proof in proofs if proof is not None and proof.is_usable(needs_offsets=needs_offsets))
-        return next(usable, None)
+        first = next(usable, None)
+        return next(filter(_is_whole, usable), first) if first is not None and first.is_partial else first
 
     return None if backend == "hf" else require(files, backend, needs_offsets=needs_offsets)
 
@@ -195,7 +212,7 @@ def require(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False)
             f"AD435 tokenizer_backend={backend!r} is not installed; pip install {backend}, or tokenizer_backend='auto'"
         )
 
-    proof = find(subject) or make(files, subject)
+    proof = make(files, subject)
     if proof.refusal:
         raise ConfigError(
             f"AD434 tokenizer_backend={backend!r} is not exact for the tokenizer in {files.folder}: {proof.refusal}. "
@@ -212,30 +229,53 @@ def require(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False)
 
 
 def make(
-    files: TokenizerFiles, subject: Subject, progress: Callable[[str, float], None] = lambda _part, _share: None
+    files: TokenizerFiles,
+    subject: Subject,
+    progress: Callable[[str, float], None] = lambda _part, _share: None,
+    num_processes: int = 1,
 ) -> Proof:
     """Run the sweep and store its result. Only one process of the machine does it; others wait and use its result.
 
+    :param num_processes: how many processes share the work; if several, this one must have a single thread.
     :raises ConfigError: if the tokenizer cannot be loaded by ``tokenizers``.
     """
-    with _alone():
-        if (proof := find(subject)) is not None:
+    if _is_whole(proof := find(subject)):
+        return proof
+
+    with _alone("proving"):
+        if _is_whole(proof := find(subject)):
             return proof
 
-        began = time.monotonic()
-        found = _prove(files, subject, progress)
-        proof = msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 1))
-        with suppress(OSError):  # proven all the same, for this process
-            keep(proof)
+        return _made(subject, lambda: _prove(files, subject, progress, num_processes))
+
+
+def make_first(files: TokenizerFiles, subject: Subject) -> Proof:
+    """The proof of ``subject``. If there is none, one of the common characters is made, in 2.5 s of CPU.
+
+    :raises ConfigError: if the tokenizer cannot be loaded by ``tokenizers``.
+    """
+    with _alone("proving_first"):
+        return find(subject) or _made(subject, lambda: _prove_common(files, subject))
+
+
+def _made(subject: Subject, prove: Callable[[], Proof]) -> Proof:
+    began = time.monotonic()
+    proof = msgspec.structs.replace(prove(), seconds=round(time.monotonic() - began, 1))
+    before = find(subject)
+    if before is not None and before.refusal:  # an audit has revoked it meanwhile
+        return before
+
+    with suppress(OSError):  # proven all the same, for this process
+        keep(proof)
     return proof
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _alone(name: str) -> Iterator[None]:
     folder = os.path.join(cache_folder(), _FOLDER)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        fd = os.open(os.path.join(folder, "proving.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = os.open(os.path.join(folder, f"{name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:  # no cache: every process proves for itself
         yield
         return
@@ -247,7 +287,23 @@ def _alone() -> Iterator[None]:
         os.close(fd)
 
 
-def _prove(files: TokenizerFiles, subject: Subject, progress: Callable[[str, float], None]) -> Proof:
+def _prove_common(files: TokenizerFiles, subject: Subject) -> Proof:
+    fewer = {"code_points": common_points(), "num_random_texts": NUM_COMMON_TEXTS}
+    proof = _prove(files, subject, lambda _part, _share: None, fewer=fewer)
+    return msgspec.structs.replace(proof, is_partial=not proof.refusal)
+
+
+def _prove(
+    files: TokenizerFiles,
+    subject: Subject,
+    progress: Callable[[str, float], None],
+    num_processes: int = 1,
+    fewer: dict[str, Any] | None = None,
+) -> Proof:
+    """The result of the sweep.
+
+    :param fewer: the sweep's arguments for fewer characters and texts.
+    """
     if unfit := files.unfit_for_fast():
         return Proof(subject=subject, refusal=unfit)
 
@@ -258,9 +314,12 @@ def _prove(files: TokenizerFiles, subject: Subject, progress: Callable[[str, flo
         return Proof(subject=subject, refusal=f"{subject.backend} cannot load it: {type(error).__name__}: {error}")
 
     special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    around, lengths = ids_around(tokenizer), lengths_of(files, tokenizer)
+    around, lengths, separator = ids_around(tokenizer), lengths_of(files, tokenizer), separator_of(tokenizer)
     trusted = OffsetCheck(tokenizer, TokenLengths(lengths, files.normal_form or "") if lengths else None)
-    found = sweep(trusted, tried, special, separator=separator_of(tokenizer), progress=progress)
+    shared = fewer or {}
+    if num_processes > 1:  # forked before this process encodes: that may start threads
+        shared = _others(trusted, tried, separator, num_processes)
+    found = sweep(trusted, tried, special, separator=separator, progress=progress, **shared)
     no_offsets = trusted.difference if lengths else "its tokens are not the bytes of the text"
     return Proof(
         subject=subject,
@@ -272,3 +331,22 @@ def _prove(files: TokenizerFiles, subject: Subject, progress: Callable[[str, flo
         num_texts=found.num_texts,
         num_differences=found.num_differences,
     )
+
+
+def _others(trusted: OffsetCheck, tried: FlatEncoder, separator: str | None, num_processes: int) -> dict[str, Any]:
+    """Have other processes try their part of all characters: the arguments of a sweep that waits for them."""
+    points = known_points()
+
+    def part(number: int) -> bytes:
+        found = sweep_characters(trusted, tried, points[number::num_processes], separator)
+        return msgspec.msgpack.encode((found, trusted.difference))
+
+    forked = ForkedParts(num_processes, part)
+
+    def elsewhere() -> Iterator[Characters]:
+        for data in forked.results():
+            found, difference = msgspec.msgpack.decode(data, type=tuple[Characters, str])
+            trusted.difference = trusted.difference or difference
+            yield found
+
+    return {"elsewhere": elsewhere, "own_points": slice(0, None, num_processes)}

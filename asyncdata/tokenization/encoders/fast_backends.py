@@ -7,20 +7,16 @@ token.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import re
-import sys
-import threading
 from array import array
 from importlib.util import find_spec
-from itertools import accumulate
-from types import ModuleType
+from itertools import accumulate, count
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = (
     "FAST_BACKENDS",
@@ -138,52 +134,41 @@ def load_backend(name: str, tokenizer_json: bytes, *, splits_special: bool = Fal
 
 
 def _load_gigatoken(tokenizer_json: bytes, splits_special: bool) -> FlatEncoder:
-    from gigatoken.gigatoken_rs import load_hf_json
+    from gigatoken.gigatoken_rs import BytesSource, PadTruncate, load_hf_json
 
     if splits_special:
         raise ValueError("gigatoken always finds special tokens in a text, and this tokenizer does not")
 
-    encode = load_hf_json(tokenizer_json).encode_batch
-    is_alone = (
-        threading.current_thread() is threading.main_thread()
-    )  # as in a worker: no other thread imports meanwhile
+    tokenizer = load_hf_json(tokenizer_json)
+    padded = PadTruncate(pad_id=0)
 
     def encode_all(texts: list[str]) -> FlatIds:
-        with _plain_arrays() if is_alone else contextlib.nullcontext():
-            found = encode(texts, parallel=False)
-        ids, ends = found if is_alone else (found.layout.content.data, found.layout.offsets.data[1:])
-        return FlatIds(memoryview(ids).cast("B"), array("I", ends.tolist()))
+        # Its calls for a list, and those that return an array of rows, import awkward: 0.4 s and 60 MB for a worker.
+        data = [text.encode() for text in texts]
+        longest, total = max(map(len, data), default=0), sum(map(len, data))
+        if longest * len(data) > _MAX_PADDING * total:
+            return _flat_rows([tokenizer.encode(each) for each in data])
+
+        return _without_padding(*tokenizer.encode_batch_padded(BytesSource(data), padded, parallel=False))
 
     return encode_all
 
 
-@contextlib.contextmanager
-def _plain_arrays() -> Iterator[None]:
-    """Make gigatoken return a batch's ids unchanged, instead of an array of ``awkward``.
-
-    For each batch it calls ``awkward``, whose import costs a worker 0.4 s and 60 MB. Its other calls are slower: one
-    call for each text takes a third longer. During this block, it imports a stub that returns its arguments.
-    """
-    before = sys.modules.get("awkward")
-    sys.modules["awkward"] = _Unflattened("awkward")
-    try:
-        yield
-    finally:
-        if before is None:
-            del sys.modules["awkward"]
-        else:
-            sys.modules["awkward"] = before
+_MAX_PADDING = 8
+"""With more padding than that, texts are encoded one by one: the time of a call does not count beside the long ones."""
 
 
-class _Unflattened(ModuleType):
-    """The stub that gigatoken imports as ``awkward``."""
+def _without_padding(matrix: Any, counts: Any) -> FlatIds:
+    """The first ``counts`` ids of each row, one after another."""
+    ids = memoryview(matrix).cast("B") if matrix.size else b""
+    starts, numbers = count(0, 4 * matrix.shape[1]), counts.tolist()
+    rows = [ids[start : start + 4 * number] for start, number in zip(starts, numbers, strict=False)]
+    return FlatIds(b"".join(rows), array("I", accumulate(numbers)))
 
-    Array = type("Array", (), {})
 
-    @staticmethod
-    def unflatten(ids: Any, counts: Any) -> tuple[Any, Any]:
-        """The ids, and the end of each text's ids."""
-        return ids, counts.cumsum()
+def _flat_rows(rows: Sequence[Any]) -> FlatIds:
+    """Of arrays of uint32."""
+    return FlatIds(b"".join(rows), array("I", accumulate(map(len, rows))))
 
 
 def _load_fastokens(tokenizer_json: bytes, splits_special: bool) -> FlatEncoder:

@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import unicodedata
 from array import array
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from asyncdata.tokenization.encoders.hf_encoder import flat_ids
 from asyncdata.tokenization.spans import Offsets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Self
 
     from numpy import ndarray
-    from tokenizers import Tokenizer
+    from tokenizers import AddedToken, Tokenizer
 
     from asyncdata.tokenization.encoders.fast_backends import FlatIds
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
     Array = ndarray[Any, Any]
 
-__all__ = ("OffsetCheck", "TokenLengths", "lengths_of")
+__all__ = ("LengthsById", "OffsetCheck", "TokenLengths", "lengths_of")
 
 _UNKNOWN = 0xFFFF
 """The length of a token that has no fixed one, such as one that absorbs white space."""
@@ -38,28 +39,59 @@ _NEVER = 1 << 30
 
 def lengths_of(files: TokenizerFiles, tokenizer: Tokenizer) -> bytes:
     """The bytes of each token, as uint16 by its id; empty if the vocabulary is not a byte-level one."""
-    from tokenizers import pre_tokenizers  # a worker that reads lengths does not need it
-
-    if files.normal_form is None or not files.is_byte_level:
+    if not _has_lengths(files, tokenizer):
         return b""
 
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    if not vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet()):
-        return b""  # bytes that have no token are left out, or become one that stands for any of them
-
-    names = {id: name for name, id in vocabulary.items()}
+    names = {id: name for name, id in tokenizer.get_vocab(with_added_tokens=True).items()}
     lengths = array("H", [_UNKNOWN]) * (max(names, default=-1) + 1)
     added = tokenizer.get_added_tokens_decoder()
     for id, name in names.items():
-        token = added.get(id)
-        if token is None:
-            length = len(name)  # one character stands for each byte
-        elif token.lstrip or token.rstrip or (token.normalized and not token.content.isascii()):
-            length = _UNKNOWN
-        else:
-            length = len(token.content.encode())
-        lengths[id] = min(length, _UNKNOWN)
+        lengths[id] = _length(name, added.get(id))
     return lengths.tobytes()
+
+
+def _has_lengths(files: TokenizerFiles, tokenizer: Tokenizer) -> bool:
+    """Whether the vocabulary is a byte-level one, with all bytes, so that each token is a fixed number of them."""
+    from tokenizers import pre_tokenizers  # a worker that reads lengths does not need it
+
+    if files.normal_form is None or not files.is_byte_level:
+        return False
+
+    # Bytes that have no token are left out, or become one that stands for any of them.
+    return all(tokenizer.token_to_id(byte) is not None for byte in pre_tokenizers.ByteLevel.alphabet())
+
+
+def _length(name: str, added: AddedToken | None) -> int:
+    if added is None:
+        length = len(name)  # one character stands for each byte
+    elif added.lstrip or added.rstrip or (added.normalized and not added.content.isascii()):
+        length = _UNKNOWN
+    else:
+        length = len(added.content.encode())
+    return min(length, _UNKNOWN)
+
+
+class LengthsById(dict[int, int]):
+    """The bytes of each token, looked up when it is first needed: a worker uses few of a vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._added = tokenizer.get_added_tokens_decoder()
+
+    @classmethod
+    def of(cls, files: TokenizerFiles, tokenizer: Tokenizer) -> Self | None:
+        """Of this tokenizer; None if its tokens have no fixed lengths."""
+        return cls(tokenizer) if _has_lengths(files, tokenizer) else None
+
+    def __missing__(self, id: int) -> int:
+        length = self[id] = _length(self._tokenizer.id_to_token(id) or "", self._added.get(id))
+        return length
+
+    def ascii_offsets(self, text: str, ids: Sequence[int]) -> Offsets | None:
+        """The offsets of the tokens of an ASCII text, which no normal form changes; None if they are not known."""
+        stops = list(accumulate(map(self.__getitem__, ids)))
+        starts = [0, *stops]
+        return Offsets(starts[:-1], stops) if starts[-1] == len(text) else None
 
 
 class TokenLengths:
@@ -79,6 +111,24 @@ class TokenLengths:
 
         :param flat: the ids of the texts.
         """
+        starts, stops, borders, known = self.of_all(texts, flat, self.is_normal)
+        return [
+            Offsets(*each) if is_known else None
+            for is_known, each in zip(known, _cut(starts, stops, borders.tolist()), strict=True)
+        ]
+
+    def is_normal(self, text: str) -> bool:
+        """Whether the normalizer leaves the text as it is."""
+        return not self._normal_form or unicodedata.is_normalized(self._normal_form, text)
+
+    def of_all(
+        self, texts: Sequence[str], flat: FlatIds, is_normal: Callable[[str], bool]
+    ) -> tuple[Array, Array, Array, list[bool]]:
+        """The first characters of all tokens, their ends, where each text's tokens begin and end, and whether the
+        offsets of each text are known.
+
+        :param is_normal: whether a text that is not ASCII is in the normal form.
+        """
         import numpy as np  # a worker that needs no offsets never loads it
 
         if self._table is None:
@@ -91,23 +141,20 @@ class TokenLengths:
         base = np.repeat(before, counts)
         starts, stops = (sums[:-1] - base).astype(np.int32), (sums[1:] - base).astype(np.int32)
         num_bytes = (sums[borders[1:]] - before).tolist()
-        known = [self._as_bytes(text, length) for text, length in zip(texts, num_bytes, strict=True)]
+        known = [_as_bytes(text, length, is_normal) for text, length in zip(texts, num_bytes, strict=True)]
         wide = {number: data for number, data in enumerate(known) if data}
         if wide:
             _to_characters(starts, stops, counts, wide)
-        return [
-            None if is_known is None else Offsets(*each)
-            for is_known, each in zip(known, _cut(starts, stops, borders.tolist()), strict=True)
-        ]
+        return starts, stops, borders, [data is not None for data in known]
 
-    def _as_bytes(self, text: str, length: int) -> bytes | None:
-        """The text's bytes, or none if it is ASCII; None if it is not known that its tokens have them."""
-        if text.isascii():
-            return b"" if len(text) == length else None
 
-        data = text.encode("utf-8", "surrogatepass")
-        is_normal = not self._normal_form or unicodedata.is_normalized(self._normal_form, text)
-        return data if is_normal and len(data) == length else None
+def _as_bytes(text: str, length: int, is_normal: Callable[[str], bool]) -> bytes | None:
+    """The text's bytes, or none if it is ASCII; None if it is not known that its tokens have them."""
+    if text.isascii():
+        return b"" if len(text) == length else None
+
+    data = text.encode("utf-8", "surrogatepass")
+    return data if len(data) == length and is_normal(text) else None
 
 
 def _to_characters(starts: Array, stops: Array, counts: Array, wide: dict[int, bytes]) -> None:
@@ -158,10 +205,17 @@ class OffsetCheck:
         if self._lengths is None or self.difference:
             return flat_ids(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
 
+        import numpy as np
+
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         flat = flat_ids(encodings)
-        for text, encoding, found in zip(texts, encodings, self._lengths(texts, flat), strict=True):
-            if found is not None and list(zip(*map(list, found), strict=True)) != encoding.offsets:
-                self.difference = f"the offsets of tokens differ in {ascii(text[:60])}"
+        pairs = chain.from_iterable(each.offsets for each in encodings)
+        given = np.frombuffer(array("i", chain.from_iterable(pairs)), np.int32)
+        # Whether a text is normal takes as long as all the rest. It matters only if its offsets differ.
+        starts, stops, borders, known = self._lengths.of_all(texts, flat, lambda _: True)
+        differing = np.flatnonzero((given[::2] != starts) | (given[1::2] != stops))
+        for number in np.unique(np.searchsorted(borders, differing, "right") - 1).tolist():
+            if known[number] and (texts[number].isascii() or self._lengths.is_normal(texts[number])):
+                self.difference = f"the offsets of tokens differ in {ascii(texts[number][:60])}"
                 break
         return flat

@@ -26,12 +26,14 @@ BETWEEN = "\n\n"
 class RecipeSample(NamedTuple):
     """The tokens of a sample before padding; those from ``start`` on are trained.
 
-    :ivar facts: what ``extra`` and the statistics say about it.
+    :ivar is_question_lost: whether the cut has removed the question.
+    :ivar is_cut: whether anything was cut.
     """
 
     tokens: array[int]
     start: int
-    facts: dict[str, bool]
+    is_question_lost: bool
+    is_cut: bool
 
 
 def drafts_of(filled: Filled) -> list[Draft]:
@@ -57,5 +59,7 @@ def sample_of(
     kept = prompt[: max(max_length - reserve - len(before) - len(after), 0)]
     end = found[0].offsets.stops[len(kept) - 1] if kept else 0
     start = len(before) + len(kept) + len(after)
-    facts = {"question_lost": len(kept) < len(prompt) and end < drafting.of.asked}
-    return RecipeSample((before + kept + after + answer)[:max_length], start, facts)
+    whole = before + kept + after + answer
+    is_prompt_cut = len(kept) < len(prompt)
+    is_question_lost = is_prompt_cut and end < drafting.of.asked
+    return RecipeSample(whole[:max_length], start, is_question_lost, is_prompt_cut or len(whole) > max_length)

@@ -48,7 +48,8 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Load the tokenizer and compile the template."""
         files = self.files()
         reader = _ChatReader(self, self.chat_spans(files, files.special_texts()))
-        return DraftTokenizer(open_span_encoder(files, self.tokenizer_backend), reader, _ChatWriter(self))
+        encoder = open_span_encoder(files, self.tokenizer_backend)
+        return DraftTokenizer(encoder, reader, _ChatWriter(self), decode=reader.decode)
 
 
 class _ChatReader:
@@ -56,12 +57,16 @@ class _ChatReader:
 
     def __init__(self, fn: ChatTokenizeFn, spans: tuple[ChatSpans, ChatSpans]) -> None:
         self._train_on = fn.train_on
-        self._row = RowReader({"messages": fn.messages_key}, {"tools": fn.tool_key, "metadata": fn.metadata_key})
+        optional = {"tools": fn.tool_key, "metadata": fn.metadata_key}
+        self._row = RowReader({"messages": fn.messages_key}, optional, decoded="messages")
         self._drafts = ChatDrafts(self._row, spans)
+        self.decode = self._row.all
 
-    def __call__(self, raw: Buffer) -> Drafting | str:
-        fields = self._row(raw)
-        messages = self._row.chat("messages", decode_value(fields["messages"], raw), raw)
+    def __call__(self, raw: Buffer, fields: dict[str, Any] | None = None) -> Drafting | str:
+        if fields is None:
+            fields = self._row(raw)
+            fields["messages"] = decode_value(fields["messages"], raw)
+        messages = self._row.chat("messages", fields["messages"], raw)
         tools = self._drafts.tools(fields.get("tools"), raw)
         trained = self._trained(messages, raw)
         if not trained:

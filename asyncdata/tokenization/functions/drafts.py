@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.tokenization.spans import Span, clip, encode_spans
@@ -12,11 +13,12 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.column_writer import ColumnWriter
 
-__all__ = ("NOTHING_TRAINED", "Draft", "Drafting", "Encoded", "predicted", "write_sample")
+__all__ = ("NOTHING_TRAINED", "TRUNCATED", "Draft", "Drafting", "Encoded", "predicted", "write_sample")
 
 Buffer = bytes | memoryview
 
 NOTHING_TRAINED = "no_trained_tokens"
+TRUNCATED = "truncated"
 
 
 class Draft(NamedTuple):
@@ -43,21 +45,24 @@ class Encoded(NamedTuple):
 
     :ivar straddling: the indices of tokens that cross the border of a block, and so are not trained.
     :ivar has_stop: as in the draft.
+    :ivar is_cut: whether tokens of the draft are missing.
     """
 
     tokens: array[int]
     spans: list[Span]
     straddling: Sequence[int] = ()
     has_stop: bool = True
+    is_cut: bool = False
 
     def cut(self, start: int, stop: int) -> Encoded:
         """The tokens in ``[start, stop)``."""
         straddling = [place - start for place in self.straddling if start <= place < stop]
-        return Encoded(self.tokens[start:stop], clip(self.spans, start, stop), straddling, self.has_stop)
+        return Encoded(self.tokens[start:stop], clip(self.spans, start, stop), straddling, self.has_stop, is_cut=True)
 
     def notes(self) -> list[str]:
         """The notes that statistics count for the sample."""
-        return ["straddling_token"] * bool(self.straddling) + ["no_stop_token"] * (not self.has_stop)
+        about_training = ["straddling_token"] * bool(self.straddling) + ["no_stop_token"] * (not self.has_stop)
+        return about_training + [TRUNCATED] * self.is_cut
 
 
 def write_sample(
@@ -78,7 +83,7 @@ def write_sample(
         return
 
     out.keep(row, encoded.tokens, spans=encode_spans(spans), **columns)
-    for note in sorted({*encoded.notes(), *notes}):
+    for note in sorted(set(chain(encoded.notes(), notes))):
         out.note(row, note)
 
 

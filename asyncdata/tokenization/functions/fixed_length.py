@@ -14,7 +14,7 @@ import msgspec
 from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.encoders.span_encoder import open_span_encoder
 from asyncdata.tokenization.functions import babilong_recipe
-from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Draft, Drafting, predicted
+from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, TRUNCATED, Draft, Drafting, predicted
 from asyncdata.tokenization.functions.fixed_length_layout import Filled, Layout, place_cut
 from asyncdata.tokenization.functions.labelled import (
     DraftTokenizer,
@@ -55,7 +55,7 @@ class FixedLengthTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unkno
     :param answer: the answer's text, with keys of the row in braces; it follows the prompt directly.
     :param context_key: the key of the context, which may be cut. None: nothing is cut.
     :param overlong: what to do with a row that is too long: drop it, counted as ``max_length``; treat it as bad; or
-        cut its context at the beginning, at the end, or in the middle.
+        cut its context at the beginning, at the end, or in the middle, noted as ``truncated``.
     :param min_context_tokens: a row with fewer tokens of context after the cut is dropped as ``context_too_short``.
     :param keep_answer: drop a row as ``answer_lost`` if its context after the cut does not contain the answer.
     :param add_special_tokens: keep the tokens that the tokenizer adds before plain text, such as its BOS.
@@ -63,8 +63,8 @@ class FixedLengthTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unkno
         None means True, or False with ``legacy_recipe``.
     :param pad_id: the id of the padding. None: the tokenizer's ``pad_token``, or its ``eos_token`` if it has none.
     :param legacy_recipe: cut prompts at their right end to ``max_length - reserve`` tokens, tokenize the answer
-        separately, and train no end token. ``extra["question_lost"]`` is true if the cut has removed the question;
-        ``statistics().noted_total`` counts these samples.
+        separately, and train no end token. ``extra["question_lost"]`` is true if the cut has removed the question.
+        ``statistics().noted_total`` counts these samples, and as ``truncated`` all that were cut.
     :param reserve: the number of tokens that ``legacy_recipe`` keeps free for the answer.
     :raises ConfigError: for a setting that cannot work.
     """
@@ -189,7 +189,9 @@ class _FixedWriter:
             limits = {"max_length": self._fn.max_length, "reserve": self._fn.reserve}
             around = self._before, self._after
             made = babilong_recipe.sample_of(drafting, found, around, **limits)
-            self._write(row, made.tokens, [(made.start, len(made.tokens))], drafting, out, made.facts)
+            extra = {"question_lost": made.is_question_lost}
+            notes = ["question_lost"] * made.is_question_lost + [TRUNCATED] * made.is_cut
+            self._write(row, made.tokens, [(made.start, len(made.tokens))], drafting, out, extra, notes)
             return
 
         (draft,), filled = drafting.drafts, drafting.of
@@ -204,7 +206,7 @@ class _FixedWriter:
         shift = len(self._before) - (cut[1] - cut[0])
         spans = [(start + shift, stop + shift) for start, stop in token_spans(offsets, draft.blocks)]
         spans.append((len(kept), len(kept) + len(self._eos)))
-        self._write(row, kept + self._eos, spans, drafting, out, {})
+        self._write(row, kept + self._eos, spans, drafting, out, {}, [TRUNCATED] * (cut[1] > cut[0]))
 
     def _cut(self, surplus: int, filled: Filled, offsets: Offsets) -> Span | str:
         """The range of tokens to remove, or the reason to drop the row.
@@ -241,8 +243,9 @@ class _FixedWriter:
         drafting: Drafting,
         out: ColumnWriter,
         facts: dict[str, bool],
+        notes: list[str],
     ) -> None:
-        """Pad and keep the sample. ``facts`` are stored in its ``extra``; true ones are counted as notes."""
+        """Pad and keep the sample. ``facts`` are stored in its ``extra``; the statistics count ``notes``."""
         trained = join(predicted(spans))
         if not trained:
             out.drop(row, NOTHING_TRAINED)
@@ -252,8 +255,8 @@ class _FixedWriter:
         extra = msgspec.json.encode({"num_padding": num_padding, **facts})
         padded = tokens + array("i", [self._pad]) * num_padding
         out.keep(row, padded, spans=encode_spans(trained), extra=extra, **drafting.columns)
-        for name in (name for name, is_true in facts.items() if is_true):
-            out.note(row, name)
+        for note in notes:
+            out.note(row, note)
 
 
 def _is_lost(filled: Filled, offsets: Offsets, cut: Span) -> bool:

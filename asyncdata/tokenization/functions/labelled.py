@@ -21,7 +21,7 @@ from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.spans import trained_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.tokenization.encoders.span_encoder import Located, SpanEncoder
@@ -50,8 +50,8 @@ class OfAnyLength(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=
     """The settings of functions whose samples have the length of their rows.
 
     :param max_length: the largest sample that is kept whole, in tokens.
-    :param overlong: what to do with a longer sample: drop it, counted as ``max_length``; cut its right or left end; or
-        treat its row as bad.
+    :param overlong: what to do with a longer sample: drop it, counted as ``max_length``; cut its right or left end,
+        counted as ``truncated``; or treat its row as bad.
     """
 
     max_length: PositiveInt | None = None
@@ -96,9 +96,10 @@ def named_token(files: TokenizerFiles, name: str, given: bool | str, setting: st
 class DraftReader(Protocol):
     """Reads a raw row."""
 
-    def __call__(self, raw: Buffer) -> Drafting | str:
+    def __call__(self, raw: Buffer, /, *decoded: Any) -> Drafting | str:
         """The row's drafts, or the reason to drop the row.
 
+        :param decoded: the row's value from ``decode`` of :class:`DraftTokenizer`, if that has decoded the rows.
         :raises RowFault: if it is bad.
         """
         ...
@@ -119,12 +120,20 @@ class DraftTokenizer:
     """An opened tokenize function: reads the drafts of rows, tokenizes all of them at once, and writes samples.
 
     :param encoder: None if no row has a draft.
+    :param decode: decodes many rows in one call, to a value for each; it returns None if a row is bad, or may be.
     """
 
-    def __init__(self, encoder: SpanEncoder | PlainEncoder | None, read: DraftReader, write: DraftWriter) -> None:
+    def __init__(
+        self,
+        encoder: SpanEncoder | PlainEncoder | None,
+        read: DraftReader,
+        write: DraftWriter,
+        decode: Callable[[Sequence[Buffer]], Sequence[Any] | None] = lambda _: None,
+    ) -> None:
         self._encoder = encoder
         self._read = read
         self._write = write
+        self._decode = decode
 
     def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
         draftings = list(self._read_each(rows, out))
@@ -142,10 +151,12 @@ class DraftTokenizer:
                 out.fail(row, RowFault(fault.code, fault.reason, rows[row]))
 
     def _read_each(self, rows: Sequence[Buffer], out: ColumnWriter) -> Iterator[tuple[int, Drafting]]:
-        for row, raw in enumerate(rows):
+        decoded = self._decode(rows)
+        arguments: Iterable[tuple[Any, ...]] = zip(rows) if decoded is None else zip(rows, decoded, strict=True)
+        for row, given in enumerate(arguments):
             out.progress(row)  # a template is a program, and may run forever
             try:
-                drafting = self._read(raw)
+                drafting = self._read(*given)
             except RowFault as fault:
                 out.fail(row, fault)
                 continue
@@ -194,7 +205,7 @@ def encoded(located: Located, draft: Draft) -> Encoded:
     return Encoded(located.ids, spans, straddling, draft.has_stop)
 
 
-def metadata_column(fields: Mapping[str, Buffer]) -> dict[str, Buffer]:
+def metadata_column(fields: Mapping[str, Any]) -> dict[str, Buffer]:
     """The column of the row's metadata, unchanged; no column for null."""
-    text = fields.get("metadata", b"null")
-    return {} if bytes(text) == b"null" else {"metadata": text}
+    text = fields.get("metadata")
+    return {} if text is None or bytes(text) == b"null" else {"metadata": text}

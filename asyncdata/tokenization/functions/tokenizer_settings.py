@@ -138,12 +138,25 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
         """Digest of the class and its settings, without the tokenizer's location and backend."""
         # Without defaults, so that a setting that a later release adds does not invalidate snapshots of this one.
         same = msgspec.structs.replace(self, tokenizer="-", revision=None, tokenizer_backend="auto")
-        settings = msgspec.to_builtins(same)
-        return digest(canonical([tag_of(type(self)), self.version, settings]))
+        return digest(canonical([tag_of(type(self)), self.version, _changed_settings(same)]))
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments, as builtins."""
         return msgspec.structs.asdict(self)
+
+
+def _changed_settings(settings: msgspec.Struct) -> dict[str, Any]:
+    """The settings that are not the defaults, as builtins.
+
+    msgspec leaves out a default that is the same object; a text that was read from a file is another, equal one.
+    """
+    changed = {}
+    for field in msgspec.structs.fields(settings):
+        value, make = getattr(settings, field.name), field.default_factory
+        default = field.default if make is msgspec.NODEFAULT else make()
+        if type(value) is not type(default) or value != default:
+            changed[field.encode_name] = msgspec.to_builtins(value)
+    return changed
 
 
 def _way_out(tokenizer: Any) -> str:

@@ -112,7 +112,7 @@ def _share(control: socket.socket, tokenizer: BatchTokenizer) -> Opened:
     """Receive what workers need besides the tokenize function."""
     _, _, fds = _receive_command(control)
     job = decode_job(receive(control)[1])
-    opened = Opened(job, tokenizer, SharedMemory.of(fds[0], fds[1:]))
+    opened = Opened(job, tokenizer, SharedMemory.of(fds[0], fds[1:], max(1, len(job.parts))))
     for fd in fds:
         os.close(fd)
     return opened
@@ -162,7 +162,8 @@ class _ForkLoop:
         self._workers: set[int] = set()
 
     def run(self) -> None:
-        resolve_path(self._opened.job.reader.path)  # imported once, for all workers
+        for job in (self._opened.job, *self._opened.job.parts):
+            resolve_path(job.reader.path)  # imported once, for all workers
         gc.collect()
         give_back_memory()  # free memory: each worker would get a copy of its pages as soon as it writes
         gc.freeze()  # without it, the first collection in a worker would copy every page that it visits

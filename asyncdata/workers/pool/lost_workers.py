@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.log import get_logger
+from asyncdata.core.messages import Failed, Ready, Short
 from asyncdata.core.shortage import is_shortage
 from asyncdata.workers.pool.deadlines import MAX_WAIT_S, Patience
 from asyncdata.workers.pool.worker_main import STATUS_SHORT
 
 if TYPE_CHECKING:
+    from asyncdata.core.messages import Reply
     from asyncdata.workers.pool.processes import ChildProcess, WorkerProcess
 
 __all__ = ("Health", "Lost", "died_starting", "first_worker_error", "may_pass", "new_patience", "ran_short")
@@ -106,6 +108,22 @@ class Health:
     def succeeded(self) -> None:
         """A request was answered."""
         self._losses.succeeded()
+
+    def check_start(self, reply: Reply) -> None:
+        """Check the first message of a worker.
+
+        :raises EOFError: if it ends for lack of a resource, and another one is started.
+        :raises WorkerError: if it cannot serve, or is out of step.
+        """
+        if isinstance(reply, Short) and self.has_started:
+            raise EOFError
+
+        if isinstance(reply, Failed | Short):
+            message = reply.message if isinstance(reply, Failed) else reply.reason
+            raise WorkerError(f"{message}\n{reply.traceback}".rstrip())
+
+        if not isinstance(reply, Ready):
+            raise WorkerError(f"a worker began with {type(reply).__name__}; it is out of step")
 
     def wait_for_another(self, process: WorkerProcess, lost: Lost, starts: Patience | None, num_workers: int) -> float:
         """A worker was lost: seconds to wait before the next one starts.

@@ -8,6 +8,7 @@ with :class:`Crashed`; the producer then searches for the row that is to blame.
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -16,21 +17,23 @@ from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.framing import frame
 from asyncdata.core.log import get_logger
-from asyncdata.core.messages import Failed, Ready, Short, decode_reply
+from asyncdata.core.messages import Ready, Short, decode_reply
 from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics
-from asyncdata.workers.pool.calls import Backlog, Call
-from asyncdata.workers.pool.deadlines import given_up, pause
+from asyncdata.workers.pool.calls import Backlog
+from asyncdata.workers.pool.deadlines import pause
 from asyncdata.workers.pool.lost_workers import Health, Lost, first_worker_error, new_patience, ran_short
 from asyncdata.workers.pool.processes import SharedResources
 from asyncdata.workers.pool.spawning import WorkerFactory
 from asyncdata.workers.pool.worker import Worker, state_of
+from asyncdata.workers.reader_lane import has_stores, waits_for_a_store
 from asyncdata.workers.slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.core.messages import Job, Reply, Request
+    from asyncdata.core.messages import Job, Request
     from asyncdata.workers.base import OnReply
+    from asyncdata.workers.pool.calls import Call
     from asyncdata.workers.pool.deadlines import Patience
     from asyncdata.workers.pool.early_start import EarlyForkServer
 
@@ -51,6 +54,7 @@ class ProcessExecutor:
     :param max_workers: the largest number of workers; None means 64, or ``num_workers`` if that is more.
     :param early: a fork server that was started before; :meth:`prepare` must run in its thread.
     :param max_bytes_per_worker: a worker that uses more memory is replaced after it has answered its requests.
+    :param num_parts: parts of the mixture that it serves; each has slots of its own.
     """
 
     def __init__(
@@ -60,23 +64,23 @@ class ProcessExecutor:
         max_workers: int | None = None,
         early: EarlyForkServer | None = None,
         max_bytes_per_worker: int | None = None,
+        num_parts: int = 1,
     ) -> None:
         self._max_workers = max(num_workers, max_workers or _MAX_WORKERS)
-        self.num_workers = num_workers
-        self.slots = Slots(NUM_SLOTS, lambda: self._on_change())
-        self._row_timeout_s = row_timeout_s
-        self._max_bytes = max_bytes_per_worker
+        self.num_workers, self._num_parts, self.answers_with_samples = num_workers, num_parts, False
+        self.slots = Slots(NUM_SLOTS * num_parts, lambda: self._on_change())
+        self._row_timeout_s, self._max_bytes, self._early = row_timeout_s, max_bytes_per_worker, early
         self._shared: SharedResources | None = None
-        self._early = early
         self._factory: WorkerFactory | None = None
         self._backlog = Backlog(self.slots, self._dispatch)
         self._workers: dict[int, Worker] = {}
         self._kept: set[int] = set()
+        self._readers: frozenset[int] = frozenset()
         self._start_one_more: Callable[[int], object] | None = None
+        self._start_reopening: Callable[[], object] = no_op
+        self._is_outdated, self._reopening = False, anyio.Lock()
         self._on_change: Callable[[], object] = no_op
-        self._next_id = 1
-        self._num_restarts = 0
-        self._health = Health()
+        self._num_restarts, self._health = 0, Health()
 
     def prepare(self, slot_bytes: int) -> None:
         """As the protocol says. The workers die with the calling thread."""
@@ -85,7 +89,8 @@ class ProcessExecutor:
             if started is not None:
                 failing.callback(started.end)
             alive = None if started is None else started.alive
-            shared = failing.enter_context(SharedResources(self._max_workers, slot_bytes, NUM_SLOTS, alive))
+            made = SharedResources(self._max_workers + 1, slot_bytes, NUM_SLOTS, alive, self._num_parts)
+            shared = failing.enter_context(made)
             self._factory = WorkerFactory(shared, started)
             failing.pop_all()
         self._shared = shared
@@ -96,28 +101,26 @@ class ProcessExecutor:
             raise WorkerError("prepare() has not been called")
 
         factory = self._factory
+        self._readers = frozenset({self._max_workers} if has_stores(job) else ())
+        self._backlog.is_for_reader = partial(waits_for_a_store, job)
         with self._shared:
             try:
                 async with anyio.create_task_group() as group:
                     factory.begin(group, job)
                     group.start_soon(self._backlog.run)
                     self._start_one_more = lambda number: group.start_soon(self._maintain, factory, number)
+                    self._start_reopening = lambda: group.start_soon(self._reopen, factory)
                     self._grow_and_shrink()
+                    if self._is_outdated:
+                        self._start_reopening()
             except BaseExceptionGroup as errors:
                 error = first_worker_error(errors)
-                self._give_up(str(error))
+                calls = [call for worker in self._workers.values() for call in worker.calls]
+                self._backlog.end_all(calls, str(error))
                 raise error from None
             finally:
-                self._workers, self._kept, self._start_one_more = {}, set(), None
+                self._workers, self._kept, self._start_one_more, self._start_reopening = {}, set(), None, no_op
                 factory.close()
-
-    def _give_up(self, reason: str) -> None:
-        """Answer all requests under way with ``reason``: no worker will answer them."""
-        calls = [call for worker in self._workers.values() for call in worker.calls]
-        for call in [*calls, *self._backlog.take_all()]:
-            self.slots.done(call.request.slot)
-            if call.on_reply is not None:
-                call.on_reply(Failed("WorkerError", reason))
 
     def set_num_workers(self, num_workers: int) -> None:
         """As the protocol says."""
@@ -130,25 +133,45 @@ class ProcessExecutor:
         if self._start_one_more is None:
             return
 
-        for number in sorted({*range(self.num_workers)} - self._kept):
+        for number in sorted({*range(self.num_workers), *self._readers} - self._kept):
             self._kept.add(number)
             self._start_one_more(number)
         for worker in self._workers.values():
             self._dismiss_if_done(worker)
         self._dispatch()
 
-    def _is_wanted(self, worker: Worker) -> bool:
-        return worker.process.number < self.num_workers
+    def reopen(self) -> None:
+        """As the protocol says."""
+        self._is_outdated = True
+        self._start_reopening()
+
+    async def _reopen(self, factory: WorkerFactory) -> None:
+        """Replace all workers by forks of a new fork server, each after its requests."""
+        async with self._reopening:
+            if not await factory.reload():
+                return
+
+            outdated = list(self._workers.values())
+            for worker in outdated:
+                worker.is_outdated = True
+                self._dismiss_if_done(worker)
+            for worker in outdated:
+                await worker.ended.wait()
+            await factory.end_outdated()
+            _log.info("workers.reopened", num_workers=self.num_workers)
+
+    def _is_wanted(self, number: int) -> bool:
+        return number < self.num_workers or number in self._readers
 
     def _dismiss_if_done(self, worker: Worker) -> None:
-        if not worker.calls and (worker.is_spent or not self._is_wanted(worker)):
+        if not worker.calls and (worker.is_spent or not self._is_wanted(worker.process.number)):
             worker.is_dismissed = True  # final: it gets no request, even if the pool grows again now
             worker.conversation.cancel()
 
     async def _maintain(self, factory: WorkerFactory, number: int) -> None:
         """Start worker ``number``, and start it again when it ends, as long as it is wanted."""
         starts, rooms = new_patience(), new_patience()
-        while number < self.num_workers:
+        while self._is_wanted(number):
             try:
                 process = await factory.start_worker(number)
             except WorkerError as error:
@@ -170,16 +193,17 @@ class ProcessExecutor:
                 starts.succeeded()
             is_start = not worker.is_ready
             worker.is_ready = False  # a dead worker must not get new requests
-            self._num_restarts += worker.is_spent
+            self._num_restarts += worker.is_spent and not worker.is_outdated
             await self._reap(worker)
             if lost is not None:
-                self._num_restarts += self._is_wanted(worker)
+                self._num_restarts += self._is_wanted(number)
                 failed = starts if is_start else None
                 wait_s = self._health.wait_for_another(worker.process, lost, failed, self.num_workers)
                 self._recover(worker, lost)
         finally:
             worker.process.kill()
             worker.process.wait()
+            worker.ended.set()
         del self._workers[number]
         return wait_s
 
@@ -207,17 +231,7 @@ class ProcessExecutor:
 
     async def _await_ready(self, worker: Worker) -> None:
         _, body = await worker.process.connection.receive()
-        reply = decode_reply(body)
-        if isinstance(reply, Short) and self._health.has_started:
-            raise EOFError  # the worker ends, and another one is started
-
-        if isinstance(reply, Failed | Short):
-            message = reply.message if isinstance(reply, Failed) else reply.reason
-            raise WorkerError(f"{message}\n{reply.traceback}".rstrip())
-
-        if not isinstance(reply, Ready):
-            raise WorkerError(f"a worker began with {type(reply).__name__}; it is out of step")
-
+        self._health.check_start(decode_reply(body))
         worker.look_at_memory()
         if worker.has_outgrown:
             raise WorkerError(
@@ -253,29 +267,11 @@ class ProcessExecutor:
             worker.run_short(reply.reason)
         else:
             self._health.succeeded()
-            self.slots.done(call.request.slot)
         self._dispatch()
         worker.be_patient()
         self._dismiss_if_done(worker)
-        self._hand_over(call, reply)
-
-    def _hand_over(self, call: Call, reply: Reply) -> None:
-        """Pass the reply to the caller; after a shortage, try the request again, as another worker may succeed."""
-        if isinstance(reply, Short):
-            self._try_again(call, reply)
-        elif call.on_reply is not None:
-            call.on_reply(reply)
+        self._backlog.hand_over(call, reply)
         self._on_change()
-
-    def _try_again(self, call: Call, short: Short) -> None:
-        wait_s = call.shortages.failed(may_pass=True) if call.on_reply is not None else None
-        if wait_s is not None:
-            self._backlog.add_later(call, wait_s)
-            return
-
-        self.slots.done(call.request.slot)
-        if call.on_reply is not None:
-            call.on_reply(given_up(short, call.shortages.num_failures))
 
     async def _reap(self, worker: Worker) -> None:
         """Kill the worker and wait for its end. Before that, it could still write into a slot that is reused."""
@@ -303,7 +299,7 @@ class ProcessExecutor:
             if call.on_reply is None:
                 self.slots.done(call.request.slot)
             elif is_culprit and want:
-                self._try_again(call, Short(want, row=row))
+                self._backlog.hand_over(call, Short(want, row=row))
             elif is_row_known or (is_culprit and call.num_losses >= call.max_losses):
                 crashed.append((call, Crashed(lost.code, reason, row if is_row_known else None)))
             else:
@@ -311,9 +307,7 @@ class ProcessExecutor:
                 self._backlog.add_first(call)
         worker.calls.clear()
         for call, outcome in crashed:
-            if call.on_reply is not None:
-                call.on_reply(outcome)
-            self.slots.done(call.request.slot)  # after on_reply: it may have requested the same rows again
+            self._backlog.end(call, outcome)
         self._dispatch()
         self._on_change()
 
@@ -330,23 +324,24 @@ class ProcessExecutor:
 
     def submit(self, request: Request, on_reply: OnReply, max_losses: int = MAX_LOSSES) -> None:
         """As the protocol says."""
-        self.slots.use(request.slot)
-        self._backlog.add(Call(self._next_id, request, on_reply, max_losses))
-        self._next_id += 1
+        self._backlog.submit(request, on_reply, max_losses)
         self._dispatch()
 
     def _dispatch(self) -> None:
-        while self._backlog.has_next:
-            ready = [worker for worker in self._workers.values() if self._has_room(worker)]
-            if not ready:
-                return
+        for is_reader in (False, True):
+            workers = [
+                worker for worker in self._workers.values() if (worker.process.number in self._readers) == is_reader
+            ]
+            while ready := [worker for worker in workers if self._has_room(worker)]:
+                call = self._backlog.take(is_reader=is_reader)
+                if call is None:
+                    break
 
-            worker = min(ready, key=lambda worker: len(worker.calls))
-            self._send(worker, self._backlog.take())
+                self._send(min(ready, key=lambda worker: len(worker.calls)), call)
 
     def _has_room(self, worker: Worker) -> bool:
         is_here = worker.is_ready and not worker.is_dismissed and not worker.is_spent
-        return is_here and self._is_wanted(worker) and len(worker.calls) < _MAX_REQUESTS
+        return is_here and self._is_wanted(worker.process.number) and len(worker.calls) < _MAX_REQUESTS
 
     def _send(self, worker: Worker, call: Call) -> None:
         worker.calls.append(call)
@@ -365,11 +360,18 @@ class ProcessExecutor:
     @property
     def num_wanted(self) -> int:
         """As the protocol says."""
-        num_calls = sum(len(worker.calls) for worker in self._workers.values() if self._is_wanted(worker))
-        return _MAX_REQUESTS * self.num_workers - num_calls - len(self._backlog)
+        workers = [worker for worker in self._workers.values() if worker.process.number < self.num_workers]
+        num_calls = sum(len(worker.calls) for worker in workers) + self._backlog.num_for_workers
+        return _MAX_REQUESTS * self.num_workers - num_calls
+
+    @property
+    def is_busy(self) -> bool:
+        """As the protocol says."""
+        return any(worker.calls for worker in self._workers.copy().values())
 
     def statistics(self) -> ExecutorStatistics:
         """As the protocol says."""
         states = [state_of(self._workers.get(number)) for number in sorted(self._kept.copy())]
         num_restarts = self._num_restarts + (self._factory.num_lost if self._factory is not None else 0)
-        return ExecutorStatistics(workers=states, num_queued=len(self._backlog), num_restarts=num_restarts)
+        reads = {} if self._shared is None else self._shared.num_reads()
+        return ExecutorStatistics(workers=states, num_queued=len(self._backlog), num_restarts=num_restarts, **reads)

@@ -15,9 +15,10 @@ import anyio.to_thread
 
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.log import get_logger
+from asyncdata.core.read_counts import READ_COUNTS
 from asyncdata.workers.pool.connection import Connection
 from asyncdata.workers.pool.popen import AlivePipe, no_room
-from asyncdata.workers.pool.worker_main import PROGRESS, PROGRESS_BYTES
+from asyncdata.workers.pool.worker_main import PROGRESS, PROGRESS_BYTES, read_counts_at
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -271,10 +272,15 @@ class SharedResources:
     """Holds the descriptors that all processes of a pool share.
 
     :param alive: the pipe of a fork server that was started before; None for a new one.
+    :param num_parts: parts of a mixture; there are ``num_slots`` for each, and the slots of all in the same memory.
     :raises WorkerError: if no memory or no descriptor is left.
     """
 
-    def __init__(self, num_workers: int, slot_bytes: int, num_slots: int, alive: AlivePipe | None = None) -> None:
+    def __init__(
+        self, num_workers: int, slot_bytes: int, num_slots: int, alive: AlivePipe | None = None, num_parts: int = 1
+    ) -> None:
+        self._counts_at = [read_counts_at(number) for number in range(num_workers)]
+        self._reads = {"num_reads": 0, "num_retried": 0}
         try:
             with contextlib.ExitStack() as opened:
                 self.alive = alive or AlivePipe()
@@ -283,10 +289,13 @@ class SharedResources:
                 opened.callback(lambda: _close(self.memory_fds))
                 self.memory_fds.append(_memory("progress", num_workers * PROGRESS_BYTES))
                 for number in range(num_slots):
-                    self.memory_fds.append(_memory(f"slot {number}", slot_bytes))
+                    self.memory_fds.append(_memory(f"slot {number}", slot_bytes * num_parts))
                 progress_fd, *slot_fds = self.memory_fds
                 self._page = mmap.mmap(progress_fd, 0)  # our own memory, not a file of the user
-                self._slots = [memoryview(mmap.mmap(fd, 0) if slot_bytes else b"") for fd in slot_fds]
+                memory = [memoryview(mmap.mmap(fd, 0) if slot_bytes else b"") for fd in slot_fds]
+                self._slots = [
+                    view[part * slot_bytes : (part + 1) * slot_bytes] for view in memory for part in range(num_parts)
+                ]
                 opened.pop_all()
         except OSError as error:
             raise no_room(error) from error
@@ -299,6 +308,7 @@ class SharedResources:
     ) -> None:
         self.alive.close()
         _close(self.memory_fds)
+        self.num_reads()  # for the last time
         self._page.close()
         self._slots.clear()  # not closed: an abandoned thread may still write there
 
@@ -311,6 +321,14 @@ class SharedResources:
             raise WorkerError("the workers have ended, and the slots are gone")
 
         return self._slots[slot]
+
+    def num_reads(self) -> dict[str, int]:
+        """Requests of all workers to stores, as fields of the statistics."""
+        with contextlib.suppress(ValueError):  # the page is closed: any thread may call this at any time
+            counts = [READ_COUNTS.unpack_from(self._page, start) for start in self._counts_at]
+            names = "num_reads", "num_retried", "num_cached", "num_cache_failures"
+            self._reads = dict(zip(names, map(sum, zip(*counts, strict=True)), strict=True)) if counts else {}
+        return self._reads
 
     def worker(self, number: int, handle: ProcessHandle, ends: Ends) -> WorkerProcess:
         """The worker that has the other ends of ``ends``."""

@@ -225,6 +225,7 @@ class WorkerFactory:
         server = _ForkServerHandle(shared, started or StartedForkServer(shared.alive))
         self._fork_server: _ForkServerHandle | None = server
         self._servers = {server}  # that have not ended, and are no workers
+        self._outdated: set[_ForkServerHandle] = set()
         self._group: TaskGroup | None = None
         self._job: Job | None = None
         self._turn = anyio.Lock()
@@ -285,10 +286,44 @@ class WorkerFactory:
         self._servers.remove(server)
         server.process.connection.close()
 
-    async def _replace(self, server: _ForkServerHandle, reason: str) -> None:
+    async def reload(self) -> bool:
+        """Have later workers use the tokenize function as it is when it is opened now: a new fork server opens it.
+
+        Workers can be started meanwhile, and the earlier ones live on. Return False if it cannot be opened; then later
+        workers are as the earlier ones.
+        """
+        if self._job is None or not self._is_shareable:
+            return self._job is not None  # without sharing, each worker opens it
+
+        try:
+            server = self._new_fork_server()
+        except WorkerError as error:
+            return _not_reloaded(str(error))
+
+        try:
+            await server.open(self._job, is_first=False)
+        except (_LostError, WorkerError) as error:
+            await self._end(server)
+            return _not_reloaded(str(error))
+
+        async with self._turn:
+            self._outdated = self._servers - {server}
+            self._fork_server = server
+        return True
+
+    async def end_outdated(self) -> None:
+        """End the fork servers of before the last :meth:`reload`. Their workers must have ended."""
+        while self._outdated:
+            await self._end(self._outdated.pop())
+
+    async def _end(self, server: _ForkServerHandle) -> None:
         await server.end()
-        self._fork_server = None
-        self._servers.remove(server)
+        self._servers.discard(server)
+
+    async def _replace(self, server: _ForkServerHandle, reason: str) -> None:
+        await self._end(server)
+        if self._fork_server is server:
+            self._fork_server = None
         self.num_lost += 1
         how = server.process.how_it_ended()
         _log.warning("forkserver.lost", pid=server.process.pid, reason=reason, how=how)
@@ -303,3 +338,8 @@ class WorkerFactory:
         while self._servers:
             self._servers.pop().close()
         self._fork_server = None
+
+
+def _not_reloaded(reason: str) -> bool:
+    _log.warning("workers.not_reopened", reason=reason)
+    return False

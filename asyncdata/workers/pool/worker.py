@@ -36,6 +36,8 @@ class Worker:
     :ivar patience: the cancel scope in which replies are received; its deadline is the next check of the progress.
     :ivar has_outgrown: whether it used more than ``max_bytes``.
     :ivar is_short: whether it ran into a shortage of a system resource; another worker may succeed.
+    :ivar is_outdated: whether later workers have opened the tokenize function anew.
+    :ivar ended: set when its process has ended.
     """
 
     def __init__(self, process: WorkerProcess, max_bytes: int | None, row_timeout_s: float) -> None:
@@ -43,6 +45,8 @@ class Worker:
         self.num_bytes = 0
         self.has_outgrown = False
         self.is_short = False
+        self.is_outdated = False
+        self.ended = anyio.Event()
         self._max_bytes = max_bytes
         self._row_timeout_s = row_timeout_s
         self._next_look = 0.0
@@ -58,7 +62,7 @@ class Worker:
     @property
     def is_spent(self) -> bool:
         """Whether to replace it after it has answered its requests."""
-        return self.has_outgrown or self.is_short
+        return self.has_outgrown or self.is_short or self.is_outdated
 
     def be_patient(self) -> None:
         """Start the timer for the first of its calls; no timer if it has none."""

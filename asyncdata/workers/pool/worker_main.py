@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata.core.framing import HEADER, frame, pieces
 from asyncdata.core.messages import Failed, Ready, Request, Short, decode_request
+from asyncdata.core.parent import end_with_parent
+from asyncdata.core.read_counts import READ_COUNTS, ReadCounts
 from asyncdata.core.shortage import is_shortage
 from asyncdata.core.user_traceback import user_traceback
 from asyncdata.tokenization.base import open_spec
 from asyncdata.tokenization.encoders import idle_work
-from asyncdata.workers.pool.parent import end_with_parent
-from asyncdata.workers.request_handler import Handler
+from asyncdata.workers.part_handler import handler_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,6 +46,7 @@ __all__ = (
     "SharedMemory",
     "die_with",
     "open_or_report",
+    "read_counts_at",
     "line_buffer_output",
     "receive",
     "send_pieces",
@@ -54,6 +56,7 @@ __all__ = (
 
 PROGRESS = struct.Struct("<Qi")  # the id of the request that is being worked on (0: none), and its row (-1: all)
 PROGRESS_BYTES = 64  # one cache line each, so that workers do not disturb one another
+_COUNTS_AT = 16
 STATUS_SHORT = os.EX_TEMPFAIL
 """Exit status of a process of the pool that ran out of a system resource: no row is to blame."""
 _PAUSE_MS = 250
@@ -116,9 +119,13 @@ class SharedMemory(NamedTuple):
     slots: list[memoryview]
 
     @classmethod
-    def of(cls, progress_fd: int, slot_fds: list[int]) -> SharedMemory:
-        """Map it. These are anonymous files of asyncdata, not files of the user."""
-        slots = [memoryview(mmap.mmap(fd, 0)) if os.fstat(fd).st_size else memoryview(b"") for fd in slot_fds]
+    def of(cls, progress_fd: int, slot_fds: list[int], num_parts: int = 1) -> SharedMemory:
+        """Map it. These are anonymous files of asyncdata, not files of the user. Each has a slot for each part."""
+        memory = [memoryview(mmap.mmap(fd, 0)) if os.fstat(fd).st_size else memoryview(b"") for fd in slot_fds]
+        slots = []
+        for view in memory:
+            size = len(view) // num_parts
+            slots += [view[part * size : (part + 1) * size] for part in range(num_parts)]
         return cls(mmap.mmap(progress_fd, 0), slots)
 
 
@@ -172,7 +179,9 @@ def serve(number: int, sock: socket.socket, opened: Opened) -> None:
     _use_batch_scheduling()
     progress = _Progress(opened.memory.page, number * PROGRESS_BYTES)
     sock.sendall(frame(0, Ready(os.getpid())))
-    handler = Handler(opened.job, opened.memory.slots, opened.tokenizer, progress)
+    start = read_counts_at(number)
+    counts = ReadCounts(memoryview(opened.memory.page)[start : start + READ_COUNTS.size])
+    handler = handler_of(opened.job, opened.memory.slots, opened.tokenizer, progress, counts)
     while True:
         if idle_work.is_awaited() and _is_quiet(sock):
             idle_work.pause()
@@ -182,6 +191,11 @@ def serve(number: int, sock: socket.socket, opened: Opened) -> None:
         reply = handler(request)
         progress.begin(0)
         send_pieces(sock, pieces(request_id, reply))
+
+
+def read_counts_at(number: int) -> int:
+    """Where the page has the counts of requests to stores, of all workers that had this number: by their progress."""
+    return number * PROGRESS_BYTES + _COUNTS_AT
 
 
 def _is_quiet(sock: socket.socket) -> bool:

@@ -46,7 +46,7 @@ def chat_sft(bench: Bench) -> None:
                 num_rows=raw_rows,
                 num_warm_rows=512,
             ),
-            num_rounds=bench.num_rounds,
+            num_rounds=bench.num_long_rounds,
         )
         ours, raw = found[0]["rows_per_s"], found[1]["rows_per_s"]
         bench.report("S15", f"{backend}: chats of four turns, steady, {bench.num_workers} workers", ours, "rows/s")

@@ -1,4 +1,4 @@
-"""S2 and S12: how near to the tokenizer alone, and how much faster with more workers."""
+"""S2, S2b and S12: how near to the tokenizer alone, also in a first run, and how much faster with more workers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.workers.machine import num_usable_cpus
-from tests.benchmarks.framework import at_least, ratios, rounds
+from tests.benchmarks.framework import at_least, at_most, ratios, rounds
 
 if TYPE_CHECKING:
     from tests.benchmarks.framework import Bench
 
-__all__ = ("scaling", "throughput")
+__all__ = ("first_run", "scaling", "throughput")
 
 CPUS_FOR_EIGHT = 16
 NUM_WARM_ROWS = 100_000
@@ -49,6 +49,26 @@ def _report(bench: Bench, backend: str, found: list[dict[str, list[float]]]) -> 
     bench.report("S2", f"{backend}: ours over the tokenizer alone", ratios(ours, raw), "", goal)
     for extra in found[2:]:
         bench.report("S2", f"{backend}: the same, 8192 samples read ahead", ratios(extra["rows_per_s"], raw))
+
+
+def first_run(bench: Bench) -> None:
+    """S2b: a run with nothing proven, at full speed: rows/s until its workers switch, and the seconds until then."""
+    if not bench.fast_backends:
+        bench.note("S2b", "first run", "no fast backend is installed")
+        return
+
+    knobs = {"path": bench.fresh, "tokenizer": bench.tokenizer, "num_workers": bench.num_workers}
+    num_rows = 2048 if bench.quick else 60_000
+    ours, of_hf = rounds(
+        partial(bench.probe, "first_run", at_most_s=2.0 if bench.quick else 60.0, num_rows=num_rows, **knobs),
+        partial(bench.probe, "steady", backend="hf", num_rows=num_rows, num_warm_rows=1024, **knobs),
+        num_rounds=bench.num_long_rounds,
+    )
+    before = ratios(ours["rows_per_s"], of_hf["rows_per_s"])
+    bench.report("S2b", "first run: rows/s until the switch, over HF's tokenizer", before, "", at_least(0.95))
+    bench.report("S2b", "first run: seconds until the fast rate", ours["switch_s"], "s", at_most(20))
+    after = ratios(ours["fast_rows_per_s"], of_hf["rows_per_s"])
+    bench.report("S2b", "first run: rows/s after the switch, over HF's tokenizer", after, "x")
 
 
 def scaling(bench: Bench) -> None:

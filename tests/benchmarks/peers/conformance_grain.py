@@ -41,7 +41,10 @@ class Grain:
 
     name = "Grain"
     version = f"grain {grain.__version__}"
-    lacks: Mapping[str, str] = {"bad_rows": "a row for which a function raises ends the epoch"}
+    lacks: Mapping[str, str] = {
+        "bad_rows": "a row for which a function raises ends the epoch",
+        "outcomes": "it has no feedback from the trainer",
+    }
 
     def open(self, rows: Rows, knobs: Knobs) -> _Loader:
         return _Loader(rows, knobs)
@@ -49,14 +52,19 @@ class Grain:
 
 class _Loader:
     def __init__(self, rows: Rows, knobs: Knobs) -> None:
-        self._values = [json.loads(line) for path in rows.paths for line in Path(path).read_text().splitlines()]
+        self._parts = [[json.loads(line) for line in Path(path).read_text().splitlines()] for path in rows.paths]
         self._knobs = knobs
         self._epoch = 0
         self._iterator = self._of_epoch()
 
     def _of_epoch(self) -> Any:
         knobs = self._knobs
-        found = grain.MapDataset.source(self._values)
+        if knobs.weights:
+            parts = [grain.MapDataset.source(part).repeat().to_iter_dataset() for part in self._parts]
+            mixed = grain.IterDataset.mix(parts, list(knobs.weights)).map(seen)
+            return iter(mixed.batch(knobs.batch_size, batch_fn=list))
+
+        found = grain.MapDataset.source(sum(self._parts, []))
         if knobs.shuffle:
             found = found.shuffle(seed=knobs.seed + self._epoch)
         if knobs.keep_every > 1:

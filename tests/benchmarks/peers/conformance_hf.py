@@ -32,8 +32,14 @@ def is_kept(number: int, row: int) -> bool:
 
 
 def streamed(rows: Rows, knobs: Knobs) -> Any:
-    """The streaming dataset."""
-    found = datasets.load_dataset("json", data_files=rows.paths, split="train", streaming=True)
+    """The streaming dataset; with weights, each file is one, and they are interleaved."""
+    if knobs.weights:
+        parts = [datasets.load_dataset("json", data_files=[path], split="train", streaming=True) for path in rows.paths]
+        found = datasets.interleave_datasets(
+            parts, probabilities=list(knobs.weights), seed=knobs.seed, stopping_strategy="all_exhausted"
+        )
+    else:
+        found = datasets.load_dataset("json", data_files=rows.paths, split="train", streaming=True)
     if knobs.shuffle:
         found = found.shuffle(seed=knobs.seed, buffer_size=knobs.read_ahead)
     if knobs.keep_every > 1:
@@ -48,6 +54,7 @@ class HfStreaming:
     version = f"datasets {datasets.__version__}"
     lacks: Mapping[str, str] = {
         "bad_rows": "a row for which a function raises ends the stream",
+        "outcomes": "it has no feedback from the trainer",
         "read_ahead": "without a DataLoader nothing is read ahead",
         "workers": "it has none without a DataLoader",
     }

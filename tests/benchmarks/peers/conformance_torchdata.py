@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 __all__ = ("IndexedStateful", "StreamedStateful")
 
 _VERSION = f"torchdata {version('torchdata')}, datasets {datasets.__version__}"
-_NO_BAD_ROWS = {"bad_rows": "a row for which a function raises ends the epoch"}
+_NO_BAD_ROWS = {
+    "bad_rows": "a row for which a function raises ends the epoch",
+    "outcomes": "it has no feedback from the trainer",
+}
 
 
 def seen_with(rows: list[dict[str, Any]]) -> list[Seen]:
@@ -50,6 +53,7 @@ class IndexedStateful:
     version = _VERSION
     lacks: Mapping[str, str] = {
         **_NO_BAD_ROWS,
+        "mixture": "a sampler's weights draw with repetition",
         "filter": "rows are left out before, when the dataset is made",
         "transform": "a function is given one row",
     }

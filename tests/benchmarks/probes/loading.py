@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 import time
 from typing import Any
 
 from tests.benchmarks.clock import seconds
 
-__all__ = ("byte_tokens", "contest", "delivered_ids", "first_batch", "loader", "make_snapshots", "resume", "steady")
+__all__ = (
+    "byte_tokens",
+    "contest",
+    "delivered_ids",
+    "first_batch",
+    "first_run",
+    "loader",
+    "make_snapshots",
+    "resume",
+    "steady",
+)
 
 BATCH = 32
 BYTES = "bytes"
@@ -20,15 +33,20 @@ def byte_tokens(row: dict[str, Any]) -> list[int]:
 
 
 def loader(path: str, tokenizer: str, backend: str = "hf", kind: str = "prompt", **knobs: Any) -> Any:
-    """Ours."""
+    """Ours. A path that ends in ``.mix.json`` describes a mixture."""
     from asyncdata import DataLoader
 
+    source: Any = path
+    if path.endswith(".mix.json"):
+        from asyncdata.loader.mix_file import mix_of_file
+
+        source = mix_of_file(path)
     if tokenizer == BYTES:
-        return DataLoader(path, tokenize_fn="tests.benchmarks.probes.loading:byte_tokens", **knobs)
+        return DataLoader(source, tokenize_fn="tests.benchmarks.probes.loading:byte_tokens", **knobs)
 
     from tests.benchmarks.backends import KINDS
 
-    return DataLoader(path, tokenize_fn=KINDS[kind](tokenizer, backend), **knobs)
+    return DataLoader(source, tokenize_fn=KINDS[kind](tokenizer, backend), **knobs)
 
 
 def first_batch(path: str, tokenizer: str, **knobs: Any) -> dict[str, float]:
@@ -40,15 +58,23 @@ def first_batch(path: str, tokenizer: str, **knobs: Any) -> dict[str, float]:
 
 
 def steady(
-    path: str, tokenizer: str, num_rows: int = 20_000, num_warm_rows: int = BATCH, rest_s: float = 0.0, **knobs: Any
+    path: str,
+    tokenizer: str,
+    num_rows: int = 20_000,
+    num_warm_rows: int = BATCH,
+    pause_s: float = 0.0,
+    rest_s: float = 0.0,
+    **knobs: Any,
 ) -> dict[str, float]:
     """Rows per second after the first rows, and CPU of this process per row.
 
-    :param rest_s: so long nothing is asked for at the end, and workers do what waits for a pause.
+    :param pause_s: so long nothing is asked for after the first rows, and what is loaded beside the workers is loaded.
+    :param rest_s: the same at the end: workers do what waits for a pause.
     """
     with loader(path, tokenizer, **knobs) as made:
         for _ in range(num_warm_rows // BATCH):
             made.get_next_batch(BATCH)
+        time.sleep(pause_s)
         began, cpu = time.perf_counter(), time.process_time()
         for _ in range(num_rows // BATCH):
             made.get_next_batch(BATCH)
@@ -56,6 +82,32 @@ def steady(
         time.sleep(rest_s)
     num_taken = num_rows // BATCH * BATCH
     return {"rows_per_s": num_taken / wall, "parent_cpu_us_per_row": cpu / num_taken * 1e6}
+
+
+def first_run(path: str, tokenizer: str, num_workers: int, at_most_s: float, num_rows: int) -> dict[str, float]:
+    """A run with nothing proven, at full speed: rows per second until its workers have switched to a fast backend, the
+    seconds until then, and rows per second of ``num_rows`` after that. ``at_most_s`` is for a run that never switches.
+    """
+    from structlog.testing import capture_logs
+
+    with contextlib.ExitStack() as stack:
+        os.environ["XDG_CACHE_HOME"] = stack.enter_context(tempfile.TemporaryDirectory())
+        events = stack.enter_context(capture_logs())
+        made = stack.enter_context(loader(path, tokenizer, "auto", num_workers=num_workers))
+        made.get_next_batch(BATCH)
+        began, num_before, num_after = time.perf_counter(), 0, 0
+        while not _have_switched(events) and time.perf_counter() - began < at_most_s:
+            num_before += len(made.get_next_batch(BATCH))
+        switched = time.perf_counter()
+        while num_after < num_rows:
+            num_after += len(made.get_next_batch(BATCH))
+        after_s = time.perf_counter() - switched
+    before_s = switched - began
+    return {"rows_per_s": num_before / before_s, "switch_s": before_s, "fast_rows_per_s": num_after / after_s}
+
+
+def _have_switched(events: list[Any]) -> bool:
+    return any(event["event"] == "workers.reopened" for event in events)
 
 
 def contest(path: str, tokenizer: str, num_rows_at_most: int = 0, **knobs: Any) -> dict[str, float]:

@@ -69,7 +69,7 @@ class Cut:
         if not self._is_late:
             self.cancel()
         elif isinstance(wanted, asyncio.Future):
-            wanted.add_done_callback(lambda _: self.cancel())  # before the task's own, which is added behind it
+            wanted.add_done_callback(lambda _: self.cancel())  # before the task's own, which is added after it
         elif wanted is None:
             asyncio.get_running_loop().call_soon(self.cancel)
 

@@ -39,7 +39,7 @@ CODE = frozenset({"pickle.find_class", "compile", "os.system", "os.exec", "os.po
 
 
 class Malicious:
-    """Leaves a file behind if it is unpickled."""
+    """Writes a file if it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -81,11 +81,11 @@ class Damage:
         return data if data != self._whole else self.torn()
 
     def longer(self) -> bytes:
-        """Something comes behind it."""
+        """Something comes after it."""
         return self._whole + self._chance.randbytes(self._chance.choice([1, 100, len(self._whole)]))
 
     def foreign(self) -> bytes:
-        """Some other file, or bytes of no meaning; behind the head of a snapshot, now and then."""
+        """Some other file, or bytes of no meaning; now and then after the head of a snapshot."""
         data = self._chance.choice(
             [self._pickle, self._archive, self._text, self._nothing, lambda: gzip.compress(self._whole)]
         )()

@@ -27,7 +27,7 @@ STALLED_S = 10.0
 class Interrupts:
     """SIGINT at random instants from another thread; KeyboardInterrupt wherever the main thread is, while armed.
 
-    :param most: so many at most come in one call, hard behind one another: also while the first one is handled.
+    :param most: so many at most come in one call, directly one after another: also while the first one is handled.
     """
 
     def __init__(self, seed: int, most: int) -> None:

@@ -149,7 +149,7 @@ WAYS: dict[str, Way] = {
 @contextlib.contextmanager
 def small_cuts() -> Any:
     """What is cut by thousands of rows and bytes is cut by dozens. D is the same."""
-    modules = ("order.order", "prefetch.windows.indexed_windows", "order.rank_share", "loader.engine")
+    modules = ("order.order", "prefetch.windows.indexed_windows", "order.rank_share", "checkpoint.restore")
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.enter_context(patch(f"asyncdata.{module}.ROWS_PER_WINDOW", ROWS_PER_WINDOW))

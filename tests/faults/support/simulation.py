@@ -69,6 +69,8 @@ class SimulatedExecutor:
     :ivar num_asked: requests so far.
     """
 
+    answers_with_samples = False
+
     def __init__(self, chance: random.Random, num_workers: int, trace: list[str]) -> None:
         self.function: Callable[[dict[str, Any]], Any] = brings_down
         self.num_asked = 0

@@ -69,7 +69,7 @@ class Memory:
         self._rows.append((num_samples, num_bytes / (1 << 20)))
 
     def slope(self, num_samples: int) -> float:
-        """MB per 100,000 samples behind the warm-up, by least squares."""
+        """MB per 100,000 samples after the warm-up, by least squares."""
         rows = np.array([row for row in self._rows if row[0] >= WARM_UP * num_samples])
         return float(np.polyfit(rows[:, 0] / 100_000, rows[:, 1], 1)[0])
 

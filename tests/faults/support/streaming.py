@@ -15,7 +15,7 @@ import zlib
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata import DataLoader, EndOfData, IterableSource, Shuffle
+from asyncdata import DataLoader, EndOfData, IterableSource, Mix, Part, Shuffle
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:
@@ -59,6 +59,10 @@ def source_of(kind: str, paths: list[str]) -> Any:
         from asyncdata import HuggingFaceSource
 
         return HuggingFaceSource(datasets.load_dataset("json", data_files=paths, split="train", streaming=True))
+
+    if kind == "mixture":  # an epoch of it has every row of every part once
+        parts = zip("abc", paths, (5, 1, 3), strict=True)
+        return Mix({name: Part(path, weight=weight, when_done="leave") for name, path, weight in parts}, quota=10)
 
     return paths
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def numbers_of(name: str) -> set[int]:
     return set(map(int, found[1][1:].split("_"))) if found else set()
 
 
+@functools.cache
 def codes_by_test() -> dict[int, set[str]]:
     """The codes that the tests of each number name; also where it has none."""
     found: dict[int, set[str]] = {}
@@ -44,6 +46,7 @@ def _code_of(node: ast.FunctionDef) -> str:
     return "\n".join(map(ast.unparse, [*node.decorator_list, *body]))
 
 
+@functools.cache
 def rows_of_page() -> dict[int, list[str]]:
     rows = re.findall(r"^\| (\d+) \|(.*)\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     return {int(number): [cell.strip() for cell in rest.split(" | ")] for number, rest in rows}

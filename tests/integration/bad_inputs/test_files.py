@@ -177,7 +177,7 @@ def test_31_a_file_that_shrinks_kills_no_process(tmp_path, num_workers):
         os.truncate(path, 100)
         seen, error = error_of(loader, SourceChangedError, "AD302")
     assert f"{path} shrank" in str(error)
-    assert seen == (3 * list(range(4000)))[1 : len(seen) + 1], "D, which has an epoch behind this one"
+    assert seen == (3 * list(range(4000)))[1 : len(seen) + 1], "D, which has an epoch after this one"
 
 
 @pytest.mark.thorough
@@ -311,14 +311,20 @@ def test_38_a_file_may_not_be_listed_twice(tmp_path):
 SIGNED = "https://store.example/a.jsonl?X-Amz-Credential=AKIAX%2Fus&X-Amz-Signature=0123abcd"
 
 
-@pytest.mark.parametrize("address", ["s3://bucket/a.jsonl", "gs://bucket/*.jsonl", "hf://datasets/a/b", SIGNED])
-def test_39_an_address_is_no_path_and_says_how_such_data_are_read(address):
+def test_39_an_address_of_a_store_that_is_not_known_says_how_such_data_are_read():
+    found = deliver("nosuch://bucket/a.jsonl")
+
+    assert isinstance(found.error, ConfigError)
+    assert str(found.error).startswith("AD310 no store is known for nosuch://bucket: neither obstore nor fsspec knows")
+    assert "Mount the store, copy the files, or name a class for it" in str(found.error)
+
+
+@pytest.mark.parametrize("address", ["oss://bucket/*.jsonl", "hdfs://host/a.jsonl"])
+def test_39_a_store_whose_package_or_library_is_missing_is_named(address):
     found = deliver(address)
 
-    assert isinstance(found.error, SourceError)
-    assert str(found.error).startswith("AD310 ")
-    assert "is an address, and only files of this machine's file systems are read: mount the store" in str(found.error)
-    assert "0123abcd" not in str(found.error)
+    assert isinstance(found.error, ConfigError)
+    assert str(found.error).startswith(f"AD342 {address.partition(':')[0]}:// ")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import pytest
 
 from asyncdata import DataLoader, Limits, SnapshotError, SnapshotMismatchError, SnapshotVersionError
 from tests.support.bad_inputs import PACKAGE, assert_is_ours
+from tests.support.combinations import each_value
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import row_id
 
@@ -183,8 +184,7 @@ print(json.dumps(said))
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("room", [5, 7, 10, 16, 24])
+@pytest.mark.parametrize(("room", "num_workers"), each_value([5, 7, 10, 16, 24], [2, 0]))
 def test_75_a_system_without_free_file_descriptors_is_named_and_nothing_hangs(path, room, num_workers):
     """What Python itself writes to stderr of a loop that it could not make is no concern of ours."""
     done = subprocess.run(

@@ -31,6 +31,7 @@ from asyncdata.demo import tokenizer_folder
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from tests.support import tokenize_fns, worker_fns
 from tests.support.bad_inputs import PACKAGE, deliver, prompts
+from tests.support.combinations import each_value
 from tests.support.loading import ids
 from tests.support.streams import frames
 
@@ -154,8 +155,7 @@ TEXTS = {"plain": plain, "gzip": in_gzip, "zstd": in_zstd, "array": in_array}
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", TEXTS)
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.code)
+@pytest.mark.parametrize(("fault", "kind"), each_value({fault.code: fault for fault in FAULTS}, TEXTS.keys()))
 def test_a_bad_row_of_a_text_has_line_and_byte(fault, kind, tmp_path, function_of):
     if kind == "array" and not fault.is_json:
         pytest.skip("an array that has this in it is no array")
@@ -332,8 +332,7 @@ def taken(loader: DataLoader) -> list[Any]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("knobs", SETTINGS, ids=str)
-@pytest.mark.parametrize("max_bad_rows", [0, 1, 17])
+@pytest.mark.parametrize(("knobs", "max_bad_rows"), each_value(SETTINGS, [0, 1, 17]))
 def test_the_budget_is_used_up_at_the_same_row(mixed, knobs, max_bad_rows, tmp_path):
     policy = {"bad_rows": {"policy": "skip", "max": max_bad_rows}}
     expected = batches_until_the_end(mixed[0], num_workers=0, buffer_size=1, **policy)

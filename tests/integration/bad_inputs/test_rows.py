@@ -24,7 +24,7 @@ class Case(NamedTuple):
     """A line that is a bad row.
 
     :ivar number: in the catalogue.
-    :ivar text: what the error says behind the place; a part of it.
+    :ivar text: what the error says after the place; a part of it.
     :ivar settings: of the tokenize function.
     """
 

@@ -212,13 +212,19 @@ def test_what_is_no_state_is_refused(open_loader, state):
         open_loader().load_state_dict(state)
 
 
+def told(loader):
+    """The state without what a loader's workers find out in their own time."""
+    state = json.loads(loader.state_dict()["asyncdata"])
+    return {name: value for name, value in state.items() if name not in ("rows_left", "canaries")}
+
+
 def test_ranks_have_disjoint_batches_and_one_state(open_loader):
     loaders = [open_loader(ranks=Ranks(rank=rank, world_size=2)) for rank in range(2)]
     iterators = [chain_epochs(loader) for loader in loaders]
     for _ in range(3):
         left, right = (plain(next(iterator)) for iterator in iterators)
         assert left != right
-    assert loaders[0].state_dict() == loaders[1].state_dict()
+    assert told(loaders[0]) == told(loaders[1])
 
     resumed = open_loader(ranks=Ranks(rank=1, world_size=2))
     resumed.load_state_dict(loaders[0].state_dict())

@@ -59,7 +59,7 @@ def test_the_default_window_has_eight_packs_of_tokens() -> None:
 
     packs = [packer.extend([100], [number]) for number in range(10)]
 
-    # The first pack is closed when the second sample has eight packs of tokens behind it.
+    # The first pack is closed when the second sample has eight packs of tokens after it.
     assert [len(some) for some in packs] == [0] * 8 + [1, 1]
 
 
@@ -194,7 +194,7 @@ def test_a_state_knows_the_room_that_segments_take() -> None:
 def test_a_state_knows_the_tokens_of_the_window_that_are_packed_already() -> None:
     packing = SoftPacking(max_length=10, window_samples=1, window_tokens=20)
     packer = packing.open()
-    assert names(packer.extend([9, 9, 1, 1, 9], "abcde")) == ["ac"]  # b is the oldest; c, which is behind it, is gone
+    assert names(packer.extend([9, 9, 1, 1, 9], "abcde")) == ["ac"]  # b is the oldest; c, which is after it, is gone
     assert packer.state()["taken"] == [0]
     again = packing.open(packer.state())
 

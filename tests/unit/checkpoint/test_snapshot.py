@@ -236,6 +236,8 @@ class TestDescribe:
             "num_acked": 2,
             "num_journalled_rows": 1,
             "num_canaries": 2,
+            "outcomes": None,
+            "parts": {},
         }
 
     def test_samples_of_any_make_are_counted(self):

@@ -49,6 +49,7 @@ def test_these_are_the_commands():
         "asyncdata quarantine",
         "asyncdata quarantine retry",
         "asyncdata quarantine show",
+        "asyncdata report",
         "asyncdata run",
         "asyncdata sample",
         "asyncdata snapshot",
@@ -117,7 +118,7 @@ def test_version_prints_the_version_of_the_package(capsys):
     [
         ("", "stream data as a trainer would"),
         ("fly", "invalid choice"),
-        ("run", "required: DATA"),
+        ("run", "name DATA, or a mixture by --mix FILE"),
         ("run d", "--tokenizer DIR or --tokenize-fn PATH is required"),
         ("inspect d --loss-mask", "--tokenizer DIR or --tokenize-fn PATH is required"),
         ("run d --tokenize-fn m:f --kind chat", "--kind chooses a tokenize function; leave it, or --tokenize-fn"),

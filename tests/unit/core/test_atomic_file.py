@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -46,3 +47,46 @@ def test_all_that_a_killed_writer_leaves_is_known_as_such_later(
 
     assert sorted(os.listdir(tmp_path)) == ["kept.tmp", "s"]
     assert (tmp_path / "s").read_bytes() == b"newer"
+
+
+def test_an_older_file_that_another_writer_replaces_in_the_middle_of_the_link_is_kept_as_it_is_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's answer to the link is ENOENT then, with a file in place (`vfs_link` in Linux)."""
+    path = str(tmp_path / "s")
+    replace_file(path, [b"old"], 3)
+    link, others = os.link, [b"other's", b"other's second"]
+
+    def link_after_the_other_writer(source: str, target: str) -> None:
+        if others:
+            replace_file(path, [others.pop(0)], 1)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", link_after_the_other_writer)
+    replace_file(path, [b"new"], 3)
+
+    assert (tmp_path / "s").read_bytes() == b"new"
+    assert (tmp_path / "s.1").read_bytes() == b"other's second"
+    assert sorted(os.listdir(tmp_path)) == ["s", "s.1"]
+
+
+def test_writers_of_one_file_never_fail_each_other(tmp_path: Path) -> None:
+    path, errors = str(tmp_path / "s"), []
+
+    def write(content: bytes) -> None:
+        try:
+            for _ in range(50):
+                replace_file(path, [content], 3)
+        except OSError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(content,)) for content in (b"a", b"b", b"c")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not errors
+    assert sorted(os.listdir(tmp_path)) == ["s", "s.1", "s.2"]
+    assert {(tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} <= {b"a", b"b", b"c"}

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_numbers, "_STEP_BYTES", 7)
-    monkeypatch.setattr(line_numbers, "_PIECE_BYTES", 3)
     monkeypatch.setattr(line_numbers, "_counts", OrderedDict())
 
 

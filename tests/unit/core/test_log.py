@@ -9,7 +9,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from asyncdata.core.log import get_logger
+from asyncdata.core.log import get_logger, observe_events, owning_events, stop_observing
 
 
 @pytest.mark.parametrize("level", ["info", "warning"])
@@ -104,3 +104,29 @@ def test_a_logger_neither_imports_structlog_nor_configures_anything():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "asyncdata: a\nasyncdata: a\n")
+
+
+def test_an_observer_is_told_the_events_of_its_owner_and_those_of_none():
+    log, seen = get_logger("here"), []
+    one, other = object(), object()
+
+    def observe(_: str, name: str, __: object) -> None:
+        seen.append(name)
+
+    observe_events(observe, one)
+    try:
+        with owning_events(one):
+            log.info("of.one")
+            mine = log.owned()
+            with owning_events(other):
+                log.info("of.another")
+                mine.info("of.one_from_elsewhere")
+        with owning_events(other):
+            others = log.owned()
+        others.info("of.another_from_elsewhere")
+        log.info("of.none")
+    finally:
+        stop_observing(observe)
+    log.info("of.none_later")
+
+    assert seen == ["of.one", "of.one_from_elsewhere", "of.none"]

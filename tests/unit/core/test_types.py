@@ -48,6 +48,14 @@ class Neighbours:
         self.asked.append("source")
         return LOCATION
 
+    def source_name(self, sample: int) -> str | None:
+        self.asked.append("source_name")
+        return None
+
+    def source_epoch(self, sample: int) -> int | None:
+        self.asked.append("source_epoch")
+        return None
+
 
 def made_of(chunk: Neighbours, row: int, index: int = 0, group_index: int = 0) -> Sample:
     """The chunk's sample ``row``, as a loader makes it."""

@@ -18,6 +18,7 @@ from asyncdata.core.errors import (
     TooManyBadRowsError,
 )
 from asyncdata.core.types import Position
+from asyncdata.delivery.passed_rows import PassedRows
 from asyncdata.delivery.requests import Request
 from tests.support.still_loader import StillLoader, made_by_hand
 from tests.support.tokenize_fns import all_dropped, every_third_dropped, fails_on_13
@@ -270,7 +271,7 @@ def test_a_row_that_cannot_be_quarantined_is_not_passed(loader_of: Any) -> None:
             raise errors.pop()
         loader.quarantined.append(error)
 
-    loader.coordinator._quarantine = quarantine  # noqa: SLF001
+    loader.coordinator._passed_rows = PassedRows(loader.coordinator.rules.policy(quarantine))  # noqa: SLF001
     with pytest.raises(OSError, match="disk full"):
         loader.take(2)
     assert loader.coordinator.ledger.counters.num_bad_rows == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from collections.abc import Mapping
 from types import UnionType
@@ -64,8 +65,10 @@ def test_the_constructor_of_a_loader_takes_what_a_field_takes(field):
     taken = kinds(eval(arguments(DataLoader)[field.name].annotation, names))  # noqa: S307 - our own source
 
     if field.name in STRUCTS:
-        short_forms = {"raise", "skip", "quarantine"} if field.name == "bad_rows" else set()
-        assert taken == {STRUCTS[field.name], Mapping[str, Any]} | short_forms
+        of_knobs = {"bad_rows": {"raise", "skip", "quarantine"}, "telemetry": {str, os.PathLike[str]}}
+        short_forms = of_knobs.get(field.name, set())
+        nothing = kinds(field.type) - {STRUCTS[field.name]}  # None, where that is the default
+        assert taken == {STRUCTS[field.name], Mapping[str, Any]} | short_forms | nothing
     elif field.name == "shuffle":
         assert taken == {bool, "full", Shuffle, RowShuffle, Mapping[str, Any]}
     else:
@@ -157,8 +160,14 @@ def test_the_policy_alone_is_a_short_form_of_bad_rows():
     assert LoaderConfig.of({"bad_rows": "skip"}).bad_rows == BadRows(policy="skip")
 
 
-@pytest.mark.parametrize("knob", STRUCTS)
-@pytest.mark.parametrize("value", [None, 3, True, [("rank", 1)], Shuffle()])
+OFF_BY_DEFAULT = {"executor", "outcomes"}
+NO_STRUCTS = [None, 3, True, [("rank", 1)], Shuffle()]
+
+
+@pytest.mark.parametrize(
+    ("knob", "value"),  # None is `outcomes` or `executor` itself, which are off by default
+    [(knob, value) for knob in STRUCTS for value in NO_STRUCTS if value is not None or knob not in OFF_BY_DEFAULT],
+)
 def test_what_is_no_struct_is_refused_with_what_is_one(knob, value):
     assert (
         refusal(**{knob: value})
@@ -197,6 +206,7 @@ def test_an_integer_of_numpy_in_a_struct_becomes_a_plain_one():
         (Cache, "tokens", "a\0b"),
         (Cache, "tokens", 3),
         (Cache, "max_tokens_bytes", 0),
+        (Cache, "remote_max_bytes", 0),
         (BadRows, "policy", "ignore"),
         (BadRows, "max", -1),
         (BadRows, "max", "3"),
@@ -273,3 +283,8 @@ def test_no_timeout_is_too_long(value):
 def test_a_timeout_that_is_no_number_is_named(value):
     with pytest.raises(ConfigError, match="^`timeout_s` is a number of seconds, or None for no limit; got "):
         LoaderConfig.of({"timeout_s": value})
+
+
+def test_a_cache_of_blocks_needs_a_folder():
+    with pytest.raises(ConfigError, match="remote_max_bytes needs a folder"):
+        Cache(folder="", remote_max_bytes=1)

@@ -18,7 +18,7 @@ MISSING_ROW = SourceLocation("/nowhere/rows.jsonl", 30, 10)
 
 def statistics(**values: object) -> Statistics:
     """All zero, but for what is given."""
-    zeros = dict.fromkeys(Statistics.__struct_fields__, 0) | {"dropped_total": {}, "workers": [IDLE]}
+    zeros = dict.fromkeys(Statistics.__struct_fields__, 0) | {"dropped_total": {}, "by_source": {}, "workers": [IDLE]}
     return Statistics(**(zeros | values))
 
 

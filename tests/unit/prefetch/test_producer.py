@@ -12,6 +12,7 @@ from asyncdata.core.errors import BadRowError, SnapshotError, SourceChangedError
 from asyncdata.core.messages import Failed, Ready, Scan, Tokenize
 from asyncdata.core.types import Position
 from asyncdata.delivery.requests import Request
+from tests.support.combinations import each_pair
 from tests.support.still_loader import DIED, HUNG, StillLoader, WorkerKilled
 from tests.support.tokenize_fns import row_id
 
@@ -60,10 +61,10 @@ def scan_until_tokenizing(loader: StillLoader) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("capacity", [1, 2, 7, 64, 1000])
-@pytest.mark.parametrize("num_workers", [1, 3])
-@pytest.mark.parametrize("row_s", [0.0, 0.01])
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    ("capacity", "num_workers", "row_s", "shuffle"),
+    each_pair([1, 2, 7, 64, 1000], [1, 3], [0.0, 0.01], [False, True]),
+)
 def test_chunks_are_invisible(loader_of: Any, capacity: int, num_workers: int, row_s: float, shuffle: bool) -> None:
     expected = loader_of(shuffle=shuffle, window_blocks=3)
     loader = loader_of(shuffle=shuffle, window_blocks=3, capacity=capacity, num_workers=num_workers, row_s=row_s)
@@ -440,7 +441,7 @@ def test_rows_in_the_journal_are_given_up_without_another_try(loader_of: Any) ->
     good = [number for number in range(40) if number not in poison]
     assert loader.ids(36) == good
     state = loader.snapshot()
-    assert len(state["journal"]) == 3, "the last row comes behind the last sample"
+    assert len(state["journal"]) == 3, "the last row comes after the last sample"
 
     again = loader_of(40, row_id, bad_row_stops=False)
     again.restore({**state, "position": (0, 0, 0), "counters": {}})

@@ -22,8 +22,8 @@ from tests.unit.testing.toy_loaders import BROKEN, Narrow, ToyAdapter, epochs_of
 FAST = [name for name in CHECKS if name != "after_sigkill"]
 
 
-def test_there_are_fourteen_checks_and_each_says_what_goes_wrong_and_where_it_was_seen():
-    assert len(CHECKS) == 14
+def test_there_are_sixteen_checks_and_each_says_what_goes_wrong_and_where_it_was_seen():
+    assert len(CHECKS) == 16
     for name, check in CHECKS.items():
         assert check.name == name
         assert check.about.endswith(".")
@@ -43,6 +43,7 @@ def test_ours_passes_every_check():
     report = run_checks(AsyncData())
 
     assert [outcome for outcome in report.outcomes if outcome.result != "passed"] == []
+    assert [outcome.check for outcome in report.outcomes] == list(CHECKS)
 
 
 @pytest.mark.thorough

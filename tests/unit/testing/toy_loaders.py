@@ -1,4 +1,4 @@
-"""A loader of two pages that passes every check, and fourteen that are broken, each in the way of one of them."""
+"""A loader of two pages that passes every check, and sixteen that are broken, each in the way of one of them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ class Toy:
         self.rows, self.knobs = rows, knobs
         self.epoch = self.at = 0
         self.num_delivered = 0
+        self.solved: set[int] = set()
+        self.excluded: set[int] = set()  # of this epoch
+        self.cursors = [0] * len(rows.paths)
+        self.taken = [0] * len(rows.paths)  # since it was opened, as a resume may have other weights
         lines = [line for path in rows.paths for line in Path(path).read_text(encoding="utf-8").splitlines()]
         self.values = list(map(json.loads, lines))
 
@@ -34,12 +38,32 @@ class Toy:
         return order
 
     def is_kept(self, row: int) -> bool:
-        return row % self.knobs.keep_every == 0 and not self.values[row]["bad"]
+        return row % self.knobs.keep_every == 0 and not self.values[row]["bad"] and row not in self.excluded
 
     def worker_of(self, row: int) -> int:
         return row % max(1, self.knobs.num_workers)
 
+    def report(self, solved: Mapping[int, bool]) -> None:
+        self.solved |= {row for row, is_solved in solved.items() if is_solved}
+
+    def mixed(self) -> list[Seen]:
+        """A batch of a mixture: each row is of the part that lags most behind its weight."""
+        found = []
+        size = self.rows.num_rows // len(self.cursors)
+        for _ in range(self.knobs.batch_size):
+            total = sum(self.taken) + 1
+            lags = [weight * total - taken for weight, taken in zip(self.knobs.weights, self.taken, strict=True)]
+            part = lags.index(max(lags))
+            rows = [row for row in self.order(0) if row // size == part]
+            found.append(Seen(rows[self.cursors[part]]))
+            self.cursors[part] += 1
+            self.taken[part] += 1
+        return found
+
     def next_batch(self) -> list[Seen]:
+        if self.knobs.weights:
+            return self.mixed()
+
         found: list[Seen] = []
         order = self.order(self.epoch)
         while self.at < len(order) and len(found) < self.knobs.batch_size:
@@ -56,12 +80,16 @@ class Toy:
 
     def end_epoch(self) -> None:
         self.epoch, self.at, self.num_delivered = self.epoch + 1, 0, 0
+        self.excluded = set(self.solved)
 
     def state_dict(self) -> Any:
-        return {"epoch": self.epoch, "at": self.at}
+        rows = {"solved": sorted(self.solved), "excluded": sorted(self.excluded)} if self.solved else {}
+        return {"epoch": self.epoch, "at": self.at, "cursors": list(self.cursors), **rows}
 
     def load_state_dict(self, state: Any) -> None:
         self.epoch, self.at = state["epoch"], state["at"]
+        self.solved, self.excluded = set(state.get("solved", ())), set(state.get("excluded", ()))
+        self.cursors = list(state.get("cursors", self.cursors))
 
     def close(self) -> None:
         pass
@@ -108,7 +136,8 @@ class FreezesItsState(Toy):
 @breaks("later_epoch")
 class TakesStatesOfTheFirstEpochOnly(Toy):
     def load_state_dict(self, state: Any) -> None:
-        if state["epoch"] == self.epoch or state["at"] in (0, self.rows.num_rows):
+        is_known = self.knobs.skips_solved or self.knobs.weights  # what other checks ask for
+        if is_known or state["epoch"] == self.epoch or state["at"] in (0, self.rows.num_rows):
             super().load_state_dict(state)
 
 
@@ -118,22 +147,22 @@ class HoldsARow(Toy):
 
     def state_dict(self) -> Any:
         is_ahead = self.knobs.batch_size == 1 and 0 < self.at < self.rows.num_rows
-        return {"epoch": self.epoch, "at": self.at + is_ahead}
+        return {**super().state_dict(), "at": self.at + is_ahead}
 
 
 @breaks("inside_a_transform")
 class CountsWholeTransforms(Toy):
-    """Its place is behind the rows that its function was given."""
+    """Its place is after the rows that its function was given."""
 
     def state_dict(self) -> Any:
         size = self.knobs.transform_rows
-        return {"epoch": self.epoch, "at": -(-self.at // size) * size}
+        return {**super().state_dict(), "at": -(-self.at // size) * size}
 
 
 @breaks("behind_a_filter")
 class CountsWhatPassedTheFilter(Toy):
     def state_dict(self) -> Any:
-        return {"epoch": self.epoch, "at": self.num_delivered if self.knobs.keep_every > 1 else self.at}
+        return {**super().state_dict(), "at": self.num_delivered if self.knobs.keep_every > 1 else self.at}
 
 
 @breaks("shuffled")
@@ -156,7 +185,7 @@ class LosesItsShuffleBuffer(Toy):
 
     def state_dict(self) -> Any:
         is_inside = self.knobs.shuffle and 0 < self.at < self.rows.num_rows
-        return {"epoch": self.epoch, "at": self.at, "read": self.at + self.knobs.read_ahead if is_inside else 0}
+        return {**super().state_dict(), "at": self.at, "read": self.at + self.knobs.read_ahead if is_inside else 0}
 
     def load_state_dict(self, state: Any) -> None:
         super().load_state_dict(state)
@@ -181,13 +210,13 @@ class KeepsThatItIsExhausted(Toy):
 class CountsWhatItReadAhead(Toy):
     def state_dict(self) -> Any:
         ahead = self.knobs.read_ahead if self.knobs.read_ahead > 8 and not self.knobs.shuffle and self.at else 0
-        return {"epoch": self.epoch, "at": min(self.at + ahead, self.rows.num_rows)}
+        return {**super().state_dict(), "at": min(self.at + ahead, self.rows.num_rows)}
 
 
 @breaks("bad_rows")
 class CountsDeliveriesPastBadRows(Toy):
     def state_dict(self) -> Any:
-        return {"epoch": self.epoch, "at": self.num_delivered if self.knobs.passes_bad_rows else self.at}
+        return {**super().state_dict(), "at": self.num_delivered if self.knobs.passes_bad_rows else self.at}
 
 
 @breaks("short_tail")
@@ -238,6 +267,34 @@ class LeavesALockBehind(Toy):
         os.unlink(self.lock)
 
 
+@breaks("exclusions")
+class SkipsBatchesOfWhatIsLeft(Toy):
+    """At a resume, it takes what is solved today out of the order, and skips as many rows as were delivered."""
+
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict(state)
+        if self.excluded and self.at:
+            self.excluded = set(self.solved)
+            left, self.at = state["num_delivered"], 0
+            order = self.order(self.epoch)
+            while left and self.at < len(order):
+                left -= self.is_kept(order[self.at])
+                self.at += 1
+
+    def state_dict(self) -> Any:
+        return {**super().state_dict(), "num_delivered": self.num_delivered}
+
+
+@breaks("other_weights")
+class PlacesPartsByTheirWeights(Toy):
+    """At a resume, it computes the place in each part from the place in the mixture."""
+
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict(state)
+        if self.knobs.weights:
+            self.cursors = [round(weight * sum(self.cursors)) for weight in self.knobs.weights]
+
+
 class Narrow(ToyAdapter):
     """It can do nothing but read."""
 
@@ -245,6 +302,8 @@ class Narrow(ToyAdapter):
     lacks: Mapping[str, str] = {
         "bad_rows": "a bad row ends it",
         "filter": "it has no filter",
+        "mixture": "it has no mixtures",
+        "outcomes": "it remembers nothing",
         "read_ahead": "it does not read ahead",
         "shuffle": "it does not shuffle",
         "transform": "it has no functions",

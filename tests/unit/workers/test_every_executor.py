@@ -11,26 +11,30 @@ import anyio.lowlevel
 import anyio.to_thread
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.messages import NO_SLOT, Overflow, Permute, Tokenize, Tokenized
-from asyncdata.prefetch.windows.block_window import Window
 from asyncdata.workers.base import NUM_SLOTS
 from asyncdata.workers.inline import InlineExecutor
 from asyncdata.workers.pool.process_pool import ProcessExecutor
+from asyncdata.workers.ray.settings import RayExecutor
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until, value_of
+from tests.support.ray_cluster import two_nodes
 from tests.support.tokenize_fns import fails_on_13, in_batches, row_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from asyncdata.workers.base import Executor
+    from tests.support.ray_cluster import RayNodes
 
 EXECUTORS: dict[str, Callable[[Any], Executor]] = {
     "inline": InlineExecutor,
     "process": lambda function: ProcessExecutor(2),
+    "ray": lambda function: ray_executor(),
 }
 BACKENDS = {
     "asyncio": ("asyncio", {}),
@@ -41,9 +45,24 @@ BACKENDS = {
 pytestmark = pytest.mark.asyncio
 
 
-@pytest.fixture(params=EXECUTORS)
+@pytest.fixture(params=["inline", "process", pytest.param("ray", marks=pytest.mark.thorough)])
 def make(request: pytest.FixtureRequest) -> Callable[[Any], Executor]:
+    if request.param == "ray":
+        request.getfixturevalue("ray_nodes")
     return EXECUTORS[request.param]
+
+
+@pytest.fixture(scope="module")
+def ray_nodes() -> Iterator[RayNodes]:
+    pytest.importorskip("ray")
+    with two_nodes() as nodes:
+        yield nodes
+
+
+def ray_executor() -> Executor:
+    from asyncdata.workers.ray.executor import ClusterExecutor
+
+    return ClusterExecutor(RayExecutor(num_workers=2, num_cpus=0.5))
 
 
 @pytest.fixture
@@ -86,8 +105,7 @@ async def test_every_request_is_answered_once_with_its_own_rows(make, rows):
 
 async def test_requests_may_come_before_the_start(make, rows):
     client = Client(make(row_id), rows(20), row_id)
-    blocks = client.files.blocks(range(client.files.num_blocks))
-    window = Window(client.files, blocks, 0, client.job.stride, partial(np.arange, dtype=np.int64))
+    window = client.unread_window()
     early = [client.ask(scan) for scan in window.scans()]
 
     async with client.running():
@@ -206,15 +224,32 @@ async def test_a_forgotten_request_keeps_its_slot_until_it_is_finished(make, row
         await until(lambda: free_slots(executor) == NUM_SLOTS)
 
 
+async def test_an_answered_request_keeps_its_slot_until_its_rows_can_be_requested_again(make, rows):
+    client = Client(make(row_id), rows(9), row_id)
+    executor = client.executor
+    free: list[int] = []
+    async with client.running():
+        window = await client.window()
+        executor.submit(window.request(0, 9), lambda reply: free.append(free_slots(executor)))
+        executor.slots.release(window.slot)
+        await until(lambda: free)
+        await until(lambda: free_slots(executor) == NUM_SLOTS)
+
+    assert free == [NUM_SLOTS - 1]
+
+
 async def test_a_reused_slot_shows_no_stale_bytes(make, jsonl_file):
     """Rows of the second file are shorter: bytes of the first file after them must not show."""
     long = jsonl_file([{"id": i, "text": "x" * 300} for i in range(60)], "long.jsonl")
     client = Client(make(row_id), long, row_id, block_bytes=1000, slack_bytes=100)
     async with client.running():
-        window = await client.window(0)
-        assert ids_of(await client.tokenized(window)) == list(range(60))
+        first = await client.window()
+        assert ids_of(await client.tokenized(first)) == list(range(60))
+        client.executor.slots.release(first.slot)
+        await until(lambda: free_slots(client.executor) == NUM_SLOTS)
 
-        window = await client.window(0)
+        window = await client.window()
+        assert window.slot == first.slot
         assert ids_of(await client.tokenized(window, 30, 60)) == list(range(30, 60))
 
 
@@ -396,8 +431,7 @@ async def test_a_file_that_is_gone_fails_the_request(make, rows):
 
 
 def _scans(client: Client) -> Any:
-    blocks = client.files.blocks(range(client.files.num_blocks))
-    return Window(client.files, blocks, 0, client.job.stride, partial(np.arange, dtype=np.int64)).scans()
+    return client.unread_window().scans()
 
 
 async def test_more_files_than_may_be_open_at_once(make, tmp_path):
@@ -455,8 +489,9 @@ async def test_statistics_say_who_is_busy_and_how_far(make, rows, tmp_path):
 
     assert "busy" not in {worker.state for worker in idle.workers}
     assert len(idle.workers) == executor.num_workers
-    first = next(worker for worker in busy.workers if worker.num_rows_done == 4)
-    assert first.state == "busy"
+    # Of a worker that shares no memory, the row is known only when it was asked: when it takes long.
+    row = 0 if executor.answers_with_samples else 4
+    first = next(worker for worker in busy.workers if worker.state == "busy" and worker.num_rows_done == row)
     assert first.busy_s > 0
     assert "busy" not in {worker.state for worker in again.workers}
     assert (busy.num_restarts, again.num_restarts, again.num_queued) == (0, 0, 0)
@@ -518,10 +553,9 @@ async def test_on_change_is_called_for_a_forgotten_reply(make, rows, tmp_path):
         before = executor.num_wanted
         watch = Watch(executor, lambda: executor.num_wanted)
         gate.touch()
-        await until(lambda: watch.seen)
+        await until(lambda: before + 1 in watch.seen)  # another worker may become ready before
 
     assert client.replies == [[]]
-    assert watch.seen[-1] == before + 1
 
 
 async def test_on_change_is_called_when_a_slot_becomes_free(make, rows):
@@ -541,3 +575,45 @@ def free_slots_seen(executor: Executor) -> int:
         return free_slots(executor)
     finally:
         executor.slots.on_free = on_free
+
+
+# Opening the tokenize function again
+
+
+async def test_an_opened_again_function_answers_later_requests_and_no_request_is_lost(make, rows, tmp_path):
+    told = tmp_path / "told"
+    told.write_text("1000")
+    function = worker_fns.AddsWhatAFileSaid(str(told))
+    client = Client(make(function), rows(200), function)
+    async with client.running():
+        window = await client.window()
+        await client.tokenized(window, 0, 1)
+        (tmp_path / "next").write_text("2000")
+        (tmp_path / "next").replace(told)  # in one step: a worker of Ray that starts now reads it
+        asked = [client.ask(window.request(row, row + 1)) for row in range(100)]
+        client.executor.reopen()
+        found = [ids_of(reply)[0] for reply in await client.answers(asked)]
+        while ids_of(await client.tokenized(window, 199, 200)) != [2199]:
+            assert len(client.replies) < 100_000
+
+    assert [number % 1000 for number in found] == list(range(100))
+    assert {number // 1000 for number in found} <= {1, 2}
+    assert all(len(replies) == 1 for replies in client.replies)
+
+
+async def test_a_function_that_cannot_be_opened_again_stays_in_use(make, rows, tmp_path):
+    told = tmp_path / "told"
+    told.write_text("1000")
+    function = worker_fns.AddsWhatAFileSaid(str(told))
+    client = Client(make(function), rows(3), function)
+    with capture_logs() as events:
+        async with client.running():
+            window = await client.window()
+            assert ids_of(await client.tokenized(window)) == [1000, 1001, 1002]
+            told.unlink()
+            client.executor.reopen()
+            while "workers.not_reopened" not in {event["event"] for event in events}:
+                assert ids_of(await client.tokenized(window)) == [1000, 1001, 1002]
+            assert ids_of(await client.tokenized(window)) == [1000, 1001, 1002]
+
+    assert "workers.reopened" not in {event["event"] for event in events}

@@ -375,7 +375,7 @@ def test_offsets_of_copied_rows_refer_to_the_copy(bench, jsonl_file, tmp_path, c
 
     data, offsets = copy.read_bytes(), ints(found.offsets)
     assert [data[offset : offset + len(line)] for offset, line in zip(offsets, kept, strict=True)] == kept
-    assert offsets == np.cumsum([0, *(len(line) + 4 for line in kept[:-1])]).tolist(), "a checksum behind each"
+    assert offsets == np.cumsum([0, *(len(line) + 4 for line in kept[:-1])]).tolist(), "a checksum after each"
     assert ints(found.lengths) == [len(line) or -1 for line in kept]
 
 

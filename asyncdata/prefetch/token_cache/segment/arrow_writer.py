@@ -8,31 +8,23 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from asyncdata.core.cache_messages import Stored, StorePlan
-from asyncdata.core.messages import Tokenized
-from asyncdata.core.version import __version__
 from asyncdata.prefetch.token_cache.segment.layout import (
     ENTRY,
-    FOOTER_BYTES,
     RECORD_WORDS,
     WORDS_PER_COLUMN,
-    DamagedError,
-    Footer,
-    Meta,
     Names,
     Word,
     checksum,
-    encode_meta,
-    pack_footer,
     pad,
-    sealed_entries,
 )
+from asyncdata.prefetch.token_cache.segment.spill import Spill
+from asyncdata.prefetch.token_cache.segment.write_index import Origins, write_at, write_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +41,6 @@ _ROOMS = 8
 """A block whose samples need the room of more blocks than this is not stored. (Blocks after a long row are empty.)"""
 
 _decode_plan = msgspec.msgpack.Decoder(StorePlan).decode
-_decode_spill = msgspec.msgpack.Decoder(Tokenized).decode
 Array = np.ndarray[Any, Any]
 
 
@@ -118,11 +109,7 @@ class _Piece:
         return Stored(self._end, np.array(stored, np.int32).tobytes(), int(entries["num_rows"].sum()))
 
     def _write(self, data: Any) -> None:
-        left = memoryview(data).cast("B")
-        while left:
-            written = os.pwrite(self._fd, left, self._end)
-            self._end += written
-            left = left[written:]
+        self._end = write_at(self._fd, data, self._end)
 
     def _write_blocks(self, rows: _Rows, schema: Any) -> list[int]:
         """Write a batch for each block; return the blocks that were written."""
@@ -196,10 +183,8 @@ class _Piece:
             with open(_aside(self._cache.folder, self._request.file, piece), "rb") as file:
                 pieces.append(self._copy_records(file.read()))
         entries = np.concatenate(pieces)
-        ids = np.unique(entries["file"])
-        files = [self._file(file_id, digest_of) for file_id in ids.tolist()]
-        entries["file"] = np.searchsorted(ids, entries["file"])
-        self._write_index(entries, files)
+        counts = int(entries["num_rows"].sum()), int(entries["num_samples"].sum())
+        self._end = write_index(self._fd, self._end, entries, self._names, counts, Origins(self._cache, digest_of))
 
     def _copy_records(self, data: bytes) -> Array:
         """Append the records that were written aside; the entries, which say where they are now."""
@@ -209,30 +194,6 @@ class _Piece:
         entries["records"] = self._end + np.cumsum(sizes) - sizes
         self._write(memoryview(data)[_LENGTH.size + entries.nbytes :])
         return entries
-
-    def _file(self, file_id: int, digest_of: Callable[[int], str]) -> tuple[str, int, int]:
-        digest, file = digest_of(file_id), self._cache.files[file_id]
-        if not digest:
-            raise DamagedError("a file of the data is not what it was")
-
-        return digest, file.num_bytes, file.mtime_ns
-
-    def _write_index(self, entries: Array, files: list[tuple[str, int, int]]) -> None:
-        meta = encode_meta(
-            Meta(
-                names=self._names,
-                files=files,
-                num_rows=int(entries["num_rows"].sum()),
-                num_samples=int(entries["num_samples"].sum()),
-                library=__version__,
-                created=time.time(),
-            )
-        )
-        at = self._end
-        self._write(sealed_entries(entries))
-        place = Footer(at, self._end, len(meta), len(entries), 0)
-        self._write(meta)
-        self._write(pack_footer(place._replace(num_bytes=self._end + FOOTER_BYTES), meta))
 
 
 def _aside(folder: str, file: str, piece: int) -> str:
@@ -273,6 +234,7 @@ def _positions(data: Any, schema: Any) -> tuple[int, int, list[int]]:
 
 def _read_spills(plan: StorePlan, folder: str) -> _Rows:
     """The rows of the plan, in the order of the file."""
+    names = Names(plan.columns, plan.reasons, plan.notes)
     places, ends = np.frombuffer(plan.places, np.int32), np.frombuffer(plan.ends, np.int32)
     order = np.argsort(places, kind="stable")
     bounds = np.searchsorted(places[order], ends)
@@ -283,7 +245,7 @@ def _read_spills(plan: StorePlan, folder: str) -> _Rows:
             continue
 
         first = int(ends[number - 1]) if number else 0
-        spill = _Spill(os.path.join(folder, plan.spills[number]), plan, int(ends[number]) - first)
+        spill = _Spill(os.path.join(folder, plan.spills[number]), names, int(ends[number]) - first)
         rows = places[order[start:stop]] - first
         verdicts[start:stop], notes[start:stop] = spill.verdicts[rows], spill.notes[rows]
         for part, found in zip(parts, spill.take(rows, plan.columns), strict=True):
@@ -295,42 +257,15 @@ def _read_spills(plan: StorePlan, folder: str) -> _Rows:
     return _Rows(verdicts, notes, [_in_order(part, numbers[verdicts == 0]) for part in parts])
 
 
-class _Spill:
-    """A reply that a worker wrote to a file.
-
-    :param num_rows: rows of its plan.
-    :ivar verdicts: as records have them, of each row.
-    :ivar notes: as records have them, of each row.
-    """
-
-    def __init__(self, path: str, plan: StorePlan, num_rows: int) -> None:
-        with open(path, "rb") as file:
-            self._reply = _decode_spill(file.read())
-        kept = np.frombuffer(self._reply.kept, np.int32) if self._reply.kept else np.arange(num_rows)
-        self._samples = np.full(num_rows, -1, np.int64)
-        self._samples[kept] = np.arange(len(kept))
-        self.verdicts = np.zeros(num_rows, np.int32)
-        self.notes = np.zeros(num_rows, np.int32)
-        for reason, rows in self._reply.drops.items():
-            self.verdicts[np.frombuffer(rows, np.int32)] = -1 - plan.reasons.index(reason)
-        for note, rows in self._reply.notes.items():
-            self.notes[np.frombuffer(rows, np.int32)] |= np.int32(1 << plan.notes.index(note))
+class _Spill(Spill):
+    """A spill whose values Arrow moves."""
 
     def take(self, rows: Array, columns: list[str]) -> list[Any]:
         """The values of these rows, of those that are samples, for the tokens and each column: binary arrays."""
         import pyarrow as pa
 
-        samples = self._samples[rows[self.verdicts[rows] == 0]]
-        if len(samples) and samples.min() < 0:
-            raise DamagedError("a reply that was written down lacks a row")
-
-        token_ends = np.frombuffer(self._reply.token_ends, np.uint32).astype(np.int64) * 4
-        found = [_binary(self._reply.tokens, token_ends)]
-        for name in columns:
-            column = self._reply.columns.get(name)
-            ends = np.zeros(len(token_ends), np.int64) if column is None else np.frombuffer(column.ends, np.uint32)
-            found.append(_binary(b"" if column is None else column.data, ends))
-        return [values.take(pa.array(samples)) for values in found]
+        samples = self.samples_of(rows[self.verdicts[rows] == 0])
+        return [_binary(*values).take(pa.array(samples)) for values in self.values(columns)]
 
 
 def _binary(data: Data, ends: Array) -> Any:

@@ -33,7 +33,9 @@ __all__ = (
     "FOOTER_BYTES",
     "NO_SUM",
     "RECORD_WORDS",
+    "ROWS_SUFFIX",
     "SUFFIX",
+    "SUFFIXES",
     "VERSION",
     "WORDS_PER_COLUMN",
     "DamagedError",
@@ -56,7 +58,10 @@ __all__ = (
 )
 
 VERSION = 1
-SUFFIX = ".arrow"
+SUFFIX, ROWS_SUFFIX = ".arrow", ".rows"
+"""Of segments of blocks, and of single rows."""
+
+SUFFIXES = (SUFFIX, ROWS_SUFFIX)
 NO_SUM = 0
 """Stands for the checksum of a text that is not known."""
 
@@ -123,6 +128,7 @@ class Meta(msgspec.Struct, frozen=True):
 
     :ivar files: digest, bytes and mtime (ns) of the files that its blocks come from, in the order of their numbers.
     :ivar created: Unix time, for people; nothing depends on it.
+    :ivar entries_sum: checksum of all entries.
     """
 
     names: Names
@@ -132,6 +138,7 @@ class Meta(msgspec.Struct, frozen=True):
     library: str
     created: float
     version: int = VERSION
+    entries_sum: int = 0
 
 
 class Entry(NamedTuple):
@@ -176,9 +183,9 @@ def decode_names(data: bytes) -> Names:
     return msgspec.msgpack.decode(data, type=Names)
 
 
-def checksum(data: bytes | bytearray | memoryview) -> int:
+def checksum(data: bytes | bytearray | memoryview, seed: int = 0) -> int:
     """xxh3-64 (Yann Collet): it finds damage, at the speed of memory, but not attacks."""
-    return xxhash.xxh3_64_intdigest(data)
+    return xxhash.xxh3_64_intdigest(data, seed)
 
 
 def pad(num_bytes: int) -> int:
@@ -199,9 +206,12 @@ def names_digest(names: Names) -> int:
 
 
 def sealed_entries(entries: np.ndarray[Any, Any]) -> bytes:
-    """The entries, each with the checksum of what it says."""
+    """The entries, each with the checksum of what it says, if it has a field for that."""
+    if "own_sum" not in (entries.dtype.names or ()):
+        return entries.tobytes()
+
     data = bytearray(entries.tobytes())
-    view, size = memoryview(data), ENTRY.itemsize
+    view, size = memoryview(data), entries.dtype.itemsize
     for end in range(size, len(data) + 1, size):
         struct.pack_into("<Q", data, end - 8, checksum(view[end - size : end - 8]))
     return bytes(data)
@@ -215,7 +225,7 @@ def unpack_entry(data: bytes) -> Entry:
     if len(data) != ENTRY.itemsize:
         raise DamagedError("an entry is cut off")
 
-    entry = Entry(*_ENTRY.unpack(data))
+    entry = Entry._make(_ENTRY.unpack(data))
     if entry.own_sum != checksum(data[:-8]):
         raise DamagedError("an entry's checksum does not match")
 
@@ -223,7 +233,7 @@ def unpack_entry(data: bytes) -> Entry:
 
 
 def pack_footer(footer: Footer, meta: bytes) -> bytes:
-    """The footer as it stands in the file, behind ``meta``."""
+    """The footer as it is in the file, after ``meta``."""
     head = _FOOTER.pack(_MAGIC, *footer, b"")[:-16]
     return head + blake2b(head + meta, digest_size=16).digest()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ("Segment", "Segments")
 
 _MAX_OPEN_SEGMENTS = 128
+_MAX_KNOWN_SEGMENTS = 16_384
 _MAX_META_BYTES = 64 << 20
 
 
@@ -37,12 +38,14 @@ class Segment:
     """One segment, open for reading.
 
     :ivar head: the bytes before the records of each of its blocks in a slot.
+    :ivar record_words: words of a record.
     :raises OSError: if it cannot be opened.
     :raises DamagedError: if it is not a segment, or damaged.
     """
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._path = path
+        self._fd = _opened(path)
         try:
             self.num_bytes = self._size()
             footer = self._read(self.num_bytes - FOOTER_BYTES, FOOTER_BYTES)
@@ -52,12 +55,13 @@ class Segment:
             os.close(self._fd)
             raise
 
-        self._entries = b""
         self.head = block_head(self.meta.names)
-        self._record_bytes = 4 * self.meta.names.record_words
+        self.record_words = self.meta.names.record_words
+        self._record_bytes = 4 * self.record_words
 
     def _size(self) -> int:
         found = os.fstat(self._fd)
+        self._inode = found.st_ino
         if not stat.S_ISREG(found.st_mode) or found.st_size < FOOTER_BYTES:
             raise DamagedError("it is no segment")
 
@@ -105,9 +109,7 @@ class Segment:
         if not 0 <= number < self.num_entries:
             raise DamagedError(f"it has no entry {number}")
 
-        if not self._entries:
-            self._entries = self._read(self._footer.entries, self.num_entries * ENTRY.itemsize)
-        return unpack_entry(self._entries[number * ENTRY.itemsize : (number + 1) * ENTRY.itemsize])
+        return unpack_entry(self._read(self._footer.entries + number * ENTRY.itemsize, ENTRY.itemsize))
 
     def entries(self) -> np.ndarray[Any, Any]:
         """All entries, as an array of :data:`~asyncdata.prefetch.token_cache.segment.layout.ENTRY`.
@@ -137,9 +139,9 @@ class Segment:
         return begin
 
     def _fill(self, room: memoryview, offset: int, expected: int) -> None:
-        num_bytes = 0
+        num_bytes = os.preadv(self._fd, [room], offset)
         while num_bytes < len(room):
-            read = os.preadv(self._fd, [room[num_bytes:] if num_bytes else room], offset + num_bytes)
+            read = os.preadv(self._fd, [room[num_bytes:]], offset + num_bytes)
             if not read:
                 raise DamagedError(f"it ends at byte {offset + num_bytes}")
 
@@ -160,19 +162,45 @@ class Segment:
             entry = self.entry(number)
             self.read_into(memoryview(bytearray(self.room_of(entry))), entry)
 
+    def reopen(self) -> None:
+        """Open the file again. What it says of itself was compared with its digest before.
+
+        :raises OSError: if it cannot be opened.
+        :raises DamagedError: if it is another file.
+        """
+        self._fd = _opened(self._path)
+        found = os.fstat(self._fd)
+        if (found.st_ino, found.st_size) != (self._inode, self.num_bytes):
+            self.close()
+            raise DamagedError("another file is in its place")
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
 
 
-class Segments:
-    """The segments of a folder that a worker has open."""
+SegmentT = TypeVar("SegmentT", bound=Segment)
 
-    def __init__(self, folder: str) -> None:
+
+def _opened(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+class Segments(Generic[SegmentT]):
+    """The segments of a folder that a worker has read. A few have an open file; a window may need a thousand."""
+
+    def __init__(self, folder: str, kind: type[SegmentT]) -> None:
         self._folder = folder
-        self._open: dict[str, Segment] = {}
+        self._kind = kind
+        self._open: dict[str, SegmentT] = {}
+        self._closed: dict[str, SegmentT] = {}
 
-    def get(self, name: str) -> Segment:
+    @property
+    def num_known(self) -> int:
+        """How many segments it knows."""
+        return len(self._open) + len(self._closed)
+
+    def get(self, name: str) -> SegmentT:
         """The segment of that name.
 
         :raises OSError: if it cannot be opened.
@@ -180,11 +208,26 @@ class Segments:
         """
         segment = self._open.pop(name, None)
         if segment is None:
-            segment = Segment(os.path.join(self._folder, name))
+            segment = self._opened(name)
             if len(self._open) >= _MAX_OPEN_SEGMENTS:
-                self._open.pop(next(iter(self._open))).close()
+                self._close_one()
         self._open[name] = segment  # the last one is the one last used
         return segment
+
+    def _opened(self, name: str) -> SegmentT:
+        segment = self._closed.pop(name, None)
+        if segment is None:
+            return self._kind(os.path.join(self._folder, name))
+
+        segment.reopen()
+        return segment
+
+    def _close_one(self) -> None:
+        name = next(iter(self._open))
+        self._closed[name] = segment = self._open.pop(name)
+        segment.close()
+        if len(self._closed) > _MAX_KNOWN_SEGMENTS:
+            del self._closed[next(iter(self._closed))]
 
     def forget(self, name: str) -> None:
         """Close the segment, which cannot be used."""

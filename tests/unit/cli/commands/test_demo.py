@@ -17,6 +17,7 @@ from asyncdata.cli.commands import demo as command
 from asyncdata.cli.commands.demo import compare
 from asyncdata.cli.commands.run_record import Delivered
 from asyncdata.cli.main import main
+from asyncdata.telemetry.reader import read
 from tests.support.signals import hear_ctrl_c
 
 NUM_ROWS = 500
@@ -91,7 +92,8 @@ def test_the_numbers_of_the_demo_are_there_for_programs_and_its_files_can_be_kep
     (tmp_path / "run.snapshot").write_text("of an earlier demo")
     (tmp_path / "killed.record.jsonl").write_text("of an earlier demo\n")
 
-    assert main(["demo", "--rows", str(NUM_ROWS), "--num-workers", "1", "--json", "--keep", str(tmp_path)]) == 0
+    words = ["--num-workers", "1", "--json", "--keep", str(tmp_path), "--telemetry", str(tmp_path / "telemetry")]
+    assert main(["demo", "--rows", str(NUM_ROWS), *words]) == 0
 
     out, err = capsys.readouterr()
     facts = json.loads(out)
@@ -105,6 +107,8 @@ def test_the_numbers_of_the_demo_are_there_for_programs_and_its_files_can_be_kep
     kept = {path.name for path in tmp_path.iterdir()}
     records = {f"{name}.record.jsonl" for name in ("killed", "resumed", "uninterrupted")}
     assert kept >= {"prompts.jsonl", "run.snapshot", *records}
+    killed, resumed = read(tmp_path / "telemetry").starts
+    assert (killed.end, resumed.header.samples) == (None, facts["resumed_at"])
 
 
 def test_a_demo_with_a_difference_is_status_1(monkeypatch, capsys, in_a_hurry):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncdata.cli.commands.mask_text import lines_of, plain_text, styled_text
 from asyncdata.cli.inspection.chat_turns import Turn
 from asyncdata.cli.inspection.loss_mask import MaskedText
-from asyncdata.cli.inspection.token_text import Piece
+from asyncdata.tokenization.token_text import Piece
 
 SPECIAL = "<|end|>"
 ITEM = re.compile(r"⟨U\+(?P<code>[0-9A-F]{4,6})⟩|⟨0x(?P<byte>[0-9A-F]{2})⟩|⟨(?P<special>[^⟩]*)⟩|(?P<char>.)")

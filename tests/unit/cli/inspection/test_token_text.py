@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from asyncdata.cli.inspection.token_text import Piece, TokenTexts, without_texts
+from asyncdata.tokenization.token_text import Piece, TokenTexts, without_texts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,6 +56,13 @@ def word_pieces() -> Tokenizer:
 BYTE_LEVEL, BYTE_FALLBACK = byte_level(), with_byte_fallback()
 
 
+class Forgetful(dict[int, str]):
+    """Keeps nothing."""
+
+    def __setitem__(self, key: int, value: str) -> None:
+        return
+
+
 def pieces_of(tokenizer: Tokenizer, ids: list[int], is_trained: list[bool] | None = None) -> list[Piece]:
     pieces = TokenTexts(tokenizer)(ids, is_trained or [False] * len(ids))
     assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])][: len(pieces)]
@@ -76,6 +83,21 @@ def test_the_texts_of_byte_level_tokens_are_the_text(text: str) -> None:
 
     assert text_of(pieces) == text
     assert ("\ufffd" in text_of(pieces)) == ("\ufffd" in text)
+
+
+@given(
+    ids=st.lists(st.sampled_from([64, 65, *range(250, 262)]), max_size=20),
+    before=st.lists(st.integers(0, 261), max_size=20),
+    trained_from=st.integers(0, 20),
+)
+def test_tokens_that_were_seen_before_have_the_same_texts(ids: list[int], before: list[int], trained_from: int) -> None:
+    texts, forgetful = TokenTexts(BYTE_LEVEL), TokenTexts(BYTE_LEVEL)
+    forgetful._whole = Forgetful()  # noqa: SLF001 - without it, there is no other way
+    is_trained = [at >= trained_from for at in range(len(ids))]
+
+    texts(before, [False] * len(before))
+
+    assert texts(ids, is_trained) == forgetful(ids, is_trained)
 
 
 @pytest.mark.thorough

@@ -232,7 +232,7 @@ def test_a_failing_start_is_an_error_and_not_a_wait(rows, monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError("no reader")
 
-    monkeypatch.setattr(inline, "Handler", fail)
+    monkeypatch.setattr(inline, "handler_of", fail)
 
     with OpenedOrder(rows) as opened, pytest.raises(RuntimeError, match="no reader"):
         opened.window(0, 0)

@@ -535,7 +535,7 @@ def test_slimes_file_in_our_order_is_refused(prompts, given, folder):
 
 
 class Sneaky:
-    """Would leave a file behind if it were unpickled."""
+    """Would write a file if it were unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

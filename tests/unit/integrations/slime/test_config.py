@@ -185,6 +185,7 @@ def test_every_knob_among_the_keys_reaches_the_loader():
         "bad_rows": {"policy": "quarantine", "max": 7, "path": "bad.jsonl", "excerpts": False},
         "event_loop": "asyncio",
         "cache": {"folder": "somewhere"},
+        "outcomes": {"path": "outcomes", "policy": {"drop_above": 0.9}},
     }
     knobs = settings(**{f"asyncdata_{name}": value for name, value in given.items()}).knobs
 
@@ -192,7 +193,7 @@ def test_every_knob_among_the_keys_reaches_the_loader():
     assert LoaderConfig.of(knobs).bad_rows == BadRows(**given["bad_rows"])
     assert set(knobs) == {*given, "seed", "shuffle"}
     others = {"order", "pretokenize", "today", "revision", "strict_load", "allow_changed", "processor", "dataset"}
-    others |= {"tokenizer_backend", "trust_remote_code", "unpersistable", "same_rows"}
+    others |= {"tokenizer_backend", "trust_remote_code", "unpersistable", "same_rows", "mix"}
     assert set(Options.__struct_fields__) == {*given, *others}
 
 

@@ -169,7 +169,7 @@ def settings_blocks() -> list[Any]:
 def test_the_settings_files_of_the_pages_are_taken(text):
     settings = dict(re.findall(r"^(\w+): +(.*?) *(?:#.*)?$", text, re.MULTILINE))
     values = {
-        name: json.loads(value) if re.match(r"[\d\[]|true|false", value) else value for name, value in settings.items()
+        name: json.loads(value) if re.match(r"[\d\[{]|true|false", value) else value for name, value in settings.items()
     }
 
     assert len(values) == text.count("\n")

@@ -13,8 +13,9 @@ from asyncdata.tokenization.column_writer import ColumnWriter
 
 pytest.importorskip("xxhash")
 
+from asyncdata.prefetch.token_cache.segment.gather import names_at, row_facts
 from asyncdata.prefetch.token_cache.segment.layout import Names, block_head, pad
-from asyncdata.prefetch.token_cache.slot_chunk import PlacedChunk, PlacedRows
+from asyncdata.prefetch.token_cache.slot_chunk import CachedRows, PlacedChunk, PlacedRows
 
 NUM_ROWS = 9
 
@@ -39,7 +40,7 @@ def facts(chunk: Chunk) -> Any:
         (chunk.row_of(i), chunk.tokens_of(i).tolist(), chunk.value("prompt", i), chunk.value("label", i))
         for i in range(chunk.num_samples)
     ]
-    counts = [[(name, rows.tolist()) for name, rows in some] for some in (chunk.drops, chunk.notes)]
+    counts = [[(each[0], each.rows.tolist()) for each in some] for some in (chunk.drops, chunk.notes)]
     return samples, counts, chunk.num_tokens(0, chunk.num_samples), chunk.num_bytes, chunk.value("other", 0)
 
 
@@ -75,8 +76,19 @@ def records_in(slot: bytearray) -> Any:
 
 def placed_in(slot: bytearray, records: np.ndarray | None = None, kind: type[PlacedRows] = PlacedRows) -> PlacedChunk:
     records = records_in(slot) if records is None else records
-    rows = kind.of(memoryview(slot), records, bool)
+    words = np.frombuffer(slot[: len(slot) // 4 * 4], np.int32)
+    # as a worker says it, one block's rows at a time
+    facts_of_rows = [row_facts(words, np.array([record >> 2]), record_words(words, record)) for record in records]
+    num_tokens, num_bytes = (
+        np.concatenate([getattr(found, name) for found in facts_of_rows]) for name in ("num_tokens", "num_bytes")
+    )
+    rows = kind.of(memoryview(slot), CachedRows(records, num_tokens, num_bytes), bool)
     return rows.chunk(Position(), len(records), None, ends_epoch=False)
+
+
+def record_words(words: np.ndarray, record: int) -> int:
+    first = int(record) // 4 - (int(words[int(record) // 4]) >> 2)
+    return names_at(memoryview(words).cast("B"), words, first).record_words
 
 
 def scribble(slot: bytearray) -> None:

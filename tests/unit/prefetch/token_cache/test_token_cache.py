@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ pytest.importorskip("xxhash")
 from asyncdata.prefetch.token_cache.catalog import Catalog, numbers_of
 from asyncdata.prefetch.token_cache.eviction import evict_segments
 from asyncdata.prefetch.token_cache.folder import CacheFolder, about_of, key_of
+from asyncdata.prefetch.token_cache.segment import reader
+from asyncdata.prefetch.token_cache.segment.layout import DamagedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,6 +182,35 @@ def test_a_writer_removes_what_a_killed_one_left(tmp_path):
     folder.close()
 
 
+# Open files
+
+
+def test_segments_beyond_the_limit_are_closed_and_opened_again(cache, monkeypatch):
+    monkeypatch.setattr(reader, "_MAX_OPEN_SEGMENTS", 1)
+    first, second, *_ = segments(cache)
+    known = reader.Segments(str(first.parent), reader.Segment)
+    segment, expected = known.get(first.name), known.get(first.name).entry(0)
+    known.get(second.name)
+
+    assert known.get(first.name) is segment
+    assert segment.entry(0) == expected
+    known.close()
+
+
+def test_a_segment_that_another_file_has_replaced_is_not_read_again(cache, monkeypatch):
+    monkeypatch.setattr(reader, "_MAX_OPEN_SEGMENTS", 1)
+    first, second, *_ = segments(cache)
+    known = reader.Segments(str(first.parent), reader.Segment)
+    known.get(first.name)
+    known.get(second.name)
+    os.rename(shutil.copy(second, first.parent / "other"), first)
+
+    with pytest.raises(DamagedError, match="another file"):
+        known.get(first.name)
+    assert known.get(first.name).num_bytes == second.stat().st_size, "then it is read as a new one"
+    known.close()
+
+
 # Eviction
 
 
@@ -284,14 +316,6 @@ def test_samples_without_room_are_left_out_and_logged_once(tmp_path):
     assert found.samples == expected.samples
     assert 30 < found.cached[0] < 60
     assert [event["event"] for event in events].count("token_cache.left_out") == 1
-
-
-def test_rows_that_are_ordered_one_by_one_are_not_cached_and_that_is_logged(path, tmp_path):
-    with structlog.testing.capture_logs() as events:
-        Delivered(loader(path, tmp_path / "kept", shuffle="full"))
-
-    assert [event["reason"] for event in events if event["event"] == "token_cache.off"]
-    assert not (tmp_path / "kept").exists()
 
 
 def test_windows_are_left_out_where_the_disk_is_too_slow(path, tmp_path, monkeypatch):

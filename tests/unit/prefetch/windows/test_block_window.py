@@ -130,7 +130,7 @@ def test_a_request_means_the_rows_it_names(files: FileBlocks, worker: Worker) ->
 
 
 def test_a_row_longer_than_the_over_read_is_named_with_its_place(files: FileBlocks, worker: Worker) -> None:
-    """Whatever lies behind it in the slot is another block's."""
+    """Whatever lies after it in the slot is another block's."""
     window = scanned(window_of(files), worker)
 
     request = window.request(0, 40)

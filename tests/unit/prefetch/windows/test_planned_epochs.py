@@ -195,7 +195,7 @@ def test_the_epoch_that_was_begun_is_dealt_as_it_was_and_the_next_as_the_plan_sa
     assert sorted(resumed[0]) == sorted(plain[0])
     assert resumed[1] == plain[1]
 
-    bench.rows.restart(Position())  # the service's own beginning, which may come behind a resume
+    bench.rows.restart(Position())  # the service's own beginning, which may come after a resume
     assert bench.rows.dealt_at(begun) == Dealt(4, 2)
 
     bench.rows.resume_dealt(start, None)

@@ -72,7 +72,7 @@ def rows_of(
 
 
 def split(text: bytes) -> tuple[list[tuple[int, int]], str]:
-    """Offset and length of each element, as a stream finds them, and what is wrong behind them."""
+    """Offset and length of each element, as a stream finds them, and what is wrong after them."""
     found: list[tuple[int, int]] = []
     try:
         for rows in split_array([text], 0, 0, ALL, "PATH"):
@@ -150,7 +150,7 @@ def test_only_blocks_from_the_fault_on_report_it(tmp_path_factory, text, harm, p
 
 
 def _without_excerpt(fault: str) -> str:
-    """How much of what comes behind the end is shown depends on how much is read at once."""
+    """How much of what comes after the end is shown depends on how much is read at once."""
     return re.sub(r"there is b['\"].*", "", fault)
 
 

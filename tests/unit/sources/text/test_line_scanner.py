@@ -88,7 +88,7 @@ def test_a_row_of_exactly_the_limit_is_kept_and_one_byte_more_is_too_long(path):
 def test_a_row_far_longer_than_the_limit_is_not_read_to_its_end(path, monkeypatch):
     monkeypatch.setattr(line_scanner, "_PIECE_BYTES", 10)
     with opened(path, b"x" * 1000) as (fd, file):
-        os.truncate(path, 100)  # a read behind this would raise
+        os.truncate(path, 100)  # a read after this would raise
         found = read_block(fd, file, Block(0, 0, 10), 0, 50)
 
     assert found.lengths.tolist() == [-1]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,17 +12,20 @@ from tokenizers import Tokenizer, models
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.encoders import equivalence_records
+from asyncdata.tokenization.encoders.character_sets import CharacterFinder
 from asyncdata.tokenization.encoders.equivalence_records import (
     Proof,
     choose,
     find,
     keep,
     make,
+    make_first,
     missing,
     proof_path,
     revoke,
     subject_of,
 )
+from asyncdata.tokenization.encoders.equivalence_sweep import CONTEXTS, sweep
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.support.backends import Fake, install
 
@@ -235,3 +239,116 @@ def test_the_ids_around_a_text_are_part_of_the_proof(
     assert proof is not None
     assert proof.around == ([1], [])
     assert equivalence_records.find(proof.subject) == proof
+
+
+# In two parts, beside a run
+
+
+POINTS = [*range(0x20, 0x7F), 0xE9, 0x301, *range(0x4E00, 0x4E40)]
+
+
+def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweep few characters, most of which are common."""
+    monkeypatch.setattr(equivalence_records, "known_points", lambda: POINTS)
+    monkeypatch.setattr(equivalence_records, "common_points", lambda: POINTS[:-0x40])
+    monkeypatch.setattr(equivalence_records, "NUM_COMMON_TEXTS", 100)
+    short = partial(sweep, code_points=POINTS, num_random_texts=100, longest_text=500)
+    monkeypatch.setattr(equivalence_records, "sweep", short)
+
+
+@pytest.fixture
+def few(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten(monkeypatch)
+
+
+def test_common_characters_are_proven_first_and_others_never_reach_the_backend_before_they_are(
+    files: TokenizerFiles, subject: Subject, few: None
+) -> None:
+    first = make_first(files, subject)
+
+    assert first.is_partial
+    assert not first.refusal
+    assert (choose(files, "auto"), make_first(files, subject)) == (first, first)
+    assert CharacterFinder(first.exceptions)(["plain", "caf\u00e9", "\u4e2d", "x\u4e01"]) == [2, 3]
+    assert missing(files) == ["gigatoken"]
+
+    whole = make(files, subject)
+    assert not whole.is_partial
+    assert CharacterFinder(whole.exceptions)(["plain", "caf\u00e9", "\u4e2d", "x\u4e01"]) == []
+    assert (choose(files, "auto"), make_first(files, subject), missing(files)) == (whole, whole, [])
+
+
+def test_a_backend_that_is_wrong_on_common_characters_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, files: TokenizerFiles, wrong: Fake
+) -> None:
+    install(monkeypatch, {"gigatoken": lambda: wrong})
+    shorten(monkeypatch)
+    subject = subject_of(files, "gigatoken")
+    assert subject is not None
+
+    first = make_first(files, subject)
+
+    assert (bool(first.refusal), first.is_partial, missing(files)) == (True, False, [])
+    assert make(files, subject) == first
+
+
+def test_a_backend_that_is_named_needs_the_whole_proof(files: TokenizerFiles, subject: Subject, few: None) -> None:
+    make_first(files, subject)
+
+    proof = choose(files, "gigatoken")
+
+    assert proof is not None
+    assert not proof.is_partial
+
+
+def test_what_an_audit_revokes_while_the_rest_is_proven_stays_revoked(
+    files: TokenizerFiles, subject: Subject, few: None
+) -> None:
+    make_first(files, subject)
+    revoke_at = iter([True])
+
+    def audit(_part: str, _share: float) -> None:
+        if next(revoke_at, False):
+            revoke(subject, "an audit found other ids")
+
+    assert make(files, subject, audit).refusal == "an audit found other ids"
+    assert choose(files, "auto") is None
+
+
+# The process that proves has one thread; that of pytest-xdist has more, of which Python 3.12 and later warn.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_several_processes_find_what_one_finds(
+    monkeypatch: pytest.MonkeyPatch, files: TokenizerFiles, is_wrong: bool
+) -> None:
+    fake = Fake(files.load(), lambda text: is_wrong and "\u4e05" in text)
+    install(monkeypatch, {"gigatoken": lambda: fake})
+    shorten(monkeypatch)
+    subject = subject_of(files, "gigatoken")
+    assert subject is not None
+
+    alone = make(files, subject)
+    os.unlink(proof_path(subject))
+    shared = make(files, subject, num_processes=3)
+
+    expected = msgspec.structs.replace(alone, seconds=0, num_texts=0, num_differences=0)
+    assert msgspec.structs.replace(shared, seconds=0, num_texts=0, num_differences=0) == expected
+    assert bool(CharacterFinder(shared.exceptions)(["\u4e05"])) is is_wrong
+    # Each process also tries the contexts themselves, and a difference in them would be found more than once.
+    assert shared.num_texts - alone.num_texts == 2 * len(CONTEXTS)
+
+
+def test_auto_prefers_a_whole_proof_of_any_backend_to_a_partial_one(
+    monkeypatch: pytest.MonkeyPatch, files: TokenizerFiles, right: Fake
+) -> None:
+    install(monkeypatch, {"gigatoken": lambda: right, "fastokens": lambda: right})
+    first, second = (subject_of(files, name) for name in ("gigatoken", "fastokens"))
+    assert first is not None
+    assert second is not None
+
+    keep(Proof(subject=first, is_partial=True))
+    assert choose(files, "auto") == find(first)
+    keep(Proof(subject=second))
+    assert (choose(files, "auto"), missing(files)) == (find(second), [])
+    keep(Proof(subject=first))
+    assert choose(files, "auto") == find(first)

@@ -19,7 +19,7 @@ from asyncdata.tokenization.encoders import equivalence_records
 from asyncdata.tokenization.encoders.equivalence_records import choose, find, keep, subject_of
 from asyncdata.tokenization.encoders.hf_encoder import HfEncoder
 from asyncdata.tokenization.encoders.span_encoder import FastSpanEncoder, HfSpanEncoder, open_span_encoder
-from asyncdata.tokenization.encoders.token_lengths import OffsetCheck, TokenLengths, lengths_of
+from asyncdata.tokenization.encoders.token_lengths import LengthsById, OffsetCheck, TokenLengths, lengths_of
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from asyncdata.tokenization.wrong_ids import WrongIdsError
 from tests.support.backends import Fake, install
@@ -105,6 +105,46 @@ def test_offsets_from_ids_are_those_of_tokenizers_for_every_text_in_its_normal_f
         assert offsets is None or list(map(list, offsets)) == list(map(list, wanted.offsets)), text
 
 
+@pytest.mark.parametrize("form", ["", "NFC"])
+@given(texts=st.lists(a_text | st.text(st.characters(max_codepoint=127), max_size=9), max_size=5))
+def test_with_lengths_tokenizers_tells_the_same(
+    small_tokenizer: Path, normalizing: TokenizerFiles, form: str, texts: list[str]
+) -> None:
+    files = normalizing if form else TokenizerFiles(str(small_tokenizer))
+    lengths = LengthsById.of(files, files.load())
+
+    found = HfSpanEncoder(files.load(), lengths).encode(texts)
+
+    assert lengths is not None
+    assert plain(found) == plain(HfSpanEncoder(files.load()).encode(texts))
+
+
+def test_only_texts_that_are_not_ascii_are_asked_for_offsets(
+    small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = open_span_encoder(TokenizerFiles(str(small_tokenizer)), "hf")
+    assert isinstance(encoder, HfSpanEncoder)
+    real, asked = vars(encoder)["_encode_all"], list[str]()
+    monkeypatch.setattr(encoder, "_encode_all", lambda texts: asked.extend(texts) or real(texts))
+
+    encoder.encode(["plain", "caf\u00e9", "", "<|im_start|>user"])
+
+    assert asked == ["caf\u00e9"]
+
+
+def test_a_token_that_takes_white_space_has_the_offsets_of_tokenizers(small_tokenizer: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(small_tokenizer / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken("<sep>", lstrip=True, rstrip=True), AddedToken("<x>", special=True)])
+    shutil.copytree(small_tokenizer, tmp_path, dirs_exist_ok=True)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    files = TokenizerFiles(str(tmp_path))
+    texts = ["a <sep> b", "a<x>b", "<sep>", "a  <sep><x>"]
+
+    found = open_span_encoder(files, "hf").encode(texts)
+
+    assert plain(found) == plain(HfSpanEncoder(files.load()).encode(texts))
+
+
 @pytest.mark.parametrize(
     "parts",
     [
@@ -122,6 +162,7 @@ def test_a_tokenizer_that_changes_the_text_has_no_lengths(
     files = changed(small_tokenizer, tmp_path / "changed", **parts)
 
     assert lengths_of(files, files.load()) == b""
+    assert LengthsById.of(files, files.load()) is None
 
 
 def test_steps_that_only_split_keep_the_lengths(small_tokenizer: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+from tests.support.combinations import each_value
 from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
 from tests.unit.tokenization.trained import (
     added_tokens,
@@ -387,8 +388,10 @@ def test_a_span_ends_with_its_block_where_that_of_transformers_runs_to_the_end(w
 
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("template", ["plain", "generation"])
-@pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"])
+@pytest.mark.parametrize(
+    ("tokenizer", "template"),
+    each_value(["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"], ["plain", "generation"]),
+)
 def test_in_real_chats_exactly_the_assistants_text_is_trained(test_data: Path, tokenizer: str, template: str) -> None:
     folder = test_data / "tokenizers" / tokenizer
     marked = (test_data / "tokenizers" / "qwen2-bpe-151k" / "chat_template_generation.jinja").read_text()

@@ -59,9 +59,10 @@ def test_the_tokenize_function_is_loaded_before_the_first_call_and_only_once(pat
 
 
 @pytest.mark.thorough
-def test_a_loader_dropped_before_its_start_leaves_no_process_and_no_thread(path):
-    loader = DataLoader(path, tokenize_fn=row_id, num_workers=2)
-    assert len(own_threads()) == 1
+@pytest.mark.parametrize(("progress", "num_threads"), [("none", 1), ("log", 2)])
+def test_a_loader_dropped_before_its_start_leaves_no_process_and_no_thread(path, progress, num_threads):
+    loader = DataLoader(path, tokenize_fn=row_id, num_workers=2, progress=progress)
+    assert len(own_threads()) == num_threads
 
     del loader
     gc.collect()

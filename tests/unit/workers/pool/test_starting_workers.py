@@ -9,17 +9,14 @@ import random
 import resource
 import signal
 import time
-from functools import partial
 
 import anyio
-import numpy as np
 import psutil
 import pytest
 
 from asyncdata.core.errors import WorkerError
 from asyncdata.core.framing import frame
 from asyncdata.core.messages import Failed, Permuted, Ready, Scanned
-from asyncdata.prefetch.windows.block_window import Window
 from asyncdata.workers.base import NUM_SLOTS, Crashed
 from asyncdata.workers.pool.process_pool import ProcessExecutor
 from tests.support import worker_fns
@@ -36,8 +33,7 @@ pytestmark = pytest.mark.asyncio
 async def test_requests_wait_for_the_first_worker_to_be_ready(rows, tmp_path):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(200), worker_fns.Opening("waits", str(tmp_path)))
-    blocks = client.files.blocks(range(client.files.num_blocks))
-    window = Window(client.files, blocks, 0, client.job.stride, partial(np.arange, dtype=np.int64))
+    window = client.unread_window()
     async with client.running():
         asked = [client.ask(scan) for scan in window.scans()]
         await until(lambda: states(executor) == ["starting"])
@@ -50,13 +46,15 @@ async def test_requests_wait_for_the_first_worker_to_be_ready(rows, tmp_path):
 async def test_a_scan_that_waits_for_a_worker_can_be_forgotten(rows, tmp_path):
     executor = ProcessExecutor(1)
     client = Client(executor, rows(200), worker_fns.Opening("waits", str(tmp_path)), block_bytes=64)
-    blocks = client.files.blocks(range(client.files.num_blocks))
-    window = Window(client.files, blocks, 0, client.job.stride, partial(np.arange, dtype=np.int64))
+    window = client.unread_window()
     async with client.running():
         forgotten = [client.ask(scan) for scan in window.scans()]
         executor.forget()
         (tmp_path / "open").touch()
-        assert ids_of(await client.tokenized(await client.window(1))) == list(range(200))
+        other = await client.window()
+        assert ids_of(await client.tokenized(other)) == list(range(200))
+        for slot in (window.slot, other.slot):
+            executor.slots.release(slot)
         await until(lambda: [executor.slots.hold() for _ in range(NUM_SLOTS)] == list(range(NUM_SLOTS)))
 
     assert [client.replies[number] for number in forgotten] == [[]] * len(forgotten)
@@ -146,8 +144,7 @@ async def test_a_reply_that_does_not_match_its_request_ends_the_run(rows, reques
 async def test_requests_under_way_are_answered_when_no_worker_can_start(rows, tmp_path):
     executor = ProcessExecutor(2)
     client = Client(executor, rows(20), worker_fns.Opening("waits and raises", str(tmp_path)), block_bytes=64)
-    blocks = client.files.blocks(range(client.files.num_blocks))
-    window = Window(client.files, blocks, 0, client.job.stride, partial(np.arange, dtype=np.int64))
+    window = client.unread_window()
     with anyio.fail_after(NEVER_S), pytest.raises(BaseExceptionGroup):
         async with client.running():
             asked = [client.ask(scan) for scan in window.scans()]
@@ -157,6 +154,7 @@ async def test_requests_under_way_are_answered_when_no_worker_can_start(rows, tm
     for number in asked:
         (reply,) = client.replies[number]
         assert failure_of(reply).message.startswith("AD426 the tokenize function cannot be opened: ")
+    executor.slots.release(window.slot)
     assert [executor.slots.hold() for _ in range(NUM_SLOTS)] == list(range(NUM_SLOTS))
 
 

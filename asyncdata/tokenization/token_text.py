@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -17,11 +18,18 @@ __all__ = ("Piece", "TokenTexts", "without_texts")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-def _byte_of_char() -> dict[str, int]:
-    """The characters for bytes in byte-level vocabularies, as in GPT-2: printable bytes are themselves."""
+_NO_BYTE = 0xFFFF
+
+
+def _byte_of_char() -> dict[int, int]:
+    """The characters for bytes in byte-level vocabularies, as in GPT-2: printable bytes are themselves.
+
+    For ``str.translate`` to a text in Latin-1, which does not have the character that stands for no byte.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+    of_others = {256 + at: byte for at, byte in enumerate(others)}
+    return {**dict.fromkeys(others, _NO_BYTE), **{byte: byte for byte in printable}, **of_others}
 
 
 _BYTE_OF_CHAR = _byte_of_char()
@@ -53,6 +61,7 @@ class TokenTexts:
         self._tokenizer = tokenizer
         self._names = {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         state = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else {}
+        self._whole: dict[int, str] = {}  # texts of byte-level tokens that are complete characters, by their ids
         self._steps = {step.get("type") for step in state.get("decoders", [state])}
 
     def __call__(self, ids: Sequence[int], is_trained: Sequence[bool]) -> list[Piece]:
@@ -67,6 +76,12 @@ class TokenTexts:
         run = _Run()
         before: int | None = None  # the last token other than a byte
         for at, id in enumerate(ids):
+            whole = self._whole.get(id)
+            if whole is not None and run.start == at:
+                yield Piece(at, at + 1, whole, "", is_trained[at])
+                run.start = at + 1
+                continue
+
             token = self._tokenizer.id_to_token(id)
             name = str(id) if token is None else self._names.get(id, "")
             if name or (at and is_trained[at] != is_trained[at - 1]):
@@ -77,17 +92,27 @@ class TokenTexts:
                 continue
 
             byte = self._bytes(token or "")
-            run.add(self._decoded(id, before) if byte is None else byte)
-            before = id if byte is None else before
+            if byte is None:
+                run.add(self._decoded(id, before))
+                before = id
+            else:
+                run.add(byte)
+                self._note_whole(id, byte)
             if run.is_whole:
                 yield from run.end(at + 1, is_trained[at])
         yield from run.end(len(ids), run.start < len(ids) and is_trained[run.start])
 
+    def _note_whole(self, id: int, data: bytes) -> None:
+        with suppress(UnicodeDecodeError):
+            self._whole[id] = data.decode()
+
     def _bytes(self, token: str) -> bytes | None:
         """The bytes of a byte-level token; None for any other token."""
         if self._steps <= {"ByteLevel", "Fuse"} and self._steps:
-            known = [_BYTE_OF_CHAR.get(char) for char in token]
-            return token.encode() if None in known else bytes(byte for byte in known if byte is not None)
+            try:
+                return token.translate(_BYTE_OF_CHAR).encode("latin-1")
+            except UnicodeEncodeError:
+                return token.encode()
 
         found = _BYTE_TOKEN.fullmatch(token) if "ByteFallback" in self._steps else None
         return bytes.fromhex(found[1]) if found else None
@@ -104,28 +129,26 @@ class _Run:
     """Tokens whose bytes are not complete characters yet.
 
     :ivar start: the first of them.
+    :ivar is_whole: whether the bytes so far are complete characters.
     """
 
     def __init__(self) -> None:
         self.start = 0
+        self.is_whole = True
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._text = ""
 
     def add(self, data: bytes) -> None:
         """Add the next token's bytes."""
         self._text += self._decoder.decode(data)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the bytes so far are complete characters."""
-        return not self._decoder.getstate()[0]
+        self.is_whole = not self._decoder.getstate()[0]
 
     def end(self, stop: int, is_trained: bool) -> Iterator[Piece]:
         """The piece of the tokens up to ``stop``; none if there are none."""
         text = self._text + self._decoder.decode(b"", final=True)
         if self.start < stop:
             yield Piece(self.start, stop, text, "", is_trained)
-        self.start, self._text = stop, ""
+        self.start, self._text, self.is_whole = stop, "", True
 
 
 def without_texts(ids: Sequence[int], is_trained: Sequence[bool]) -> list[Piece]:

@@ -1,0 +1,148 @@
+"""Policies: which rows an epoch leaves out, from what was reported of them. And the knob that names one.
+
+Imported without numpy, as the loader's knobs are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.import_path import resolve_path
+from asyncdata.core.settings import Description
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Ids = np.ndarray[Any, np.dtype[np.uint64]]
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+    Ints = np.ndarray[Any, np.dtype[np.int64]]
+    Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+__all__ = ("OutcomeTable", "Outcomes", "PassRate", "Policy", "policy_of")
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class OutcomeTable(NamedTuple):
+    """What was reported of each row, one entry a row, each array of shape (num_rows,).
+
+    :ivar ids: uint64, ascending: the row's id (``rows.row_ids``).
+    :ivar num_scores: int64, scores reported so far.
+    :ivar mean: float64, their mean.
+    :ivar last_mean: float64, the mean of those of the last epoch that has any.
+    :ivar last_epoch: int64, that epoch.
+    """
+
+    ids: Ids
+    num_scores: Ints
+    mean: Floats
+    last_mean: Floats
+    last_epoch: Ints
+
+
+class Policy(Protocol):
+    """Chooses the rows that an epoch leaves out. Rows of which nothing was reported always stay in."""
+
+    def __call__(self, outcomes: OutcomeTable, epoch: int) -> Bools:
+        """Whether ``epoch`` leaves the row out; bool of shape (num_rows,)."""
+        ...
+
+
+class PassRate(Description, frozen=True, kw_only=False):
+    """Leaves out rows by the mean of their scores: those that are always solved, or never.
+
+    :ivar drop_below: leave out rows with a smaller mean; None: none.
+    :ivar drop_above: leave out rows with this mean or a larger one; None: none.
+    :ivar after: scores that a row needs before it may be left out.
+    :ivar revisit_every: a row that is left out comes again this many epochs after its last scores; None: never.
+    :ivar over: ``last``: the mean of the last epoch in which the row has scores; ``all``: of all its scores.
+    :raises ConfigError: for a value of the wrong type or out of range, or limits that leave no mean.
+    """
+
+    drop_below: float | None = None
+    drop_above: float | None = None
+    after: Positive = 1
+    revisit_every: Positive | None = None
+    over: Literal["last", "all"] = "last"
+
+    def check(self) -> None:
+        """Whether some mean is between the limits."""
+        low, high = self.drop_below, self.drop_above
+        if any(limit is not None and not math.isfinite(limit) for limit in (low, high)):
+            raise ConfigError(f"PassRate: drop_below={low} and drop_above={high} must be finite numbers or None")
+
+        if low is not None and high is not None and low >= high:
+            raise ConfigError(f"PassRate: drop_below={low} and drop_above={high} leave no row: the first is the lower")
+
+    def __call__(self, outcomes: OutcomeTable, epoch: int) -> Bools:
+        """Whether ``epoch`` leaves the row out; bool of shape (num_rows,)."""
+        known = outcomes.num_scores >= self.after
+        if self.revisit_every is not None:
+            known &= epoch - outcomes.last_epoch < self.revisit_every
+        return known & ~self.keeps(outcomes)
+
+    def keeps(self, outcomes: OutcomeTable) -> Bools:
+        """Whether the mean is between the limits; bool of shape (num_rows,)."""
+        mean = outcomes.last_mean if self.over == "last" else outcomes.mean
+        low = -math.inf if self.drop_below is None else self.drop_below
+        high = math.inf if self.drop_above is None else self.drop_above
+        return (mean >= low) & (mean < high)
+
+
+class Outcomes(Description, frozen=True, kw_only=True):
+    """What a loader remembers of each row: the scores that ``report`` was given.
+
+    :ivar path: the file of the memory, in a folder that outlives the machine, beside the checkpoints. A state then has
+        only its length and digest. None: the memory is in the state itself, 35 bytes of text a row.
+    :ivar policy: which rows the next epochs leave out: a :class:`PassRate`, or the import path of a function of
+        (outcomes, epoch) that returns a bool for each row. None: rows are only remembered.
+    :raises ConfigError: for a value of the wrong type, or a path that cannot be one.
+    """
+
+    path: str | None = None
+    policy: PassRate | str | None = None
+
+    def check(self) -> None:
+        """Whether the path can be a file."""
+        if self.path is not None and (not self.path or "\0" in self.path):
+            raise ConfigError(f"Outcomes: path={self.path!r} is not the name of a file")
+
+
+def policy_of(outcomes: Outcomes) -> Policy | None:
+    """The policy, imported if it is named by its path.
+
+    :raises ConfigError: if it cannot be imported (AD420), or cannot be called.
+    """
+    policy = outcomes.policy
+    if not isinstance(policy, str):
+        return policy
+
+    found = resolve_path(policy)
+    if not callable(found):
+        raise ConfigError(f"AD420 Outcomes(policy={policy!r}) is a {type(found).__name__}, which cannot be called")
+
+    return _checked(found, policy)
+
+
+def _checked(function: Any, name: str) -> Policy:
+    import numpy as np
+
+    def call(outcomes: OutcomeTable, epoch: int) -> Bools:
+        try:
+            found = np.asarray(function(outcomes, epoch))
+        except Exception as error:
+            raise ConfigError(f"AD481 the policy {name} raised {error!r}; repair it, or leave it out") from error
+
+        if found.dtype != np.bool_ or found.shape != outcomes.ids.shape:
+            raise ConfigError(
+                f"AD481 the policy {name} must return bool of shape {outcomes.ids.shape}, one for each row; it "
+                f"returned {found.dtype} of shape {found.shape}"
+            )
+
+        return found
+
+    return call

@@ -1,0 +1,95 @@
+"""The statistics as named measurements, for Prometheus and OpenTelemetry."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import msgspec
+
+__all__ = ("Measurement", "help_of", "measurements", "prometheus_text")
+
+_LABELS = {"noted_total": "note", "workers": "state"}
+_LABEL = "reason"
+_WORKER_STATES = ("starting", "idle", "busy")
+_HELP = re.compile(r":ivar (\w+): (.+?)(?=\n\s*:ivar|\Z)", re.DOTALL)
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+class Measurement(NamedTuple):
+    """A field of the statistics, or of its parts.
+
+    :ivar field: the field's name.
+    :ivar label: the name and the value of what tells the parts apart, such as ``("reason", "max_length")``.
+    """
+
+    field: str
+    value: float
+    label: tuple[str, str] | None = None
+
+    @property
+    def is_counter(self) -> bool:
+        """Whether it never decreases."""
+        return self.field.endswith("_total")
+
+
+def measurements(statistics: msgspec.Struct, fields: Iterable[str] | None = None) -> list[Measurement]:
+    """All numbers of the statistics (:class:`~asyncdata.Statistics`), or those of some fields.
+
+    A dict is a number for each key; the workers are counted by their state. The numbers of a mixture's parts have the
+    names of :meth:`SourceStatistics.to_dict`, and the part as their label.
+    """
+    found: list[Measurement] = []
+    for field in statistics.__struct_fields__ if fields is None else fields:
+        value = getattr(statistics, field)
+        if field == "by_source":
+            found += _of_sources(value)
+            continue
+
+        if field == "workers":
+            states = Counter(worker.state for worker in value)
+            value = dict.fromkeys(_WORKER_STATES, 0) | states
+        if isinstance(value, dict):
+            label = _LABELS.get(field, _LABEL)
+            found += [Measurement(field, number, (label, key)) for key, number in sorted(value.items())]
+        else:
+            found.append(Measurement(field, value))
+    return found
+
+
+def _of_sources(by_source: Mapping[str, Any]) -> list[Measurement]:
+    """Number by number, and not part by part: in Prometheus' text the lines of a name stand together."""
+    parts = {name: counts.to_dict("source") for name, counts in sorted(by_source.items())}
+    fields = list(next(iter(parts.values()))) if parts else []
+    return [Measurement(field, parts[name][field], ("source", name)) for field in fields for name in parts]
+
+
+@cache
+def help_of(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """What each field is, by the docstring of its class; empty where Python was told to drop docstrings."""
+    return {name: " ".join(text.split()) for name, text in _HELP.findall(kind.__doc__ or "")}
+
+
+def prometheus_text(statistics: msgspec.Struct, labels: Mapping[str, str]) -> str:
+    """The statistics in Prometheus' text format, version 0.0.4.
+
+    :param labels: of every number.
+    """
+    lines: list[str] = []
+    helps, seen = help_of(type(statistics)), ""
+    for one in measurements(statistics):
+        name = f"asyncdata_{one.field}"
+        if one.field != seen:
+            seen = one.field
+            text = helps.get(one.field, helps.get("by_source", ""))
+            lines.append(f"# HELP {name} {text.translate(_ESCAPED)}".rstrip())
+            lines.append(f"# TYPE {name} {'counter' if one.is_counter else 'gauge'}")
+        pairs = [*labels.items(), *([one.label] if one.label else [])]
+        inside = ",".join(f'{key}="{value.translate(_ESCAPED)}"' for key, value in pairs)
+        lines.append(f"{name}{'{' + inside + '}' if inside else ''} {one.value}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,352 @@
+"""What a user says about a mixture: :class:`Mix` and :class:`Part`. Runs without numpy."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.loader.config import LoaderConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from asyncdata.delivery.outcomes.policy import PassRate
+    from asyncdata.loader.config import BadRows, Policy
+    from asyncdata.order.mixture_tree import Node
+    from asyncdata.order.shuffle import RowShuffle, Shuffle
+    from asyncdata.sources.base import Source
+    from asyncdata.sources.resolve import Paths
+    from asyncdata.tokenization.base import TokenizeFn
+    from asyncdata.tokenization.part_functions import PartFunctions
+
+__all__ = ("Mix", "NamedPart", "Part", "Replay", "part_seed")
+
+WhenDone = Literal["repeat", "leave", "stop"]
+_WHEN_DONE = ("repeat", "leave", "stop")
+_WEIGHT_STEPS = 1_000_000
+
+
+class Part:
+    """One data set of a :class:`Mix`.
+
+    :param source: what a loader takes as its source; or another ``Mix``.
+    :param weight: its share, in proportion to those of the others; 0: none. None: 1, or by ``Mix(temperature=...)``.
+    :param tokenize_fn: its tokenize function; None: the loader's.
+    :param bad_rows: what is done with its bad rows; None: the loader's ``bad_rows``.
+    :param when_done: after ``max_epochs`` epochs it can ``repeat``, each time in a new order; ``leave`` the others,
+        whose weights then count alone; or ``stop``: the mixture's epoch ends.
+    :param max_epochs: its epochs in one epoch of the mixture. None: one, or with ``repeat`` any number. A part that
+        repeats, and has a ``max_epochs``, leaves after them.
+    :param shuffle: the order of its rows; None: the loader's ``shuffle``.
+    :raises ConfigError: for a value that cannot work.
+    """
+
+    def __init__(
+        self,
+        source: Source | Paths | Mix,
+        *,
+        weight: float | None = None,
+        tokenize_fn: TokenizeFn | Callable[..., Any] | str | None = None,
+        bad_rows: BadRows | Policy | Mapping[str, Any] | None = None,
+        when_done: WhenDone = "repeat",
+        max_epochs: int | None = None,
+        shuffle: bool | Literal["full"] | Shuffle | RowShuffle | Mapping[str, Any] | None = None,
+    ) -> None:
+        if weight is not None:
+            _check_weight("weight", weight)
+        if when_done not in _WHEN_DONE:
+            raise ConfigError(f"AD470 when_done is one of {', '.join(_WHEN_DONE)}; got {when_done!r}")
+
+        if max_epochs is not None and (type(max_epochs) is not int or max_epochs < 1):
+            raise ConfigError(f"AD470 max_epochs is a whole number from 1 on; got {max_epochs!r}")
+
+        given = {"tokenize_fn": tokenize_fn, "bad_rows": bad_rows, "shuffle": shuffle}
+        named = [name for name, value in given.items() if value is not None]
+        if isinstance(source, Mix) and named:
+            raise ConfigError(f"AD470 {', '.join(named)} of a part that is a Mix belong to the parts of that Mix")
+
+        self.source = source
+        self.weight = weight
+        self.tokenize_fn = tokenize_fn
+        self.bad_rows = bad_rows
+        self.when_done = when_done
+        self.max_epochs = max_epochs
+        self.shuffle = shuffle
+
+    def config(self, config: LoaderConfig, name: str) -> LoaderConfig:
+        """The loader's configuration, as it holds for this part."""
+        import msgspec
+
+        from asyncdata.order.shuffle import Shuffle
+
+        own = {name: value for name in ("bad_rows", "shuffle") if (value := getattr(self, name)) is not None}
+        checked = LoaderConfig.of({"bad_rows": config.bad_rows, "shuffle": config.shuffle, **own})
+        shuffle = Shuffle(window_blocks=PART_WINDOW_BLOCKS) if checked.shuffle is True else checked.shuffle
+        return msgspec.structs.replace(
+            config, seed=part_seed(config.seed, name), bad_rows=checked.bad_rows, shuffle=shuffle, epochs=None
+        )
+
+
+PART_WINDOW_BLOCKS = 256
+"""Blocks of a part's window, with ``shuffle=True``: a quarter of a single source's. A batch has fewer samples of each
+part, so that it is mixed as well; and 20 parts take less memory and time to read before the first batch."""
+
+
+class Replay:
+    """A part of a :class:`Mix` whose rows are those of another part that were reported with some scores.
+
+    Its epochs are *passes*: each has all rows that ``where`` keeps when it begins, in a keyed order. While there is no
+    such row, the other parts have its share. Needs a loader with ``outcomes``.
+
+    :param of: the name of that part, in the same ``Mix``.
+    :param where: the range of scores, as ``PassRate(0.1, 0.6)``; rows without scores are not in it.
+    :param weight: as of a :class:`Part`.
+    :raises ConfigError: for a value that cannot work.
+    """
+
+    source = None
+    when_done: WhenDone = "repeat"
+    max_epochs = None
+
+    def __init__(self, of: str, where: PassRate | Mapping[str, Any], *, weight: float = 1) -> None:
+        from asyncdata.delivery.outcomes.policy import PassRate
+
+        _check_weight("weight", weight)
+        if not isinstance(where, PassRate):
+            try:
+                where = PassRate(**where)
+            except TypeError as error:
+                raise ConfigError(f"AD470 where={where!r} of a Replay is no PassRate: {error}") from None
+
+        if where.revisit_every is not None:
+            raise ConfigError("AD470 where=PassRate(revisit_every=...) has no meaning for a Replay: leave it out")
+
+        self.of = of
+        self.where = where
+        self.weight = weight
+
+    def part(self, of: Part) -> Part:
+        """The part by which its rows are read."""
+        from asyncdata.order.shuffle import RowShuffle
+
+        assert not isinstance(of.source, Mix)
+        every_row = RowShuffle(method="none")
+        return Part(of.source, tokenize_fn=of.tokenize_fn, bad_rows=of.bad_rows, shuffle=every_row)
+
+
+class NamedPart(NamedTuple):
+    """A part that is no mixture, with its dotted name.
+
+    :ivar replay: of a replay, the dotted name of the other part, and the range of scores.
+    """
+
+    name: str
+    part: Part
+    replay: tuple[str, PassRate] | None = None
+
+
+class Mix:
+    """A mixture of data sets, wherever a loader takes a source.
+
+    ::
+
+        Mix({"math": Part("math/*.jsonl", weight=5), "code": Part("code.parquet", weight=3), "chat": "chat.jsonl"})
+
+    :param parts: by name; a value that is no Part is a Part of weight 1.
+    :param by: ``rows``: the weights are shares of the samples; ``tokens``: of the tokens.
+    :param quota: by rows, each part's number in every ``quota`` samples is its share; exactly, if that is whole.
+    :param stages: {delivered samples: {name: weight}}: other weights from there on. A part that is not named has none;
+        None instead of the weights: those of the parts.
+    :param temperature: the weight of a part without a ``weight`` is ``size ** (1 / temperature)``, its size being the
+        bytes of its files; 1 is by size, more is nearer to equal shares.
+    :param on_mix_change: what a restart does if weights, stages, or which parts there are, have changed: ``error``
+        refuses, ``apply`` continues with the new ones.
+    :raises ConfigError: for a value that cannot work.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Part | Replay | Mix | Source | Paths],
+        *,
+        by: Literal["rows", "tokens"] = "rows",
+        quota: int = 1000,
+        stages: Mapping[int, Mapping[str, float] | None] | None = None,
+        temperature: float | None = None,
+        on_mix_change: Literal["error", "apply"] = "error",
+    ) -> None:
+        self.parts: dict[str, Part | Replay] = {
+            name: part if isinstance(part, Part | Replay) else Part(part) for name, part in parts.items()
+        }
+        self.by = by
+        self.quota = quota
+        self.stages = dict(stages or {})
+        self.temperature = temperature
+        self.on_mix_change = on_mix_change
+        self._check()
+
+    def _check(self) -> None:
+        if not self.parts:
+            raise ConfigError("AD470 a Mix has at least one part")
+
+        for name in self.parts:
+            if not isinstance(name, str) or not name or "." in name or not name.isprintable():
+                raise ConfigError(f"AD470 a part's name is a text without dots and line breaks; got {name!r}")
+
+        self._check_settings()
+        self._check_replays()
+        self._check_stages()
+        if not any(part.weight is None or part.weight > 0 for part in self.parts.values()):
+            raise ConfigError("AD470 at least one part of a Mix has a weight above 0")
+
+    def _check_settings(self) -> None:
+        if self.by not in ("rows", "tokens"):
+            raise ConfigError(f"AD470 by is 'rows' or 'tokens'; got {self.by!r}")
+
+        if type(self.quota) is not int or self.quota < 1:
+            raise ConfigError(f"AD470 quota is a whole number from 1 on; got {self.quota!r}")
+
+        if self.on_mix_change not in ("error", "apply"):
+            raise ConfigError(f"AD470 on_mix_change is 'error' or 'apply'; got {self.on_mix_change!r}")
+
+        if self.temperature is not None:
+            if not self.temperature > 0 or math.isinf(self.temperature):
+                raise ConfigError(f"AD470 temperature is a number above 0; got {self.temperature!r}")
+
+            if all(part.weight is not None for part in self.parts.values()):
+                raise ConfigError("AD470 temperature makes the weights of parts without one, and every part has one")
+
+    def _check_replays(self) -> None:
+        for name, part in self.parts.items():
+            if isinstance(part, Replay):
+                of = self.parts.get(part.of)
+                if not isinstance(of, Part) or isinstance(of.source, Mix):
+                    raise ConfigError(
+                        f"AD470 {name!r} is a Replay of {part.of!r}, which must be a part of the same Mix, and no Mix "
+                        "or Replay itself"
+                    )
+
+    def _check_stages(self) -> None:
+        for start, weights in self.stages.items():
+            if type(start) is not int or start < 0:
+                raise ConfigError(f"AD470 a stage begins at a number of delivered samples, from 0 on; got {start!r}")
+
+            for name, weight in (weights or {}).items():
+                if name not in self.parts:
+                    known = ", ".join(sorted(self.parts))
+                    raise ConfigError(f"AD470 the stage at {start} names {name!r}, and there are {known}")
+
+                _check_weight(f"the weight of {name!r} at {start}", weight)
+            if weights is not None and not any(weights.values()):
+                raise ConfigError(f"AD470 the stage at {start} has no part with a weight above 0")
+
+    def leaves(self, prefix: str = "") -> Iterator[NamedPart]:
+        """All parts that are no mixtures, by their dotted names, in the order of the schedule's tree."""
+        for name, part in sorted(self.parts.items()):
+            if isinstance(part, Replay):
+                of = self.parts[part.of]
+                assert isinstance(of, Part)
+                yield NamedPart(f"{prefix}{name}", part.part(of), (f"{prefix}{part.of}", part.where))
+            elif isinstance(part.source, Mix):
+                yield from part.source.leaves(f"{prefix}{name}.")
+            else:
+                yield NamedPart(f"{prefix}{name}", part)
+
+    def functions(self, default: Any) -> PartFunctions:
+        """The tokenize function of every part.
+
+        :param default: the loader's, for parts without one.
+        :raises ConfigError: if a part has none.
+        """
+        from asyncdata.tokenization.part_functions import PartFunctions
+
+        found = []
+        for name, part, _ in self.leaves():
+            function = default if part.tokenize_fn is None else part.tokenize_fn
+            if function is None:
+                raise ConfigError(f"AD470 part {name!r} has no tokenize_fn, and the loader has none for it")
+
+            found.append(function)
+        return PartFunctions(found)
+
+    def node(self, sizes: Mapping[str, int]) -> Node:
+        """The tree of its schedules.
+
+        :param sizes: bytes of each part, by dotted name.
+        """
+        from itertools import count
+
+        return self._node("", sizes, count(), "repeat", None)
+
+    def _node(self, name: str, sizes: Mapping[str, int], numbers: Any, when_done: str, max_epochs: int | None) -> Node:
+        from asyncdata.order.mixture_tree import Leaf, Node, whole_weights
+
+        children: list[Leaf | Node] = []
+        for short, part in sorted(self.parts.items()):
+            full = f"{name}.{short}" if name else short
+            if isinstance(part.source, Mix):
+                children.append(part.source._node(full, sizes, numbers, part.when_done, part.max_epochs))  # noqa: SLF001
+            else:
+                is_replay = isinstance(part, Replay)
+                children.append(Leaf(full, next(numbers), part.when_done, part.max_epochs, is_replay))
+        own = self.weights({short: _size_of(f"{name}.{short}" if name else short, sizes) for short in self.parts})
+        stages = []
+        for start in sorted({0, *self.stages}):
+            weights = self.stages.get(start) or own
+            stages.append((start, whole_weights([weights.get(short, 0) for short in sorted(self.parts)])))
+        return Node(name, tuple(children), tuple(stages), self.by, self.quota, when_done, max_epochs)
+
+    def weights(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        """The weight of each part. Those by temperature are whole millionths of the largest: the same everywhere."""
+        exponent = 0.0 if self.temperature is None else 1 / self.temperature
+        logs = {name: exponent * math.log(max(1, size)) for name, size in sizes.items()}
+        most = max((logs[name] for name, part in self.parts.items() if part.weight is None), default=0.0)
+        found: dict[str, float] = {}
+        for name, part in self.parts.items():
+            if part.weight is not None:
+                found[name] = part.weight
+            elif self.temperature is None:
+                found[name] = 1
+            else:
+                found[name] = max(1, round(_WEIGHT_STEPS * math.exp(logs[name] - most))) / _WEIGHT_STEPS
+        return found
+
+    def description(self, node: Node) -> dict[str, Any]:
+        """What a snapshot must agree with, by dotted names, as builtins."""
+        from asyncdata.order.mixture_tree import Node
+
+        of = f"{node.name}." if node.name else ""
+        settings: dict[str, Any] = {f"{of}by": node.by} | ({f"{of}quota": node.quota} if node.by == "rows" else {})
+        for start, weights in node.stages:
+            at = f" from {start} on" if start else ""
+            for child, weight in zip(node.children, weights, strict=True):
+                settings[f"{child.name}.weight{at}"] = weight
+        for child in node.children:
+            settings[f"{child.name}.when_done"] = [child.when_done, child.max_epochs]
+            part = self.parts[child.name.rpartition(".")[2]]
+            if isinstance(part, Replay):
+                import msgspec
+
+                settings[f"{child.name}.replay"] = [f"{of}{part.of}", msgspec.to_builtins(part.where)]
+            inner = part.source
+            if isinstance(child, Node) and isinstance(inner, Mix):
+                settings |= inner.description(child)
+        return settings
+
+
+def _size_of(name: str, sizes: Mapping[str, int]) -> int:
+    """Bytes of a part, or of all parts below it."""
+    return sum(size for leaf, size in sizes.items() if leaf == name or leaf.startswith(f"{name}."))
+
+
+def _check_weight(what: str, weight: Any) -> None:
+    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not is_number or not 0 <= weight < math.inf:
+        raise ConfigError(f"AD470 {what} is a number from 0 on; got {weight!r}")
+
+
+def part_seed(seed: int, name: str) -> int:
+    """The seed of a part's own order. It depends on the part's name, so that other parts have no influence on it."""
+    text = f"asyncdata part 1|{seed}|{name}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")

@@ -1,0 +1,367 @@
+"""The outcome memory of a loader: what ``report`` counts, what states keep, and which rows epochs exclude."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError, SnapshotMismatchError
+from asyncdata.core.log import get_logger
+from asyncdata.core.types import Sample
+from asyncdata.delivery.outcomes.file import Found, OutcomeFile
+from asyncdata.delivery.outcomes.memory import BASE, MAX_SCORE, OutcomeMemory, Record, RowReport
+from asyncdata.delivery.outcomes.policy import policy_of
+from asyncdata.delivery.outcomes.rows import NO_IDS, row_ids
+from asyncdata.delivery.outcomes.state import OutcomeState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from asyncdata.checkpoint.snapshot import Snapshot
+    from asyncdata.core.types import Group
+    from asyncdata.delivery.coordinator import Coordinator
+    from asyncdata.delivery.ledger import Ledger
+    from asyncdata.delivery.outcomes.policy import Ids, Outcomes
+    from asyncdata.loader.config import LoaderConfig
+    from asyncdata.sources.base import Blocks
+
+__all__ = ("LoaderOutcomes", "Restored", "check_outcomes", "memory_of", "row_reports", "taking")
+
+_log = get_logger(__name__)
+_MIN_FILE_BYTES = 64 << 20
+_MAX_REWRITES = 8
+"""A file is replaced when it is this many times as large as the memory in it, and has at least the bytes above."""
+
+
+class Restored(NamedTuple):
+    """A memory, and where its file continues."""
+
+    memory: OutcomeMemory
+    found: Found
+
+
+class Due(NamedTuple):
+    """A state, and what its file must have before.
+
+    :ivar base: the memory as one record, with which the file begins anew; None: ``records`` are appended.
+    """
+
+    memory: OutcomeMemory
+    state: OutcomeState
+    records: list[Record] = []
+    base: Record | None = None
+
+
+class _Scored(NamedTuple):
+    item: int
+    sample: Any
+    attempt: int
+    score: float
+
+
+def check_outcomes(config: LoaderConfig, *, is_packed: bool) -> None:
+    """Whether outcomes can be remembered with the other settings.
+
+    :raises ConfigError: if they cannot (AD480).
+    """
+    if config.outcomes is not None and (is_packed or config.ranks.world_size > 1):
+        what = "packs" if is_packed else "Ranks(world_size=...): each rank would exclude rows by its own scores"
+        raise ConfigError(
+            f"AD480 outcomes cannot be remembered with {what}; let one loader feed all ranks (dp_size=...), without a "
+            "packing or a length grouping"
+        )
+
+
+class LoaderOutcomes:
+    """The memory, its file, and the policy. What changes the memory is called while the coordinator's lock is held.
+
+    :raises ConfigError: if the file or the policy cannot be used.
+    """
+
+    def __init__(self, settings: Outcomes, files: Blocks, group_size: int) -> None:
+        self._policy = policy_of(settings)
+        self._files = {file.path: number for number, file in enumerate(files.files)}
+        self._counts_rows = files.location(0, 5, 1).byte_offset != 5  # rows are located by their numbers
+        self._group_size = group_size
+        self._file = None if settings.path is None else OutcomeFile(settings.path)
+        self.memory = OutcomeMemory(keeps_records=self._file is not None)
+        self._saving = threading.Lock()
+        self._log = _log.owned()
+
+    @property
+    def exclusions(self) -> LoaderOutcomes:
+        """What the coordinator asks for the rows that an epoch excludes."""
+        return self
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether an epoch may exclude rows."""
+        return self._policy is not None
+
+    # Exclusions.
+
+    def decide(self, epoch: int) -> Ids:
+        """The ids of the rows that ``epoch`` excludes, ascending: decided at the first call."""
+        if self._policy is None or epoch in self.memory.excluded:
+            return self.excluded(epoch)
+
+        excluded = self.memory.decide(epoch, self._policy)
+        self._log.info("outcomes.decided", epoch=epoch, num_known=len(self.memory.rows), num_excluded=len(excluded))
+        return excluded
+
+    def excluded(self, epoch: int) -> Ids:
+        """The same, if it is decided; else none."""
+        return self.memory.excluded.get(epoch, NO_IDS)
+
+    # Reports.
+
+    def reports_of(self, items: Iterable[Sample] | Iterable[Group], scores: Sequence[Any] | None) -> list[RowReport]:
+        """The scores of each row.
+
+        :raises InvalidGroupError: if one of them cannot be counted.
+        """
+        return row_reports(items, scores, self._group_size, self.key_of)
+
+    def count(self, reports: Iterable[RowReport], attempts: int | None = None) -> int:
+        """Count scores of rows; return how many were new.
+
+        :param attempts: samples of a row in an epoch; None: those of a group.
+        """
+        return self.memory.report(reports, attempts or self._group_size)
+
+    def key_of(self, sample: Sample) -> list[Any]:
+        """The epoch and the id of a sample's row, with which it can be reported in another process."""
+        return [sample.position.epoch if sample.position is not None else 0, self.row_id(sample)]
+
+    def row_id(self, sample: Sample) -> int:
+        """The id of a sample's row."""
+        source = sample.source
+        number = None if source is None else self._files.get(source.path)
+        if source is None or number is None:
+            where = "of no file" if source is None else f"of {source.path}, which is not a file of this loader"
+            raise InvalidGroupError(f"AD482 {sample!r} is {where}; report samples to the loader that delivered them")
+
+        return int(row_ids(number, source.row_number if self._counts_rows else source.byte_offset))
+
+    # States.
+
+    def begin_at(self, epoch: int) -> None:
+        """Delivery goes to ``epoch``, whose rows are decided anew, as those of later epochs."""
+        self.memory.forget_decisions(0, epoch)
+
+    def state(self, coordinator: Coordinator) -> tuple[Ledger, OutcomeState]:
+        """The ledger, and the state of the memory at the same instant. What is new is in the file then.
+
+        :raises SnapshotError: if the file cannot be written.
+        """
+        with self._saving:
+            with coordinator.lock:
+                ledger = coordinator.ledger
+                due = self.due(ledger.restart_point()[0].epoch)
+            return ledger, self.written(due, coordinator)
+
+    def due(self, epoch: int, passes: Mapping[str, int] = {}) -> Due:
+        """What a state has, and its file does not. Called while the coordinator's lock is held.
+
+        :param epoch: the first whose decisions a restart needs.
+        :param passes: the same of each replay.
+        """
+        memory = self.memory
+        memory.forget_decisions(epoch)
+        for name, number in passes.items():
+            memory.forget_passes(name, number)
+        state = OutcomeState(
+            decided=sorted(memory.excluded),
+            num_rows=len(memory.rows),
+            num_scores=memory.num_scores,
+            passes={name: sorted(found.chosen) for name, found in memory.passes.items()},
+        )
+        if self._file is None:
+            return Due(memory, msgspec.structs.replace(state, memory=base64.b64encode(memory.base().payload).decode()))
+
+        limit = max(_MIN_FILE_BYTES, _MAX_REWRITES * memory.rows.num_bytes)
+        return Due(memory, state, list(memory.pending), memory.base() if self._file.num_bytes > limit else None)
+
+    def written(self, due: Due, coordinator: Coordinator) -> OutcomeState:
+        """The state, after the file has what is due.
+
+        :raises SnapshotError: if the file cannot be written.
+        """
+        if self._file is None:
+            return due.state
+
+        if due.base is not None:
+            self._file.replace(due.base)
+        else:
+            self._file.append(due.records)
+        with coordinator.lock:
+            due.memory.written(due.records)
+        return msgspec.structs.replace(due.state, num_bytes=self._file.num_bytes, digest=self._file.digest)
+
+    def find(self, saved: OutcomeState | None) -> Restored:
+        """The memory of a state; None: of one without outcomes. Nothing changes.
+
+        :raises SnapshotMismatchError: if the file does not have it.
+        :raises SnapshotError: if it cannot be read.
+        """
+        memory, found = OutcomeMemory(keeps_records=self._file is not None), Found(None, b"", [])
+        if saved is None:
+            return Restored(memory, found)
+
+        if saved.memory is not None:
+            memory.apply(_record_in(saved.memory))
+            if self._file is not None:
+                memory.pending.append(memory.base())
+        elif self._file is None and saved.num_bytes:
+            raise SnapshotMismatchError(
+                "AD606 the outcome memory of this snapshot is in a file: give Outcomes(path=...) with its name; or "
+                'pass allow_changed={"outcomes"}, to begin with an empty memory',
+                {"outcomes": (f"{saved.num_bytes} bytes of a file", "no file")},
+            )
+        elif self._file is not None:
+            found = self._file.find(saved.num_bytes, saved.digest)
+            for record in found.records:
+                memory.apply(record)
+        memory.excluded = {epoch: ids for epoch, ids in memory.excluded.items() if epoch in saved.decided}
+        for name, passes in memory.passes.items():
+            kept = saved.passes.get(name, [])
+            passes.chosen = {number: ids for number, ids in passes.chosen.items() if number in kept}
+        return Restored(memory, found)
+
+    def take(self, restored: Restored) -> None:
+        """Continue with this memory."""
+        self.memory = restored.memory
+        if self._file is not None:
+            self._file.continue_after(restored.found.path, restored.found.data)
+
+    def statistics(self) -> dict[str, Any]:
+        """Numbers for :class:`~asyncdata.Statistics`."""
+        memory = self.memory
+        return {
+            "outcome_rows": len(memory.rows),
+            "outcome_scores_total": memory.num_scores,
+            "outcome_repeated_total": memory.num_repeated,
+            "outcome_late_total": memory.num_late,
+        }
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def memory_of(
+    snapshot: Snapshot, changed: Collection[str], outcomes: LoaderOutcomes | None, allow_changed: Collection[str]
+) -> Restored | None:
+    """The memory to continue with; None if the loader has none.
+
+    If the data or the order has changed, rows have other ids, and the memory is empty; this is logged.
+
+    :param changed: what differs from the snapshot, and is allowed to.
+    :raises SnapshotMismatchError: if the snapshot has outcomes and they are not there, or the loader remembers none:
+        its exclusions would end in the middle of an epoch. Not with "outcomes" in ``allow_changed``.
+    """
+    saved = snapshot.outcomes or None
+    if outcomes is not None:
+        if saved is not None and not set(changed) & {"data", "order"}:
+            try:
+                return outcomes.find(saved)
+            except SnapshotMismatchError as error:
+                if "outcomes" not in allow_changed:
+                    raise
+
+                _log.warning("outcomes.forgotten", num_rows=saved.num_rows, reason=str(error))
+        elif saved is not None:
+            _log.warning("outcomes.forgotten", num_rows=saved.num_rows, reason=f"changed: {', '.join(sorted(changed))}")
+        return outcomes.find(None)
+
+    if saved is not None and "outcomes" not in allow_changed:
+        raise SnapshotMismatchError(
+            f"AD603 this snapshot has outcomes of {saved.num_rows} rows, and this loader remembers none: give the same "
+            'outcomes=Outcomes(...); or, to continue without them, pass allow_changed={"outcomes"}',
+            {"outcomes": (f"{saved.num_rows} rows", "none")},
+        )
+
+    return None
+
+
+def _record_in(text: str) -> Record:
+    try:
+        return Record(BASE, base64.b64decode(text, validate=True))
+    except (ValueError, binascii.Error) as error:
+        raise SnapshotError(f"AD602 the outcome memory in the snapshot cannot be read: {error}") from error
+
+
+def row_reports(
+    items: Iterable[Sample] | Iterable[Group],
+    scores: Sequence[Any] | None,
+    group_size: int,
+    key_of: Callable[[Sample], list[Any]],
+) -> list[RowReport]:
+    """The scores of each row.
+
+    :param key_of: gives the epoch and the id of a sample's row, and, in a mixture, its part.
+    :raises InvalidGroupError: if one of them cannot be counted.
+    """
+    reports: list[RowReport] = []
+    row = None
+    for item, sample, attempt, score in _scored(list(items), scores, group_size):
+        if row != (row := (item, sample.position)):  # the samples of a group are of one row
+            epoch, row_id, *part = key_of(sample)
+            reports.append(RowReport(row_id, epoch, [], *part))
+        reports[-1].scores.append((attempt, score))
+    return reports
+
+
+def _scored(items: list[Any], scores: Sequence[Any] | None, group_size: int) -> Iterable[_Scored]:
+    """Every sample with its attempt and its score."""
+    given = [None] * len(items) if scores is None else list(scores)
+    if len(given) != len(items):
+        raise InvalidGroupError(f"AD482 report() was given {len(items)} samples or groups, and {len(given)} scores")
+
+    for place, (item, score) in enumerate(zip(items, given, strict=True)):
+        samples = [item] if isinstance(item, Sample) else list(item)
+        for number, (sample, value) in enumerate(zip(samples, _values(samples, score), strict=True)):
+            if sample.position is None:
+                raise InvalidGroupError(f"AD482 {sample!r} was not made by a loader: its row is not known")
+
+            attempt = number if sample.index is None else sample.index % group_size
+            yield _Scored(place, sample, attempt, _score(sample, value))
+
+
+def _values(samples: list[Any], score: Any) -> list[Any]:
+    """A score for each sample: its own, the same for all, or, with None, its reward."""
+    if score is None:
+        return [sample.reward for sample in samples]
+
+    if not hasattr(score, "__len__") or getattr(score, "ndim", 1) == 0:  # numpy's and torch's numbers have one, too
+        return [score] * len(samples)
+
+    values = list(score)
+    if len(values) != len(samples):
+        raise InvalidGroupError(f"AD482 a group of {len(samples)} samples was reported with {len(values)} scores")
+
+    return values
+
+
+def _score(sample: Sample, value: Any) -> float:
+    try:
+        score = float(value)
+    except (TypeError, ValueError):
+        score = math.nan
+    if not abs(score) <= MAX_SCORE:
+        raise InvalidGroupError(f"AD482 the score of {sample!r} must be a finite number, got {value!r}")
+
+    return score
+
+
+def taking(outcomes: LoaderOutcomes | None, found: Restored | None, ledger: Ledger, _: Ledger) -> Ledger:
+    """``ledger``, after the memory has taken what a snapshot had. Called while the coordinator's lock is held."""
+    if outcomes is not None and found is not None:
+        outcomes.take(found)
+    return ledger

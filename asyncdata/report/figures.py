@@ -1,0 +1,176 @@
+"""The figures of a run: who waited for what, and what was delivered over time. Values from telemetry, no markup."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from asyncdata.report.charts import MAX_POINTS
+from asyncdata.telemetry.reader import difference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from asyncdata.telemetry.reader import Run, Start
+    from asyncdata.telemetry.records import Interval
+
+_Key = TypeVar("_Key", int, str)
+_Number = TypeVar("_Number", int, float)
+
+__all__ = ("RankFigures", "Step", "by_rank", "origins", "quantile", "slowest", "steps_of", "summed")
+
+
+class RankFigures(NamedTuple):
+    """What the calls of a rank did, over all its starts.
+
+    :ivar wait_s: seconds of waiting, by what was missing.
+    :ivar step_s: seconds between the calls: the trainer's own time.
+    :ivar full: the share of the recorded moments, 0 to 1, at which the read-ahead was full: the workers waited for the
+        trainer. None without a moment.
+    """
+
+    rank: int
+    calls: int
+    waits: int
+    wait_s: dict[str, float]
+    step_s: float
+    restarts: int
+    work_s: float
+    full: float | None
+
+    @property
+    def waited_s(self) -> float:
+        """All seconds of waiting."""
+        return sum(self.wait_s.values())
+
+    @property
+    def share(self) -> float:
+        """The share of its time in which the trainer waited for data, 0 to 1."""
+        total = self.waited_s + self.step_s
+        return self.waited_s / total if total else 0.0
+
+    @property
+    def readiness(self) -> float | None:
+        """The share of calls that did not wait, 0 to 1; None without a call."""
+        return 1 - self.waits / self.calls if self.calls else None
+
+
+class Step(NamedTuple):
+    """What came between two recorded moments of a start.
+
+    :ivar since: the earlier moment, in seconds of the run; ``until``: the later one.
+    :ivar added: the totals that were added; all else as at the later moment.
+    """
+
+    since: float
+    until: float
+    added: Interval
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, on a clock that is never set back."""
+        return self.added.elapsed_s
+
+    def shares(self, names: Iterable[str]) -> list[float]:
+        """Shares of its time, together at most 1: of the waits with these names, and ``step``, the trainer's own."""
+        spent = {**self.added.wait_s, "step": self.added.step_s}
+        whole = max(sum(spent.values()), self.seconds) or 1.0
+        return [spent.get(name, 0.0) / whole for name in names]
+
+
+def by_rank(run: Run) -> list[RankFigures]:
+    """Each rank's figures, rising by rank. Time that passed before a crash counts: it was spent."""
+    ranks: dict[int, list[Start]] = {}
+    for start in run.starts:
+        ranks.setdefault(start.header.rank, []).append(start)
+    return [_of_rank(rank, starts) for rank, starts in sorted(ranks.items())]
+
+
+def _of_rank(rank: int, starts: list[Start]) -> RankFigures:
+    added = [difference(start.intervals[0], start.intervals[-1]) for start in starts if start.intervals]
+    is_full = [moment.has_no_room for start in starts for moment in start.intervals[1:]]
+    return RankFigures(
+        rank=rank,
+        calls=sum(step.calls for step in added),
+        waits=sum(step.waits for step in added),
+        wait_s=summed(step.wait_s for step in added),
+        step_s=sum(step.step_s for step in added),
+        restarts=sum(step.restarts for step in added),
+        work_s=sum(step.work_s for step in added),
+        full=sum(is_full) / len(is_full) if is_full else None,
+    )
+
+
+def slowest(ranks: Sequence[RankFigures]) -> RankFigures:
+    """The rank with the largest share of waiting: in a synchronous step, the others wait for it."""
+    return max(ranks, key=lambda one: (one.share, -one.rank))
+
+
+def origins(run: Run) -> tuple[dict[str, float], float]:
+    """For each start, by its path, the moment that is 0 on the run's own clock; and how long the run took.
+
+    The clock stands still between a generation of starts and the next one, which may be days later.
+    """
+    found, passed = dict[str, float](), 0.0
+    for generation in run.generations:
+        began = min(start.header.at for start in generation)
+        found |= {start.path: began - passed for start in generation}
+        passed += max(start.last_at for start in generation) - began
+    return found, passed
+
+
+def steps_of(
+    starts: Iterable[Start], began: Mapping[str, float], max_points: int = MAX_POINTS, *, of_calls: bool = False
+) -> Iterator[Step | None]:
+    """The steps of starts that follow each other, about ``max_points`` of them. None stands between two starts, and
+    where a state was loaded: the totals before and after it are not to be compared.
+
+    :param began: as :func:`origins` gives it.
+    :param of_calls: each step ends with a moment at which further calls were answered: the time of a call is recorded
+        when it ends.
+    """
+    streams = [(began[start.path], stream) for start in starts for stream in _streams(start)]
+    if of_calls:
+        streams = [(origin, _with_calls(stream)) for origin, stream in streams]
+    every = max(math.ceil(sum(len(stream) for _, stream in streams) / max_points), 1)
+    for number, (origin, stream) in enumerate(streams):
+        if number:
+            yield None
+        kept = [*stream[:-1:every], stream[-1]]
+        for before, after in itertools.pairwise(kept):
+            yield Step(before.at - origin, after.at - origin, difference(before, after))
+
+
+def _streams(start: Start) -> list[list[Interval]]:
+    """The moments of a start, apart for each time that its stream began."""
+    found: list[list[Interval]] = []
+    for moment in start.intervals:
+        if moment.begins or not found:
+            found.append([])
+        found[-1].append(moment)
+    return found
+
+
+def _with_calls(stream: list[Interval]) -> list[Interval]:
+    later = [after for before, after in itertools.pairwise(stream) if after.calls > before.calls]
+    return [*stream[:1], *later]
+
+
+def summed(counts: Iterable[dict[_Key, _Number]]) -> dict[_Key, _Number]:
+    """The sums by key, without those that are 0."""
+    total: dict[_Key, _Number] = {}
+    for one in counts:
+        for key, value in one.items():
+            total[key] = total[key] + value if key in total else value
+    return {key: value for key, value in total.items() if value}
+
+
+def quantile(histogram: dict[int, int], share: float) -> int | None:
+    """The lower bound of the bucket in which the quantile is; None of an empty histogram."""
+    left = share * sum(histogram.values())
+    for edge, count in sorted(histogram.items()):
+        left -= count
+        if count and left <= 0:
+            return edge
+    return None

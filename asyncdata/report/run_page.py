@@ -1,0 +1,185 @@
+"""The page of a run, from its telemetry; and that of inspected rows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncdata.report.delivered import left_out_section, lengths_section, mix_section, rates_section, rollouts_section
+from asyncdata.report.over_time import OverTime
+from asyncdata.report.page import Note, Rows, SampleList, Section, Table, render
+from asyncdata.report.waiting import overview, ranks_section, waits_section
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from asyncdata.report.page import Block
+    from asyncdata.report.samples import Samples
+    from asyncdata.telemetry.reader import Run
+    from asyncdata.telemetry.records import BadRowRecord, Event
+
+__all__ = ("MAX_ROWS", "bad_rows_of", "inspected_page", "run_page")
+
+MAX_ROWS = 500
+"""Of the tables of bad rows and of events; the first bad rows, and the last events."""
+
+
+def inspected_page(paths: Sequence[str], facts: Sequence[tuple[str, str]], samples: Samples) -> bytes:
+    """The page of ``asyncdata inspect --html``.
+
+    :param paths: of the data.
+    :param facts: the figures that the command prints.
+    """
+    about = [", ".join(paths)[:200], "as a run would tokenize them now"]
+    sections = [
+        Section("samples", "Samples", sample_blocks(samples, "No row was inspected.")),
+        Section("facts", "Totals", [Rows(facts)]),
+    ]
+    return render("Inspected rows", about, sections)
+
+
+def run_page(name: str, run: Run, samples: Samples, place_of: Callable[[BadRowRecord], str]) -> bytes:
+    """The page of ``asyncdata report``.
+
+    :param name: of the run.
+    :param samples: of the run, for the page.
+    :param place_of: the file and line of a bad row, as text.
+    """
+    header = run.header
+    began = datetime.fromtimestamp(run.starts[0].header.at, UTC)
+    about = [f"began {began:%Y-%m-%d %H:%M} UTC", header.host, f"asyncdata {header.library}"]
+    shows = header.shows_rows
+    empty = "No sample was recorded." if shows else "Rows are not shown: the run was started with log_excerpts=False."
+    over_time = OverTime(run)
+    sections = [
+        overview(run),
+        Section("samples", "Samples", sample_blocks(samples, empty, is_redacted=not shows)),
+        waits_section(run),
+        ranks_section(run),
+        lengths_section(run, over_time),
+        left_out_section(run),
+        mix_section(run, over_time),
+        rates_section(over_time),
+        rollouts_section(run, over_time),
+        _bad_rows(run, place_of),
+        _events(run),
+        _configuration(run),
+    ]
+    return render(name, [fact for fact in about if fact], sections)
+
+
+def sample_blocks(samples: Samples, empty: str, *, is_redacted: bool = False) -> list[Block]:
+    """The list of samples, or why there is none."""
+    if not samples.shown:
+        left = samples.num_left_out
+        return [Note(f"None of {left:,} samples was asked for." if left else empty)]
+
+    return [*([Note(empty)] if is_redacted else []), SampleList(samples)]
+
+
+def bad_rows_of(run: Run) -> list[BadRowRecord]:
+    """The bad rows, each once: every rank and every epoch may find it again."""
+    found: dict[tuple[Any, ...], BadRowRecord] = {}
+    for record in (record for start in run.starts for record in start.bad_rows):
+        found.setdefault((record.path, record.byte_offset, record.row_number, record.line, record.code), record)
+    return list(found.values())
+
+
+def _bad_rows(run: Run, place_of: Callable[[BadRowRecord], str]) -> Section:
+    found = bad_rows_of(run)
+    if not found:
+        return Section("bad-rows", "Bad rows", [Note("No bad row was found.")])
+
+    rows = [
+        [
+            record.code,
+            place_of(record),
+            "" if record.place is msgspec.UNSET else ":".join(map(str, record.place)),
+            record.source,
+            record.reason,
+            record.excerpt,
+        ]
+        for record in found[:MAX_ROWS]
+    ]
+    head = ["code", "file and line", "position", "source", "reason", "how it begins"]
+    title = f"{_first(len(found), 'bad rows')} Some may have been found ahead of the deliveries."
+    return Section("bad-rows", "Bad rows", [Table("bad-rows-table", title, head, rows)])
+
+
+def _first(number: int, of: str, which: str = "first") -> str:
+    if number == 1:
+        return f"1 {of[:-1]}."
+
+    return f"{number:,} {of}." if number <= MAX_ROWS else f"The {which} {MAX_ROWS:,} of {number:,} {of}."
+
+
+def _events(run: Run) -> Section:
+    events = [(event, start.header.rank) for start in run.starts for event in start.events]
+    if not events:
+        return Section("events", "Events", [Note("No event was logged.")])
+
+    events.sort(key=lambda pair: pair[0].at)
+    rows = [[_time(event.at), str(rank), event.level, event.name, _values(event)] for event, rank in events]
+    counts = Counter(event.name for event, _ in events)
+    names = Table(
+        "event-names", "Events by name", ["event", "times"], [[name, f"{n:,}"] for name, n in counts.most_common()]
+    )
+    title = _first(len(rows), "events", "last")
+    table = Table("events-table", title, ["UTC", "rank", "level", "event", "fields"], rows[-MAX_ROWS:])
+    return Section("events", "Events", [names, table] if len(rows) > len(counts) else [table])
+
+
+def _values(event: Event) -> str:
+    return ", ".join(f"{name}={value}" for name, value in event.fields.items())
+
+
+def _configuration(run: Run) -> Section:
+    header = run.header
+    rows = [
+        ("tokenize function", header.tokenizer),
+        ("files", _listed(header.files, header.num_files)),
+        ("size of the files", f"{header.num_bytes:,} bytes"),
+        ("parts of the mixture", ", ".join(header.sources)),
+        ("samples of a group", f"{header.group_size:,}"),
+        ("packing", _json(header.packing) if header.packing else ""),
+        ("loaders", f"{header.world_size:,}"),
+        ("data-parallel ranks of a loader", f"{header.dp_size:,}"),
+        ("seconds between intervals", f"{header.interval_s:g}"),
+        *((name, _json(value)) for name, value in header.config.items()),
+    ]
+    starts = [
+        [
+            str(start.header.rank),
+            str(start.header.number),
+            _time(start.header.at),
+            ":".join(map(str, start.header.place)),
+            f"{start.header.samples:,}",
+            _ended(start.end.reason if start.end is not None else None),
+        ]
+        for start in run.starts[:MAX_ROWS]
+    ]
+    head = ["rank", "start", "began, UTC", "at position", "samples before", "ended"]
+    table = Table("starts-table", _first(len(run.starts), "loader starts"), head, starts)
+    note = Note("Settings that are not listed have their default.")
+    return Section("configuration", "Configuration", [Rows([row for row in rows if row[1]]), note, table])
+
+
+def _time(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _ended(reason: str | None) -> str:
+    return "no end: killed, or still running" if reason is None else reason or "closed"
+
+
+def _listed(names: Iterable[str], number: int) -> str:
+    listed = list(names)
+    return "\n".join([*listed, *([f"and {number - len(listed):,} more"] if number > len(listed) else [])])
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, str) else value

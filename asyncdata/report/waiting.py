@@ -1,0 +1,295 @@
+"""Sections on waiting: the share of the time, what to do, the timeline, and the ranks beside each other."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from asyncdata.report.charts import Series, Strip, Strips, duration, lines, short, strips, time_axis
+from asyncdata.report.figures import by_rank, origins, slowest, steps_of, summed
+from asyncdata.report.page import Note, Section, Table, Tile, Tiles, Verdict
+
+if TYPE_CHECKING:
+    from asyncdata.report.figures import RankFigures, Step
+    from asyncdata.report.page import Block
+    from asyncdata.telemetry.reader import Run, Start
+
+__all__ = ("overview", "ranks_section", "waits_section")
+
+_GOOD, _FAIR = 0.02, 0.10
+"""Shares of waiting up to which a run is good, and fair."""
+
+_MAX_BINS, _MAX_CELLS = 200, 8000
+"""Of the timeline: bins of a rank, and of all ranks together."""
+
+_MAX_LINES, _MAX_MOMENTS = 8, 60
+"""Of the readiness over time: ranks, and points of each."""
+
+KINDS = {
+    "start": "workers start",
+    "index": "row index",
+    "read": "source (read)",
+    "tokenize": "workers (tokenize)",
+    "rank": "another rank",
+    "step": "trainer",
+}
+"""What the time went to, from the bottom of the timeline up: what calls waited for, and the trainer's own work."""
+
+_ADVICE = {
+    "start": "The workers were starting. Open the loader earlier, before the model is loaded.",
+    "index": "The row index was built. It is stored: the next run reads it. Or use shuffle windows, which need none.",
+    "read": "Reading the source was too slow. Copy the files to a local disk, read ahead more (buffer_size), or use "
+    "the token cache.",
+    "tokenize": "Tokenizing was too slow. Give more workers (num_workers, or autotune), a fast tokenizer, or the token "
+    "cache for later epochs.",
+    "rank": "Another rank of the node tokenized what this one needed. See which rank is slow, below.",
+}
+
+
+def overview(run: Run) -> Section:
+    """The figure to look at first, what to do, and the totals."""
+    ranks = by_rank(run)
+    totals = run.totals
+    blocks: list[Block] = [_verdict(run, ranks)]
+    if totals is not None:
+        blocks.append(Tiles([*_step_tiles(slowest(ranks)), *_total_tiles(run, ranks)]))
+    return Section("overview", "Overview", blocks)
+
+
+def _verdict(run: Run, ranks: list[RankFigures]) -> Block:
+    worst = slowest(ranks) if ranks else None
+    if worst is None or not worst.calls:
+        return Note("No call for data was recorded: the run ended, or was killed, before its first interval.")
+
+    level = "good" if worst.share <= _GOOD else "fair" if worst.share <= _FAIR else "poor"
+    text = "of the trainer's time was spent waiting for data"
+    if len(ranks) > 1:
+        mean = sum(one.share for one in ranks) / len(ranks)
+        text += f", on rank {worst.rank}, the slowest of {len(ranks)}; the mean is {percent(mean)}"
+    return Verdict(percent(worst.share), f"{text}.", [*_advice(worst, level), *_notices(run)], level)
+
+
+def _advice(rank: RankFigures, level: str) -> list[str]:
+    if not rank.waited_s:
+        return ["No call waited: data is not what limits this run."]
+
+    cause = max(rank.wait_s, key=lambda name: rank.wait_s[name])
+    of_wait = f"{percent(rank.wait_s[cause] / rank.waited_s)} of {duration(rank.waited_s)} of waiting"
+    lines = [f"{_ADVICE.get(cause, KINDS.get(cause, cause))} ({of_wait})"]
+    return ["Data hardly limits this run. What is left:", *lines] if level == "good" else lines
+
+
+def _notices(run: Run) -> list[str]:
+    """What a reader must know about the figures."""
+    lost = summed(start.intervals[-1].lost for start in run.starts if start.intervals)
+    unread = sum(start.num_unread for start in run.starts)
+    killed = sum(start.end is None for start in run.starts)
+    lines = []
+    if killed:
+        lines.append(f"{killed:,} of {len(run.starts):,} files have no end: the process was killed, or still runs.")
+    if lost:
+        lines.append(
+            f"{sum(lost.values()):,} records were not written ({counts_of(lost)}). Totals are right without them."
+        )
+    if unread:
+        lines.append(f"{unread:,} lines of the files are damaged, and were left out.")
+    if restarts := sum(one.restarts for one in by_rank(run)):
+        lines.append(f"Lost and replaced workers: {restarts:,}. See the events.")
+    return lines
+
+
+def _step_tiles(rank: RankFigures) -> list[Tile]:
+    if not rank.calls:
+        return []
+
+    own, whole = rank.step_s / rank.calls, (rank.step_s + rank.waited_s) / rank.calls
+    on = f"on rank {rank.rank}"
+    return [
+        Tile("Step time", milliseconds(whole), f"per batch, {on}"),
+        Tile("Step time if data were free", milliseconds(own), f"{percent(rank.share)} less, {on}"),
+        Tile("Waited for data", duration(rank.waited_s), f"{rank.waits:,} of {rank.calls:,} calls, {on}"),
+    ]
+
+
+def _total_tiles(run: Run, ranks: list[RankFigures]) -> list[Tile]:
+    totals = run.totals
+    if totals is None:
+        return []
+
+    seconds = sum(start.intervals[-1].elapsed_s for start in run.stream if start.intervals)
+    starts = len(run.generations)
+    dropped = sum(totals.dropped.values())
+    groups = f"in {totals.groups:,} groups, " if run.header.group_size > 1 else ""
+    return [
+        Tile("Samples delivered", f"{totals.samples:,}", f"{groups}epoch {totals.place.epoch}"),
+        Tile("Tokens", short(totals.tokens), "of prompts, each counted once"),
+        Tile("Rows dropped", f"{dropped:,}", f"of which {totals.bad_rows:,} are bad rows"),
+        Tile("Time", duration(seconds), f"in {starts:,} starts" if starts > 1 else "in one start"),
+        Tile("Ranks", f"{len(ranks):,}", f"{totals.workers:,} workers each"),
+    ]
+
+
+# The timeline
+
+
+def waits_section(run: Run) -> Section:
+    """Who waited for whom, per rank, over time."""
+    ranks = by_rank(run)
+    if not any(one.calls for one in ranks):
+        return Section("waits", "Waits", [Note("No call for data was recorded.")])
+
+    began, last = origins(run)
+    files = _files(run)
+    bins = min(_MAX_BINS, max(_MAX_CELLS // len(ranks), 20))
+    rows = [_strip(one, files[one.rank], began, last, bins) for one in ranks]
+    spent = [{**one.wait_s, "step": one.step_s} for one in ranks]
+    used = [name for name in KINDS if any(one.get(name) for one in spent)]
+    kinds = [(KINDS[name], list(KINDS).index(name)) for name in used]
+    table = [
+        [f"rank {rank.rank}", *(f"{one.get(name, 0.0):,.1f}" for name in used)]
+        for rank, one in zip(ranks, spent, strict=True)
+    ]
+    worst = slowest(ranks)
+    about = (
+        f"Of each rank, what its time went to. Rank {worst.rank} waited longest: {percent(worst.share)} of its time."
+    )
+    strips_of = [strip._replace(paths=[strip.paths[number] for _, number in kinds]) for strip in rows]
+    timeline = Strips(
+        id="waits-chart",
+        title="What the time went to, per rank",
+        about=about,
+        x=time_axis(0, last),
+        kinds=kinds,
+        strips=strips_of,
+        head=["", *(f"{KINDS[name]}, s" for name in used)],
+        rows=table,
+    )
+    note = (
+        "The height of a colour is its share of the time. An empty part is time that no call accounts for. The clock "
+        "stands still between a start and the next one."
+    )
+    return Section("waits", "Waits", [timeline, Note(note)])
+
+
+def _files(run: Run) -> dict[int, list[Start]]:
+    files: dict[int, list[Start]] = {}
+    for start in run.starts:
+        files.setdefault(start.header.rank, []).append(start)
+    return files
+
+
+def _strip(rank: RankFigures, starts: list[Start], began: dict[str, float], last: float, bins: int) -> Strip:
+    steps = [step for step in steps_of(starts, began, bins, of_calls=True) if step is not None]
+    paths = strips(
+        [(step.since, step.until) for step in steps], last, [step.shares(KINDS) for step in steps], len(KINDS)
+    )
+    return Strip(f"rank {rank.rank}", paths, f"rank {rank.rank}: waited {percent(rank.share)} of its time")
+
+
+# The ranks
+
+
+def ranks_section(run: Run) -> Section:
+    """The readiness of the ranks, over time and as a whole, the one that waited most first."""
+    ranks = sorted(by_rank(run), key=lambda one: -one.share)
+    if not ranks:
+        return Section("ranks", "Ranks", [Note("No interval was recorded.")])
+
+    head = [
+        "rank",
+        "waited",
+        "ready",
+        "calls",
+        "waits",
+        "step, ms",
+        "most waited for",
+        "workers waited",
+        "workers' work",
+        "replaced",
+    ]
+    largest = max(one.share for one in ranks) or 1.0
+    table = Table(
+        "ranks-table",
+        "Share of the time in which a rank waited, and share of its calls that did not",
+        head,
+        [_rank_row(one) for one in ranks],
+        bars=[round(100 * one.share / largest, 1) for one in ranks],
+    )
+    note = (
+        "In a synchronous step all ranks wait for the slowest one. If one rank waits and the others do not, look at "
+        "its node; if all wait, at the source or at the number of workers. Workers waited at the recorded moments at "
+        "which the read-ahead was full: where that is most of the time, there are more than enough of them."
+    )
+    return Section("ranks", "Ranks", [*_readiness(run, ranks), table, Note(note)])
+
+
+def _readiness(run: Run, ranks: list[RankFigures]) -> list[Block]:
+    """A line for each of the ranks that waited most."""
+    began, last = origins(run)
+    files = _files(run)
+    steps = {
+        one.rank: [step for step in steps_of(files[one.rank], began, of_calls=True) if step is not None]
+        for one in ranks[:_MAX_LINES]
+    }
+    num = min(_MAX_MOMENTS, max(map(len, steps.values())))
+    if not num:
+        return []
+
+    width = max(last, 0.001) / num  # a clock that was set back may leave no time
+    about = "Over time, the share of the calls for data that did not wait, of each rank."
+    chart = lines(
+        "readiness-chart",
+        "Readiness: share of the calls that did not wait",
+        about,
+        [(at + 1) * width for at in range(num)],
+        [Series(f"rank {rank}", _share_ready(of_rank, width, num)) for rank, of_rank in steps.items()],
+        unit="%",
+        top=100.0,
+    )
+    left = len(ranks) - _MAX_LINES
+    note = f"The chart has the {_MAX_LINES} ranks that waited most; {left:,} more are in the table."
+    return [chart, *([Note(note)] if left > 0 else [])]
+
+
+def _share_ready(steps: list[Step], width: float, num: int) -> list[float | None]:
+    """For each of ``num`` stretches of ``width`` seconds, the percentage of the calls of the steps that overlap it."""
+    calls, waits = [0] * num, [0] * num
+    for step in steps:
+        for at in range(max(0, int(step.since / width)), min(num, math.ceil(step.until / width))):
+            calls[at] += step.added.calls
+            waits[at] += step.added.waits
+    return [round(100 * (1 - waits[at] / calls[at]), 2) if calls[at] else None for at in range(num)]
+
+
+def _rank_row(one: RankFigures) -> list[str]:
+    cause = max(one.wait_s, key=lambda name: one.wait_s[name], default="")
+    return [
+        str(one.rank),
+        percent(one.share),
+        "–" if one.readiness is None else percent(one.readiness),
+        f"{one.calls:,}",
+        f"{one.waits:,}",
+        f"{1000 * one.step_s / one.calls:,.1f}" if one.calls else "–",
+        KINDS.get(cause, cause) if one.wait_s.get(cause) else "nothing",
+        "–" if one.full is None else percent(one.full),
+        duration(one.work_s),
+        f"{one.restarts:,}",
+    ]
+
+
+# Figures as text
+
+
+def percent(share: float) -> str:
+    """Such as ``12.3 %``."""
+    return f"{100 * share:.1f} %"
+
+
+def milliseconds(seconds: float) -> str:
+    """Such as ``412 ms``, or ``1.25 s``."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else duration(seconds)
+
+
+def counts_of(counts: dict[str, int]) -> str:
+    """Such as ``3 too long, 1 bad row AD421``."""
+    return ", ".join(f"{number:,} {name}" for name, number in sorted(counts.items(), key=lambda item: -item[1]))

@@ -1,0 +1,318 @@
+"""Pinned reads of objects, many at a time: neighbours in one request, failed ones tried again, all of them bounded."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import msgspec
+
+from asyncdata.core.callbacks import no_op
+from asyncdata.core.errors import SourceChangedError, SourceError
+from asyncdata.core.log import get_logger
+from asyncdata.core.read_counts import ReadCounts
+from asyncdata.core.specs import ReadLimits
+from asyncdata.sources.remote.block_cache import BlockCache
+from asyncdata.sources.remote.store import StoreError, collected, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
+
+    from asyncdata.core.file_refs import ObjectRefs, ObjectsOfStore
+    from asyncdata.core.object_address import Address
+    from asyncdata.core.specs import StoreSpec
+    from asyncdata.sources.remote.store import ObjectStamp, Store
+
+__all__ = ("Piece", "Reads", "coalesced")
+
+ResultT = TypeVar("ResultT")
+
+_log = get_logger(__name__)
+
+_MAX_GAP_BYTES = 16 << 10
+"""Bytes between two wanted ranges that are read and dropped: they cost less than another request."""
+_LOUD_TRIES = 4
+_MAX_REQUEST_BYTES = 4 << 20
+_FIRST_WAIT_S, _FIRST_WAIT_WHEN_ASKED_S, _MAX_WAIT_S = 0.1, 1.0, 20.0
+
+
+class Piece(NamedTuple):
+    """One request: the bytes ``[start, stop)``, and the numbers of the wanted ranges in it."""
+
+    start: int
+    stop: int
+    ranges: tuple[int, ...]
+
+
+def coalesced(ranges: Sequence[tuple[int, int]]) -> list[Piece]:
+    """The requests for ranges of one object: those that are near one another are read at once.
+
+    A request has at most 4 MiB, unless one range is longer.
+    """
+    order = sorted(range(len(ranges)), key=ranges.__getitem__)
+    cuts = [0]
+    start = stop = -1
+    for place, number in enumerate(order):
+        first, last = ranges[number]
+        if place and (first - stop > _MAX_GAP_BYTES or max(stop, last) - start > _MAX_REQUEST_BYTES):
+            cuts.append(place)
+            start = stop = -1
+        start, stop = (first, last) if start < 0 else (start, max(stop, last))
+    found = []
+    for first, last in pairwise([*cuts, len(order)]):
+        numbers = order[first:last]
+        if numbers:
+            found.append(Piece(ranges[numbers[0]][0], max(ranges[n][1] for n in numbers), tuple(numbers)))
+    return found
+
+
+class _Room:
+    """Counts the bytes in flight. A request waits until there is room for it; a long one, until it is alone."""
+
+    def __init__(self, max_bytes: float) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._change = threading.Condition()
+
+    @contextmanager
+    def of(self, num_bytes: int) -> Iterator[None]:
+        with self._change:
+            self._change.wait_for(lambda: not self._num_bytes or self._num_bytes + num_bytes <= self._max_bytes)
+            self._num_bytes += num_bytes
+        try:
+            yield
+        finally:
+            with self._change:
+                self._num_bytes -= num_bytes
+                self._change.notify_all()
+
+
+class Reads:
+    """The stores of a job, opened when they are first read, in this process.
+
+    :ivar on_progress: called after each try of a request, in any thread.
+    :ivar counts: requests so far; may be replaced before the first.
+    """
+
+    def __init__(self, stores: Sequence[StoreSpec]) -> None:
+        self.on_progress: Callable[[], object] = no_op
+        self.counts = ReadCounts()
+        self._specs = list(stores)
+        self._stores: dict[int, Store] = {}
+        self._limits = stores[0].limits if stores else ReadLimits()
+        self._room = _Room(self._limits.max_bytes)
+        kept = stores[0].cache if stores else None
+        self._cache = BlockCache(kept.folder, kept.max_bytes) if kept is not None else None
+        if self._cache is not None:
+            self._cache.on_failure = lambda: self.counts.add_cached(has_failed=True)
+        self._pool: ThreadPoolExecutor | None = None
+        self._log = _log.owned()
+        self._lock = threading.Lock()
+        self._is_closed = threading.Event()
+
+    def start(self, function: Callable[..., ResultT], *args: Any) -> Future[ResultT]:
+        """Call the function in a thread of its own, as one of at most ``max_reads``. It may call :meth:`fetch`."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(int(self._limits.max_reads), "asyncdata-read")
+            return self._pool.submit(function, *args)
+
+    def read(self, wanted: Sequence[tuple[ObjectStamp, int, int]]) -> list[bytes]:
+        """The bytes ``[start, stop)`` of objects, all requests in flight at once.
+
+        :raises SourceError: as :meth:`fetch`.
+        """
+        return self.begin(wanted)()
+
+    def begin(self, wanted: Sequence[tuple[ObjectStamp, int, int]]) -> Callable[[], list[bytes]]:
+        """The same, without waiting: what this gives waits, and is called once."""
+        found = [b""] * len(wanted)
+        objects: dict[ObjectStamp, list[int]] = {}
+        for number, (stamp, start, stop) in enumerate(wanted):
+            data = self.cached(stamp, start, stop)
+            if data is None:
+                objects.setdefault(stamp, []).append(number)
+            else:
+                found[number] = data
+        under_way = []
+        for stamp, numbers in objects.items():
+            for piece in coalesced([wanted[number][1:] for number in numbers]):
+                future = self.start(self.fetch, stamp, piece.start, piece.stop)
+                under_way.append((future, piece, [numbers[n] for n in piece.ranges]))
+
+        def result() -> list[bytes]:
+            for future, piece, owners in under_way:
+                data = future.result()
+                for number in owners:
+                    stamp, start, stop = wanted[number]
+                    found[number] = data[start - piece.start : stop - piece.start]
+                    self.keep(stamp, start, stop, found[number])
+            return found
+
+        return result
+
+    def cached(self, stamp: ObjectStamp, start: int, stop: int) -> bytes | None:
+        """The bytes ``[start, stop)``, if the local disk has them; never of an object without an identity."""
+        if self._cache is None or not (stamp.etag or stamp.version):
+            return None
+
+        found = self._cache.find(stamp, start, stop)
+        if found is not None:
+            self.counts.add_cached()
+            self.on_progress()
+        return found
+
+    def keep(self, stamp: ObjectStamp, start: int, stop: int, data: bytes) -> None:
+        """Keep the bytes ``[start, stop)`` on the local disk, if there is a place for them."""
+        if self._cache is not None and (stamp.etag or stamp.version):
+            self._cache.keep(stamp, start, stop, data)
+
+    def load(self, stamp: ObjectStamp, start: int, stop: int) -> bytes:
+        """The bytes ``[start, stop)`` from the local disk, or by one request.
+
+        :raises SourceError: as :func:`tried`.
+        """
+        data = self.cached(stamp, start, stop)
+        if data is None:
+            data = self.fetch(stamp, start, stop)
+            self.keep(stamp, start, stop, data)
+        return data
+
+    def fetch(self, stamp: ObjectStamp, start: int, stop: int) -> bytes:
+        """The bytes ``[start, stop)``, by one request, which is tried again after failures that may pass.
+
+        :raises SourceChangedError: AD322, if the object is not the one that was stamped.
+        :raises SourceError: AD324 if it may not be read, AD325 if the store refuses the request, AD326 if it fails for
+            longer than ``retry_timeout_s``.
+        """
+        with self._room.of(stop - start):
+            store = self.store(stamp.store)
+            where = f"{stamp.path} (bucket {stamp.address.bucket}, key {stamp.address.key}, bytes {start}-{stop})"
+            data: bytes = self._tried(lambda: store.read(stamp, start, stop), where, stamp)
+        return data
+
+    def pinned(self, number: int, address: Address) -> Address:
+        """The address whose content can never change, if store ``number`` has one."""
+        store = self.store(number)
+        key: str = self._tried(lambda: store.pinned(address.key), str(address))
+        return address.with_key(key)
+
+    def list(self, number: int, prefix: str, is_wanted: Callable[[str], object]) -> ObjectRefs:
+        """The objects of store ``number`` whose keys begin with ``prefix``, sorted by key.
+
+        :param is_wanted: called with each key; others are left out.
+        """
+        store = self.store(number)
+
+        def listed() -> ObjectsOfStore:
+            return collected((stamp for stamp in store.list(prefix) if is_wanted(stamp.address.key)), number)
+
+        found: ObjectsOfStore = self._tried(listed, f"the list of {prefix!r}")
+        return found.packed() if found.is_ascending else found.packed().in_order_of_keys()
+
+    def head(self, number: int, address: Address) -> ObjectStamp:
+        """The object's state now."""
+        store = self.store(number)
+        found: ObjectStamp = self._tried(lambda: store.head(address.key), str(address))
+        return msgspec.structs.replace(found, store=number)
+
+    def write(self, number: int, address: Address, data: bytes) -> None:
+        """Write the object in one step."""
+        store = self.store(number)
+        self._tried(lambda: store.write(address.key, data), str(address))
+
+    def copy(self, number: int, address: Address, to: Address) -> bool:
+        """Copy the object; return whether there is one."""
+        store, is_there = self.store(number), True
+
+        def copy() -> None:
+            nonlocal is_there
+            try:
+                store.copy(address.key, to.key)
+            except StoreError as error:
+                if error.kind != "missing":
+                    raise
+                is_there = False
+
+        self._tried(copy, str(address))
+        return is_there
+
+    def _tried(self, request: Callable[[], ResultT], where: str, stamp: ObjectStamp | None = None) -> ResultT:
+        deadline, num_tries = time.monotonic() + self._limits.retry_timeout_s, 0
+        while True:
+            try:
+                result = request()
+            except StoreError as error:
+                num_tries += 1
+                left = deadline - time.monotonic()
+                if error.kind != "transient" or left <= 0 or self._is_closed.is_set():
+                    raise self._named(error, where, num_tries, stamp) from None
+
+                if num_tries >= _LOUD_TRIES and num_tries.bit_count() == 1:
+                    self._log.warning("store.retried", what=where, reason=str(error), num_tries=num_tries)
+                self.counts.add(is_retry=True)
+                self.on_progress()
+                self._is_closed.wait(min(left, max(error.retry_after_s, _wait_s(error, num_tries))))
+            else:
+                self.counts.add(is_retry=False)
+                self.on_progress()
+                return result
+
+    def _named(self, error: StoreError, where: str, num_tries: int, stamp: ObjectStamp | None) -> SourceError:
+        request_id = f"; request id {error.request_id}" if error.request_id else ""
+        if error.kind in {"changed", "missing"} and stamp is not None:
+            try:
+                now = self.store(stamp.store).head(stamp.address.key).identity
+            except StoreError as why:
+                now = "gone" if why.kind == "missing" else f"not known, as the store did not say it ({why})"
+            return SourceChangedError(
+                f"AD322 {where} was replaced: at the start it was {stamp.identity}; now it is {now} "
+                f"({error}{request_id}). Put the object back, or start a new run on the new one"
+            )
+
+        code, what, way_out = _CODES.get(error.kind, _CODES["permanent"])
+        after = f" after {num_tries} tries in {self._limits.retry_timeout_s:g} s" if num_tries > 1 else ""
+        return SourceError(f"{code} {where} {what}{after}: {error}{request_id}{way_out}")
+
+    def store(self, number: int) -> Store:
+        """The open store of this number."""
+        with self._lock:
+            if number not in self._stores:
+                self._stores[number] = open_store(self._specs[number])
+            return self._stores[number]
+
+    def close(self) -> None:
+        """Cancel what is not begun, and end the threads when their requests have ended."""
+        self._is_closed.set()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        while self._stores:
+            self._stores.popitem()[1].close()
+
+
+_CODES = {
+    "missing": ("AD323", "does not exist", "; check the address"),
+    "denied": (
+        "AD324",
+        "may not be accessed with the present credentials",
+        "; pass others by the environment or storage_options",
+    ),
+    "permanent": ("AD325", "was refused by the store", ""),
+    "transient": (
+        "AD326",
+        "could not be accessed",
+        "; the run resumes exactly from its last state when the store is back",
+    ),
+}
+
+
+def _wait_s(error: StoreError, num_tries: int) -> float:
+    """A random time up to a limit that doubles: many readers do not come back at the same moment."""
+    first = _FIRST_WAIT_WHEN_ASKED_S if error.is_throttled else _FIRST_WAIT_S
+    return random.uniform(0, min(_MAX_WAIT_S, first * 2.0 ** min(num_tries - 1, 10)))

@@ -1,0 +1,367 @@
+"""Looks at the chunks that come into the channel: lengths, and sampled samples, of what is delivered of them; and rows
+that are bad or dropped.
+
+Samples, and dropped rows of each reason, are chosen by the smallest keys, which are hashes of their places. So they are
+spread evenly over the run, all ranks and restarts choose the same ones, and of N rows only about K ln(N / K) are ever
+recorded, where the first K and the last K of a run would show its start and its end alone.
+
+Many chunks are looked at together, as a call of numpy costs more than a chunk's work. The service's thread does that
+for as many as may be held; all else is done in the recorder's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from functools import lru_cache
+from heapq import heappush, heappushpop
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from asyncdata.delivery.chunk import Chunk
+from asyncdata.delivery.merged_chunk import MergedChunk
+from asyncdata.order.splitmix import GOLDEN, MASK, Words, mix, mix_one
+from asyncdata.telemetry.excerpts import bad_row_record, dropped_row, sample_record
+from asyncdata.telemetry.histogram import Histogram
+from asyncdata.telemetry.records import MAX_OF_REASON
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from asyncdata.core.types import Position
+    from asyncdata.delivery.channel import Channel
+    from asyncdata.delivery.chunk import Drop
+    from asyncdata.telemetry.records import BadRowRecord, DroppedRow, SampleRecord
+
+    AnyChunk = Chunk | MergedChunk
+
+__all__ = ("ChunkWatch", "Reservoir", "keys_of")
+
+_MAX_PENDING = 20_000
+_MAX_HELD_BYTES = 8 << 20
+_MIN_HELD_BYTES = 128 << 10
+"""Chunks are held until so many bytes of them have come; a chunk counts as so many more than it has."""
+_MAX_BAD_ROWS = 10_000
+_MAX_REASONS = 200
+"""Pairs of a source and a reason; a tokenize function may make up a reason for each row."""
+_ALL = 1 << 53
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+Lengths = np.ndarray[Any, np.dtype[np.int32]]
+
+
+def keys_of(first: Position, rows: np.ndarray[Any, Any]) -> Words:
+    """The keys of rows of a window, by their places alone: uint64 below 2^53.
+
+    :param rows: counted from ``first``.
+    """
+    return _keys(np.uint64(_word_of(first)), rows)
+
+
+def _word_of(first: Position) -> int:
+    """What is mixed for the row ``first``; the rows after it have the next words."""
+    return _word_of_window(first.epoch, first.window) + first.row & MASK
+
+
+@lru_cache(maxsize=64)
+def _word_of_window(epoch: int, window: int) -> int:
+    return mix_one(((epoch << 40 ^ window) + 1) * GOLDEN & MASK)
+
+
+def _keys(words: Words | np.uint64, rows: np.ndarray[Any, Any]) -> Words:
+    return mix(rows.astype(np.uint64) + words) >> np.uint64(11)
+
+
+class Reservoir:
+    """The ``size`` smallest keys of delivered samples."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._heap: list[int] = []  # negative keys: the largest comes first
+        self._keys: set[int] = set()
+
+    @property
+    def limit(self) -> int:
+        """Keys from here on are not among the smallest."""
+        return _ALL if len(self._heap) < self._size else -self._heap[0]
+
+    def take(self, key: int) -> bool:
+        """Add a key; return whether it is among the smallest now, and was not before."""
+        if key >= self.limit or key in self._keys:
+            return False
+
+        self._keys.add(key)
+        if len(self._heap) < self._size:
+            heappush(self._heap, -key)
+        else:
+            self._keys.remove(-heappushpop(self._heap, -key))
+        return True
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._keys
+
+
+class _Chosen(NamedTuple):
+    """Samples of a chunk, of one source, that are recorded if their keys are among the smallest when delivered.
+
+    :ivar note: among those with this note; empty: among all.
+    :ivar samples: their numbers, int64; ``keys``: theirs, uint64.
+    """
+
+    source: str
+    note: str
+    samples: Numbers
+    keys: Words
+
+
+class _Due(NamedTuple):
+    """A sample that is to be recorded."""
+
+    chunk: AnyChunk
+    sample: int
+    key: int
+    source: str
+    note: str
+
+
+class _Seen:
+    """A chunk that is not completely delivered yet.
+
+    :ivar chunk: kept only if it has chosen samples, or may still leave out samples.
+    :ivar rows: of its samples, int32; ``lengths``: their tokens, 0 where another rank has them.
+    :ivar num_counted: samples that are counted.
+    """
+
+    __slots__ = ("channel", "chosen", "chunk", "first", "lengths", "noted", "num_counted", "num_rows", "rows")
+
+    def __init__(
+        self, channel: Channel, chunk: AnyChunk, rows: Lengths, lengths: Lengths, chosen: list[_Chosen]
+    ) -> None:
+        self.channel, self.first, self.num_rows, self.chosen = channel, chunk.first, chunk.num_rows, chosen
+        self.chunk: AnyChunk | None = chunk if chosen or channel.decided is not None else None
+        self.noted = _noted(chunk)
+        self.rows, self.lengths, self.num_counted = rows, lengths, 0
+
+    def num_delivered(self, place: Position) -> int:
+        """How many of its samples come before ``place``."""
+        first, num_rows = self.first, place.row - self.first.row
+        if first.epoch != place.epoch or first.window != place.window:
+            return len(self.rows) if (first.epoch, first.window) < (place.epoch, place.window) else 0
+
+        return len(self.rows) if num_rows >= self.num_rows else int(np.searchsorted(self.rows, num_rows))
+
+    def delivered_lengths(self) -> Lengths:
+        """Its lengths, 0 for what is not delivered."""
+        if not isinstance(self.chunk, Chunk) or self.chunk.excluded is None:
+            return self.lengths
+
+        lengths = self.lengths.copy()
+        lengths[self.chunk.excluded] = 0
+        return lengths
+
+
+class ChunkWatch:
+    """What is recorded of chunks. :meth:`see` is called in the service's thread; all else in one other at a time.
+
+    :param size: samples that are kept of each source.
+    :param shows_rows: whether the text of rows of a source, by its name, may be recorded.
+    :ivar noted: rows that were noted, by part of a mixture and note.
+    :ivar num_lost: chunks that found the queue full.
+    """
+
+    def __init__(self, size: int, shows_rows: Callable[[str], bool]) -> None:
+        self._size, self._shows_rows = size, shows_rows
+        self._new: deque[tuple[Channel, AnyChunk]] = deque()
+        self._num_held_bytes = 0  # of the service's thread only
+        self._looking = threading.Lock()
+        self._seen: deque[_Seen] = deque()
+        self._bad: deque[tuple[AnyChunk, int]] = deque()
+        self._num_bad = 0
+        self._dropped: deque[tuple[AnyChunk, Drop, int, int]] = deque()
+        self._reservoirs: dict[tuple[str, str], Reservoir] = {}
+        self._of_reasons: dict[tuple[str, str], Reservoir] = {}
+        self._lengths = Histogram()
+        self.noted: dict[str, dict[str, int]] = {}
+        self.num_lost = 0
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """Histogram of the tokens of delivered samples."""
+        return self._lengths.counts()
+
+    def see(self, channel: Channel, chunk: AnyChunk) -> None:
+        """A chunk comes into the channel."""
+        if len(self._new) + len(self._seen) >= _MAX_PENDING:
+            self.num_lost += 1
+            return
+
+        self._new.append((channel, chunk))
+        self._num_held_bytes += chunk.num_bytes + _MIN_HELD_BYTES
+        if self._num_held_bytes > _MAX_HELD_BYTES and self._looking.acquire(blocking=False):
+            self._num_held_bytes = 0
+            try:
+                self._look()
+            finally:
+                self._looking.release()
+
+    def look(self) -> None:
+        """Look at the chunks that have come; no caller must call it, all other methods do."""
+        with self._looking:
+            self._look()
+
+    def _look(self) -> None:
+        new = [self._new.popleft() for _ in range(len(self._new))]
+        if not new:
+            return
+
+        chunks = [chunk for _, chunk in new]
+        ends = np.cumsum([chunk.num_samples for chunk in chunks]).tolist()
+        spans = list(zip([0, *ends], ends, strict=False))
+        rows = np.concatenate([chunk.rows_of(0, chunk.num_samples) for chunk in chunks]).astype(np.int32, copy=False)
+        lengths = _lengths_of(chunks, spans)
+        chosen = self._chosen(chunks, spans, rows) if self._size else [[]] * len(chunks)
+        for (channel, chunk), (start, stop), some in zip(new, spans, chosen, strict=True):
+            self._seen.append(_Seen(channel, chunk, rows[start:stop], lengths[start:stop], some))
+            for error in chunk.errors if self._num_bad < _MAX_BAD_ROWS else ():
+                self._bad.append((chunk, error.row))
+                self._num_bad += 1
+            for drop in chunk.drops if self._size else ():
+                self._see_drop(chunk, drop)
+
+    def _see_drop(self, chunk: AnyChunk, drop: Drop) -> None:
+        """Choose among the rows that were dropped for one reason. All are of one source."""
+        if not len(drop.rows):
+            return
+
+        reservoir = _of(self._of_reasons, (chunk.dropped_row(drop, 0)[0], drop.reason), MAX_OF_REASON)
+        if reservoir is None:
+            return
+
+        keys = keys_of(chunk.first, drop.rows)
+        small = np.flatnonzero(keys < np.uint64(reservoir.limit))
+        for at in small[np.argsort(keys[small])[:MAX_OF_REASON]].tolist():
+            if reservoir.take(key := int(keys[at])):
+                self._dropped.append((chunk, drop, at, key))
+
+    def _chosen(
+        self, chunks: list[AnyChunk], spans: list[tuple[int, int]], rows: np.ndarray[Any, Any]
+    ) -> list[list[_Chosen]]:
+        """What is chosen of each chunk. All are looked at together, but for those with notes or of several sources."""
+        words = np.array([_word_of(chunk.first) for chunk in chunks], np.uint64)
+        keys = _keys(np.repeat(words, [stop - start for start, stop in spans]), rows)
+        small = np.flatnonzero(keys < self._limit("", "", self._size))
+        bounds = np.searchsorted(small, [0, *(stop for _, stop in spans)]).tolist()
+        chosen: list[list[_Chosen]] = []
+        for chunk, (start, stop), first, last in zip(chunks, spans, bounds, bounds[1:], strict=False):
+            if chunk.notes or isinstance(chunk, MergedChunk):
+                chosen.append(list(self._chosen_of_parts(chunk, rows[start:stop], keys[start:stop])))
+            else:
+                some = small[first:last]
+                chosen.append([_Chosen("", "", some - start, keys[some])] if last > first else [])
+        return chosen
+
+    def _chosen_of_parts(self, chunk: AnyChunk, rows: np.ndarray[Any, Any], keys: Words) -> Iterator[_Chosen]:
+        """What is chosen of a chunk, for each of its sources and notes."""
+        noted = [(note.name, np.searchsorted(rows, note.rows)) for note in chunk.notes]
+        parts = chunk.samples_by_source() if isinstance(chunk, MergedChunk) else {"": np.arange(len(rows))}
+        for source, samples in parts.items():
+            some = [(name, np.intersect1d(samples, those)) for name, those in noted]
+            for note, of_note in [("", samples), *some]:
+                limit = self._limit(source, note, MAX_OF_REASON if note else self._size)
+                small = of_note[keys[of_note] < limit]
+                if len(small):
+                    yield _Chosen(source, note, small, keys[small])
+
+    def _limit(self, source: str, note: str, size: int) -> np.uint64:
+        """Keys below it may be chosen."""
+        reservoir = _of(self._reservoirs, (source, note), size)
+        return np.uint64(0 if reservoir is None else reservoir.limit)
+
+    def settle(self, channel: Channel, place: Position) -> list[SampleRecord]:
+        """Count what is delivered before ``place``; return the sampled samples among it."""
+        self.look()
+        due, delivered = list[_Due](), list[Lengths]()
+        for _ in range(len(self._seen)):
+            seen = self._seen.popleft()
+            if seen.channel is not channel:
+                continue
+
+            start, stop = seen.num_counted, seen.num_delivered(place)
+            if stop > start:
+                seen.num_counted = stop
+                delivered.append(seen.delivered_lengths()[start:stop])
+                if seen.chosen or seen.noted:
+                    due += self._count(seen, start, stop)
+            if stop < len(seen.rows):
+                self._seen.append(seen)
+        if delivered:
+            lengths = np.concatenate(delivered)
+            self._lengths.add_many(lengths[lengths > 0])
+        still = [each for each in due if each.key in self._reservoirs[each.source, each.note]]
+        return [self._record(each) for each in {(each.source, each.key): each for each in still}.values()]
+
+    def _record(self, due: _Due) -> SampleRecord:
+        shows_row = self._shows_rows(due.source)
+        return sample_record(due.chunk, due.sample, due.key, due.source, shows_row=shows_row)
+
+    def _count(self, seen: _Seen, start: int, stop: int) -> Iterator[_Due]:
+        """Count the notes of samples ``[start, stop)``; yield the chosen ones that are to be recorded."""
+        for _, source, note in (each for each in seen.noted if start <= each[0] < stop):
+            notes = self.noted.setdefault(source, {})
+            notes[note] = notes.get(note, 0) + 1
+        for source, note, samples, keys in seen.chosen:
+            reservoir = self._reservoirs[source, note]
+            is_due = (start <= samples) & (samples < stop) & (keys < np.uint64(reservoir.limit))
+            for at in np.flatnonzero(is_due & (seen.delivered_lengths()[samples] > 0)).tolist():
+                sample, key = int(samples[at]), int(keys[at])
+                if reservoir.take(key):
+                    assert seen.chunk is not None
+                    yield _Due(seen.chunk, sample, key, source, note)
+
+    def bad_rows(self) -> list[BadRowRecord]:
+        """The bad rows that were found since the last call."""
+        self.look()
+        found = []
+        for _ in range(len(self._bad)):
+            chunk, row = self._bad.popleft()
+            found.append(bad_row_record(chunk, row, self._shows_rows))
+        return found
+
+    def dropped_rows(self) -> list[DroppedRow]:
+        """The dropped rows that were chosen since the last call."""
+        self.look()
+        return [dropped_row(*self._dropped.popleft()) for _ in range(len(self._dropped))]
+
+    def forget_rest(self) -> None:
+        """Delivery continues elsewhere: what is not delivered comes again, or never."""
+        self._new.clear()
+        self._seen.clear()
+
+
+def _lengths_of(chunks: list[AnyChunk], spans: list[tuple[int, int]]) -> Lengths:
+    """The tokens of each sample of all chunks."""
+    ends = np.concatenate([chunk.token_ends for chunk in chunks])
+    lengths = np.diff(ends, prepend=ends[:1] * 0)
+    firsts = [start for start, stop in spans if start < stop]
+    lengths[firsts] = ends[firsts]
+    return lengths.astype(np.int32)
+
+
+def _of(reservoirs: dict[tuple[str, str], Reservoir], name: tuple[str, str], size: int) -> Reservoir | None:
+    """The reservoir of a source and a reason; None if there are too many reasons."""
+    if name not in reservoirs:
+        if name[1] and len(reservoirs) >= _MAX_REASONS:
+            return None
+
+        reservoirs[name] = Reservoir(size)
+    return reservoirs[name]
+
+
+def _noted(chunk: AnyChunk) -> list[tuple[int, str, str]]:
+    """The noted samples of a mixture: number, part and note."""
+    if not isinstance(chunk, MergedChunk):
+        return []
+
+    samples = [(chunk.samples_before(int(row)), note.name) for note in chunk.notes for row in note.rows]
+    return [(sample, chunk.source_name(sample), name) for sample, name in samples]

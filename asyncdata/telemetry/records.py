@@ -1,0 +1,354 @@
+"""The records of a telemetry file, one JSON object a line. ``docs/reference/telemetry.md`` has their fields.
+
+A file begins with a :class:`RunStart`. Counts are totals, not differences: a record that is lost costs resolution, and
+no count. A field that has its default is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+__all__ = (
+    "EDGES",
+    "FORMAT_VERSION",
+    "MAX_OF_REASON",
+    "MAX_VALUE",
+    "WAITED_FOR",
+    "BadRowRecord",
+    "DroppedRow",
+    "End",
+    "Event",
+    "Interval",
+    "Place",
+    "Piece",
+    "Record",
+    "RunStart",
+    "SampleRecord",
+    "SourceCounts",
+    "decode",
+    "encode",
+)
+
+FORMAT_VERSION = 1
+"""Grows when a reader of an earlier version would misread a file. New fields and new kinds of records do not count."""
+
+EDGES = (0, *sorted({round(2 ** (quarter / 4)) for quarter in range(121)}))
+"""Lower bounds of the buckets of all histograms: bucket ``b`` has the numbers from ``b`` to below the next edge."""
+
+WAITED_FOR = ("start", "index", "read", "tokenize", "rank")
+"""What a call waited for: see :attr:`Interval.wait_s`."""
+
+
+MAX_VALUE = 1000
+"""Characters of a text that is not a prompt, such as a label, or the start of a row."""
+
+MAX_OF_REASON = 16
+"""Dropped rows that are kept of each source and reason, and samples of each note."""
+
+
+class Place(NamedTuple):
+    """A place in the order: row ``row`` of window ``window`` of epoch ``epoch``, all from 0."""
+
+    epoch: int
+    window: int
+    row: int
+
+
+class Piece(NamedTuple):
+    """Tokens ``[start, stop)`` of a sample: one token, or those over which a character is split.
+
+    :ivar text: what they decode to; a byte that is not part of a complete character is U+FFFD.
+    :ivar is_trained: whether all of them are trained.
+    :ivar is_special: whether it is a special token, whose name is the text; or one without a text, shown by its number.
+    """
+
+    start: int
+    stop: int
+    text: str
+    is_trained: bool
+    is_special: bool = False
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
+    """``kind`` says which record it is."""
+
+
+class RunStart(_Record, frozen=True, kw_only=True, tag="run"):
+    """The first line of a file.
+
+    :ivar version: of the format.
+    :ivar library: version of asyncdata.
+    :ivar at: when the loader began to read ahead, in seconds since 1970 (UTC).
+    :ivar rank: the rank of this loader; ``world_size``: how many iterate at the same time.
+    :ivar dp_size: data-parallel ranks that this one loader feeds.
+    :ivar number: of this file among those of its rank in the folder, from 0.
+    :ivar pid: process of the loader; ``host``: its machine.
+    :ivar place: where the stream began: the place of the first sample. It is not 0:0:0 after a resume.
+    :ivar samples: samples delivered before this start, in the runs that it resumes.
+    :ivar sources: names of the parts of a mixture; empty for a single source.
+    :ivar files: paths of the source, the first 100.
+    :ivar num_files: how many there are.
+    :ivar num_bytes: their size.
+    :ivar mix_by: ``rows`` or ``tokens``: what the mixture's targets are shares of; empty for a single source.
+    :ivar group_size: samples of a group.
+    :ivar packing: settings of the packing by name, with its ``kind``; empty without one.
+    :ivar pack_length: tokens that a pack holds; 0 without a packing.
+    :ivar config: the knobs that have not their default, by name. Nothing in it gives access to a store. Where rows
+        are not shown, it has no text.
+    :ivar tokenizer: the tokenize function; only its kind where rows are not shown.
+    :ivar shows_rows: False: the file has no text of any row.
+    :ivar interval_s: seconds between two intervals.
+    :ivar max_samples: of each source, so many sampled samples are kept: those with the smallest ``key``.
+    :ivar max_of_reason: the same for samples with each note, and for dropped rows of each reason.
+    """
+
+    version: int
+    library: str
+    at: float
+    rank: int = 0
+    world_size: int = 1
+    dp_size: int = 1
+    number: int = 0
+    pid: int = 0
+    host: str = ""
+    place: Place = Place(0, 0, 0)
+    samples: int = 0
+    sources: list[str] = []
+    files: list[str] = []
+    num_files: int = 0
+    num_bytes: int = 0
+    mix_by: str = ""
+    group_size: int = 1
+    packing: dict[str, Any] = {}
+    pack_length: int = 0
+    config: dict[str, Any] = {}
+    tokenizer: str = ""
+    shows_rows: bool = True
+    interval_s: float = 0.0
+    max_samples: int = 0
+    max_of_reason: int = 0
+
+
+class SampleRecord(_Record, frozen=True, kw_only=True, tag="sample"):
+    """A delivered sample, chosen by its place alone, so that all ranks and restarts choose the same ones.
+
+    :ivar at: when it was written, in seconds since 1970.
+    :ivar key: a hash of its place and source. A reader keeps the ``max_samples`` of each source with the smallest keys.
+    :ivar place: its place in the order.
+    :ivar source: the name of its part of a mixture; empty for a single source.
+    :ivar path: its file; ``byte_offset`` and ``num_bytes``: its row there. -1: not known.
+    :ivar line: the line of the row, counted from 1; 0: not known.
+    :ivar row_number: the row's number, counted from 0, in a file of numbered rows; -1: the file has none.
+    :ivar num_tokens: its tokens; ``num_trained``: how many of them are trained, -1 if the sample has no labels.
+    :ivar trained: the trained tokens, as spans ``[start, stop)``; the first 256 of them.
+    :ivar ids: its first tokens; ``is_cut`` says whether there are more.
+    :ivar pieces: the texts of ``ids``, in their order; empty if there is no tokenizer here, or rows are not shown.
+    :ivar text: the prompt, cut; empty where there are pieces.
+    :ivar label: its label, as JSON text, cut; ``metadata``: its metadata, as JSON text, cut.
+    :ivar is_cut: whether anything was cut.
+    :ivar notes: what was noted of it, such as ``truncated``.
+    """
+
+    at: float
+    key: int
+    place: Place
+    source: str = ""
+    path: str = ""
+    byte_offset: int = -1
+    num_bytes: int = -1
+    line: int = 0
+    row_number: int = -1
+    num_tokens: int = 0
+    num_trained: int = -1
+    trained: list[tuple[int, int]] = []
+    ids: list[int] = []
+    pieces: list[Piece] = []
+    text: str = ""
+    label: str = ""
+    metadata: str = ""
+    is_cut: bool = False
+    notes: list[str] = []
+
+
+class DroppedRow(_Record, frozen=True, kw_only=True, tag="dropped_row"):
+    """A row that yielded no sample, and is not bad; chosen like a sample, for each reason. Some are read ahead only.
+
+    :ivar at: when it was written, in seconds since 1970.
+    :ivar key: a hash of its place. A reader keeps the ``max_of_reason`` of each source and reason with the smallest.
+    :ivar reason: why it was dropped.
+    :ivar place: its place in the order.
+    :ivar source: the name of its part of a mixture; empty for a single source.
+    :ivar path: its file; ``line``, ``byte_offset``, ``row_number``, ``num_bytes``: as of a sample.
+    :ivar excerpt: its start; empty where rows are not shown, and of files that are not local or not plain lines.
+    """
+
+    at: float
+    key: int
+    reason: str
+    place: Place
+    source: str = ""
+    path: str = ""
+    byte_offset: int = -1
+    num_bytes: int = -1
+    line: int = 0
+    row_number: int = -1
+    excerpt: str = ""
+
+
+class SourceCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Totals of one part of a mixture, in this run and in those that it resumed.
+
+    :ivar samples: samples delivered; ``tokens``: of their prompts; ``epoch``: the part's own epoch.
+    :ivar dropped: its rows that yielded no sample, by reason.
+    :ivar noted: its rows that were kept and noted, such as truncated ones, by name of the note; of this start only.
+    :ivar wait_s: seconds that calls of this start waited for its next sample.
+    :ivar target: its share of the mixture now, 0 to 1.
+    """
+
+    samples: int = 0
+    tokens: int = 0
+    epoch: int = 0
+    dropped: dict[str, int] = {}
+    noted: dict[str, int] = {}
+    wait_s: float = 0.0
+    target: float = 0.0
+
+
+class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
+    """Totals and the current state, at the end of an interval.
+
+    Of the *stream*: in this run and in those that it resumed. With ``world_size`` above 1, all ranks count the whole
+    stream, so they are equal in all, and not to be added. Of the *start*: since this file's start, of this rank.
+
+    :ivar at: seconds since 1970 (UTC); ``elapsed_s``: since the start, on a clock that is never set back.
+    :ivar begins: whether the stream begins here, at the start or elsewhere after a restore: what came before it is not
+        to be compared with it.
+    :ivar place: the place of the next sample.
+    :ivar samples: stream: samples delivered; ``groups``: their groups; ``tokens``: tokens of
+        those groups' prompts, each counted once.
+    :ivar dropped: stream: rows that yielded no sample, by reason; ``noted``: rows that were noted, by name of the note.
+    :ivar bad_rows: stream: bad rows passed over; they are in ``dropped``, too.
+    :ivar by_source: totals of each part of a mixture.
+    :ivar packs: stream: packs of all ranks; ``packed_tokens``: their tokens, without padding.
+    :ivar unpacked: stream: samples in no pack, by reason.
+    :ivar calls: start: calls for data; ``waits``: those that had to wait. Readiness is
+        ``1 - waits / calls``.
+    :ivar wait_s: start: seconds of waiting, by what was missing when the wait began: ``start`` of the workers, the row
+        ``index``, ``read`` of a window, ``tokenize``, or another ``rank`` of the node. The rest of the time belongs to
+        the trainer.
+    :ivar step_s: start: seconds between calls, without the waits: the trainer's own time. Divided by ``calls``, it is
+        the step time if data were free.
+    :ivar step_ms: start: histogram of those times, in milliseconds.
+    :ivar lengths: start: histogram of the tokens of delivered samples, each prompt counted once.
+    :ivar ready: samples that a call would get at once, of ``capacity``; ``in_flight``: rows that workers have.
+    :ivar has_no_room: whether the workers wait for the trainer: the read-ahead is full.
+    :ivar workers: worker processes; ``busy``: those with a request; ``starting``: those that are not ready yet.
+    :ivar work_s: start: seconds that workers needed for tokenizing, as they report.
+    :ivar restarts: start: workers that were replaced.
+    :ivar buffered: groups given back that wait to be served.
+    :ivar returned: start: groups given back.
+    :ivar staleness: start: histogram of how many groups were delivered from the stream between the delivery of a group
+        and the moment it was given back.
+    :ivar group_sizes: start: groups whose scores were reported, by how many scores each had.
+    :ivar degenerate: start: those of at least two scores that were all equal.
+    :ivar cached_rows: start: rows read from the token cache; ``cache_bytes``: its size.
+    :ivar indexed_rows: rows in the row index.
+    :ivar lost: start: what was not recorded, by reason.
+    """
+
+    at: float
+    elapsed_s: float
+    place: Place
+    begins: bool = False
+    samples: int = 0
+    groups: int = 0
+    tokens: int = 0
+    dropped: dict[str, int] = {}
+    noted: dict[str, int] = {}
+    bad_rows: int = 0
+    by_source: dict[str, SourceCounts] = {}
+    packs: int = 0
+    packed_tokens: int = 0
+    unpacked: dict[str, int] = {}
+    calls: int = 0
+    waits: int = 0
+    wait_s: dict[str, float] = {}
+    step_s: float = 0.0
+    step_ms: dict[int, int] = {}
+    lengths: dict[int, int] = {}
+    ready: int = 0
+    capacity: int = 0
+    in_flight: int = 0
+    has_no_room: bool = False
+    workers: int = 0
+    busy: int = 0
+    starting: int = 0
+    work_s: float = 0.0
+    restarts: int = 0
+    buffered: int = 0
+    returned: int = 0
+    staleness: dict[int, int] = {}
+    group_sizes: dict[int, int] = {}
+    degenerate: int = 0
+    cached_rows: int = 0
+    cache_bytes: int = 0
+    indexed_rows: int = 0
+    lost: dict[str, int] = {}
+
+
+class BadRowRecord(_Record, frozen=True, kw_only=True, tag="bad_row"):
+    """A bad row that was found, in the order of finding.
+
+    :ivar at: seconds since 1970.
+    :ivar code: the error's code; ``reason``: its text, cut; empty where rows are not shown.
+    :ivar place: its place in the order, where that is known.
+    :ivar source: the name of its part of a mixture; empty for a single source, or if it is not known.
+    :ivar path: its file; ``line``, ``byte_offset``, ``row_number``: as of a sample.
+    :ivar excerpt: its start; empty where rows are not shown.
+    """
+
+    at: float
+    code: str
+    reason: str = ""
+    place: Place | UnsetType = UNSET
+    source: str = ""
+    path: str = ""
+    line: int = 0
+    byte_offset: int = -1
+    row_number: int = -1
+    excerpt: str = ""
+
+
+class Event(_Record, frozen=True, kw_only=True, tag="event"):
+    """An event of the library's log, such as ``worker.lost``; ``docs/reference/events.md`` has them.
+
+    :ivar at: seconds since 1970.
+    :ivar name: the event.
+    :ivar level: ``info``, ``warning`` or ``exception``.
+    :ivar fields: its fields: numbers and short texts. Where rows are not shown, numbers only.
+    """
+
+    at: float
+    name: str
+    level: str = "info"
+    fields: dict[str, Any] = {}
+
+
+class End(_Record, frozen=True, kw_only=True, tag="end"):
+    """The last line, after the last interval. A file of a process that was killed has none.
+
+    :ivar at: seconds since 1970.
+    :ivar reason: why the loader was closed.
+    """
+
+    at: float
+    reason: str = ""
+
+
+Record = RunStart | SampleRecord | DroppedRow | Interval | BadRowRecord | Event | End
+
+encode = msgspec.json.Encoder().encode
+decode = msgspec.json.Decoder(Record).decode

@@ -1,0 +1,77 @@
+"""The tokenize functions of a mixture's parts, as one description: each is loaded once, even if many parts have it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncdata.core.errors import ConfigError
+from asyncdata.core.specs import TokenizeSpec
+from asyncdata.tokenization.base import describe, fingerprints_of, open_spec, open_tokenize_fn
+from asyncdata.tokenization.resolve import resolved
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncdata.tokenization.base import BatchTokenizer
+    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
+
+__all__ = ("PartFunctions", "PartTokenizers")
+
+
+class PartFunctions:
+    """A tokenize function for each part; see :class:`~asyncdata.tokenization.base.TokenizeFn`.
+
+    :param functions: of each part: a function or a description; in a worker, a dict of a ``TokenizeSpec``.
+    """
+
+    def __init__(self, functions: Sequence[Any]) -> None:
+        self.functions = list(functions)
+
+    def resolve(self) -> PartFunctions:
+        """As the protocol says."""
+        found: dict[int, Any] = {}
+        for function in self.functions:
+            if id(function) not in found:
+                found[id(function)] = resolved(function)
+        return PartFunctions([found[id(function)] for function in self.functions])
+
+    def fingerprints(self) -> dict[str, str]:
+        """Nothing: each part has fingerprints of its own."""
+        return {}
+
+    def fingerprints_of(self, part: int) -> dict[str, str]:
+        """The fingerprints of a part's function."""
+        return fingerprints_of(self.functions[part])
+
+    def settings(self) -> dict[str, Any]:
+        """As the protocol says."""
+        return {"functions": [msgspec.to_builtins(describe(function)) for function in self.functions]}
+
+    def open(self) -> PartTokenizers:
+        """As the protocol says."""
+        opened: dict[bytes | int, BatchTokenizer] = {}
+        parts = []
+        for function in self.functions:
+            spec = msgspec.convert(function, TokenizeSpec) if isinstance(function, dict) else None
+            key = id(function) if spec is None else msgspec.msgpack.encode(function, order="deterministic")
+            if key not in opened:
+                opened[key] = open_tokenize_fn(function) if spec is None else open_spec(spec)
+            parts.append(opened[key])
+        return PartTokenizers(parts)
+
+
+class PartTokenizers:
+    """The opened functions of all parts."""
+
+    def __init__(self, tokenizers: list[BatchTokenizer]) -> None:
+        self._tokenizers = tokenizers
+
+    def of(self, part: int) -> BatchTokenizer:
+        """The opened function of a part."""
+        return self._tokenizers[part]
+
+    def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
+        """As the protocol of a tokenizer says; but which part a row is of is not known here."""
+        raise ConfigError("rows of a mixture are tokenized by the function of their part")

@@ -1,0 +1,106 @@
+"""Actors of a Ray cluster are killed, alone or with their node; what is delivered is D all the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from asyncdata import DataLoader, RayExecutor
+from tests.support.faults import num_rounds
+from tests.support.figures import record
+from tests.support.loading import SHUFFLE, ids, order_of, write_rows
+from tests.support.ray_cluster import two_nodes
+from tests.support.tokenize_fns import id_and_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.ray_cluster import RayNodes
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200)]
+
+KILLS = num_rounds(quick=6, full=60)
+LOST_NODES = num_rounds(quick=2, full=10)
+NUM_ROWS = 2000
+BATCH = 40
+NEVER_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    with two_nodes() as found:
+        yield found
+
+
+def run_with_losses(path: Path, executor: RayExecutor, number: int, lose: Callable[[], bool]) -> tuple[int, list[int]]:
+    """Take batches, with a loss after each until there were so many; how many there were, and what was delivered."""
+    found, num_lost = [], 0
+    with DataLoader(path, tokenize_fn=id_and_text, shuffle=SHUFFLE, timeout_s=NEVER_S, executor=executor) as loader:
+        while num_lost < number:
+            found += ids(loader.get_next_batch(BATCH))
+            num_lost += lose()
+        found += ids(loader.get_next_batch(NUM_ROWS))
+        assert loader.statistics().worker_restarts_total > 0
+    return num_lost, found
+
+
+def deviations(path: Path, found: list[int]) -> dict[str, int]:
+    expected = order_of(path, len(found) // NUM_ROWS + 1)[: len(found)]
+    surplus = len(found) - len(set(zip(found, _nth_time(found), strict=True)))
+    missing = {*zip(expected, _nth_time(expected), strict=True)} - {*zip(found, _nth_time(found), strict=True)}
+    out_of_order = sum(a != b for a, b in zip(found, expected, strict=True))
+    return {"lost": len(missing), "repeated": surplus, "out_of_order": out_of_order}
+
+
+def _nth_time(numbers: list[int]) -> list[int]:
+    seen: dict[int, int] = {}
+    times = []
+    for number in numbers:
+        seen[number] = seen.get(number, 0) + 1
+        times.append(seen[number])
+    return times
+
+
+def test_killed_actors_lose_repeat_and_reorder_nothing(tmp_path, nodes):
+    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+    chance = random.Random(5)
+
+    def kill_one() -> bool:
+        actors = nodes.actors()
+        if actors:
+            os.kill(chance.choice(actors), signal.SIGKILL)
+        return bool(actors)
+
+    num_kills, found = run_with_losses(path, RayExecutor(num_workers=2, num_cpus=0.5), KILLS, kill_one)
+    counts = deviations(path, found)
+    left = nodes.actors_left()
+    record("RAY", "actors", kills=num_kills, left=len(left), **counts)
+
+    assert counts == {"lost": 0, "repeated": 0, "out_of_order": 0}
+    assert left == []
+
+
+def test_lost_nodes_lose_repeat_and_reorder_nothing(tmp_path, nodes):
+    """The actors run only on nodes that are added here, so each loss is a loss of all of them."""
+    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+    present = [nodes.add()]
+
+    def lose_node() -> bool:
+        nodes.remove(present.pop())
+        present.append(nodes.add())
+        return True
+
+    executor = RayExecutor(num_workers=2, num_cpus=0.5, resources={"spare": 1})
+    num_lost, found = run_with_losses(path, executor, LOST_NODES, lose_node)
+    counts = deviations(path, found)
+    left = nodes.actors_left()
+    record("RAY", "nodes", nodes=num_lost, left=len(left), **counts)
+
+    assert counts == {"lost": 0, "repeated": 0, "out_of_order": 0}
+    assert left == []

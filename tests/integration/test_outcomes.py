@@ -1,0 +1,544 @@
+"""Outcomes: rows are left out of later epochs by their scores, and a resume is exact wherever it begins."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from asyncdata import (
+    Cache,
+    ConfigError,
+    DataLoader,
+    EndOfData,
+    InvalidGroupError,
+    NoSamplesError,
+    Outcomes,
+    PassRate,
+    Sample,
+    SnapshotError,
+    SnapshotMismatchError,
+    SoftPacking,
+)
+from asyncdata.delivery.outcomes.file import OutcomeFile
+from tests.support.loaders import make
+from tests.support.loading import ids, write_rows
+from tests.support.tokenize_fns import every_third_dropped
+from tests.support.torn_writes import TORN_WRITES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asyncdata import OutcomeTable
+
+NUM_ROWS = 60
+SOLVED = PassRate(drop_above=0.9, revisit_every=3)
+SHAPES = ["state", "file"]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+
+
+def outcomes(tmp_path: Path, shape: str = "file", policy: Any = SOLVED) -> Outcomes:
+    return Outcomes(path=str(tmp_path / "outcomes") if shape == "file" else None, policy=policy)
+
+
+def scores_of(row: int) -> list[float]:
+    """Every second row is solved; the others never."""
+    return [float(row % 2), float(row % 2)]
+
+
+def step(loader: DataLoader, num_groups: int = 5) -> list[int]:
+    """Take groups, report them, and return their rows."""
+    groups = loader.get_samples(num_groups)
+    rows = ids(group[0] for group in groups)
+    loader.report(groups, [scores_of(row) for row in rows])
+    return rows
+
+
+def run(loader: DataLoader, num_steps: int) -> tuple[list[list[int]], list[Any]]:
+    """The rows of each step, and the state after it, as JSON gives it back."""
+    taken, states = [], [json.loads(json.dumps(loader.state_dict()))]
+    for _ in range(num_steps):
+        taken.append(step(loader))
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    return taken, states
+
+
+def essence(state: dict[str, Any]) -> Any:
+    """What must be the same, however fast the workers are: rows that are left out at a chunk's end may count later."""
+    counters, memory = state["counters"], state["outcomes"]
+    return counters["digest"], counters["num_groups"], memory["num_bytes"], memory["digest"], memory["num_rows"]
+
+
+# What is left out
+
+
+def test_solved_rows_are_left_out_of_later_epochs_and_counted(rows, tmp_path):
+    with make(rows, n_samples_per_prompt=2, epochs=2, outcomes=outcomes(tmp_path)) as loader:
+        first = [row for _ in range(12) for row in step(loader)]
+        second = [row for _ in range(6) for row in step(loader)]
+        with pytest.raises(EndOfData):
+            loader.get_samples(1)
+
+        assert sorted(first) == list(range(NUM_ROWS))
+        assert sorted(second) == list(range(0, NUM_ROWS, 2))
+        assert loader.statistics().dropped_total == {"excluded": 30}
+        assert loader.statistics().outcome_rows == NUM_ROWS
+        assert loader.statistics().outcome_scores_total == 2 * 18 * 5
+
+
+def test_a_row_that_is_left_out_comes_again_after_some_epochs(rows, tmp_path):
+    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
+        epochs = [[row for _ in range(number) for row in step(loader)] for number in (12, 6, 6, 12, 6)]
+
+    assert [len(set(epoch)) for epoch in epochs] == [60, 30, 30, 60, 30]
+
+
+def test_the_order_of_the_rows_that_stay_is_the_one_without_exclusions(rows, tmp_path):
+    with make(rows) as loader:
+        whole = ids(loader.get_next_batch(2 * NUM_ROWS))
+    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
+        found = [row for _ in range(18) for row in step(loader)]
+
+    assert found == whole[:NUM_ROWS] + [row for row in whole[NUM_ROWS:] if row % 2 == 0]
+
+
+def test_what_is_reported_after_an_epoch_has_begun_counts_for_the_next_one(rows, tmp_path):
+    with make(rows, outcomes=outcomes(tmp_path, policy=PassRate(drop_above=0.9))) as loader:
+        late = loader.get_samples(NUM_ROWS)
+        second = loader.get_samples(1)
+        loader.report(late, [1.0] * NUM_ROWS)
+        second += loader.get_samples(NUM_ROWS - 1)
+        assert len(set(ids(group[0] for group in second))) == NUM_ROWS
+
+        with pytest.raises(NoSamplesError, match=r"AD401 epoch 2: 60 rows read, 0 kept: 60 by excluded.*Outcomes\(pol"):
+            loader.get_samples(1)
+
+
+def test_rows_are_only_remembered_without_a_policy(rows, tmp_path):
+    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path, policy=None)) as loader:
+        assert len({row for _ in range(12) for row in step(loader)}) == NUM_ROWS
+        assert len({row for _ in range(12) for row in step(loader)}) == NUM_ROWS
+        assert loader.statistics().outcome_rows == NUM_ROWS
+
+
+def never_first_half(outcomes: OutcomeTable, epoch: int) -> Any:
+    return outcomes.ids < outcomes.ids[len(outcomes.ids) // 2]
+
+
+def test_a_policy_may_be_a_function(rows, tmp_path):
+    with make(rows, outcomes=outcomes(tmp_path, policy=f"{__name__}:never_first_half")) as loader:
+        loader.report(loader.get_samples(NUM_ROWS), [0.0] * NUM_ROWS)
+        assert sorted(ids(loader.get_next_batch(NUM_ROWS // 2))) == list(range(NUM_ROWS // 2, NUM_ROWS))
+
+
+def seen(row: dict[str, Any]) -> list[int]:
+    """Writes the rows that are tokenized into a file, one byte each."""
+    with open(os.environ["ASYNCDATA_TEST_SEEN"], "ab") as file:
+        file.write(b".")
+    return [row["id"]]
+
+
+def test_rows_that_are_left_out_are_not_tokenized(tmp_path, monkeypatch):
+    rows, log = write_rows(tmp_path / "rows.jsonl", 400), tmp_path / "seen"
+    monkeypatch.setenv("ASYNCDATA_TEST_SEEN", str(log))
+    knobs = {"buffer_size": 20, "outcomes": outcomes(tmp_path, policy=PassRate(drop_above=0.9)), "epochs": 2}
+    with make(rows, seen, **knobs) as loader:
+        for _ in range(40):
+            groups = loader.get_samples(10)
+            loader.report(groups, [float(group[0].tokens[0] % 10 != 0) for group in groups])
+        assert len(ids(loader.get_next_batch(40))) == 40
+
+    ahead, canaries = 2 * 20, 8  # of the second epoch, what was read ahead before it began was tokenized whole
+    assert 440 <= len(log.read_bytes()) <= 400 + 40 + ahead + canaries
+
+
+# One order
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"num_workers": 2},
+        {"buffer_size": 1},
+        {"buffer_size": 7, "num_workers": 1},
+        {"cache": {"tokens": True}},
+        {"shuffle": "full"},
+        {"shuffle": False},
+    ],
+    ids=str,
+)
+def test_no_setting_of_the_machine_changes_what_is_left_out(rows, tmp_path, knobs):
+    if "cache" in knobs:
+        knobs = {"cache": Cache(tokens=str(tmp_path / "tokens"))}
+    order = {name: value for name, value in knobs.items() if name == "shuffle"}
+    settings = {"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path, "state"), "cache": Cache(folder="")}
+    with make(rows, **settings | order) as loader:
+        wanted, states = run(loader, 30)
+    with make(rows, **settings | knobs) as loader:
+        found, other = run(loader, 30)
+
+    assert found == wanted
+    assert essence(other[-1]) == essence(states[-1])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["gzip", "parquet"])
+def test_rows_of_other_sources_are_known_again(rows, tmp_path, kind):
+    if kind == "gzip":
+        source = tmp_path / "rows.jsonl.gz"
+        source.write_bytes(gzip.compress(rows.read_bytes()))
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        source = tmp_path / "rows.parquet"
+        parquet.write_table(pyarrow.table({"id": list(range(NUM_ROWS))}), source, row_group_size=16)
+    settings = {"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path)}
+    with make(source, shuffle=True, **settings) as loader:
+        taken, states = run(loader, 20)
+
+    assert sorted(row for rows in taken[12:18] for row in rows) == list(range(0, NUM_ROWS, 2))
+    with make(source, shuffle=True, **settings) as loader:
+        loader.load_state_dict(states[14])
+        assert [step(loader) for _ in range(6)] == taken[14:20]
+
+
+def test_rows_that_yield_no_sample_stay_counted_by_their_own_reason(rows, tmp_path):
+    with make(rows, every_third_dropped, epochs=2, outcomes=outcomes(tmp_path)) as loader:
+        loader.report(loader.get_samples(40), [1.0] * 20 + [0.0] * 20)
+        loader.get_samples(20)
+        with pytest.raises(EndOfData):
+            loader.get_samples(1)
+        assert loader.statistics().dropped_total == {"tokenize_fn": 40, "excluded": 20}
+
+
+# Resume
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_resume_at_every_step_continues_the_run(rows, tmp_path, shape):
+    settings = {"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path, shape)}
+    with make(rows, **settings) as loader:
+        taken, states = run(loader, 40)
+
+    for number in reversed(range(1, len(states) - 1)):  # backwards, as each resume cuts off what came later
+        with make(rows, **settings) as loader:
+            loader.load_state_dict(states[number])
+            rest, after = run(loader, 3)
+        assert rest[: 40 - number] == taken[number : number + 3]
+        assert list(map(essence, after[: 41 - number])) == list(map(essence, states[number : number + 4]))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_resume_in_the_middle_of_an_epoch_keeps_its_exclusions_whatever_was_reported_since(rows, tmp_path, shape):
+    settings = {"outcomes": outcomes(tmp_path, shape, PassRate(drop_above=0.9))}
+    with make(rows, **settings) as loader:
+        loader.report(loader.get_samples(NUM_ROWS), [0.0] * NUM_ROWS)
+        half = loader.get_samples(NUM_ROWS // 2)
+        loader.report(half, [1.0] * len(half))
+        state = loader.state_dict()
+        rest = ids(loader.get_next_batch(NUM_ROWS // 2))
+    with make(rows, **settings) as loader:
+        loader.load_state_dict(state)
+        loader.report([half[0]], [1.0])
+        assert ids(loader.get_next_batch(NUM_ROWS // 2)) == rest
+        assert sorted(ids(loader.get_next_batch(NUM_ROWS // 2))) == sorted(rest), "now the first half is out"
+
+
+def test_groups_that_are_served_again_are_counted_once(rows, tmp_path):
+    settings = {"n_samples_per_prompt": 2, "commit": "on_ack", "outcomes": outcomes(tmp_path)}
+    with make(rows, **settings) as loader:
+        groups = loader.get_samples(4)
+        assert loader.report(groups[:3], [1.0, 0.5, 0.0]) == 6
+        loader.ack(groups[:1])
+        state = loader.state_dict()
+    with make(rows, **settings) as loader:
+        loader.load_state_dict(state)
+        again = loader.get_samples(3)
+        assert ids(group[0] for group in again) == ids(group[0] for group in groups[1:])
+        assert loader.report(again, [1.0] * 3) == 2
+        assert loader.statistics().outcome_repeated_total == 4
+
+
+def test_exclusions_of_an_epoch_before_a_lease_are_kept(rows, tmp_path):
+    settings = {"commit": "on_ack", "outcomes": outcomes(tmp_path, policy=PassRate(drop_above=0.9))}
+    with make(rows, **settings) as loader:
+        for group in loader.get_samples(NUM_ROWS):
+            loader.report([group], [float(group[0].tokens[0] % 2)])
+        loader.ack()
+        second = loader.get_samples(20) + loader.get_samples(10)
+        loader.report(second, [float(group[0].tokens[0] % 4 == 0) for group in second])
+        loader.get_samples(5)
+        loader.ack(second[:20])
+        state = loader.state_dict()
+        assert state["outcomes"]["decided"] == [1, 2]
+    with make(rows, **settings) as loader:
+        loader.load_state_dict(state)
+        again = ids(group[0] for group in loader.get_samples(15))
+
+    assert again[:10] == ids(group[0] for group in second[20:])
+    assert not any(row % 2 for row in again)
+    assert all(row % 4 for row in again[10:])
+
+
+def test_set_epoch_decides_anew(rows, tmp_path):
+    with make(rows, outcomes=outcomes(tmp_path, policy=PassRate(drop_above=0.9))) as loader:
+        loader.report(loader.get_samples(NUM_ROWS), [float(n >= 10) for n in range(NUM_ROWS)])
+        assert len(set(ids(loader.get_next_batch(10)))) == 10
+        loader.report(loader.get_samples(1), [1.0])
+        loader.set_epoch(1)
+        assert loader.get_next_batch(5)
+
+
+def test_a_state_that_is_taken_after_the_end_does_not_keep_the_file(rows, tmp_path):
+    settings = {"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path)}
+    with make(rows, **settings) as loader:
+        step(loader)
+    state = loader.state_dict()
+    with make(rows, **settings) as loader:
+        loader.load_state_dict(state)
+        step(loader)
+        assert loader.state_dict()["outcomes"]["num_rows"] == 10
+
+
+def test_a_state_in_memory_continues_in_a_file(rows, tmp_path):
+    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path, "state")) as loader:
+        taken, states = run(loader, 20)
+    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path, "file")) as loader:
+        loader.load_state_dict(states[14])
+        rest, after = run(loader, 3)
+    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path, "file")) as loader:
+        loader.load_state_dict(after[-1])
+        assert rest + [step(loader) for _ in range(3)] == taken[14:20]
+
+
+@pytest.mark.thorough
+def test_scores_that_are_reported_while_a_state_is_written_are_in_the_next_state(rows, tmp_path, monkeypatch):
+    """The pending records become one whole memory when they are many: here, as soon as there is one."""
+    append = OutcomeFile.append
+    with make(rows, outcomes=outcomes(tmp_path), n_samples_per_prompt=2) as loader:
+        first, second = loader.get_samples(1), loader.get_samples(1)
+        loader.report(first, [[1.0, 1.0]])
+
+        def reported_meanwhile(file: OutcomeFile, records: Any) -> None:
+            monkeypatch.setattr(OutcomeFile, "append", append)
+            append(file, records)
+            monkeypatch.setattr("asyncdata.delivery.outcomes.memory._MAX_PENDING_BYTES", -(1 << 30))
+            loader.report(second, [[0.0, 1.0]])
+
+        monkeypatch.setattr(OutcomeFile, "append", reported_meanwhile)
+        loader.state_dict()
+        state = loader.state_dict()
+        expected = loader.statistics()
+
+    with make(rows, outcomes=outcomes(tmp_path), n_samples_per_prompt=2) as resumed:
+        resumed.load_state_dict(state)
+        found = resumed.statistics()
+    assert (found.outcome_rows, found.outcome_scores_total) == (2, 4)
+    assert (expected.outcome_rows, expected.outcome_scores_total) == (2, 4)
+
+
+def test_a_file_that_has_grown_is_replaced_while_the_run_goes_on(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("asyncdata.loader.outcomes._MIN_FILE_BYTES", 500)
+    monkeypatch.setattr("asyncdata.loader.outcomes._MAX_REWRITES", 0)
+    settings = {"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path)}
+    with make(rows, **settings) as loader:
+        taken, states = run(loader, 20)
+    names = sorted(path.name for path in tmp_path.glob("outcomes*"))
+    assert names == ["outcomes", "outcomes.1", "outcomes.2", "outcomes.lock"]
+    for number in (19, 18):
+        with make(rows, **settings) as loader:
+            loader.load_state_dict(states[number])
+            assert step(loader) == taken[number]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(lambda path: path.unlink(), "no such file"), (lambda path: path.write_bytes(b"x" * 9999), "no outcome memory")],
+)
+def test_a_snapshot_whose_file_is_not_there_is_refused_with_the_way_out(rows, tmp_path, change, reason):
+    settings = {"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path)}
+    with make(rows, **settings) as loader:
+        taken, states = run(loader, 14)
+    change(tmp_path / "outcomes")
+
+    with make(rows, **settings) as loader:
+        with pytest.raises(SnapshotMismatchError, match=f"AD606.*{reason}"):
+            loader.load_state_dict(states[14])
+        with capture_logs() as logs:
+            loader.load_state_dict(states[14], allow_changed={"outcomes"})
+        assert [entry["num_rows"] for entry in logs if entry["event"] == "outcomes.forgotten"] == [NUM_ROWS]
+        assert loader.statistics().outcome_rows == 0
+        assert step(loader)
+
+
+def test_a_loader_that_remembers_nothing_refuses_a_snapshot_with_outcomes(rows, tmp_path):
+    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
+        state = run(loader, 14)[1][-1]
+    with make(rows, n_samples_per_prompt=2) as loader:
+        with pytest.raises(SnapshotMismatchError, match=r"AD603.*outcomes of 60 rows.*outcomes=Outcomes"):
+            loader.load_state_dict(state)
+        loader.load_state_dict(state, allow_changed={"outcomes"})
+        assert loader.get_samples(1)
+
+
+def test_a_memory_in_a_file_needs_the_file(rows, tmp_path):
+    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
+        state = run(loader, 2)[1][-1]
+    with (
+        make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path, "state")) as loader,
+        pytest.raises(SnapshotMismatchError, match="AD606.*path"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_a_damaged_memory_in_a_state_is_refused(rows, tmp_path):
+    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path, "state")) as loader:
+        state = run(loader, 2)[1][-1]
+        for memory in ("!\n", "AAAA"):
+            with pytest.raises(SnapshotError):
+                loader.load_state_dict({**state, "outcomes": {**state["outcomes"], "memory": memory}})
+        assert loader.statistics().outcome_rows == 10, "nothing has changed"
+
+
+def test_with_other_data_the_memory_is_forgotten_and_that_is_logged(rows, tmp_path):
+    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
+        state = run(loader, 2)[1][-1]
+    other = write_rows(tmp_path / "other.jsonl", NUM_ROWS + 1)
+    with make(other, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader, capture_logs() as logs:
+        loader.load_state_dict(state, allow_changed={"data"})
+        assert loader.statistics().outcome_rows == 0
+
+    assert [entry["reason"] for entry in logs if entry["event"] == "outcomes.forgotten"] == ["changed: data"]
+
+
+def test_files_with_other_names_keep_their_memory(rows, tmp_path):
+    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
+        taken, states = run(loader, 16)
+    moved = rows.rename(tmp_path / "moved.jsonl")
+    with make(moved, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
+        loader.load_state_dict(states[13], same_rows=True)
+        assert [step(loader) for _ in range(3)] == taken[13:]
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"packing": SoftPacking(max_length=64), "batch_size": 1},
+        {"ranks": {"rank": 0, "world_size": 2}, "batch_size": 1},
+    ],
+)
+def test_packs_and_ranks_of_their_own_are_refused(rows, tmp_path, knobs):
+    with pytest.raises(ConfigError, match=r"AD480.*dp_size"):
+        make(rows, outcomes=outcomes(tmp_path), **knobs)
+
+
+def test_a_report_is_counted_whole_or_not_at_all(rows, tmp_path):
+    with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
+        groups = loader.get_samples(2)
+        refused: list[tuple[list[Any], Any]] = [
+            (groups, [1.0]),
+            (groups, [1.0, [1.0]]),
+            (groups, [1.0, float("nan")]),
+            (groups, [1.0, "good"]),
+            (groups, None),
+            ([groups[0], [Sample()]], [1.0, 1.0]),
+        ]
+        for items, scores in refused:
+            with pytest.raises(InvalidGroupError, match="AD482"):
+                loader.report(items, scores)
+        assert loader.statistics().outcome_rows == 0
+
+        assert loader.report(groups[1:], [np.array(0.5)]) == 2, "a number of numpy"
+        groups[0][0].reward, groups[0][1].reward = 1.0, 0
+        assert loader.report(groups[:1]) == 2
+        assert loader.report(groups[0]) == 0, "samples without their group are the same"
+
+
+def test_samples_of_another_loader_are_refused(rows, tmp_path):
+    other = write_rows(tmp_path / "other.jsonl", 5)
+    with make(other) as loader:
+        foreign = loader.get_next_batch(1)
+    with (
+        make(rows, outcomes=outcomes(tmp_path)) as loader,
+        pytest.raises(InvalidGroupError, match=r"AD482.*other\.jsonl"),
+    ):
+        loader.report(foreign, [1.0])
+
+
+def test_a_loader_without_outcomes_refuses_reports(rows):
+    with make(rows) as loader, pytest.raises(ConfigError, match="AD483"):
+        loader.report(loader.get_next_batch(1), [1.0])
+
+
+def test_a_group_that_was_restored_from_a_snapshot_is_known(rows, tmp_path):
+    settings = {"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path)}
+    with make(rows, **settings) as loader:
+        groups = loader.get_samples(3)
+        loader.add_samples(groups)
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make(rows, **settings) as loader:
+        loader.load_state_dict(state)
+        assert loader.report(loader.get_samples(3), [1.0] * 3) == 6
+
+
+# Kills
+
+
+CHILD = """
+import os, sys
+from asyncdata import DataLoader, Outcomes, PassRate, Shuffle
+rows, folder, stop, torn = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+def tokens(row):
+    return [row["id"]]
+outcomes = Outcomes(path=f"{folder}/outcomes", policy=PassRate(drop_above=0.9, revisit_every=3))
+loader = DataLoader(rows, tokenize_fn=tokens, num_workers=0, n_samples_per_prompt=2, outcomes=outcomes, timeout_s=30)
+"""
+CHILD += TORN_WRITES
+CHILD += """
+with loader, open(f"{folder}/taken", "a") as taken:
+    if os.path.exists(f"{folder}/snapshot"):
+        loader.restore(f"{folder}/snapshot")
+    while loader.statistics().groups_total < 150:
+        first = loader.statistics().groups_total
+        groups = loader.get_samples(5)
+        rows = [int(group[0].tokens[0]) for group in groups]
+        loader.report(groups, [float(row % 2) for row in rows])
+        loader.save(f"{folder}/snapshot")
+        print(first, *rows, file=taken, flush=True)
+"""
+
+
+@pytest.mark.thorough
+def test_a_run_that_is_killed_in_the_middle_of_its_appends_delivers_the_same(rows, tmp_path):
+    """Each child dies while it writes, after more bytes than the one before. The last one ends."""
+    found: dict[str, dict[int, list[int]]] = {}
+    for name, num_kills in (("whole", 0), ("killed", 12)):
+        folder = tmp_path / name
+        folder.mkdir()
+        for number in range(num_kills + 1):
+            stop = 3 if number < num_kills else 10_000
+            done = subprocess.run([sys.executable, "-c", CHILD, rows, folder, str(stop), str(number * 7)], check=False)
+            assert done.returncode == (-signal.SIGKILL if number < num_kills else 0)
+        lines = [list(map(int, line.split())) for line in (folder / "taken").read_text().splitlines()]
+        found[name] = {first: rest for first, *rest in lines}
+
+    assert found["killed"] == found["whole"]
+    assert len(found["whole"]) == 30
+    assert {row % 2 for rows in list(found["whole"].values())[13:18] for row in rows} == {0}

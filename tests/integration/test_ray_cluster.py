@@ -1,0 +1,333 @@
+"""Workers on the nodes of a Ray cluster: the samples, their order, drops and errors are those of any other workers."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from asyncdata import (
+    AsyncDataLoader,
+    BadRowError,
+    ConfigError,
+    DataLoader,
+    EndOfData,
+    Limits,
+    Mix,
+    Part,
+    PromptTokenizeFn,
+    RayExecutor,
+    RowShuffle,
+    Shuffle,
+    SoftPacking,
+    SourceError,
+)
+from tests.integration.test_one_order import NUM_EPOCHS, NUM_ROWS, ORDER, digest
+from tests.support.loading import SHUFFLE, ids, write_rows
+from tests.support.ray_cluster import two_nodes
+from tests.support.tokenize_fns import every_third_dropped, fails_on_13, hangs_on_13, id_and_text, row_id
+from tests.support.worker_fns import as_told, tells_who
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.ray_cluster import RayNodes
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
+
+NEVER_S = 120.0
+REMOTE = RayExecutor(num_workers=2, num_cpus=0.5)
+MIXED = RayExecutor(num_workers=1, num_cpus=0.5, local_workers=1)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    with two_nodes() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def no_actor_is_left(nodes) -> Iterator[None]:
+    """Actors are killed when a loader closes; a moment later their processes are gone."""
+    yield
+    assert nodes.actors_left() == []
+
+
+def make(path: Any, executor: RayExecutor | None = None, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
+    workers: dict[str, Any] = {"num_workers": 0} if executor is None else {"executor": executor}
+    return DataLoader(path, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "timeout_s": NEVER_S} | workers | knobs)
+
+
+def delivered(loader: DataLoader) -> tuple[list[int], dict[str, int]]:
+    """All ids, in order, and what was left out, by reason."""
+    found = []
+    with loader, pytest.raises(EndOfData):
+        while True:
+            found += ids(loader.get_next_batch(1))
+    return found, dict(loader.statistics().dropped_total)
+
+
+# One order
+
+
+@pytest.mark.parametrize("executor", [REMOTE, MIXED], ids=["remote", "mixed"])
+def test_the_order_on_two_nodes_is_the_one_that_was_pinned(tmp_path, executor):
+    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+    with make(path, executor, batch_size=7, epochs=NUM_EPOCHS) as loader:
+        found = [number for _ in range(NUM_EPOCHS) for batch in loader for number in ids(batch)]
+
+    assert digest(found) == ORDER
+
+
+@pytest.mark.parametrize("function", [every_third_dropped, fails_on_13])
+def test_drops_and_bad_rows_are_those_of_other_workers(tmp_path, function):
+    path = write_rows(tmp_path / "rows.jsonl", 100, {40: {"text": "x" * 30_000}})
+    knobs = {"tokenize_fn": function, "epochs": 2, "bad_rows": "skip"}
+
+    assert delivered(make(path, REMOTE, **knobs)) == delivered(make(path, **knobs))
+
+
+def test_all_columns_of_a_real_function_are_the_same(tmp_path, small_tokenizer):
+    texts = [f"row {number} " * (number % 9) for number in range(90)]
+    rows = [{"input": text, "label": str(number), "metadata": {"n": number}} for number, text in enumerate(texts)]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    function, found = PromptTokenizeFn(str(small_tokenizer), label_key="label", max_length=30), []
+    for executor in (REMOTE, MIXED, None):
+        with make(path, executor, function, epochs=1, batch_size=90) as loader:
+            found.append([[(s.tokens.tolist(), s.prompt, s.label, s.metadata) for s in batch] for batch in loader])
+
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_bad_row_is_raised_at_its_turn_with_the_same_words(tmp_path):
+    path, seen = write_rows(tmp_path / "rows.jsonl", 100), []
+    for executor in (REMOTE, None):
+        found = []
+        with make(path, executor, fails_on_13) as loader, pytest.raises(BadRowError) as caught:
+            while True:
+                found += ids(loader.get_next_batch(1))
+        seen.append((found, str(caught.value), caught.value.byte_offset, caught.value.excerpt))
+
+    assert seen[0] == seen[1]
+
+
+def test_the_digest_of_the_tokens_is_the_same(tmp_path):
+    path, states = write_rows(tmp_path / "rows.jsonl", 300), []
+    for executor in (REMOTE, None):
+        with make(path, executor, id_and_text, digest="tokens") as loader:
+            loader.get_next_batch(250)
+            states.append(loader.state_dict())
+
+    assert states[0]["counters"] == states[1]["counters"]
+
+
+@pytest.mark.parametrize(("first", "then"), [(REMOTE, None), (None, REMOTE), (MIXED, REMOTE)])
+def test_a_run_resumes_on_other_workers_with_the_next_sample(tmp_path, first, then):
+    path = write_rows(tmp_path / "rows.jsonl", 300)
+    with make(path) as loader:
+        whole = ids(loader.get_next_batch(500))
+    with make(path, first) as loader:
+        before = ids(loader.get_next_batch(137))
+        state = loader.state_dict()
+    with make(path, then) as loader:
+        loader.load_state_dict(state)
+        after = ids(loader.get_next_batch(363))
+
+    assert before + after == whole
+
+
+@pytest.mark.parametrize("shuffle", ["full", RowShuffle(method="none")])
+def test_orders_of_single_rows_need_no_text_from_here(tmp_path, shuffle):
+    path = write_rows(tmp_path / "rows.jsonl", 300)
+
+    assert delivered(make(path, REMOTE, shuffle=shuffle, epochs=1)) == delivered(make(path, shuffle=shuffle, epochs=1))
+
+
+def test_a_stream_is_read_here_and_its_rows_travel_as_bytes(tmp_path):
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(write_rows(tmp_path / "rows.jsonl", 300).read_bytes()))
+
+    assert delivered(make(path, REMOTE, epochs=1)) == delivered(make(path, epochs=1))
+
+
+def test_parquet_is_read_by_actors_in_blocks_and_not_in_single_rows(tmp_path):
+    pytest.importorskip("pyarrow")
+    from tests.support.parquet_files import write
+
+    path = write(tmp_path / "rows.parquet", 300)
+    knobs = {"epochs": 1, "shuffle": Shuffle(block_bytes=4096, window_blocks=4)}
+
+    assert delivered(make(path, REMOTE, **knobs)) == delivered(make(path, **knobs))
+    with pytest.raises(ConfigError, match=r"^AD496 single rows"):
+        make(path, REMOTE, shuffle="full")
+
+
+def test_planned_packs_are_the_same(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", 200)
+    knobs = {
+        "shuffle": "full",
+        "packing": SoftPacking(max_length=16, across_epochs=False),
+        "plan_packs": True,
+        "batch_size": 2,
+        "epochs": 1,
+    }
+    found = []
+    for executor in (REMOTE, None):
+        with make(path, executor, **knobs) as loader:
+            found.append([[[token for part in pack for token in part.tokens] for pack in batch] for batch in loader])
+
+    assert found[0] == found[1]
+
+
+def test_the_parts_of_a_mixture_share_the_actors(tmp_path):
+    mix = Mix({name: Part(write_rows(tmp_path / f"{name}.jsonl", 200), weight=1.0) for name in ("a", "b")})
+    found = []
+    for executor in (REMOTE, None):
+        with make(mix, executor) as loader:
+            found.append(ids(loader.get_next_batch(350)))
+
+    assert found[0] == found[1]
+
+
+# Rows that bring workers down
+
+
+@pytest.mark.parametrize(
+    ("special", "function", "code"), [({"do": "die"}, as_told, "AD423"), ({}, hangs_on_13, "AD422")]
+)
+def test_a_row_that_brings_actors_down_is_found_and_no_other_is_blamed(tmp_path, special, function, code):
+    path = write_rows(tmp_path / "rows.jsonl", 40, {13: special})
+    knobs = {"epochs": 1, "bad_rows": "skip", "limits": Limits(row_timeout_s=1.5), "shuffle": False}
+    found, dropped = delivered(make(path, REMOTE, function, **knobs))
+
+    assert found == [number for number in range(40) if number != 13]
+    assert dropped == {f"bad row {code}": 1}
+
+
+# What a node must have
+
+
+def test_a_node_without_the_module_is_named_with_the_way_out(tmp_path, monkeypatch):
+    """Actors have the path of the process that connected, as it was then."""
+    (tmp_path / "only_here.py").write_text("def row_id(row):\n    return [row['id']]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    function = importlib.import_module("only_here").row_id
+    with (
+        make(write_rows(tmp_path / "rows.jsonl", 10), REMOTE, function) as loader,
+        pytest.raises(ConfigError) as caught,
+    ):
+        loader.get_next_batch(1)
+    del sys.modules["only_here"]
+
+    assert str(caught.value).startswith("AD493 node ")
+    assert "'only_here'" in str(caught.value) and "runtime_env" in str(caught.value)
+
+
+def test_a_module_that_is_sent_along_is_found(tmp_path, monkeypatch):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "sent_along.py").write_text("def row_id(row):\n    return [row['id']]\n")
+    monkeypatch.syspath_prepend(tmp_path / "package")
+    function = importlib.import_module("sent_along").row_id
+    executor = RayExecutor(num_workers=1, runtime_env={"env_vars": {"PYTHONPATH": str(tmp_path / "package")}})
+    with make(write_rows(tmp_path / "rows.jsonl", 10), executor, function) as loader:
+        assert len(loader.get_next_batch(10)) == 10
+    del sys.modules["sent_along"]
+
+
+def in_folder(folder: Path) -> RayExecutor:
+    """An actor whose current folder is a copy of this one."""
+    packed = shutil.make_archive(str(folder), "zip", folder.parent, folder.name)
+    return RayExecutor(num_workers=1, runtime_env={"working_dir": f"file://{packed}"})
+
+
+def test_a_folder_is_sent_only_by_the_process_that_connects(tmp_path):
+    executor = RayExecutor(num_workers=1, runtime_env={"working_dir": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"^AD497 .*ray\.init\(runtime_env=") as caught:
+        make(write_rows(tmp_path / "rows.jsonl", 10), executor)
+
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [None, b'{"id": 1}\n'], ids=["missing", "changed"])
+def test_a_node_that_sees_other_data_is_named_with_the_file(tmp_path, monkeypatch, text):
+    """``/proc/self/cwd`` is another folder in each process."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (here / "seen.jsonl").write_bytes(b'{"id": 0}\n')
+    path = "/proc/self/cwd/seen.jsonl"
+    executor = RayExecutor(num_workers=1)
+    if text is not None:
+        there = tmp_path / "there"
+        there.mkdir()
+        (there / "seen.jsonl").write_bytes(text)
+        executor = in_folder(there)
+    with make(path, executor) as loader, pytest.raises(SourceError) as caught:
+        loader.get_next_batch(1)
+
+    assert str(caught.value).startswith("AD492 node ") and path in str(caught.value)
+    assert ("other content" if text is not None else "cannot be read there") in str(caught.value)
+
+
+def test_a_copy_with_other_times_is_the_same_data(tmp_path, monkeypatch):
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+        (folder / "seen.jsonl").write_bytes(b'{"id": 7}\n')
+    monkeypatch.chdir(here)
+    executor = in_folder(there)
+    with make("/proc/self/cwd/seen.jsonl", executor) as loader:
+        assert ids(loader.get_next_batch(1)) == [7]
+
+
+def test_actors_that_find_no_room_are_reported_as_starting(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", 10)
+    executor = RayExecutor(num_workers=1, resources={"no_such_thing": 1})
+    with make(path, executor) as loader:
+        loader.start()
+        assert [worker.state for worker in loader.statistics().workers] in ([], ["starting"])
+
+
+# In whose process
+
+
+def test_an_async_actor_with_a_running_loop_uses_every_loader(tmp_path, nodes):
+    """As slime's RolloutManager holds it."""
+    import ray
+
+    path = str(write_rows(tmp_path / "rows.jsonl", 50))
+
+    class Manager:
+        async def both(self) -> tuple[list[int], list[int]]:
+            with make(path, REMOTE) as loader:
+                some = ids(loader.get_next_batch(20))
+            async with AsyncDataLoader(path, tokenize_fn=row_id, shuffle=SHUFFLE, executor=REMOTE) as other:
+                return some, ids(await other.get_next_batch(20))
+
+    actor = ray.remote(Manager).options(num_cpus=0).remote()
+    some, others = ray.get(actor.both.remote(), timeout=NEVER_S)
+    ray.kill(actor)
+    with make(path) as loader:
+        assert some == others == ids(loader.get_next_batch(20))
+
+
+def test_local_workers_come_first_and_actors_while_the_trainer_waits(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", 400, {number: {"sleep_s": 0.004} for number in range(400)})
+    with capture_logs() as events, make(path, MIXED, tells_who, epochs=None, buffer_size=64) as loader:
+        assert loader.statistics().num_workers == 1
+        while loader.statistics().num_workers == 1:
+            loader.get_next_batch(16)
+        while not any(worker.state != "starting" and worker.pid is None for worker in loader.statistics().workers):
+            loader.get_next_batch(16)
+
+    changed = [event for event in events if event["event"] == "autotune.changed" and event["what"] == "num_workers"]
+    assert (changed[0]["before"], changed[0]["after"]) == (1, 2)

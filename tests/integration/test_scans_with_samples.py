@@ -1,0 +1,178 @@
+"""Workers that share no memory answer a scan with samples; what is delivered is what all other workers give."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from asyncdata import BadRowError, EndOfData, Mix, Outcomes, Part, PassRate, Shuffle
+from asyncdata.core.messages import Scan
+from asyncdata.workers.base import Crashed
+from asyncdata.workers.inline import InlineExecutor
+from tests.support import loaders
+from tests.support.loading import ids, order_of, write_rows
+from tests.support.tokenize_fns import every_third_dropped, fails_on_13, id_and_text, row_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+NUM_ROWS = 200
+WIDE = Shuffle(block_bytes=1024, window_blocks=16)
+"""Several scans for each window."""
+
+
+@pytest.fixture
+def with_samples(monkeypatch) -> Callable[[], AbstractContextManager[None]]:
+    """Inside it, an executor is asked for samples with its scans."""
+
+    class Patch:
+        def __enter__(self) -> None:
+            monkeypatch.setattr(InlineExecutor, "answers_with_samples", True)
+
+        def __exit__(self, *_: object) -> None:
+            monkeypatch.setattr(InlineExecutor, "answers_with_samples", False)
+
+    return Patch
+
+
+@pytest.fixture
+def crashing(monkeypatch) -> Iterator[list[Scan]]:
+    """The second scan of each window that asks for samples brings its workers down. Yields such scans."""
+    submit, crashed = InlineExecutor.submit, list[Scan]()
+
+    def crash(self: InlineExecutor, request: Any, on_reply: Any, max_losses: int = 10) -> None:
+        if isinstance(request, Scan) and request.with_samples and request.base:
+            crashed.append(request)
+            assert max_losses == 2
+            asked = msgspec.structs.replace(request, with_samples=False)
+            submit(self, asked, lambda _: on_reply(Crashed("AD423", "its worker died")))
+        else:
+            submit(self, request, on_reply, max_losses)
+
+    monkeypatch.setattr(InlineExecutor, "submit", crash)
+    return crashed
+
+
+make = partial(loaders.make, shuffle=WIDE)
+
+
+def delivered(source: Any, tokenize_fn: Any = id_and_text, **knobs: Any) -> dict[str, Any]:
+    """All samples, and all that is counted."""
+    found = []
+    with make(source, tokenize_fn, **{"epochs": 2} | knobs) as loader, pytest.raises(EndOfData):
+        while True:
+            (sample,) = loader.get_next_batch(1)
+            found.append((sample.tokens.tolist(), sample.label, sample.prompt, sample.position))
+    now, state = loader.statistics(), loader.state_dict()
+    return {"samples": found, "dropped": now.dropped_total, "notes": now.noted_total, "counters": state["counters"]}
+
+
+@pytest.fixture
+def rows(tmp_path) -> Path:
+    """With rows that are longer than a block, blank lines, and rows that are no JSON."""
+    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS, {40: {"text": "x" * 30_000}, 90: {"text": "y" * 5000}})
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([*lines[:60], b"", b"{", b'"text"', *lines[60:]]) + b"\n")
+    return path
+
+
+@pytest.mark.parametrize("function", [row_id, id_and_text, every_third_dropped, fails_on_13])
+@pytest.mark.parametrize("digest", ["positions", "tokens"])
+def test_samples_drops_and_errors_are_the_same(rows, with_samples, function, digest):
+    knobs = {"bad_rows": "skip", "digest": digest}
+    expected = delivered(rows, function, **knobs)
+    with with_samples():
+        assert delivered(rows, function, **knobs) == expected
+
+
+@pytest.mark.parametrize("function", [id_and_text, every_third_dropped, fails_on_13])
+@pytest.mark.parametrize("digest", ["positions", "tokens"])
+def test_rows_of_a_scan_that_brings_workers_down_are_tokenized_at_their_turn(
+    rows, with_samples, crashing, function, digest
+):
+    knobs = {"bad_rows": "skip", "digest": digest}
+    expected = delivered(rows, function, **knobs)
+    with with_samples():
+        assert delivered(rows, function, **knobs) == expected
+    assert crashing
+
+
+def test_the_order_is_d(tmp_path, with_samples, crashing):
+    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+    with with_samples(), make(path) as loader:
+        assert ids(loader.get_next_batch(3 * NUM_ROWS)) == order_of(path, 3, shuffle=WIDE)
+
+
+def test_a_bad_row_is_raised_at_its_turn_with_the_same_words(tmp_path, with_samples):
+    path, seen = write_rows(tmp_path / "rows.jsonl", NUM_ROWS), []
+
+    def look() -> None:
+        found = []
+        with make(path, fails_on_13) as loader, pytest.raises(BadRowError) as caught:
+            while True:
+                found += ids(loader.get_next_batch(1))
+        seen.append((found, str(caught.value), caught.value.traceback))
+
+    look()
+    with with_samples():
+        look()
+    assert seen[0] == seen[1]
+
+
+def test_a_run_resumes_with_the_next_sample(tmp_path, with_samples):
+    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+    whole, found = order_of(path, 2, shuffle=WIDE), []
+    with make(path) as loader:
+        found += ids(loader.get_next_batch(77))
+        state = loader.state_dict()
+    with with_samples(), make(path) as loader:
+        loader.load_state_dict(state)
+        found += ids(loader.get_next_batch(NUM_ROWS))
+
+    assert found == whole[: len(found)]
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+def test_rows_that_an_epoch_excludes_are_left_out_and_counted_once(tmp_path, with_samples, request, is_down):
+    if is_down:
+        request.getfixturevalue("crashing")
+    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+    outcomes = Outcomes(policy=PassRate(drop_above=0.5))
+
+    def look() -> tuple[list[int], dict[str, int]]:
+        with make(path, outcomes=outcomes, batch_size=50) as loader:
+            found = []
+            for _ in range(2):
+                for batch in loader:
+                    loader.report(batch, [float(number % 2) for number in ids(batch)])
+                    found += ids(batch)
+            return found, loader.statistics().dropped_total
+
+    expected = look()
+    assert expected[1] == {"excluded": NUM_ROWS // 2}
+    with with_samples():
+        assert look() == expected
+
+
+def test_the_parts_of_a_mixture_give_the_same(tmp_path, with_samples):
+    mix = Mix({name: Part(write_rows(tmp_path / f"{name}.jsonl", 90), weight=1.0) for name in ("a", "b")})
+
+    def look() -> list[int]:
+        with make(mix) as loader:
+            return ids(loader.get_next_batch(300))
+
+    expected = look()
+    with with_samples():
+        assert look() == expected
+
+
+def test_rows_that_are_tokenized_with_their_window_count_as_tokenized(tmp_path, with_samples):
+    path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+    with with_samples(), make(path, epochs=1, batch_size=NUM_ROWS) as loader:
+        assert [len(batch) for batch in loader] == [NUM_ROWS]
+        assert loader.statistics().tokenized_rows_total == NUM_ROWS

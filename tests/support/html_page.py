@@ -1,0 +1,62 @@
+"""What a page has: its tables, its texts and its program's data, as a browser's parser finds them."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from typing import Any
+
+__all__ = ("ReadPage", "read_page")
+
+
+class ReadPage(HTMLParser):
+    """A page that was read.
+
+    :ivar tables: the cells of each table with an id, row by row, with its head.
+    :ivar tags: every element, with its attributes.
+    :ivar data: the samples.
+    :ivar text: all text outside of scripts and styles.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tables: dict[str, list[list[str]]] = {}
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.data: list[dict[str, Any]] = []
+        self.text = ""
+        self._open: list[tuple[str, dict[str, str | None]]] = []
+        self._rows: list[list[str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.append((tag, found))
+        self._open.append((tag, found))
+        if tag == "table":
+            self._rows = self.tables.setdefault(found.get("id") or "", [])
+        elif tag == "tr":
+            self._rows.append([])
+        elif tag in {"td", "th"}:
+            self._rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        tag, attributes = self._open[-1] if self._open else ("", {})
+        if tag == "script" and attributes.get("type") == "application/json":
+            self.data = json.loads(data)
+        if tag in {"script", "style"}:
+            return
+
+        self.text += data
+        if any(name in {"td", "th"} for name, _ in self._open):
+            self._rows[-1][-1] += data
+
+
+def read_page(page: bytes) -> ReadPage:
+    """Read a page."""
+    reader = ReadPage()
+    reader.feed(page.decode("utf-8"))
+    reader.close()
+    return reader

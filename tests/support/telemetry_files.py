@@ -1,0 +1,168 @@
+"""Telemetry files of a made-up run: a mixture for RL, two ranks, a resume after a crash, and a torn last line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from asyncdata.telemetry.records import (
+    FORMAT_VERSION,
+    BadRowRecord,
+    DroppedRow,
+    End,
+    Event,
+    Interval,
+    Piece,
+    Place,
+    Record,
+    RunStart,
+    SampleRecord,
+    SourceCounts,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ("ROWS_PER_WINDOW", "sample", "start", "write", "write_run")
+
+BEGAN = 1_800_000_000.0
+INTERVAL_S = 5.0
+GROUPS_PER_INTERVAL = 40
+ROWS_PER_WINDOW = 1024
+
+
+def place(number: int) -> Place:
+    """The place of sample ``number``."""
+    return Place(0, *divmod(number, ROWS_PER_WINDOW))
+
+
+def start(rank: int = 0, number: int = 0, at_groups: int = 0, *, shows_rows: bool = True) -> RunStart:
+    """The first record of a file."""
+    return RunStart(
+        version=FORMAT_VERSION,
+        library="0.1.0",
+        at=BEGAN + number * 1000,
+        rank=rank,
+        world_size=2,
+        number=number,
+        pid=100 + rank,
+        host="node-a",
+        place=place(at_groups),
+        samples=at_groups * 4,
+        sources=["math", "code"],
+        files=["data/math.jsonl", "data/code.jsonl"],
+        num_files=2,
+        num_bytes=12_000_000,
+        mix_by="rows",
+        group_size=4,
+        config={"n_samples_per_prompt": 4, "seed": 7},
+        tokenizer="PromptTokenizeFn(tokenizer='qwen3')",
+        shows_rows=shows_rows,
+        interval_s=INTERVAL_S,
+        max_samples=8,
+        max_of_reason=16,
+    )
+
+
+def sample(number: int, *, shows_rows: bool = True) -> SampleRecord:
+    """A sample of that number in the stream; its second token is trained."""
+    source = "math" if number % 4 else "code"
+    pieces = [Piece(0, 1, "<|im_start|>", False, True), Piece(1, 2, f"two ‹{number}›", True), Piece(2, 3, "\n", False)]
+    record = SampleRecord(
+        at=BEGAN + number,
+        key=(number * 0x9E3779B97F4A7C15) % 2**53,
+        place=place(number),
+        source=source,
+        path=f"data/{source}.jsonl",
+        byte_offset=number * 300,
+        num_bytes=299,
+        line=number + 1,
+        num_tokens=3,
+        num_trained=1,
+        trained=[(1, 2)],
+        ids=[1, 200 + number, 3],
+        pieces=pieces,
+        label='"4"',
+        metadata='{"level":2}',
+    )
+    hidden = {"ids": [], "pieces": [], "label": "", "metadata": ""}
+    return record if shows_rows else msgspec.structs.replace(record, **hidden)
+
+
+def interval(rank: int, number: int, elapsed: int, groups: int, own: int) -> Interval:
+    """The state after ``elapsed`` intervals of a file, when ``groups`` are delivered, ``own`` of them in this start."""
+    code, math = groups // 4, groups - groups // 4
+    by_source = {
+        name: SourceCounts(
+            samples=4 * count,
+            tokens=100 * count,
+            dropped={"too long": count // 10},
+            noted={"truncated": count // 20},
+            wait_s=0.01 * elapsed,
+            target=target,
+        )
+        for name, count, target in (("math", math, 0.75), ("code", code, 0.25))
+    }
+    return Interval(
+        at=BEGAN + number * 1000 + elapsed * INTERVAL_S,
+        elapsed_s=elapsed * INTERVAL_S,
+        place=place(groups),
+        begins=elapsed == 0,
+        samples=4 * groups,
+        groups=groups,
+        tokens=100 * groups,
+        dropped={"too long": groups // 10, "bad row AD421": 1},
+        noted={"truncated": groups // 20},
+        bad_rows=1,
+        by_source=by_source,
+        calls=10 * elapsed,
+        waits=elapsed + rank,
+        wait_s={"start": min(0.5, float(elapsed)), "tokenize": 0.25 * elapsed * (1 + rank), "read": 0.1 * elapsed},
+        step_s=4.0 * elapsed,
+        step_ms={380: 8 * elapsed, 431: 2 * elapsed},
+        lengths={54: own // 2, 91: own // 4, 861: own - own // 2 - own // 4},
+        ready=120 if rank == 0 else 8,
+        capacity=1000,
+        in_flight=64,
+        has_no_room=rank == 0,
+        workers=4,
+        busy=2 + rank,
+        work_s=8.0 * elapsed,
+        buffered=3,
+        returned=5 * elapsed,
+        staleness={0: 2 * elapsed, 8: 3 * elapsed},
+        group_sizes={4: 9 * elapsed, 3: elapsed},
+        degenerate=2 * elapsed,
+        lost={"queue": 1} if elapsed > 2 else {},
+    )
+
+
+def write(path: Path, records: list[Record], torn: bytes = b"") -> None:
+    """Write a file, and ``torn`` after its last line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(encode(record) + b"\n" for record in records) + torn)
+
+
+def write_run(folder: Path, *, shows_rows: bool = True) -> None:
+    """Two ranks of four intervals. Rank 0 was killed, and resumed at 80 of the 160 groups that it had delivered."""
+    for rank, number, first, num_intervals in ((0, 0, 0, 4), (0, 1, 80, 6), (1, 0, 0, 4), (1, 1, 80, 6)):
+        header = start(rank, number, first, shows_rows=shows_rows)
+        records: list[Record] = [header, interval(rank, number, 0, first, 0)]
+        for elapsed in range(1, num_intervals + 1):
+            groups = first + elapsed * GROUPS_PER_INTERVAL
+            records += [sample(at, shows_rows=shows_rows) for at in range(groups - GROUPS_PER_INTERVAL, groups, 7)]
+            records.append(interval(rank, number, elapsed, groups, elapsed * GROUPS_PER_INTERVAL))
+        bad = BadRowRecord(at=BEGAN + 2, code="AD421", source="code", path="data/code.jsonl", line=17, byte_offset=4811)
+        text = {"reason": "the row is not valid JSON", "excerpt": '{"prompt": '} if shows_rows else {}
+        records.insert(4, msgspec.structs.replace(bad, place=place(16), **text))
+        dropped = DroppedRow(at=BEGAN + 2, key=1, reason="too long", place=place(17), source="math", line=18)
+        row = {"path": "data/math.jsonl", "excerpt": '{"prompt": "endless' if shows_rows else ""}
+        records.insert(5, msgspec.structs.replace(dropped, **row))
+        records.insert(6, Event(at=BEGAN + 3, name="worker.lost", level="warning", fields={"pid": 4711}))
+        path = folder / f"rank-{rank:05}-{number:04}.jsonl"
+        if number == 1:
+            write(path, [*records, End(at=BEGAN + 2000, reason="closed")])
+        else:
+            write(path, records, torn=b'{"kind":"int')

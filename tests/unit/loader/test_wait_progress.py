@@ -1,0 +1,243 @@
+"""What a call waits for is shown, if it lasts, and by nothing else than a thread of its own."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import logging
+import queue
+import sys
+import threading
+import types
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from asyncdata.loader import wait_progress
+from asyncdata.loader.wait_progress import WaitProgress, way_of
+from tests.support.loading import NEVER_S
+
+
+class Shown:
+    """A display that tells what it was told."""
+
+    def __init__(self, said: queue.SimpleQueue[str] | None = None) -> None:
+        self.said = said or queue.SimpleQueue[str]()
+
+    def show(self, text: str, waited_s: float) -> None:
+        self.said.put(text)
+
+    def end(self) -> None:
+        self.said.put("end")
+
+    def next(self, unlike: str = "") -> str:
+        while (text := self.said.get(timeout=NEVER_S)) == unlike:
+            pass
+        return text
+
+
+def test_a_wait_that_lasts_is_shown_and_its_end_as_well():
+    shown = Shown()
+    progress = WaitProgress("bar", 0.0, lambda _: shown)
+
+    with progress.waiting(lambda: "the row index"):
+        assert shown.next() == "the row index"
+    assert shown.next(unlike="the row index") == "end"
+    with progress.waiting(lambda: "the next window"):
+        assert shown.next() == "the next window"
+    progress.close()
+
+    assert shown.next(unlike="the next window") == "end"
+
+
+def test_a_short_wait_is_not_shown():
+    shown = Shown()
+    progress = WaitProgress("bar", NEVER_S, lambda _: shown)
+
+    for _ in range(100):
+        with progress.waiting(lambda: "nothing"):
+            pass
+    progress.close()
+
+    assert shown.said.empty()
+
+
+def test_nothing_is_started_where_nothing_is_to_be_shown():
+    before = threading.active_count()
+    progress = WaitProgress("none")
+
+    with progress.waiting(lambda: "nothing"):
+        assert threading.active_count() == before
+    progress.close()
+
+
+def test_a_display_that_fails_is_a_warning_and_the_wait_lasts(caplog):
+    class Broken(Shown):
+        def show(self, text: str, waited_s: float) -> None:
+            self.said.put(text)
+            raise OSError("no terminal")
+
+    shown = Broken()
+    progress = WaitProgress("bar", 0.0, lambda _: shown)
+    with progress.waiting(lambda: "the row index"):
+        assert shown.next() == "the row index"
+    progress.close()
+
+    assert [record.event for record in caplog.records] == ["progress.failed"]
+
+
+def test_events_come_each_time_the_wait_has_doubled(caplog):
+    caplog.set_level(logging.INFO)
+    display = wait_progress._display("log")  # noqa: SLF001
+    for waited_s in (2.0, 3.0, 4.0, 5.0, 8.0, 15.9, 16.0):
+        display.show("the row index", waited_s)
+
+    assert [record.fields["waited_s"] for record in caplog.records] == [2.0, 4.0, 8.0, 16.0]
+
+
+def test_without_rich_and_where_they_are_asked_for_there_are_lines(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+
+    for way in ("bar", "lines"):
+        display = wait_progress._display(way)  # noqa: SLF001
+        display.show("the row index", 2.0)
+        display.end()
+
+    assert stderr.getvalue() == 2 * "asyncdata: the row index (2 s)\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_with_rich_there_is_a_bar_that_disappears(monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "xterm")
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+
+    display = wait_progress._display("bar")  # noqa: SLF001
+    display.show("[the] row index", 2.0)
+    display.end()
+
+    assert "asyncdata: [the] row index" in stderr.getvalue()
+    assert stderr.getvalue().endswith("\x1b[2K")
+
+
+def test_a_bar_leaves_what_the_program_prints_where_it_was_going(monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "xterm")
+    stdout, stderr = io.StringIO(), Terminal()
+    monkeypatch.setattr(sys, "stdout", stdout)
+    monkeypatch.setattr(sys, "stderr", stderr)
+
+    display = wait_progress._display("bar")  # noqa: SLF001
+    print("a result")  # noqa: T201 - another thread does, while a call waits
+    display.end()
+
+    assert stdout.getvalue() == "a result\n"
+    assert "a result" not in stderr.getvalue()
+
+
+class ZMQInteractiveShell:
+    """The name by which a notebook is known."""
+
+
+def test_a_notebook_whose_packages_are_not_there_breaks_nothing(monkeypatch):
+    pytest.importorskip("rich")
+    shell, ipython = ZMQInteractiveShell(), types.ModuleType("IPython")
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    assert way_of("auto", 0) != "bar"  # a module that is only half imported
+
+    monkeypatch.setattr(ipython, "get_ipython", lambda: shell, raising=False)
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)  # by this rich knows a notebook
+    assert way_of("auto", 0) == "bar"
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    display = wait_progress._display("bar")  # noqa: SLF001
+    display.show("the row index", 2.0)
+    display.end()
+    assert stderr.getvalue() == "asyncdata: the row index (2 s)\n"
+
+
+@pytest.mark.parametrize(
+    ("progress", "rank", "is_terminal", "way"),
+    [
+        ("auto", 0, True, "bar"),
+        ("auto", 1, True, "none"),
+        ("auto", 0, False, "none"),
+        ("bar", 3, False, "bar"),
+        ("lines", 0, True, "lines"),
+        ("none", 0, True, "none"),
+    ],
+)
+def test_a_bar_is_shown_on_the_first_rank_in_a_terminal(monkeypatch, progress, rank, is_terminal, way):
+    monkeypatch.setattr(sys, "stderr", Terminal() if is_terminal else io.StringIO())
+
+    assert way_of(progress, rank) == way
+
+
+def test_events_are_made_where_someone_reads_them(monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+
+    assert way_of("auto", 0) == "log"
+
+
+class Waits(RuleBasedStateMachine):
+    """Any number of threads that wait: while one waits there is a display, and when none does there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[tuple[str, object]] = []
+        self.shown: list[Shown] = []
+        self.said = queue.SimpleQueue[str]()
+        self.progress = WaitProgress("bar", 0.0, self._display)
+        self.number = 0
+
+    def _display(self, _: str) -> Shown:
+        self.shown.append(Shown(self.said))
+        return self.shown[-1]
+
+    @rule()
+    def begin(self) -> None:
+        self.number += 1
+        text = f"wait {self.number}"
+        block = self.progress.waiting(lambda: text)
+        block.__enter__()
+        self.open.append((text, block))
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 5))
+    def end(self, which: int) -> None:
+        _, block = self.open.pop(which % len(self.open))
+        block.__exit__(None, None, None)
+
+    @precondition(lambda self: self.open)
+    @rule()
+    def the_oldest_is_shown(self) -> None:
+        while self.said.get(timeout=NEVER_S) != self.open[0][0]:
+            pass
+
+    @invariant()
+    def one_display_at_a_time(self) -> None:
+        assert self.progress._shown in (None, *self.shown[-1:])  # noqa: SLF001
+
+    def teardown(self) -> None:
+        while self.open:
+            self.end(0)
+        self.progress.close()
+        said = []
+        while not self.said.empty():
+            said.append(self.said.get())
+        assert said.count("end") <= len(self.shown)
+
+
+TestWaits = pytest.mark.thorough(Waits.TestCase)
+TestWaits.settings = settings(max_examples=8, stateful_step_count=10, deadline=None)

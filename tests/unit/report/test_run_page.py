@@ -1,0 +1,306 @@
+"""The page of a run: its figures are those of the telemetry, its texts are text, and its size is bounded."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from asyncdata.cli.main import main
+from asyncdata.report.plain_text import visible
+from asyncdata.report.run_page import MAX_ROWS
+from asyncdata.telemetry.records import BadRowRecord, Event
+from tests.support.html_page import read_page
+from tests.support.report_pages import (
+    HOSTILE,
+    page_of,
+    write_hostile_run,
+    write_packed_run,
+    write_run_of,
+    written_page,
+)
+from tests.support.telemetry_files import BEGAN, INTERVAL_S, interval, start, write, write_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.html_page import ReadPage
+
+NUM_INTERVALS = 4 + 6  # of each rank, in its two starts
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> ReadPage:
+    return read_page(written_page(tmp_path))
+
+
+def column(page: ReadPage, table: str, number: int) -> list[str]:
+    return [row[number] for row in page.tables[table][1:]]
+
+
+def about(page: bytes, heading: str) -> str:
+    """The text of a section, without its table data."""
+    text = page.decode()
+    return re.sub(r"<[^>]+>", "", re.search(rf'<section id="{heading}".*?</section>', text, re.DOTALL)[0])
+
+
+# The figures
+
+
+def write_waiting_run(folder: Path, waits_of_ranks: list[list[int]]) -> None:
+    """Each interval has ten calls, of which so many wait."""
+    for rank, waits in enumerate(waits_of_ranks):
+        moments = [interval(rank, 0, at, 40 * at, 40 * at) for at in range(len(waits) + 1)]
+        counted = [
+            msgspec.structs.replace(moment, calls=10 * at, waits=sum(waits[:at])) for at, moment in enumerate(moments)
+        ]
+        write(folder / f"rank-{rank:05}-0000.jsonl", [start(rank), *counted])
+
+
+def test_the_readiness_of_each_rank_is_a_line_over_time(tmp_path):
+    write_waiting_run(tmp_path / "run", [[0, 0, 0, 0], [0, 1, 5, 10]])
+
+    page = read_page(page_of(tmp_path / "run", tmp_path / "r.html"))
+
+    lines = {page.tables["readiness-chart-data"][0][at]: column(page, "readiness-chart-data", at) for at in (1, 2)}
+    assert lines == {"rank 0": ["100.0 %"] * 4, "rank 1": ["100.0 %", "90.0 %", "50.0 %", "0.0 %"]}
+
+
+def test_the_readiness_of_many_ranks_is_that_of_those_that_waited_most(tmp_path):
+    write_run_of(tmp_path / "run", ranks=64, samples=0)
+
+    written = page_of(tmp_path / "run", tmp_path / "r.html")
+
+    head = read_page(written).tables["readiness-chart-data"][0]
+    assert head == ["time", *(f"rank {rank}" for rank in range(63, 55, -1))]
+    assert "the 8 ranks that waited most; 56 more are in the table" in about(written, "ranks")
+
+
+def test_the_first_figure_is_the_share_of_waiting_of_the_rank_that_waited_most(page):
+    waited = 0.5 + 0.5 + NUM_INTERVALS * (0.5 + 0.1)  # rank 1: start twice, tokenize and read of each interval
+    share = waited / (waited + 4.0 * NUM_INTERVALS)
+
+    assert f"{100 * share:.1f} %of the trainer's time" in re.sub(r"\s*\n\s*", "", page.text)
+    assert "on rank 1, the slowest of 2" in page.text
+    assert f"{1000 * (waited + 4.0 * NUM_INTERVALS) / (10 * NUM_INTERVALS):.3g} ms" in page.text
+    assert "400 ms" in page.text  # if data were free: 4 s for 10 calls
+    assert "Tokenizing was too slow" in page.text
+
+
+def test_the_timeline_has_the_seconds_of_each_rank_by_what_it_waited_for(page):
+    head, first, second = page.tables["waits-chart-data"]
+
+    assert head[1:] == ["workers start, s", "source (read), s", "workers (tokenize), s", "trainer, s"]
+    assert first == ["rank 0", "1.0", "1.0", "2.5", "40.0"]
+    assert second == ["rank 1", "1.0", "1.0", "5.0", "40.0"]
+
+
+def test_the_ranks_are_listed_with_their_readiness_the_one_that_waited_most_first(page):
+    rows = page.tables["ranks-table"]
+
+    assert [row[0] for row in rows[1:]] == ["1", "0"]
+    assert rows[1][2:5] == [f"{100 * (1 - NUM_INTERVALS / 100):.1f} %", "100", "10"]
+    assert rows[1][5:8] == ["400.0", "workers (tokenize)", "0.0 %"]
+    assert rows[2][7] == "100.0 %"  # rank 0 has no room: its workers wait for the trainer
+
+
+def test_lengths_are_counted_once_where_a_restart_delivered_them_again(page):
+    data = dict(page.tables["lengths-chart-data"][1:])
+
+    # 80 groups of the first start count, and 240 of the second; half of each is of 54 tokens, a quarter of 91
+    assert (data["54–63"], data["91–107"], data["861–1,023"]) == ("160", "80", "80")
+    assert data["256–303"] == "0"
+
+
+def test_what_was_dropped_is_counted_by_reason_and_source(page):
+    assert page.tables["dropped-table"] == [
+        ["reason", "all", "math", "code"],
+        ["too long", "32", "24", "8"],
+        ["bad row AD421", "1", "0", "0"],
+    ]
+    assert page.tables["noted-table"][1] == ["truncated", "16", "12", "4"]
+
+
+def test_the_mix_is_shown_over_time_beside_its_target(page):
+    head, *rows = page.tables["mix-chart-data"]
+
+    assert head == ["time", "math", "math, target", "code", "code, target"]
+    shares = [row[1:] for row in rows if row[1] != "–"]
+    assert shares == [["75.0 %", "75.0 %", "25.0 %", "25.0 %"]] * NUM_INTERVALS
+    assert page.tables["mix-table"][1][:5] == ["math", "75.0 %", "75.0 %", "960", "24,000"]
+
+
+def test_rates_are_those_of_each_interval_and_break_between_two_starts(page):
+    samples = [row[1] for row in page.tables["samples-chart-data"][1:]]
+
+    per_s = f"{4 * 40 / INTERVAL_S:.3g}"
+    assert samples == [per_s] * 4 + ["–"] + [per_s] * 6
+    assert column(page, "tokens-chart-data", 1)[0] == f"{100 * 40 / INTERVAL_S:.3g}"
+
+
+def test_staleness_and_equal_scores_are_summed_over_ranks_and_starts(page):
+    intervals = 2 * NUM_INTERVALS
+
+    staleness = dict(page.tables["staleness-chart-data"][1:])
+    assert (staleness["0"], staleness["8–9"]) == (str(2 * intervals), str(3 * intervals))
+    assert f"{2 * intervals} of {10 * intervals}" in page.text
+    assert set(column(page, "degenerate-chart-data", 1)) == {"20.0 %", "–"}
+
+
+def test_a_bad_row_that_several_ranks_found_is_listed_once_with_its_place(page):
+    row = ["AD421", "data/code.jsonl:17", "0:0:16", "code", "the row is not valid JSON", '{"prompt": ']
+
+    assert page.tables["bad-rows-table"][1:] == [row]
+    assert [sample["place"] for sample in page.data if sample["state"] == "bad"] == ["data/code.jsonl:17"]
+
+
+def test_samples_are_in_the_order_of_their_places_with_their_mask_and_facts(page):
+    places = [tuple(map(int, sample["position"].split(":"))) for sample in page.data]
+    kept = [sample for sample in page.data if sample["state"] == "kept"]
+
+    assert places == sorted(places)
+    assert len(kept) == 16  # of each of two sources, 8
+    assert kept[0]["texts"] == [["", [["<|im_start|>", 2], ["two ‹0›", 1], ["↵", 4], ["\n", 0]]]]
+    assert kept[0]["facts"] == [["label", '"4"'], ["metadata", '{"level":2}']]
+
+
+def test_packs_have_their_fill_over_time_and_what_is_in_no_pack(tmp_path):
+    write_packed_run(tmp_path / "run")
+    page = read_page(page_of(tmp_path / "run", tmp_path / "r.html"))
+
+    assert [row[1] for row in page.tables["packs-chart-data"][1:]] == ["80.0 %", "95.0 %"]
+    assert "87.5 %" in page.text
+    assert page.tables["unpacked-table"][1] == ["overlong", "2"]
+
+
+def test_killed_processes_and_lost_records_are_said(page):
+    assert "2 of 4 files have no end" in page.text
+    assert "4 records were not written (4 queue)" in page.text
+
+
+# What is not there
+
+
+def test_an_empty_part_says_why(tmp_path):
+    write_packed_run(tmp_path / "run")
+    page = page_of(tmp_path / "run", tmp_path / "r.html")
+
+    assert "a single source, so there is no mixture" in about(page, "mix")
+    assert "This run reported no scores" in about(page, "rollouts")
+    assert "No group was given back" in about(page, "rollouts")
+    assert "No event was logged" in about(page, "events")
+    assert "No sample was recorded" in about(page, "samples")
+
+
+def test_a_run_that_was_killed_at_once_has_a_page_too(tmp_path):
+    write(tmp_path / "run" / "rank-00000-0000.jsonl", [start()])
+    page = page_of(tmp_path / "run", tmp_path / "r.html")
+
+    assert "No call for data was recorded" in about(page, "overview")
+    assert "there are no rates" in about(page, "rates")
+
+
+def test_a_run_of_one_moment_has_a_page_too(tmp_path):
+    write(tmp_path / "run" / "rank-00000-0000.jsonl", [start(), interval(0, 0, 0, 0, 0)])
+
+    assert "No sample was delivered" in about(page_of(tmp_path / "run", tmp_path / "r.html"), "lengths")
+
+
+def test_without_excerpts_no_text_of_a_row_is_on_the_page_and_it_says_so(tmp_path):
+    write_run(tmp_path / "run", shows_rows=False)
+    page = page_of(tmp_path / "run", tmp_path / "r.html")
+
+    assert "log_excerpts=False" in about(page, "samples")
+    assert [sample["texts"] for sample in read_page(page).data] == [[]] * 18
+    assert "prompt" not in str(read_page(page).data)
+
+
+# Hostile texts
+
+
+def test_no_text_of_a_run_is_markup_or_program(tmp_path, page):
+    write_hostile_run(tmp_path / "hostile")
+    found = read_page(page_of(tmp_path / "hostile", tmp_path / "h.html"))
+
+    known = {tag for tag, _ in page.tags}
+    assert {tag for tag, _ in found.tags} <= known
+    assert sum(tag == "script" for tag, _ in found.tags) == 2
+    assert [name for _, values in found.tags for name in values if name.startswith("on") or name == "src"] == []
+    shown = visible(HOSTILE)
+    assert found.data[0]["place"] == f"{shown}:1"
+    assert found.data[0]["texts"][0][1][0][0].startswith("</script><script>window.hacked = 1")
+    assert found.tables["dropped-table"] == [["reason", "all", shown], [shown, "3", "3"]]
+    assert found.tables["events-table"][1][2:] == [shown, shown, f"{shown}={shown}"]
+
+
+def test_names_that_are_not_utf_8_are_shown_with_their_bytes(tmp_path):
+    folder = tmp_path / "r\udcffn"
+    write(folder / "rank-00000-0000.jsonl", [start()])
+
+    assert "r⟨U+DCFF⟩n" in read_page(page_of(folder, tmp_path / "r.html")).text
+
+
+# Bounds
+
+
+def test_a_page_has_at_most_the_samples_that_are_asked_for_and_says_how_many_are_not_there(tmp_path):
+    write_run_of(tmp_path / "run", ranks=1, samples=60)
+    page = page_of(tmp_path / "run", tmp_path / "r.html", "--samples", 25)
+
+    assert len(read_page(page).data) == 25
+    assert "35 more samples are not on this page" in about(page, "samples")
+    none = page_of(tmp_path / "run", tmp_path / "r.html", "--samples", 0)
+    assert "None of 60 samples was asked for" in about(none, "samples")
+
+
+def test_tables_of_bad_rows_and_events_are_bounded_and_say_so(tmp_path):
+    number = MAX_ROWS + 7
+    bad = [BadRowRecord(at=BEGAN, code="AD421", path="a.jsonl", line=at + 1) for at in range(number)]
+    events = [Event(at=BEGAN + at, name="worker.lost") for at in range(number)]
+    write(tmp_path / "run" / "rank-00000-0000.jsonl", [start(), *bad, *events])
+    page = read_page(page_of(tmp_path / "run", tmp_path / "r.html"))
+
+    assert len(page.tables["bad-rows-table"]) == len(page.tables["events-table"]) == 1 + MAX_ROWS
+    assert f"The first {MAX_ROWS} of {number} bad rows" in page.text
+    assert f"The last {MAX_ROWS} of {number} events" in page.text
+    assert page.tables["event-names"][1] == ["worker.lost", str(number)]
+
+
+@pytest.mark.thorough
+def test_a_long_run_of_many_ranks_has_a_small_page(tmp_path):
+    write_run_of(tmp_path / "run", ranks=64, samples=0, intervals=300)
+    page = page_of(tmp_path / "run", tmp_path / "r.html")
+    found = read_page(page)
+
+    assert len(page) < 2_000_000
+    assert len(found.tables["waits-chart-data"]) == 65
+    assert len(found.tables["samples-chart-data"]) <= 242
+    # thinned, the totals stay exact: 0.25 s of tokenizing in each interval, times the rank's number from 1
+    assert found.tables["waits-chart-data"][64][3] == f"{0.25 * 300 * 64:,.1f}"
+    assert math.isclose(float(column(found, "samples-chart-data", 1)[-1]), 4 * 40 / INTERVAL_S)
+
+
+# The command
+
+
+def test_the_command_says_what_it_wrote(tmp_path, capsys):
+    write_run(tmp_path / "run")
+    page = page_of(tmp_path / "run", tmp_path / "r.html", "--json")
+
+    assert msgspec.json.decode(capsys.readouterr().out) == {
+        "page": str(tmp_path / "r.html"),
+        "num_bytes": len(page),
+        "num_samples": 18,
+        "num_samples_left_out": 0,
+        "num_starts": 4,
+    }
+
+
+def test_a_folder_without_telemetry_is_refused_and_no_page_is_written(tmp_path, capsys):
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "r.html")]) == 1
+
+    assert "AD620" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
