@@ -11,7 +11,6 @@ import threading
 import time
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import quote, unquote, urljoin
 
@@ -75,6 +74,7 @@ class HubStore:
         self._session = get_session
         self._api: Any = hub.HfApi(endpoint=options.get("endpoint"), token=options.get("token"))
         self._is_bucket = self._root.bucket == "buckets"
+        self._bucket_file: Any = getattr(hub, "BucketFile", None)
         if self._is_bucket and not hasattr(self._api, "list_bucket_tree"):
             raise ConfigError(
                 f"AD340 huggingface_hub {hub.__version__} has no buckets: pip install --upgrade huggingface_hub"
@@ -109,14 +109,9 @@ class HubStore:
     def head(self, key: str) -> ObjectStamp:
         """As the protocol says."""
         named = self._key(key)
-        if self._is_bucket:
-            look = partial(self._api.get_bucket_paths_info, named.repo, [named.path])
-        else:
-            look = partial(
-                self._api.get_paths_info, named.repo, [named.path], revision=named.revision, repo_type="dataset"
-            )
+        look = self._look_in_bucket if self._is_bucket else self._look_in_dataset
         with self._refusing():
-            found = [entry for entry in look() if hasattr(entry, "size") and entry.path == named.path]
+            found = [entry for entry in look(named) if hasattr(entry, "size") and entry.path == named.path]
         if not found:
             raise StoreError("missing", "there is no such file")
 
@@ -204,6 +199,24 @@ class HubStore:
                 named.repo, folder, recursive=True, revision=named.revision, repo_type="dataset", expand=False
             )
         )
+
+    def _look_in_dataset(self, named: _Key) -> Iterable[Any]:
+        found: list[Any] = self._api.get_paths_info(
+            named.repo, [named.path], revision=named.revision, repo_type="dataset"
+        )
+        return found
+
+    def _look_in_bucket(self, named: _Key) -> Iterable[Any]:
+        """One request. huggingface_hub's own function for it tries six times, for half a minute and more, and neither
+        counts that nor ends with the loader.
+        """
+        url = f"{self._api.endpoint}/api/buckets/{named.repo}/paths-info"
+        asked = {"paths": [named.path]}
+        response = self._session().post(url, json=asked, headers=self._headers(), timeout=_TIMEOUT_S)
+        if response.status_code != 200:
+            self._refuse(response)
+
+        return [self._bucket_file(**entry) for entry in response.json()]
 
     def _key(self, key: str) -> _Key:
         found = _KEY.fullmatch(key)

@@ -42,8 +42,8 @@ def dataset(server: HubServer, token: str = TOKEN, url: str = "") -> HubStore:
     return HubStore("hf://datasets", {"endpoint": url or server.url, "token": token})
 
 
-def bucket(server: HubServer) -> HubStore:
-    return HubStore("hf://buckets", {"endpoint": server.url, "token": TOKEN})
+def bucket(server: HubServer, url: str = "") -> HubStore:
+    return HubStore("hf://buckets", {"endpoint": url or server.url, "token": TOKEN})
 
 
 def test_a_branch_becomes_its_commit_and_a_later_commit_changes_nothing(hub):
@@ -170,6 +170,26 @@ def test_each_fault_is_told_as_what_it_is(hub, kind, expected):
     assert caught.value.kind == expected
     assert caught.value.retry_after_s == (7.0 if kind in {"429", "503"} else 0)
     assert "Signature" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["429", "500", "503", "cut"])
+@pytest.mark.parametrize("opened", [dataset, bucket])
+def test_a_look_at_a_file_is_one_try(hub, opened, kind):
+    """The reads try again, count the tries, and end with the loader: a store that tries by itself would do neither."""
+    sha = hub.commit("me/rows", FILES)
+    hub.put("me/rows", FILES)
+    key = "me/rows/README.md" if opened is bucket else f"me/rows@{sha}/README.md"
+    with FaultProxy(hub.url) as proxy:
+        store = opened(hub, url=proxy.url)
+        found = store.head(key)
+        proxy.faults = Faults((kind,), share=1, repeats=9, only_ranges=False, retry_after_s=7)
+        with pytest.raises(StoreError) as caught:
+            store.head(key)
+
+        assert proxy.num_faults == 1
+        proxy.faults = Faults()
+        assert store.head(key) == found
+    assert (caught.value.kind, caught.value.retry_after_s) == ("transient", 7.0 if kind in {"429", "503"} else 0)
 
 
 def test_without_a_server_another_try_may_succeed(hub):
