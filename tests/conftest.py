@@ -52,8 +52,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 GRACE_S = 20.0
-"""How long what a test closed may take to be gone. Only a test that fails waits for it, so it is long: on a busy machine
-a process takes seconds to end."""
+"""How long what a test closed may take to be gone, where the CPUs are busy. Only a test that fails waits so long."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}

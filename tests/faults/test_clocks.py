@@ -12,7 +12,7 @@ from asyncdata import DataLoader, Limits, PrefetchTimeoutError
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import row_id
 
-pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults]
 
 JUMPS_S = (0, -1e9, 1e9, -3600, 3600, 86_400 * 365)
 

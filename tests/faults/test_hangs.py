@@ -15,7 +15,7 @@ from tests.support.figures import record
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import hangs_on_13, row_id
 
-pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.thorough, pytest.mark.faults]
 
 TIMEOUT_S = 1.0
 """A row is tried twice, as the cause may be another row or none: it has this time twice."""

@@ -42,7 +42,7 @@ def written(path: Path, lengths: list[int]) -> Path:
 
 
 def make(path: Path, **given: Any) -> DataLoader:
-    return DataLoader(path, **{"tokenize_fn": repeated, "batch_size": 1, "num_workers": 0, "timeout_s": 30, **given})
+    return DataLoader(path, **{"tokenize_fn": repeated, "batch_size": 1, "num_workers": 0, "timeout_s": 240, **given})
 
 
 def tokens_of(loop: Any) -> Counter[int]:

@@ -41,7 +41,7 @@ def other(tmp_path: Path) -> Path:
 
 
 def make(source: Any, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
-    return DataLoader(source, tokenize_fn=tokenize_fn, **{"num_workers": 0, "timeout_s": 30} | knobs)
+    return DataLoader(source, tokenize_fn=tokenize_fn, **{"num_workers": 0, "timeout_s": 240} | knobs)
 
 
 def state_after(source: Any, number: int, tokenize_fn: Any = row_id, **knobs: Any) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def written(request, tmp_path) -> Written:
 
 def make(source: Any, tokenize_fn: Callable[..., Any] = row_id, **knobs: Any) -> DataLoader:
     """A loader that fails rather than hangs, inline where nothing else is asked for, and leaves no index."""
-    defaults = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 60, "cache": {"folder": ""}}
+    defaults = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240, "cache": {"folder": ""}}
     return DataLoader(source, tokenize_fn=tokenize_fn, **defaults | knobs)
 
 

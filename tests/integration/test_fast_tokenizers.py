@@ -262,7 +262,7 @@ def test_a_proof_ends_with_the_process_that_wanted_it_even_if_that_is_killed(
         child = child_of(psutil.Process(owner.pid))
         heir = psutil.Process(int(owner.stdout.readline())) if forks else None
         owner.send_signal(signal.SIGKILL)
-        psutil.wait_procs([child], timeout=60)
+        psutil.wait_procs([child], timeout=240)
         left = child.is_running()
         for process in filter(None, (heir, child)):
             with contextlib.suppress(psutil.NoSuchProcess):

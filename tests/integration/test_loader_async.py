@@ -40,7 +40,7 @@ CALLERS = {"asyncio": ("asyncio", {}), "uvloop": ("asyncio", {"use_uvloop": True
 
 def make(path: Path, tokenize_fn: Any = row_id, **knobs: Any) -> AsyncDataLoader:
     """A loader that fails rather than hangs, inline where nothing else is asked for."""
-    settings = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 30} | knobs
+    settings = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240} | knobs
     return AsyncDataLoader(path, tokenize_fn=tokenize_fn, **settings)
 
 

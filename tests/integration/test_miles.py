@@ -215,7 +215,7 @@ def test_media_are_put_into_chats_as_miles_puts_them(miles, form, tokenizer, sma
 @contextlib.contextmanager
 def source_in_miles(path: Path, **given: Any) -> Iterator[AsyncDataSource]:
     """Ours, where miles is what runs it."""
-    more = {"asyncdata_num_workers": 0, "asyncdata_timeout_s": 60.0, "asyncdata_cache": {"folder": ""}}
+    more = {"asyncdata_num_workers": 0, "asyncdata_timeout_s": 240.0, "asyncdata_cache": {"folder": ""}}
     with contextlib.ExitStack() as stack:
         stack.enter_context(miles_importable(str(miles_folder())))
         if "sglang" not in sys.modules:

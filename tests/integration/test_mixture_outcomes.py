@@ -61,7 +61,7 @@ def mix_of(data: Path, *, replay: bool = True, **parts: Any) -> Mix:
 
 
 def make(mix: Mix, outcomes: Any, **knobs: Any) -> DataLoader:
-    settings = {"tokenize_fn": row_id, "num_workers": 0, "shuffle": SHUFFLE, "timeout_s": 60}
+    settings = {"tokenize_fn": row_id, "num_workers": 0, "shuffle": SHUFFLE, "timeout_s": 240}
     return DataLoader(mix, outcomes=outcomes, **settings | knobs)
 
 
@@ -339,7 +339,7 @@ parts = {
     "again": Replay("math", PassRate(0.1, 0.6)),
 }
 outcomes = Outcomes(path=f"{folder}/outcomes", policy=PassRate(drop_above=0.9, revisit_every=3))
-loader = DataLoader(Mix(parts, quota=5), tokenize_fn=tokens, num_workers=0, outcomes=outcomes, timeout_s=60,
+loader = DataLoader(Mix(parts, quota=5), tokenize_fn=tokens, num_workers=0, outcomes=outcomes, timeout_s=240,
                     shuffle=Shuffle(block_bytes=256, window_blocks=4))
 """
 CHILD += TORN_WRITES

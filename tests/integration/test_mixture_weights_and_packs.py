@@ -38,7 +38,7 @@ THIRD = {"text": 1, "code": 1, "math": 3, "chat": 1}
 
 
 def make(mix: Mix, **knobs: Any) -> DataLoader:
-    settings = {"tokenize_fn": id_and_text, "num_workers": 0, "shuffle": SHUFFLE, "timeout_s": 60}
+    settings = {"tokenize_fn": id_and_text, "num_workers": 0, "shuffle": SHUFFLE, "timeout_s": 240}
     return DataLoader(mix, **settings | knobs)
 
 

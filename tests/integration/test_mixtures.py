@@ -62,7 +62,7 @@ def mix_of(data: Path, weights: dict[str, float] = WEIGHTS, part: dict[str, Any]
 
 
 def make(mix: Mix, **knobs: Any) -> DataLoader:
-    settings = {"tokenize_fn": id_and_text, "num_workers": 0, "shuffle": SHUFFLE, "timeout_s": 60}
+    settings = {"tokenize_fn": id_and_text, "num_workers": 0, "shuffle": SHUFFLE, "timeout_s": 240}
     return DataLoader(mix, **settings | knobs)
 
 

@@ -54,7 +54,7 @@ def many_tries(monkeypatch) -> None:
 
 
 def make(source: Any, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
-    defaults = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 60, "cache": {"folder": ""}, "seed": 7}
+    defaults = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240, "cache": {"folder": ""}, "seed": 7}
     return DataLoader(source, tokenize_fn=tokenize_fn, **defaults | knobs)
 
 
@@ -128,7 +128,7 @@ def test_the_next_compressed_objects_are_begun_before_one_ends(host):
 
 
 def _waits(together: threading.Barrier) -> None:
-    together.wait(60)
+    together.wait(240)
 
 
 # Which objects

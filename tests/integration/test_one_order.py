@@ -48,7 +48,7 @@ def settings_of(combination: tuple[int, int, int, int, str]) -> dict[str, Any]:
     return {
         "tokenize_fn": row_id,
         "shuffle": SHUFFLE,
-        "timeout_s": 60,
+        "timeout_s": 240,
         "epochs": NUM_EPOCHS,
         "num_workers": num_workers,
         "dp_size": dp_size,

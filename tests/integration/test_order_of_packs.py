@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 def packs(path: Path, batch_size: int, **given: Any) -> list[tuple[int, ...]]:
     """The rows of each pack of an epoch, in the order of delivery to all ranks."""
-    given = {"packing": SoftPacking(max_length=64, window_samples=16), "num_workers": 0, "timeout_s": 30, **given}
+    given = {"packing": SoftPacking(max_length=64, window_samples=16), "num_workers": 0, "timeout_s": 240, **given}
     with DataLoader(path, tokenize_fn=repeated, batch_size=batch_size, **given) as loader:
         return [tuple(int(d.tokens[0]) for d in pack) for batch in loader for pack in batch]
 

@@ -508,7 +508,7 @@ rows, folder, stop, torn = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.a
 def tokens(row):
     return [row["id"]]
 outcomes = Outcomes(path=f"{folder}/outcomes", policy=PassRate(drop_above=0.9, revisit_every=3))
-loader = DataLoader(rows, tokenize_fn=tokens, num_workers=0, n_samples_per_prompt=2, outcomes=outcomes, timeout_s=30)
+loader = DataLoader(rows, tokenize_fn=tokens, num_workers=0, n_samples_per_prompt=2, outcomes=outcomes, timeout_s=240)
 """
 CHILD += TORN_WRITES
 CHILD += """

@@ -56,7 +56,7 @@ def written(path: Path, lengths: list[int]) -> Path:
 def settings(**given: Any) -> dict[str, Any]:
     packing = SoftPacking(max_length=64, window_samples=16, window_tokens=128, across_epochs=True)
     usual = {"tokenize_fn": repeated, "packing": packing, "batch_size": 2, "shuffle": SHUFFLE, "num_workers": 0}
-    return {**usual, "timeout_s": 30, **given}
+    return {**usual, "timeout_s": 240, **given}
 
 
 def make(path: Path, **given: Any) -> DataLoader:

@@ -32,7 +32,7 @@ def data(tmp_path) -> str:
 
 def run(data: str, folder: Path, **knobs: Any) -> None:
     """One epoch, with a bad row that is put aside, and a snapshot."""
-    settings = {"num_workers": 0, "timeout_s": 60, **knobs}
+    settings = {"num_workers": 0, "timeout_s": 240, **knobs}
     settings["cache"] = {"folder": str(folder / "cache"), **knobs.get("cache", {})}
     settings["bad_rows"] = {"policy": "quarantine", "path": str(folder / "quarantine.jsonl")}
     with DataLoader(data, tokenize_fn=prompts(), **settings) as loader:

@@ -62,7 +62,7 @@ def labels(loop: Any) -> list[str]:
 
 
 def make(source: Any, **given: Any) -> DataLoader:
-    return DataLoader(source, tokenize_fn=labelled, batch_size=7, num_workers=0, timeout_s=30, **given)
+    return DataLoader(source, tokenize_fn=labelled, batch_size=7, num_workers=0, timeout_s=240, **given)
 
 
 @pytest.mark.parametrize("source", [jsonl, packed, array, parquet])

@@ -240,7 +240,7 @@ def test_the_end_is_the_end_after_a_resume_too(path):
         {"batch_size": 17},
         {"limits": {"max_ready_bytes": 100}},
         {"event_loop": "trio"},
-        {"event_loop": "uvloop", "num_workers": 2, "buffer_size": 3, "timeout_s": 60},
+        {"event_loop": "uvloop", "num_workers": 2, "buffer_size": 3, "timeout_s": 240},
     ],
     ids=str,
 )

@@ -270,7 +270,7 @@ def test_the_claims_of_a_rank_that_closes_are_taken_over(rows: Path) -> None:
         stack.callback(stuck.gate.set)
         second = stack.enter_context(make(rows, stuck.function, epochs=1, ranks=of_rank(1)))
         start(second)
-        assert stuck.is_held.wait(30)
+        assert stuck.is_held.wait(240)
         first = stack.enter_context(make(rows, Calls().function, epochs=1, ranks=of_rank(0)))
         start(first)
         until(lambda: first.statistics().awaited_rows > 0)
@@ -309,7 +309,7 @@ def test_a_timeout_says_that_another_rank_is_waited_for(rows: Path) -> None:
         stack.callback(stuck.gate.set)
         second = stack.enter_context(make(rows, stuck.function, epochs=1, ranks=of_rank(1)))
         start(second)
-        assert stuck.is_held.wait(30)
+        assert stuck.is_held.wait(240)
         first = stack.enter_context(make(rows, Calls().function, epochs=1, ranks=of_rank(0), timeout_s=0.5))
 
         with pytest.raises(PrefetchTimeoutError, match="another rank of this node has not tokenized"):

@@ -61,7 +61,7 @@ def test_odd_lines_are_the_rows_that_slime_reads_in_its_order(
             rollout_shuffle=shuffled,
             asyncdata_num_workers=num_workers,
             asyncdata_cache={"folder": str(tmp_path / "cache")},
-            asyncdata_timeout_s=60,
+            asyncdata_timeout_s=240,
             **args,
         )
     )

@@ -347,7 +347,7 @@ def test_a_file_that_is_not_there_is_a_snapshot_error(path, tmp_path):
 
 @pytest.mark.asyncio
 async def test_the_async_face_saves_and_restores_the_same(path, tmp_path):
-    settings: dict[str, Any] = {"tokenize_fn": row_id, "shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 30}
+    settings: dict[str, Any] = {"tokenize_fn": row_id, "shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240}
     async with AsyncDataLoader(path, **settings) as loader:
         await loader.get_next_batch(15)
         loader.save(tmp_path / "snapshot")

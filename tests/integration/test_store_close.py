@@ -13,7 +13,6 @@ from tests.support.tokenize_fns import id_and_text
 pytest.importorskip("obstore")
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_closing_does_not_wait_for_the_next_try(tmp_path, num_workers):
     """A thread that still waits for its next try when the test ends fails it."""

@@ -49,7 +49,7 @@ def path(tmp_path) -> Path:
 def make(source: Any, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
     """A loader that fails rather than hangs, inline where nothing else is asked for."""
     return DataLoader(
-        source, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 60} | knobs
+        source, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240} | knobs
     )
 
 

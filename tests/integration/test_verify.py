@@ -40,7 +40,7 @@ NUM_SAMPLES = 156  # into the second epoch
 
 
 def make(path: Path | str, tokenize_fn: Any = id_and_text, **knobs: Any) -> DataLoader:
-    base = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 30, "digest": "tokens"}
+    base = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240, "digest": "tokens"}
     return DataLoader(str(path), tokenize_fn=tokenize_fn, **base | knobs)
 
 

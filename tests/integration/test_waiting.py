@@ -70,7 +70,7 @@ def test_a_timeout_of_the_loader_holds_for_every_call(tmp_path):
         with pytest.raises(PrefetchTimeoutError):
             next(iter(loader))
         gate.touch()
-        assert ids(loader.get_next_batch(2, timeout_s=30)) == [0, 1]
+        assert ids(loader.get_next_batch(2, timeout_s=240)) == [0, 1]
 
 
 def test_a_timeout_while_workers_start_says_so(path, tmp_path):

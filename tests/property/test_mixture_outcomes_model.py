@@ -146,7 +146,7 @@ def mix_of(folder: Path, by: str, quota: int, weights: tuple[int, int, int]) -> 
 
 
 def opened(mix: Mix, buffer_size: int) -> DataLoader:
-    knobs: dict[str, Any] = {"num_workers": 0, "timeout_s": 60, "buffer_size": buffer_size}
+    knobs: dict[str, Any] = {"num_workers": 0, "timeout_s": 240, "buffer_size": buffer_size}
     return DataLoader(mix, tokenize_fn=tokens_of, shuffle=SHUFFLE, outcomes=Outcomes(policy=POLICY), **knobs)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def make(source: Any, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
     """A loader that fails rather than hangs, inline where nothing else is asked for."""
-    knobs = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 30} | knobs
+    knobs = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240} | knobs
     return DataLoader(source, tokenize_fn=tokenize_fn, **knobs)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from asyncdata.core.types import Sample
 
-NEVER_S = 60.0
+NEVER_S = 240.0
 """A deadline that only a test which has failed reaches."""
 
 SHUFFLE = Shuffle(block_bytes=1024, window_blocks=4)

@@ -136,7 +136,7 @@ def batch_of(items: list[Any]) -> Batch:
 
 def make(source: Path | Mix, tokenize_fn: Callable[..., Any] = numbered, **knobs: Any) -> DataLoader:
     """A loader that fails rather than hangs, inline where nothing else is asked for."""
-    settings = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 30, "batch_size": 1, "collate_fn": batch_of}
+    settings = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240, "batch_size": 1, "collate_fn": batch_of}
     return DataLoader(source, tokenize_fn=tokenize_fn, **settings | knobs)
 
 

@@ -63,7 +63,7 @@ def slimes_args(**given: Any) -> Namespace:
 def args_for(path: Path | str | None, **given: Any) -> Namespace:
     """The same for a source of ours, which works in this process and leaves nothing behind."""
     data = None if path is None else str(path)
-    ours = {"asyncdata_num_workers": 0, "asyncdata_timeout_s": 60.0, "asyncdata_cache": {"folder": ""}}
+    ours = {"asyncdata_num_workers": 0, "asyncdata_timeout_s": 240.0, "asyncdata_cache": {"folder": ""}}
     return slimes_args(**{"prompt_data": data, "label_key": "label", **ours, **given})
 
 

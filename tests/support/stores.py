@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BUCKET = "test-bucket"
 SECRET = "sEcReTkEyOfTheTests0123456789"
-FAST = {"retry_timeout_s": 20.0}
+FAST = {"retry_timeout_s": 120.0}
 
 
 class Request(NamedTuple):

@@ -106,7 +106,6 @@ def test_an_example_of_trl_is_killed_and_resumes_with_the_same_rows_and_losses(n
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(120)  # two of them import transformers first
 @pytest.mark.parametrize("name", [*FRAMEWORKS, *TRL])
 def test_an_example_whose_framework_is_missing_says_so_in_a_line(name, tmp_path):
     if name in TRL:

@@ -35,7 +35,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "c
 def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a process of its own, with warnings of any kind on stderr."""
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.thorough
@@ -160,7 +160,7 @@ def test_rows_of_which_none_has_a_number_are_counted_by_what_dropped_them(jsonl_
     fn = PromptTokenizeFn(tokenizer_folder(), max_length=4)
     with (
         DataLoader(
-            str(jsonl_file(rows)), tokenize_fn=fn, num_workers=0, shuffle=shuffle, bad_rows="skip", timeout_s=30
+            str(jsonl_file(rows)), tokenize_fn=fn, num_workers=0, shuffle=shuffle, bad_rows="skip", timeout_s=240
         ) as loader,
         pytest.raises(NoSamplesError, match=r"AD401 5 rows read, 0 kept: 2 by bad row AD101, 3 by max_length"),
     ):

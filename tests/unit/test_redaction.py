@@ -124,7 +124,7 @@ def test_a_traceback_of_a_source_that_raised_does_not_show_it():
         raise ConnectionError(SHOWING[0])
         yield
 
-    with DataLoader(IterableSource(rows), tokenize_fn=lambda row: [1], num_workers=0, timeout_s=30) as loader:
+    with DataLoader(IterableSource(rows), tokenize_fn=lambda row: [1], num_workers=0, timeout_s=240) as loader:
         with pytest.raises(SourceError, match="gave 403") as caught:
             loader.get_next_batch(1)
     assert SECRET not in "".join(traceback.format_exception(caught.value))

@@ -80,7 +80,7 @@ def stream(
     """To the end of the data, or until somebody ends us."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     source = source_of(kind, paths)
-    with DataLoader(source, tokenize_fn=id_and_text, shuffle=SHUFFLE, timeout_s=60, **knobs) as loader:
+    with DataLoader(source, tokenize_fn=id_and_text, shuffle=SHUFFLE, timeout_s=240, **knobs) as loader:
         if os.path.exists(snapshot):
             loader.restore(snapshot)
         _write(out, loader.statistics().samples_total)

@@ -31,7 +31,7 @@ def path(tmp_path) -> Path:
 
 
 def make(source: Any, **knobs: Any) -> DataLoader:
-    return DataLoader(source, tokenize_fn=row_id, **{"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 30} | knobs)
+    return DataLoader(source, tokenize_fn=row_id, **{"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240} | knobs)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
@@ -156,7 +156,7 @@ def test_74_a_clock_that_jumps_changes_nothing(path, monkeypatch):
     clock = random.Random(0)
     monkeypatch.setattr(time, "time", lambda: clock.uniform(-1e9, 1e10))
 
-    with make(path, num_workers=1, timeout_s=30, limits=Limits(row_timeout_s=30)) as loader:
+    with make(path, num_workers=1, timeout_s=240, limits=Limits(row_timeout_s=30)) as loader:
         batch = loader.get_next_batch(2 * NUM_ROWS)
         state = loader.state_dict()
     with make(path) as loader:
@@ -174,7 +174,7 @@ path, room, num_workers = json.loads(sys.argv[1])
 import asyncdata.loader.engine, asyncdata.workers.pool.process_pool, asyncio
 resource.setrlimit(resource.RLIMIT_NOFILE, (room, room))
 try:
-    with DataLoader(path, tokenize_fn=row_id, num_workers=num_workers, timeout_s=20, shuffle=False) as loader:
+    with DataLoader(path, tokenize_fn=row_id, num_workers=num_workers, timeout_s=240, shuffle=False) as loader:
         said = [int(sample.tokens[0]) for sample in loader.get_next_batch(3)]
 except AsyncDataError as error:
     said = [type(error).__name__, str(error)]

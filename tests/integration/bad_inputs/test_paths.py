@@ -19,7 +19,7 @@ def data(tmp_path):
 
 
 def open_loader(source: Any, **knobs: Any) -> DataLoader:
-    return DataLoader(source, tokenize_fn=row_id, num_workers=0, timeout_s=60, **knobs)
+    return DataLoader(source, tokenize_fn=row_id, num_workers=0, timeout_s=240, **knobs)
 
 
 @pytest.mark.parametrize("kind", [str, lambda path: [path], ParquetSource, JsonArraySource])

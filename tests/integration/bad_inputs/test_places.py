@@ -256,7 +256,7 @@ SETTINGS = [
 
 
 def make(path: Path, **knobs: Any) -> DataLoader:
-    settings = {"shuffle": SHUFFLE, "epochs": 1, "timeout_s": 60} | knobs
+    settings = {"shuffle": SHUFFLE, "epochs": 1, "timeout_s": 240} | knobs
     return DataLoader(str(path), tokenize_fn=tokenize_fns.fails_on_13, **settings)
 
 

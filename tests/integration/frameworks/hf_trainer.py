@@ -115,7 +115,7 @@ def _sft(settings: dict[str, Any], tokenizer: Any, seen: list[Any], trainer: typ
         tokenize_fn=ChatTokenizeFn(settings["tokenizer"], max_length=MAX_LENGTH),
         collate_fn=_recorded(collate, seen),
         num_workers=0,
-        timeout_s=60,
+        timeout_s=240,
         **knobs,
         ranks=ranks(),
     )
@@ -139,7 +139,7 @@ def _grpo(settings: dict[str, Any], tokenizer: Any, seen: list[Any], dataset: An
         max_completion_length=8,
         shuffle_dataset=False,
     )
-    loader = DataLoader(settings["rows"], tokenize_fn=RowFn(), num_workers=0, timeout_s=60)
+    loader = DataLoader(settings["rows"], tokenize_fn=RowFn(), num_workers=0, timeout_s=240)
     made = GRPOTrainer(
         _model(tokenizer),
         reward_funcs=reward,
@@ -154,7 +154,7 @@ def _layout(settings: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     """The rows of this rank's first batches: of TRL's own loader and sampler, and of ours, for the same order."""
     from datasets import Dataset
 
-    with DataLoader(settings["rows"], tokenize_fn=RowFn(), num_workers=0, timeout_s=60) as ordered:
+    with DataLoader(settings["rows"], tokenize_fn=RowFn(), num_workers=0, timeout_s=240) as ordered:
         rows = [sample.extra for sample in ordered.get_next_batch(settings["num_rows"])]
     trainer, loader = _grpo(settings, tokenizer, [], Dataset.from_list(rows))
 
@@ -184,7 +184,7 @@ def _of_pairs(settings: dict[str, Any], tokenizer: Any, seen: list[Any]) -> Any:
         tokenize_fn=PreferenceTokenizeFn(settings["tokenizer"], max_length=MAX_LENGTH),
         collate_fn=_recorded(PreferenceCollator(completion_mask=is_dpo), seen),
         num_workers=0,
-        timeout_s=60,
+        timeout_s=240,
         batch_size=2,
         ranks=ranks(),
     )

@@ -68,7 +68,7 @@ def open_iterator(rows: Path) -> Iterator[Any]:
 
         def opens(rank: int = 0, size: int = 1, *, groups: Any = None, **knobs: Any) -> MegatronIterator:
             place = SimpleNamespace(dp=Group(rank, size))
-            more = {"collate_fn": _collate, "num_workers": 0, "timeout_s": 60, "ranks": ranks_of(place), **knobs}
+            more = {"collate_fn": _collate, "num_workers": 0, "timeout_s": 240, "ranks": ranks_of(place), **knobs}
             loader = stack.enter_context(DataLoader(str(rows / "rows.jsonl"), tokenize_fn=_row, **more))
             return MegatronIterator(loader, groups or place)
 

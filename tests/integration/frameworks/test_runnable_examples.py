@@ -26,7 +26,7 @@ from tests.support.frameworks.killed_runs import ROOT, checkout
 from tests.support.frameworks.prime_rl import PACKAGES as PRIME_PACKAGES
 from tests.support.frameworks.skyrl import PACKAGES as SKYRL_PACKAGES
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.thorough]
 FOLDER = ROOT / "examples" / "frameworks"
 
 

@@ -85,7 +85,7 @@ def test_the_batches_of_pairs_are_those_of_trls_own_collator(jsonl_file, small_t
         [{"prompt": "1 + " * n, "chosen": " is " * (n % 3 + 1), "rejected": "?" * n} for n in range(1, 9)]
     )
     with DataLoader(
-        rows, tokenize_fn=PreferenceTokenizeFn(str(small_tokenizer)), num_workers=0, timeout_s=60
+        rows, tokenize_fn=PreferenceTokenizeFn(str(small_tokenizer)), num_workers=0, timeout_s=240
     ) as loader:
         samples = loader.get_next_batch(5)
     found = PreferenceCollator(pad_id=7)(samples)
@@ -120,7 +120,7 @@ def trainer_of(**changes):
 
 @pytest.fixture
 def loader(rows):
-    with DataLoader(rows, tokenize_fn=RowFn(), num_workers=0, timeout_s=60, batch_size=2) as loader:
+    with DataLoader(rows, tokenize_fn=RowFn(), num_workers=0, timeout_s=240, batch_size=2) as loader:
         yield loader
 
 
@@ -187,7 +187,7 @@ def test_prompts_are_repeated_as_trl_repeats_them(rows):
         trainer = trainer_of(generation_batch_size=12, steps_per_generation=2)
         trainer.num_generations, trainer.num_iterations = 4, 3
         trainer.args.world_size, trainer.args.process_index = 2, rank
-        with DataLoader(rows, tokenize_fn=RowFn(), num_workers=0, timeout_s=60) as loader:
+        with DataLoader(rows, tokenize_fn=RowFn(), num_workers=0, timeout_s=240) as loader:
             attach(trainer, loader)
             batches = iter(trainer.get_train_dataloader())
             parts.append([[row["number"] for row in next(batches)] for _ in range(7)])
@@ -198,7 +198,7 @@ def test_prompts_are_repeated_as_trl_repeats_them(rows):
             trainer.callback_handler.callbacks[-1].on_train_begin(None, state, None)
             assert [row["number"] for row in next(iter(trainer.get_train_dataloader()))] == following
 
-    with DataLoader(rows, tokenize_fn=RowFn(), num_workers=0, timeout_s=60) as loader:
+    with DataLoader(rows, tokenize_fn=RowFn(), num_workers=0, timeout_s=240) as loader:
         first, second, third, fourth = (sample.extra["number"] for sample in loader.get_next_batch(4))
     assert parts[0][:6] == [[first] * 4 + [second] * 2] * 6
     assert parts[1][:6] == [[second] * 2 + [third] * 4] * 6

@@ -142,7 +142,7 @@ def test_ranks_killed_within_a_generation_batch_train_on_its_prompts_again(
     """TRL samples their completions again, so losses differ; no prompt is skipped, and none comes twice."""
     pytest.importorskip("trl", reason="trl is not installed")
     settings |= {"trainer": "GRPOTrainer", "packed": False, "save_steps": 3, "folder": str(tmp_path / "killed")}
-    with DataLoader(settings["rows"], tokenize_fn=RowFn(), num_workers=0, timeout_s=60) as loader:
+    with DataLoader(settings["rows"], tokenize_fn=RowFn(), num_workers=0, timeout_s=240) as loader:
         prompts = [sample.extra["number"] for sample in loader.get_next_batch(32)]
 
     run(settings, report=str(tmp_path / "report.json"), kill_at=4)

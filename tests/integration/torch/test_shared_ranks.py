@@ -20,7 +20,7 @@ from tests.support.torch_loading import chat
 RANKS = 2
 NUM_ROWS = 400
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.thorough]
 
 
 def run(rows, folder, root, **environment):

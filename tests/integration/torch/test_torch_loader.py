@@ -274,7 +274,7 @@ def test_a_state_taken_while_a_batch_is_fetched_does_not_have_it(open_loader):
         asked.append(len(samples))
         if len(asked) == 3:
             began.set()
-            assert may_go_on.wait(60)
+            assert may_go_on.wait(240)
         return [sample.tokens for sample in samples]
 
     loader = open_loader(**{**SAMPLES, "collate_fn": collate})
@@ -283,7 +283,7 @@ def test_a_state_taken_while_a_batch_is_fetched_does_not_have_it(open_loader):
     before = loader.state_dict()
     trainer = threading.Thread(target=lambda: yielded.append(plain(next(batches))))
     trainer.start()
-    assert began.wait(60)  # batch 2 is fetched, and batch 3 is being
+    assert began.wait(240)  # batch 2 is fetched, and batch 3 is being
     seen = loader.state_dict()
     may_go_on.set()
     trainer.join()

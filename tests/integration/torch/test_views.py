@@ -37,7 +37,7 @@ def opened():
     with contextlib.ExitStack() as stack:
 
         def opens(kind, path, *arguments, **knobs):
-            loader = DataLoader(path, tokenize_fn=RowFn(), **{"num_workers": 0, "timeout_s": 60, **knobs})
+            loader = DataLoader(path, tokenize_fn=RowFn(), **{"num_workers": 0, "timeout_s": 240, **knobs})
             return kind(stack.enter_context(contextlib.closing(loader)), *arguments)
 
         yield opens
@@ -49,7 +49,7 @@ def ids(items):
 
 def in_order(path, number, **knobs):
     """The first rows of D."""
-    with DataLoader(path, tokenize_fn=RowFn(), num_workers=0, timeout_s=60, **knobs) as loader:
+    with DataLoader(path, tokenize_fn=RowFn(), num_workers=0, timeout_s=240, **knobs) as loader:
         return [sample.extra["id"] for sample in loader.get_next_batch(number)]
 
 
@@ -266,7 +266,7 @@ def test_the_epochs_of_a_row_view_may_be_shorter_or_longer_than_the_data(rows, o
 
 
 def test_a_row_view_may_begin_with_a_later_epoch(rows, opened):
-    with contextlib.closing(DataLoader(rows, tokenize_fn=RowFn(), num_workers=0, timeout_s=60, shuffle="full")) as of:
+    with contextlib.closing(DataLoader(rows, tokenize_fn=RowFn(), num_workers=0, timeout_s=240, shuffle="full")) as of:
         view = RowView(of, 2 * NUM_ROWS, epoch=1)
         whole = in_order(rows, 3 * NUM_ROWS, shuffle="full")
 

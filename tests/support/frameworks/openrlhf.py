@@ -154,7 +154,7 @@ def _as_the_page_does(index: Path) -> None:
 
     plug_in, own = openrlhf.plug_in, runpy.run_module
     try:
-        openrlhf.plug_in = lambda **knobs: plug_in(**{**knobs, "cache": {"folder": str(index)}, "timeout_s": 60})
+        openrlhf.plug_in = lambda **knobs: plug_in(**{**knobs, "cache": {"folder": str(index)}, "timeout_s": 240})
         runpy.run_module = lambda *_, **__: {}  # type: ignore[assignment]
         run_block("use-it-with-openrlhf.md", {})
     finally:

@@ -437,7 +437,7 @@ def drive(folder: Path, *, runs: dict[str, Any]) -> dict[str, Any]:
     for name, (is_ours, is_async, drops, batch, saves) in runs.items():
         words = words_of(rows, batch=batch, is_async=is_async, drops=drops)
         sent = arguments_of_page(words)
-        knobs = {**sent[1][1], "cache": {"folder": str(folder / "index")}, "timeout_s": 60} if is_ours else {}
+        knobs = {**sent[1][1], "cache": {"folder": str(folder / "index")}, "timeout_s": 240} if is_ours else {}
 
         def opens(place: Path, words: list[str] = words, is_ours: bool = is_ours, knobs: Any = knobs) -> Run:
             cfg = SkyRLTrainConfig.from_cli_overrides([*words, f"trainer.ckpt_path={place}"])

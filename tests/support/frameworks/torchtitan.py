@@ -41,7 +41,7 @@ def tokenize(row: dict[str, Any]) -> dict[str, Any]:
 def ours(folder: Path, **changes: Any) -> Any:
     from asyncdata.integrations.torchtitan import AsyncDataLoader
 
-    knobs = {"shuffle": "full", "cache": {"folder": str(folder / "index")}, "timeout_s": 60}
+    knobs = {"shuffle": "full", "cache": {"folder": str(folder / "index")}, "timeout_s": 240}
     return AsyncDataLoader.Config(
         dataset=str(folder / "rows.jsonl"),
         tokenize_fn="tests.support.frameworks.torchtitan:tokenize",

@@ -84,7 +84,7 @@ def loader(tmp_path: Path, kind: str = "jsonl") -> DataLoader:
     elif not path.exists():
         pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         pq.write_table(pa.table({"id": list(range(50))}), path)
-    settings = {"shuffle": "full", "cache": {"folder": str(tmp_path / "cache")}, "num_workers": 0, "timeout_s": 60}
+    settings = {"shuffle": "full", "cache": {"folder": str(tmp_path / "cache")}, "num_workers": 0, "timeout_s": 240}
     return DataLoader(str(path), tokenize_fn=row_id, **settings)
 
 

@@ -78,7 +78,7 @@ def test_a_file_that_hangs_or_is_gone_has_no_line_and_delays_nothing(
     assert line_number_within(str(path), 10, 60) == 6
     assert line_number_within(str(path.with_name("gone")), 10, 60) is None
 
-    monkeypatch.setattr(os, "pread", lambda fd, size, offset: goes_on.wait(60) and read(fd, size, offset))
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: goes_on.wait(240) and read(fd, size, offset))
     assert line_number_within(str(path), 10, 0.01) is None
     goes_on.set()
     assert line_number_within(str(path), 10, 60) == 6

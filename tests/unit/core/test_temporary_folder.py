@@ -47,7 +47,7 @@ def told(process: subprocess.Popen[str]) -> Path:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
 
 
 @pytest.mark.thorough
@@ -88,7 +88,7 @@ def test_a_forked_child_removes_nothing(place):
         assert int(str(told(process))) > 0, "the child is gone"
         TemporaryFolder("copy").close()
         assert (folder / "copy").exists()
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)
     assert list(place.iterdir()) == []
 
 

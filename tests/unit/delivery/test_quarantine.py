@@ -205,7 +205,6 @@ def test_half_a_line_that_a_killed_process_left_does_not_swallow_the_next_entry(
     assert (found.times, found.num_unreadable) == ([1, 1, 1], 1)
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a FIFO", "a folder"])
 def test_anything_but_a_regular_file_is_refused_at_once(tmp_path, make):
     path = str(tmp_path / "bad.jsonl")
@@ -218,7 +217,6 @@ def test_anything_but_a_regular_file_is_refused_at_once(tmp_path, make):
         Quarantine(path).add(error_at(1))
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null"])
 def test_a_device_holds_no_bad_rows(path):
     with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: it is no regular file"):

@@ -43,7 +43,7 @@ class _Base:
 
 
 def experiment(cfg: Any, source: Any = None, **knobs: Any) -> Any:
-    return type("Experiment", (SkyRLExperiment, _Base), {})(cfg, source, **{"num_workers": 0, "timeout_s": 60} | knobs)
+    return type("Experiment", (SkyRLExperiment, _Base), {})(cfg, source, **{"num_workers": 0, "timeout_s": 240} | knobs)
 
 
 def settings(train_data: list[str], **changes: Any) -> Any:
@@ -146,7 +146,7 @@ def opened(rows: Path) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
 
         def opens(kind: Any, batch: int, **knobs: Any) -> Any:
-            found = {"num_workers": 0, "timeout_s": 60, "commit": "on_ack", **knobs}
+            found = {"num_workers": 0, "timeout_s": 240, "commit": "on_ack", **knobs}
             view = order_view_of_rows(str(rows), found, item=prompt_of)
             return kind(stack.enter_context(contextlib.closing(view)), batch)
 

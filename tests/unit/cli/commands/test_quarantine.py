@@ -44,7 +44,7 @@ def run_json(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
 
 def put_aside(source: Any, num: int = 4, **settings: Any) -> str:
     """The quarantine of a run over ``source``."""
-    knobs = {"num_workers": 0, "shuffle": False, "timeout_s": 60, "bad_rows": "quarantine"}
+    knobs = {"num_workers": 0, "shuffle": False, "timeout_s": 240, "bad_rows": "quarantine"}
     with capture_logs(), DataLoader(source, tokenize_fn=prompts(**settings), **knobs) as loader:
         loader.get_next_batch(num)
     return "quarantine.jsonl"

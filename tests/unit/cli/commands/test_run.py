@@ -64,7 +64,7 @@ def test_the_record_says_what_the_loader_delivers(data, tmp_path, run_json):
     report = run_json("run", data, *INLINE, "--record", record, "--seed", 3)
 
     with DataLoader(data, tokenize_fn=PromptTokenizeFn(tokenizer_folder()), seed=3, num_workers=0) as loader:
-        samples = loader.get_next_batch(NUM_ROWS, timeout_s=30)
+        samples = loader.get_next_batch(NUM_ROWS, timeout_s=240)
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     assert [line["index"] for line in lines] == list(range(NUM_ROWS))
     assert [

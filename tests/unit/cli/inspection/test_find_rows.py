@@ -73,7 +73,7 @@ def test_the_first_rows_are_those_that_the_loader_delivers_first(tmp_path, opene
     path = write(tmp_path)
     knobs = {"seed": 7, "shuffle": shuffle, "cache": {"folder": ""}}
     with DataLoader(path, tokenize_fn=row_id, num_workers=0, **knobs) as loader:
-        samples = loader.get_next_batch(NUM_ROWS, timeout_s=30)
+        samples = loader.get_next_batch(NUM_ROWS, timeout_s=240)
 
     rows = list(opened(path, row_id, **knobs).first(NUM_ROWS + 5))
 

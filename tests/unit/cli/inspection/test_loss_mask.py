@@ -55,7 +55,7 @@ def test_the_numbers_are_those_of_the_samples(test_data: Path) -> None:
         rows = list(opened.first(40))
     mask = LossMask(fn)
     with DataLoader(str(path), tokenize_fn=fn, seed=3, num_workers=0) as loader:
-        samples = {sample.position: sample for sample in loader.get_next_batch(40, timeout_s=60)}
+        samples = {sample.position: sample for sample in loader.get_next_batch(40, timeout_s=240)}
 
     for row in rows:
         if row.sample is None:

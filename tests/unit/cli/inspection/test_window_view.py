@@ -66,9 +66,9 @@ def test_the_rows_of_the_windows_are_what_the_loader_delivers(rows, shuffle):
 
     knobs = {"num_workers": 0, "epochs": 2, "cache": {"folder": ""}}
     with DataLoader(rows, tokenize_fn=row_id, seed=7, shuffle=shuffle, **knobs) as loader:
-        samples = loader.get_next_batch(len(shown), timeout_s=30)
+        samples = loader.get_next_batch(len(shown), timeout_s=240)
         with pytest.raises(EndOfData):
-            loader.get_next_batch(1, timeout_s=30)
+            loader.get_next_batch(1, timeout_s=240)
 
     assert len(shown) > NUM_ROWS // 5
     assert shown == [(sample.position, sample.source) for sample in samples]
@@ -80,7 +80,7 @@ def test_rows_that_yield_no_sample_are_left_out_where_the_loader_leaves_them_out
         shown = [row.location for row in opened.first(NUM_ROWS)]
 
     with DataLoader(rows, tokenize_fn=every_third_dropped, num_workers=0, **knobs) as loader:
-        samples = loader.get_next_batch(NUM_ROWS * 2 // 3, timeout_s=30)
+        samples = loader.get_next_batch(NUM_ROWS * 2 // 3, timeout_s=240)
     assert shown == [sample.source for sample in samples]
 
 
@@ -118,7 +118,7 @@ def test_planned_packs_are_in_the_order_of_the_loader(rows, knobs):
 def test_an_inspected_row_is_what_a_worker_makes_of_it(rows, shuffle):
     knobs = {"seed": 7, "shuffle": shuffle, "cache": {"folder": ""}}
     with DataLoader(rows, tokenize_fn=row_id, num_workers=0, **knobs) as loader:
-        sample = loader.get_next_batch(NUM_ROWS + 40, timeout_s=30)[-1]
+        sample = loader.get_next_batch(NUM_ROWS + 40, timeout_s=240)[-1]
 
     with OpenedOrder(rows, row_id, **knobs) as opened:
         found = opened.at(sample.position)
@@ -221,7 +221,7 @@ def test_without_any_row_no_row_has_a_position(jsonl_file):
 def test_a_row_index_that_a_run_has_made_is_used(rows, tmp_path, monkeypatch):
     knobs = {"shuffle": "full", "cache": {"folder": str(tmp_path / "cache")}}
     with DataLoader(rows, tokenize_fn=row_id, num_workers=0, **knobs) as loader:
-        first = loader.get_next_batch(1, timeout_s=30)[0]
+        first = loader.get_next_batch(1, timeout_s=240)[0]
     monkeypatch.setattr(request_handler, "index_blocks", lambda *_: pytest.fail("the rows were counted again"))
 
     with OpenedOrder(rows, **knobs) as opened:

@@ -235,7 +235,7 @@ def test_a_dataset_and_a_saved_folder_are_sources_by_themselves(tmp_path):
     dataset = saved(tmp_path / "ds")
 
     for source in (dataset, in_memory(), str(tmp_path / "ds"), tmp_path / "ds", HuggingFaceSource(tmp_path / "ds")):
-        with DataLoader(source, tokenize_fn=row_id, num_workers=0, shuffle=False, timeout_s=30) as loader:
+        with DataLoader(source, tokenize_fn=row_id, num_workers=0, shuffle=False, timeout_s=240) as loader:
             assert ids(loader.get_next_batch(20)) == list(range(20))
 
 
@@ -363,7 +363,7 @@ print(loader.get_next_batch)
 """
     root = Path(__file__).parents[4]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(root)}
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=environment, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=environment, timeout=240)
 
     assert list(tmp_path.glob("asyncdata-*")) == []
 
@@ -452,7 +452,7 @@ def test_whatever_changes_the_rows_changes_the_fingerprint(tmp_path):
 
 def test_a_state_of_other_indices_is_refused_with_the_difference(tmp_path):
     dataset = saved(tmp_path / "ds")
-    knobs = {"tokenize_fn": row_id, "num_workers": 0, "timeout_s": 30}
+    knobs = {"tokenize_fn": row_id, "num_workers": 0, "timeout_s": 240}
     with DataLoader(dataset.shuffle(seed=1), **knobs) as loader:
         state = loader.state_dict()
 

@@ -73,7 +73,7 @@ def test_a_path_is_known_for_parquet_wherever_a_loader_is_made(tmp_path):
     write(tmp_path / "sub" / "b.parquet")
 
     for source in (tmp_path / "a.parquet", str(tmp_path / "*.parquet"), tmp_path, [tmp_path, tmp_path / "sub"]):
-        with DataLoader(source, tokenize_fn=row_id, num_workers=0, timeout_s=30) as loader:
+        with DataLoader(source, tokenize_fn=row_id, num_workers=0, timeout_s=240) as loader:
             assert len(loader.get_next_batch(100)) == 100
         with OpenedOrder(source) as opened:
             assert opened.files.reader.path.endswith(":ParquetReader")
@@ -398,7 +398,7 @@ def test_rows_that_dictionaries_spare_the_file_are_delivered_whole(tmp_path):
     path = write(tmp_path / "a.parquet", columns={"id": list(range(400)), "pad": [texts[i % 2] for i in range(400)]})
 
     for num_workers in (0, 1):
-        with DataLoader(path, tokenize_fn=id_and_text, num_workers=num_workers, timeout_s=60) as loader:
+        with DataLoader(path, tokenize_fn=id_and_text, num_workers=num_workers, timeout_s=240) as loader:
             samples = loader.get_next_batch(400)
         assert sorted(ids(samples)) == list(range(400))
         assert all(sample.tokens[1:].tolist() == [ord("xy"[sample.tokens[0] % 2])] * 50_000 for sample in samples)
@@ -408,7 +408,7 @@ def test_a_row_that_is_too_long_is_a_bad_row(tmp_path):
     path = write(tmp_path / "a", columns={"id": [0, 1, 2], "pad": ["", "x" * 200, ""]})
     source = ParquetSource(str(path), max_row_bytes=100)
 
-    knobs = {"num_workers": 0, "timeout_s": 30, "bad_rows": {"policy": "skip", "path": str(tmp_path / "q")}}
+    knobs = {"num_workers": 0, "timeout_s": 240, "bad_rows": {"policy": "skip", "path": str(tmp_path / "q")}}
     with DataLoader(source, tokenize_fn=row_id, **knobs) as loader:
         assert sorted(ids(loader.get_next_batch(4))) == [0, 0, 2, 2]
         assert set(loader.statistics().dropped_total) == {"bad row AD108"}

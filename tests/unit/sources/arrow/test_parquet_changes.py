@@ -69,7 +69,7 @@ def test_pages_that_cannot_be_decoded_are_an_error_that_names_file_and_row_group
     data[start : start + 40] = b"\xff" * 40
     path.write_bytes(data)
 
-    with DataLoader(path, tokenize_fn=row_id, num_workers=num_workers, timeout_s=60) as loader:
+    with DataLoader(path, tokenize_fn=row_id, num_workers=num_workers, timeout_s=240) as loader:
         with pytest.raises(SourceError, match=rf"AD304 cannot read {path}: row group 1 cannot be decoded: "):
             loader.get_next_batch(1)
 
@@ -95,7 +95,7 @@ def test_a_page_with_a_wrong_checksum_is_never_delivered(tmp_path, page, shuffle
     knobs = {
         "shuffle": shuffle,
         "num_workers": num_workers,
-        "timeout_s": 60,
+        "timeout_s": 240,
         "cache": {"folder": str(tmp_path / "cache")},
     }
     with DataLoader(path, tokenize_fn=row_id, bad_rows="skip", **knobs) as loader:
@@ -114,7 +114,7 @@ def test_pages_with_checksums_that_fit_are_rows(tmp_path):
 @pytest.mark.thorough
 def test_a_file_that_is_cut_while_workers_read_it_stops_the_stream(tmp_path):
     path = write(tmp_path / "a.parquet", 4000, group_rows=200)
-    knobs = {"shuffle": Shuffle(block_bytes=1024, window_blocks=4), "buffer_size": 1, "timeout_s": 60}
+    knobs = {"shuffle": Shuffle(block_bytes=1024, window_blocks=4), "buffer_size": 1, "timeout_s": 240}
     with DataLoader(path, tokenize_fn=row_id, num_workers=1, **knobs) as loader:
         loader.get_next_batch(1)
         os.truncate(path, 5000)

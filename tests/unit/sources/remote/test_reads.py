@@ -57,7 +57,7 @@ def test_many_requests_are_in_flight_and_no_more_than_the_limit(fake, monkeypatc
 
     def answer(start: int, stop: int) -> bytes:
         if next(left, None) is not None:
-            together.wait(60)
+            together.wait(240)
         return DATA[start:stop]
 
     monkeypatch.setattr(fake, "answer", answer)
@@ -190,7 +190,7 @@ def test_close_ends_a_wait_for_the_next_try(fake, monkeypatch):
     monkeypatch.setattr(fake, "answer", answer)
     many = reads(retry_timeout_s=600)
     future = many.start(many.fetch, STAMP, 0, 10)
-    assert failed.wait(60)
+    assert failed.wait(240)
     many.close()
 
     with pytest.raises(SourceError, match="^AD326 "):

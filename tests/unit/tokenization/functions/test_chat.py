@@ -387,7 +387,6 @@ def test_a_span_ends_with_its_block_where_that_of_transformers_runs_to_the_end(w
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("tokenizer", "template"),
     each_value(["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"], ["plain", "generation"]),
@@ -409,7 +408,6 @@ def test_in_real_chats_exactly_the_assistants_text_is_trained(test_data: Path, t
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")
 def test_masks_of_real_chats_are_those_of_transformers(test_data: Path) -> None:
     folder = str(test_data / "tokenizers" / "gpt2-bpe-50k-generation")

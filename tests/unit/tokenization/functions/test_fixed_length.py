@@ -267,7 +267,6 @@ def test_only_the_recipes_prompt_has_a_blank_line_after_the_context(name: str) -
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
 @pytest.mark.parametrize(
     ("file", "max_length"),
@@ -322,7 +321,6 @@ def test_an_answer_longer_than_its_reserve_is_cut_as_in_the_recipe(name: str) ->
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize(("file", "max_length"), [("qa1_4k.json", 512), ("qa1_32k.json", 31000)])
@@ -343,7 +341,6 @@ def test_below_the_prompts_length_every_sample_of_babilong_has_its_question(
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
 @pytest.mark.parametrize(("file", "max_length"), [("qa1_4k.json", 2048), ("qa1_32k.json", 16384)])
 @some_rows
