@@ -22,7 +22,9 @@ from hypothesis import Phase
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from asyncdata import __version__
+from asyncdata.telemetry import recorder
 from tests.support.figures import Figure, record, recorded, table
+from tests.support.loading import NEVER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -130,6 +132,12 @@ def jsonl_file(tmp_path: Path) -> Callable[..., Path]:
 def caches_are_the_tests_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the library keeps between runs goes where the test's files are."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def telemetry_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader that is closed waits for its last records, however busy the CPUs are."""
+    monkeypatch.setattr(recorder, "_CLOSE_TIMEOUT_S", NEVER_S)
 
 
 @pytest.fixture(autouse=True)
