@@ -11,8 +11,9 @@ import structlog
 
 from asyncdata import DataLoader, RowShuffle, Shuffle
 from tests.support import cached
-from tests.support.cached import NO_CANARIES, WINDOWS, Delivered, assert_same, loader, segments
+from tests.support.cached import WINDOWS, Delivered, assert_same, loader, segments
 from tests.support.loading import SHUFFLE, write_rows
+from tests.support.ranks import settled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -249,7 +250,7 @@ def test_a_snapshot_in_the_middle_of_a_half_cached_epoch_resumes_exactly(data, n
     for tokens in (None, data.cache):
         with data.open(tokens, epochs=2, num_workers=num_workers) as opened:
             before = [cached.facts(one) for one in opened.get_next_batch(num_delivered)] if num_delivered else []
-            states.append(opened.state_dict() | NO_CANARIES)
+            states.append(settled(opened.state_dict()))
     assert states[0] == states[1]
 
     with data.open(data.cache, epochs=2, num_workers=num_workers) as opened:

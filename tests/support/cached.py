@@ -77,9 +77,6 @@ def loader(path: Any, tokens: Path | bool | None, max_tokens_bytes: int | None =
     return DataLoader(path, **(settings | knobs))
 
 
-NO_CANARIES: dict[str, Any] = {"canaries": []}
-"""They are looked at when there is time: in a snapshot there may be fewer."""
-
 WINDOWS = Shuffle(block_bytes=1024, window_blocks=8)
 """Of a stream."""
 LONG = {"pad": "ü" * 900}

@@ -112,7 +112,7 @@ def test_a_look_at_a_samples_tokens_costs_few_calls(rows: Path) -> None:
 def test_a_chunk_costs_as_many_calls_whatever_the_number_of_its_rows() -> None:
     """The service's thread never walks the rows of a reply in Python."""
     costs = []
-    for num_rows in (32, 512):
+    for num_rows in (8, 32, 512):  # the first in a process also makes what is made once
         coordinator = Coordinator(DeliveryRules(capacity=1000, max_ready_bytes=1 << 30))
         entry, reply = coordinator.reserve(coordinator.channel, num_rows, 1), reply_of(num_rows)
         assert entry is not None
@@ -123,7 +123,7 @@ def test_a_chunk_costs_as_many_calls_whatever_the_number_of_its_rows() -> None:
 
         costs.append(num_calls(arrive))
 
-    assert costs[0] == costs[1] <= 100  # 86, of which 40 are for the digest
+    assert costs[1] == costs[2] <= 100  # 86, of which 40 are for the digest
 
 
 def test_a_request_costs_as_many_calls_whatever_the_number_of_its_rows(rows: Path) -> None:

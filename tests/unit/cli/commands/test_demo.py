@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +19,9 @@ from asyncdata.cli.commands.run_record import Delivered
 from asyncdata.cli.main import main
 from asyncdata.telemetry.reader import read
 from tests.support.signals import hear_ctrl_c
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NUM_ROWS = 500
 
@@ -71,7 +74,15 @@ def test_samples_that_come_again_otherwise_are_found():
 
 @pytest.fixture
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs are short, but for the steps of the one that is killed: it is not over before the kill, however late."""
     monkeypatch.setattr(command, "_RUN_S", 1.0)
+    monkeypatch.setattr(command, "_KILL_AT", 0.0)
+    run = command._Demo._run  # noqa: SLF001 - nothing public makes one run slower than the others
+
+    def slowly(self: Any, name: str, options: Sequence[str], *is_enough: Any) -> Any:
+        return run(self, name, [*options, "--step-s", "0.5"] if name == "killed" else options, *is_enough)
+
+    monkeypatch.setattr(command._Demo, "_run", slowly)  # noqa: SLF001
 
 
 def test_a_killed_and_resumed_run_is_the_uninterrupted_one(capsys, in_a_hurry):

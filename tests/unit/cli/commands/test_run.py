@@ -187,7 +187,7 @@ def test_verbose_logs_every_event_to_stderr(data, tmp_path, capsys):
 def test_ctrl_c_saves_and_is_status_130(data, tmp_path):
     snapshot, record = tmp_path / "s", tmp_path / "record.jsonl"
     words = (data, "--tokenizer", tokenizer_folder(), "--snapshot", snapshot, "--record", record, "--batch-size", "1")
-    with asyncdata_process("run", *words, "--num-workers", "1", "--step-s", "0.01", "--progress", "json") as process:
+    with asyncdata_process("run", *words, "--num-workers", "1", "--step-s", "1", "--progress", "json") as process:
         assert "progress" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
@@ -242,7 +242,7 @@ def test_progress_in_a_pipe_is_plain_lines(data):
 
     assert process.returncode == 0
     assert "\x1b" not in out + err
-    assert err.startswith("100%  200 samples  ")
+    assert err.splitlines()[-1].startswith("100%  200 samples  ")  # before it, there are lines of a slow start
 
 
 def test_a_line_of_progress_in_a_pipe_shows_rates_and_fill(capsys):
@@ -274,8 +274,9 @@ def test_progress_on_a_terminal_is_a_bar_on_one_line_that_is_redrawn(data):
     written = on_a_terminal("run", data, "--tokenizer", tokenizer_folder(), "--num-workers", "1")
 
     bars, _, report = written.rpartition("\r\r\n")  # the terminal itself adds a \r to each line break
+    bars = bars[bars.index("\x1b[2K[") :]  # before them, a start of more than two seconds is shown
     assert bars.count("\n") == 0
-    last = bars.split("\r")[-1].removeprefix("\x1b[2K")
+    last = bars.rpartition("\x1b[2K")[2]
     assert last.startswith("[############] 100%  200 samples  ")
     assert "rows/s" in last and "tokens/s" in last and "channel" in last
     assert len(last) < 100

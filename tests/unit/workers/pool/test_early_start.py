@@ -229,9 +229,9 @@ def test_a_start_that_hangs_is_not_waited_for_and_leaves_no_process(monkeypatch)
 
 
 def test_a_fork_server_that_does_not_read_its_message_is_killed(monkeypatch):
-    monkeypatch.setattr(early_start, "_PATIENCE_S", 0.05)
     server = EarlyForkServer()
-    until(psutil.Process().children)
+    assert server._is_tried.wait(NEVER_S)  # noqa: SLF001 - that there is a process is not enough: the object must know it
+    monkeypatch.setattr(early_start, "_PATIENCE_S", 0.05)
     (child,) = psutil.Process().children()
     child.suspend()
     server.tell(worker_fns.Opening("x" * 4_000_000))

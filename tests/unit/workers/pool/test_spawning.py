@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -219,7 +220,8 @@ async def test_fork_server_and_workers_may_be_killed_together(rows):
             await until(lambda: [worker.state for worker in executor.statistics().workers].count("starting") == 0)
             victims = [fork_server().pid, *pids(executor)]
             for pid in victims if number % 2 else reversed(victims):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has died with its fork server
+                    os.kill(pid, signal.SIGKILL)
             await until(lambda victims=victims: not set(pids(executor)) & set(victims))
         replies = await client.answers(asked)
 
@@ -228,7 +230,6 @@ async def test_fork_server_and_workers_may_be_killed_together(rows):
 
 @pytest.mark.asyncio
 async def test_a_stopped_fork_server_is_replaced_once_it_is_needed(rows, monkeypatch):
-    monkeypatch.setattr(spawning, "_PATIENCE_S", 0.3)
     executor = ProcessExecutor(2)
     client = Client(executor, rows(20), row_id)
     with structlog.testing.capture_logs() as events:
@@ -238,7 +239,10 @@ async def test_a_stopped_fork_server_is_replaced_once_it_is_needed(rows, monkeyp
             stopped, workers = fork_server(), pids(executor)
             stopped.suspend()
             assert ids_of(await client.tokenized(window)) == list(range(20)), "its workers still work"
+            monkeypatch.setattr(spawning, "_PATIENCE_S", 0.3)
             os.kill(workers[0], signal.SIGKILL)
+            await until(lambda: events_of(events, "forkserver.lost"))
+            monkeypatch.setattr(spawning, "_PATIENCE_S", NEVER_S)  # the next one may be slow
             await until(lambda: len(pids(executor)) == 2 and not set(pids(executor)) & set(workers))
             assert ids_of(await client.tokenized(window)) == list(range(20))
             assert not stopped.is_running()
