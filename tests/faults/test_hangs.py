@@ -49,17 +49,20 @@ def test_a_row_that_hangs_is_named_and_the_samples_before_it_come(tmp_path, num_
 
 
 def test_a_row_that_hangs_without_a_worker_is_told_by_the_timeout(tmp_path):
-    path, is_over = write_rows(tmp_path / "rows.jsonl", 60), threading.Event()
+    path, began, is_over = write_rows(tmp_path / "rows.jsonl", 60), threading.Event(), threading.Event()
 
     def hangs(row: dict[str, Any]) -> list[int]:
-        assert row["id"] != 13 or is_over.wait(NEVER_S)
+        if row["id"] == 13:
+            began.set()
+            assert is_over.wait(NEVER_S)
         return [row["id"]]
 
     with DataLoader(path, tokenize_fn=hangs, shuffle=False, num_workers=0) as loader:
-        began = time.monotonic()
+        assert began.wait(NEVER_S)
+        since = time.monotonic()
         with pytest.raises(PrefetchTimeoutError) as caught:
             loader.get_next_batch(40, timeout_s=TIMEOUT_S)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - since
         is_over.set()
         assert ids(loader.get_next_batch(40, timeout_s=NEVER_S)) == list(range(40)), "nothing was consumed"
     told("a row, no worker", caught.value, seconds, str(path), "tokenize")

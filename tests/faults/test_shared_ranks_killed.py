@@ -239,8 +239,10 @@ def test_what_a_killed_node_left_is_not_read_and_is_removed(tmp_path: Path, root
             node.ranks[rank].kill()
         left = {path.name for path in Path(root).glob("*/m-*")}
         assert len(left) == 2
-        node.start()
+        may_leave = tmp_path / "may leave"
+        node.start(leave=str(may_leave))
         until(lambda: [path for path in Path(root).glob("*/m-*") if path.name not in left])
+        may_leave.touch()
         node.finish()
 
         assert node.batches() == expected

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from asyncdata import DataLoader, RowShuffle, WorkerError
 from asyncdata.workers.pool import deadlines
+from tests.support.faults import until
 from tests.support.loading import NEVER_S, ids, write_rows
 from tests.support.worker_fns import RunsShort
 
@@ -45,6 +46,7 @@ def make(path: Path, what: str, folder: Path, times: int, **knobs: Any) -> DataL
 def test_a_row_is_not_lost_for_want_of_anything(path, folder, what, num_workers):
     with capture_logs() as logs, make(path, what, folder, times=5, num_workers=num_workers) as loader:
         found = ids(loader.get_next_batch(NUM_ROWS))
+        until(lambda: loader.statistics().worker_restarts_total == sum(log["event"] == "worker.short" for log in logs))
         now = loader.statistics()
 
     assert found == list(range(NUM_ROWS))

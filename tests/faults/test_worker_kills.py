@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from asyncdata import BadRowError, DataLoader, EndOfData, Limits, Mix, Part
+from asyncdata.workers.pool import lost_workers
 from tests.faults.support.streaming import entry
 from tests.support.faults import num_rounds, say
 from tests.support.figures import record
@@ -212,6 +213,10 @@ class DenseKiller:
         self._number = number
         self._thread = threading.Thread(target=self._run)
 
+    @property
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         self._thread.start()
@@ -232,12 +237,15 @@ class DenseKiller:
                     self.num_sent += 1
 
 
-def test_kill_9_of_all_that_start_ends_when_the_kills_do(path):
+def test_kill_9_of_all_that_start_ends_when_the_kills_do(path, monkeypatch):
     """Nothing that starts comes up, for far longer than what ends by itself while it starts is tried again."""
     began = time.monotonic()
+    monkeypatch.setattr(lost_workers, "_PATIENCE_S", NEVER_S)  # however long so many starts take here
     killer = DenseKiller(DENSE_KILLS)
     with make(path, num_workers=2, buffer_size=200) as loader, killer.running():
         found = [entry(sample) for sample in loader.get_next_batch(NUM_ROWS)]
+        while not killer.is_done:
+            found += [entry(sample) for sample in loader.get_next_batch(100)]
         restarts = loader.statistics().worker_restarts_total
 
     result = check(path, found, "kill -9 of all that start", killer.num_sent)

@@ -30,6 +30,7 @@ from asyncdata import (
 from asyncdata.core.messages import Scan
 from asyncdata.loader.mix import part_seed
 from asyncdata.workers.inline import InlineExecutor
+from tests.support.faults import until
 from tests.support.tokenize_fns import all_dropped, every_third_dropped, fails_on_13, id_and_text, row_id
 
 if TYPE_CHECKING:
@@ -593,8 +594,9 @@ def test_until_the_first_batch_each_part_reads_one_window_and_then_its_canaries(
     monkeypatch.setattr(InlineExecutor, "submit", counted)
     shuffle = Shuffle(block_bytes=1024, window_blocks=1)
     with make(mix_of(data), shuffle=shuffle, buffer_size=16) as loader:
-        loader.get_next_batch(8)
+        until(lambda: loader.statistics().ready_samples >= 8)
         assert scans == {0: 1, 1: 1, 2: 1}
 
-        loader.get_next_batch(60)
+        loader.get_next_batch(68)
+        until(lambda: loader.state_dict()["canaries"])
         assert {digest.partition("\n")[0] for digest in loader.state_dict()["canaries"]} == set(WEIGHTS)

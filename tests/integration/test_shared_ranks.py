@@ -311,6 +311,8 @@ def test_a_timeout_says_that_another_rank_is_waited_for(rows: Path) -> None:
         start(second)
         assert stuck.is_held.wait(240)
         first = stack.enter_context(make(rows, Calls().function, epochs=1, ranks=of_rank(0), timeout_s=0.5))
+        start(first)
+        until(lambda: first.statistics().awaited_rows > 0)
 
         with pytest.raises(PrefetchTimeoutError, match="another rank of this node has not tokenized"):
             next(iter(first))

@@ -346,14 +346,16 @@ def test_blank_lines_are_counted(tmp_path):
 
 
 def test_a_source_that_gives_nothing_is_named_and_does_not_hold_up_the_end():
-    gate = threading.Event()
+    gate, began = threading.Event(), threading.Event()
 
     def rows(epoch: int) -> Iterator[dict[str, Any]]:
         yield from ROWS[:5]
+        began.set()
         gate.wait(NEVER_S)
         yield from ROWS[5:]
 
     with make(IterableSource(rows), timeout_s=0.2) as loader:
+        assert began.wait(NEVER_S)
         with pytest.raises(PrefetchTimeoutError, match="stage: read: the source has been giving the rows of a window"):
             while True:
                 loader.get_next_batch(1)

@@ -459,7 +459,8 @@ def test_the_first_record_is_written_at_once(path, folder, monkeypatch):
 
     with make(path, telemetry=Telemetry(folder=str(folder), interval_s=3600.0)) as loader:
         loader.get_next_batch(5)
-        until(lambda: list(folder.glob("*.jsonl")) and read(folder).starts[0].intervals)
+        until(lambda: any(file.stat().st_size for file in folder.glob("*.jsonl")))  # a file without a record is none
+        until(lambda: read(folder).starts[0].intervals)
 
 
 def test_a_loader_that_never_starts_writes_nothing(path, folder):

@@ -126,7 +126,7 @@ import os, sys
 from asyncdata import DataLoader, Telemetry
 telemetry = Telemetry(trace=sys.argv[2], interval_s=0.001)
 loader = DataLoader(sys.argv[1], tokenize_fn="tests.support.tokenize_fns:row_id", num_workers=1, telemetry=telemetry)
-while not (os.path.exists(sys.argv[2]) and os.path.getsize(sys.argv[2]) > 1000):
+while not (os.path.exists(sys.argv[2]) and b'"ph":"X"' in open(sys.argv[2], "rb").read()):
     loader.get_next_batch(10)
 os.kill(os.getpid(), 9)
 """

@@ -45,6 +45,8 @@ def slow_to_close(
 
     monkeypatch.setattr(windows, "finish", finish_late)
     monkeypatch.setattr("asyncdata.loader.service._FINISH_TIMEOUT_S", NEVER_S)
+    monkeypatch.setattr("asyncdata.loader.base._CLOSE_TIMEOUT_S", NEVER_S)
+    monkeypatch.setattr(type(service_of(loader)).close, "__defaults__", (NEVER_S,))
     return should, may
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 ROOT = Path(__file__).parents[2]
-GONE_S = 2.0
-"""How long the workers of a dead process may take to be gone."""
+GONE_S = 30.0
+"""How long the workers of a dead process may take to be gone, where the CPUs are busy; what they took is a figure."""
 MARK = "ASYNCDATA_FAULT_MARK"
 """An environment variable that a program hands down to all it starts, so that none is overlooked."""
 

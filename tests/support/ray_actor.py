@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import ray
 
-DEADLINE_S = 10.0
+DEADLINE_S = 120.0
 
 
 class Manager:

@@ -48,7 +48,7 @@ class RayNodes:
         """The processes of our actors, on all nodes."""
         return list(ask(self._process, "actors"))
 
-    def actors_left(self, timeout_s: float = 10.0) -> list[int]:
+    def actors_left(self, timeout_s: float = 120.0) -> list[int]:
         """Those that are still there after so many seconds."""
         deadline = time.monotonic() + timeout_s
         while (left := self.actors()) and time.monotonic() < deadline:

@@ -20,7 +20,7 @@ from tests.faults.support.streaming import SHUFFLE, entry
 from tests.support.loading import NEVER_S
 from tests.support.tokenize_fns import id_and_text
 
-STALLED_S = 10.0
+STALLED_S = 60.0
 """Longer than any batch takes; a call that an interrupt has made to hang fails then."""
 
 

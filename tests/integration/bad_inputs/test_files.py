@@ -23,7 +23,7 @@ from asyncdata import (
 )
 from tests.support.bad_inputs import GOOD, assert_is_ours, deliver
 from tests.support.faults import until
-from tests.support.loading import SHUFFLE, ids, order_of, write_rows
+from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
 from tests.support.streams import frames, jsonl
 from tests.support.tokenize_fns import row_id
 
@@ -362,13 +362,15 @@ def test_39_what_a_stream_says_of_its_store_is_said_and_costs_no_row(raised, tex
 
 
 def test_40_a_source_that_hangs_is_named_as_what_is_waited_for():
-    gate = threading.Event()
+    gate, began = threading.Event(), threading.Event()
 
     def make(epoch: int) -> Iterator[dict[str, Any]]:
+        began.set()
         gate.wait()
         yield {"id": 1}
 
     with loader_of(IterableSource(make), timeout_s=0.2) as loader:
+        assert began.wait(NEVER_S)
         with pytest.raises(PrefetchTimeoutError, match="stage: read: the source has been giving") as caught:
             loader.get_next_batch(1)
         gate.set()
