@@ -78,7 +78,7 @@ def test_other_data_in_the_middle_of_an_epoch_warns_with_the_number_of_rows_left
 
 @pytest.mark.parametrize("number", [1, 50, 99, 101, 150])
 def test_with_many_windows_the_number_is_of_the_right_size(path, other, number):
-    # A loader knows the sizes of its latest windows; read ahead far enough, and the current one is none of them.
+    # A loader knows only the sizes of the windows that it read last. With a large buffer, the current one is older.
     state = state_after(path, number, shuffle=MANY_WINDOWS, buffer_size=8)
     epoch, within = divmod(number, NUM_ROWS)
     event = left_out(other, state, shuffle=MANY_WINDOWS, buffer_size=8)

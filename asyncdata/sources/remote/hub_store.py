@@ -74,7 +74,6 @@ class HubStore:
         self._session = get_session
         self._api: Any = hub.HfApi(endpoint=options.get("endpoint"), token=options.get("token"))
         self._is_bucket = self._root.bucket == "buckets"
-        self._bucket_file: Any = getattr(hub, "BucketFile", None)
         if self._is_bucket and not hasattr(self._api, "list_bucket_tree"):
             raise ConfigError(
                 f"AD340 huggingface_hub {hub.__version__} has no buckets: pip install --upgrade huggingface_hub"
@@ -207,16 +206,18 @@ class HubStore:
         return found
 
     def _look_in_bucket(self, named: _Key) -> Iterable[Any]:
-        """One request. huggingface_hub's own function for it tries six times, for half a minute and more, and neither
-        counts that nor ends with the loader.
+        """One request. huggingface_hub's own function for it tries six times, for 23 s and more; these tries are not
+        counted, and go on when the loader is closed.
         """
+        from huggingface_hub import BucketFile
+
         url = f"{self._api.endpoint}/api/buckets/{named.repo}/paths-info"
         asked = {"paths": [named.path]}
         response = self._session().post(url, json=asked, headers=self._headers(), timeout=_TIMEOUT_S)
         if response.status_code != 200:
             self._refuse(response)
 
-        return [self._bucket_file(**entry) for entry in response.json()]
+        return [BucketFile(**entry) for entry in response.json()]
 
     def _key(self, key: str) -> _Key:
         found = _KEY.fullmatch(key)
