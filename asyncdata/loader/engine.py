@@ -152,8 +152,8 @@ class Engine:
         return LoaderOutcomes(settings, self._source.files, self.config.n_samples_per_prompt)
 
     def _made_producer(self) -> Producer | MixtureProducer:
-        canaries, epochs = self._source.canaries(self._executor), self.config.epochs
-        return Producer(self._windows, canaries, self._executor, self.coordinator, epochs=epochs, sharing=self._sharing)
+        args = self._windows, self._source.canaries(self._executor), self._executor, self.coordinator
+        return Producer(*args, epochs=self.config.epochs, sharing=self._sharing, num_files=len(self.files))
 
     def _make_service(self, early: EarlyForkServer | None) -> Service:
         return Service(

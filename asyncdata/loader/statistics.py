@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.line_numbers import line_number_within
 from asyncdata.workers.base import WorkerState  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
@@ -312,21 +311,12 @@ def explain_timeout(
         f"  workers: {workers or 'none'}; restarts: {now.worker_restarts_total}; queued: {now.queued_requests}",
     ]
     if oldest is not None:
-        lines.append(f"  oldest row in flight: {_place(oldest)}")
+        lines.append(f"  oldest row in flight: {oldest.described(_COUNT_LINES_S)}")
     lines.append(f"  try: {advice}")
     diagnosis = {"stage": stage, "advice": advice, "num_missing": num_missing, "waited_s": waited_s}
     diagnosis["oldest_row"] = msgspec.to_builtins(oldest)
     diagnosis["statistics"] = msgspec.to_builtins(now)
     return "\n".join(lines), diagnosis
-
-
-def _place(row: SourceLocation) -> str:
-    if row.row_number is not None:
-        return f"{row.path} (row {row.row_number})"
-
-    # A file that is gone, or a disk that hangs, must not hide the timeout.
-    line = line_number_within(row.path, row.byte_offset, _COUNT_LINES_S)
-    return f"{row.path}{'' if line is None else f':{line}'} (byte {row.byte_offset})"
 
 
 def waited_for(now: Statistics, is_started: bool, *, is_indexing: bool) -> str:

@@ -51,6 +51,7 @@ class PartSupply(NamedTuple):
     windows: Windows
     canaries: Canaries
     executor: PartExecutor
+    num_files: int
 
 
 class _Part:
@@ -61,7 +62,15 @@ class _Part:
         self.feed = supply.feed
         self.executor = supply.executor
         self.canaries = supply.canaries
-        self.producer = Producer(supply.windows, supply.canaries, supply.executor, supply.feed, epochs=None)
+        self.producer = Producer(
+            supply.windows,
+            supply.canaries,
+            supply.executor,
+            supply.feed,
+            epochs=None,
+            num_files=supply.num_files,
+            source=self.name,
+        )
         self.expected: list[str] = []
         self.wait_s = 0.0
 

@@ -29,6 +29,7 @@ from asyncdata.core.types import Position
 from asyncdata.delivery.bad_rows import located
 from asyncdata.delivery.channel import Entry, Failure
 from asyncdata.delivery.event_limits import NotesLog
+from asyncdata.delivery.mass_drops import MassDrops, rows_by_reason
 from asyncdata.prefetch.chunk_size import MAX_CHUNK_ROWS, ChunkPacer
 from asyncdata.prefetch.node_share.sharing import Offer
 from asyncdata.prefetch.rows_in_flight import NOTHING, RowsInFlight
@@ -37,6 +38,7 @@ from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
     from asyncdata.core.messages import Reply
+    from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.delivery.part_feed import PartFeed
@@ -55,6 +57,7 @@ class Producer:
 
     :param epochs: the number of epochs; None: no end.
     :param sharing: shares chunks with the other ranks of the node; None: all are tokenized here.
+    :param num_files: files of the source; ``source``: its name, if it is a part of a mixture.
     :ivar pacer: the size of chunks; it also has the rows and the time of tokenizing.
     :ivar lacks_room: whether a worker got no chunk because the channel had no room.
     """
@@ -68,6 +71,8 @@ class Producer:
         *,
         epochs: int | None,
         sharing: Sharing | None = None,
+        num_files: int = 1,
+        source: str = "",
     ) -> None:
         self.canaries = canaries
         self._opener = windows
@@ -84,7 +89,7 @@ class Producer:
         self._is_finished = True
         self._is_pumping = self._is_pump_due = False
         self.lacks_room = False
-        self._notes = NotesLog()
+        self._notes, self._mass_drops = NotesLog(), MassDrops(source, num_files)
         executor.watch(self.pump)
         self._sharing = sharing
         if sharing is not None:
@@ -102,6 +107,7 @@ class Producer:
         while self._windows:
             self._executor.slots.release(self._windows.popleft().slot)
         self._opener.restart()
+        self._mass_drops.restart()
         position = ledger.position
         self._channel = self._coordinator.channel
         self._journal = ledger.journal
@@ -254,7 +260,7 @@ class Producer:
             self.pacer.learn(num_rows, placed.reply.busy_s)
         origin = ChunkOrigin(part.window, first)
         chunk = placed.chunk(part.position, num_rows, origin, ends_epoch=part.ends_epoch)
-        self._coordinator.fill(part.channel, part.entry, chunk)
+        self._fill(part, chunk)
         self.canaries.make()
         return True
 
@@ -348,7 +354,13 @@ class Producer:
     def _deliver(self, part: RowsInFlight, reply: Tokenized) -> None:
         part.window.answered(part.position.row, part.entry.num_rows, reply)
         self._notes.see(reply.notes)
-        self._coordinator.fill(part.channel, part.entry, part.chunk(reply))
+        self._fill(part, part.chunk(reply))
+
+    def _fill(self, part: RowsInFlight, chunk: Chunk) -> None:
+        window, first, num_rows = part.window, part.position.row, chunk.num_rows
+        drops, files = rows_by_reason(chunk), lambda: window.keys(first, first + num_rows)[0]
+        self._mass_drops.see(num_rows, drops, files, chunk.row_location, chunk.ours)
+        self._coordinator.fill(part.channel, part.entry, chunk)
 
     def _deliver_without(self, part: RowsInFlight, reply: Tokenized) -> None:
         """Deliver a row that no worker tokenizes, as bad or dropped. If every row is a sample, it is an empty one."""

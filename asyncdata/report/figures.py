@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import msgspec
+
+from asyncdata.core.row_codes import ON_PURPOSE, is_mass
 from asyncdata.report.charts import MAX_POINTS
 from asyncdata.telemetry.reader import difference
 
@@ -18,7 +22,18 @@ if TYPE_CHECKING:
 _Key = TypeVar("_Key", int, str)
 _Number = TypeVar("_Number", int, float)
 
-__all__ = ("RankFigures", "Step", "by_rank", "origins", "quantile", "slowest", "steps_of", "summed")
+__all__ = (
+    "RankFigures",
+    "MassDrop",
+    "Step",
+    "by_rank",
+    "mass_drops",
+    "origins",
+    "quantile",
+    "slowest",
+    "steps_of",
+    "summed",
+)
 
 
 class RankFigures(NamedTuple):
@@ -54,6 +69,38 @@ class RankFigures(NamedTuple):
     def readiness(self) -> float | None:
         """The share of calls that did not wait, 0 to 1; None without a call."""
         return 1 - self.waits / self.calls if self.calls else None
+
+
+class Warned(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of an event ``rows.dropped``: of the first ``num_rows`` rows of a file, or of all files if it has no
+    path, ``num_dropped`` were dropped.
+    """
+
+    reason: str
+    num_dropped: int
+    num_rows: int
+    source: str = ""
+    path: str = ""
+    example: str = ""
+
+
+class MassDrop(NamedTuple):
+    """Rows of a source that were dropped for one reason, and are too many.
+
+    :ivar source: the part of a mixture; empty for a single source.
+    :ivar warnings: what the log said of it, once a file.
+    """
+
+    source: str
+    reason: str
+    num_dropped: int
+    num_rows: int
+    warnings: list[Warned]
+
+    @property
+    def share(self) -> float:
+        """Of the rows of the source, 0 to 1."""
+        return self.num_dropped / max(self.num_rows, 1)
 
 
 class Step(NamedTuple):
@@ -100,6 +147,39 @@ def _of_rank(rank: int, starts: list[Start]) -> RankFigures:
         work_s=sum(step.work_s for step in added),
         full=sum(is_full) / len(is_full) if is_full else None,
     )
+
+
+def mass_drops(run: Run) -> list[MassDrop]:
+    """What was dropped in mass, the largest share first: by the totals, or where these do not show it, by the log."""
+    told: dict[tuple[str, str], dict[str, Warned]] = {}
+    for event in (event for start in run.starts for event in start.events if event.name == "rows.dropped"):
+        with suppress(msgspec.ValidationError):  # without the texts where rows are not shown
+            warned = msgspec.convert(event.fields, Warned)
+            told.setdefault((warned.source, warned.reason), {})[warned.path] = warned
+    counted: dict[tuple[str, str], tuple[int, int]] = {}
+    for source, samples, dropped in _dropped_by_source(run):
+        num_rows = samples // max(run.header.group_size, 1) + sum(dropped.values())
+        counted |= {(source, reason): (n, num_rows) for reason, n in dropped.items() if is_mass(n, num_rows)}
+    found: list[MassDrop] = []
+    for key in {**counted, **told}:
+        warnings = list(told.get(key, {}).values())
+        counts = counted.get(key) or max((one.num_dropped, one.num_rows) for one in warnings)
+        found.append(MassDrop(*key, *counts, warnings))
+    return sorted(found, key=lambda drop: -drop.share)
+
+
+def _dropped_by_source(run: Run) -> list[tuple[str, int, dict[str, int]]]:
+    """Each source's name, samples, and dropped rows by reason, without those that are left out on purpose."""
+    totals = run.totals
+    if totals is None:
+        return []
+
+    counts = [(name, one.samples, one.dropped) for name, one in totals.by_source.items()]
+    found = counts or [("", totals.samples, totals.dropped)]
+    return [
+        (name, samples, {reason: n for reason, n in dropped.items() if reason not in ON_PURPOSE})
+        for name, samples, dropped in found
+    ]
 
 
 def slowest(ranks: Sequence[RankFigures]) -> RankFigures:

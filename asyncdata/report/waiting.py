@@ -6,11 +6,11 @@ import math
 from typing import TYPE_CHECKING
 
 from asyncdata.report.charts import Series, Strip, Strips, duration, lines, short, strips, time_axis
-from asyncdata.report.figures import by_rank, origins, slowest, steps_of, summed
+from asyncdata.report.figures import by_rank, mass_drops, origins, slowest, steps_of, summed
 from asyncdata.report.page import Note, Section, Table, Tile, Tiles, Verdict
 
 if TYPE_CHECKING:
-    from asyncdata.report.figures import RankFigures, Step
+    from asyncdata.report.figures import MassDrop, RankFigures, Step
     from asyncdata.report.page import Block
     from asyncdata.telemetry.reader import Run, Start
 
@@ -21,6 +21,9 @@ _GOOD, _FAIR = 0.02, 0.10
 
 _MAX_BINS, _MAX_CELLS = 200, 8000
 """Of the timeline: bins of a rank, and of all ranks together."""
+
+_MAX_DROPS = 5
+"""Reasons for which rows were dropped in mass that are told on top, and files of each."""
 
 _MAX_LINES, _MAX_MOMENTS = 8, 60
 """Of the readiness over time: ranks, and points of each."""
@@ -50,7 +53,7 @@ def overview(run: Run) -> Section:
     """The figure to look at first, what to do, and the totals."""
     ranks = by_rank(run)
     totals = run.totals
-    blocks: list[Block] = [_verdict(run, ranks)]
+    blocks: list[Block] = [_verdict(run, ranks), *_mass_drops(run)]
     if totals is not None:
         blocks.append(Tiles([*_step_tiles(slowest(ranks)), *_total_tiles(run, ranks)]))
     return Section("overview", "Overview", blocks)
@@ -67,6 +70,29 @@ def _verdict(run: Run, ranks: list[RankFigures]) -> Block:
         mean = sum(one.share for one in ranks) / len(ranks)
         text += f", on rank {worst.rank}, the slowest of {len(ranks)}; the mean is {percent(mean)}"
     return Verdict(percent(worst.share), f"{text}.", [*_advice(worst, level), *_notices(run)], level)
+
+
+def _mass_drops(run: Run) -> list[Block]:
+    found = mass_drops(run)
+    if not found:
+        return []
+
+    lines = [_told(drop) for drop in found[:_MAX_DROPS]]
+    if len(found) > _MAX_DROPS:
+        lines.append(f"{len(found) - _MAX_DROPS:,} more are in the table of what was dropped.")
+    of = f" of {found[0].source}" if found[0].source else ""
+    return [Verdict(percent(found[0].share), f"of the rows{of} were dropped: {found[0].reason}.", lines, "poor")]
+
+
+def _told(drop: MassDrop) -> str:
+    of = f" of {drop.source}" if drop.source else ""
+    files = [
+        f"{one.num_dropped:,} of the first {one.num_rows:,} of {one.path or 'all files'}, such as {one.example}"
+        for one in drop.warnings[:_MAX_DROPS]
+    ]
+    more = f"; {len(drop.warnings) - _MAX_DROPS:,} more files" if len(drop.warnings) > _MAX_DROPS else ""
+    where = f" The log named: {'; '.join(files)}{more}." if files else ""
+    return f"{drop.reason}: {drop.num_dropped:,} of {drop.num_rows:,} rows{of} ({percent(drop.share)}).{where}"
 
 
 def _advice(rank: RankFigures, level: str) -> list[str]:
