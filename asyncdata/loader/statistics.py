@@ -102,7 +102,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar capacity_samples: the channel's capacity.
     :ivar ready_bytes: bytes of the ready samples.
     :ivar waits_total: calls that had to wait for data.
-    :ivar data_wait_seconds_total: seconds that they waited.
+    :ivar data_wait_seconds_total: seconds that they waited, until now.
     :ivar num_workers: the target number of workers.
     :ivar autotune_changes_total: changes of the number of workers, and of the capacity, by the autotuner.
     :ivar queued_requests: requests that no worker has yet.

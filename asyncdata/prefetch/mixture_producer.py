@@ -278,10 +278,13 @@ class MixtureProducer:
 
     def _unblock(self) -> None:
         if self._blocked is not None:
-            number, since = self._blocked
-            if self._channel.demand > 0:
-                self._parts[number].wait_s += time.monotonic() - max(since, self._channel.demanded_at)
+            self._parts[self._blocked[0]].wait_s += self._blocked_s(self._blocked[1])
             self._blocked = None
+
+    def _blocked_s(self, since: float) -> float:
+        """For how long calls have waited by now, of the time since ``since``."""
+        channel = self._channel
+        return max(0.0, time.monotonic() - max(since, channel.demanded_at)) if channel.demand > 0 else 0.0
 
     def _fail(self, error: AsyncDataError) -> None:
         """End the read-ahead with an error."""
@@ -328,8 +331,11 @@ class MixtureProducer:
         return {part.name: part.feed.queue.num_passed_over for part in self._parts}
 
     def waits(self) -> dict[str, float]:
-        """Seconds for which calls waited for a sample of each part."""
-        return {part.name: part.wait_s for part in self._parts}
+        """Seconds for which calls waited for a sample of each part, until now."""
+        waits, blocked = {part.name: part.wait_s for part in self._parts}, self._blocked
+        if blocked is not None:
+            waits[self._parts[blocked[0]].name] += self._blocked_s(blocked[1])
+        return waits
 
 
 def _of_part(name: str, digests: list[str]) -> list[str]:

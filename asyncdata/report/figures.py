@@ -39,7 +39,9 @@ __all__ = (
 class RankFigures(NamedTuple):
     """What the calls of a rank did, over all its starts.
 
-    :ivar wait_s: seconds of waiting, by what was missing.
+    :ivar wait_s: seconds of waiting, by what was missing, without those of ``first_s``.
+    :ivar first_s: those of the first call of each start, which are start-up; but not while that call still waits.
+    :ivar waiting_s: for how long a call had been waiting when the last record was written; 0 if none was.
     :ivar step_s: seconds between the calls: the trainer's own time.
     :ivar full: the share of the recorded moments, 0 to 1, at which the read-ahead was full: the workers waited for the
         trainer. None without a moment.
@@ -53,15 +55,17 @@ class RankFigures(NamedTuple):
     restarts: int
     work_s: float
     full: float | None
+    first_s: dict[str, float]
+    waiting_s: float
 
     @property
     def waited_s(self) -> float:
-        """All seconds of waiting."""
+        """All seconds of waiting, without start-up."""
         return sum(self.wait_s.values())
 
     @property
     def share(self) -> float:
-        """The share of its time in which the trainer waited for data, 0 to 1."""
+        """The share of its time after the first batch in which the trainer waited for data, 0 to 1."""
         total = self.waited_s + self.step_s
         return self.waited_s / total if total else 0.0
 
@@ -136,16 +140,20 @@ def by_rank(run: Run) -> list[RankFigures]:
 
 def _of_rank(rank: int, starts: list[Start]) -> RankFigures:
     added = [difference(start.intervals[0], start.intervals[-1]) for start in starts if start.intervals]
+    waits = [(step.wait_s, step.first_s if step.calls > 1 or not step.waiting_s else {}) for step in added]
+    lasting = [start.intervals[-1].waiting_s for start in starts if start.intervals and start.end is None]
     is_full = [moment.has_no_room for start in starts for moment in start.intervals[1:]]
     return RankFigures(
         rank=rank,
         calls=sum(step.calls for step in added),
         waits=sum(step.waits for step in added),
-        wait_s=summed(step.wait_s for step in added),
+        wait_s=summed({name: all_s - first.get(name, 0.0) for name, all_s in wait.items()} for wait, first in waits),
         step_s=sum(step.step_s for step in added),
         restarts=sum(step.restarts for step in added),
         work_s=sum(step.work_s for step in added),
         full=sum(is_full) / len(is_full) if is_full else None,
+        first_s=summed(first for _, first in waits),
+        waiting_s=max(lasting, default=0.0),
     )
 
 
@@ -207,8 +215,8 @@ def steps_of(
     where a state was loaded: the totals before and after it are not to be compared.
 
     :param began: as :func:`origins` gives it.
-    :param of_calls: each step ends with a moment at which further calls were answered: the time of a call is recorded
-        when it ends.
+    :param of_calls: each step ends with a moment at which further calls were answered, or one waits: the trainer's own
+        time is recorded when it ends.
     """
     streams = [(began[start.path], stream) for start in starts for stream in _streams(start)]
     if of_calls:
@@ -233,7 +241,7 @@ def _streams(start: Start) -> list[list[Interval]]:
 
 
 def _with_calls(stream: list[Interval]) -> list[Interval]:
-    later = [after for before, after in itertools.pairwise(stream) if after.calls > before.calls]
+    later = [after for before, after in itertools.pairwise(stream) if after.calls > before.calls or after.waiting_s]
     return [*stream[:1], *later]
 
 

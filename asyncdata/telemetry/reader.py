@@ -37,7 +37,19 @@ _Keyed = TypeVar("_Keyed", SampleRecord, DroppedRow)
 
 _TOTALS = (
     *("samples", "groups", "tokens", "dropped", "noted", "bad_rows", "packs", "packed_tokens", "unpacked"),
-    *("calls", "waits", "wait_s", "step_s", "step_ms", "lengths", "work_s", "restarts", "returned", "staleness"),
+    *(
+        "calls",
+        "waits",
+        "wait_s",
+        "first_s",
+        "step_s",
+        "step_ms",
+        "lengths",
+        "work_s",
+        "restarts",
+        "returned",
+        "staleness",
+    ),
     *("group_sizes", "degenerate", "cached_rows", "lost", "elapsed_s"),
 )
 _SOURCE_TOTALS = ("samples", "tokens", "dropped", "noted", "wait_s")

@@ -38,7 +38,7 @@ FORMAT_VERSION = 1
 EDGES = (0, *sorted({round(2 ** (quarter / 4)) for quarter in range(121)}))
 """Lower bounds of the buckets of all histograms: bucket ``b`` has the numbers from ``b`` to below the next edge."""
 
-WAITED_FOR = ("start", "index", "read", "tokenize", "rank")
+WAITED_FOR = ("start", "index", "read", "tokenize", "rank", "cpu")
 """What a call waited for: see :attr:`Interval.wait_s`."""
 
 
@@ -236,9 +236,11 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     :ivar unpacked: stream: samples in no pack, by reason.
     :ivar calls: start: calls for data; ``waits``: those that had to wait. Readiness is
         ``1 - waits / calls``.
-    :ivar wait_s: start: seconds of waiting, by what was missing when the wait began: ``start`` of the workers, the row
-        ``index``, ``read`` of a window, ``tokenize``, or another ``rank`` of the node. The rest of the time belongs to
-        the trainer.
+    :ivar wait_s: start: seconds of waiting until now, by what was missing: ``start`` of the workers, the row ``index``,
+        ``read`` of a window, ``tokenize``, another ``rank`` of the node, or a ``cpu`` for the workers. The rest of the
+        time belongs to the trainer.
+    :ivar first_s: start: those of the first call among them, which are start-up.
+    :ivar waiting_s: for how long a call has been waiting now; 0 if none is.
     :ivar step_s: start: seconds between calls, without the waits: the trainer's own time. Divided by ``calls``, it is
         the step time if data were free.
     :ivar step_ms: start: histogram of those times, in milliseconds.
@@ -276,6 +278,8 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     calls: int = 0
     waits: int = 0
     wait_s: dict[str, float] = {}
+    first_s: dict[str, float] = {}
+    waiting_s: float = 0.0
     step_s: float = 0.0
     step_ms: dict[int, int] = {}
     lengths: dict[int, int] = {}
