@@ -262,7 +262,7 @@ def read_start(path: Path) -> Start | None:
 
             try:
                 record = decode(line)
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 record = None
             if start is not None:
                 _add(start, record)
