@@ -223,6 +223,10 @@ class Chunk:
         """The location of row ``row``, counted from the chunk's first row."""
         return self._origin.location(row)
 
+    def row_source(self, row: int) -> str:
+        """The source of a bad row, which has no name."""
+        return ""
+
     def dropped_row(self, drop: Drop, at: int) -> tuple[str, SourceLocation]:
         """The source of row number ``at`` of a drop, which has no name, and the row's location."""
         return "", self._origin.location(int(drop.rows[at]))

@@ -72,11 +72,17 @@ class Quarantine:
     def _log_first(self, error: BadRowError) -> None:
         """Log the first rows of a code one by one; after that, one row each time their number has doubled."""
         number = self._num_logged[error.code] = self._num_logged.get(error.code, 0) + 1
-        code, path, line, reason = error.code, error.path, error.line, error.reason
+        where: dict[str, Any] = {"code": error.code, "path": error.path}
+        if error.line is not None:
+            where["line"] = error.line
+        elif error.row_number is not None:
+            where["row_number"] = error.row_number
+        else:  # an object of a store: its lines are not counted
+            where["byte_offset"] = error.byte_offset
         if number <= _MAX_LOGGED:
-            self._log.warning("row.bad", code=code, path=path, line=line, reason=reason)
+            self._log.warning("row.bad", **where, reason=error.reason)
         elif number % _MAX_LOGGED == 0 and (number // _MAX_LOGGED).bit_count() == 1:
-            self._log.warning("row.bad_again", num_rows=number, code=code, path=path, line=line, reason=reason)
+            self._log.warning("row.bad_again", num_rows=number, **where, reason=error.reason)
 
 
 def _append(path: str, line: bytes) -> None:

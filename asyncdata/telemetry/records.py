@@ -316,7 +316,7 @@ class BadRowRecord(_Record, frozen=True, kw_only=True, tag="bad_row"):
     :ivar at: seconds since 1970.
     :ivar code: the error's code; ``reason``: its text, cut; empty where rows are not shown.
     :ivar place: its place in the order, where that is known.
-    :ivar source: the name of its part of a mixture; empty for a single source, or if it is not known.
+    :ivar source: the name of its part of a mixture; empty for a single source.
     :ivar path: its file; ``line``, ``byte_offset``, ``row_number``: as of a sample.
     :ivar excerpt: its start; empty where rows are not shown.
     """

@@ -306,6 +306,12 @@ def test_a_folder_without_telemetry_is_refused_and_no_page_is_written(tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_line_under_trained_text_leaves_underscores_free(tmp_path):
+    style = re.search(r"\.run\.trained \{(.*?)\}", written_page(tmp_path).decode(), re.DOTALL)
+
+    assert style is not None and "border-bottom" in style[1] and re.search(r"padding-bottom: [1-9]", style[1])
+
+
 # The diagnosis
 
 
