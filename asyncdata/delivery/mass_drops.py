@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     from asyncdata.delivery.chunk import Chunk
 
     Numbers = np.ndarray[Any, np.dtype[np.int64]]
-    Counts = np.ndarray[Any, np.dtype[np.int32]]
     Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 __all__ = ("MassDrops", "rows_by_reason")
 
 _MAX_NAMED = 20
 """Files that are named for one reason. What further ones drop counts for the whole source."""
-_MAX_FILES = 1 << 17
-"""Files that are counted one by one. It takes 4 bytes for each, and as many for each reason."""
+_MAX_FILES = 1 << 16
+"""Files that are counted one by one. It takes 8 bytes for each, and as many for each reason."""
 _MAX_REASONS = 30
 """A tokenize function may make up a reason for each row: those after the first ones are counted together."""
 _OTHER = "other reasons"
@@ -51,7 +50,7 @@ class _Reason:
 
     def __init__(self, num_files: int) -> None:
         self.num_dropped = 0
-        self.of_files: Counts = np.zeros(num_files, np.int32)
+        self.of_files: Numbers = np.zeros(num_files, np.int64)
         self.named: list[int] = []
         self.share_told = 0.0
 
@@ -73,7 +72,7 @@ class MassDrops:
     def __init__(self, source: str, num_files: int) -> None:
         self._source, self._num_files = {"source": source} if source else {}, num_files
         self._num_rows = 0
-        self._of_files: Counts = np.zeros(min(num_files, _MAX_FILES) if num_files > 1 else 0, np.int32)
+        self._of_files: Numbers = np.zeros(min(num_files, _MAX_FILES) if num_files > 1 else 0, np.int64)
         self._reasons: dict[str, _Reason] = {}
         self._log = _log.owned()
 
@@ -148,8 +147,8 @@ class MassDrops:
         )
 
 
-def _add(counts: Counts, files: Numbers) -> Numbers:
+def _add(counts: Numbers, files: Numbers) -> Numbers:
     """Count the files, those that have a place; return them, each once."""
     found, numbers = np.unique(files[files < len(counts)], return_counts=True)
-    counts[found] += numbers.astype(np.int32)
+    counts[found] += numbers
     return found
