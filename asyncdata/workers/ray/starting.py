@@ -95,7 +95,10 @@ def first_line(error: BaseException) -> str:
 def _not_startable(error: BaseException) -> WorkerError:
     """An actor cannot start at all: without the package, or in an environment that cannot be made."""
     why = [line.strip() for line in str(error).splitlines() if "Error" in line] or [first_line(error)]
-    return WorkerError(
-        f"AD493 an actor cannot start on its node: {why[-1]}. asyncdata must be installed on every node in the "
-        "version of the trainer, or be sent along: ray.init(runtime_env={...})"
+    way_out = (
+        "asyncdata must be installed on every node in the version of the trainer, or be sent along: "
+        "ray.init(runtime_env={...})"
+        if "ModuleNotFoundError" in str(error)
+        else "look at what RayExecutor(...) asks for: runtime_env, placement_group, label_selector"
     )
+    return WorkerError(f"AD493 an actor cannot start on its node: {why[-1]}. {way_out}")
