@@ -171,7 +171,7 @@ def _check_size(source: str, environment: Environment) -> None:
     if len(source) > _MAX_CHARACTERS:
         size = f"{len(source):,} characters; at most {_MAX_CHARACTERS:,}"
     elif any(islice(environment.lex(source), _MAX_TOKENS, None)):
-        size = f"more than {_MAX_TOKENS:,} names, operators, texts and blanks, as Jinja counts them; so many"
+        size = f"more than {_MAX_TOKENS:,} names, operators, texts and blanks, as Jinja counts them; at most that many"
     else:
         return
 
