@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import NoSamplesError
+from asyncdata.core.errors import NoSamplesError, by_reason
 from asyncdata.core.types import Position
 from asyncdata.delivery.bad_row_policy import BadRowPolicy
 from asyncdata.delivery.mixture import PartCursor, Piece
@@ -134,10 +134,9 @@ class PartQueue:
 
     def _no_samples(self, epoch: int) -> str:
         num_rows = sum(self._epoch_drops.values())
-        reasons = ", ".join(f"{number} by {reason}" for reason, number in sorted(self._epoch_drops.items()))
         return (
             f"AD407 part {self.leaf.name!r} of the mixture has no sample: in epoch {epoch} of it {num_rows} rows were "
-            f"read, and 0 kept: {reasons or 'there was no row'}; take the part out, or change what drops its rows"
+            f"read, and 0 kept: {by_reason(self._epoch_drops)}; take the part out, or change what drops its rows"
         )
 
     def available(self) -> int:

@@ -39,6 +39,7 @@ __all__ = (
 _OF_OUTCOMES = ("outcome_rows", "outcome_scores_total", "outcome_repeated_total", "outcome_late_total")
 _COUNT_LINES_S = 0.25
 """Longest time for which counting the lines of a file may delay the error of a timeout."""
+_MAKE_ROOM = "room in the cluster (see `ray status`), a smaller RayExecutor(num_workers=...), or ask its administrators"
 
 
 class SourceStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -332,7 +333,7 @@ def describe_wait(now: Statistics, stage: str) -> str:
     """What a call waits for, in a few words with their numbers."""
     is_first = not now.samples_total
     words = {
-        "start": "the workers load the tokenize function",
+        "start": next(filter(None, (one.lacks for one in now.workers)), "the workers load the tokenize function"),
         "index": f"the row index is made, {now.indexed_rows:,} rows so far",
         "read": f"the {'first' if is_first else 'next'} window is read",
         "rank": f"another rank tokenizes {now.awaited_rows:,} rows",
@@ -343,11 +344,12 @@ def describe_wait(now: Statistics, stage: str) -> str:
 
 def _starving_stage(now: Statistics, is_started: bool, *, is_indexing: bool) -> tuple[str, str]:
     states = [worker.state for worker in now.workers]
-    if not is_started or not states:
-        return "start: the workers are not there yet", "a longer timeout_s for the first batch"
+    if not is_started or all(state == "starting" for state in states):
+        if lacking := next(filter(None, (one.lacks for one in now.workers)), ""):
+            return f"start: {lacking}", _MAKE_ROOM
 
-    if all(state == "starting" for state in states):
-        return "start: the workers are loading the tokenize function", "a longer timeout_s for the first batch"
+        what = "loading the tokenize function" if is_started and states else "not there yet"
+        return f"start: the workers are {what}", "a longer timeout_s for the first batch"
 
     if now.in_flight_rows and "busy" in states:
         slowest = max(worker.busy_s for worker in now.workers)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncdata.core.errors import shortened
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -40,6 +42,8 @@ MAX_NESTING = 512
 MAX_DIGITS = 4300
 """A longer integer cannot be read: Python's own limit."""
 
+_MAX_TRACEBACK = 8000
+
 _MANY_NULS = 8
 """So many NUL bytes in sequence are neither a stray character nor UTF-16."""
 
@@ -59,9 +63,9 @@ class RowFault(Exception):  # noqa: N818 - flow inside a worker: it becomes a Ro
 
     def __init__(self, code: str, reason: str, raw: Buffer = b"", traceback: str = "") -> None:
         self.code = code
-        self.reason = _encodable(reason)
+        self.reason = _encodable(shortened(reason))
         self.excerpt = excerpt(raw)
-        self.traceback = _encodable(traceback)
+        self.traceback = _encodable(shortened(traceback, _MAX_TRACEBACK))
         super().__init__(self.reason)
 
 

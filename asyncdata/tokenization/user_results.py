@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ("Result", "read_result", "read_xtuner_result")
 
 _FIELDS = ("prompt", "label", "metadata")
+_MAX_REASON = 200
 _XTUNER_COUNTS = ("num_tokens", "proxy_attn_flops")  # computed from the tokens, so not stored
 
 
@@ -30,6 +31,12 @@ def read_result(result: Any) -> Result | str:
 
     :raises TypeError, ValueError, OverflowError, RecursionError: if it is neither.
     """
+    if isinstance(result, str) and len(result) > _MAX_REASON:
+        raise TypeError(
+            f"a text of {len(result):,} characters; a text is the reason to drop the row, of at most {_MAX_REASON} "
+            "characters. To keep the row, return its token ids"
+        )
+
     if result is None or isinstance(result, str):
         return (result or "tokenize_fn").encode("ascii", "backslashreplace").decode()
 

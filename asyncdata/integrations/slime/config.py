@@ -271,11 +271,24 @@ def _tokenize_fn(args: Any, options: Options) -> SlimeTokenizeFn:
         pretokenize=options.pretokenize,
         today=options.today,
         revision=options.revision,
-        tokenizer_backend=options.tokenizer_backend if makes_tokens else "hf",  # nothing is encoded
+        tokenizer_backend=_backend(options, makes_tokens=makes_tokens),
         tool_form=tool_form() if is_miles else None,
         trust_remote_code=options.trust_remote_code,
         shows_media=tokenizer != NO_TOKENIZER and has_processor(tokenizer),
     )
+
+
+def _backend(options: Options, *, makes_tokens: bool) -> BackendName:
+    if not options.trust_remote_code:
+        return options.tokenizer_backend if makes_tokens else "hf"  # nothing is encoded
+
+    if options.tokenizer_backend not in ("auto", "hf"):
+        raise ConfigError(
+            f"{PREFIX}tokenizer_backend: {options.tokenizer_backend} has no effect with {PREFIX}trust_remote_code, "
+            "where transformers encodes: leave one of them out"
+        )
+
+    return "hf"  # no library is proven against a tokenizer's own code
 
 
 def has_processor(checkpoint: str) -> bool:

@@ -140,7 +140,7 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
         if not (self._makes_tokens or self.apply_chat_template):
             return self
 
-        folder, commit = self._folder()
+        folder, commit = self.folder()
         if self.apply_chat_template and not self.trust_remote_code:
             self._templates(TokenizerFiles(folder))
         return msgspec.structs.replace(self, tokenizer=folder, revision=commit or self.revision)
@@ -149,7 +149,7 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
         """Fingerprints of the parts on which samples depend; ``"none"`` for parts on which they do not."""
         prints = {"tokenizer": "none", "template": "none", "tokenize_fn": self.settings_digest()}
         if self.trust_remote_code:
-            of_files = coded_digest(self._folder().folder)
+            of_files = coded_digest(self.folder().folder)
             is_used = {"tokenizer": self._makes_tokens, "template": self.apply_chat_template}
             return prints | {name: of_files for name, used in is_used.items() if used}
 
@@ -162,7 +162,7 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template, if they are needed."""
         if self.trust_remote_code and (self._makes_tokens or self.apply_chat_template):
-            coded = CodedTokenizer(self._folder().folder, self.apply_chat_template_kwargs)
+            coded = CodedTokenizer(self.folder().folder, self.apply_chat_template_kwargs)
             return self._opened(coded if self._makes_tokens else None, coded if self.apply_chat_template else None)
 
         encoder = open_encoder(self.files(), self.tokenizer_backend) if self._makes_tokens else None
@@ -174,7 +174,11 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
         reader = _SlimeReader(self, templates, encoder is not None)
         return DraftTokenizer(None if encoder is None else PlainEncoder(encoder), reader, _SlimeWriter(self))
 
-    def _folder(self) -> TokenizerFolder:
+    def folder(self) -> TokenizerFolder:
+        """The local folder of the tokenizer, which has a ``tokenizer.json`` unless its own code is trusted.
+
+        :raises ConfigError: if there is no such tokenizer.
+        """
         return (coded_folder if self.trust_remote_code else resolve)(self.tokenizer, self.revision)
 
     def _templates(self, files: TokenizerFiles) -> Templates:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import NoSamplesError, PrefetchTimeoutError, SnapshotError
+from asyncdata.core.errors import NoSamplesError, PrefetchTimeoutError, SnapshotError, by_reason
 from asyncdata.delivery.outcomes.rows import row_ids
 from asyncdata.order.torch_randperm import TorchGenerator
 
@@ -138,8 +138,7 @@ class RowIndex:
 
     def no_samples(self) -> NoSamplesError:
         """The error for an index that is complete, and in which no row has a number."""
-        reasons = ", ".join(f"{number} by {reason}" for reason, number in sorted(self.excluded.items()))
-        return NoSamplesError(f"AD401 {self.num_found} rows read, 0 kept: {reasons or 'there was no row'}")
+        return NoSamplesError(f"AD401 {self.num_found} rows read, 0 kept: {by_reason(self.excluded)}")
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until it is complete or has failed; return whether that came in time. From any thread."""

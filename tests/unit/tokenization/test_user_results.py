@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import DataLoader
+from asyncdata import BadRowError, DataLoader
 from asyncdata.tokenization.user_function import FunctionTokenizer
 from asyncdata.tokenization.user_results import read_result, read_xtuner_result
 from tests.unit.tokenization import faults, run, token_ids, values
@@ -96,3 +96,39 @@ def test_a_label_of_one_token_is_not_taken_for_a_shifted_one() -> None:
     chunk = run(FunctionTokenizer(lambda row: {"input_ids": [5], "labels": [4]}), [{}])
 
     assert "labels[0] is 4, and the token 5" in chunk.errors[0].reason
+
+
+HUGE = "word " * 100_000
+
+
+def raises_chained(row: dict[str, Any]) -> None:
+    try:
+        raise ValueError(HUGE)
+    except ValueError as error:
+        raise KeyError(HUGE) from error
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (
+            lambda row: HUGE,
+            "AD425 .* a text of 500,000 characters; a text is the reason to drop the row, .* ids",
+        ),
+        (lambda row: {HUGE: 1}, "AD425 .* a dict without 'input_ids': it has"),
+        (lambda row: {"input_ids": [1], "labels": [HUGE]}, r"AD425 .* labels\[0\] is word .* -100 elsewhere"),
+        (raises_chained, r"AD421 .* raised KeyError\('word word [^\n]* characters left out\)"),
+    ],
+    ids=["text", "key", "label", "errors"],
+)
+def test_an_error_about_a_huge_value_is_short(tmp_path: Any, function: Any, text: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": 1}\n')
+    with (
+        DataLoader(path, tokenize_fn=function, num_workers=0) as loader,
+        pytest.raises(BadRowError, match=text) as caught,
+    ):
+        loader.get_next_batch(1)
+
+    assert len(str(caught.value)) < 11_000
+    assert len(caught.value.reason) < 2_100
