@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView
 from asyncdata.loader.loader import DataLoader
@@ -10,7 +13,7 @@ from asyncdata.order.shuffle import RowShuffle
 from asyncdata.tokenization.functions.untokenized import RowFn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from asyncdata.core.types import Sample
     from asyncdata.tokenization.base import TokenizeFn
@@ -73,8 +76,14 @@ def _knobs(
     """The settings that are a loader's, with a ``shuffle`` that has what is needed."""
     knobs: dict[str, Any] = {"shuffle": "full", **settings}
     knobs.pop("rows_per_epoch", None)
-    is_shuffled = bool(knobs["shuffle"])
-    counts = needs_index and (only_kept or not is_shuffled)
-    if stop is not None or counts or (only_kept and knobs["shuffle"] == "full"):
+    shuffle = knobs["shuffle"]
+    shuffle = msgspec.to_builtins(shuffle) if isinstance(shuffle, RowShuffle) else shuffle
+    if isinstance(shuffle, Mapping) and "method" in shuffle:
+        last = shuffle.get("stop") if stop is None else stop
+        knobs["shuffle"] = {**shuffle, "stop": last, "only_kept": only_kept or bool(shuffle.get("only_kept"))}
+        return knobs
+
+    is_shuffled = bool(shuffle)
+    if stop is not None or (needs_index and not is_shuffled) or (only_kept and shuffle == "full"):
         knobs["shuffle"] = RowShuffle(method="keyed" if is_shuffled else "none", stop=stop, only_kept=only_kept)
     return knobs

@@ -169,7 +169,12 @@ def filtered_by_verl(tokenizer: Any, rows: list[dict[str, Any]], config: dict[st
 
 @pytest.mark.parametrize(
     "given",
-    [{}, {"apply_chat_template_kwargs": {"hint": "think first", "tokenize": False}}, {"tool_schemas": TOOLS}],
+    [
+        {},
+        {"asyncdata": {"num_workers": 0, "shuffle": {"method": "slime"}}},
+        {"apply_chat_template_kwargs": {"hint": "think first", "tokenize": False}},
+        {"tool_schemas": TOOLS},
+    ],
 )
 def test_prompts_that_verl_filters_out_are_dropped_and_not_counted(tmp_path, small_tokenizer, given):
     transformers = pytest.importorskip("transformers")
