@@ -176,11 +176,15 @@ class Producer:
         if self._windows and self._windows[0].fault is not None:
             raise self._windows[0].fault
 
-        if not self._windows or not self._windows[0].is_ready or self._executor.num_wanted <= 0:
+        if not self._windows or self._executor.num_wanted <= 0:
             return False
 
         window = self._windows[0]
         num_left = window.num_rows - self._row
+        # The ranks of a node cut the same chunks, but do not all know as many rows of a window that grows.
+        if not window.is_ready and (num_left <= 0 or self._sharing is not None):
+            return False
+
         if num_left < 0:
             raise no_such_place(Position(*self._current, self._row), f"the window has {window.num_rows} rows")
 
@@ -213,9 +217,9 @@ class Producer:
         return max(1, min(_MAX_PLACED_ROWS, self._coordinator.rules.capacity))
 
     def _send(self, window: OpenWindow, entry: Entry) -> None:
-        if self._skips is None:
-            self._skips = window.find(self._journal)
-        skip = next((row for row in self._skips if row >= self._row), None)
+        skips = window.find(self._journal) if self._skips is None else self._skips
+        self._skips = skips if window.is_ready else None
+        skip = next((row for row in skips if row >= self._row), None)
         if skip is not None and skip < self._row + entry.num_rows:
             self._trim(entry, max(1, skip - self._row))
         first, stop = self._row, self._row + entry.num_rows
@@ -229,7 +233,7 @@ class Producer:
             self._deliver_without(part, _JOURNALED)
         elif not self._place(part):
             self._offer(part)
-        if ends_epoch or (stop == window.num_rows and not window.is_last):
+        if ends_epoch or (stop == window.num_rows and window.is_ready and not window.is_last):
             self._next_window()
 
     def _trim(self, entry: Entry, num_rows: int) -> None:

@@ -23,6 +23,7 @@ from asyncdata.loader.config import LoaderConfig, place_of
 from asyncdata.loader.mix import Mix
 from asyncdata.loader.mix_file import mix_of_file
 from asyncdata.order.shuffle import RowShuffle, Shuffle
+from asyncdata.sources.arrow.parquet import ParquetSource
 from asyncdata.sources.resolve import described
 from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.functions.tokenizer_settings import BackendName  # noqa: TC001 - msgspec reads the annotations
@@ -214,11 +215,14 @@ def _mix(path: str, order: str) -> Mix:
 
 
 def _described(paths: str | list[str] | Mix) -> Source | Mix:
-    """The source of the files, with lines split as slime splits them."""
+    """The source of the files, with lines split, and values of Parquet, as slime reads them."""
     if isinstance(paths, Mix):
         return paths
 
     source = described(paths)
+    if isinstance(source, ParquetSource):
+        return msgspec.structs.replace(source, python_values=True)
+
     return msgspec.structs.replace(source, python_lines=True) if isinstance(source, JsonlSource) else source
 
 

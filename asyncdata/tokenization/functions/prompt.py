@@ -146,11 +146,15 @@ class _PromptTokenizer:
 
 
 class PromptReader:
-    """Reads the prompt's text and the sample's columns from a raw row."""
+    """Reads the prompt's text and the sample's columns from a raw row.
 
-    def __init__(self, row: RowReader, templates: Templates | None) -> None:
+    :param tools: those of a row that has none of its own.
+    """
+
+    def __init__(self, row: RowReader, templates: Templates | None, tools: list[dict[str, Any]] | None = None) -> None:
         self._templates = templates
         self._row = row
+        self._tools = tools
 
     def __call__(self, raw: Buffer) -> Drafting | str:
         columns = self._row(raw)
@@ -180,5 +184,5 @@ class PromptReader:
         if not messages:
             return ""  # templates do not support an empty chat
 
-        text = templates.render(messages, None if tools is None else tools.schemas)
+        text = templates.render(messages, self._tools if tools is None else tools.schemas)
         return self._row.encodable("prompt", text, raw)
