@@ -32,7 +32,7 @@ from asyncdata.delivery.event_limits import NotesLog
 from asyncdata.delivery.mass_drops import MassDrops, rows_by_reason
 from asyncdata.prefetch.chunk_size import MAX_CHUNK_ROWS, ChunkPacer
 from asyncdata.prefetch.node_share.sharing import Offer
-from asyncdata.prefetch.rows_in_flight import NOTHING, RowsInFlight
+from asyncdata.prefetch.rows_in_flight import NOTHING, RowsInFlight, num_elsewhere
 from asyncdata.prefetch.windows.base import ChunkOrigin, no_such_place
 from asyncdata.workers.base import Crashed, error_of
 
@@ -303,7 +303,7 @@ class Producer:
             self._sharing.answered(part.claim, reply)
             part.claim = ""
         if isinstance(reply, Tokenized):
-            self.pacer.learn(part.entry.num_rows, reply.busy_s)
+            self.pacer.learn(part.entry.num_rows, reply.busy_s, num_elsewhere(reply))
             self._deliver(part, part.window.completed(part.position.row, part.entry.num_rows, reply))
             self.canaries.make()
         elif isinstance(reply, Crashed):

@@ -273,6 +273,22 @@ def test_groups_that_are_served_again_are_counted_once(rows, tmp_path):
         assert loader.statistics().outcome_repeated_total == 4
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_resume_keeps_the_numbers_of_scores_that_were_not_counted(rows, tmp_path, shape):
+    settings = {"outcomes": outcomes(tmp_path, shape, None)}
+    with make(rows, **settings) as loader:
+        first = loader.get_samples(NUM_ROWS)
+        loader.report(loader.get_samples(NUM_ROWS), [1.0] * NUM_ROWS)
+        assert loader.report(first[:7], [1.0] * 7) == 0, "their rows have scores of the next epoch"
+        again = loader.get_samples(2)
+        assert [loader.report(again, [1.0] * 2) for _ in range(2)] == [2, 0]
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make(rows, **settings) as loader:
+        loader.load_state_dict(state)
+        found = loader.statistics()
+        assert (found.outcome_late_total, found.outcome_repeated_total) == (7, 2)
+
+
 def test_exclusions_of_an_epoch_before_a_lease_are_kept(rows, tmp_path):
     settings = {"commit": "on_ack", "outcomes": outcomes(tmp_path, policy=PassRate(drop_above=0.9))}
     with make(rows, **settings) as loader:
