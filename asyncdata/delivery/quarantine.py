@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from asyncdata.core.errors import ConfigError, QuarantineError
 from asyncdata.core.log import get_logger
+from asyncdata.core.regular_file import open_regular, refuse_others
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,18 +122,12 @@ def _open(path: str) -> int:
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     fd = os.open(path, flags, 0o600)
     try:
-        _refuse_others(fd, path)
+        refuse_others(fd, path)
     except BaseException:
         os.close(fd)
         raise
 
     return fd
-
-
-def _refuse_others(fd: int, path: str) -> None:
-    """Refuse a FIFO or a device: what is written there cannot be read back, and reading may never end."""
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", path)
 
 
 def record_of(error: BadRowError) -> dict[str, Any]:
@@ -214,8 +207,7 @@ def read_quarantine(path: str) -> Quarantined:
 
 def _lines(path: str) -> Iterator[bytes]:
     """The lines of the file; of a line longer than any record, only the start."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        _refuse_others(file.fileno(), path)
+    with open_regular(path) as file:
         is_within = False
         while line := file.readline(_MAX_LINE_BYTES):
             if not is_within:

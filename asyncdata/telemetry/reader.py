@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.regular_file import open_regular
 from asyncdata.telemetry.records import (
     FORMAT_VERSION,
     BadRowRecord,
@@ -255,7 +256,7 @@ def read_start(path: Path) -> Start | None:
     :raises OSError: if it cannot be read.
     """
     start = None
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         for line in file:
             if not line.endswith(b"\n"):
                 break

@@ -229,9 +229,9 @@ def test_anything_but_a_regular_file_is_refused_at_once(tmp_path, make):
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null"])
 def test_a_device_holds_no_bad_rows(path):
-    with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: it is no regular file"):
+    with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: it is not a regular file"):
         read_quarantine(path)
-    with pytest.raises(ConfigError, match=f"^AD605 cannot write BadRows\\(path='{path}'\\): it is no regular file"):
+    with pytest.raises(ConfigError, match=f"^AD605 cannot write BadRows\\(path='{path}'\\): it is not a regular file"):
         Quarantine.opened(path)
 
 
