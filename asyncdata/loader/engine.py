@@ -111,7 +111,9 @@ class Engine:
         limits = limits_of(config)
         self._executor = executor_of(config, limits, self._function, early, max(1, len(self._source.job.parts)))
         needs_all = choice.share is None and config.executor is None
-        self._sharing = sharing_of(config, self._source, self._executor, self.fingerprints) if needs_all else None
+        self._sharing = None
+        if needs_all:
+            self._sharing = sharing_of(config, self._source, self._executor, self._function, self.fingerprints)
         self._windows = self._source.windows(
             self._executor, restart_point=self._restart_position, on_ready=lambda: self._producer.pump()
         )
