@@ -19,6 +19,8 @@ __all__ = ("ColumnWriter",)
 
 Buffer = bytes | memoryview
 
+_COLUMNS = ("prompt", "prompt_text", "label", "metadata", "extra", "spans")
+
 
 class ColumnWriter:
     """Collects one request's samples as packed columns.
@@ -43,7 +45,7 @@ class ColumnWriter:
         ``prompt_text`` may be given instead of ``prompt``: the text itself, in UTF-8.
 
         :raises OverflowError: for a token id outside int32.
-        :raises TypeError: for a token that is not an int.
+        :raises TypeError: for a token that is not an int, or a column that a sample does not have.
         """
         ids = tokens if isinstance(tokens, array) else array("i", tokens)
         self._tokens.append(ids, len(ids))
@@ -78,6 +80,9 @@ class ColumnWriter:
         return self._columns[name]
 
     def _fill_columns(self) -> None:
+            if name not in _COLUMNS:
+                raise TypeError(f"a sample has no column {name!r}; there are {', '.join(_COLUMNS)}")
+
         """Add empty values for samples without a value of a column."""
         for column in self._columns.values():
             column.fill(len(self._kept))
