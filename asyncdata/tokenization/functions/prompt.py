@@ -68,6 +68,8 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
     tag: ClassVar[str] = "asyncdata.tokenization.prompt:PromptTokenizeFn"
 
     prompt_key: Name = "input"
+    makes_prompts: ClassVar[bool] = True
+
     label_key: Name | None = None
     tool_key: Name | None = "tools"
     apply_chat_template: bool = False

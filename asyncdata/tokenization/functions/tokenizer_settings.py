@@ -67,6 +67,9 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
     """Whether it needs the offsets of tokens: then these must be proven too, before a fast backend is used."""
 
     tokenizer_backend: BackendName = "auto"
+    makes_prompts: ClassVar[bool] = False
+    """Whether its samples are prompts for rollouts, without labels."""
+
     metadata_key: Name | None = "metadata"
     revision: str | None = None
 
