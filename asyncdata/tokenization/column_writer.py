@@ -39,6 +39,10 @@ class ColumnWriter:
         self._notes: dict[str, array[int]] = {}
         self._errors: list[RowError] = []
 
+    def has_kept(self, row: int) -> bool:
+        """Whether row ``row``, the last one that was written, was kept."""
+        return bool(self._kept) and self._kept[-1] == self._number(row)
+
     def keep(self, row: int, tokens: Iterable[int], **columns: Buffer) -> None:
         """Keep row ``row`` as a sample of ``tokens``; each column's value is JSON text.
 
@@ -75,14 +79,14 @@ class ColumnWriter:
 
     def _column(self, name: str) -> _Pieces:
         if name not in self._columns:
+            if name not in _COLUMNS:
+                raise TypeError(f"a sample has no column {name!r}; there are {', '.join(_COLUMNS)}")
+
             self._columns[name] = _Pieces()
             self._columns[name].fill(len(self._kept))
         return self._columns[name]
 
     def _fill_columns(self) -> None:
-            if name not in _COLUMNS:
-                raise TypeError(f"a sample has no column {name!r}; there are {', '.join(_COLUMNS)}")
-
         """Add empty values for samples without a value of a column."""
         for column in self._columns.values():
             column.fill(len(self._kept))

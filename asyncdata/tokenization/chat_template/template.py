@@ -5,6 +5,7 @@ Import it only if a template is used: Jinja makes the start of a worker slower.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
@@ -30,6 +31,11 @@ __all__ = ("ChatTemplate", "choose_templates")
 Message = dict[str, Any]
 
 _TEMPLATE_FILE = "<template>"  # Jinja's name for the code of a template that is not a file
+
+
+@lru_cache(256)
+def _contains(source: str, word: str) -> bool:
+    return word in source
 
 
 class ChatTemplate:
@@ -69,6 +75,10 @@ class ChatTemplate:
         self._source = source
         self._symbolic: SymbolicTemplate | None = None
         self._shapes = Shapes(self._prove)
+
+    def names(self, word: str) -> bool:
+        """Whether its text has this word: without it, the template cannot write what is under this key."""
+        return _contains(self._source, word)
 
     def render(self, messages: list[Message], tools: list[Message] | None = None) -> str:
         """The chat as text; by a program if one has been proven for chats of its shape.
