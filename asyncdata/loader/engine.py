@@ -117,7 +117,7 @@ class Engine:
         self._windows = self._source.windows(
             self._executor, restart_point=self._restart_position, on_ready=lambda: self._producer.pump()
         )
-        self.batching = choice.batching(config, collate_fn, self._windows)
+        self.batching = choice.batching(config, collate_fn, self._windows, self._functions())
         is_packed = self.batching.is_packed or bool(self.batching.loops_only)
         check_outcomes(config, is_packed=is_packed)
         self.outcomes: LoaderOutcomes | None = self._made_outcomes(config.outcomes) if config.outcomes else None

@@ -36,9 +36,7 @@ _REMEDY = (
     "share the work. With packing: plan_packs=True; without: shuffle=RowShuffle(only_kept=True); or one "
     "Cache(tokens=...) for all ranks, filled by one of them before"
 )
-_REMEDY_OF_FUNCTIONS = (
-    "a version of the tokenize function, as in `tokenize.version = 1`, so that results can be shared"
-)
+_REMEDY_OF_FUNCTIONS = "a version of the tokenize function, as in `tokenize.version = 1`, so that results can be shared"
 _REMEDY_OF_MIXTURES = "one Cache(tokens=...) for all ranks, filled by one of them before"
 
 

@@ -218,7 +218,7 @@ class _SlimeReader:
         self._shows_media = fn.shows_media
         self._media = fn.multimodal_keys or {}
         optional = {"metadata": fn.metadata_key, "tools": fn.tool_key, **self._media}
-        self._row = RowReader({"prompt": fn.prompt_key, "label": fn.label_key}, optional)
+        self._row = RowReader({"prompt": fn.prompt_key, "label": fn.label_key}, optional, allows_media=True)
 
     def __call__(self, raw: Buffer) -> Drafting:
         columns = self._row(raw)

@@ -5,6 +5,7 @@ Import it only if a template is used: Jinja makes the start of a worker slower.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,11 @@ _MAX_CHARACTERS, _MAX_TOKENS = 1_000_000, 30_000
 seconds at worst for so many of Jinja's tokens. The largest template of a known model has 7,000."""
 
 _TEMPLATE_FILE = "<template>"  # Jinja's name for the code of a template that is not a file
+
+
+@lru_cache(256)
+def _contains(source: str, word: str) -> bool:
+    return word in source
 
 
 class ChatTemplate:
@@ -79,6 +85,10 @@ class ChatTemplate:
         self._source = source
         self._symbolic: SymbolicTemplate | None = None
         self._shapes = Shapes(self._prove)
+
+    def names(self, word: str) -> bool:
+        """Whether its text has this word: without it, the template cannot write what is under this key."""
+        return _contains(self._source, word)
 
     def render(self, messages: list[Message], tools: list[Message] | None = None) -> str:
         """The chat as text; by a program if one has been proven for chats of its shape.

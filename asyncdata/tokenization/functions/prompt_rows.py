@@ -39,7 +39,8 @@ class PromptRowFn(PromptTokenizeFn, frozen=True, kw_only=True, forbid_unknown_fi
         """Load the tokenizer and compile the template."""
         files = self.files()
         encoder = open_encoder(files, self.tokenizer_backend, add_special_tokens=self.add_special_tokens)
-        row = RowReader({"prompt": self.prompt_key, "label": None}, {"metadata": None, "tools": None})
+        required, optional = {"prompt": self.prompt_key, "label": None}, {"metadata": None, "tools": None}
+        row = RowReader(required, optional, allows_media=True)  # the row is kept, with its media
         rows = _Rows(PromptReader(row, self.templates(files), self.tools), self.max_length)
         return DraftTokenizer(PlainEncoder(encoder), rows.read, rows.write)
 
