@@ -134,8 +134,7 @@ class Engine:
         self.service = self._make_service(early)
         self._restored_epoch, self._restored = 0, (0, 0)
         self._resumed: tuple[Position, int | None] = (Position(), None)
-        self._waits, self._waits_lock = (0, 0.0), threading.Lock()
-        self._log = _log.owned()
+        self._waits, self._waits_lock, self._log = (0, 0.0), threading.Lock(), _log.owned()
 
     def _functions(self) -> list[Any]:
         """The tokenize functions, each once."""
@@ -166,6 +165,7 @@ class Engine:
             event_loop=self.config.event_loop,
             early=early,
             sharing=self._sharing,
+            index=self._source.index,
         )
 
     @property
