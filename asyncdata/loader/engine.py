@@ -168,6 +168,7 @@ class Engine:
             event_loop=self.config.event_loop,
             early=early,
             sharing=self._sharing,
+            index=self._source.index,
         )
 
     @property

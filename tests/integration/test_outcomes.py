@@ -98,6 +98,15 @@ def test_solved_rows_are_left_out_of_later_epochs_and_counted(rows, tmp_path):
         assert loader.statistics().outcome_scores_total == 2 * 18 * 5
 
 
+@pytest.mark.parametrize("score", [0.7, 0.9])
+def test_a_prompt_whose_scores_are_all_the_limit_is_left_out(rows, tmp_path, score):
+    settings = outcomes(tmp_path, policy=PassRate(drop_above=score))
+    with make(rows, n_samples_per_prompt=8, epochs=2, outcomes=settings) as loader:
+        loader.report(groups := loader.get_samples(NUM_ROWS), [[score] * 8] * len(groups))
+        with pytest.raises(NoSamplesError, match="60 by excluded"):
+            loader.get_samples(1)
+
+
 def test_a_row_that_is_left_out_comes_again_after_some_epochs(rows, tmp_path):
     with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
         epochs = [[row for _ in range(number) for row in step(loader)] for number in (12, 6, 6, 12, 6)]
