@@ -6,6 +6,7 @@ Base classes of frameworks are stood in for. Their own code drives the adapters 
 from __future__ import annotations
 
 import copy
+from contextlib import closing
 from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -171,22 +172,19 @@ def path(jsonl_file: Callable[..., Path]) -> Path:
 def test_the_rows_are_the_loaders_through_kill_and_resume(path: Path, opened: Callable[[Path], Adapter]) -> None:
     with DataLoader(path, tokenize_fn=RowFn(), **KNOBS) as loader:
         order = [number_of(sample) for sample in loader.get_next_batch(4 * STEPS)]
-    adapter = opened(path)
-    whole = list(islice(adapter.steps(), STEPS))
-    adapter.close()
+    with closing(opened(path)) as adapter:
+        whole = list(islice(adapter.steps(), STEPS))
     found = [number for step in whole for number in step]
 
     assert found == order[: len(found)]
     assert len(found) > NUM_ROWS, "the end of an epoch is passed"
 
     for saved_at in (1, 4, NUM_ROWS // len(whole[0])):
-        killed = opened(path)
-        steps = killed.steps()
-        before = list(islice(steps, saved_at))
-        state = copy.deepcopy(killed.state())
-        next(steps)
-        killed.close()
-        resumed = opened(path)
-        resumed.load(state)
-        assert before + list(islice(resumed.steps(), STEPS - saved_at)) == whole
-        resumed.close()
+        with closing(opened(path)) as killed:
+            steps = killed.steps()
+            before = list(islice(steps, saved_at))
+            state = copy.deepcopy(killed.state())
+            next(steps)
+        with closing(opened(path)) as resumed:
+            resumed.load(state)
+            assert before + list(islice(resumed.steps(), STEPS - saved_at)) == whole
