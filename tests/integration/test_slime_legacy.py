@@ -6,7 +6,6 @@ What slime delivers is recorded in ``tests/golden``; ASYNCDATA_SLIME may name a 
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import pytest
 from asyncdata.core.errors import NoSamplesError
 from tests.support.peers.records import Case, cases_of, plain
 from tests.support.peers.rollouts import args_of, samples_of, saved, served, worked, write_lines, write_rows
-from tests.support.slime_source import labels, no_rollout, source_of, write_prompts
+from tests.support.slime_source import no_rollout, source_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,12 +103,3 @@ def is_refused(row: dict[str, Any], args: dict[str, Any]) -> bool:
 def test_a_byte_order_mark_costs_slime_its_first_row_and_us_none(tmp_path: Path) -> None:
     with source_of(write_lines(tmp_path, ["\ufeff" + '{"input": "0"}', '{"input": "1"}']), label_key=None) as source:
         assert [sample.prompt for sample in source.dataset.samples] == ["0", "1"]
-
-
-def test_a_request_of_more_than_two_epochs_is_filled(tmp_path: Path) -> None:
-    """slime's own gives 6 of the 8."""
-    with source_of(write_prompts(tmp_path / "p.jsonl", 3)) as source:
-        groups = source.get_samples(8)
-        assert labels(groups) == list("01201201")
-        assert (source.epoch_id, source.sample_offset) == (2, 2)
-        assert copy.deepcopy(groups) == groups

@@ -71,7 +71,7 @@ def write_rows(folder: Path, given: dict[str, Any]) -> str:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=7)
     else:
         broken = given.get("broken", {})
-        path.write_text("".join(broken.get(str(n)) or json.dumps(row) + "\n" for n, row in enumerate(rows)))
+        path.write_text("".join(broken.get(str(n)) or json.dumps(row) + "\n" for n, row in enumerate(rows)), newline="")
     return f"{path}{given.get('slice', '')}"
 
 
@@ -130,6 +130,16 @@ def place(source: Any) -> list[int]:
 
 # Order, numbers and epochs
 
+# One row more or less would change the shuffle of all of them.
+ODD = [
+    '\u2028{"input": "line separator"}\n',
+    '{"input": "ideographic space"}\u3000\n',
+    '\x0c{"input": "form feed"}\x1f\n',
+    '{"input": "carriage return"}\r{"input": "and again"}\r\n{"input": "and a newline"}\n',
+    "\u3000\n",
+    '{"input": "cut\n',
+]
+
 
 def _orders(rng: random.Random) -> Iterator[dict[str, Any]]:
     for number, rows in enumerate((1, 2, 3, 7, 7, 7, 100, 100, 100)):
@@ -140,6 +150,10 @@ def _orders(rng: random.Random) -> Iterator[dict[str, Any]]:
     for number, cut in enumerate(["[0:3]", "[3:]", "[:4]", "[-3:]", "[:-2]", "[1:-1]", "[:]"] * 2):
         args = {"rollout_shuffle": number < 7}
         yield {"rows": 12, "broken": broken, "slice": f"@{cut}", "args": args, "requests": [1, 2, 3, 3, 1, 2, 9]}
+    odd = {str(number): line.replace("}", ', "label": "odd"}') for number, line in enumerate(ODD)}
+    for number in range(4):
+        args = {"rollout_shuffle": number > 1, "rollout_max_prompt_len": [None, 50][number % 2]}
+        yield {"rows": 20, "broken": odd, "args": args, "requests": [9, 30]}
     for longest in (7, 12, 100):
         args = {"rollout_shuffle": True, "rollout_max_prompt_len": longest}
         yield {"rows": 40, "args": args, "requests": [9, 40, 40]}
