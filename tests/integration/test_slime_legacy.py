@@ -23,6 +23,7 @@ __all__ = ("no_rollout",)
 
 pytestmark = pytest.mark.usefixtures("no_rollout")
 
+WORKS = cases_of("slime_buffer")  # short ones, and a long one
 WORKERS = [0, pytest.param(1, marks=pytest.mark.thorough), pytest.param(2, marks=pytest.mark.thorough)]
 
 
@@ -37,7 +38,7 @@ def test_prompts_order_numbers_and_epochs_are_slimes(tmp_path: Path, case: Case,
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["one process", "killed"])
-@pytest.mark.parametrize("case", cases_of("slime_buffer"), ids=str)
+@pytest.mark.parametrize("case", [*WORKS[:2], pytest.param(WORKS[2], marks=pytest.mark.thorough)], ids=str)
 def test_what_is_given_back_is_served_again_as_slime_serves_it(tmp_path: Path, case: Case, is_killed: bool) -> None:
     """Also by processes that each take over what the one before has saved, which slime forgets."""
     path, args = write_rows(tmp_path, case.given), args_of(tmp_path, case.given["args"])
