@@ -130,6 +130,7 @@ def verl(path: Path) -> Adapter:
         """verl's ``RLHFDataset``, as far as ours asks it."""
 
         image_key, video_key, audio_key = "images", "videos", "audios"
+        filter_overlong_prompts = False
 
         def __init__(self, data_files: Any, tokenizer: Any, config: Any, max_samples: int = -1) -> None:
             self.data_files = self.original_data_files = data_files
@@ -139,7 +140,7 @@ def verl(path: Path) -> Adapter:
         def __getitem__(self, item: Any) -> Any:
             return self.dataframe[item]  # type: ignore[attr-defined]
 
-    config = {"asyncdata": KNOBS, "validation_shuffle": False, "filter_overlong_prompts": False}
+    config = {"asyncdata": KNOBS, "validation_shuffle": False}
     made = type("RLDataset", (VerlRows, Base), {})([str(path)], None, config)
     return stateful(made, 4, made.close)
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.slime_source import no_rollout, slimes_source, source_of
+from tests.support.peers.rollouts import theirs
+from tests.support.slime_source import no_rollout, source_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,9 +95,9 @@ def test_chats_with_maps_and_images_of_bytes_are_slimes(tmp_path, small_tokenize
         {"multimodal_keys": {"image": "images"}, "apply_chat_template": True, "apply_chat_template_kwargs": template},
     ):
         given = {"hf_checkpoint": str(small_tokenizer), **settings}
-        theirs = told(slimes_source(path, **given).get_samples(3))
+        live = told(theirs("slime", str(path), label_key="label", **given).get_samples(3))
         with source_of(path, **given, asyncdata_processor="tests.support.slime_source.as_they_are") as ours:
             groups = ours.get_samples(3)
-            assert told(groups) == theirs
+            assert told(groups) == live
         if "multimodal_keys" in settings:
             assert [group[0].multimodal_inputs["images"] for group in groups] == [[b"\x00"], [b""], [b"x"]]
