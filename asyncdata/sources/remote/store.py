@@ -114,7 +114,7 @@ class StoreError(Exception):
     """One failed request to a store.
 
     :ivar kind: ``transient`` (another try may succeed), ``changed`` (the object is another one), ``missing``,
-        ``denied``, or ``permanent``.
+        ``denied``, ``elsewhere`` (it is redirected to where a server may not send us), or ``permanent``.
     :ivar request_id: by which the store's operator finds the request; empty if it gave none.
     :ivar retry_after_s: how long the store asks to wait; 0 if it does not say.
     :ivar is_throttled: whether it asks for fewer requests.
