@@ -11,7 +11,7 @@ import numpy as np
 
 from asyncdata.core.cache_messages import CachedFile
 from asyncdata.core.digest import canonical, digest
-from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, safe_cause
+from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, redacted, safe_cause
 from asyncdata.core.extras import missing_package
 from asyncdata.core.messages import Block, FileRef, Job
 from asyncdata.core.specs import ReaderSpec
@@ -70,6 +70,9 @@ class HuggingFaceSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     columns: list[str] | None = None
     streaming: bool = False
     max_row_bytes: int = 64 * 1024 * 1024
+
+    def __repr__(self) -> str:
+        return redacted(super().__repr__())
 
     def open(self, block_bytes: int) -> DatasetBlocks | DatasetStream:
         """Load the dataset if necessary, and find its Arrow files.
