@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Literal, Never
 
     from asyncdata.batching.length_grouping import LengthGrouping
-    from asyncdata.batching.packers.base import Packing
+    from asyncdata.batching.packers.xtuner import LoaderPacking
     from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.core.types import Group, Position, Sample
     from asyncdata.delivery.outcomes.policy import Outcomes
@@ -64,7 +64,7 @@ class BaseLoader:
         tokenize_fn: TokenizeFn | Callable[..., Any] | str | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         buffer_filter: BufferFilter | str | None = None,
-        packing: Packing | None = None,
+        packing: LoaderPacking | None = None,
         length_grouping: LengthGrouping | None = None,
         seed: int = 42,
         shuffle: bool | Literal["full"] | Shuffle | RowShuffle | Mapping[str, Any] = True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from asyncdata.batching.online.rules import PackRules
 from asyncdata.batching.packers.unpacked import SinglePacking
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.packers.base import Packing
+    from asyncdata.batching.packers.xtuner import LoaderPacking
     from asyncdata.loader.batches.batching import Batching
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.prefetch.windows.base import Reading
@@ -45,7 +46,7 @@ class PackingChoice(NamedTuple):
 
     @classmethod
     def of(
-        cls, config: LoaderConfig, packing: Packing | None, grouping: LengthGrouping | None, *, is_filtered: bool
+        cls, config: LoaderConfig, packing: LoaderPacking | None, grouping: LengthGrouping | None, *, is_filtered: bool
     ) -> PackingChoice:
         """The choice for these settings.
 
@@ -77,7 +78,7 @@ class PackingChoice(NamedTuple):
 
 
 def _rules_of(
-    config: LoaderConfig, packing: Packing | None, grouping: LengthGrouping | None, *, is_filtered: bool
+    config: LoaderConfig, packing: LoaderPacking | None, grouping: LengthGrouping | None, *, is_filtered: bool
 ) -> PackRules | None:
     """How a loader makes packs; None without packing and grouping.
 
@@ -89,7 +90,7 @@ def _rules_of(
 
     _check(config, is_filtered=is_filtered)
     return PackRules(
-        packing=packing or SinglePacking(),
+        packing=cast("Packing", packing or SinglePacking()),  # XTuner's is only read by plans
         grouping=grouping,
         seed=config.seed,
         rank=config.ranks.rank,

@@ -20,6 +20,7 @@ from asyncdata.sources.stream import MAX_ROW_BYTES, Rows, RowStream
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+    from asyncdata.core.file_refs import FileRefs
     from asyncdata.sources.stream import StreamOrder
 
 __all__ = ("ExampleStream", "IterableSource", "IterableStream", "plain_state")
@@ -64,7 +65,7 @@ class ExampleStream(RowStream):
     """
 
     def __init__(self, title: str, max_row_bytes: int) -> None:
-        self.files = [FileRef(title, 0)]
+        self.files: FileRefs = [FileRef(title, 0)]
         self.max_row_bytes = min(max_row_bytes, MAX_ROW_BYTES)
 
     def location(self, file_id: int, offset: int, num_bytes: int, byte_offset: int = -1) -> SourceLocation:
