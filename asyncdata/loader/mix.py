@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.settings import naming_settings
 from asyncdata.loader.config import LoaderConfig
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Part:
     :raises ConfigError: for a value that cannot work.
     """
 
+    @naming_settings
     def __init__(
         self,
         source: Source | Paths | Mix,
@@ -110,6 +112,7 @@ class Replay:
     when_done: WhenDone = "repeat"
     max_epochs = None
 
+    @naming_settings
     def __init__(self, of: str, where: PassRate | Mapping[str, Any], *, weight: float = 1) -> None:
         from asyncdata.delivery.outcomes.policy import PassRate
 
@@ -166,6 +169,7 @@ class Mix:
     :raises ConfigError: for a value that cannot work.
     """
 
+    @naming_settings
     def __init__(
         self,
         parts: Mapping[str, Part | Replay | Mix | Source | Paths],

@@ -170,11 +170,11 @@ class RowIndex:
     def _numbered(self) -> Any:
         """The rows that have a number, int64 in ascending order; a range if all have one."""
         shuffle = self._shuffle
-        if shuffle.check == "none" and shuffle.part is None:
+        if shuffle.looks_at == "none" and shuffle.part is None:
             return range(self.num_found)
 
         if self._numbers[0] != self.num_found:
-            rows = np.arange(self.num_found) if shuffle.check == "none" else self._looked_at()
+            rows = np.arange(self.num_found) if shuffle.looks_at == "none" else self._looked_at()
             self._numbers = self.num_found, rows if shuffle.part is None else _part_of(rows, shuffle)
         return self._numbers[1]
 
