@@ -149,11 +149,9 @@ class BaseLoader:
             self._engine.coordinator.acknowledge(None)
             return
 
-        from asyncdata.core.types import Sample
-        from asyncdata.delivery.ledger import lease_key
+        from asyncdata.delivery.ledger import grouped, lease_key
 
-        groups = [[item] if isinstance(item, Sample) else item for item in delivered]
-        self._engine.coordinator.acknowledge([lease_key(group) for group in groups])
+        self._engine.coordinator.acknowledge([lease_key(group) for group in grouped(delivered, "ack")])
 
     def report(self, samples_or_groups: Iterable[Sample] | Iterable[Group], scores: Sequence[Any] | None = None) -> int:
         """Remember the scores of delivered samples, for ``Outcomes(policy=...)``. For a loader with ``outcomes``.

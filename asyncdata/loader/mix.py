@@ -120,7 +120,7 @@ class Replay:
         if not isinstance(where, PassRate):
             try:
                 where = PassRate(**where)
-            except TypeError as error:
+            except (ConfigError, TypeError) as error:
                 raise ConfigError(f"AD470 where={where!r} of a Replay is no PassRate: {error}") from None
 
         if where.revisit_every is not None:
@@ -180,6 +180,12 @@ class Mix:
         temperature: float | None = None,
         on_mix_change: Literal["error", "apply"] = "error",
     ) -> None:
+        if not hasattr(parts, "items"):
+            raise ConfigError(
+                f"AD470 a Mix takes its parts by name, as in Mix({{'math': Part('math.jsonl', weight=2), 'code': "
+                f"'code.jsonl'}}); got a {type(parts).__name__}"
+            )
+
         self.parts: dict[str, Part | Replay] = {
             name: part if isinstance(part, Part | Replay) else Part(part) for name, part in parts.items()
         }

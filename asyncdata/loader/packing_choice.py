@@ -65,7 +65,20 @@ class PackingChoice(NamedTuple):
         return cls(rules, plan, share, packing is not None)
 
     def batching(self, config: LoaderConfig, collate_fn: Callable[[list[Any]], Any], windows: Reading) -> Batching:
-        """What makes the batches."""
+        """What makes the batches.
+
+        :raises ConfigError: AD405, for a collator of packs without packs, or of samples with them.
+        """
+        takes_packs = getattr(collate_fn, "takes_packs", self.packs_samples)  # a user's own may take either
+        if takes_packs != self.packs_samples:
+            raise ConfigError(
+                f"AD405 {type(collate_fn).__name__} makes batches of packs, and this loader makes none: give it "
+                "packing=SoftPacking(max_length=...), or take PaddedCollator"
+                if takes_packs
+                else f"AD405 {type(collate_fn).__name__} makes batches of samples, and this loader packs them: take "
+                "PackedCollator, or leave out packing"
+            )
+
         if self.rules is None:
             return SampleBatching(config, collate_fn)
 
