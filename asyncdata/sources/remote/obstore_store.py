@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from asyncdata.core.errors import ConfigError, redacted
+from asyncdata.core.extras import from_clone
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.object_address import HTTP, Address
 from asyncdata.sources.remote.address import GivenAddress
@@ -54,7 +55,7 @@ class ObstoreStore:
             from obstore import store
         except ImportError as error:
             raise ConfigError(
-                "AD321 object stores need the package obstore: pip install 'asyncdata[remote]'"
+                f"AD321 object stores need the package obstore: pip install obstore, or {from_clone('remote')}"
             ) from error
 
         _refuse_fork()
