@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
@@ -124,6 +125,7 @@ class Description(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """A Struct's constructor does not check types."""
         for field in msgspec.structs.fields(type(self)):
             value = plain_integer(getattr(self, field.name))
+            value = os.fspath(value) if isinstance(value, os.PathLike) else value
             try:
                 # Converted, so that it is a copy: the caller's dict or list may change later.
                 msgspec.structs.force_setattr(self, field.name, msgspec.convert(value, field.type))

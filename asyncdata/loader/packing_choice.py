@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.online.rules import PackRules
 from asyncdata.batching.packers.unpacked import SinglePacking
 from asyncdata.batching.packers.xtuner import XTunerPacking
@@ -20,7 +21,6 @@ from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.packers.base import Packing
     from asyncdata.batching.packers.xtuner import LoaderPacking
     from asyncdata.loader.batches.batching import Batching
@@ -69,6 +69,9 @@ class PackingChoice(NamedTuple):
 
         :raises ConfigError: AD405, for a collator of packs without packs, or of samples with them.
         """
+        if not callable(collate_fn):
+            raise ConfigError(f"collate_fn is a function of a list of samples or packs; got {collate_fn!r}")
+
         takes_packs = getattr(collate_fn, "takes_packs", self.packs_samples)  # a user's own may take either
         if takes_packs != self.packs_samples:
             raise ConfigError(
@@ -100,6 +103,13 @@ def _rules_of(
     """
     if packing is None and grouping is None:
         return None
+
+    is_packing = hasattr(packing, "max_length") and not callable(packing)  # classes and collators can be called
+    if packing is not None and not is_packing:
+        raise ConfigError(f"packing is SoftPacking(max_length=...) or another packing; got {packing!r}")
+
+    if not isinstance(grouping, LengthGrouping | None):
+        raise ConfigError(f"length_grouping is LengthGrouping(...); got {grouping!r}")
 
     _check(config, is_filtered=is_filtered)
     return PackRules(

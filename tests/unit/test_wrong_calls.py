@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from asyncdata import (
+    BadRows,
+    Cache,
     ConfigError,
     DataLoader,
     FixedCollator,
@@ -17,6 +20,7 @@ from asyncdata import (
     Outcomes,
     PackedCollator,
     PaddedCollator,
+    ParquetSource,
     Part,
     PreferenceCollator,
     Ranks,
@@ -26,7 +30,6 @@ from asyncdata import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 PACKING = SoftPacking(max_length=8)
 
@@ -59,6 +62,48 @@ def test_a_collator_of_packs_needs_a_packing(open_loader, collator, knobs):
 def test_a_collator_of_samples_takes_no_packs(open_loader, collator):
     with pytest.raises(ConfigError, match=f"^AD405 {type(collator).__name__} .*take PackedCollator"):
         open_loader(collate_fn=collator, batch_size=4, packing=PACKING)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"packing": {"max_length": 8}}, r"packing is SoftPacking\(max_length=...\) or another packing; got {"),
+        ({"packing": SoftPacking}, "packing is SoftPacking.* got <class"),
+        ({"packing": PackedCollator()}, "packing is SoftPacking.* got PackedCollator"),
+        ({"packing": 512}, "packing is SoftPacking.* got 512"),
+        ({"length_grouping": True}, r"length_grouping is LengthGrouping\(\.\.\.\); got True"),
+        ({"length_grouping": LengthGrouping}, "length_grouping is LengthGrouping.* got <class"),
+        ({"collate_fn": "pad"}, "collate_fn is a function of a list of samples or packs; got 'pad'"),
+        ({"tokenize_fn": 5}, "tokenize_fn is a function of a row, a description .* got int"),
+        ({"tokenize_fn": [len]}, "tokenize_fn is a function of a row, a description .* got list"),
+        ({"commit": "ack"}, "commit='ack': it must be 'on_delivery' or 'on_ack'"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_at_once(open_loader, knobs, said):
+    with pytest.raises(ConfigError, match=said):
+        open_loader(batch_size=2, **knobs)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ([], "the list of a source's paths is empty"),
+        (JsonlSource([]), "the list of a source's paths is empty"),
+        (JsonlSource(5), "a path or a list of paths; got 5"),  # type: ignore[arg-type]
+        (ParquetSource(None), "a path or a list of paths; got None"),  # type: ignore[arg-type]
+        (JsonlSource, r"the source is the class JsonlSource; pass an instance"),
+        (Path("s3://bucket/a.jsonl"), "AD320 's3:/bucket/a.jsonl' lacks a slash"),
+    ],
+)
+def test_a_source_that_names_nothing_is_refused(source, said):
+    with pytest.raises(ConfigError, match=said):
+        DataLoader(source, tokenize_fn=len, num_workers=0)
+    assert repr(source)
+
+
+def test_a_path_object_may_be_given_where_settings_have_a_path(tmp_path):
+    assert Cache(folder=tmp_path).folder == str(tmp_path)
+    assert BadRows(policy="quarantine", path=tmp_path / "bad.jsonl").path == str(tmp_path / "bad.jsonl")
 
 
 def test_outcomes_of_ranks_are_refused_as_such(open_loader):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -235,6 +234,6 @@ def shown(source: msgspec.Struct) -> str:
     if options:
         values["storage_options"] = f"{{{', '.join(sorted(options))}}}"
     paths = values.pop("paths")
-    texts = [without_secrets(os.fspath(path)) for path in (paths if isinstance(paths, list | tuple) else [paths])]
+    texts = [without_secrets(str(path)) for path in (paths if isinstance(paths, list | tuple) else [paths])]
     fields = ", ".join(f"{name}={value!r}" for name, value in values.items())
     return f"{type(source).__name__}({(texts if isinstance(paths, list | tuple) else texts[0])!r}, {fields})"
