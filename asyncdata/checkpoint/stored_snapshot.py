@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.checkpoint.snapshot import encode, load, read_unpacked, save
@@ -11,12 +13,13 @@ from asyncdata.sources.remote.address import is_address, without_secrets
 from asyncdata.sources.remote.stored_files import read_stored, write_stored
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
     from asyncdata.checkpoint.snapshot import Snapshot
 
 __all__ = ("load_from", "save_at")
+
+_FOLDER = re.compile(r"$|.*/$|\w+:/{2}[^/]*$", re.DOTALL)
 
 
 def save_at(path: str | os.PathLike[str], snapshot: Snapshot, storage_options: Mapping[str, Any]) -> None:
@@ -24,6 +27,7 @@ def save_at(path: str | os.PathLike[str], snapshot: Snapshot, storage_options: M
 
     :raises SnapshotError: if it cannot be written; what was there is kept.
     """
+    _refuse_folder(path, "AD601")
     if isinstance(path, str) and is_address(path):
         _save_stored(path, snapshot, storage_options)
     else:
@@ -36,7 +40,19 @@ def load_from(path: str | os.PathLike[str], storage_options: Mapping[str, Any]) 
     :raises SnapshotVersionError: if a later version of asyncdata wrote it.
     :raises SnapshotError: if it cannot be read, or is damaged or anything else.
     """
+    _refuse_folder(path, "AD602")
     return _load_stored(path, storage_options) if isinstance(path, str) and is_address(path) else load(path)
+
+
+def _refuse_folder(path: str | os.PathLike[str], code: str) -> None:
+    """What names no file: a folder, whose last slash would be left out, or a bucket.
+
+    :raises SnapshotError: naming the way out.
+    """
+    text = os.fspath(path)
+    if isinstance(text, str) and _FOLDER.match(text):
+        name = without_secrets(text).rstrip("/")
+        raise SnapshotError(f"{code} {name!r} names no file, and a snapshot is one: add its name, {name}/data.state")
 
 
 def _save_stored(path: str, snapshot: Snapshot, storage_options: Mapping[str, Any], *, keep: int = 3) -> None:

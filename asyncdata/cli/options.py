@@ -96,13 +96,6 @@ def tokenize_fn_of(args: argparse.Namespace) -> Any:
         return resolved(_named(args.tokenize_fn, args.tokenizer, settings))
 
     kind = args.kind or "prompt"
-    fields = set(_CLASSES[kind].__struct_fields__)
-    if unknown := sorted(set(settings) - fields):
-        raise ConfigError(
-            f"{_CLASSES[kind].__name__}, for rows of the kind {kind!r}, has no setting {', '.join(unknown)}; its "
-            f"settings are {', '.join(sorted(fields - {'tokenizer'}))}"
-        )
-
     if kind != "babilong":
         return resolved(_CLASSES[kind](args.tokenizer, **settings))
 

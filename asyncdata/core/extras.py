@@ -10,7 +10,12 @@ from asyncdata.core.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ("made_on_first_use", "missing_package")
+__all__ = ("from_clone", "made_on_first_use", "missing_package")
+
+
+def from_clone(extra: str) -> str:
+    """How to install an extra of asyncdata, whose name on the package index is not ours yet."""
+    return f'pip install ".[{extra}]" in a clone of asyncdata'
 
 
 def missing_package(what: str, package: str, error: ImportError) -> ConfigError:

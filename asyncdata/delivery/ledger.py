@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from asyncdata.core.types import Group, Position
+from asyncdata.core.errors import InvalidGroupError
+from asyncdata.core.types import Group, Position, Sample
 from asyncdata.delivery.stream_digest import StreamDigest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Set
+    from collections.abc import Set
     from typing import Self
 
-    from asyncdata.core.types import Sample
+__all__ = ("Counters", "Lease", "Ledger", "RestartPoint", "Returned", "grouped", "lease_key")
 
-__all__ = ("Counters", "Lease", "Ledger", "RestartPoint", "Returned", "lease_key")
+
+def grouped(items: Iterable[Sample] | Iterable[Group], call: str) -> list[Group]:
+    """The samples or groups that a call was given, each as a group.
+
+    :raises InvalidGroupError: AD409, for anything else.
+    """
+    listed = None if isinstance(items, str | Sample | Mapping) or not isinstance(items, Iterable) else list(items)
+    groups: list[Any] = [[item] if isinstance(item, Sample) else item for item in listed or ()]
+    if listed is None or not all(_is_group(group) for group in groups):
+        what = items if listed is None else next(group for group in groups if not _is_group(group))
+        raise InvalidGroupError(
+            f"AD409 {call}() takes a list of groups or of samples, as they were delivered; got "
+            f"{'' if listed is None else 'one with '}{type(what).__name__}; of one sample it is {call}([sample])"
+        )
+
+    return groups
+
+
+def _is_group(group: Any) -> bool:
+    return isinstance(group, Sequence) and all(isinstance(sample, Sample) for sample in group)
 
 
 class Returned(msgspec.Struct, frozen=True, eq=False):

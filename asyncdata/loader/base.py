@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Literal, Never
 
     from asyncdata.batching.length_grouping import LengthGrouping
-    from asyncdata.batching.packers.base import Packing
+    from asyncdata.batching.packers.xtuner import LoaderPacking
     from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.core.types import Group, Position, Sample
     from asyncdata.delivery.outcomes.policy import Outcomes
@@ -63,7 +63,7 @@ class BaseLoader:
         tokenize_fn: TokenizeFn | Callable[..., Any] | str | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         buffer_filter: BufferFilter | str | None = None,
-        packing: Packing | None = None,
+        packing: LoaderPacking | None = None,
         length_grouping: LengthGrouping | None = None,
         seed: int = 42,
         shuffle: bool | Literal["full"] | Shuffle | RowShuffle | Mapping[str, Any] = True,
@@ -148,11 +148,9 @@ class BaseLoader:
             self._engine.coordinator.acknowledge(None)
             return
 
-        from asyncdata.core.types import Sample
-        from asyncdata.delivery.ledger import lease_key
+        from asyncdata.delivery.ledger import grouped, lease_key
 
-        groups = [[item] if isinstance(item, Sample) else item for item in delivered]
-        self._engine.coordinator.acknowledge([lease_key(group) for group in groups])
+        self._engine.coordinator.acknowledge([lease_key(group) for group in grouped(delivered, "ack")])
 
     def report(self, samples_or_groups: Iterable[Sample] | Iterable[Group], scores: Sequence[Any] | None = None) -> int:
         """Remember the scores of delivered samples, for ``Outcomes(policy=...)``. For a loader with ``outcomes``.

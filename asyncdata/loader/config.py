@@ -6,7 +6,6 @@ What may be given for a knob is the signature of :class:`~asyncdata.loader.base.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import os
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ import msgspec
 
 from asyncdata.core.checked_numbers import checked_timeout
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.settings import Description, plain_integer
+from asyncdata.core.settings import Description, Settings, plain_integer, unknown_setting, wrong_value
 from asyncdata.delivery.outcomes.policy import Outcomes
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.telemetry.settings import Telemetry
@@ -152,7 +151,7 @@ class BadRows(Description, frozen=True, kw_only=True):
         _check_path("BadRows", "path", self.path)
 
 
-class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LoaderConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every knob of a loader. Knobs marked *order* change the sequence D; all others may change at a restart.
 
     With a length grouping, ``world_size`` and ``batch_size * gradient_accumulation`` also decide the order of packs.
@@ -237,11 +236,8 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name, kind in STRUCTS.items():
             if name in values and not (name in _OFF_BY_DEFAULT and values[name] is None):
                 values[name] = _struct_of(kind, name, values[name])
-        try:
-            values["shuffle"] = _shuffle_of(values.get("shuffle", True))
-            config = msgspec.convert(values, cls)
-        except msgspec.ValidationError as error:
-            raise ConfigError(str(error).replace("`$.", "`")) from error
+        values["shuffle"] = _shuffle_of(values.get("shuffle", True))
+        config = cls(**{name: _converted(name, value) for name, value in values.items()})
 
         if config.executor is not None and config.num_workers is not None:
             raise ConfigError(
@@ -274,6 +270,14 @@ class LoaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def capacity(self) -> int:
         """Samples that are read ahead; the first value, if ``buffer_size`` is None."""
         return (self.buffer_size or FIRST_BUFFER_SIZE) * max(self.dp_size, self.ranks.world_size)
+
+
+def _converted(name: str, value: Any) -> Any:
+    field = next(field for field in msgspec.structs.fields(LoaderConfig) if field.name == name)
+    try:
+        return msgspec.convert(value, field.type)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{wrong_value(field, value, error)} - at `{name}`") from error
 
 
 STRUCTS: dict[str, type[Description]] = {
@@ -347,13 +351,7 @@ def _no_such_knob(name: str, known: Sequence[str]) -> str:
     if place is not None and place.setting is not None:
         return f"there is no knob {name!r}; it is `{place}`"
 
-    return _unknown("knob", name, known, place.knob if place is not None else None)
-
-
-def _unknown(kind: str, name: str, known: Sequence[str], meant: str | None = None) -> str:
-    meant = meant or next(iter(difflib.get_close_matches(name, known, n=1)), None)
-    hint = f"did you mean {meant!r}? There" if meant else "there"
-    return f"there is no {kind} {name!r}; {hint} are {', '.join(sorted(known))}"
+    return unknown_setting(name, known, what="knob", of="", meant=place.knob if place is not None else None)
 
 
 def _struct_of(kind: type[S], name: str, value: Any) -> S:
@@ -372,7 +370,7 @@ def _struct_of(kind: type[S], name: str, value: Any) -> S:
         if setting not in kind.__struct_fields__:
             place = place_of(str(setting))
             meant = place.setting if place is not None and place.knob == name else None
-            raise ConfigError(_unknown(f"setting of `{name}`", str(setting), kind.__struct_fields__, meant))
+            raise ConfigError(unknown_setting(str(setting), kind.__struct_fields__, of=f"`{name}`", meant=meant))
 
     return kind(**value)
 
@@ -383,15 +381,12 @@ def _shuffle_of(value: Any) -> bool | str | Shuffle | RowShuffle:
         return value
 
     if isinstance(value, Shuffle | RowShuffle):
-        kind, value = type(value), msgspec.structs.asdict(value)
-    elif isinstance(value, Mapping):
-        kind = RowShuffle if "method" in value else Shuffle
-    else:
+        return value
+
+    if not isinstance(value, Mapping):
         raise ConfigError(f'`shuffle` is True, False, "full", a Shuffle or a RowShuffle; got {value!r}')
 
     try:
-        found: Shuffle | RowShuffle = msgspec.convert(value, kind)
-    except (msgspec.ValidationError, ConfigError) as error:
+        return (RowShuffle if "method" in value else Shuffle)(**value)
+    except (ConfigError, TypeError) as error:  # a TypeError: a key that is no text
         raise ConfigError(f"{error} in `shuffle`") from error
-
-    return found

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from asyncdata.batching.length_grouping import LengthGrouping
-    from asyncdata.batching.packers.base import Packing
+    from asyncdata.batching.packers.xtuner import LoaderPacking
     from asyncdata.checkpoint.saved_mixture import StreamState
     from asyncdata.core.errors import BadRowError
     from asyncdata.core.file_refs import FileRefs
@@ -93,7 +93,7 @@ class Engine:
         buffer_filter: BufferFilter | str | None,
         config: LoaderConfig,
         collate_fn: Callable[[list[Any]], Any],
-        packing: Packing | None = None,
+        packing: LoaderPacking | None = None,
         length_grouping: LengthGrouping | None = None,
         early: EarlyForkServer | None = None,
     ) -> None:

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.settings import naming_settings
 from asyncdata.loader.config import LoaderConfig
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Part:
     :raises ConfigError: for a value that cannot work.
     """
 
+    @naming_settings
     def __init__(
         self,
         source: Source | Paths | Mix,
@@ -110,6 +112,7 @@ class Replay:
     when_done: WhenDone = "repeat"
     max_epochs = None
 
+    @naming_settings
     def __init__(self, of: str, where: PassRate | Mapping[str, Any], *, weight: float = 1) -> None:
         from asyncdata.delivery.outcomes.policy import PassRate
 
@@ -117,7 +120,7 @@ class Replay:
         if not isinstance(where, PassRate):
             try:
                 where = PassRate(**where)
-            except TypeError as error:
+            except (ConfigError, TypeError) as error:
                 raise ConfigError(f"AD470 where={where!r} of a Replay is no PassRate: {error}") from None
 
         if where.revisit_every is not None:
@@ -166,6 +169,7 @@ class Mix:
     :raises ConfigError: for a value that cannot work.
     """
 
+    @naming_settings
     def __init__(
         self,
         parts: Mapping[str, Part | Replay | Mix | Source | Paths],
@@ -176,6 +180,12 @@ class Mix:
         temperature: float | None = None,
         on_mix_change: Literal["error", "apply"] = "error",
     ) -> None:
+        if not hasattr(parts, "items"):
+            raise ConfigError(
+                f"AD470 a Mix takes its parts by name, as in Mix({{'math': Part('math.jsonl', weight=2), 'code': "
+                f"'code.jsonl'}}); got a {type(parts).__name__}"
+            )
+
         self.parts: dict[str, Part | Replay] = {
             name: part if isinstance(part, Part | Replay) else Part(part) for name, part in parts.items()
         }

@@ -28,6 +28,7 @@ from typing import Any
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.regular_file import open_regular
+from asyncdata.core.settings import unknown_setting
 from asyncdata.loader.mix import Mix, Part, Replay
 
 __all__ = ("mix_of_file",)
@@ -153,4 +154,4 @@ def _stages(stages: Any) -> dict[Any, Any]:
 def _refuse_unknown(content: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
     for name in content:
         if name not in known:
-            raise ConfigError(f"AD470 there is no setting {name!r} of {what}; there are {', '.join(known)}")
+            raise ConfigError(f"AD470 {unknown_setting(str(name), known, of=what)}")

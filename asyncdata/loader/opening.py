@@ -293,7 +293,7 @@ class _IndexedSource:
         self._share = share
         self._cached = row_cache_of(files, _job(files, config, function, _INDEX_BLOCK_BYTES), config, function)
         self.job = self._cached.job
-        self._identity = index_identity(files, self.job, shuffle.check, function)
+        self._identity = index_identity(files, self.job, shuffle.looks_at, function)
         self._folder = index_folder(config)
         self._remove: Callable[[], object] = no_op
         self._refuse_foreign()
@@ -312,7 +312,7 @@ class _IndexedSource:
 
     def windows(self, executor: Executor, restart_point: Place = Position, on_ready: Call = no_op) -> IndexedWindows:
         def indexer(on_growth: Callable[[], object]) -> Indexer:
-            check, excerpts = self.order.shuffle.check, self._config.bad_rows.excerpts
+            check, excerpts = self.order.shuffle.looks_at, self._config.bad_rows.excerpts
             return Indexer(files, executor, index, check, self._file(), self._pass_over, on_growth, shows_rows=excerpts)
 
         files, index = self.files, self.index

@@ -12,7 +12,7 @@ import msgspec
 
 from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
-from asyncdata.core.types import Sample
+from asyncdata.delivery.ledger import grouped
 from asyncdata.delivery.outcomes.file import Found, OutcomeFile
 from asyncdata.delivery.outcomes.memory import BASE, MAX_SCORE, OutcomeMemory, Record, RowReport
 from asyncdata.delivery.outcomes.policy import policy_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from asyncdata.checkpoint.snapshot import Snapshot
-    from asyncdata.core.types import Group
+    from asyncdata.core.types import Group, Sample
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.delivery.outcomes.policy import Ids, Outcomes
@@ -69,8 +69,9 @@ def check_outcomes(config: LoaderConfig, *, is_packed: bool) -> None:
 
     :raises ConfigError: if they cannot (AD480).
     """
-    if config.outcomes is not None and (is_packed or config.ranks.world_size > 1):
-        what = "packs" if is_packed else "Ranks(world_size=...): each rank would exclude rows by its own scores"
+    is_divided = config.ranks.world_size > 1
+    if config.outcomes is not None and (is_packed or is_divided):
+        what = "Ranks(world_size=...), as each rank would exclude rows by its own scores" if is_divided else "packs"
         raise ConfigError(
             f"AD480 outcomes cannot be remembered with {what}; let one loader feed all ranks (dp_size=...), without a "
             "packing or a length grouping"
@@ -313,7 +314,7 @@ def row_reports(
     """
     reports: list[RowReport] = []
     row = None
-    for item, sample, attempt, score in _scored(list(items), scores, group_size):
+    for item, sample, attempt, score in _scored(grouped(items, "report"), scores, group_size):
         if row != (row := (item, sample.position)):  # the samples of a group are of one row
             epoch, row_id, *part = key_of(sample)
             reports.append(RowReport(row_id, epoch, [], *part))
@@ -321,14 +322,17 @@ def row_reports(
     return reports
 
 
-def _scored(items: list[Any], scores: Sequence[Any] | None, group_size: int) -> Iterable[_Scored]:
+def _scored(items: Sequence[Group], scores: Sequence[Any] | None, group_size: int) -> Iterable[_Scored]:
     """Every sample with its attempt and its score."""
-    given = [None] * len(items) if scores is None else list(scores)
+    try:
+        given = [None] * len(items) if scores is None else list(scores)
+    except TypeError:
+        raise InvalidGroupError(f"AD482 report() was given {scores!r} as scores; it takes one for each group") from None
+
     if len(given) != len(items):
         raise InvalidGroupError(f"AD482 report() was given {len(items)} samples or groups, and {len(given)} scores")
 
-    for place, (item, score) in enumerate(zip(items, given, strict=True)):
-        samples = [item] if isinstance(item, Sample) else list(item)
+    for place, (samples, score) in enumerate(zip(items, given, strict=True)):
         for number, (sample, value) in enumerate(zip(samples, _values(samples, score), strict=True)):
             if sample.position is None:
                 raise InvalidGroupError(f"AD482 {sample!r} was not made by a loader: its row is not known")

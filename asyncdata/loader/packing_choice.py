@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.online.rules import PackRules
 from asyncdata.batching.packers.unpacked import SinglePacking
 from asyncdata.batching.packers.xtuner import XTunerPacking
@@ -20,8 +21,8 @@ from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.packers.base import Packing
+    from asyncdata.batching.packers.xtuner import LoaderPacking
     from asyncdata.loader.batches.batching import Batching
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.prefetch.windows.base import Reading
@@ -45,7 +46,7 @@ class PackingChoice(NamedTuple):
 
     @classmethod
     def of(
-        cls, config: LoaderConfig, packing: Packing | None, grouping: LengthGrouping | None, *, is_filtered: bool
+        cls, config: LoaderConfig, packing: LoaderPacking | None, grouping: LengthGrouping | None, *, is_filtered: bool
     ) -> PackingChoice:
         """The choice for these settings.
 
@@ -73,8 +74,22 @@ class PackingChoice(NamedTuple):
         """What makes the batches.
 
         :param functions: the tokenize functions.
-        :raises ConfigError: if one of them makes prompts, and they are to be packed.
+        :raises ConfigError: if one of them makes prompts, and they are to be packed (AD416), or for a collator of packs
+            without packs, or of samples with them (AD405).
         """
+        if not callable(collate_fn):
+            raise ConfigError(f"collate_fn is a function of a list of samples or packs; got {collate_fn!r}")
+
+        takes_packs = getattr(collate_fn, "takes_packs", self.packs_samples)  # a user's own may take either
+        if takes_packs != self.packs_samples:
+            raise ConfigError(
+                f"AD405 {type(collate_fn).__name__} makes batches of packs, and this loader makes none: give it "
+                "packing=SoftPacking(max_length=...), or take PaddedCollator"
+                if takes_packs
+                else f"AD405 {type(collate_fn).__name__} makes batches of samples, and this loader packs them: take "
+                "PackedCollator, or leave out packing"
+            )
+
         if self.rules is None:
             return SampleBatching(config, collate_fn)
 
@@ -100,7 +115,7 @@ def _refuse_prompts(functions: Iterable[Any]) -> None:
 
 
 def _rules_of(
-    config: LoaderConfig, packing: Packing | None, grouping: LengthGrouping | None, *, is_filtered: bool
+    config: LoaderConfig, packing: LoaderPacking | None, grouping: LengthGrouping | None, *, is_filtered: bool
 ) -> PackRules | None:
     """How a loader makes packs; None without packing and grouping.
 
@@ -110,9 +125,16 @@ def _rules_of(
     if packing is None and grouping is None:
         return None
 
+    is_packing = hasattr(packing, "max_length") and not callable(packing)  # classes and collators can be called
+    if packing is not None and not is_packing:
+        raise ConfigError(f"packing is SoftPacking(max_length=...) or another packing; got {packing!r}")
+
+    if not isinstance(grouping, LengthGrouping | None):
+        raise ConfigError(f"length_grouping is LengthGrouping(...); got {grouping!r}")
+
     _check(config, is_filtered=is_filtered)
     return PackRules(
-        packing=packing or SinglePacking(),
+        packing=cast("Packing", packing or SinglePacking()),  # XTuner's is only read by plans
         grouping=grouping,
         seed=config.seed,
         rank=config.ranks.rank,

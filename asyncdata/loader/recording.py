@@ -23,7 +23,6 @@ from asyncdata.tokenization.resolve import resolved
 from asyncdata.workers.traced import TracedInlineExecutor, TracedProcessExecutor
 
 if TYPE_CHECKING:
-    from asyncdata.batching.packers.base import Packing
     from asyncdata.core.types import Position
     from asyncdata.delivery.channel import Channel
     from asyncdata.loader.config import LoaderConfig
@@ -35,7 +34,7 @@ __all__ = ("recorder_of",)
 _MAX_FILES = 100
 
 
-def recorder_of(engine: Engine, function: Any, packing: Packing | None) -> Recorder | NoRecorder:
+def recorder_of(engine: Engine, function: Any, packing: Any) -> Recorder | NoRecorder:
     """The recorder of a loader. It begins with the loader.
 
     :param function: the tokenize function, or those of a mixture's parts.
@@ -56,7 +55,7 @@ def recorder_of(engine: Engine, function: Any, packing: Packing | None) -> Recor
 class _Subject:
     """A loader's engine, as :class:`~asyncdata.telemetry.recorder.Subject` says."""
 
-    def __init__(self, engine: Engine, function: Any, packing: Packing | None) -> None:
+    def __init__(self, engine: Engine, function: Any, packing: Any) -> None:
         self._engine, self._packing = engine, packing
         parts = engine.parts if isinstance(engine, MixtureEngine) else []
         own = engine.config.bad_rows.excerpts
@@ -188,7 +187,7 @@ def _counts(source: SourceStatistics) -> SourceCounts:
     )
 
 
-def _described(packing: Packing) -> dict[str, Any]:
+def _described(packing: Any) -> dict[str, Any]:
     settings = msgspec.structs.asdict(packing) if isinstance(packing, msgspec.Struct) else {}
     return {"kind": type(packing).__name__, **settings}
 

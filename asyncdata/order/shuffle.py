@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.settings import Description
 
 __all__ = ("RowShuffle", "Shuffle")
 
@@ -15,7 +16,7 @@ _MAX_OVERREAD_BYTES = 16 * 1024
 _MAX_WINDOW_BYTES = 1 << 30
 
 
-class Shuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Shuffle(Description, frozen=True, kw_only=True):
     """How rows are mixed. Every field is part of the order: changing one makes another D.
 
     :ivar enabled: False reads the rows as they lie, block after block.
@@ -29,7 +30,8 @@ class Shuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     block_bytes: int = 32 * 1024
     window_blocks: int = 1024
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Whether a window of such blocks can be held."""
         for name in ("block_bytes", "window_blocks"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -42,7 +44,7 @@ class Shuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             )
 
 
-class RowShuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RowShuffle(Description, frozen=True, kw_only=True):
     """An order of all rows, one by one. It needs the row index, which a pass over the data makes.
 
     :ivar method: ``keyed``, an exact permutation of all rows, by a key for each epoch; ``slime``, the permutation of
@@ -68,15 +70,13 @@ class RowShuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     train_ratio: float = 0.9
     split_seed: int = 42
 
-    def __post_init__(self) -> None:
-        if self.part not in (None, "train", "eval"):
-            raise ConfigError(f"part must be 'train', 'eval' or None, got {self.part!r}")
-
+    def check(self) -> None:
+        """Whether there is such a split."""
         if not 0 <= self.train_ratio <= 1:
             raise ConfigError(f"train_ratio must be from 0 to 1, got {self.train_ratio}")
 
     @property
-    def check(self) -> str:
+    def looks_at(self) -> str:
         """How far rows are looked at while they are indexed: ``none``, ``json`` or ``samples``."""
         if self.only_kept:
             return "samples"

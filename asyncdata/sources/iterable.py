@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable  # noqa: TC003 - msgspec reads th
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.messages import FileRef
+from asyncdata.core.settings import Settings
 from asyncdata.core.types import SourceLocation
 from asyncdata.sources.row_json import encode_row
 from asyncdata.sources.stream import MAX_ROW_BYTES, Rows, RowStream
@@ -20,6 +20,7 @@ from asyncdata.sources.stream import MAX_ROW_BYTES, Rows, RowStream
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+    from asyncdata.core.file_refs import FileRefs
     from asyncdata.sources.stream import StreamOrder
 
 __all__ = ("ExampleStream", "IterableSource", "IterableStream", "plain_state")
@@ -27,7 +28,7 @@ __all__ = ("ExampleStream", "IterableSource", "IterableStream", "plain_state")
 _EXAMPLES_AT_ONCE = 256
 
 
-class IterableSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class IterableSource(Settings, frozen=True, forbid_unknown_fields=True):
     """The examples of ``make(epoch)``, in the trainer's process.
 
     An iterable cannot start in the middle: a restart creates it again and skips the delivered examples of the epoch. So
@@ -64,7 +65,7 @@ class ExampleStream(RowStream):
     """
 
     def __init__(self, title: str, max_row_bytes: int) -> None:
-        self.files = [FileRef(title, 0)]
+        self.files: FileRefs = [FileRef(title, 0)]
         self.max_row_bytes = min(max_row_bytes, MAX_ROW_BYTES)
 
     def location(self, file_id: int, offset: int, num_bytes: int, byte_offset: int = -1) -> SourceLocation:

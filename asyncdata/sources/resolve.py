@@ -25,6 +25,9 @@ def described(source: Source | Paths | Any) -> Source:
 
     :raises ConfigError: if it is not a source, or is ambiguous.
     """
+    if isinstance(source, type):
+        raise ConfigError(f"the source is the class {source.__name__}; pass an instance: {source.__name__}(...)")
+
     # In this order: a Path has an open(), as a Source has.
     if isinstance(source, str | os.PathLike):
         path = os.fspath(source)

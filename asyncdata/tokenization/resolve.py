@@ -27,6 +27,12 @@ def resolved(tokenize_fn: TokenizeFn | Callable[..., Any] | str) -> TokenizeFn |
     if isinstance(found, type) and isinstance(found, TokenizeFn):
         raise ConfigError(f"tokenize_fn is the class {found.__name__}; pass an instance: {found.__name__}(...)")
 
+    if not callable(found) and not isinstance(found, TokenizeFn):
+        raise ConfigError(
+            "tokenize_fn is a function of a row, a description such as PromptTokenizeFn(...), or an import path; got "
+            f"{type(found).__name__}"
+        )
+
     if not isinstance(found, TokenizeFn) and is_of_xtuner(found):
         found = XTunerTokenizeFn(tokenize_fn if isinstance(tokenize_fn, str) else found)
     return found.resolve() if isinstance(found, TokenizeFn) else found

@@ -1,6 +1,6 @@
 """GRPO with prime-rl on two GPUs, and the same again after a kill. In a checkout of prime-rl::
 
-    uv pip install asyncdata
+    uv pip install path/to/asyncdata
     uv run python train_prime_rl.py
 
 It writes ``rl.toml`` and starts prime-rl's ``rl``, with ``--resume.step`` if there is a checkpoint. This file is also

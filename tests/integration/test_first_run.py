@@ -266,7 +266,7 @@ def test_without_a_fast_backend_one_line_in_a_process_says_what_it_would_bring(
 
     (event,) = events
     assert (event["event"], event["log_level"]) == ("tokenizer.no_fast_backend", "info")
-    assert "asyncdata[fast]" in event["remedy"]
+    assert 'pip install ".[fast]" in a clone' in event["remedy"]
 
 
 @pytest.mark.parametrize("is_known", [False, True])

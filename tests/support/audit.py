@@ -42,7 +42,8 @@ def verdict(status: int, said: str, num_packages: int) -> Verdict:
     return Verdict(
         2,
         "audit: NOT DONE. The advisory service cannot be reached from here, or does not know a package, so nothing was "
-        f"found out about {num_packages} packages. Run it where pypi.org or api.osv.dev can be reached.\n  {last}",
+        f"found out about {num_packages} packages. Run it where the package index, or another advisory service, can be "
+        f"reached.\n  {last}",
     )
 
 

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import asyncdata
+from asyncdata.core.extras import from_clone
 from tests.support.audit import installed, verdict
 from tests.support.licences import faults, of_installed, of_sbom, table
 from tests.support.release import left_to_the_owner, missing_from
@@ -97,6 +98,36 @@ def test_extras_that_bring_the_same_package_agree_on_its_versions() -> None:
         ranges.setdefault(canonicalize_name(requirement.name), set()).add(str(requirement.specifier))
 
     assert {name: found for name, found in ranges.items() if len(found) > 1} == {}
+
+
+TEXTS = sorted(
+    path
+    for pattern in ("*.*", ".ci/*", "docs/**/*", "examples/**/*", "asyncdata/**/*.py", "tests/**/*.py")
+    for path in ROOT.glob(pattern)
+    if path.is_file() and path.suffix in {".md", ".py", ".ini", ".toml", ".yml", ".sh", ""}
+)
+
+
+def places_of(pattern: str) -> list[str]:
+    """Where texts of the repository have it."""
+    found = []
+    for path in TEXTS:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found += [f"{path.name}:{number}" for number, line in enumerate(lines, 1) if re.search(pattern, line)]
+    return found
+
+
+@pytest.mark.thorough
+def test_what_is_said_to_install_it_works_from_a_clone() -> None:
+    # The name on the package index is not ours: a path, or a dot in the clone.
+    assert len(TEXTS) > 500
+    assert places_of(r"pip install (?:-\S+ )*[\"'`]*asyncdata\b") == []
+    assert from_clone("fast").startswith('pip install ".[fast]" in a clone')
+
+
+@pytest.mark.thorough
+def test_no_text_names_the_host_of_a_package_index() -> None:
+    assert places_of(r"(?i)\bpypi\.(?:org|python)|python(?=hosted)") == []
 
 
 def test_the_version_is_the_same_in_both_places() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -74,6 +74,8 @@ class PackedCollator(Description, frozen=True, kw_only=True):
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a pack that is too long, AD451 and AD452
         for something that is not a document.
     """
+
+    takes_packs: ClassVar[bool] = True
 
     max_length: Positive | None = None
     pad_to_max_length: bool = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -40,6 +40,8 @@ class PaddedCollator(Description, frozen=True, kw_only=True):
         AD452 for something that is not a document.
     """
 
+    takes_packs: ClassVar[bool] = False
+
     pad_id: int = 0
     side: Literal["right", "left"] = "right"
     pad_to_multiple_of: Positive = 1
@@ -75,6 +77,8 @@ class FixedCollator(Description, frozen=True, kw_only=True):
     :ivar shift_labels: as in :class:`PaddedCollator`.
     :raises ConfigError: for a setting that cannot work; when called, AD450 for a document that is too long.
     """
+
+    takes_packs: ClassVar[bool] = False
 
     length: Positive
     pad_id: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -33,6 +33,8 @@ class PreferenceCollator(Description, frozen=True, kw_only=True):
     :ivar completion_mask: whether there is a ``completion_mask``, as for DPO. The model of a RewardTrainer takes none.
     :raises ConfigError: for a setting that cannot work; when called, AD452 for a sample without a rejected answer.
     """
+
+    takes_packs: ClassVar[bool] = False
 
     pad_id: int = 0
     pad_to_multiple_of: Positive = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -38,6 +38,8 @@ class XTunerCollator(Description, frozen=True, kw_only=True):
         own class; it must be installed.
     :raises ConfigError: as :class:`~asyncdata.batching.collators.packed.PackedCollator`.
     """
+
+    takes_packs: ClassVar[bool] = True
 
     max_length: Positive
     pad_id: int = 0

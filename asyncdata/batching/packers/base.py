@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -80,16 +80,16 @@ class Packer(Protocol):
 
 
 class Packing(Protocol):
-    """The settings of a packing, which opens a :class:`Packer`."""
+    """The settings of a packing, which opens a :class:`Packer`.
+
+    :cvar cuts: whether a sample may be cut. Its pieces are then in consecutive packs, in their order.
+    """
+
+    cuts: ClassVar[bool]
 
     @property
     def max_length(self) -> int:
         """Tokens of a full pack."""
-        ...
-
-    @property
-    def cuts(self) -> bool:
-        """Whether a sample may be cut. Its pieces are then in consecutive packs, in their order."""
         ...
 
     @property

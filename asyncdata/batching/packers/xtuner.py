@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncdata.batching.packers.base import Pack, Positive  # noqa: TC001 - msgspec reads it
+from asyncdata.batching.packers.base import Pack, Packing, Positive
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
 from asyncdata.order.torch_randperm import TorchGenerator
@@ -20,7 +20,7 @@ from asyncdata.order.torch_randperm import TorchGenerator
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ("PackPlan", "XTunerPacking", "proxy_cost")
+__all__ = ("LoaderPacking", "PackPlan", "XTunerPacking", "proxy_cost")
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -140,6 +140,10 @@ class XTunerPacking(Description, frozen=True, kw_only=True):
         for array in (rows, lengths):
             array[first : len(array) - len(added)] = array[first:][is_left]
         return added
+
+
+LoaderPacking = Packing | XTunerPacking
+"""What a loader takes as its packing: XTuner's opens no packer, it plans."""
 
 
 def proxy_cost(lengths: Integers) -> Floats:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from asyncdata.batching.length_grouping import LengthGrouping
-    from asyncdata.batching.packers.base import Packing
+    from asyncdata.batching.packers.xtuner import LoaderPacking
     from asyncdata.core.messages import Reply, Request, RowError
     from asyncdata.prefetch.windows.base import OpenWindow
     from asyncdata.sources.base import Source
@@ -87,7 +87,7 @@ class OpenedOrder:
         source: Source | str | list[str],
         tokenize_fn: TokenizeFn | Callable[..., Any] | str | None = None,
         *,
-        packing: Packing | None = None,
+        packing: LoaderPacking | None = None,
         length_grouping: LengthGrouping | None = None,
         **knobs: Any,
     ) -> None:

@@ -234,7 +234,7 @@ def _start_of(path: str, num_bytes: int) -> bytes | None:
     """The first ``num_bytes`` of the file, or all if it has fewer; None if there is no such file."""
     try:
         with open_regular(path) as file:
-            return file.read(num_bytes)
+            return file.read(min(num_bytes, os.fstat(file.fileno()).st_size))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -82,7 +82,7 @@ class RowIndex:
         self._marks = _Grown(np.uint8)
         self._num_tokens = _Grown(np.int32)
         self._numbers: tuple[int, Any] = (0, np.empty(0, np.int64))
-        self._grows = shuffle.grows and shuffle.check != "none"
+        self._grows = shuffle.grows and shuffle.looks_at != "none"
         self._grown_numbers = _Grown(np.int64)
         self._changed = threading.Condition()
         self.num_found = 0
@@ -180,14 +180,14 @@ class RowIndex:
     def _numbered(self) -> Any:
         """The rows that have a number, int64 in ascending order; a range if all have one."""
         shuffle = self._shuffle
-        if shuffle.check == "none" and shuffle.part is None:
+        if shuffle.looks_at == "none" and shuffle.part is None:
             return range(self.num_found)
 
         if self._grows:  # asked for again and again while the index is made
             return self._grown_numbers.array
 
         if self._numbers[0] != self.num_found:
-            is_each = shuffle.check == "none"
+            is_each = shuffle.looks_at == "none"
             rows = np.arange(self.num_found) if is_each else _looked_at(self._marks.array, shuffle)
             self._numbers = self.num_found, rows if shuffle.part is None else _part_of(rows, shuffle)
         return self._numbers[1]

@@ -11,9 +11,10 @@ import numpy as np
 
 from asyncdata.core.cache_messages import CachedFile
 from asyncdata.core.digest import canonical, digest
-from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, safe_cause
+from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, redacted, safe_cause
 from asyncdata.core.extras import missing_package
 from asyncdata.core.messages import Block, FileRef, Job
+from asyncdata.core.settings import Settings
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.core.temporary_folder import TemporaryFolder
 from asyncdata.core.types import SourceLocation
@@ -43,7 +44,7 @@ _KNOWN_REPLAYS = frozenset({"slice", "rename_columns", "select", "drop", "replac
 _SAVED = ("state.json", "dataset_dict.json")
 
 
-class HuggingFaceSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HuggingFaceSource(Settings, frozen=True, forbid_unknown_fields=True):
     """Rows of a dataset as they are stored: no feature is decoded, and no format is applied.
 
     Workers read the Arrow files of the dataset directly. A dataset in memory, or one that is not stored in Arrow files
@@ -70,6 +71,9 @@ class HuggingFaceSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     columns: list[str] | None = None
     streaming: bool = False
     max_row_bytes: int = 64 * 1024 * 1024
+
+    def __repr__(self) -> str:
+        return redacted(super().__repr__())
 
     def open(self, block_bytes: int) -> DatasetBlocks | DatasetStream:
         """Load the dataset if necessary, and find its Arrow files.

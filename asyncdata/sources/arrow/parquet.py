@@ -8,12 +8,12 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.extras import missing_package
 from asyncdata.core.messages import Block
+from asyncdata.core.settings import Settings
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.core.types import SourceLocation
 from asyncdata.sources.arrow.column_types import is_same_form, shown_type
@@ -47,7 +47,7 @@ _ROOM = 4
 _ENCRYPTED = b"PARE"
 
 
-class ParquetSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ParquetSource(Settings, frozen=True, forbid_unknown_fields=True):
     """Rows of one Parquet file or many.
 
     At the start only the footer of every file is read. A row group is split into blocks of about ``block_bytes`` of

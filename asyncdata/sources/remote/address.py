@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
-from asyncdata.core.errors import ConfigError
+from asyncdata.core.errors import ConfigError, redacted
 from asyncdata.core.object_address import HTTP, Address
 
 if TYPE_CHECKING:
@@ -55,10 +55,11 @@ class GivenAddress(NamedTuple):
         user, at, host = authority.rpartition("@")
         if scheme in _WITH_CONTAINER and ":" not in user:
             user, at, host = "", "", authority
-        if user and scheme not in HTTP:
+        signature = "" if scheme in HTTP else key.partition("?")[2]
+        if (user and scheme not in HTTP) or _is_cut_login(host) or redacted(signature) != signature:
             raise ConfigError(
-                f"AD320 an address of {scheme}://{host} has credentials in it: pass them by storage_options, or by the "
-                "environment, as the store's own tools read them"
+                f"AD320 an address of {scheme}:// has credentials in it, which are not read there: pass them by "
+                "storage_options, or by the environment, as the store's own tools read them"
             )
 
         if not host:
@@ -68,12 +69,18 @@ class GivenAddress(NamedTuple):
         return cls(address, f"{scheme}://{user}{at}{host}{query}")
 
 
+def _is_cut_login(host: str) -> bool:
+    """Whether this is what stands before a ``/`` in a password, and no host with a port."""
+    _, colon, port = host.rpartition("]")[2].rpartition(":")
+    return bool(colon) and not port.isdigit()
+
+
 def without_secrets(path: str) -> str:
-    """The path, or the address without user, password and query."""
+    """The path, or the address without user, password and query, and without what else may be a secret."""
     if not is_address(path):
         return path
 
     try:
-        return str(GivenAddress.parse(path).address)
+        return redacted(str(GivenAddress.parse(path).address))
     except ConfigError:
         return "(an address)"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ("Objects", "find_objects", "names_objects", "with_heads")
 
 _MANIFEST = ".manifest.jsonl"
+_CUT_ADDRESS = re.compile(r"(?:s3a?|gs|az|abfss?|https?|hf):/[^/]")
 _MAGIC = re.compile(r"[*?[]")
 
 
@@ -46,7 +47,7 @@ class _Entry(msgspec.Struct, frozen=True):
 def names_objects(paths: str | Sequence[str]) -> bool:
     """Whether ``paths`` are addresses of objects.
 
-    :raises ConfigError: if only some of them are.
+    :raises ConfigError: if only some of them are, or if they are no paths, or none.
     """
     are_addresses = {is_address(path) for path in _given(paths)}
     if len(are_addresses) > 1:
@@ -97,7 +98,19 @@ def find_objects(
 
 
 def _given(paths: str | Sequence[str]) -> list[str]:
-    return [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    listed = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not isinstance(listed, list | tuple) or not all(isinstance(path, str | os.PathLike) for path in listed):
+        raise ConfigError(f"the paths of a source are a path or a list of paths; got {paths!r}")
+
+    if not listed:
+        raise ConfigError("the list of a source's paths is empty: name at least one file, folder or glob")
+
+    texts = [os.fspath(path) for path in listed]
+    for text in texts:
+        if _CUT_ADDRESS.match(text) and not os.path.lexists(text):
+            raise ConfigError(f"AD320 {text!r} lacks a slash, as a Path leaves it out: give an address as text")
+
+    return texts
 
 
 class _Key:

@@ -10,19 +10,23 @@ import base64
 import os
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from asyncdata.core.errors import ConfigError, redacted
+from asyncdata.core.extras import from_clone
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.object_address import HTTP, Address
 from asyncdata.sources.remote.address import GivenAddress
+from asyncdata.sources.remote.redirects import Redirects, proxy_of, was_redirected
 from asyncdata.sources.remote.store import ObjectStamp, StoreError, is_throttled, kind_of_status, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ("ObstoreStore",)
+
+ResultT = TypeVar("ResultT")
 
 _STATUS = re.compile(r"non-2xx status code: (\d+)([^:\n]*)")
 _REQUEST_ID = re.compile(r"<RequestId>([^<]{1,200})</RequestId>", re.IGNORECASE)
@@ -40,7 +44,8 @@ class ObstoreStore:
     """See :class:`~asyncdata.sources.remote.store.Store`.
 
     :param url: the bucket's address, or that of an http host, with user, password and query if it has them.
-    :param options: the keyword arguments of obstore's ``from_url``; ``credential_provider`` may be an import path.
+    :param options: the keyword arguments of obstore's ``from_url``, and ``allow_private_redirects``;
+        ``credential_provider`` may be an import path.
     :raises ConfigError: if obstore is not installed, or refuses an option.
     """
 
@@ -50,7 +55,7 @@ class ObstoreStore:
             from obstore import store
         except ImportError as error:
             raise ConfigError(
-                "AD321 object stores need the package obstore: pip install 'asyncdata[remote]'"
+                f"AD321 object stores need the package obstore: pip install obstore, or {from_clone('remote')}"
             ) from error
 
         _refuse_fork()
@@ -62,12 +67,18 @@ class ObstoreStore:
         provider = settings.get("credential_provider")
         if isinstance(provider, str):
             settings["credential_provider"] = resolve_path(provider)()
-        settings["retry_config"] = {**settings.get("retry_config", {}), "max_retries": 0}
         is_http = self._root.scheme in HTTP
-        settings["client_options"] = _client_options(settings, url)
-        open_bucket: Any = store.HTTPStore.from_url if is_http else store.from_url
+        self._url = _without_user(url) if is_http else url
+        is_guarded = settings.pop("allow_private_redirects", False) is not True and is_http
+        self._redirects = Redirects(url) if is_guarded else None
+        self._open_bucket: Any = store.HTTPStore.from_url if is_http else store.from_url
         try:
-            self._store = open_bucket(_without_user(url) if is_http else url, **settings)
+            settings["retry_config"] = {**settings.get("retry_config", {}), "max_retries": 0}
+            settings["client_options"] = _client_options(settings, url)
+            if self._redirects is not None and _has_proxy(settings["client_options"], url):
+                self._redirects = None
+            self._settings = settings
+            self._store = self._opened()
         except Exception as error:  # whatever it says of a setting may show its value
             raise ConfigError(
                 f"AD321 the store of {self._root.root} cannot be opened: {type(error).__name__}; check the names and "
@@ -87,8 +98,7 @@ class ObstoreStore:
 
     def head(self, key: str) -> ObjectStamp:
         """As the protocol says."""
-        with self._refusing():
-            return self._stamp(self._obstore.head(self._store, key))
+        return self._asked(key, lambda store: self._stamp(self._obstore.head(store, key)))
 
     def read(self, found: ObjectStamp, start: int, stop: int) -> bytes:
         """As the protocol says."""
@@ -97,10 +107,12 @@ class ObstoreStore:
             options["version"] = found.version
         if found.etag and not found.etag.startswith("W/"):  # a weak one never matches
             options["if_match"] = found.etag
-        with self._refusing():
-            result = self._obstore.get(self._store, found.address.key, options=options)
-            now, place = self._stamp(result.meta), tuple(result.range)
-            data: bytes = result.bytes().to_bytes()
+
+        def ask(store: Any) -> tuple[ObjectStamp, tuple[int, int], bytes]:
+            result = self._obstore.get(store, found.address.key, options=options)
+            return self._stamp(result.meta), tuple(result.range), result.bytes().to_bytes()
+
+        now, place, data = self._asked(found.address.key, ask)
         if _is_other(found, now):
             raise StoreError("changed", f"it is now another object: {now.identity}")
 
@@ -113,8 +125,7 @@ class ObstoreStore:
 
     def write(self, key: str, data: bytes) -> None:
         """As the protocol says."""
-        with self._refusing():
-            self._obstore.put(self._store, key, data, use_multipart=False)
+        self._asked(key, lambda store: self._obstore.put(store, key, data, use_multipart=False))
 
     def copy(self, key: str, to: str) -> None:
         """As the protocol says."""
@@ -123,6 +134,28 @@ class ObstoreStore:
 
     def close(self) -> None:
         """As the protocol says: obstore closes connections that are idle."""
+
+    def _opened(self) -> Any:
+        settings = dict(self._settings)
+        if self._redirects is not None:
+            settings["client_options"] = {**settings["client_options"], **self._redirects.client_options()}
+        return self._open_bucket(self._url, **settings)
+
+    def _asked(self, key: str, ask: Callable[[Any], ResultT]) -> ResultT:
+        """What obstore answers. If it is redirected to a host that was not looked at, it is asked again after that."""
+        with self._refusing():
+            try:
+                return ask(self._store)
+            except self._errors.BaseError as error:
+                if self._redirects is None or not was_redirected(str(error)):
+                    raise
+
+            address = Address(self._root.scheme, urlsplit(self._url).netloc, key)
+            query = urlsplit(self._url).query
+            headers = self._settings["client_options"].get("default_headers", {})
+            self._redirects.look(f"{address}?{query}" if query else str(address), headers)
+            self._store = self._opened()
+            return ask(self._store)
 
     def _stamp(self, meta: Any) -> ObjectStamp:
         version = meta["version"] or ""
@@ -199,6 +232,9 @@ def _reason(text: str, status: re.Match[str] | None) -> str:
         code = _CODE.search(text)
         return f"status {status.group(1)}{status.group(2)}" + (f" ({code.group(1)})" if code else "")
 
+    if was_redirected(text):
+        return "it is redirected to a host that cannot be looked at; allow_private_redirects=True follows it unseen"
+
     return redacted(_URL.sub("...", text.partition("\n\nDebug source")[0]))[:_MAX_REASON]
 
 
@@ -214,6 +250,15 @@ def _client_options(settings: Mapping[str, Any], url: str) -> dict[str, Any]:
         header = {"Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
         options["default_headers"] = {**header, **options.get("default_headers", {})}
     return options
+
+
+def _has_proxy(client_options: dict[str, Any], url: str) -> bool:
+    """Whether requests go through a proxy, which then decides where redirections may lead. That of the environment is
+    named to obstore: otherwise what ``NO_PROXY`` lists, often link-local addresses, would be reached beside it.
+    """
+    if "proxy_url" not in client_options and (proxy := proxy_of(url)):
+        client_options["proxy_url"] = proxy
+    return "proxy_url" in client_options
 
 
 def _without_user(url: str) -> str:

@@ -304,6 +304,11 @@ _CODES = {
         "; pass others by the environment or storage_options",
     ),
     "permanent": ("AD325", "was refused by the store", ""),
+    "elsewhere": (
+        "AD346",
+        "is redirected to another place",
+        "; name the object where it lies, or set storage_options={'allow_private_redirects': True}",
+    ),
     "transient": (
         "AD326",
         "could not be accessed",

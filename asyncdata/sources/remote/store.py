@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -114,7 +113,7 @@ class StoreError(Exception):
     """One failed request to a store.
 
     :ivar kind: ``transient`` (another try may succeed), ``changed`` (the object is another one), ``missing``,
-        ``denied``, or ``permanent``.
+        ``denied``, ``elsewhere`` (it is redirected to where a server may not send us), or ``permanent``.
     :ivar request_id: by which the store's operator finds the request; empty if it gave none.
     :ivar retry_after_s: how long the store asks to wait; 0 if it does not say.
     :ivar is_throttled: whether it asks for fewer requests.
@@ -235,6 +234,6 @@ def shown(source: msgspec.Struct) -> str:
     if options:
         values["storage_options"] = f"{{{', '.join(sorted(options))}}}"
     paths = values.pop("paths")
-    texts = [without_secrets(os.fspath(path)) for path in (paths if isinstance(paths, list | tuple) else [paths])]
+    texts = [without_secrets(str(path)) for path in (paths if isinstance(paths, list | tuple) else [paths])]
     fields = ", ".join(f"{name}={value!r}" for name, value in values.items())
     return f"{type(source).__name__}({(texts if isinstance(paths, list | tuple) else texts[0])!r}, {fields})"

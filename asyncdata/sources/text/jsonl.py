@@ -6,10 +6,9 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.file_refs import FileRef, all_sizes
+from asyncdata.core.settings import Settings
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.sources.base import FileBlocks
 from asyncdata.sources.fingerprint import FileStamp, stamp
@@ -43,7 +42,7 @@ _CODINGS = (
 """First bytes that are not UTF-8: byte-order marks, longer ones first, and a row without a mark."""
 
 
-class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JsonlSource(Settings, frozen=True, forbid_unknown_fields=True):
     """One JSON object a line, in one file or many.
 
     Lines end with ``\\n`` or ``\\r\\n``; blank ones are skipped, a byte-order mark at the start is too, and the last
@@ -93,7 +92,7 @@ class JsonlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return FileBlocks(stamps, block_bytes, self.max_row_bytes, reader, stores)
 
 
-class JsonArraySource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JsonArraySource(Settings, frozen=True, forbid_unknown_fields=True):
     """One JSON array of objects a file, in one file or many, compressed or not; read from front to back.
 
     Elements may be laid out over any number of lines. Nothing but the present one is held in memory. In orders of

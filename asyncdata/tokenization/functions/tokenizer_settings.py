@@ -11,6 +11,7 @@ import msgspec
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import tag_of
+from asyncdata.core.settings import Settings, wrong_value
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ TEMPLATE_ARGUMENTS = frozenset(
 )
 
 
-class _First(msgspec.Struct, frozen=True):
+class _First(Settings, frozen=True):
     """The only field that may be a positional argument."""
 
     tokenizer: Name
@@ -99,8 +100,8 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
             try:
                 msgspec.convert(getattr(self, field.name), field.type)
             except msgspec.ValidationError as error:
-                value = getattr(self, field.name)
-                raise ConfigError(f"{type(self).__name__}: {field.name}={value!r}: {error}") from None
+                said = wrong_value(field, getattr(self, field.name), error)
+                raise ConfigError(f"{type(self).__name__}: {said}") from None
 
         for name in json_fields:
             given = getattr(self, name)

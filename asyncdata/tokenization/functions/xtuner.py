@@ -10,6 +10,7 @@ import msgspec
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.import_path import resolve_path
+from asyncdata.core.settings import Settings
 from asyncdata.tokenization.user_function import FunctionTokenizer
 from asyncdata.tokenization.user_results import read_xtuner_result
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ("XTunerTokenizeFn", "is_of_xtuner")
 
 
-class XTunerTokenizeFn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class XTunerTokenizeFn(Settings, frozen=True, forbid_unknown_fields=True):
     """Rows to samples by an object of XTuner's protocol: ``input_ids`` become tokens, ``labels`` become labels.
 
     Every worker creates the object once. It runs in its ``runtime`` state; its ``cache`` state is not used, as this

@@ -25,7 +25,7 @@ class RayExecutor(Description, frozen=True, kw_only=True):
     """Workers on the nodes of a Ray cluster. They change only the time: D is the same.
 
     Each is an actor that reads, scans and tokenizes blocks of the files itself, so that no text passes through the
-    trainer's process. Needs ``pip install "asyncdata[ray]"``.
+    trainer's process. Needs ``pip install ".[ray]"`` in a clone.
 
     :ivar address: of the cluster, as ``ray.init`` takes it, if this process is not connected yet. ``"auto"``: that of
         ``RAY_ADDRESS``, or the one that runs on this machine. Ray Client (``ray://``) is refused.

@@ -150,7 +150,7 @@ def test_a_filter_does_not_follow_what_its_caller_does_with_the_weights() -> Non
 
 @pytest.mark.parametrize("buffer_filter", [ByStaleness, ByReward, ByMetadata, BalancedByMetadata, Chain])
 def test_the_class_in_place_of_a_filter_is_named(buffer_filter: Any) -> None:
-    with pytest.raises(FilterError, match=f"AD431 the buffer filter '{buffer_filter.__name__}' raised TypeError"):
+    with pytest.raises(FilterError, match=f"AD431 the buffer filter '{buffer_filter.__name__}' raised ConfigError"):
         served(buffer_filter, rewarded(1.0))
 
 

@@ -177,7 +177,7 @@ def test_what_is_no_struct_is_refused_with_what_is_one(knob, value):
 
 def test_an_unknown_setting_of_a_struct_is_named_with_all_there_are():
     assert refusal(bad_rows={"polcy": "skip"}) == (
-        "there is no setting of `bad_rows` 'polcy'; did you mean 'policy'? There are excerpts, max, path, policy"
+        "there is no setting 'polcy' of `bad_rows`; did you mean 'policy'? There are excerpts, max, path, policy"
     )
     assert "did you mean 'world_size'?" in refusal(ranks={"num_replicas": 2})
     assert "did you mean 'folder'?" in refusal(cache={"cache_dir": "x"})
@@ -246,7 +246,7 @@ def test_a_rank_is_below_the_number_of_ranks():
         ("drop_last", 1),
         ("shuffle", "all"),
         ("shuffle", {"method": "sorted"}),
-        ("shuffle", RowShuffle(first="a")),
+        ("shuffle", {"method": "keyed", "first": "a"}),
         ("shuffle", {"blocks": 3}),
         ("shuffle", {"block_bytes": 0}),
         ("commit", "never"),

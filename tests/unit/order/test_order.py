@@ -233,7 +233,10 @@ def test_a_description_of_rows_names_a_split_only_where_there_is_one() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"part": "test"}, "'train', 'eval' or None, got 'test'"), ({"train_ratio": 1.5}, "from 0 to 1, got 1.5")],
+    [
+        ({"part": "test"}, "part='test': it must be 'train', 'eval' or None"),
+        ({"train_ratio": 1.5}, "from 0 to 1, got 1.5"),
+    ],
 )
 def test_a_split_that_cannot_be_is_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -273,7 +273,7 @@ def test_the_option_kind_chooses_the_tokenize_function(jsonl_file, records, prin
     shown, _ = records("inspect", path, *TOKENIZER, "--chat-template", tmp_path / "template", "--train-on", "loss")
     assert trained(shown) == "No.\nNot at all.<|end|>"
     refused = printed("inspect", path, *TOKENIZER, "--label-key", "x", status=1)
-    assert "ChatTokenizeFn, for rows of the kind 'chat', has no setting label_key; its settings are" in refused
+    assert "there is no setting 'label_key' of ChatTokenizeFn; there are" in refused
     refused = printed("inspect", path, *TOKENIZER, "--kind", "babilong", status=1)
     assert "need --max-length" in refused
 
@@ -368,8 +368,11 @@ def test_a_run_and_a_sample_take_it_too(texts, records):
         (("--tokenize-fn", "my_letters:letters", "--max-length", "3"), "is not a class and takes no settings"),
         (("--tokenize-fn", "my_letters:Letters", "--set", "width=3"), "cannot be called with the arguments"),
         (("--tokenize-fn", "asyncdata:TextTokenizeFn"), "TextTokenizeFn cannot be made of the settings {}"),
-        (("--tokenize-fn", "asyncdata:TextTokenizeFn", *TOKENIZER, "--set", "length=3"), "cannot be made of"),
-        ((*TOKENIZER, "--kind", "text", "--set", "length=3"), "has no setting length"),
+        (
+            ("--tokenize-fn", "asyncdata:TextTokenizeFn", *TOKENIZER, "--set", "length=3"),
+            "no setting 'length' of TextTokenizeFn",
+        ),
+        ((*TOKENIZER, "--kind", "text", "--set", "length=3"), "no setting 'length' of TextTokenizeFn"),
     ],
 )
 def test_a_tokenize_function_that_cannot_be_made_is_refused_with_the_reason(texts, printed, words, reason):

@@ -98,7 +98,7 @@ def test_the_order_of_planned_packs_is_that_of_the_loader(data, capsys):
     ("words", "reason"),
     [
         (['packing={"Trunk": {}}'], "packing"),
-        (['packing={"SoftPacking": {"size": 4}}'], "SoftPacking cannot be made of the settings"),
+        (['packing={"SoftPacking": {"size": 4}}'], "there is no setting 'size' of SoftPacking"),
         (["plan_packs=true"], "plan_packs=True plans packs: it needs a packing"),
         (["speed=9"], "there is no knob 'speed'"),
         (['shuffle={"method": "keyed", "only_kept": true}'], "say how rows are tokenized"),

@@ -134,6 +134,14 @@ def test_a_file_that_is_missing_cut_off_or_foreign_is_said_so(opened, tmp_path, 
         opened().find(*at)
 
 
+@pytest.mark.parametrize("num_bytes", [1 << 40, 1 << 62, 1 << 63, (1 << 64) - 1])
+def test_a_state_of_more_bytes_than_any_file_has_is_refused_by_name(opened, num_bytes):
+    written(opened(), FIRST)
+
+    with pytest.raises(SnapshotMismatchError, match=rf"^AD606 .*{num_bytes} bytes .* has only \d+ bytes"):
+        opened().find(num_bytes, "00")
+
+
 def test_a_run_from_the_start_keeps_the_file_of_the_run_before(opened):
     file = opened()
     at = written(file, FIRST)

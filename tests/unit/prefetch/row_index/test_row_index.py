@@ -214,4 +214,4 @@ def test_a_waiting_thread_wakes_when_the_index_is_complete_or_has_failed():
 def test_rows_are_looked_at_as_far_as_the_order_needs_it(settings, check, grows):
     shuffle = RowShuffle(**settings)
 
-    assert (shuffle.check, shuffle.grows) == (check, grows)
+    assert (shuffle.looks_at, shuffle.grows) == (check, grows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncdata import ConfigError, JsonArraySource, JsonlSource
+from asyncdata import ConfigError, HuggingFaceSource, JsonArraySource, JsonlSource, ParquetSource
 from asyncdata.sources.remote.address import GivenAddress, is_address
 from asyncdata.sources.remote.store import store_spec
 
@@ -31,6 +31,38 @@ def test_credentials_in_an_address_of_a_bucket_are_refused_and_not_shown():
         GivenAddress.parse("s3://AKIAX:verysecret@bucket/key")
 
     assert "verysecret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "az://container/a.jsonl?sv=2024-01-01&se=2027&sig=verysecret",
+        "abfs://container@account.dfs.core.windows.net/a?sig=verysecret",
+        "s3://bucket/a?X-Amz-Signature=verysecret",
+        "gs://bucket/a?X-Goog-Signature=verysecret",
+        "oss://bucket/a?Signature=verysecret",
+        "s3://AKIAX:very/secret@bucket/key",
+        "https://me:verysecret/x@host/a",
+    ],
+)
+def test_credentials_that_their_store_does_not_read_are_refused_and_not_shown(text):
+    with pytest.raises(ConfigError, match="^AD320 .*storage_options") as caught:
+        GivenAddress.parse(text)
+
+    assert "secret" not in f"{caught.value}{JsonlSource(text)}{ParquetSource(text)}"
+
+
+def test_an_address_with_a_port_or_a_question_mark_is_read():
+    assert GivenAddress.parse("hdfs://name:8020/a").address.bucket == "name:8020"
+    assert GivenAddress.parse("http://[::1]:80/a").address.bucket == "[::1]:80"
+    assert GivenAddress.parse("s3://bucket/part-?.jsonl").address.key == "part-?.jsonl"
+
+
+def test_a_dataset_does_not_show_the_signatures_of_its_files():
+    source = HuggingFaceSource("json", data_files={"train": ["https://host/a.jsonl?sig=verysecret"]})
+
+    assert "verysecret" not in f"{source} {source!r}"
+    assert "https://host/a.jsonl" in repr(source)
 
 
 @pytest.mark.parametrize("path", ["/a/b.jsonl", "a.jsonl", "C:\\a", "a:b", "://x"])

@@ -259,7 +259,7 @@ def test_the_longest_row_is_handed_on(three):
 
 def test_a_source_is_a_value_and_refuses_unknown_settings():
     assert JsonlSource("a") == JsonlSource("a") != JsonlSource("b")
-    with pytest.raises(TypeError, match="glob"):
+    with pytest.raises(ConfigError, match="there is no setting .glob."):
         JsonlSource("a", glob=True)
     with pytest.raises(msgspec.ValidationError, match="unknown field `x`"):
         msgspec.convert({"paths": "a", "x": 1}, JsonlSource)

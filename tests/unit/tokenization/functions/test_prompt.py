@@ -338,9 +338,9 @@ def test_a_wrong_setting_is_refused_by_name(settings: dict[str, Any], reason: st
 
 
 def test_an_unknown_setting_is_refused() -> None:
-    with pytest.raises(TypeError, match="max_len"):
+    with pytest.raises(ConfigError, match="max_len"):
         PromptTokenizeFn("org/name", max_len=3)  # type: ignore[call-arg]
-    with pytest.raises(TypeError):
+    with pytest.raises(ConfigError, match=r"at most 1 without a name \(tokenizer\)"):
         PromptTokenizeFn("org/name", "input")  # type: ignore[misc]
 
 
