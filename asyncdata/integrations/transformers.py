@@ -91,9 +91,8 @@ def attach(
         )
 
     batches = _batches_of(trainer, loader, item)
-    epochs = None
-    if args.max_steps <= 0:
-        epochs = Epochs(batches, batches_per_epoch, args)
+    has_epochs = args.max_steps <= 0 or batches_per_epoch is not None
+    epochs = Epochs(batches, batches_per_epoch, args) if has_epochs else None
     if eval_loader is loader:
         raise ConfigError("AD642 eval_loader is the loader of the training: evaluating would move it; make another one")
 
@@ -109,7 +108,8 @@ def attach(
     def train(resume_from_checkpoint: Any = None, *more: Any, **named: Any) -> Any:
         checkpoint = saved_whole(resume_from_checkpoint, args.output_dir)
         if epochs is not None:
-            args.max_steps = epochs.num_steps(checkpoint)
+            num_steps = epochs.num_steps(checkpoint)
+            args.max_steps = args.max_steps if args.max_steps > 0 else num_steps
         return type(trainer).train(trainer, checkpoint, *more, **named)
 
     trainer.train = train

@@ -355,6 +355,23 @@ def test_epochs_are_steps(rows, tmp_path, knobs, given, num_steps):
     assert trainer.trained == [(None, num_steps)]
 
 
+def test_max_steps_goes_before_epochs_which_are_counted_all_the_same(loader):
+    trainer = Trainer("out", max_steps=10, logging_strategy="epoch", eval_strategy="no", save_strategy="no")
+    attach(trainer, loader, batches_per_epoch=4)
+    trainer.train()
+    control = SimpleNamespace(should_log=False, should_evaluate=False, should_save=False)
+    seen = []
+    for step in range(1, 9):
+        control.should_log = False
+        state = SimpleNamespace(global_step=step, max_steps=10, epoch=None)
+        trainer.callback_handler.callbacks[-1].on_step_end(trainer.args, state, control)
+        seen.append((state.epoch, control.should_log))
+
+    assert trainer.trained == [(None, 10)]
+    assert seen == [(step / 4, step in (4, 8)) for step in range(1, 9)]
+    assert not (control.should_evaluate or control.should_save)
+
+
 @pytest.mark.parametrize("given", [0, True, "counted", 2.5])
 def test_a_number_of_batches_that_is_none_is_refused(loader, given):
     with pytest.raises(ConfigError, match="AD643 batches_per_epoch is a whole number from 1 on, or 'count'"):
