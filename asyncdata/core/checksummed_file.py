@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 import struct
 import time
 from hashlib import blake2b
@@ -17,6 +16,7 @@ import msgspec
 
 from asyncdata.core.errors import SnapshotError
 from asyncdata.core.file_owner import refuse_foreign
+from asyncdata.core.regular_file import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -112,10 +112,10 @@ def unpack_file(path: str, *, must_be_ours: bool = False) -> tuple[Header, memor
     :raises SnapshotError: if it is not whole, or no such file at all; the message is the reason alone.
     :raises OSError: if it cannot be read.
     """
-    with _open(path, os.O_NOFOLLOW if must_be_ours else 0) as file:
+    with open_regular(path, os.O_NOFOLLOW if must_be_ours else 0) as file:
         if must_be_ours:
             refuse_foreign(file.fileno(), path)
-        return _unpack(file, _size(file))
+        return _unpack(file, os.fstat(file.fileno()).st_size)
 
 
 def unpack(data: bytes) -> tuple[Header, memoryview]:
@@ -145,8 +145,8 @@ def read_header(path: str) -> Header:
     :raises SnapshotError: if the file has not the header of one that is whole; the message is the reason alone.
     :raises OSError: if it cannot be read.
     """
-    with _open(path) as file:
-        return _read_header(file, _size(file))[0]
+    with open_regular(path) as file:
+        return _read_header(file, os.fstat(file.fileno()).st_size)[0]
 
 
 def _memory(num_bytes: int) -> memoryview:
@@ -157,19 +157,6 @@ def _memory(num_bytes: int) -> memoryview:
     import numpy as np
 
     return np.empty(num_bytes, np.uint8).data
-
-
-def _open(path: str, more: int = 0) -> io.BufferedReader:
-    # A FIFO must not block the open.
-    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | more))
-
-
-def _size(file: io.BufferedReader) -> int:
-    found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode):
-        raise SnapshotError("it is not a regular file")
-
-    return found.st_size
 
 
 def _read_header(file: io.BufferedIOBase, size: int) -> tuple[Header, bytes, bytes]:

@@ -50,9 +50,13 @@ __all__ = (
     "SourceError",
     "TooManyBadRowsError",
     "WorkerError",
+    "by_reason",
     "redacted",
     "safe_cause",
+    "shortened",
 )
+
+_MAX_MESSAGE, _MAX_REASONS = 20_000, 10
 
 _HIDDEN = "[redacted]"
 _SIGNS = tuple("signature= credential= token= sig= key= keyid= password= secret= authorization bearer hf_ ://".split())
@@ -82,6 +86,16 @@ def redacted(text: str) -> str:
     return pattern.sub(lambda found: next(filter(None, found.groups()), "") + _HIDDEN, text)
 
 
+def shortened(text: str, limit: int = 2000) -> str:
+    """``text``, or of a longer one than ``limit`` its beginning and its end: values of users may be of any size."""
+    if len(text) <= limit:
+        return text
+
+    head, gap = 2 * limit // 3, "\n" if "\n" in text else " "
+    left_out = f"... ({len(text) - limit:,} characters left out) ..."
+    return f"{text[:head]}{gap}{left_out}{gap}{text[head - limit :]}"
+
+
 def safe_cause(error: BaseException) -> BaseException | None:
     """``error``, to be the cause of ours; None if it would show what is redacted, as tracebacks print it as it is."""
     found: BaseException | None = error
@@ -93,14 +107,21 @@ def safe_cause(error: BaseException) -> BaseException | None:
     return error
 
 
+def by_reason(drops: Mapping[str, int]) -> str:
+    """How many rows were dropped for which reason; the most frequent ones, if a function gives very many."""
+    shown = sorted(sorted(drops.items()), key=lambda item: -item[1])[:_MAX_REASONS]
+    rest = [f"{len(drops) - len(shown):,} other reasons"] if len(drops) > len(shown) else []
+    return ", ".join([*(f"{number} by {reason}" for reason, number in sorted(shown)), *rest]) or "there was no row"
+
+
 class AsyncDataError(Exception):
     """Root of the tree: ``except AsyncDataError`` catches everything the library raises.
 
-    No message shows what gives access to a store: see :func:`redacted`.
+    No message shows what gives access to a store: see :func:`redacted`. Very long ones are :func:`shortened`.
     """
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(*(shortened(redacted(arg), _MAX_MESSAGE) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(AsyncDataError, ValueError):

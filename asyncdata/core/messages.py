@@ -301,7 +301,8 @@ class Indexed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The rows found, block by block in the request's order.
 
     ``counts`` is int32 of shape (num_blocks,); ``lengths`` and ``offsets`` (from the block's start on) are int32 of
-    shape (num_rows,); ``marks``, uint8 of that shape, says what each is: 0 good, 1 yields no sample, 2 no JSON object.
+    shape (num_rows,); ``marks``, uint8 of that shape, says what each is: 0 good, 2 no JSON object, else it yields no
+    sample: ``row_codes.reason_mark`` says for which reason of ``drops``; 1 also for a bad row.
     It is empty where all are good. ``drops`` counts rows that yield no sample, by reason; ``errors`` has the bad ones.
     ``num_tokens``, int32 of that shape, has each row's tokens, 0 for no sample; it is empty without a
     tokenizing pass.

@@ -1,4 +1,4 @@
-"""The negative numbers in the packed columns of rows, and what they mean. Runs without numpy.
+"""The negative numbers in the packed columns of rows, and what they mean; which drops are too many. Runs without numpy.
 
 A column of int32 says two things of a row: a number that is not negative, or that the row is a special case. Every
 function takes an int, or an array of numpy.
@@ -11,15 +11,19 @@ from typing import Any
 __all__ = (
     "EXCLUDED",
     "EXCLUDED_REASON",
+    "JOURNAL_REASON",
     "NO_SAMPLE",
     "NOT_IN_SLOT",
+    "ON_PURPOSE",
     "TOO_LONG",
     "cached_start",
     "expected_elsewhere",
     "is_cached",
     "is_elsewhere",
+    "is_mass",
     "noted_tokens",
     "num_expected_elsewhere",
+    "reason_mark",
     "record_of",
 )
 
@@ -35,8 +39,26 @@ EXCLUDED = -2
 EXCLUDED_REASON = "excluded"
 """The reason under which such rows are counted."""
 
+JOURNAL_REASON = "journal"
+"""The reason of a row that killed workers before, according to the journal in the snapshot."""
+
+ON_PURPOSE = frozenset({EXCLUDED_REASON, JOURNAL_REASON, "drop_last"})
+"""Reasons of rows that a setting leaves out by name, or of which the log has told before."""
+
+_MASS_SHARE, _MASS_LEAST = 0.05, 20
+
 NO_SAMPLE = -1
 """The number of tokens of a row that is no sample of the token cache."""
+
+
+def reason_mark(number: int) -> int:
+    """How the row index marks a row that yields no sample, for reason ``number`` of its reply."""
+    return min(number + 2, 255) if number else 1
+
+
+def is_mass(num_dropped: Any, num_rows: Any) -> Any:
+    """Whether so many rows must not be dropped without a word."""
+    return (num_dropped >= _MASS_LEAST) & (num_dropped > _MASS_SHARE * num_rows)
 
 
 def noted_tokens(num_tokens: Any) -> Any:

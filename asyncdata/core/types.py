@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import msgspec
 import numpy as np
 
-from asyncdata.core.line_numbers import line_number
+from asyncdata.core.line_numbers import line_number, line_number_within
 from asyncdata.core.plain_values import from_builtins, to_builtins
 
 if TYPE_CHECKING:
@@ -68,6 +68,16 @@ class SourceLocation(msgspec.Struct, frozen=True, omit_defaults=True):
         :raises OSError: if the file cannot be read.
         """
         return line_number(self.path, self.byte_offset) if self.row_number is None else self.line
+
+    def described(self, timeout_s: float) -> str:
+        """The place as text, with the line if it can be counted in time: a file that is gone, or a disk that hangs,
+        must not hide what is said about the row.
+        """
+        if self.row_number is not None:
+            return f"{self.path} (row {self.row_number})"
+
+        line = line_number_within(self.path, self.byte_offset, timeout_s)
+        return f"{self.path}{'' if line is None else f':{line}'} (byte {self.byte_offset})"
 
 
 class Status(StrEnum):

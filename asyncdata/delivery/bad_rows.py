@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from asyncdata.core.errors import BadRowError
+from asyncdata.core.messages import RowError
 from asyncdata.tokenization.rows import excerpt
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from asyncdata.core.types import SourceLocation
     from asyncdata.delivery.channel import BadRowItem
 
-__all__ = ("bad_row_error", "located", "without_text")
+__all__ = ("bad_row_error", "error_at", "located", "without_text")
 
 _EXCERPT_BYTES = 400
 _TRACEBACK = "Traceback (most recent call last):"
@@ -35,6 +36,9 @@ _REASONS = {
     "AD117": "an integer of too many digits",
     "AD118": "nested too deeply",
     "AD119": "more than one value on the line",
+    "AD130": "media, which are not supported",
+    "AD131": "a content part that the chat template does not write",
+    "AD132": "a turn of a chat without content",
     "AD411": "the tokenizer has no chat template for it",
     "AD412": "the chat template refused it, or failed on it",
     "AD414": "the chat template does not show what is the assistant's",
@@ -54,30 +58,30 @@ def bad_row_error(bad: BadRowItem, *, shows_row: bool = True) -> BadRowError:
     :param shows_row: whether the error may quote the row; see :func:`without_text`.
     """
     place, error = bad.chunk.row_location(bad.error.row), bad.error
-    found = BadRowError(
+    if not error.excerpt and shows_row:
+        error = msgspec.structs.replace(error, excerpt=_excerpt(place))
+    found = error_at(place, error)
+    return found if shows_row else without_text(found)
+
+
+def error_at(place: SourceLocation, error: RowError) -> BadRowError:
+    """The error for a bad row at ``place``. Reads the file up to the row, to count lines."""
+    return BadRowError(
         error.code,
         error.reason,
         path=place.path,
         line=_line_number(place),
         byte_offset=place.byte_offset,
         row_number=place.row_number,
-        excerpt=error.excerpt or (_excerpt(place) if shows_row else ""),
+        excerpt=error.excerpt,
         traceback=error.traceback,
     )
-    return found if shows_row else without_text(found)
 
 
 def located(failed: Failed, place: SourceLocation, *, shows_row: bool = True) -> Failed:
     """``failed`` with a location in its message: that of the row at ``place``, which caused it."""
     code, _, reason = failed.message.partition(" ")
-    told = BadRowError(
-        code,
-        reason,
-        path=place.path,
-        line=_line_number(place),
-        byte_offset=place.byte_offset,
-        row_number=place.row_number,
-    )
+    told = error_at(place, RowError(failed.row, code, reason))
     shown = " (BadRows(excerpts=False) shows no more)"
     if shows_row:
         shown = f" (it begins {failed.excerpt!r})" if failed.excerpt else ""

@@ -178,9 +178,15 @@ class Channel:
             self.num_rows_in_flight -= first.num_rows
             self._append(first.content)
 
-    def fail(self, error: AsyncDataError) -> None:
-        """Deliver ``error`` after everything that is already entered."""
-        self.fill(self.enter(0), Failure(error))
+    def fail(self, error: AsyncDataError, *, overtakes: bool = False) -> None:
+        """Deliver ``error`` after everything that is already entered.
+
+        :param overtakes: after what is ready instead: perhaps no one will fill the entries that are in flight.
+        """
+        if overtakes:
+            self._append(Failure(error))
+        else:
+            self.fill(self.enter(0), Failure(error))
 
     def _append(self, content: Chunk | MergedChunk | Failure | None) -> None:
         if isinstance(content, Failure):

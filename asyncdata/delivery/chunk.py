@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.messages import Column, RowError
-from asyncdata.core.row_codes import EXCLUDED_REASON, is_elsewhere, num_expected_elsewhere
+from asyncdata.core.row_codes import EXCLUDED_REASON, JOURNAL_REASON, is_elsewhere, num_expected_elsewhere
 from asyncdata.core.types import Position, SourceLocation, Tokens
 from asyncdata.delivery.outcomes.memory import is_excluded
 from asyncdata.delivery.stream_digest import sums_of
@@ -27,8 +27,6 @@ __all__ = ("Chunk", "Drop", "Note", "Origin")
 
 _TEXTS = {"prompt": "prompt_text"}
 """Column -> the column that may hold its texts as plain text instead of JSON."""
-_JOURNAL = "journal"
-"""Drop reason of a row that killed workers before, according to the journal in the snapshot."""
 
 
 class Origin(Protocol):
@@ -135,6 +133,11 @@ class Chunk:
 
         return np.cumsum(self._expected[0], dtype=np.uint64)
 
+    @property
+    def ours(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+        """Whether this rank tokenizes each row; None if it tokenizes all."""
+        return None if self._expected is None else self._expected[1]
+
     def rows_of(self, start: int, stop: int) -> np.ndarray[Any, Any]:
         """The rows of the samples ``[start, stop)``, counted from the chunk's first row."""
         return np.arange(start, stop) if self._kept is None else self._kept[start:stop]
@@ -220,6 +223,10 @@ class Chunk:
         """The location of row ``row``, counted from the chunk's first row."""
         return self._origin.location(row)
 
+    def row_source(self, row: int) -> str:
+        """The source of a bad row, which has no name."""
+        return ""
+
     def dropped_row(self, drop: Drop, at: int) -> tuple[str, SourceLocation]:
         """The source of row number ``at`` of a drop, which has no name, and the row's location."""
         return "", self._origin.location(int(drop.rows[at]))
@@ -269,7 +276,7 @@ def _with_every_row(reply: Tokenized, expected: Int32, is_ours: Bools) -> Tokeni
     lengths[kept] = np.diff(ends, prepend=np.uint32(0))
     is_wrong = is_ours & (lengths != expected)
     is_wrong[[error.row for error in reply.errors]] = False
-    is_wrong[np.frombuffer(reply.drops.get(_JOURNAL, b""), np.int32)] = False
+    is_wrong[np.frombuffer(reply.drops.get(JOURNAL_REASON, b""), np.int32)] = False
     if is_wrong.any():
         reply = _without(reply, kept, lengths, expected, is_wrong)
         lengths[is_wrong] = 0

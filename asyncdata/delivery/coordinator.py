@@ -372,10 +372,10 @@ class Coordinator:
             if channel is self.channel:
                 self._wake_first()
 
-    def fail(self, channel: Channel, failure: Failure) -> None:
-        """Deliver everything that is entered, and then the failure."""
+    def fail(self, channel: Channel, failure: Failure, *, overtakes: bool = False) -> None:
+        """Deliver everything that is entered, and then the failure; with ``overtakes`` only what is ready."""
         with self._lock:
-            channel.fail(failure.error)
+            channel.fail(failure.error, overtakes=overtakes)
             if channel is self.channel:
                 self._wake_first()
 

@@ -172,6 +172,10 @@ class MergedChunk:
 
         return self.location(self.samples_before(row))
 
+    def row_source(self, row: int) -> str:
+        """The part of a bad row."""
+        return self._names[self._errors[row][0]]
+
     def dropped_row(self, drop: Drop, at: int) -> tuple[str, SourceLocation]:
         """The part of row number ``at`` of a drop, and the row's location."""
         assert drop.own_rows is not None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from asyncdata.core.errors import NoSamplesError
+from asyncdata.core.errors import NoSamplesError, by_reason
 from asyncdata.core.row_codes import EXCLUDED_REASON
 from asyncdata.core.types import Position, SampleRange
 from asyncdata.delivery.channel import AlreadyAcked, BadRowItem, ChunkEnd, Run
@@ -268,9 +268,8 @@ def _poison(passed: list[BadRowItem]) -> list[tuple[int, int]]:
 
 def _no_samples(epoch: int, drops: dict[str, int]) -> str:
     num_rows = sum(drops.values())
-    reasons = ", ".join(f"{number} by {reason}" for reason, number in sorted(drops.items())) or "there was no row"
     remedy = f'; rows are "{EXCLUDED_REASON}" by Outcomes(policy=...)' if EXCLUDED_REASON in drops else ""
-    return f"AD401 epoch {epoch}: {num_rows} rows read, 0 kept: {reasons}{remedy}"
+    return f"AD401 epoch {epoch}: {num_rows} rows read, 0 kept: {by_reason(drops)}{remedy}"
 
 
 def dropped(delivery: Delivery) -> Delivery:

@@ -62,7 +62,7 @@ class _PartChannel(Channel):
             return
 
         if isinstance(content, Failure):
-            self._queue.error = content.error
+            self._queue.fail(content.error)
         else:
             self._queue.add(content)  # type: ignore[arg-type]
             self.num_produced += content.num_samples
@@ -113,7 +113,7 @@ class PartFeed:
 
     def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
         """A place for at most ``max_rows`` rows; None if there is no room for ``min_rows``."""
-        if channel is not self.channel:
+        if channel is not self.channel or channel.is_stopped:  # a window without a row takes no room
             return None
 
         room = channel.room(self.queue.num_taken)

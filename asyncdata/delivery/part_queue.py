@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import NoSamplesError
+from asyncdata.core.errors import NoSamplesError, by_reason
 from asyncdata.core.types import Position
 from asyncdata.delivery.bad_row_policy import BadRowPolicy
 from asyncdata.delivery.mixture import PartCursor, Piece
@@ -97,7 +97,7 @@ class PartQueue:
         self._is_limited = leaf.epochs_left is not None
         self._chunks: deque[Any] = deque()
         self._sample = self._row = 0
-        self._epoch_samples = cursor.epoch_samples
+        self._epoch_samples = self._num_read = cursor.epoch_samples
         self._epoch_drops: dict[str, int] = {}
         if cursor.is_at_end and self._is_limited:
             self._chunks.append(_EpochEnd(cursor.position.epoch - 1))
@@ -114,6 +114,19 @@ class PartQueue:
         self.num_bytes += chunk.num_bytes
         if is_decided:
             self._count(remaining)
+        self._num_read += chunk.num_samples
+        if chunk.ends_epoch:
+            if not self._num_read and not is_decided:  # without a sample, whatever is decided
+                for one in self._chunks:
+                    if one.first.epoch == chunk.first.epoch:
+                        self._count(one)
+            self._num_read = 0
+
+    def fail(self, error: AsyncDataError) -> None:
+        """The part ends after its chunks with this error."""
+        if isinstance(error, NoSamplesError):
+            error = NoSamplesError(self._no_sample(str(error).removeprefix("AD401 ")))
+        self.error = error
 
     def _is_decided(self, chunk: Any) -> bool:
         return (
@@ -134,11 +147,13 @@ class PartQueue:
 
     def _no_samples(self, epoch: int) -> str:
         num_rows = sum(self._epoch_drops.values())
-        reasons = ", ".join(f"{number} by {reason}" for reason, number in sorted(self._epoch_drops.items()))
-        return (
-            f"AD407 part {self.leaf.name!r} of the mixture has no sample: in epoch {epoch} of it {num_rows} rows were "
-            f"read, and 0 kept: {reasons or 'there was no row'}; take the part out, or change what drops its rows"
+        return self._no_sample(
+            f"in epoch {epoch} of it {num_rows} rows were read, and 0 kept: {by_reason(self._epoch_drops)}"
         )
+
+    def _no_sample(self, found: str) -> str:
+        part = f"part {self.leaf.name!r} of the mixture"
+        return f"AD407 {part} has no sample: {found}; take the part out, or change what drops its rows"
 
     def available(self) -> int:
         """Samples that may be taken before the schedule has to know of the end of an epoch, or one is decided."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from asyncdata.core.errors import ConfigError, QuarantineError
 from asyncdata.core.log import get_logger
+from asyncdata.core.regular_file import open_regular, refuse_others
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,11 +71,17 @@ class Quarantine:
     def _log_first(self, error: BadRowError) -> None:
         """Log the first rows of a code one by one; after that, one row each time their number has doubled."""
         number = self._num_logged[error.code] = self._num_logged.get(error.code, 0) + 1
-        code, path, line, reason = error.code, error.path, error.line, error.reason
+        where: dict[str, Any] = {"code": error.code, "path": error.path}
+        if error.line is not None:
+            where["line"] = error.line
+        elif error.row_number is not None:
+            where["row_number"] = error.row_number
+        else:  # an object of a store: its lines are not counted
+            where["byte_offset"] = error.byte_offset
         if number <= _MAX_LOGGED:
-            self._log.warning("row.bad", code=code, path=path, line=line, reason=reason)
+            self._log.warning("row.bad", **where, reason=error.reason)
         elif number % _MAX_LOGGED == 0 and (number // _MAX_LOGGED).bit_count() == 1:
-            self._log.warning("row.bad_again", num_rows=number, code=code, path=path, line=line, reason=reason)
+            self._log.warning("row.bad_again", num_rows=number, **where, reason=error.reason)
 
 
 def _append(path: str, line: bytes) -> None:
@@ -117,18 +122,12 @@ def _open(path: str) -> int:
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     fd = os.open(path, flags, 0o600)
     try:
-        _refuse_others(fd, path)
+        refuse_others(fd, path)
     except BaseException:
         os.close(fd)
         raise
 
     return fd
-
-
-def _refuse_others(fd: int, path: str) -> None:
-    """Refuse a FIFO or a device: what is written there cannot be read back, and reading may never end."""
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", path)
 
 
 def record_of(error: BadRowError) -> dict[str, Any]:
@@ -208,8 +207,7 @@ def read_quarantine(path: str) -> Quarantined:
 
 def _lines(path: str) -> Iterator[bytes]:
     """The lines of the file; of a line longer than any record, only the start."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        _refuse_others(file.fileno(), path)
+    with open_regular(path) as file:
         is_within = False
         while line := file.readline(_MAX_LINE_BYTES):
             if not is_within:

@@ -14,20 +14,25 @@ it, and has the sample's position as ``extra_info["asyncdata_id"]``, the same be
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from base64 import b64decode
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.extras import made_on_first_use
 from asyncdata.integrations.torch.row_scores import key_of, report_keys
 from asyncdata.integrations.torch.rows import order_view_of_rows, row_view_of_rows
+from asyncdata.tokenization.functions.prompt_rows import PromptRowFn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable
 
     from asyncdata.core.types import Sample
     from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView
+    from asyncdata.tokenization.base import TokenizeFn
 
 __all__ = (
     "RLDataset",  # noqa: F822 - it is made below, as it imports verl
@@ -59,7 +64,12 @@ class VerlRows:
     max_samples: int
     image_key: str
     video_key: str
-    audio_key: str
+    audio_key: str  # of newer versions
+    prompt_key: str
+    max_prompt_length: int
+    filter_overlong_prompts: bool
+    tokenizer: Any
+    processor: Any
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         if "parquet_files" in named:
@@ -83,13 +93,47 @@ class VerlRows:
         return are_validation(self.original_data_files, self.config)
 
     def _training(self, files: list[str], stop: int | None) -> LoaderOrderView:
-        return order_view_of_rows(files, settings_of(self.config), item=self._row, stop=stop)
+        settings = settings_of(self.config)
+        fn = self._prompt_fn(settings.pop("today", None))
+        if settings.get("outcomes"):
+            report_in_v1_trainer()
+        return order_view_of_rows(
+            files, settings, item=self._row, stop=stop, tokenize_fn=fn, only_kept=self.filter_overlong_prompts
+        )
 
     def _validation(self, files: list[str], stop: int | None) -> LoaderRowView:
-        return validation_view(files, self.config, item=self._row, stop=stop)
+        fn = self._prompt_fn(settings_of(self.config).get("today"))
+        return validation_view(files, self.config, item=self._row, stop=stop, tokenize_fn=fn)
+
+    def _prompt_fn(self, today: str | None) -> PromptRowFn | None:
+        """What drops the prompts that verl would filter out; None if it filters none."""
+        if not self.filter_overlong_prompts:
+            return None
+
+        if self.processor is not None:
+            raise ConfigError(
+                "AD447 data.filter_overlong_prompts=True with a model that takes images, videos or audio: asyncdata "
+                "does not count their tokens. Filter the files once, and set data.filter_overlong_prompts=false"
+            )
+
+        given = self.config.get("apply_chat_template_kwargs") or {}
+        variables = {name: _plain(value) for name, value in given.items() if name not in _OF_TOKENIZING}
+        template = variables.pop("chat_template", None) or self.tokenizer.chat_template
+        return PromptRowFn(
+            self.tokenizer.name_or_path,
+            prompt_key=self.prompt_key,
+            tool_key=None,
+            metadata_key=None,
+            apply_chat_template=True,
+            chat_template=template if isinstance(template, str) else None,
+            chat_template_kwargs=variables,
+            today=today,
+            max_length=self.max_prompt_length,
+            tools=getattr(self, "tool_schemas", None),
+        )
 
     def _row(self, sample: Sample) -> dict[str, Any]:
-        row = with_media(sample.extra, (self.image_key, self.video_key, self.audio_key))
+        row = with_media(sample.extra, (self.image_key, self.video_key, getattr(self, "audio_key", "audios")))
         row["extra_info"] = {**(row.get("extra_info") or {}), _ID: str(sample.position)}
         key = key_of(self._view.loader, sample)
         if key is not None and not self.is_validation():
@@ -97,13 +141,34 @@ class VerlRows:
         return row
 
     def on_batch_end(self, batch: Any) -> None:
-        """Remember the scores of a batch, with ``data.asyncdata.outcomes``. verl's trainer calls this after each step.
+        """Remember the scores of a batch, with ``data.asyncdata.outcomes``. verl's older trainer calls this.
 
         :param batch: a ``DataProto`` with ``extra_info``, and ``token_level_scores`` of shape (rollouts, tokens).
         """
         rows = [(info or {}).get(_ROW) for info in batch.non_tensor_batch.get("extra_info", ())]
         if None not in rows and rows:
             report_keys(self._view.loader, rows, batch.batch["token_level_scores"].sum(-1).tolist())
+
+    def on_sampled(self, batch: Any, queue: Any) -> None:
+        """The same for the trainer of ``trainer.use_v1``, whose batches are keys of its TransferQueue.
+
+        :param batch: a ``KVBatchMeta``. Of the outputs of one rollout, ``uid_rollout_number``, the last one counts.
+        :param queue: the module ``transfer_queue``.
+        """
+        last: dict[str, str] = {}
+        for key, tag in zip(batch.keys, batch.tags, strict=True):
+            if not tag.get("is_padding", False):
+                rollout = key.rpartition("_")[0]
+                last[rollout] = max(key, last.get(rollout, key), key=lambda name: int(name.rpartition("_")[2]))
+        if not last:
+            return
+
+        found = queue.kv_batch_get(
+            keys=list(last.values()), partition_id=batch.partition_id, select_fields=["extra_info", "rm_scores"]
+        )
+        rows = [(getattr(info, "data", info) or {}).get(_ROW) for info in list(found["extra_info"])]
+        if None not in rows:
+            report_keys(self._view.loader, rows, found["rm_scores"].sum(dim=1).tolist())
 
     def __len__(self) -> int:
         return len(self._view)
@@ -132,6 +197,38 @@ class VerlRows:
         self._view.close()
 
 
+def report_in_v1_trainer() -> None:
+    """Have the trainer of ``trainer.use_v1``, if it is the one that runs, report scores as soon as it has them.
+
+    It has no hook for that: its advantages are computed from the scores, before it saves a checkpoint.
+
+    :raises ConfigError: for a version of verl that computes them elsewhere.
+    """
+    module = sys.modules.get("verl.trainer.ppo.v1.trainer_base")
+    if module is None:
+        return
+
+    kind = module.PPOTrainer
+    compute = getattr(kind, "_compute_advantage", None)
+    if compute is None:
+        raise ConfigError(
+            "AD447 data.asyncdata.outcomes: the trainer of this version of verl has no _compute_advantage, where "
+            "scores are taken from. Leave outcomes out, or use the version that the page on verl names"
+        )
+
+    if getattr(compute, "reports_to_asyncdata", False):
+        return
+
+    @functools.wraps(compute)
+    def report_and_compute(trainer: Any, batch: Any, *arguments: Any, **named: Any) -> Any:
+        if isinstance(trainer.train_dataset, VerlRows):
+            trainer.train_dataset.on_sampled(batch, module.tq)
+        return compute(trainer, batch, *arguments, **named)
+
+    report_and_compute.reports_to_asyncdata = True  # type: ignore[attr-defined]
+    kind._compute_advantage = report_and_compute  # noqa: SLF001 - verl has no other place for it
+
+
 class _PassedOn:
     """What verl's ``__getitem__`` takes its row from: the row itself stands for an index."""
 
@@ -157,14 +254,12 @@ _REFUSED = {
     "validation_shuffle": (
         "restarts the reading for each row of the validation data. Set data.validation_shuffle=false"
     ),
-    "filter_overlong_prompts": (
-        "needs all prompts as tokens before the first step. Filter the files once, and set "
-        "data.filter_overlong_prompts=false"
-    ),
 }
 """Settings of verl, in ``data``, that must be off -> what they would do, and the way out."""
 
-_ON_BY_DEFAULT = {"validation_shuffle", "filter_overlong_prompts"}  # where verl's configuration lacks them
+_ON_BY_DEFAULT = {"validation_shuffle"}  # where verl's configuration lacks it
+_OF_TOKENIZING = {"tokenize", "return_dict", "return_tensors"}
+"""Of ``data.apply_chat_template_kwargs``: verl leaves these out too when it counts tokens."""
 
 
 def check(config: Any) -> None:
@@ -206,11 +301,25 @@ def settings_of(config: Any) -> dict[str, Any]:
 
 
 def validation_view(
-    files: Sequence[str], config: Any, *, item: Callable[[Sample], Any], stop: int | None
+    files: Sequence[str],
+    config: Any,
+    *,
+    item: Callable[[Sample], Any],
+    stop: int | None,
+    tokenize_fn: TokenizeFn | None = None,
 ) -> LoaderRowView:
     """Rows as they lie in their files. One thread reads them: they are few, and are read between two steps."""
     settings = {name: value for name, value in settings_of(config).items() if name in ("cache", "timeout_s")}
-    return row_view_of_rows(files, {"shuffle": False, "num_workers": 0, **settings}, item=item, stop=stop)
+    settings = {"shuffle": False, "num_workers": 0, **settings}
+    return row_view_of_rows(files, settings, item=item, stop=stop, tokenize_fn=tokenize_fn)
+
+
+def _plain(value: Any) -> Any:
+    """A value of verl's configuration, which may be OmegaConf's."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+
+    return [_plain(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def with_media(row: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -358,12 +357,6 @@ class BaseLoader:
     def _waiting(self) -> AbstractContextManager[None]:
         """During the block, a call waits; that is shown if it lasts."""
         return self._progress.waiting(self._engine.describe_wait)
-
-    def _add_wait(self, began: float, stage: str | None) -> None:
-        """Count a call that had to wait since ``began``."""
-        seconds = time.monotonic() - began
-        self._engine.add_wait(seconds)
-        self._recorder.wait_ends(began, seconds, stage)
 
     def _num_groups(self, num_samples: int) -> int:
         if self._loops_only:

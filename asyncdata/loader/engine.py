@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +40,7 @@ from asyncdata.loader.statistics import (
     of_token_cache,
     waited_for,
 )
+from asyncdata.loader.waits import Waits
 from asyncdata.prefetch.producer import Producer
 from asyncdata.sources.file_warnings import warn_about_files
 from asyncdata.sources.resolve import described
@@ -111,11 +111,13 @@ class Engine:
         limits = limits_of(config)
         self._executor = executor_of(config, limits, self._function, early, max(1, len(self._source.job.parts)))
         needs_all = choice.share is None and config.executor is None
-        self._sharing = sharing_of(config, self._source, self._executor, self.fingerprints) if needs_all else None
+        self._sharing = None
+        if needs_all:
+            self._sharing = sharing_of(config, self._source, self._executor, self._function, self.fingerprints)
         self._windows = self._source.windows(
             self._executor, restart_point=self._restart_position, on_ready=lambda: self._producer.pump()
         )
-        self.batching = choice.batching(config, collate_fn, self._windows)
+        self.batching = choice.batching(config, collate_fn, self._windows, self._functions())
         is_packed = self.batching.is_packed or bool(self.batching.loops_only)
         check_outcomes(config, is_packed=is_packed)
         self.outcomes: LoaderOutcomes | None = self._made_outcomes(config.outcomes) if config.outcomes else None
@@ -128,13 +130,13 @@ class Engine:
             on_room=lambda: self.service.pump_soon(),
         )
         self._producer = self._made_producer()
+        self.waits = Waits()
         self._tuner: Tuner | None = None
         if is_tuned(config):
-            self._tuner = Tuner(limits, self._executor, self.coordinator, self._producer, lambda: self._waits)
+            self._tuner = Tuner(limits, self._executor, self.coordinator, self._producer, lambda: self.waits.ended)
         self.service = self._make_service(early)
         self._restored_epoch, self._restored = 0, (0, 0)
         self._resumed: tuple[Position, int | None] = (Position(), None)
-        self._waits, self._waits_lock = (0, 0.0), threading.Lock()
         self._log = _log.owned()
 
     def _functions(self) -> list[Any]:
@@ -152,8 +154,8 @@ class Engine:
         return LoaderOutcomes(settings, self._source.files, self.config.n_samples_per_prompt)
 
     def _made_producer(self) -> Producer | MixtureProducer:
-        canaries, epochs = self._source.canaries(self._executor), self.config.epochs
-        return Producer(self._windows, canaries, self._executor, self.coordinator, epochs=epochs, sharing=self._sharing)
+        args = self._windows, self._source.canaries(self._executor), self._executor, self.coordinator
+        return Producer(*args, epochs=self.config.epochs, sharing=self._sharing, num_files=len(self.files))
 
     def _make_service(self, early: EarlyForkServer | None) -> Service:
         return Service(
@@ -166,6 +168,7 @@ class Engine:
             event_loop=self.config.event_loop,
             early=early,
             sharing=self._sharing,
+            index=self._source.index,
         )
 
     @property
@@ -342,19 +345,15 @@ class Engine:
         size = self.config.n_samples_per_prompt
         self.service.restart(lambda ledger: ledger_at_row(self._at_epoch(epoch, ledger), epoch, row, group_index, size))
 
-    def add_wait(self, seconds: float) -> None:
-        """Count a call that had to wait for data."""
-        with self._waits_lock:
-            self._waits = self._waits[0] + 1, self._waits[1] + seconds
-
     def statistics(self) -> Statistics:
         """Counters and the current state of the loader."""
         ledger, workers = self.coordinator.ledger, self._executor.statistics()
+        num_waits, waited_s = self.waits.totals()
         return Statistics(
             **structs.asdict(ledger.position),
             **of_delivery(ledger, self.coordinator.channel),
-            waits_total=self._waits[0],
-            data_wait_seconds_total=self._waits[1],
+            waits_total=num_waits,
+            data_wait_seconds_total=waited_s,
             num_workers=self._executor.num_workers,
             autotune_changes_total=self._tuner.num_changes if self._tuner is not None else 0,
             queued_requests=workers.num_queued,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.cache_dir import cache_folder
 from asyncdata.core.digest import canonical, digest
-from asyncdata.tokenization.base import TokenizeFn, fingerprints_of
+from asyncdata.tokenization.base import fingerprints_of, has_fingerprint
 
 if TYPE_CHECKING:
     from asyncdata.core.messages import Job
@@ -26,8 +26,7 @@ def index_folder(config: LoaderConfig) -> str:
 
 def index_identity(files: Blocks, job: Job, check: str, function: Function) -> str:
     """The digest of all that the index depends on; empty if that is not known."""
-    has_fingerprint = isinstance(function, TokenizeFn) or getattr(function, "version", None) is not None
-    if check == "samples" and not has_fingerprint:
+    if check == "samples" and not has_fingerprint(function):
         return ""
 
     what = {

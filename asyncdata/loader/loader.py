@@ -116,10 +116,11 @@ class DataLoader(BaseLoader):
 
     def _wait(self, request: Request, timeout_s: float | None) -> list[Sample]:
         timeout_s = self._engine.config.timeout_s if timeout_s is None else timeout_s
-        began, stage = time.monotonic(), self._recorder.wait_begins()
+        began, wait = time.monotonic(), object()
         ready: SimpleQueue[None] = SimpleQueue()  # in C: two interrupts in a row break the locks of threading.Event
         request.wake = lambda: ready.put(None)
         try:
+            self._engine.waits.begin(wait)
             while True:
                 # Poll before waiting: the samples may have become ready before ``wake`` was set.
                 samples = self._engine.coordinator.poll(request)
@@ -133,7 +134,7 @@ class DataLoader(BaseLoader):
                 except Empty:
                     raise self._engine.timeout_error(time.monotonic() - began, request.num_groups) from None
         finally:
-            self._add_wait(began, stage)
+            self._engine.waits.end(wait)
 
     def __iter__(self) -> Epoch[Any]:
         return Epoch(self._batches(), self._next_packs if self._engine.batching.is_packed else self._next_samples)
@@ -241,11 +242,12 @@ class AsyncDataLoader(BaseLoader):
 
     async def _wait(self, request: Request, timeout_s: float | None) -> list[Sample]:
         timeout_s = self._engine.config.timeout_s if timeout_s is None else timeout_s
-        began, stage = time.monotonic(), self._recorder.wait_begins()
+        began, wait = time.monotonic(), object()
         ready = anyio.Event()
         call_soon = call_soon_in_this_loop()
         request.wake = lambda: call_soon(lambda: ready.set())
         try:
+            self._engine.waits.begin(wait)
             with anyio.move_on_after(timeout_s):
                 while True:
                     samples = self._engine.coordinator.poll(request)
@@ -257,7 +259,7 @@ class AsyncDataLoader(BaseLoader):
                     ready = anyio.Event()
             raise self._engine.timeout_error(time.monotonic() - began, request.num_groups)
         finally:
-            self._add_wait(began, stage)
+            self._engine.waits.end(wait)
 
     def __aiter__(self) -> AsyncEpoch[Any]:
         return AsyncEpoch(self._batches(), self._next_packs if self._engine.batching.is_packed else self._next_samples)

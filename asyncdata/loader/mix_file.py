@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.regular_file import open_regular
 from asyncdata.loader.mix import Mix, Part, Replay
 
 __all__ = ("mix_of_file",)
@@ -58,7 +59,7 @@ def _mix_of(path: str, depth: int) -> Mix:
 
 def _read(path: str) -> Any:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             data = file.read()
         if path.endswith(".toml"):
             return tomllib.loads(data.decode())

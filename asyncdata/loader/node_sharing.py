@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.digest import canonical, digest
@@ -12,6 +14,7 @@ from asyncdata.loader.open_token_cache import library_versions
 from asyncdata.prefetch.node_share.folder import NodeFolder, root_of_node
 from asyncdata.prefetch.node_share.sharing import Sharing
 from asyncdata.sources.iterable import ExampleStream
+from asyncdata.tokenization.base import has_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,11 +36,16 @@ _REMEDY = (
     "share the work. With packing: plan_packs=True; without: shuffle=RowShuffle(only_kept=True); or one "
     "Cache(tokens=...) for all ranks, filled by one of them before"
 )
+_REMEDY_OF_FUNCTIONS = "a version of the tokenize function, as in `tokenize.version = 1`, so that results can be shared"
 _REMEDY_OF_MIXTURES = "one Cache(tokens=...) for all ranks, filled by one of them before"
 
 
 def sharing_of(
-    config: LoaderConfig, source: OpenedSource, executor: Executor, fingerprints: Callable[[], dict[str, Any]]
+    config: LoaderConfig,
+    source: OpenedSource,
+    executor: Executor,
+    function: Any,
+    fingerprints: Callable[[], dict[str, Any]],
 ) -> Sharing | None:
     """How this rank shares what it tokenizes with the others of its node; None, after a warning, if it does not.
 
@@ -57,8 +65,12 @@ def sharing_of(
             _log.warning("loader.every_rank_tokenizes", world_size=ranks.world_size, remedy=remedy)
         return None
 
+    if not has_fingerprint(function):
+        _log.warning("loader.every_rank_tokenizes", world_size=ranks.world_size, remedy=_REMEDY_OF_FUNCTIONS)
+        return None
+
     limits = config.limits  # a rank is at most max_ready_bytes ahead of one that has begun at the same place
-    open_folder = partial(_open, source, fingerprints)
+    open_folder = partial(_open, source, function, fingerprints)
     return Sharing(open_folder, num_ranks, limits.max_ready_bytes, limits.row_timeout_s, executor.slots)
 
 
@@ -74,15 +86,27 @@ def _num_ranks(config: LoaderConfig, source: OpenedSource) -> int:
     return num_ranks if wanted or (wanted is None and is_certain) else 1
 
 
-def _open(source: OpenedSource, fingerprints: Callable[[], dict[str, Any]]) -> NodeFolder:
+def _open(source: OpenedSource, function: Any, fingerprints: Callable[[], dict[str, Any]]) -> NodeFolder:
     reader, job = source.files.reader, source.job
     what = {
         "user": os.geteuid(),
         "run": [os.environ.get(name, "") for name in _RUN],
         "fingerprints": fingerprints(),
+        "code": _code_of(function),
         "versions": library_versions(),
         "order": source.order.description(),
         "reader": [reader.identity, {name: value for name, value in reader.settings.items() if name not in _OF_FILES}],
         "job": [job.max_row_bytes, job.block_bytes, job.slack_bytes, job.with_token_sums],
     }
     return NodeFolder(root_of_node(), digest(canonical(what)))
+
+
+def _code_of(function: Any) -> str:
+    """The digest of the file that has the function: it may be edited, between two runs, without a new version."""
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    path = getattr(module, "__file__", None)
+    if not path:
+        return ""
+
+    with open(path, "rb") as file:
+        return blake2b(file.read(), digest_size=16).hexdigest()

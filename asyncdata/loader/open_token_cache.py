@@ -13,7 +13,7 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.core.log import get_logger
 from asyncdata.core.version import __version__
 from asyncdata.sources.base import KnownFiles, NumberedBlocks
-from asyncdata.tokenization.base import TokenizeFn, fingerprints_of
+from asyncdata.tokenization.base import fingerprints_of, has_fingerprint
 
 if TYPE_CHECKING:
     from asyncdata.core.messages import Job
@@ -160,7 +160,7 @@ def root_of(config: LoaderConfig) -> str:
 
 
 def _why_not(files: Blocks, function: Any, needed: type) -> str:
-    if not isinstance(function, TokenizeFn) and getattr(function, "version", None) is None:
+    if not has_fingerprint(function):
         return "the tokenize function has no fingerprint: give it a version, as in `tokenize.version = 1`"
 
     if not isinstance(files, needed):

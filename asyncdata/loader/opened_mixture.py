@@ -195,7 +195,8 @@ class OpenedMixture:
                 on_fill=lambda: producer.pump(),
                 decisions=None if outcomes is None else outcomes.decisions(part.name),
             )
-            supplies.append(PartSupply(feed, part.windows, part.source.canaries(part.executor), part.executor))
+            canaries, num_files = part.source.canaries(part.executor), len(part.source.files.files)
+            supplies.append(PartSupply(feed, part.windows, canaries, part.executor, num_files))
         producer = MixtureProducer(self.node, config.seed, supplies, executor, coordinator, epochs=config.epochs)
         feeds = {supply.feed.leaf.name: supply.feed for supply in supplies}
         for part in self.parts:

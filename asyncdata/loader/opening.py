@@ -11,7 +11,7 @@ import msgspec
 
 from asyncdata.batching.planned.plan import PlannedOrder
 from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import ConfigError, TooManyBadRowsError
+from asyncdata.core.errors import ConfigError, LoaderClosedError, TooManyBadRowsError
 from asyncdata.core.file_owner import check_ours
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Job
@@ -326,6 +326,8 @@ class _IndexedSource:
         return Canaries(self.files, executor, self.job.stride, max_blocks)
 
     def close(self) -> None:
+        if not self.index.is_complete:  # calls may wait for it
+            self.index.fail(LoaderClosedError("the loader was closed before its rows were counted"))
         self._cached.close()
         self.files.close()
         self._remove()

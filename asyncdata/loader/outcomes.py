@@ -179,6 +179,8 @@ class LoaderOutcomes:
             decided=sorted(memory.excluded),
             num_rows=len(memory.rows),
             num_scores=memory.num_scores,
+            num_repeated=memory.num_repeated,
+            num_late=memory.num_late,
             passes={name: sorted(found.chosen) for name, found in memory.passes.items()},
         )
         if self._file is None:
@@ -227,6 +229,7 @@ class LoaderOutcomes:
             found = self._file.find(saved.num_bytes, saved.digest)
             for record in found.records:
                 memory.apply(record)
+        memory.num_repeated, memory.num_late = saved.num_repeated, saved.num_late
         memory.excluded = {epoch: ids for epoch, ids in memory.excluded.items() if epoch in saved.decided}
         for name, passes in memory.passes.items():
             kept = saved.passes.get(name, [])

@@ -18,7 +18,7 @@ from asyncdata.order.shuffle import RowShuffle
 from asyncdata.prefetch.windows.indexed_windows import IndexedWindows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.packers.base import Packing
@@ -63,10 +63,23 @@ class PackingChoice(NamedTuple):
 
         return cls(rules, plan, share, packing is not None)
 
-    def batching(self, config: LoaderConfig, collate_fn: Callable[[list[Any]], Any], windows: Reading) -> Batching:
-        """What makes the batches."""
+    def batching(
+        self,
+        config: LoaderConfig,
+        collate_fn: Callable[[list[Any]], Any],
+        windows: Reading,
+        functions: Iterable[Any],
+    ) -> Batching:
+        """What makes the batches.
+
+        :param functions: the tokenize functions.
+        :raises ConfigError: if one of them makes prompts, and they are to be packed.
+        """
         if self.rules is None:
             return SampleBatching(config, collate_fn)
+
+        if self.packs_samples:
+            _refuse_prompts(functions)
 
         collate = (collating_documents if self.packs_samples else collating_samples)(collate_fn)
         if self.plan is None:
@@ -74,6 +87,16 @@ class PackingChoice(NamedTuple):
 
         assert isinstance(windows, IndexedWindows), "a plan needs a row index"
         return PlannedBatching(windows, config, collate)
+
+
+def _refuse_prompts(functions: Iterable[Any]) -> None:
+    for function in functions:
+        if getattr(function, "makes_prompts", False):
+            name = type(function).__name__
+            raise ConfigError(
+                f"AD416 packs are for training, and {name} makes prompts without labels, so that every token of them "
+                "would be trained: use ChatTokenizeFn for chats or TextTokenizeFn for text, or leave packing out"
+            )
 
 
 def _rules_of(

@@ -47,6 +47,7 @@ def recorder_of(engine: Engine, function: Any, packing: Packing | None) -> Recor
     recorder = Recorder(settings, _Subject(engine, resolved(function), packing), engine.config.ranks.rank)
     assert isinstance(engine.coordinator, WatchedCoordinator)
     engine.coordinator.on_chunk, engine.coordinator.on_restart = recorder.see, recorder.restarted
+    engine.waits.on_begin, engine.waits.on_end = recorder.wait_begins, recorder.calls.wait_ends
     if isinstance(engine.executor, TracedInlineExecutor | TracedProcessExecutor):
         engine.executor.on_request = recorder.request
     return recorder
@@ -124,7 +125,7 @@ class _Subject:
             packs=now.packs_total,
             packed_tokens=now.packed_tokens_total,
             unpacked=now.unpacked_samples_total,
-            ready=now.ready_samples,
+            ready=max(0, now.ready_samples),  # less than 0 while a state is loaded
             capacity=now.capacity_samples,
             in_flight=now.in_flight_rows,
             has_no_room=now.ready_samples + now.in_flight_rows >= now.capacity_samples,
@@ -154,6 +155,11 @@ class _Subject:
     def waits_for(self) -> str:
         """As the protocol says."""
         return self._engine.waits_for()
+
+    def worker_pids(self) -> list[int]:
+        """As the protocol says."""
+        workers = self._engine.executor.statistics().workers
+        return [worker.pid for worker in workers if worker.pid is not None]
 
     def shows_rows_of(self, source: str) -> bool:
         """As the protocol says."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from asyncdata.prefetch.mixture_producer import MixtureProducer
     from asyncdata.prefetch.node_share.sharing import Sharing
     from asyncdata.prefetch.producer import Producer
+    from asyncdata.prefetch.row_index.row_index import RowIndex
     from asyncdata.prefetch.windows.base import Reading
     from asyncdata.workers.base import Executor
     from asyncdata.workers.pool.early_start import EarlyForkServer
@@ -54,6 +55,7 @@ class Service:
     :param event_loop: ``asyncio``, ``uvloop`` or ``trio``: the event loop of its thread.
     :param early: the fork server that was started early, with the thread in which the service will run.
     :param sharing: shares chunks with the other ranks of the node, if there are any.
+    :param index: the row index, if there is one: calls may wait for it.
     """
 
     def __init__(
@@ -68,8 +70,10 @@ class Service:
         event_loop: str = "asyncio",
         early: EarlyForkServer | None = None,
         sharing: Sharing | None = None,
+        index: RowIndex | None = None,
     ) -> None:
         self._sharing = sharing
+        self._index = index
         self._job = job
         self._executor = executor
         self._coordinator = coordinator
@@ -147,7 +151,9 @@ class Service:
             self._coordinator.restart(change)
             if expected_canaries is not None:
                 self._expected_canaries = expected_canaries
-            if self._call_soon is not None:
+            if self._fatal_error is not None:  # its thread may have ended
+                self._coordinator.fail(self._coordinator.channel, Failure(self._fatal_error))
+            elif self._call_soon is not None:
                 self._call_soon(partial(self._guarded, self._begin))
 
     def _begin(self) -> None:
@@ -158,10 +164,8 @@ class Service:
                 return
 
             self._begun = channel
-            if self._fatal_error is None:
+            if self._fatal_error is None:  # else the channel has it
                 self._producer.start(self._coordinator.ledger, self._expected_canaries)
-            else:
-                self._coordinator.fail(channel, Failure(self._fatal_error))
 
     def pump_soon(self) -> None:
         """Send the rows that can be sent now. From any thread; do nothing before the service runs."""
@@ -233,10 +237,12 @@ class Service:
         self._fail(WorkerError(f"the loader's service failed with {error!r}; please report this"), error)
 
     def _fail(self, error: AsyncDataError, cause: BaseException | None = None) -> None:
-        """Deliver the samples that are ready, then ``error``."""
+        """Deliver the samples that are ready, then ``error``: rows in flight may never be answered."""
         error.__cause__ = cause
         self._fatal_error = error
-        self._coordinator.fail(self._coordinator.channel, Failure(error))
+        self._coordinator.fail(self._coordinator.channel, Failure(error), overtakes=True)
+        if self._index is not None and not self._index.is_complete:
+            self._index.fail(error)
 
     @property
     def canaries(self) -> list[str]:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.line_numbers import line_number_within
 from asyncdata.workers.base import WorkerState  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ __all__ = (
 _OF_OUTCOMES = ("outcome_rows", "outcome_scores_total", "outcome_repeated_total", "outcome_late_total")
 _COUNT_LINES_S = 0.25
 """Longest time for which counting the lines of a file may delay the error of a timeout."""
+_MAKE_ROOM = "room in the cluster (see `ray status`), a smaller RayExecutor(num_workers=...), or ask its administrators"
 
 
 class SourceStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     :ivar capacity_samples: the channel's capacity.
     :ivar ready_bytes: bytes of the ready samples.
     :ivar waits_total: calls that had to wait for data.
-    :ivar data_wait_seconds_total: seconds that they waited.
+    :ivar data_wait_seconds_total: seconds that they waited, until now.
     :ivar num_workers: the target number of workers.
     :ivar autotune_changes_total: changes of the number of workers, and of the capacity, by the autotuner.
     :ivar queued_requests: requests that no worker has yet.
@@ -312,21 +312,12 @@ def explain_timeout(
         f"  workers: {workers or 'none'}; restarts: {now.worker_restarts_total}; queued: {now.queued_requests}",
     ]
     if oldest is not None:
-        lines.append(f"  oldest row in flight: {_place(oldest)}")
+        lines.append(f"  oldest row in flight: {oldest.described(_COUNT_LINES_S)}")
     lines.append(f"  try: {advice}")
     diagnosis = {"stage": stage, "advice": advice, "num_missing": num_missing, "waited_s": waited_s}
     diagnosis["oldest_row"] = msgspec.to_builtins(oldest)
     diagnosis["statistics"] = msgspec.to_builtins(now)
     return "\n".join(lines), diagnosis
-
-
-def _place(row: SourceLocation) -> str:
-    if row.row_number is not None:
-        return f"{row.path} (row {row.row_number})"
-
-    # A file that is gone, or a disk that hangs, must not hide the timeout.
-    line = line_number_within(row.path, row.byte_offset, _COUNT_LINES_S)
-    return f"{row.path}{'' if line is None else f':{line}'} (byte {row.byte_offset})"
 
 
 def waited_for(now: Statistics, is_started: bool, *, is_indexing: bool) -> str:
@@ -342,7 +333,7 @@ def describe_wait(now: Statistics, stage: str) -> str:
     """What a call waits for, in a few words with their numbers."""
     is_first = not now.samples_total
     words = {
-        "start": "the workers load the tokenize function",
+        "start": next(filter(None, (one.lacks for one in now.workers)), "the workers load the tokenize function"),
         "index": f"the row index is made, {now.indexed_rows:,} rows so far",
         "read": f"the {'first' if is_first else 'next'} window is read",
         "rank": f"another rank tokenizes {now.awaited_rows:,} rows",
@@ -353,11 +344,12 @@ def describe_wait(now: Statistics, stage: str) -> str:
 
 def _starving_stage(now: Statistics, is_started: bool, *, is_indexing: bool) -> tuple[str, str]:
     states = [worker.state for worker in now.workers]
-    if not is_started or not states:
-        return "start: the workers are not there yet", "a longer timeout_s for the first batch"
+    if not is_started or all(state == "starting" for state in states):
+        if lacking := next(filter(None, (one.lacks for one in now.workers)), ""):
+            return f"start: {lacking}", _MAKE_ROOM
 
-    if all(state == "starting" for state in states):
-        return "start: the workers are loading the tokenize function", "a longer timeout_s for the first batch"
+        what = "loading the tokenize function" if is_started and states else "not there yet"
+        return f"start: the workers are {what}", "a longer timeout_s for the first batch"
 
     if now.in_flight_rows and "busy" in states:
         slowest = max(worker.busy_s for worker in now.workers)

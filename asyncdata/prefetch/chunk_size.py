@@ -38,12 +38,12 @@ class ChunkPacer:
         self._limit = chunk_limit(capacity, num_workers)
         self.num_rows = min(self.num_rows, self._limit)
 
-    def learn(self, num_rows: int, busy_s: float) -> None:
-        """A worker needed ``busy_s`` seconds for ``num_rows`` rows."""
+    def learn(self, num_rows: int, busy_s: float, num_elsewhere: int = 0) -> None:
+        """A worker needed ``busy_s`` seconds for ``num_rows`` rows, of which other ranks tokenize ``num_elsewhere``."""
         if num_rows < 1:
             return
 
-        self.total_rows += num_rows
+        self.total_rows += num_rows - num_elsewhere
         self.total_work_s += busy_s
         row_s = busy_s / num_rows
         self._row_s = row_s if self._row_s is None else 0.8 * self._row_s + 0.2 * row_s

@@ -51,6 +51,7 @@ class PartSupply(NamedTuple):
     windows: Windows
     canaries: Canaries
     executor: PartExecutor
+    num_files: int
 
 
 class _Part:
@@ -61,7 +62,15 @@ class _Part:
         self.feed = supply.feed
         self.executor = supply.executor
         self.canaries = supply.canaries
-        self.producer = Producer(supply.windows, supply.canaries, supply.executor, supply.feed, epochs=None)
+        self.producer = Producer(
+            supply.windows,
+            supply.canaries,
+            supply.executor,
+            supply.feed,
+            epochs=None,
+            num_files=supply.num_files,
+            source=self.name,
+        )
         self.expected: list[str] = []
         self.wait_s = 0.0
 
@@ -269,10 +278,13 @@ class MixtureProducer:
 
     def _unblock(self) -> None:
         if self._blocked is not None:
-            number, since = self._blocked
-            if self._channel.demand > 0:
-                self._parts[number].wait_s += time.monotonic() - max(since, self._channel.demanded_at)
+            self._parts[self._blocked[0]].wait_s += self._blocked_s(self._blocked[1])
             self._blocked = None
+
+    def _blocked_s(self, since: float) -> float:
+        """For how long calls have waited by now, of the time since ``since``."""
+        channel = self._channel
+        return max(0.0, time.monotonic() - max(since, channel.demanded_at)) if channel.demand > 0 else 0.0
 
     def _fail(self, error: AsyncDataError) -> None:
         """End the read-ahead with an error."""
@@ -319,8 +331,11 @@ class MixtureProducer:
         return {part.name: part.feed.queue.num_passed_over for part in self._parts}
 
     def waits(self) -> dict[str, float]:
-        """Seconds for which calls waited for a sample of each part."""
-        return {part.name: part.wait_s for part in self._parts}
+        """Seconds for which calls waited for a sample of each part, until now."""
+        waits, blocked = {part.name: part.wait_s for part in self._parts}, self._blocked
+        if blocked is not None:
+            waits[self._parts[blocked[0]].name] += self._blocked_s(blocked[1])
+        return waits
 
 
 def _of_part(name: str, digests: list[str]) -> list[str]:

@@ -29,14 +29,16 @@ from asyncdata.core.types import Position
 from asyncdata.delivery.bad_rows import located
 from asyncdata.delivery.channel import Entry, Failure
 from asyncdata.delivery.event_limits import NotesLog
+from asyncdata.delivery.mass_drops import MassDrops, rows_by_reason
 from asyncdata.prefetch.chunk_size import MAX_CHUNK_ROWS, ChunkPacer
 from asyncdata.prefetch.node_share.sharing import Offer
-from asyncdata.prefetch.rows_in_flight import NOTHING, RowsInFlight
+from asyncdata.prefetch.rows_in_flight import NOTHING, RowsInFlight, num_elsewhere
 from asyncdata.prefetch.windows.base import ChunkOrigin, no_such_place
 from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
     from asyncdata.core.messages import Reply
+    from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.delivery.part_feed import PartFeed
@@ -55,6 +57,7 @@ class Producer:
 
     :param epochs: the number of epochs; None: no end.
     :param sharing: shares chunks with the other ranks of the node; None: all are tokenized here.
+    :param num_files: files of the source; ``source``: its name, if it is a part of a mixture.
     :ivar pacer: the size of chunks; it also has the rows and the time of tokenizing.
     :ivar lacks_room: whether a worker got no chunk because the channel had no room.
     """
@@ -68,6 +71,8 @@ class Producer:
         *,
         epochs: int | None,
         sharing: Sharing | None = None,
+        num_files: int = 1,
+        source: str = "",
     ) -> None:
         self.canaries = canaries
         self._opener = windows
@@ -84,7 +89,7 @@ class Producer:
         self._is_finished = True
         self._is_pumping = self._is_pump_due = False
         self.lacks_room = False
-        self._notes = NotesLog()
+        self._notes, self._mass_drops = NotesLog(), MassDrops(source, num_files)
         executor.watch(self.pump)
         self._sharing = sharing
         if sharing is not None:
@@ -102,6 +107,7 @@ class Producer:
         while self._windows:
             self._executor.slots.release(self._windows.popleft().slot)
         self._opener.restart()
+        self._mass_drops.restart()
         position = ledger.position
         self._channel = self._coordinator.channel
         self._journal = ledger.journal
@@ -170,11 +176,15 @@ class Producer:
         if self._windows and self._windows[0].fault is not None:
             raise self._windows[0].fault
 
-        if not self._windows or not self._windows[0].is_ready or self._executor.num_wanted <= 0:
+        if not self._windows or self._executor.num_wanted <= 0:
             return False
 
         window = self._windows[0]
         num_left = window.num_rows - self._row
+        # The ranks of a node cut the same chunks, but do not all know as many rows of a window that grows.
+        if not window.is_ready and (num_left <= 0 or self._sharing is not None):
+            return False
+
         if num_left < 0:
             raise no_such_place(Position(*self._current, self._row), f"the window has {window.num_rows} rows")
 
@@ -207,9 +217,9 @@ class Producer:
         return max(1, min(_MAX_PLACED_ROWS, self._coordinator.rules.capacity))
 
     def _send(self, window: OpenWindow, entry: Entry) -> None:
-        if self._skips is None:
-            self._skips = window.find(self._journal)
-        skip = next((row for row in self._skips if row >= self._row), None)
+        skips = window.find(self._journal) if self._skips is None else self._skips
+        self._skips = skips if window.is_ready else None
+        skip = next((row for row in skips if row >= self._row), None)
         if skip is not None and skip < self._row + entry.num_rows:
             self._trim(entry, max(1, skip - self._row))
         first, stop = self._row, self._row + entry.num_rows
@@ -223,7 +233,7 @@ class Producer:
             self._deliver_without(part, _JOURNALED)
         elif not self._place(part):
             self._offer(part)
-        if ends_epoch or (stop == window.num_rows and not window.is_last):
+        if ends_epoch or (stop == window.num_rows and window.is_ready and not window.is_last):
             self._next_window()
 
     def _trim(self, entry: Entry, num_rows: int) -> None:
@@ -254,7 +264,7 @@ class Producer:
             self.pacer.learn(num_rows, placed.reply.busy_s)
         origin = ChunkOrigin(part.window, first)
         chunk = placed.chunk(part.position, num_rows, origin, ends_epoch=part.ends_epoch)
-        self._coordinator.fill(part.channel, part.entry, chunk)
+        self._fill(part, chunk)
         self.canaries.make()
         return True
 
@@ -293,7 +303,7 @@ class Producer:
             self._sharing.answered(part.claim, reply)
             part.claim = ""
         if isinstance(reply, Tokenized):
-            self.pacer.learn(part.entry.num_rows, reply.busy_s)
+            self.pacer.learn(part.entry.num_rows, reply.busy_s, num_elsewhere(reply))
             self._deliver(part, part.window.completed(part.position.row, part.entry.num_rows, reply))
             self.canaries.make()
         elif isinstance(reply, Crashed):
@@ -348,7 +358,13 @@ class Producer:
     def _deliver(self, part: RowsInFlight, reply: Tokenized) -> None:
         part.window.answered(part.position.row, part.entry.num_rows, reply)
         self._notes.see(reply.notes)
-        self._coordinator.fill(part.channel, part.entry, part.chunk(reply))
+        self._fill(part, part.chunk(reply))
+
+    def _fill(self, part: RowsInFlight, chunk: Chunk) -> None:
+        window, first, num_rows = part.window, part.position.row, chunk.num_rows
+        drops, files = rows_by_reason(chunk), lambda: window.keys(first, first + num_rows)[0]
+        self._mass_drops.see(num_rows, drops, files, chunk.row_location, chunk.ours)
+        self._coordinator.fill(part.channel, part.entry, chunk)
 
     def _deliver_without(self, part: RowsInFlight, reply: Tokenized) -> None:
         """Deliver a row that no worker tokenizes, as bad or dropped. If every row is a sample, it is an empty one."""

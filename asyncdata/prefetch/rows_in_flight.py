@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.messages import Tokenize, Tokenized
-from asyncdata.core.row_codes import EXCLUDED_REASON
+from asyncdata.core.row_codes import EXCLUDED_REASON, is_elsewhere
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.delivery.outcomes.memory import is_excluded
 from asyncdata.delivery.outcomes.rows import row_ids
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.channel import Channel, Entry
     from asyncdata.prefetch.windows.base import OpenWindow
 
-__all__ = ("NOTHING", "RowsInFlight")
+__all__ = ("NOTHING", "RowsInFlight", "num_elsewhere")
 
 NOTHING = Tokenized(tokens=b"", token_ends=b"", kept=b"", columns={}, drops={}, errors=[], busy_s=0.0)
 """The reply for rows that need no work."""
@@ -69,3 +69,8 @@ class RowsInFlight:
         """The chunk of these rows, with the samples of the reply."""
         origin = ChunkOrigin(self.window, self.position.row)
         return Chunk(reply, self.position, self.entry.num_rows, origin, ends_epoch=self.ends_epoch)
+
+
+def num_elsewhere(reply: Tokenized) -> int:
+    """The rows of a reply that other ranks tokenize."""
+    return int(np.count_nonzero(is_elsewhere(np.frombuffer(reply.expected, np.int32))))

@@ -243,7 +243,7 @@ def _time_axis(times: Sequence[float]) -> Axis:
 
 
 def _unit_of(seconds: float) -> tuple[int, str]:
-    return next(unit for unit in reversed(_TIMES) if seconds >= unit[0] * (2 if unit[0] > 1 else 0))
+    return next(unit for unit in reversed(_TIMES) if abs(seconds) >= unit[0] * (2 if unit[0] > 1 else 0))
 
 
 def duration(seconds: float) -> str:

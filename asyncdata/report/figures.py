@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import msgspec
+
+from asyncdata.core.row_codes import ON_PURPOSE, is_mass
 from asyncdata.report.charts import MAX_POINTS
 from asyncdata.telemetry.reader import difference
 
@@ -18,13 +22,26 @@ if TYPE_CHECKING:
 _Key = TypeVar("_Key", int, str)
 _Number = TypeVar("_Number", int, float)
 
-__all__ = ("RankFigures", "Step", "by_rank", "origins", "quantile", "slowest", "steps_of", "summed")
+__all__ = (
+    "RankFigures",
+    "MassDrop",
+    "Step",
+    "by_rank",
+    "mass_drops",
+    "origins",
+    "quantile",
+    "slowest",
+    "steps_of",
+    "summed",
+)
 
 
 class RankFigures(NamedTuple):
     """What the calls of a rank did, over all its starts.
 
-    :ivar wait_s: seconds of waiting, by what was missing.
+    :ivar wait_s: seconds of waiting, by what was missing, without those of ``first_s``.
+    :ivar first_s: those of the first call of each start, which are start-up; but not while that call still waits.
+    :ivar waiting_s: for how long a call had been waiting when the last record was written; 0 if none was.
     :ivar step_s: seconds between the calls: the trainer's own time.
     :ivar full: the share of the recorded moments, 0 to 1, at which the read-ahead was full: the workers waited for the
         trainer. None without a moment.
@@ -38,15 +55,17 @@ class RankFigures(NamedTuple):
     restarts: int
     work_s: float
     full: float | None
+    first_s: dict[str, float]
+    waiting_s: float
 
     @property
     def waited_s(self) -> float:
-        """All seconds of waiting."""
+        """All seconds of waiting, without start-up."""
         return sum(self.wait_s.values())
 
     @property
     def share(self) -> float:
-        """The share of its time in which the trainer waited for data, 0 to 1."""
+        """The share of its time after the first batch in which the trainer waited for data, 0 to 1."""
         total = self.waited_s + self.step_s
         return self.waited_s / total if total else 0.0
 
@@ -54,6 +73,38 @@ class RankFigures(NamedTuple):
     def readiness(self) -> float | None:
         """The share of calls that did not wait, 0 to 1; None without a call."""
         return 1 - self.waits / self.calls if self.calls else None
+
+
+class Warned(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of an event ``rows.dropped``: of the first ``num_rows`` rows of a file, or of all files if it has no
+    path, ``num_dropped`` were dropped.
+    """
+
+    reason: str
+    num_dropped: int
+    num_rows: int
+    source: str = ""
+    path: str = ""
+    example: str = ""
+
+
+class MassDrop(NamedTuple):
+    """Rows of a source that were dropped for one reason, and are too many.
+
+    :ivar source: the part of a mixture; empty for a single source.
+    :ivar warnings: what the log said of it, once a file.
+    """
+
+    source: str
+    reason: str
+    num_dropped: int
+    num_rows: int
+    warnings: list[Warned]
+
+    @property
+    def share(self) -> float:
+        """Of the rows of the source, 0 to 1."""
+        return self.num_dropped / max(self.num_rows, 1)
 
 
 class Step(NamedTuple):
@@ -89,17 +140,54 @@ def by_rank(run: Run) -> list[RankFigures]:
 
 def _of_rank(rank: int, starts: list[Start]) -> RankFigures:
     added = [difference(start.intervals[0], start.intervals[-1]) for start in starts if start.intervals]
+    waits = [(step.wait_s, step.first_s if step.calls > 1 or not step.waiting_s else {}) for step in added]
+    lasting = [start.intervals[-1].waiting_s for start in starts if start.intervals and start.end is None]
     is_full = [moment.has_no_room for start in starts for moment in start.intervals[1:]]
     return RankFigures(
         rank=rank,
         calls=sum(step.calls for step in added),
         waits=sum(step.waits for step in added),
-        wait_s=summed(step.wait_s for step in added),
+        wait_s=summed({name: all_s - first.get(name, 0.0) for name, all_s in wait.items()} for wait, first in waits),
         step_s=sum(step.step_s for step in added),
         restarts=sum(step.restarts for step in added),
         work_s=sum(step.work_s for step in added),
         full=sum(is_full) / len(is_full) if is_full else None,
+        first_s=summed(first for _, first in waits),
+        waiting_s=max(lasting, default=0.0),
     )
+
+
+def mass_drops(run: Run) -> list[MassDrop]:
+    """What was dropped in mass, the largest share first: by the totals, or where these do not show it, by the log."""
+    told: dict[tuple[str, str], dict[str, Warned]] = {}
+    for event in (event for start in run.starts for event in start.events if event.name == "rows.dropped"):
+        with suppress(msgspec.ValidationError):  # without the texts where rows are not shown
+            warned = msgspec.convert(event.fields, Warned)
+            told.setdefault((warned.source, warned.reason), {})[warned.path] = warned
+    counted: dict[tuple[str, str], tuple[int, int]] = {}
+    for source, samples, dropped in _dropped_by_source(run):
+        num_rows = samples // max(run.header.group_size, 1) + sum(dropped.values())
+        counted |= {(source, reason): (n, num_rows) for reason, n in dropped.items() if is_mass(n, num_rows)}
+    found: list[MassDrop] = []
+    for key in {**counted, **told}:
+        warnings = list(told.get(key, {}).values())
+        counts = counted.get(key) or max((one.num_dropped, one.num_rows) for one in warnings)
+        found.append(MassDrop(*key, *counts, warnings))
+    return sorted(found, key=lambda drop: -drop.share)
+
+
+def _dropped_by_source(run: Run) -> list[tuple[str, int, dict[str, int]]]:
+    """Each source's name, samples, and dropped rows by reason, without those that are left out on purpose."""
+    totals = run.totals
+    if totals is None:
+        return []
+
+    counts = [(name, one.samples, one.dropped) for name, one in totals.by_source.items()]
+    found = counts or [("", totals.samples, totals.dropped)]
+    return [
+        (name, samples, {reason: n for reason, n in dropped.items() if reason not in ON_PURPOSE})
+        for name, samples, dropped in found
+    ]
 
 
 def slowest(ranks: Sequence[RankFigures]) -> RankFigures:
@@ -127,8 +215,8 @@ def steps_of(
     where a state was loaded: the totals before and after it are not to be compared.
 
     :param began: as :func:`origins` gives it.
-    :param of_calls: each step ends with a moment at which further calls were answered: the time of a call is recorded
-        when it ends.
+    :param of_calls: each step ends with a moment at which further calls were answered, or one waits: the trainer's own
+        time is recorded when it ends.
     """
     streams = [(began[start.path], stream) for start in starts for stream in _streams(start)]
     if of_calls:
@@ -153,7 +241,7 @@ def _streams(start: Start) -> list[list[Interval]]:
 
 
 def _with_calls(stream: list[Interval]) -> list[Interval]:
-    later = [after for before, after in itertools.pairwise(stream) if after.calls > before.calls]
+    later = [after for before, after in itertools.pairwise(stream) if after.calls > before.calls or after.waiting_s]
     return [*stream[:1], *later]
 
 

@@ -6,11 +6,11 @@ import math
 from typing import TYPE_CHECKING
 
 from asyncdata.report.charts import Series, Strip, Strips, duration, lines, short, strips, time_axis
-from asyncdata.report.figures import by_rank, origins, slowest, steps_of, summed
+from asyncdata.report.figures import by_rank, mass_drops, origins, slowest, steps_of, summed
 from asyncdata.report.page import Note, Section, Table, Tile, Tiles, Verdict
 
 if TYPE_CHECKING:
-    from asyncdata.report.figures import RankFigures, Step
+    from asyncdata.report.figures import MassDrop, RankFigures, Step
     from asyncdata.report.page import Block
     from asyncdata.telemetry.reader import Run, Start
 
@@ -22,6 +22,12 @@ _GOOD, _FAIR = 0.02, 0.10
 _MAX_BINS, _MAX_CELLS = 200, 8000
 """Of the timeline: bins of a rank, and of all ranks together."""
 
+_NAMED, _TOLD_S = 0.2, 1.0
+"""Share of the waiting from which a further reason is named, and seconds of start-up that are told."""
+
+_MAX_DROPS = 5
+"""Reasons for which rows were dropped in mass that are told on top, and files of each."""
+
 _MAX_LINES, _MAX_MOMENTS = 8, 60
 """Of the readiness over time: ranks, and points of each."""
 
@@ -31,6 +37,7 @@ KINDS = {
     "read": "source (read)",
     "tokenize": "workers (tokenize)",
     "rank": "another rank",
+    "cpu": "a CPU for the workers",
     "step": "trainer",
 }
 """What the time went to, from the bottom of the timeline up: what calls waited for, and the trainer's own work."""
@@ -43,6 +50,8 @@ _ADVICE = {
     "tokenize": "Tokenizing was too slow. Give more workers (num_workers, or autotune), a fast tokenizer, or the token "
     "cache for later epochs.",
     "rank": "Another rank of the node tokenized what this one needed. See which rank is slow, below.",
+    "cpu": "The workers had work, but no CPU to run on. Ask for more CPUs (the container's limit counts), give fewer "
+    "workers, or find what else uses the CPUs.",
 }
 
 
@@ -50,7 +59,7 @@ def overview(run: Run) -> Section:
     """The figure to look at first, what to do, and the totals."""
     ranks = by_rank(run)
     totals = run.totals
-    blocks: list[Block] = [_verdict(run, ranks)]
+    blocks: list[Block] = [_verdict(run, ranks), *_mass_drops(run)]
     if totals is not None:
         blocks.append(Tiles([*_step_tiles(slowest(ranks)), *_total_tiles(run, ranks)]))
     return Section("overview", "Overview", blocks)
@@ -69,14 +78,55 @@ def _verdict(run: Run, ranks: list[RankFigures]) -> Block:
     return Verdict(percent(worst.share), f"{text}.", [*_advice(worst, level), *_notices(run)], level)
 
 
-def _advice(rank: RankFigures, level: str) -> list[str]:
-    if not rank.waited_s:
-        return ["No call waited: data is not what limits this run."]
+def _mass_drops(run: Run) -> list[Block]:
+    found = mass_drops(run)
+    if not found:
+        return []
 
-    cause = max(rank.wait_s, key=lambda name: rank.wait_s[name])
-    of_wait = f"{percent(rank.wait_s[cause] / rank.waited_s)} of {duration(rank.waited_s)} of waiting"
-    lines = [f"{_ADVICE.get(cause, KINDS.get(cause, cause))} ({of_wait})"]
+    lines = [_told(drop) for drop in found[:_MAX_DROPS]]
+    if len(found) > _MAX_DROPS:
+        lines.append(f"{len(found) - _MAX_DROPS:,} more are in the table of what was dropped.")
+    of = f" of {found[0].source}" if found[0].source else ""
+    return [Verdict(percent(found[0].share), f"of the rows{of} were dropped: {found[0].reason}.", lines, "poor")]
+
+
+def _told(drop: MassDrop) -> str:
+    of = f" of {drop.source}" if drop.source else ""
+    files = [
+        f"{one.num_dropped:,} of the first {one.num_rows:,} of {one.path or 'all files'}, such as {one.example}"
+        for one in drop.warnings[:_MAX_DROPS]
+    ]
+    more = f"; {len(drop.warnings) - _MAX_DROPS:,} more files" if len(drop.warnings) > _MAX_DROPS else ""
+    where = f" The log named: {'; '.join(files)}{more}." if files else ""
+    return f"{drop.reason}: {drop.num_dropped:,} of {drop.num_rows:,} rows{of} ({percent(drop.share)}).{where}"
+
+
+def _advice(rank: RankFigures, level: str) -> list[str]:
+    lines = (
+        [] if not rank.waiting_s else [f"A call had been waiting for {duration(rank.waiting_s)} at the last record."]
+    )
+    if not rank.waited_s:
+        after = " after the first batch" if rank.first_s else ""
+        return [f"No call waited{after}: data is not what limits this run.", *_start_up(rank)]
+
+    causes = sorted(rank.wait_s, key=lambda name: -rank.wait_s[name])
+    named = [name for name in causes if name == causes[0] or rank.wait_s[name] > _NAMED * rank.waited_s]
+    for cause in named:
+        of_wait = f"{percent(rank.wait_s[cause] / rank.waited_s)} of {duration(rank.waited_s)} of waiting"
+        lines.append(f"{_ADVICE.get(cause, KINDS.get(cause, cause))} ({of_wait})")
+    lines += _start_up(rank)
     return ["Data hardly limits this run. What is left:", *lines] if level == "good" else lines
+
+
+def _start_up(rank: RankFigures) -> list[str]:
+    """What the first batches took, if that is worth a word."""
+    seconds = sum(rank.first_s.values())
+    if seconds < _TOLD_S:
+        return []
+
+    causes = sorted(rank.first_s.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{KINDS.get(name, name)} {duration(part)}" for name, part in causes)
+    return [f"Start-up does not count in this share: the first batch of each start took {duration(seconds)} ({parts})."]
 
 
 def _notices(run: Run) -> list[str]:
@@ -108,6 +158,7 @@ def _step_tiles(rank: RankFigures) -> list[Tile]:
         Tile("Step time", milliseconds(whole), f"per batch, {on}"),
         Tile("Step time if data were free", milliseconds(own), f"{percent(rank.share)} less, {on}"),
         Tile("Waited for data", duration(rank.waited_s), f"{rank.waits:,} of {rank.calls:,} calls, {on}"),
+        Tile("Start-up", duration(sum(rank.first_s.values())), f"of the first batch, not in the share, {on}"),
     ]
 
 
@@ -142,7 +193,7 @@ def waits_section(run: Run) -> Section:
     files = _files(run)
     bins = min(_MAX_BINS, max(_MAX_CELLS // len(ranks), 20))
     rows = [_strip(one, files[one.rank], began, last, bins) for one in ranks]
-    spent = [{**one.wait_s, "step": one.step_s} for one in ranks]
+    spent = [{**summed([one.wait_s, one.first_s]), "step": one.step_s} for one in ranks]
     used = [name for name in KINDS if any(one.get(name) for one in spent)]
     kinds = [(KINDS[name], list(KINDS).index(name)) for name in used]
     table = [

@@ -12,7 +12,10 @@ import json
 import uuid
 from typing import Any
 
-__all__ = ("encode_row",)
+__all__ = ("BYTES", "PAIRS", "encode_row", "python_value")
+
+BYTES, PAIRS = "\0bytes", "\0pairs"
+"""The only key of an object that stands for bytes, as base64, or for the pairs of a map: see :func:`python_value`."""
 
 
 def encode_row(row: Any) -> bytes:
@@ -36,6 +39,24 @@ def encode_row(row: Any) -> bytes:
         return _encode(row).encode("utf-8")
     except UnicodeEncodeError:  # a lone surrogate: as an escape it is JSON, and the worker says what is wrong with it
         return _encode_ascii(row).encode("ascii")
+
+
+def python_value(value: Any) -> Any:
+    """A decoded value with bytes, and with a list of tuples for each map, as pyarrow's ``to_pylist`` has them."""
+    if type(value) is list:
+        return [python_value(item) for item in value]
+
+    if type(value) is not dict:
+        return value
+
+    if len(value) == 1:
+        if BYTES in value:
+            return base64.b64decode(value[BYTES])
+
+        if PAIRS in value:
+            return [(python_value(key), python_value(item)) for key, item in value[PAIRS]]
+
+    return {key: python_value(item) for key, item in value.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -102,6 +102,7 @@ def bad_row_record(chunk: AnyChunk, row: int, shows_rows: Callable[[str], bool])
         at=time.time(),
         code=error.code,
         place=Place(first.epoch, first.window, first.row + row),
+        source=chunk.row_source(row),
         **_located(chunk.row_location(row)),
         reason=cut(redacted(error.reason), MAX_VALUE) if shows_row else "",
         excerpt=cut(error.excerpt, MAX_VALUE) if shows_row else "",

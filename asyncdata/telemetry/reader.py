@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.regular_file import open_regular
 from asyncdata.telemetry.records import (
     FORMAT_VERSION,
     BadRowRecord,
@@ -37,7 +38,19 @@ _Keyed = TypeVar("_Keyed", SampleRecord, DroppedRow)
 
 _TOTALS = (
     *("samples", "groups", "tokens", "dropped", "noted", "bad_rows", "packs", "packed_tokens", "unpacked"),
-    *("calls", "waits", "wait_s", "step_s", "step_ms", "lengths", "work_s", "restarts", "returned", "staleness"),
+    *(
+        "calls",
+        "waits",
+        "wait_s",
+        "first_s",
+        "step_s",
+        "step_ms",
+        "lengths",
+        "work_s",
+        "restarts",
+        "returned",
+        "staleness",
+    ),
     *("group_sizes", "degenerate", "cached_rows", "lost", "elapsed_s"),
 )
 _SOURCE_TOTALS = ("samples", "tokens", "dropped", "noted", "wait_s")
@@ -243,14 +256,14 @@ def read_start(path: Path) -> Start | None:
     :raises OSError: if it cannot be read.
     """
     start = None
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         for line in file:
             if not line.endswith(b"\n"):
                 break
 
             try:
                 record = decode(line)
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 record = None
             if start is not None:
                 _add(start, record)

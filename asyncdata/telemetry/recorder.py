@@ -22,6 +22,7 @@ from asyncdata.core.threads import started
 from asyncdata.core.types import Position
 from asyncdata.telemetry.call_times import CallTimes
 from asyncdata.telemetry.chunk_watch import ChunkWatch
+from asyncdata.telemetry.cpu_watch import CpuWatch
 from asyncdata.telemetry.excerpts import cut
 from asyncdata.telemetry.helper_process import Found, HelperProcess, Wanted
 from asyncdata.telemetry.record_file import RecordFile
@@ -99,6 +100,10 @@ class Subject(Protocol):
         """What a call waits for now: one of ``records.WAITED_FOR``."""
         ...
 
+    def worker_pids(self) -> list[int]:
+        """The workers' processes on this machine."""
+        ...
+
 
 def _guarded(method: Callable[Concatenate[Recorder, P], T]) -> Callable[Concatenate[Recorder, P], T | None]:
     """A fault of the recorder is counted, and does not reach the loader."""
@@ -126,20 +131,20 @@ class Recorder:
         self._settings, self._subject = settings, subject
         self._file = None if settings.folder is None else RecordFile(settings.folder, rank, settings.max_bytes)
         self._trace = None if settings.trace is None else Trace(settings.trace, rank, settings.max_bytes)
-        self.calls, self.rollouts = CallTimes(), Rollouts()
+        cpu_share = CpuWatch(subject.worker_pids).share
+        self.calls, self.rollouts = CallTimes(time.monotonic, subject.waits_for, cpu_share), Rollouts()
         self.called = self.calls.called
         self.watch = ChunkWatch(subject.max_samples, subject.shows_rows_of)
         self._helper = HelperProcess(subject.tokenizers())
         self._events: deque[Event] = deque()
         self._records: deque[Record] = deque()
         self._header: RunStart | None = None
-        self._lost: dict[str, int] = {}
+        self._lost = dict[str, int]()
         self._lock, self._counting = threading.Lock(), threading.RLock()  # neither is held while a file is written
         self._stopped, self._reason = threading.Event(), ""
         self._thread: threading.Thread | None = None
+        self._pid, self._has_warned, self._events_owner = os.getpid(), False, events_owner.get()
         self._began = self._next_interval = time.monotonic()
-        self._pid, self._has_warned = os.getpid(), False
-        self._events_owner = events_owner.get()
 
     # The trainer's side: nothing here waits or raises.
 
@@ -194,13 +199,9 @@ class Recorder:
             self._records.append(self._interval(begins=is_after))
 
     @_guarded
-    def wait_begins(self) -> str:
-        """A call has to wait: for what."""
-        return self._subject.waits_for() if self._is_recording else "read"
-
-    def wait_ends(self, began: float, seconds: float, stage: str | None) -> None:
-        """It has waited, or has given up."""
-        self.calls.waited(began, seconds, stage or "read")
+    def wait_begins(self, wait: object, now: float) -> None:
+        """A call has to wait."""
+        self.calls.wait_begins(wait, now, self._subject.waits_for() if self._is_recording else "read")
 
     @_guarded
     def returned(self, groups: Iterable[Group]) -> None:
@@ -325,11 +326,7 @@ class Recorder:
             elapsed_s=time.monotonic() - self._began,
             begins=begins,
             by_source=sources,
-            calls=self.calls.num_calls,
-            waits=self.calls.num_waits,
-            wait_s=dict(self.calls.wait_s),
-            step_s=self.calls.step_s,
-            step_ms=self.calls.step_ms,
+            **self.calls.totals(),
             lengths=self.watch.lengths,
             **self.rollouts.totals(),
             lost=self.lost(),
@@ -375,7 +372,7 @@ class Recorder:
 class NoRecorder:
     """Of a loader that is not recorded."""
 
-    start = called = returned = scored = close = wait_begins = wait_ends = staticmethod(no_op)
+    start = called = returned = scored = close = staticmethod(no_op)
 
     def lost(self) -> dict[str, int]:
         """Nothing."""

@@ -6,10 +6,10 @@ no count. A field that has its default is left out.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 __all__ = (
     "EDGES",
@@ -38,7 +38,7 @@ FORMAT_VERSION = 1
 EDGES = (0, *sorted({round(2 ** (quarter / 4)) for quarter in range(121)}))
 """Lower bounds of the buckets of all histograms: bucket ``b`` has the numbers from ``b`` to below the next edge."""
 
-WAITED_FOR = ("start", "index", "read", "tokenize", "rank")
+WAITED_FOR = ("start", "index", "read", "tokenize", "rank", "cpu")
 """What a call waited for: see :attr:`Interval.wait_s`."""
 
 
@@ -48,13 +48,20 @@ MAX_VALUE = 1000
 MAX_OF_REASON = 16
 """Dropped rows that are kept of each source and reason, and samples of each note."""
 
+# What a reader takes for a number: any other is damage, and its line is left out. What is written is not checked.
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+OrUnknown = Annotated[int, Meta(ge=-1, le=1 << 53)]
+Amount = Annotated[float, Meta(ge=0, le=1e11)]
+Moment = Annotated[float, Meta(ge=0, le=32_503_680_000)]
+"""Seconds since 1970, before the year 3000."""
+
 
 class Place(NamedTuple):
     """A place in the order: row ``row`` of window ``window`` of epoch ``epoch``, all from 0."""
 
-    epoch: int
-    window: int
-    row: int
+    epoch: Count
+    window: Count
+    row: Count
 
 
 class Piece(NamedTuple):
@@ -65,8 +72,8 @@ class Piece(NamedTuple):
     :ivar is_special: whether it is a special token, whose name is the text; or one without a text, shown by its number.
     """
 
-    start: int
-    stop: int
+    start: Count
+    stop: Count
     text: str
     is_trained: bool
     is_special: bool = False
@@ -105,31 +112,31 @@ class RunStart(_Record, frozen=True, kw_only=True, tag="run"):
     :ivar max_of_reason: the same for samples with each note, and for dropped rows of each reason.
     """
 
-    version: int
+    version: Count
     library: str
-    at: float
-    rank: int = 0
-    world_size: int = 1
-    dp_size: int = 1
-    number: int = 0
-    pid: int = 0
+    at: Moment
+    rank: Count = 0
+    world_size: Count = 1
+    dp_size: Count = 1
+    number: Count = 0
+    pid: Count = 0
     host: str = ""
     place: Place = Place(0, 0, 0)
-    samples: int = 0
+    samples: Count = 0
     sources: list[str] = []
     files: list[str] = []
-    num_files: int = 0
-    num_bytes: int = 0
+    num_files: Count = 0
+    num_bytes: Count = 0
     mix_by: str = ""
-    group_size: int = 1
+    group_size: Count = 1
     packing: dict[str, Any] = {}
-    pack_length: int = 0
+    pack_length: Count = 0
     config: dict[str, Any] = {}
     tokenizer: str = ""
     shows_rows: bool = True
-    interval_s: float = 0.0
-    max_samples: int = 0
-    max_of_reason: int = 0
+    interval_s: Amount = 0.0
+    max_samples: Count = 0
+    max_of_reason: Count = 0
 
 
 class SampleRecord(_Record, frozen=True, kw_only=True, tag="sample"):
@@ -152,19 +159,19 @@ class SampleRecord(_Record, frozen=True, kw_only=True, tag="sample"):
     :ivar notes: what was noted of it, such as ``truncated``.
     """
 
-    at: float
-    key: int
+    at: Moment
+    key: Count
     place: Place
     source: str = ""
     path: str = ""
-    byte_offset: int = -1
-    num_bytes: int = -1
-    line: int = 0
-    row_number: int = -1
-    num_tokens: int = 0
-    num_trained: int = -1
-    trained: list[tuple[int, int]] = []
-    ids: list[int] = []
+    byte_offset: OrUnknown = -1
+    num_bytes: OrUnknown = -1
+    line: Count = 0
+    row_number: OrUnknown = -1
+    num_tokens: Count = 0
+    num_trained: OrUnknown = -1
+    trained: list[tuple[Count, Count]] = []
+    ids: list[Count] = []
     pieces: list[Piece] = []
     text: str = ""
     label: str = ""
@@ -185,16 +192,16 @@ class DroppedRow(_Record, frozen=True, kw_only=True, tag="dropped_row"):
     :ivar excerpt: its start; empty where rows are not shown, and of files that are not local or not plain lines.
     """
 
-    at: float
-    key: int
+    at: Moment
+    key: Count
     reason: str
     place: Place
     source: str = ""
     path: str = ""
-    byte_offset: int = -1
-    num_bytes: int = -1
-    line: int = 0
-    row_number: int = -1
+    byte_offset: OrUnknown = -1
+    num_bytes: OrUnknown = -1
+    line: Count = 0
+    row_number: OrUnknown = -1
     excerpt: str = ""
 
 
@@ -208,13 +215,13 @@ class SourceCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     :ivar target: its share of the mixture now, 0 to 1.
     """
 
-    samples: int = 0
-    tokens: int = 0
-    epoch: int = 0
-    dropped: dict[str, int] = {}
-    noted: dict[str, int] = {}
-    wait_s: float = 0.0
-    target: float = 0.0
+    samples: Count = 0
+    tokens: Count = 0
+    epoch: Count = 0
+    dropped: dict[str, Count] = {}
+    noted: dict[str, Count] = {}
+    wait_s: Amount = 0.0
+    target: Amount = 0.0
 
 
 class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
@@ -236,9 +243,11 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     :ivar unpacked: stream: samples in no pack, by reason.
     :ivar calls: start: calls for data; ``waits``: those that had to wait. Readiness is
         ``1 - waits / calls``.
-    :ivar wait_s: start: seconds of waiting, by what was missing when the wait began: ``start`` of the workers, the row
-        ``index``, ``read`` of a window, ``tokenize``, or another ``rank`` of the node. The rest of the time belongs to
-        the trainer.
+    :ivar wait_s: start: seconds of waiting until now, by what was missing: ``start`` of the workers, the row ``index``,
+        ``read`` of a window, ``tokenize``, another ``rank`` of the node, or a ``cpu`` for the workers. The rest of the
+        time belongs to the trainer.
+    :ivar first_s: start: those of the first call among them, which are start-up.
+    :ivar waiting_s: for how long a call has been waiting now; 0 if none is.
     :ivar step_s: start: seconds between calls, without the waits: the trainer's own time. Divided by ``calls``, it is
         the step time if data were free.
     :ivar step_ms: start: histogram of those times, in milliseconds.
@@ -259,44 +268,46 @@ class Interval(_Record, frozen=True, kw_only=True, tag="interval"):
     :ivar lost: start: what was not recorded, by reason.
     """
 
-    at: float
-    elapsed_s: float
+    at: Moment
+    elapsed_s: Amount
     place: Place
     begins: bool = False
-    samples: int = 0
-    groups: int = 0
-    tokens: int = 0
-    dropped: dict[str, int] = {}
-    noted: dict[str, int] = {}
-    bad_rows: int = 0
+    samples: Count = 0
+    groups: Count = 0
+    tokens: Count = 0
+    dropped: dict[str, Count] = {}
+    noted: dict[str, Count] = {}
+    bad_rows: Count = 0
     by_source: dict[str, SourceCounts] = {}
-    packs: int = 0
-    packed_tokens: int = 0
-    unpacked: dict[str, int] = {}
-    calls: int = 0
-    waits: int = 0
-    wait_s: dict[str, float] = {}
-    step_s: float = 0.0
-    step_ms: dict[int, int] = {}
-    lengths: dict[int, int] = {}
-    ready: int = 0
-    capacity: int = 0
-    in_flight: int = 0
+    packs: Count = 0
+    packed_tokens: Count = 0
+    unpacked: dict[str, Count] = {}
+    calls: Count = 0
+    waits: Count = 0
+    wait_s: dict[str, Amount] = {}
+    first_s: dict[str, Amount] = {}
+    waiting_s: Amount = 0.0
+    step_s: Amount = 0.0
+    step_ms: dict[Count, Count] = {}
+    lengths: dict[Count, Count] = {}
+    ready: Count = 0
+    capacity: Count = 0
+    in_flight: Count = 0
     has_no_room: bool = False
-    workers: int = 0
-    busy: int = 0
-    starting: int = 0
-    work_s: float = 0.0
-    restarts: int = 0
-    buffered: int = 0
-    returned: int = 0
-    staleness: dict[int, int] = {}
-    group_sizes: dict[int, int] = {}
-    degenerate: int = 0
-    cached_rows: int = 0
-    cache_bytes: int = 0
-    indexed_rows: int = 0
-    lost: dict[str, int] = {}
+    workers: Count = 0
+    busy: Count = 0
+    starting: Count = 0
+    work_s: Amount = 0.0
+    restarts: Count = 0
+    buffered: Count = 0
+    returned: Count = 0
+    staleness: dict[Count, Count] = {}
+    group_sizes: dict[Count, Count] = {}
+    degenerate: Count = 0
+    cached_rows: Count = 0
+    cache_bytes: Count = 0
+    indexed_rows: Count = 0
+    lost: dict[str, Count] = {}
 
 
 class BadRowRecord(_Record, frozen=True, kw_only=True, tag="bad_row"):
@@ -305,20 +316,20 @@ class BadRowRecord(_Record, frozen=True, kw_only=True, tag="bad_row"):
     :ivar at: seconds since 1970.
     :ivar code: the error's code; ``reason``: its text, cut; empty where rows are not shown.
     :ivar place: its place in the order, where that is known.
-    :ivar source: the name of its part of a mixture; empty for a single source, or if it is not known.
+    :ivar source: the name of its part of a mixture; empty for a single source.
     :ivar path: its file; ``line``, ``byte_offset``, ``row_number``: as of a sample.
     :ivar excerpt: its start; empty where rows are not shown.
     """
 
-    at: float
+    at: Moment
     code: str
     reason: str = ""
     place: Place | UnsetType = UNSET
     source: str = ""
     path: str = ""
-    line: int = 0
-    byte_offset: int = -1
-    row_number: int = -1
+    line: Count = 0
+    byte_offset: OrUnknown = -1
+    row_number: OrUnknown = -1
     excerpt: str = ""
 
 
@@ -331,7 +342,7 @@ class Event(_Record, frozen=True, kw_only=True, tag="event"):
     :ivar fields: its fields: numbers and short texts. Where rows are not shown, numbers only.
     """
 
-    at: float
+    at: Moment
     name: str
     level: str = "info"
     fields: dict[str, Any] = {}
@@ -344,7 +355,7 @@ class End(_Record, frozen=True, kw_only=True, tag="end"):
     :ivar reason: why the loader was closed.
     """
 
-    at: float
+    at: Moment
     reason: str = ""
 
 

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
 
 
-__all__ = ("BatchTokenizer", "TokenizeFn", "describe", "fingerprints_of", "open_spec", "open_tokenize_fn")
+__all__ = (
+    "BatchTokenizer",
+    "TokenizeFn",
+    "describe",
+    "fingerprints_of",
+    "has_fingerprint",
+    "open_spec",
+    "open_tokenize_fn",
+)
 
 
 @runtime_checkable
@@ -90,6 +98,11 @@ def fingerprints_of(fn: TokenizeFn | Callable[..., Any]) -> dict[str, str]:
         return fn.fingerprints()
 
     return {"tokenize_fn": f"{tag_of(fn)} version {getattr(fn, 'version', None)}"}
+
+
+def has_fingerprint(fn: TokenizeFn | Callable[..., Any]) -> bool:
+    """Whether it is known when the tokens of ``fn`` change: it is a description, or has a version."""
+    return isinstance(fn, TokenizeFn) or getattr(fn, "version", None) is not None
 
 
 def _imported(module: str, name: str) -> Any:

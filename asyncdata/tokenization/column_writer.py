@@ -19,6 +19,8 @@ __all__ = ("ColumnWriter",)
 
 Buffer = bytes | memoryview
 
+_COLUMNS = ("prompt", "prompt_text", "label", "metadata", "extra", "spans")
+
 
 class ColumnWriter:
     """Collects one request's samples as packed columns.
@@ -37,13 +39,17 @@ class ColumnWriter:
         self._notes: dict[str, array[int]] = {}
         self._errors: list[RowError] = []
 
+    def has_kept(self, row: int) -> bool:
+        """Whether row ``row``, the last one that was written, was kept."""
+        return bool(self._kept) and self._kept[-1] == self._number(row)
+
     def keep(self, row: int, tokens: Iterable[int], **columns: Buffer) -> None:
         """Keep row ``row`` as a sample of ``tokens``; each column's value is JSON text.
 
         ``prompt_text`` may be given instead of ``prompt``: the text itself, in UTF-8.
 
         :raises OverflowError: for a token id outside int32.
-        :raises TypeError: for a token that is not an int.
+        :raises TypeError: for a token that is not an int, or a column that a sample does not have.
         """
         ids = tokens if isinstance(tokens, array) else array("i", tokens)
         self._tokens.append(ids, len(ids))
@@ -73,6 +79,9 @@ class ColumnWriter:
 
     def _column(self, name: str) -> _Pieces:
         if name not in self._columns:
+            if name not in _COLUMNS:
+                raise TypeError(f"a sample has no column {name!r}; there are {', '.join(_COLUMNS)}")
+
             self._columns[name] = _Pieces()
             self._columns[name].fill(len(self._kept))
         return self._columns[name]

@@ -10,12 +10,12 @@ from asyncdata.tokenization.rows import RowDecoder, RowFault, decode_value, json
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ("RowReader", "Tools")
+__all__ = ("LIST_OF_OBJECTS", "RowReader", "Tools")
 
 Buffer = bytes | memoryview
 Message = dict[str, Any]
 
-_LIST_OF_OBJECTS = re.compile(r"\s*(?:\[\s*\{|\[\s*\]\s*\Z|\{\s*[\"']role[\"'])")
+LIST_OF_OBJECTS = re.compile(r"\s*(?:\[\s*\{|\[\s*\]\s*\Z|\{\s*[\"']role[\"'])")
 """How a text begins that is meant to be messages, or one message: as JSON, or as Python prints them."""
 
 
@@ -33,6 +33,8 @@ class RowReader:
     :param optional: ``{field: key}`` of the fields that a row may have.
     :param setting: how the setting is called that gives the key of a field, in errors.
     :param decoded: the required field that :meth:`all` decodes.
+    :param allows_media: whether rows may have media, which their reader does not lose.
+    :ivar media: the keys whose values are media, if they are not empty; () if rows may have media.
     """
 
     def __init__(
@@ -41,11 +43,15 @@ class RowReader:
         optional: Mapping[str, str | None],
         setting: str = "{}_key",
         decoded: str | None = None,
+        *,
+        allows_media: bool = False,
     ) -> None:
         self._keys = {name: key for name, key in {**required, **optional}.items() if key is not None}
         self._required = {name: setting.format(name) for name in required if name in self._keys}
         self._are_different = len(set(self._keys.values())) == len(self._keys)
-        self._decode = RowDecoder(tuple(self._keys.values()), decoded=None if decoded is None else self._keys[decoded])
+        key = None if decoded is None else self._keys[decoded]
+        self._decode = RowDecoder(tuple(self._keys.values()), decoded=key, refuses_media=not allows_media)
+        self.media = self._decode.media
 
     def all(self, rows: Sequence[Buffer]) -> list[dict[str, Any]] | None:
         """The fields of each row as JSON text, except the one that is decoded; a field that a row lacks is None.
@@ -63,6 +69,7 @@ class RowReader:
         """``{field: JSON text}`` of the fields that the row has.
 
         :raises RowFault: if the row is not a JSON object, or lacks a required field.
+        :raises MediaFault: if it has media.
         """
         found = zip(self._keys, self._decode(raw), strict=True)
         fields: dict[str, Buffer] = {name: text for name, text in found if text is not None}
@@ -92,15 +99,16 @@ class RowReader:
         return messages
 
     def chat(self, name: str, value: Any, raw: Buffer) -> list[Message]:
-        """As :meth:`messages`, for a chat that may also be JSON text in a string.
+        """As :meth:`messages`, for a chat that is a list, or this list as JSON text.
 
-        :raises RowFault: also if the text begins like a list of objects, and is not JSON.
+        :raises RowFault: also for other text: as one turn of the user it would have nothing to train.
         """
-        begins = _LIST_OF_OBJECTS.match(value) if isinstance(value, str) else None
-        if begins is None:
-            return self.messages(name, value, raw)
+        if isinstance(value, str):
+            if not LIST_OF_OBJECTS.match(value):
+                raise self.wrong_type(name, "a list of messages", value, raw)
 
-        return self.messages(name, self._decode_inner(name, self.encodable(name, value, raw).encode(), raw), raw)
+            value = self._decode_inner(name, self.encodable(name, value, raw).encode(), raw)
+        return self.messages(name, value, raw)
 
     def tools(self, text: Buffer | None, raw: Buffer) -> Tools | None:
         """The list of tools, which may be JSON text in a string; None for null, or a row without tools.

@@ -10,9 +10,11 @@ import json
 from codecs import BOM_UTF8
 from itertools import accumulate
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+
+from asyncdata.core.errors import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +24,15 @@ if TYPE_CHECKING:
 
 __all__ = (
     "MAX_NESTING",
+    "MEDIA_KEYS",
     "TRAINED_CHATS",
+    "MediaFault",
     "RowDecoder",
     "RowFault",
     "decode_object",
     "decode_value",
     "excerpt",
+    "is_empty",
     "json_type",
     "missing_key",
 )
@@ -40,8 +45,13 @@ MAX_NESTING = 512
 MAX_DIGITS = 4300
 """A longer integer cannot be read: Python's own limit."""
 
+_MAX_TRACEBACK = 8000
+
 _MANY_NULS = 8
 """So many NUL bytes in sequence are neither a stray character nor UTF-16."""
+
+MEDIA_KEYS = ("images", "videos", "audios", "image", "video", "audio")
+"""The usual keys of a row's pictures, videos and sounds."""
 
 TRAINED_CHATS = "To train on chats, ChatTokenizeFn reads them (--kind chat)"
 _CHAT_KEYS = ("messages", "conversations")
@@ -50,6 +60,8 @@ _TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean
 _DEPTH = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
 _QUOTE = ord('"')
 _OPENS, _CLOSES = ord("{"), ord("}")
+_Length0 = msgspec.Meta(max_length=0)
+_Empty = bool | None | Annotated[str, _Length0] | Annotated[list[Any], _Length0] | Annotated[dict[str, Any], _Length0]
 _first, _last = itemgetter(0), itemgetter(-1)
 _NOT_BRACKETS = bytes(set(range(256)) - set(_DEPTH))
 
@@ -59,10 +71,30 @@ class RowFault(Exception):  # noqa: N818 - flow inside a worker: it becomes a Ro
 
     def __init__(self, code: str, reason: str, raw: Buffer = b"", traceback: str = "") -> None:
         self.code = code
-        self.reason = _encodable(reason)
+        self.reason = _encodable(shortened(reason))
         self.excerpt = excerpt(raw)
-        self.traceback = _encodable(traceback)
+        self.traceback = _encodable(shortened(traceback, _MAX_TRACEBACK))
         super().__init__(self.reason)
+
+
+class MediaFault(RowFault):
+    """A row has a picture, a video or a sound, which would be lost.
+
+    :ivar keys: the keys of the row whose values are media, if they are not empty.
+    """
+
+    def __init__(self, what: str, keys: Sequence[str], raw: Buffer) -> None:
+        reason = f"{what}, and media are not supported yet: they would be lost; media='leave_out' trains on the rest"
+        super().__init__("AD130", reason, raw)
+        self.keys = keys
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a value that could be a medium is none: null, a boolean, 0, empty, or a container of such values."""
+    if isinstance(value, dict | list):
+        return all(map(is_empty, value.values() if isinstance(value, dict) else value))
+
+    return not value or value is True
 
 
 def _encodable(text: str) -> str:
@@ -88,23 +120,37 @@ class RowDecoder:
     :param keys: the keys to extract; other keys are skipped.
     :param text: a key among them whose value is a string, which :meth:`all` decodes.
     :param decoded: a key among them whose value, of any type, :meth:`all` decodes.
+    :param refuses_media: whether a row that has media under other keys than these is bad.
     """
 
-    def __init__(self, keys: Sequence[str], text: str | None = None, decoded: str | None = None) -> None:
+    def __init__(
+        self,
+        keys: Sequence[str],
+        text: str | None = None,
+        decoded: str | None = None,
+        *,
+        refuses_media: bool = False,
+    ) -> None:
         self._keys = tuple(keys)
         self._text = -1 if text is None else self._keys.index(text)
-        self._decode, self._decode_lines = _struct_decoders(self._keys, {text: str, decoded: Any})
+        self.media = tuple(key for key in MEDIA_KEYS if refuses_media and key not in self._keys)
+        self._decode, self._decode_lines = _struct_decoders(self._keys, {text: str, decoded: Any}, self.media)
 
     def __call__(self, raw: Buffer) -> tuple[msgspec.Raw | None, ...]:
         """The JSON text of each key, in their order; None for a key that the row lacks.
 
         :raises RowFault: if the row is not one JSON object, or has a value that cannot be read.
+        :raises MediaFault: if it has media.
         """
         row = bytes(raw)
         try:
             found = self._decode(row)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             value = decode_object(row)  # accepts more than msgspec, and explains its errors
+            for key in self.media:
+                if not is_empty(value.get(key)):
+                    raise MediaFault(f"the row has {ascii(key)}", self.media, row) from None
+
             return tuple(_dump(value[key]) if key in value else None for key in self._keys)
 
         if not row.isascii():
@@ -176,22 +222,26 @@ def _is_mostly_a_string(found: Sequence[Any], num_bytes: int) -> bool:
     return False
 
 
-def _struct_decoders(keys: tuple[str, ...], types: Mapping[str | None, Any]) -> tuple[_DecodeRow, _DecodeLines]:
+def _struct_decoders(
+    keys: tuple[str, ...], types: Mapping[str | None, Any], media: tuple[str, ...]
+) -> tuple[_DecodeRow, _DecodeLines]:
     """Decoders of only ``keys``, for one row and for lines. msgspec skips keys that are not fields of the Struct.
 
     :param types: the types of the values that the decoder for lines decodes.
+    :param media: keys that must be empty. msgspec checks it, which takes no time in a row without such keys.
     """
     names = {key: f"field_{number}" for number, key in enumerate(dict.fromkeys(keys))}
-    rename = {name: key for key, name in names.items()}
-    fields = [(name, msgspec.Raw, None) for name in names.values()]
-    fields_of_lines = [(name, types.get(key, msgspec.Raw), None) for key, name in names.items()]
+    rename = {name: key for key, name in names.items()} | {key: key for key in media}
+    must_be_empty = [(key, _Empty, None) for key in media]
+    fields = [*((name, msgspec.Raw, None) for name in names.values()), *must_be_empty]
+    fields_of_lines = [*((name, types.get(key, msgspec.Raw), None) for key, name in names.items()), *must_be_empty]
     try:
         decoder = msgspec.json.Decoder(msgspec.defstruct("Row", fields, rename=rename, gc=False))
         line_decoder = msgspec.json.Decoder(msgspec.defstruct("Line", fields_of_lines, rename=rename, gc=False))
     except ValueError:  # a key with a quote or a control character in it
         return _decode_nothing, _decode_nothing
 
-    astuple = msgspec.structs.astuple
+    astuple, num = msgspec.structs.astuple, len(names)
     getters = [attrgetter(names[key]) for key in keys]
 
     def decode_lines(block: bytes, num_rows: int) -> list[list[Any]]:
@@ -202,7 +252,7 @@ def _struct_decoders(keys: tuple[str, ...], types: Mapping[str | None, Any]) -> 
         return [list(map(getter, found)) for getter in getters]
 
     if len(names) == len(keys):
-        return (lambda row: astuple(decoder.decode(row))), decode_lines
+        return (lambda row: astuple(decoder.decode(row))[:num]), decode_lines
 
     order = [list(names).index(key) for key in keys]
     return (lambda row: tuple(astuple(decoder.decode(row))[field] for field in order)), decode_lines

@@ -23,8 +23,8 @@ class FunctionTokenizer:
 
     A result is None (dropped), a list of token ids, or a dict with ``input_ids`` (or ``tokens``) and, if wanted,
     ``labels``, ``prompt``, ``label``, ``metadata`` and any other key with a JSON value, which is stored in
-    ``sample.extra``. A label is the token itself if it is trained, and -100 otherwise. A result of type ``str`` is the
-    reason to drop the row.
+    ``sample.extra``. A label is the token itself if it is trained, and -100 otherwise. A mask such as ``loss_mask``, 0
+    or 1 for each token, makes the labels. A result of type ``str`` is the reason to drop the row.
 
     :param read: reads a result; see :func:`~asyncdata.tokenization.user_results.read_result`.
     """

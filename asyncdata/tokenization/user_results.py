@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncdata.tokenization.spans import NOT_TRAINED, encode_spans, trained_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 __all__ = ("Result", "read_result", "read_xtuner_result")
 
 _FIELDS = ("prompt", "label", "metadata")
+_MAX_REASON = 200
+_MASKS = ("loss_mask", "assistant_masks", "assistant_mask", "completion_mask", "response_mask")
+_WEIGHTS = ("loss_weights", "loss_weight", "loss_scale")  # masks, if they are only 0 and 1
 _XTUNER_COUNTS = ("num_tokens", "proxy_attn_flops")  # computed from the tokens, so not stored
 
 
@@ -30,6 +33,12 @@ def read_result(result: Any) -> Result | str:
 
     :raises TypeError, ValueError, OverflowError, RecursionError: if it is neither.
     """
+    if isinstance(result, str) and len(result) > _MAX_REASON:
+        raise TypeError(
+            f"a text of {len(result):,} characters; a text is the reason to drop the row, of at most {_MAX_REASON} "
+            "characters. To keep the row, return its token ids"
+        )
+
     if result is None or isinstance(result, str):
         return (result or "tokenize_fn").encode("ascii", "backslashreplace").decode()
 
@@ -37,7 +46,7 @@ def read_result(result: Any) -> Result | str:
 
 
 def read_xtuner_result(result: Any) -> Result | str:
-    """Read a result of XTuner's protocol: always a dict, and without ``labels`` every token is trained.
+    """Read a result of XTuner's protocol: always a dict, and without labels or a mask every token is trained.
 
     :raises TypeError, ValueError, OverflowError, RecursionError: if it is not a sample.
     """
@@ -47,18 +56,17 @@ def read_xtuner_result(result: Any) -> Result | str:
     if result.get("num_tokens") == 0:
         return "num_tokens_0"
 
-    fields = dict(result)
-    if "input_ids" in fields:
-        fields.setdefault("labels", fields["input_ids"])
-    return _sample(fields, _XTUNER_COUNTS)
+    return _sample(dict(result), _XTUNER_COUNTS, trains_all=True)
 
 
-def _sample(fields: dict[str, Any], left_out: tuple[str, ...] = ()) -> Result:
+def _sample(fields: dict[str, Any], left_out: tuple[str, ...] = (), *, trains_all: bool = False) -> Result:
     tokens = _tokens(fields)
     for name in left_out:
         fields.pop(name, None)
-    labels = fields.pop("labels", None)
-    columns = {} if labels is None else {"spans": _spans(_list("labels", labels), tokens)}
+    labels = _labels(fields, tokens)
+    if labels is None and trains_all:
+        labels = tokens
+    columns = {} if labels is None else {"spans": encode_spans(trained_runs(labels))}
     columns |= {name: _json(fields.pop(name)) for name in _FIELDS if name in fields}
     if fields:
         columns["extra"] = _json(fields)
@@ -79,19 +87,54 @@ def _tokens(fields: dict[str, Any]) -> array[int]:
 
 def _list(name: str, values: Any) -> list[Any]:
     if isinstance(values, str | bytes | bytearray) or not (hasattr(values, "tolist") or hasattr(values, "__iter__")):
-        need = "a list of token ids, or a dict with 'input_ids'" if name != "labels" else "a list of labels"
+        need = f"a list of {name}"
+        if name in ("input_ids", "tokens"):
+            need = "a list of token ids, or a dict with 'input_ids'"
         raise TypeError(f"{type(values).__name__}; need {need}")
 
     return list(values.tolist() if hasattr(values, "tolist") else values)
 
 
-def _spans(labels: list[Any], tokens: array[int]) -> bytes:
+def _labels(fields: dict[str, Any], tokens: array[int]) -> Sequence[int] | None:
+    """The labels that the fields give, as labels or as masks; None if they do not."""
+    given, source = fields.pop("labels", None), "labels"
+    labels = None if given is None else _checked_labels(_list("labels", given), tokens)
+    for name in (*_MASKS, *_WEIGHTS):
+        mask = fields.pop(name, None)
+        if mask is None:
+            continue
+
+        flags = _flags(name, _list(name, mask), len(tokens))
+        found = [token if flag else NOT_TRAINED for token, flag in zip(tokens, flags, strict=True)]
+        if labels is not None and labels != found:
+            place = next(place for place, pair in enumerate(zip(labels, found, strict=True)) if pair[0] != pair[1])
+            raise ValueError(f"{source} and {name} differ at token {place}; return one of them, or the same in both")
+
+        labels, source = found, name
+    return labels
+
+
+def _flags(name: str, values: list[Any], num_tokens: int) -> list[Any]:
+    wrong = next((value for value in values if value not in (0, 1)), None)
+    if wrong is not None:
+        way_out = "; weights are not supported yet: return labels" if name in _WEIGHTS else ""
+        raise ValueError(f"{name} has {wrong!r:.40}, and must be 0 or 1 for each token{way_out}")
+
+    if len(values) != num_tokens:
+        raise ValueError(
+            f"{name} has {len(values)} values for {num_tokens} tokens; it needs one for each token, also of the prompt"
+        )
+
+    return values
+
+
+def _checked_labels(labels: list[Any], tokens: array[int]) -> list[int]:
     if len(labels) != len(tokens):
         raise ValueError(f"{len(labels)} labels for {len(tokens)} tokens")
 
     wrong = [number for number, label in enumerate(labels) if label not in (tokens[number], NOT_TRAINED)]
     if not wrong:
-        return encode_spans(trained_runs(labels))
+        return labels
 
     if any(label != NOT_TRAINED for label in labels[:-1]) and all(
         label in (id, NOT_TRAINED) for label, id in _with_next(labels, tokens)

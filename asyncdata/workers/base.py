@@ -59,12 +59,14 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     :ivar pid: its process; None for a thread, and for a worker that has not started yet.
     :ivar busy_s: seconds since it began its current request.
     :ivar num_rows_done: rows of that request that are done, if the tokenize function runs row by row.
+    :ivar lacks: what an actor needs to start and does not get, such as CPUs of the Ray cluster.
     """
 
     state: str
     pid: int | None = None
     busy_s: float = 0.0
     num_rows_done: int = 0
+    lacks: str = ""
 
 
 class ExecutorStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdata.core.messages import Indexed, Overflow, Permuted
-from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG
+from asyncdata.core.row_codes import NOT_IN_SLOT, TOO_LONG, reason_mark
 from asyncdata.core.shortage import ShortageError
 from asyncdata.sources.spool import write_part
 from asyncdata.tokenization.column_writer import ColumnWriter
@@ -62,9 +62,9 @@ def index_blocks(
     marks = bytearray(len(rows.lengths)) if reply.drops or reply.errors or request.lost else bytearray()
     for row in request.lost:
         marks[row] = _NO_SAMPLE
-    for numbers in reply.drops.values():
-        for row in array("i", numbers):
-            marks[row] = _NO_SAMPLE
+    for number, dropped in enumerate(reply.drops.values()):
+        for row in array("i", dropped):
+            marks[row] = reason_mark(number)
     for error in reply.errors:
         marks[error.row] = _NO_OBJECT if error.code in _NO_OBJECT_CODES else _NO_SAMPLE
     return Indexed(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ("available_memory", "num_usable_cpus", "process_memory", "resident_memory")
+__all__ = ("available_memory", "cpu_times", "num_usable_cpus", "process_memory", "resident_memory")
 
 _ROOT = Path("/")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -53,6 +53,15 @@ def resident_memory(pid: int, root: Path = _ROOT) -> int:
     """
     pages = _text(root / f"proc/{pid}/statm").split()[1:2]
     return int(pages[0]) * _PAGE_BYTES if pages else 0
+
+
+def cpu_times(pid: int, root: Path = _ROOT) -> tuple[float, float]:
+    """Seconds for which a process's main thread ran, and for which it waited for a CPU; 0 if that is not known.
+
+    It waits while others run, and while its control group has used up its quota. Some containers do not have the file.
+    """
+    words = _text(root / f"proc/{pid}/schedstat").split()
+    return (int(words[0]) / 1e9, int(words[1]) / 1e9) if len(words) == 3 else (0.0, 0.0)
 
 
 def _control_groups(root: Path, controller: str) -> Iterator[Path]:

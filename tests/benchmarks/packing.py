@@ -19,7 +19,7 @@ from asyncdata.batching.collators.packed import PackedCollator
 from asyncdata.batching.length_grouping import LengthGrouping, xtuner_order
 from asyncdata.batching.packers.soft import SoftPacking
 from asyncdata.batching.packers.xtuner import XTunerPacking
-from tests.support.xtuner import xtuner_module
+from tests.support.peers.checkouts import module_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -202,7 +202,7 @@ def report_collating() -> None:
 
 
 def xtuners_collator(pack: list[Document]) -> Callable[[], object]:
-    collate = xtuner_module("datasets.collator").sft_llm_collator
+    collate = module_of("xtuner", "v1.datasets.collator").sft_llm_collator
     items = [{"input_ids": ids, "labels": ids, "num_tokens": len(ids)} for ids in (d.tokens.tolist() for d in pack)]
     return lambda: collate([items], 32768, 0)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from asyncdata import DataLoader, RayExecutor
-from tests.support.faults import num_rounds
+from tests.support.faults import Program, num_rounds
 from tests.support.figures import record
 from tests.support.loading import SHUFFLE, ids, order_of, write_rows
 from tests.support.ray_cluster import two_nodes
@@ -106,3 +106,13 @@ def test_lost_nodes_lose_repeat_and_reorder_nothing(tmp_path, nodes):
 
     assert counts == {"lost": 0, "repeated": 0, "out_of_order": 0}
     assert left == []
+
+
+@pytest.mark.parametrize("process", ["raylet", pytest.param("gcs_server", marks=pytest.mark.slow)])
+def test_a_lost_cluster_ends_a_call_without_a_timeout_by_an_error(tmp_path, process):
+    path = write_rows(tmp_path / "rows.jsonl", 60)
+    with Program.of("lost_cluster", {"path": str(path), "process": process}, own_group=True) as trainer:
+        status, said = trainer.end()
+
+    assert "AD498 the Ray cluster is lost" in said, said
+    assert (status, said.splitlines()[-1]) == (0, "closed")

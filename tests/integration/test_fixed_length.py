@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata import DataLoader, EndOfData, FixedCollator, FixedLengthTokenizeFn, PaddedCollator, Ranks, RowShuffle
+from tests.support.peers.babilong import RESERVE
+from tests.support.peers.records import Case, cases_of
+from tests.support.peers.rollouts import TOKENIZER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +53,19 @@ def test_the_padding_of_a_sample_is_not_attended(path: Path, small_tokenizer: Pa
         assert rows == [expected[:number] + [0] * (len(rows[0]) - number) for number in numbers], name
     rows = [row[:MAX_LENGTH].tolist() for batch in batches for row in batch["input_ids"]]
     assert rows == [sample.tokens.tolist() for sample in samples]
+
+
+@pytest.mark.parametrize("case", cases_of("babilong_recipe"), ids=str)
+def test_rows_of_babilongs_generator_are_what_its_recipe_makes_of_them(tmp_path: Path, case: Case) -> None:
+    expected = case.delivered(tmp_path)
+    (tmp_path / "rows.json").write_text(json.dumps([expected.pop("row")]))
+    length = case.given["max_length"]
+    fn = FixedLengthTokenizeFn.babilong(TOKENIZER, length, legacy_recipe=True, reserve=RESERVE)
+    settings = {"collate_fn": FixedCollator(length=length), "batch_size": 1, "num_workers": 0, "epochs": 1}
+    with DataLoader(tmp_path / "rows.json", tokenize_fn=fn, **settings) as loader:
+        (batch,) = loader
+
+    assert {name: batch[name][0].tolist() for name in expected} == expected
 
 
 def lost(samples: list[Any]) -> int:

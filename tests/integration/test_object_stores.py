@@ -436,6 +436,15 @@ def _reader(loader: DataLoader) -> int:
     return pid
 
 
+def test_a_bad_row_of_an_object_is_logged_with_its_byte(host):
+    address = host.put("/a.jsonl", DATA.replace(b'"', b"", 1))
+    with capture_logs() as events, make(JsonlSource(address), num_workers=0, bad_rows="skip", shuffle=False) as loader:
+        loader.get_next_batch(1)
+
+    (bad,) = [event for event in events if event["event"] == "row.bad"]
+    assert (bad["path"], bad["byte_offset"], "line" in bad) == (address, 0, False)
+
+
 # Snapshots
 
 

@@ -98,6 +98,15 @@ def test_solved_rows_are_left_out_of_later_epochs_and_counted(rows, tmp_path):
         assert loader.statistics().outcome_scores_total == 2 * 18 * 5
 
 
+@pytest.mark.parametrize("score", [0.7, 0.9])
+def test_a_prompt_whose_scores_are_all_the_limit_is_left_out(rows, tmp_path, score):
+    settings = outcomes(tmp_path, policy=PassRate(drop_above=score))
+    with make(rows, n_samples_per_prompt=8, epochs=2, outcomes=settings) as loader:
+        loader.report(groups := loader.get_samples(NUM_ROWS), [[score] * 8] * len(groups))
+        with pytest.raises(NoSamplesError, match="60 by excluded"):
+            loader.get_samples(1)
+
+
 def test_a_row_that_is_left_out_comes_again_after_some_epochs(rows, tmp_path):
     with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
         epochs = [[row for _ in range(number) for row in step(loader)] for number in (12, 6, 6, 12, 6)]
@@ -273,6 +282,22 @@ def test_groups_that_are_served_again_are_counted_once(rows, tmp_path):
         assert loader.statistics().outcome_repeated_total == 4
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_resume_keeps_the_numbers_of_scores_that_were_not_counted(rows, tmp_path, shape):
+    settings = {"outcomes": outcomes(tmp_path, shape, None)}
+    with make(rows, **settings) as loader:
+        first = loader.get_samples(NUM_ROWS)
+        loader.report(loader.get_samples(NUM_ROWS), [1.0] * NUM_ROWS)
+        assert loader.report(first[:7], [1.0] * 7) == 0, "their rows have scores of the next epoch"
+        again = loader.get_samples(2)
+        assert [loader.report(again, [1.0] * 2) for _ in range(2)] == [2, 0]
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make(rows, **settings) as loader:
+        loader.load_state_dict(state)
+        found = loader.statistics()
+        assert (found.outcome_late_total, found.outcome_repeated_total) == (7, 2)
+
+
 def test_exclusions_of_an_epoch_before_a_lease_are_kept(rows, tmp_path):
     settings = {"commit": "on_ack", "outcomes": outcomes(tmp_path, policy=PassRate(drop_above=0.9))}
     with make(rows, **settings) as loader:
@@ -386,6 +411,17 @@ def test_a_snapshot_whose_file_is_not_there_is_refused_with_the_way_out(rows, tm
         assert [entry["num_rows"] for entry in logs if entry["event"] == "outcomes.forgotten"] == [NUM_ROWS]
         assert loader.statistics().outcome_rows == 0
         assert step(loader)
+
+
+def test_a_fifo_in_place_of_the_file_does_not_block_a_restore(rows, tmp_path):
+    settings = {"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path)}
+    with make(rows, **settings) as loader:
+        state = run(loader, 3)[1][-1]
+    (tmp_path / "outcomes").unlink()
+    os.mkfifo(tmp_path / "outcomes")
+
+    with make(rows, **settings) as loader, pytest.raises(SnapshotError, match="AD606.*it is not a regular file"):
+        loader.load_state_dict(state)
 
 
 def test_a_loader_that_remembers_nothing_refuses_a_snapshot_with_outcomes(rows, tmp_path):

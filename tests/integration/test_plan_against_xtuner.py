@@ -1,115 +1,65 @@
-"""A planned epoch is what XTuner's own packing and samplers give each rank, pack for pack and piece for piece.
+"""A loader gives each rank the batches that XTuner's own packing, samplers and collator give it.
 
-Needs a checkout of XTuner, which ASYNCDATA_XTUNER names.
+What XTuner delivers is recorded in ``tests/golden``; ASYNCDATA_XTUNER may name a checkout of it (see ``records``).
 """
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
-from asyncdata.batching.length_grouping import LengthGrouping
-from asyncdata.batching.packers.xtuner import XTunerPacking
-from asyncdata.batching.planned.plan import Packs, Plan, PlannedEpoch, PlannedOrder
-from asyncdata.batching.planned.worker import answer
-from asyncdata.core.messages import Packed, Permuted
-from asyncdata.order.rank_share import Share
-from asyncdata.order.shuffle import RowShuffle
-from tests.support.xtuner import FakeDataset, FakeMesh, xtuner_module
+from asyncdata import DataLoader, LengthGrouping, Ranks, XTunerCollator, XTunerPacking, XTunerTokenizeFn
+from tests.support.peers.records import Case, cases_of, plain
+from tests.support.peers.xtuner import batch_of, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-
-pytestmark = pytest.mark.thorough
-
-NUM_SETS = 40
-
-Piece = tuple[int, int, int]
+    from pathlib import Path
 
 
-@pytest.fixture(scope="module")
-def packing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
-    module = xtuner_module("datasets.packing")
-    folder = tmp_path_factory.mktemp("plans")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_get_mmap_dir", lambda: folder)
-        patch.setattr(module, "tqdm", lambda items, **_: items)
-        yield module
-
-
-def planned(plan: Plan, lengths: list[Any], seed: int, epoch: int) -> PlannedEpoch:
-    """What a loader has of an epoch."""
-    order = PlannedOrder(plan, RowShuffle(method="none", only_kept=True), seed)
-    num_tokens = np.concatenate(lengths).astype(np.int32)
-    reply = answer(order.request_packs(num_tokens, np.array([len(some) for some in lengths]), epoch))
-    assert isinstance(reply, Packed)
-    packs = Packs.of(reply)
-    numbers = answer(order.request_order(packs, plan.dealt, epoch))
-    assert isinstance(numbers, Permuted)
-    order_of_packs = np.frombuffer(numbers.rows, np.uint32).astype(np.int64)
-    return PlannedEpoch(packs, order_of_packs, plan.num_delivered(packs.num_packs))
-
-
-def ours_of(epoch: PlannedEpoch, share: Share) -> list[list[Piece]]:
-    numbers = np.arange(epoch.num_packs)
-    packs = [epoch.pack(number) for number in numbers[share.owns(numbers, 0, epoch.num_packs)].tolist()]
-    return [list(zip(*(column.tolist() for column in pack), strict=True)) for pack in packs]
-
-
-def packs_of(dataset: Any, lengths: list[Any], *, joined: bool) -> list[list[Piece]]:
-    """XTuner's packs; what a row is numbered across the data sets."""
-    bases = [0] if joined else np.cumsum([0, *map(len, lengths)]).tolist()
-    sizes = np.concatenate(lengths)
-    infos = dataset.pack_infos
-    if "indices_cu_len" not in (infos if isinstance(infos, dict) else {}):
-        rows = [[row + bases[info["dataset_id"]] for row in info["indices"]] for info in infos]
-        return [[(row, 0, int(sizes[row])) for row in pack] for pack in rows]
-
-    packs, first = [], 0
-    for number, stop in enumerate(infos["indices_cu_len"].tolist()):
-        found = (infos["indices"][first:stop] + bases[infos["dataset_id"][number]]).tolist()
-        pieces = [[row, 0, int(sizes[row])] for row in found]
-        pieces[0][1], pieces[-1][2] = int(infos["start_offset"][number]), int(infos["end_offset"][number])
-        packs.append([(row, start, stop) for row, start, stop in pieces])
-        first = stop
-    return packs
-
-
-@pytest.mark.parametrize("kind", ["expand_soft", "hard"])
-@pytest.mark.parametrize("is_grouped", [False, True], ids=["parallel", "grouped"])
-@pytest.mark.parametrize("seed", range(NUM_SETS))
-def test_a_rank_gets_what_xtuners_sampler_gives_it(packing: ModuleType, seed: int, is_grouped: bool, kind: Any) -> None:
-    samplers = xtuner_module("datasets.sampler")
-    rng = np.random.default_rng(seed)
-    longest, joined, round_up = int(rng.integers(20, 200)), bool(rng.integers(2)), bool(rng.integers(2))
-    lengths = [rng.integers(1, longest // 2, rng.integers(40, 300)) for _ in range(rng.integers(1, 4))]
-    world_size, batch_size, accumulation = (int(rng.integers(1, 5)) for _ in range(3))
-    batch = world_size * batch_size * accumulation
-    plan = Plan(
-        packing=XTunerPacking(max_length=longest, seed=seed, kind=kind, join_datasets=joined, ties="numpy"),
-        grouping=LengthGrouping(method="xtuner") if is_grouped else None,
-        world_size=world_size,
-        batch_size=batch_size,
-        accumulation=accumulation,
-        round_up=round_up,
+def loader_of(folder: Path, rank: int, given: dict[str, Any]) -> DataLoader:
+    return DataLoader(
+        [str(path) for path in sorted(folder.glob("*.jsonl"))],
+        tokenize_fn=XTunerTokenizeFn("tests.support.xtuner_fns:Numbered"),
+        packing=XTunerPacking(**given["settings"]),
+        length_grouping=LengthGrouping(method="xtuner") if given["grouped"] else None,
+        collate_fn=XTunerCollator(
+            max_length=given["settings"]["max_length"], shift="pack", overlong="truncate", output="tensors"
+        ),
+        batch_size=given["batch_size"],
+        ranks=Ranks(rank=rank, world_size=given["world_size"], gradient_accumulation=given["accumulation"]),
+        drop_last=not given["round_up"],
+        seed=given["settings"]["seed"],
+        epochs=2,
+        num_workers=0,
+        cache={"folder": str(folder / "index")},
     )
-    sets = [FakeDataset(some) for some in lengths]
-    if kind == "hard":
-        dataset = packing.HardPackDataset(sets, longest, global_pack=joined, seed=seed)
-    else:
-        dataset = packing.ExpandSoftPackDataset(
-            sets, pack_workers=1, pack_max_length=longest, global_pack=joined, seed=seed
-        )
-    packs = packs_of(dataset, lengths, joined=joined)
-    sampler_of = samplers.LengthGroupedSampler if is_grouped else samplers.ParallelSampler
 
-    for rank in range(world_size):
-        theirs = sampler_of(dataset, batch, FakeMesh(rank, world_size), seed=seed + 1, round_up=round_up)
-        for epoch in range(2):
-            theirs.set_epoch(epoch)
-            wanted = [packs[number] for number in theirs]
-            found = planned(plan, lengths, seed + 1, epoch)
-            assert ours_of(found, Share(rank=rank, world_size=world_size)) == wanted
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["one process", "killed"])
+@pytest.mark.parametrize("case", cases_of("xtuner_epochs"), ids=str)
+def test_a_rank_gets_what_xtuners_sampler_gives_it(tmp_path: Path, case: Case, is_killed: bool) -> None:
+    pytest.importorskip("torch")
+    first = 0
+    for number, lengths in enumerate(case.given["lengths"]):
+        rows = [{"number": first + row, "tokens": tokens} for row, tokens in enumerate(lengths)]
+        (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        first += len(rows)
+
+    for rank, expected in enumerate(case.delivered(tmp_path)):
+        found: list[Any] = []
+        num_before = len(expected) // 3 if is_killed else 0
+        with loader_of(tmp_path, rank, case.given) as loader:
+            batches = (batch for _ in range(2) for batch in loader)
+            found += [shown(batch_of(next(batches))) for _ in range(num_before)]
+            if is_killed:
+                state = plain(loader.state_dict())
+                next(batches)
+            else:
+                found += [shown(batch_of(batch)) for batch in batches]
+        if is_killed:
+            with loader_of(tmp_path, rank, case.given) as loader:
+                loader.load_state_dict(state)
+                found += [shown(batch_of(batch)) for _ in range(2) for batch in loader]
+        assert plain(found) == expected

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from asyncdata import DataLoader, Ranks
 from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers.hard import HardPacking
 from asyncdata.batching.packers.soft import SoftPacking
@@ -409,6 +410,21 @@ def test_a_function_without_a_version_can_be_planned_and_is_not_kept(reader, tmp
         assert data.epoch(0)
 
     assert not list((tmp_path / "cache").rglob("*.index"))
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
+def test_rows_that_other_ranks_tokenize_do_not_count_as_tokenized(path, tmp_path, num_workers):
+    packing = XTunerPacking(max_length=MAX_LENGTH, seed=5)
+    settings = {"num_workers": num_workers, "batch_size": 1, "epochs": 1, "cache": {"folder": str(tmp_path / "cache")}}
+    counts = []
+    for rank in range(2):
+        ranks = Ranks(rank=rank, world_size=2, round_up=False)
+        with DataLoader(path, tokenize_fn=numbered, packing=packing, ranks=ranks, **settings) as loader:
+            own = sum(len(pack) for batch in loader for pack in batch)
+            counts.append((loader.statistics().tokenized_rows_total, own))
+
+    assert [tokenized for tokenized, _ in counts] == [own for _, own in counts]
+    assert all(0 < own < NUM_ROWS // 2 + MAX_LENGTH for _, own in counts)
 
 
 # What cannot be planned.

@@ -21,6 +21,7 @@ from asyncdata import (
     Limits,
     Mix,
     Part,
+    PrefetchTimeoutError,
     PromptTokenizeFn,
     RayExecutor,
     RowShuffle,
@@ -29,6 +30,7 @@ from asyncdata import (
     SourceError,
 )
 from tests.integration.test_one_order import NUM_EPOCHS, NUM_ROWS, ORDER, digest
+from tests.support.faults import until
 from tests.support.loading import SHUFFLE, ids, write_rows
 from tests.support.ray_cluster import two_nodes
 from tests.support.tokenize_fns import every_third_dropped, fails_on_13, hangs_on_13, id_and_text, row_id
@@ -289,12 +291,19 @@ def test_a_copy_with_other_times_is_the_same_data(tmp_path, monkeypatch):
         assert ids(loader.get_next_batch(1)) == [7]
 
 
-def test_actors_that_find_no_room_are_reported_as_starting(tmp_path):
+def test_actors_that_find_no_room_are_reported_as_starting_with_what_they_lack(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", 10)
-    executor = RayExecutor(num_workers=1, resources={"no_such_thing": 1})
+    executor = RayExecutor(num_workers=1, num_cpus=64, resources={"no_such_thing": 1})
     with make(path, executor) as loader:
         loader.start()
-        assert [worker.state for worker in loader.statistics().workers] in ([], ["starting"])
+        until(lambda: any(worker.lacks for worker in loader.statistics().workers))
+        with pytest.raises(PrefetchTimeoutError) as caught:
+            loader.get_next_batch(1, timeout_s=0.01)
+
+        assert [worker.state for worker in loader.statistics().workers] == ["starting"]
+    needs = "It needs CPU 64, no_such_thing 1 on one node; free on all nodes are CPU 4 of 4, no_such_thing 0 of 0"
+    assert f"stage: start: the Ray cluster has not started an actor yet. {needs}\n" in str(caught.value)
+    assert "try: room in the cluster (see `ray status`)" in str(caught.value)
 
 
 # In whose process

@@ -15,7 +15,8 @@ from asyncdata import AsyncDataLoader, Cache, DataLoader
 from asyncdata.core.errors import BadRowError, ConfigError, SnapshotMismatchError, SourceChangedError
 from asyncdata.order.order import ROWS_PER_WINDOW
 from asyncdata.order.shuffle import RowShuffle
-from tests.support.tokenize_fns import row_id
+from tests.support.loading import write_rows
+from tests.support.tokenize_fns import row_id, waits_for_a_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -267,6 +268,24 @@ def test_the_first_rows_of_an_unshuffled_order_do_not_wait_for_the_last_ones(jso
     with loader(path, RowShuffle(method="none", stop=10), num_workers=1) as data:
         assert data.num_rows() == 10
         assert ids(data.get_next_batch(20)) == [*range(10), *range(10)]
+
+
+def test_the_first_rows_of_an_unshuffled_order_come_before_the_pass_has_found_all(tmp_path, monkeypatch):
+    """The 150th row holds up the pass, which tokenizes the rows: it is two blocks further on."""
+    monkeypatch.setattr("asyncdata.loader.opening._INDEX_BLOCK_BYTES", 4096)
+    gate = tmp_path / "gate"
+    path = write_rows(tmp_path / "rows.jsonl", 200, {150: {"gate": str(gate)}})
+
+    with loader(path, RowShuffle(method="none", only_kept=True), waits_for_a_file, timeout_s=240) as data:
+        found = ids(data.get_next_batch(10))
+        state = data.state_dict()
+        gate.touch()
+        found += ids(data.get_next_batch(400))
+
+    assert found == [row % 200 for row in range(410)]
+    with loader(path, RowShuffle(method="none", only_kept=True), waits_for_a_file, cache=Cache(folder="")) as data:
+        data.load_state_dict(state)
+        assert ids(data.get_next_batch(300)) == found[10:310]
 
 
 @pytest.mark.thorough

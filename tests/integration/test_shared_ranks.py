@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import importlib
 import os
 import tempfile
 import threading
@@ -485,6 +486,24 @@ def test_examples_of_which_only_a_name_is_known_are_shared_only_on_request(monke
     assert sum(one.tokenized_rows_total for one in found.statistics) == 300
 
 
+def function_in(folder: Path, monkeypatch: pytest.MonkeyPatch, more: str = "") -> Any:
+    """A tokenize function of a file that may be edited."""
+    text = "def tokenize(row):\n    return [row['id']]\n\n\ntokenize.version = 1\n"
+    (folder / "edited_fn.py").write_text(text + more)
+    monkeypatch.syspath_prepend(str(folder))
+    return importlib.import_module("edited_fn").tokenize
+
+
+def test_a_function_without_a_version_is_not_shared_and_the_warning_names_what_helps(rows: Path) -> None:
+    with capture_logs() as events:
+        found = run(rows, numbered)
+
+    assert sum(one.shared_rows_total for one in found.statistics) == 0
+    remedies = [event["remedy"] for event in events if event["event"] == "loader.every_rank_tokenizes"]
+    assert len(remedies) == 2
+    assert all("tokenize.version = 1" in remedy for remedy in remedies)
+
+
 def test_runs_that_differ_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other data, another seed, another version of the function, another run of the launcher."""
     path = write_rows(tmp_path / "a.jsonl", 64)
@@ -502,7 +521,11 @@ def test_runs_that_differ_do_not_meet(tmp_path: Path, monkeypatch: pytest.Monkey
     folders_seen.add(folder_of(path))
     assert folder_of(path, batch_size=2, num_workers=0) in folders_seen
     folders_seen |= {folder_of(other), folder_of(path, seed=1), folder_of(path, tokenize_fn=newer)}
+    fn = {"tokenize_fn": function_in(tmp_path, monkeypatch)}
+    folders_seen.add(folder_of(path))
+    function_in(tmp_path, monkeypatch, more="# edited, and not given another version\n")
+    folders_seen.add(folder_of(path))
     monkeypatch.setenv("MASTER_PORT", "29501")
     folders_seen.add(folder_of(path))
 
-    assert len(folders_seen) == 5
+    assert len(folders_seen) == 7

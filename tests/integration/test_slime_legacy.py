@@ -1,169 +1,106 @@
-"""Slime's own data source beside ours: the same prompts, order, numbers and epochs, whatever is asked for."""
+"""slime's own data source beside ours: the same prompts, order, numbers, epochs, buffer and checkpoints.
+
+What slime delivers is recorded in ``tests/golden``; ASYNCDATA_SLIME may name a checkout of it (see ``records``).
+"""
 
 from __future__ import annotations
 
-import copy
-import random
-from itertools import product
-from pathlib import Path
-from typing import Any
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.combinations import each_pair
-from tests.support.slime_source import no_rollout, slimes_source, source_of, write_prompts
+from asyncdata.core.errors import NoSamplesError
+from tests.support.peers.records import Case, cases_of, plain
+from tests.support.peers.rollouts import args_of, samples_of, saved, served, worked, write_lines, write_rows
+from tests.support.slime_source import no_rollout, source_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ("no_rollout",)
 
 pytestmark = pytest.mark.usefixtures("no_rollout")
 
-EPOCHS = 5
-NUM_STEPS = 2000
-SIZES = (1, 2, 3, 7, 100)
-SEEDS = (0, 42, -3)
+WORKS = cases_of("slime_buffer")  # short ones, and a long one
+WORKERS = [0, pytest.param(1, marks=pytest.mark.thorough), pytest.param(2, marks=pytest.mark.thorough)]
 
 
-def content(groups: list[list[Any]]) -> list[list[dict[str, Any]]]:
-    """Everything that is in them; ours and slime's may be of two classes."""
-    return [[sample.to_dict() for sample in group] for group in groups]
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("case", cases_of("slime_order"), ids=str)
+def test_prompts_order_numbers_and_epochs_are_slimes(tmp_path: Path, case: Case, num_workers: int) -> None:
+    path, args = write_rows(tmp_path, case.given), args_of(tmp_path, case.given["args"])
+    with source_of(path, **args, asyncdata_num_workers=num_workers) as source:
+        found = served(source, case.given["requests"])
+
+    assert plain(found) == case.delivered(tmp_path)
 
 
-def place(source: Any) -> tuple[int, int, int, int]:
-    return source.epoch_id, source.sample_offset, source.sample_group_index, source.sample_index
+@pytest.mark.parametrize("is_killed", [False, True], ids=["one process", "killed"])
+@pytest.mark.parametrize("case", [*WORKS[:2], pytest.param(WORKS[2], marks=pytest.mark.thorough)], ids=str)
+def test_what_is_given_back_is_served_again_as_slime_serves_it(tmp_path: Path, case: Case, is_killed: bool) -> None:
+    """Also by processes that each take over what the one before has saved, which slime forgets."""
+    path, args = write_rows(tmp_path, case.given), args_of(tmp_path, case.given["args"])
+    with contextlib.ExitStack() as stack:
+
+        def resumed(source: Any) -> Any:
+            source.save(0)
+            source.close()
+            another = stack.enter_context(source_of(path, **args))
+            another.load(0)
+            return another
+
+        source = stack.enter_context(source_of(path, **args))
+        more = (resumed,) if is_killed else ()
+        found = worked(source, case.given["operations"], *more)
+
+    assert plain(found) == case.delivered(tmp_path)
 
 
-def ragged(chance: random.Random, offset: int, num_rows: int) -> int:
-    """How many to ask for: slime is right as long as a request does not end beyond the next epoch."""
-    return chance.choice([1, 1, 2, chance.randint(1, num_rows), num_rows, num_rows - offset or 1])
+@pytest.mark.parametrize("case", cases_of("slime_checkpoint"), ids=str)
+def test_slime_can_read_our_checkpoint_and_we_read_slimes(tmp_path: Path, case: Case) -> None:
+    """Ours has what slime's has; and every second rollout begins from slime's own."""
+    expected = case.delivered(tmp_path)
+
+    assert plain(saved(tmp_path, case.given, source_of, [state for _, state in expected])) == expected
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("num_rows", "num_workers", "shuffled", "seed"),
-    [
-        *each_pair(SIZES, [0, 1, 2], [True, False], SEEDS),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in product([10_000], [0, 1, 2], [True, False], SEEDS)),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in product(SIZES, [4], [True, False], SEEDS)),
-    ],
-)
-def test_five_epochs_in_ragged_requests_are_alike(tmp_path, small_tokenizer, num_rows, num_workers, shuffled, seed):
-    path = write_prompts(tmp_path / "p.jsonl", num_rows)
-    given = {
-        "rollout_shuffle": shuffled,
-        "rollout_seed": seed,
-        "n_samples_per_prompt": 2,
-        "hf_checkpoint": str(small_tokenizer),
-    }
-    theirs = slimes_source(path, **given)
-    chance = random.Random(num_rows * 31 + seed)
-    with source_of(path, **given, asyncdata_num_workers=num_workers) as ours:
-        assert len(ours) == len(theirs) == num_rows
-        while theirs.epoch_id < EPOCHS:
-            number = ragged(chance, theirs.sample_offset, num_rows)
-            assert content(ours.get_samples(number)) == content(theirs.get_samples(number))
-            assert place(ours) == place(theirs)
+@pytest.mark.parametrize("case", cases_of("slime_rows"), ids=str)
+def test_rows_are_read_as_slime_reads_them(tmp_path: Path, case: Case) -> None:
+    """Rows of every shape, broken lines, media, tools, templates, and prompts that are too long."""
+    args = args_of(tmp_path, case.given["args"] | {"asyncdata_processor": "tests.support.slime_source.process_media"})
+    found: list[Any] = []
+    with source_of(write_lines(tmp_path, case.given["lines"]), **args) as source, contextlib.suppress(NoSamplesError):
+        found = samples_of(source)
+
+    assert plain(found) == expected_of(case, tmp_path)
 
 
-@pytest.mark.parametrize("rows", ["@[0:3]", "@[3:]", "@[:4]", "@[-3:]", "@[:-2]", "@[1:-1]", "@[:]"])
-@pytest.mark.parametrize("shuffled", [True, False])
-def test_slices_are_alike_also_where_lines_are_broken(tmp_path, small_tokenizer, rows, shuffled):
-    path = write_prompts(tmp_path / "p.jsonl", 12, {2: b"{", 5: b" ", 11: b'{"input": 1'})
-    given = {"rollout_shuffle": shuffled, "hf_checkpoint": str(small_tokenizer)}
-    theirs = slimes_source(Path(f"{path}{rows}"), **given)
-    with source_of(f"{path}{rows}", **given) as ours:
-        assert len(ours) == len(theirs)
-        for number in (1, 2, 3, 3, 1, 2):
-            assert content(ours.get_samples(number)) == content(theirs.get_samples(number))
-            assert place(ours) == place(theirs)
+def expected_of(case: Case, folder: Path) -> list[Any]:
+    """All samples of the file. slime's are of one line each: a line that it does not start with is skipped by ours."""
+    delivered, args = case.delivered(folder), case.given["args"]
+    if not case.given.get("alone"):
+        return delivered[0]  # type: ignore[no-any-return]
+
+    lines = zip(case.given["lines"], delivered, strict=True)
+    return [
+        sample for line, samples in lines if samples and not is_refused(json.loads(line), args) for sample in samples
+    ]
 
 
-@pytest.mark.parametrize("max_length", [4, 5, 100])
-def test_prompts_that_are_too_long_leave_the_permutation_alike(tmp_path, small_tokenizer, max_length):
-    path = write_prompts(tmp_path / "p.jsonl", 120)
-    given = {"rollout_shuffle": True, "hf_checkpoint": str(small_tokenizer), "rollout_max_prompt_len": max_length}
-    theirs = slimes_source(path, **given)
-    assert 0 < len(theirs) <= 120
-    with source_of(path, **given) as ours:
-        assert len(ours) == len(theirs)
-        for _ in range(3):
-            assert content(ours.get_samples(len(theirs))) == content(theirs.get_samples(len(theirs)))
+def is_refused(row: dict[str, Any], args: dict[str, Any]) -> bool:
+    """Whether slime may take what is most likely a mistake: see ``SlimeTokenizeFn``."""
+    prompt, has_media = row.get("input"), bool(args.get("multimodal_keys"))
+    messages = prompt if isinstance(prompt, list) and args.get("apply_chat_template") else []
+    return (
+        "input" not in row
+        or (isinstance(prompt, dict) and (has_media or bool(args.get("apply_chat_template"))))
+        or (isinstance(row.get("images"), str | dict) and has_media)
+        or not all(isinstance(message, dict) and message.get("role") is not None for message in messages)
+    )
 
 
-class Right:
-    """slime's data source, without what is wrong with it: a request is filled over as many epochs as it takes."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def get_samples(self, number: int) -> list[Any]:
-        groups: list[Any] = []
-        while len(groups) < number:
-            left = number - len(groups)
-            room = len(self.source) - self.source.sample_offset % len(self.source) + self.source.get_buffer_length()
-            groups += self.source.get_samples(min(left, room))
-        return groups
-
-
-def test_two_thousand_steps_of_taking_and_giving_back_are_alike(tmp_path, small_tokenizer):
-    path = write_prompts(tmp_path / "p.jsonl", 23)
-    given = {"rollout_shuffle": True, "n_samples_per_prompt": 3, "hf_checkpoint": str(small_tokenizer)}
-    chance = random.Random(7)
-    theirs = Right(slimes_source(path, **given))
-    out: list[tuple[Any, Any]] = []
-    num_different = num_served = num_beyond_an_epoch = 0
-    with source_of(path, **given, asyncdata_num_workers=1) as ours:
-        for _ in range(NUM_STEPS):
-            if out and chance.random() < 0.4:
-                back = chance.sample(out, chance.randint(1, min(6, len(out))))
-                for pair in back:
-                    out.remove(pair)
-                    for sample in (*pair[0], *pair[1]):
-                        sample.response += "x" * (sample.index % 3)
-                ours.add_samples([pair[0] for pair in back])
-                theirs.source.add_samples([pair[1] for pair in back])
-            else:
-                number = chance.choice([0, 1, 2, 5, 23, 24, 60])
-                num_beyond_an_epoch += number > 46
-                one, other = ours.get_samples(number), theirs.get_samples(number)
-                num_different += content(one) != content(other) or place(ours) != place(theirs.source)
-                num_served += len(one)
-                out = (out + list(zip(one, other, strict=True)))[-40:]
-            num_different += content(ours.buffer) != content(theirs.source.buffer)
-
-    assert num_different == 0
-    assert num_served > NUM_STEPS
-    assert num_beyond_an_epoch > 0
-
-
-def test_what_slime_does_wrong_is_right_here(tmp_path, small_tokenizer):
-    """If slime mends it, this test says so, and the request may be compared like any other."""
-    path = write_prompts(tmp_path / "p.jsonl", 3)
-    theirs = slimes_source(path, hf_checkpoint=str(small_tokenizer))
-
-    assert len(theirs.get_samples(8)) < 8
-    with source_of(path) as ours:
-        groups = ours.get_samples(8)
-        assert [group[0].label for group in groups] == list("01201201")
-        assert (ours.epoch_id, ours.sample_offset) == (2, 2)
-        assert copy.deepcopy(groups) == groups
-
-
-@pytest.mark.parametrize("rows", ["", "@[1:-2]"])
-@pytest.mark.parametrize("shuffled", [True, False])
-def test_parquet_is_alike(tmp_path, small_tokenizer, shuffled, rows):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    numbers = list(range(50))
-    columns = {
-        "input": [f"prompt {i}" for i in numbers],
-        "label": [str(i) for i in numbers],
-        "metadata": [{"row": i} for i in numbers],
-    }
-    path = tmp_path / "p.parquet"
-    parquet.write_table(arrow.table(columns), path, row_group_size=7)
-    given = {"rollout_shuffle": shuffled, "n_samples_per_prompt": 2, "hf_checkpoint": str(small_tokenizer)}
-    theirs = slimes_source(Path(f"{path}{rows}"), **given)
-    with source_of(f"{path}{rows}", **given, asyncdata_num_workers=1) as ours:
-        assert len(ours) == len(theirs)
-        for number in (20, len(theirs), 3, 60):
-            assert content(ours.get_samples(number)) == content(Right(theirs).get_samples(number))
-            assert place(ours) == place(theirs)
+def test_a_byte_order_mark_costs_slime_its_first_row_and_us_none(tmp_path: Path) -> None:
+    with source_of(write_lines(tmp_path, ["\ufeff" + '{"input": "0"}', '{"input": "1"}']), label_key=None) as source:
+        assert [sample.prompt for sample in source.dataset.samples] == ["0", "1"]

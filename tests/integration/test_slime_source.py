@@ -21,8 +21,8 @@ import pytest
 
 from tests.support.faults import Program
 from tests.support.loading import NEVER_S
-from tests.support.slime import slime_folder
-from tests.support.slime_source import labels, no_rollout, numbers, slimes_source, source_of, write_prompts
+from tests.support.peers.checkouts import needs_checkout
+from tests.support.slime_source import labels, no_rollout, numbers, source_of, write_prompts
 
 __all__ = ("no_rollout",)
 
@@ -56,7 +56,13 @@ def run_contract(path: str) -> subprocess.CompletedProcess[str]:
         "SLIME_CONTRACT_DATA_SOURCE_PATH": path,
     }
     return subprocess.run(
-        command, cwd=slime_folder(), env=environment, capture_output=True, text=True, timeout=NEVER_S * 2, check=False
+        command,
+        cwd=needs_checkout("slime"),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=NEVER_S * 2,
+        check=False,
     )
 
 
@@ -153,35 +159,3 @@ def test_it_may_be_saved_while_another_thread_takes_groups(tmp_path):
             source.load(rollout_id)
             assert len(source.buffer) <= 1
             assert source.sample_group_index <= 1
-
-
-def test_slime_reads_our_checkpoint_and_we_read_slimes(tmp_path, small_tokenizer):
-    """In the middle of an epoch, in both directions, more than once."""
-    path = write_prompts(tmp_path / "p.jsonl", 20)
-    given = {
-        "rollout_shuffle": True,
-        "n_samples_per_prompt": 2,
-        "hf_checkpoint": str(small_tokenizer),
-        "save": str(tmp_path),
-        "load": str(tmp_path),
-    }
-    reference = slimes_source(path, **given)
-    expected = [numbers_and_labels(reference.get_samples(7)) for _ in range(8)]
-    found = []
-    for rollout_id in range(8):
-        if rollout_id % 2:
-            theirs = slimes_source(path, **given)
-            theirs.load(rollout_id - 1)
-            found.append(numbers_and_labels(theirs.get_samples(7)))
-            theirs.save(rollout_id)
-        else:
-            with source_of(path, **given) as ours:
-                ours.load(rollout_id - 1)
-                found.append(numbers_and_labels(ours.get_samples(7)))
-                ours.save(rollout_id)
-
-    assert found == expected
-
-
-def numbers_and_labels(groups: list[list[Any]]) -> list[Any]:
-    return [(labels([group]), numbers([group])) for group in groups]

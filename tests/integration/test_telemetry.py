@@ -212,6 +212,17 @@ def test_bad_rows_and_events_are_recorded(path, folder):
     assert "row.bad" in [event.name for event in start.events]
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_bad_rows_of_a_mixture_have_their_part(tmp_path, folder, shuffle):
+    paths = {name: write_rows(tmp_path / f"{name}.jsonl", 20) for name in ("one", "two")}
+    mix = Mix({name: Part(path, when_done="leave") for name, path in paths.items()})
+    with make(mix, fails_on_13, bad_rows="skip", epochs=1, batch_size=10, telemetry=folder, shuffle=shuffle) as loader:
+        assert sum(map(len, loader)) == 38
+
+    (start,) = read(folder).starts
+    assert {bad.source: bad.path for bad in start.bad_rows} == {name: str(path) for name, path in paths.items()}
+
+
 def events_of(folder: Path) -> list[str]:
     return [event.name for start in read(folder).starts for event in start.events]
 

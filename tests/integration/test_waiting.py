@@ -6,11 +6,13 @@ import asyncio
 import json
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import DataLoader, Limits, PrefetchTimeoutError, Sample
+from asyncdata import DataLoader, Limits, PrefetchTimeoutError, Sample, Telemetry
+from asyncdata.telemetry.reader import read
 from tests.support import worker_fns
 from tests.support.faults import until
 from tests.support.loaders import gated, make, num_waiting
@@ -206,3 +208,27 @@ def test_many_loaders_live_side_by_side(path):
 
     for seed in range(5):
         assert batches[0][seed] + batches[1][seed] == order_of(path, seed=seed)[:80]
+
+
+@pytest.mark.thorough
+def test_a_call_that_waits_is_counted_by_what_it_waits_for_while_it_lasts(tmp_path):
+    gate, path, folder = tmp_path / "gate", tmp_path / "rows.jsonl", tmp_path / "run"
+    path.write_text("".join(json.dumps({"id": row, "gate": str(gate)}) + "\n" for row in range(4)))
+    telemetry = Telemetry(folder=str(folder), interval_s=0.05)
+
+    with make(path, waits_for_a_file, num_workers=1, telemetry=telemetry) as loader, ThreadPoolExecutor(1) as pool:
+        call = pool.submit(loader.get_next_batch, 1)
+        try:
+            until(lambda: loader.statistics().data_wait_seconds_total > 0.1)
+            waits = loader.statistics().waits_total
+            until(lambda: (totals := read(folder).totals) is not None and totals.wait_s.get("tokenize", 0.0) > 0.1)
+        finally:
+            gate.touch()
+        assert len(call.result()) == waits == 1
+        seconds = loader.statistics().data_wait_seconds_total
+
+    totals = read(folder).totals
+    assert totals is not None
+    assert totals.waits == 1
+    assert totals.first_s == totals.wait_s
+    assert sum(totals.wait_s.values()) == pytest.approx(seconds)

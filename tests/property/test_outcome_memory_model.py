@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 from copy import deepcopy
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -145,3 +148,26 @@ class Outcomes(RuleBasedStateMachine):
 
 
 TestOutcomes = Outcomes.TestCase
+
+
+@given(
+    scores=st.lists(st.decimals(-1000, 1000, places=6), min_size=1, max_size=100),
+    num_equal=st.integers(1, 300),
+    limit=st.decimals(-1000, 1000, places=6),
+    at_once=st.booleans(),
+)
+@example(scores=[Decimal("0.9")], num_equal=10, limit=Decimal("0.9"), at_once=False)
+@example(scores=[Decimal("-0.1"), Decimal("-0.2"), Decimal("0.3")], num_equal=1, limit=Decimal(0), at_once=False)
+@example(scores=[Decimal("0.899999")], num_equal=300, limit=Decimal("0.9"), at_once=True)
+def test_a_mean_of_decimals_is_compared_as_decimals_are(scores, num_equal, limit, at_once):
+    scores = scores * num_equal if len(scores) == 1 else scores
+    memory = OutcomeMemory()
+    pairs = [(attempt, float(score)) for attempt, score in enumerate(scores)]
+    for reported in [pairs] if at_once else [[pair] for pair in pairs]:
+        memory.report([RowReport(1, 0, reported)], len(pairs))
+
+    table = memory.rows.table()
+    for at in (limit, scores[0], Fraction(sum(scores)) / len(scores)):
+        mean = Fraction(sum(scores)) / len(scores)
+        assert PassRate(drop_above=float(at))(table, 1).tolist() == [mean >= at]
+        assert PassRate(drop_below=float(at))(table, 1).tolist() == [mean < at]

@@ -111,7 +111,7 @@ def test_keeping_all_is_keeping_each(first, second):
     for batch in (first, second):
         rows = range(number, number + len(batch))
         number += len(batch)
-        names = ("a", "b")[: len(batch[0]) - 1] if batch else ()
+        names = ("label", "extra")[: len(batch[0]) - 1] if batch else ()
         ends, end, tokens = [], 0, b""
         for ids, *_ in batch:
             end += len(ids)

@@ -59,6 +59,14 @@ class RayNodes:
         """Kill a node with everything on it."""
         ask(self._process, f"remove {name}")
 
+    def kill(self, process: str) -> None:
+        """Kill all processes of the cluster with this name."""
+        ask(self._process, f"kill {process}")
+
+    def stop(self) -> None:
+        """End the cluster."""
+        ask(self._process, "stop")
+
 
 def ask(process: subprocess.Popen[str], command: str) -> Any:
     assert process.stdin is not None and process.stdout is not None
@@ -78,15 +86,29 @@ def two_nodes() -> Iterator[RayNodes]:
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, cwd=root, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.wait()  # the cluster is with its child
-        address = ask(process, "start")
+        nodes = RayNodes(process, ask(process, "start"))
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-            yield RayNodes(process, address)
+            ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+            yield nodes
         finally:
             ray.shutdown()
-            ask(process, "stop")
+            nodes.stop()
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def processes() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def actors() -> list[int]:
+    return [child.pid for child in processes() if is_actor(child)]
+
+
+def kill_all(name: str) -> None:
+    for child in processes():
+        if child.name() == name:
+            child.kill()
 
 
 def is_actor(process: psutil.Process) -> bool:
@@ -95,7 +117,7 @@ def is_actor(process: psutil.Process) -> bool:
     return False
 
 
-def main() -> None:
+def main() -> None:  # noqa: C901 - one command after another
     """Serve the commands."""
     if os.fork():
         os._exit(0)
@@ -118,10 +140,11 @@ def main() -> None:
             answer = f"n{len(nodes)}"
             nodes[answer] = cluster.add_node(**settings, resources={"spare": CPUS})
         elif command == "actors":
-            children = psutil.Process().children(recursive=True)
-            answer = [child.pid for child in children if is_actor(child)]
+            answer = actors()
         elif command == "remove":
             cluster.remove_node(nodes.pop(name), allow_graceful=False)
+        elif command == "kill":
+            kill_all(name)
         elif command == "stop":
             cluster.shutdown()
         os.write(out, (json.dumps(answer) + "\n").encode())

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata.integrations.slime import AsyncDataSource
-from tests.support.slime import slime_module
+from asyncdata.integrations.slime.sample import SlimeSample
+from tests.support.peers.checkouts import sglang, stand_ins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,12 +78,6 @@ def source_of(path: Path | str | None, **given: Any) -> Iterator[AsyncDataSource
         source.close()
 
 
-def slimes_source(path: Path, **given: Any) -> Any:
-    """slime's own data source; its reader wants a tokenizer, ``hf_checkpoint``, even where it does nothing with it."""
-    args = slimes_args(**{"prompt_data": str(path), "label_key": "label", **given})
-    return slime_module("rollout.data_source").RolloutDataSourceWithBuffer(args)
-
-
 def labels(groups: list[list[Any]]) -> list[str]:
     """Which rows they are."""
     return [group[0].label for group in groups]
@@ -108,6 +103,23 @@ def no_rollout() -> Iterator[None]:
     sys.modules.pop(HOOKS, None)
     if before is not None:
         sys.modules[HOOKS] = before
+
+
+@contextlib.contextmanager
+def runs_in_miles() -> Iterator[dict[str, str]]:
+    """miles' modules, as far as ours asks them, and sglang's. It yields the kinds of models, by name."""
+    chats = "miles.utils.chat_template_utils"
+    kinds: dict[str, str] = {}
+    contents: dict[str, dict[str, Any]] = {
+        "miles": {},
+        "miles.utils": {},
+        "miles.utils.types": {"Sample": type("Sample", (SlimeSample,), {"__module__": "miles.utils.types"})},
+        chats: {},
+        f"{chats}.deepseek": {"model_type": lambda model: kinds.get(model.name_or_path)},
+        f"{chats}.inkling": {"is_inkling": lambda model: kinds.get(model.name_or_path) == "inkling"},
+    }
+    with stand_ins(contents), sglang():
+        yield kinds
 
 
 # Buffer filters
@@ -186,7 +198,12 @@ def process_media(args: Any, media: dict[str, list[Any]]) -> dict[str, list[Any]
     if getattr(args, "broken", None):
         raise RuntimeError("no such picture")
 
-    return {"images": [f"picture {name}" for name in media["images"]]}
+    return {"images": [f"picture {name}" for name in media.get("images", ())]}
+
+
+def as_they_are(args: Any, media: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The row's own media."""
+    return media
 
 
 class Picture:

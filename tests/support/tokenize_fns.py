@@ -86,3 +86,8 @@ def kills_on_13_in_batches(rows: list[Row]) -> list[list[int]]:
 
 
 kills_on_13_in_batches.batched = True  # type: ignore[attr-defined]
+
+
+def drops_marked(row: Row) -> list[int] | str:
+    """Drops the rows that are marked, with a reason."""
+    return "marked" if row["is_dropped"] else [row["id"]]

@@ -49,3 +49,20 @@ def counting() -> Characters:
 
 
 ready = Characters(3)
+
+
+class Numbered:
+    """As many tokens as a row says, which tell its number and their places. The first third is not trained."""
+
+    EACH = 1000
+
+    def set_state(self, state: str) -> None: ...
+
+    def hash(self) -> str:
+        return "numbered"
+
+    def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
+        first = item["number"] * self.EACH
+        ids = [*range(first, first + item["tokens"])]
+        masked = len(ids) // 3
+        return {"input_ids": ids, "labels": [-100] * masked + ids[masked:], "num_tokens": len(ids)}

@@ -16,11 +16,16 @@ from asyncdata import (
     BadRowError,
     ConfigError,
     DataLoader,
+    Mix,
     NoSamplesError,
+    PackedCollator,
+    Part,
     PromptTokenizeFn,
     Ranks,
     RowShuffle,
+    SoftPacking,
     SourceError,
+    TextTokenizeFn,
 )
 from asyncdata.delivery.quarantine import Quarantine
 from asyncdata.demo import tokenizer_folder
@@ -186,9 +191,10 @@ def test_bad_rows_beyond_the_first_of_a_code_are_logged_ever_more_rarely():
 def test_ranks_that_each_tokenize_everything_are_warned_with_the_ways_out(
     jsonl_file: Callable[..., Path], tmp_path: Path, knobs: dict[str, Any], is_said: bool
 ) -> None:
-    from asyncdata import SoftPacking
-
-    path, fn = str(jsonl_file([{"input": f"row {n}"} for n in range(64)])), PromptTokenizeFn(tokenizer_folder())
+    path, fn = (
+        str(jsonl_file([{"input": f"row {n}"} for n in range(64)])),
+        TextTokenizeFn(tokenizer_folder(), text_key="input"),
+    )
     cache = {"folder": str(tmp_path), **knobs.get("cache", {})}
     settings = {"shuffle": "full" if "plan_packs" in knobs else True, **knobs, "cache": cache}
     with capture_logs() as events:
@@ -205,3 +211,17 @@ def test_ranks_that_each_tokenize_everything_are_warned_with_the_ways_out(
     found = [event for event in events if event["event"] == "loader.every_rank_tokenizes"]
     assert [event["log_level"] for event in found] == ["warning"] * is_said
     assert all("plan_packs=True" in event["remedy"] and "Cache(tokens=...)" in event["remedy"] for event in found)
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_packs_of_prompts_are_refused_as_all_their_tokens_would_be_trained(
+    jsonl_file: Callable[..., Path], is_mixed: bool
+) -> None:
+    path, prompts = str(jsonl_file([{"input": "a row"}])), PromptTokenizeFn(tokenizer_folder())
+    text = TextTokenizeFn(tokenizer_folder(), text_key="input")
+    source: Any = Mix({"a": Part(path, tokenize_fn=text), "b": Part(path, tokenize_fn=prompts)}) if is_mixed else path
+    knobs: dict[str, Any] = {"num_workers": 0, "batch_size": 1, "tokenize_fn": None if is_mixed else prompts}
+
+    with pytest.raises(ConfigError, match=r"AD416 .*PromptTokenizeFn makes prompts .*ChatTokenizeFn for chats"):
+        DataLoader(source, packing=SoftPacking(max_length=64), collate_fn=PackedCollator(), **knobs)
+    DataLoader(source, **knobs).close()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections import Counter
 from contextlib import ExitStack
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.cli.commands.mask_text import lines_of, plain_text, styled_text
@@ -18,6 +20,7 @@ from asyncdata.cli.options import mixture_view, opened_order, tokenize_fn_of
 from asyncdata.cli.output import fields, is_terminal, printable, shown_path
 from asyncdata.cli.row_kinds import settle_kind
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.row_codes import is_mass
 from asyncdata.core.types import Position
 from asyncdata.report.page import write_page
 from asyncdata.report.run_page import inspected_page
@@ -49,6 +52,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     counts = ("num_rows", "num_samples", "dropped", "bad_rows", "num_tokens", "num_trained")
     total: dict[str, Any] = {**dict.fromkeys(counts, 0), "dropped": {}}
     masks: dict[int, LossMask] = {}
+    tally = _Tally()
     functions: list[Any] = []
     samples, is_cut = None if args.html is None else Samples(), False
     with seen_shapes() as seen, ExitStack() as stack:
@@ -62,6 +66,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 masks[id(function)] = LossMask(function, args.tokenizer)
             texts = masks[id(function)](placed.row)
             _add(total, placed.row, texts)
+            tally.add(placed)
             if samples is not None:
                 samples.add(shown_row(placed, _place(placed.row), texts, _facts(placed.row), args.context_tokens))
             elif output.as_json:
@@ -70,7 +75,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 _show(args, output, placed, texts)
     template = template_of(seen)
     encodings = list(filter(None, map(encoding_of, functions)))
-    lines = _lines(total, is_masked=args.loss_mask or samples is not None) + template_lines(template)
+    in_mass = tally.in_mass()
+    lines = _lines(total, in_mass, is_masked=args.loss_mask or samples is not None) + template_lines(template)
     lines += list(dict.fromkeys(("encoder", backend_line(encoding)) for encoding in encodings))
     if is_cut:
         lines.append(("not shown", "further rows: the page is full; choose rows by --position or --row"))
@@ -78,7 +84,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
         titles = [printable(shown_path(path)) for path in ([args.mix] if args.mix is not None else args.data)]
         write_page(args.html, inspected_page(titles, lines, samples))
         lines.append(("page", printable(args.html)))
-    record = {"total": total, "template": template, "encoding": encodings[0] if encodings else None}
+    record: dict[str, Any] = {"total": total, "template": template, "encoding": encodings[0] if encodings else None}
+    if in_mass:
+        record["dropped_in_mass"] = in_mass
     output.put(record if args.html is None else {**record, "page": args.html}, lambda _: fields(lines))
     return 0
 
@@ -129,13 +137,42 @@ def _add(total: dict[str, Any], row: InspectedRow, texts: list[MaskedText]) -> N
     total["num_trained"] += sum(text.num_trained for text in texts)
 
 
-def _lines(total: dict[str, Any], *, is_masked: bool) -> list[tuple[str, str]]:
+class _Tally:
+    """What the rows that are shown yield, by source, file and reason."""
+
+    def __init__(self) -> None:
+        self._num_rows: Counter[tuple[str, ...]] = Counter()
+        self._dropped: dict[tuple[str, tuple[str, ...]], tuple[int, str]] = {}  # how many, and the first one
+
+    def add(self, placed: PlacedRow) -> None:
+        """Count a row: for its file, and then for its source."""
+        row = placed.row
+        reason = f"bad row {row.error.code}" if row.error is not None else row.dropped
+        for owner in ((placed.source_name, row.location.path), (placed.source_name,)):
+            self._num_rows[owner] += 1
+            if reason:
+                number, example = self._dropped.get((reason, owner)) or (0, _place(row))
+                self._dropped[reason, owner] = number + 1, example
+
+    def in_mass(self) -> list[str]:
+        """What is dropped in mass: by each file, or by a source if none of its files does."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for (reason, owner), (number, example) in sorted(self._dropped.items(), key=lambda item: -len(item[0][1])):
+            texts, num_rows = found.setdefault((reason, owner[0]), []), self._num_rows[owner]
+            if is_mass(number, num_rows) and not (texts and len(owner) == 1):
+                of = shown_path(owner[1]) if len(owner) == 2 else owner[0] or "all files"
+                texts.append(f"{number:,} of {num_rows:,} rows of {of}: {reason}, such as {example}")
+        return list(chain.from_iterable(found.values()))
+
+
+def _lines(total: dict[str, Any], in_mass: list[str], *, is_masked: bool) -> list[tuple[str, str]]:
     """The counts, for people."""
     dropped = ", ".join(f"{number:,} {reason}" for reason, number in total["dropped"].items())
     num_tokens, num_trained = total["num_tokens"], total["num_trained"]
     return [
         ("rows", f"{total['num_rows']:,}, of which {total['num_samples']:,} became samples"),
         ("dropped", printable(dropped) or "nothing"),
+        *(("dropped in mass", printable(text)) for text in in_mass),
         ("bad rows", f"{total['bad_rows']:,}"),
         ("tokens", _counted(num_tokens, num_trained) if is_masked else f"{num_tokens:,} tokens"),
     ]

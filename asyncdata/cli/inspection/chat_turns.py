@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from asyncdata.tokenization.chat_template.rendered_texts import Texts
 from asyncdata.tokenization.functions.conversation import conversation_of
 from asyncdata.tokenization.functions.tokenizer_settings import compile_templates
-from asyncdata.tokenization.row_fields import RowReader
+from asyncdata.tokenization.media import without_media
+from asyncdata.tokenization.row_fields import LIST_OF_OBJECTS, RowReader
 from asyncdata.tokenization.rows import RowDecoder, decode_value
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Turns:
         self._tool_key = fn.tool_key
         self._row = RowReader({"prompt": keys[-1]}, {"tools": fn.tool_key})
         self._decode = RowDecoder((*keys, fn.tool_key or keys[-1]))
+        self._leaves_media_out = fn.media == "leave_out"
         files = fn.files()
         self._templates: Templates | None = None
         if files.chat_templates or fn.chat_template is not None:
@@ -53,10 +55,11 @@ class Turns:
 
         :param raw: a row that became a sample.
         """
-        *parts, tools_text = self._decode(raw)
+        *parts, tools_text = self._decode(without_media(raw, ()) if self._leaves_media_out else raw)
         values = [decode_value(part) for part in parts if part is not None]
         chats = [value for value in values if value is not None]
-        if self._templates is None or (len(self._keys) > 1 and any(isinstance(chat, str) for chat in chats)):
+        texts = [chat for chat in chats if isinstance(chat, str)]
+        if self._templates is None or any(len(self._keys) > 1 or not LIST_OF_OBJECTS.match(text) for text in texts):
             return []
 
         messages = [message for chat in chats for message in self._row.chat("prompt", chat, raw)]

@@ -19,6 +19,7 @@ from zlib import crc32
 from asyncdata.core.atomic_file import replace_file, sync_folder
 from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotMismatchError
 from asyncdata.core.file_lock import lock
+from asyncdata.core.regular_file import open_regular
 from asyncdata.delivery.outcomes.memory import Record
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def _write(fd: int, data: bytes, offset: int) -> None:
 def _start_of(path: str, num_bytes: int) -> bytes | None:
     """The first ``num_bytes`` of the file, or all if it has fewer; None if there is no such file."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return file.read(num_bytes)
     except FileNotFoundError:
         return None

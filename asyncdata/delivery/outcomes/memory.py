@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from asyncdata.core.errors import SnapshotError
 from asyncdata.delivery.outcomes.replay import chosen_ids
-from asyncdata.delivery.outcomes.rows import ENTRY, ROW, RowTable, words_of
+from asyncdata.delivery.outcomes.rows import ENTRY, OLD_ENTRY, OLD_ROW, ROW, RowTable, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,7 +23,8 @@ __all__ = ("BASE", "MAX_SCORE", "OutcomeMemory", "Record", "RowReport", "is_excl
 MAX_SCORE = 1e30
 """Larger scores, of either sign, are refused: their sums could not be stored."""
 
-ENTRIES, EXCLUDED, PASS, BASE = b"E", b"X", b"P", b"B"
+ENTRIES, EXCLUDED, PASS, BASE = b"S", b"X", b"P", b"B"
+_OLD_ENTRIES = b"E"
 _IS_COMPLETE, _IS_REPLAY = 1 << 15, 1 << 14
 _MAX_REPLAYED = 1 << 15
 """Attempts of replays that a row can have in an epoch; further ones count as late."""
@@ -47,8 +49,8 @@ class RowReport(NamedTuple):
 class Record(NamedTuple):
     """A change of the memory.
 
-    :ivar kind: ``E``: an array of ``rows.ENTRY``; ``X``: the rows that an epoch excludes; ``P``: the rows of a replay's
-        pass; ``B``: a whole memory.
+    :ivar kind: ``S``: an array of ``rows.ENTRY``; ``E``: of ``rows.OLD_ENTRY``; ``X``: the rows that an epoch excludes;
+        ``P``: the rows of a replay's pass; ``B``: a whole memory.
     """
 
     kind: bytes
@@ -212,7 +214,7 @@ class OutcomeMemory:
             (
                 report.row_id,
                 word,
-                float(np.float32(sum(score for attempt, score in new.items() if attempt // 64 == number))),
+                math.fsum(score for attempt, score in new.items() if attempt // 64 == number),
                 report.epoch,
                 number | kind | (_IS_COMPLETE if is_complete and number == words[-1][0] else 0),
             )
@@ -236,8 +238,8 @@ class OutcomeMemory:
             row["epoch"], row["last_total"], row["last_count"] = epoch, 0.0, 0
         count = word.bit_count()
         row["count"] += count
-        row["total"] += np.float32(total)
-        row["last_total"] += np.float32(total)
+        row["total"] += total
+        row["last_total"] += total
         row["last_count"] += count
         self.num_scores += count
         if is_later:
@@ -291,8 +293,9 @@ class OutcomeMemory:
         :raises SnapshotError: if it is no record; the message is the reason alone.
         """
         try:
-            if record.kind == ENTRIES:
-                for row_id, word, total, epoch, number in np.frombuffer(record.payload, ENTRY).tolist():
+            if record.kind in {ENTRIES, _OLD_ENTRIES}:
+                kind = ENTRY if record.kind == ENTRIES else OLD_ENTRY
+                for row_id, word, total, epoch, number in np.frombuffer(record.payload, kind).tolist():
                     self._count(row_id, word, total, epoch, number)
             elif record.kind == EXCLUDED:
                 excluded = msgspec.msgpack.decode(record.payload, type=_Excluded)
@@ -308,7 +311,9 @@ class OutcomeMemory:
             raise SnapshotError(f"a record in it cannot be read: {error}") from error
 
     def _become(self, base: _Base) -> None:
-        ids, rows = np.frombuffer(base.ids, np.uint64), np.frombuffer(base.rows, ROW).copy()
+        ids = np.frombuffer(base.ids, np.uint64)
+        is_old = len(base.rows) == len(ids) * OLD_ROW.itemsize
+        rows = np.frombuffer(base.rows, OLD_ROW if is_old else ROW).astype(ROW)
         if len(ids) != len(rows) or (ids[1:] <= ids[:-1]).any():
             raise ValueError("its rows are not in ascending order")
 

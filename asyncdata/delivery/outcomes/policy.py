@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ("OutcomeTable", "Outcomes", "PassRate", "Policy", "policy_of")
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+_SAME = 1e-10
+"""A mean that is below a limit by less than this part of it is at the limit: 0.7 + 0.7 + 0.7 is less than 2.1."""
+_SAME_AS_ZERO = 1e-12
 
 
 class OutcomeTable(NamedTuple):
@@ -88,16 +91,21 @@ class PassRate(Description, frozen=True, kw_only=False):
     def keeps(self, outcomes: OutcomeTable) -> Bools:
         """Whether the mean is between the limits; bool of shape (num_rows,)."""
         mean = outcomes.last_mean if self.over == "last" else outcomes.mean
-        low = -math.inf if self.drop_below is None else self.drop_below
-        high = math.inf if self.drop_above is None else self.drop_above
+        low = -math.inf if self.drop_below is None else self.drop_below - _rounding(self.drop_below)
+        high = math.inf if self.drop_above is None else self.drop_above - _rounding(self.drop_above)
         return (mean >= low) & (mean < high)
+
+
+def _rounding(limit: float) -> float:
+    """By how much the float mean of decimal scores may be below ``limit`` where the mean of the decimals is not."""
+    return _SAME * abs(limit) or _SAME_AS_ZERO
 
 
 class Outcomes(Description, frozen=True, kw_only=True):
     """What a loader remembers of each row: the scores that ``report`` was given.
 
     :ivar path: the file of the memory, in a folder that outlives the machine, beside the checkpoints. A state then has
-        only its length and digest. None: the memory is in the state itself, 35 bytes of text a row.
+        only its length and digest. None: the memory is in the state itself, 46 bytes of text a row.
     :ivar policy: which rows the next epochs leave out: a :class:`PassRate`, or the import path of a function of
         (outcomes, epoch) that returns a bool for each row. None: rows are only remembered.
     :raises ConfigError: for a value of the wrong type, or a path that cannot be one.

@@ -1,4 +1,4 @@
-"""The rows of the memory: 26 bytes a row in one sorted array, and the newest ones in a small one that is merged in."""
+"""The rows of the memory: 34 bytes a row in one sorted array, and the newest ones in a small one that is merged in."""
 
 from __future__ import annotations
 
@@ -14,23 +14,29 @@ if TYPE_CHECKING:
 
     from asyncdata.delivery.outcomes.policy import Ids
 
-__all__ = ("ENTRY", "NO_IDS", "ROW", "RowTable", "row_ids", "words_of")
+__all__ = ("ENTRY", "NO_IDS", "OLD_ENTRY", "OLD_ROW", "ROW", "RowTable", "row_ids", "words_of")
 
 Table = np.ndarray[Any, Any]
 
-ROW = np.dtype(
-    [
-        ("count", "<u4"),
-        ("total", "<f4"),
-        ("last_total", "<f4"),
-        ("epoch", "<u4"),
-        ("last_count", "<u2"),
-    ]
-)
+
+def _row(total: str) -> np.dtype[Any]:
+    return np.dtype(
+        [("count", "<u4"), ("total", total), ("last_total", total), ("epoch", "<u4"), ("last_count", "<u2")]
+    )
+
+
+def _entry(total: str) -> np.dtype[Any]:
+    return np.dtype([("id", "<u8"), ("attempts", "<u8"), ("total", total), ("epoch", "<u4"), ("word", "<u2")])
+
+
+ROW = _row("<f8")
 """What a row has beside its id: all scores, and those of ``epoch``, the last one that has any."""
 
-ENTRY = np.dtype([("id", "<u8"), ("attempts", "<u8"), ("total", "<f4"), ("epoch", "<u4"), ("word", "<u2")])
+ENTRY = _entry("<f8")
 """New scores of a row in an epoch: those of the attempts ``64 * word + i`` of which bit i is set, as their sum."""
+
+OLD_ROW, OLD_ENTRY = _row("<f4"), _entry("<f4")
+"""The same in files of before, whose sums had the precision of a float32."""
 
 NO_IDS: Ids = np.empty(0, np.uint64)
 
@@ -110,8 +116,7 @@ class RowTable:
         """The rows as policies see them."""
         ids, rows = self.arrays()
         count, last = rows["count"].astype(np.int64), rows["last_count"].astype(np.int64)
-        mean = rows["total"].astype(np.float64) / np.maximum(count, 1)
-        last_mean = rows["last_total"].astype(np.float64) / np.maximum(last, 1)
+        mean, last_mean = rows["total"] / np.maximum(count, 1), rows["last_total"] / np.maximum(last, 1)
         return OutcomeTable(ids.copy(), count, mean, last_mean, rows["epoch"].astype(np.int64))
 
 

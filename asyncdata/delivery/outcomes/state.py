@@ -20,6 +20,8 @@ class OutcomeState(msgspec.Struct, frozen=True, kw_only=True):
     :ivar decided: epochs whose exclusions the memory has and a restart needs.
     :ivar num_rows: rows in the memory.
     :ivar num_scores: scores that were counted.
+    :ivar num_repeated: scores that had been reported before.
+    :ivar num_late: scores of an earlier epoch than the last one of their row.
     :ivar passes: of each replay of the rows, by its name, the passes that a restart needs.
     """
 
@@ -29,4 +31,6 @@ class OutcomeState(msgspec.Struct, frozen=True, kw_only=True):
     decided: list[Count] = []
     num_rows: Count = 0
     num_scores: Count = 0
+    num_repeated: Count = 0
+    num_late: Count = 0
     passes: dict[str, list[Count]] = {}

@@ -23,6 +23,7 @@ from asyncdata.loader.config import LoaderConfig, place_of
 from asyncdata.loader.mix import Mix
 from asyncdata.loader.mix_file import mix_of_file
 from asyncdata.order.shuffle import RowShuffle, Shuffle
+from asyncdata.sources.arrow.parquet import ParquetSource
 from asyncdata.sources.resolve import described
 from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.functions.tokenizer_settings import BackendName  # noqa: TC001 - msgspec reads the annotations
@@ -214,11 +215,14 @@ def _mix(path: str, order: str) -> Mix:
 
 
 def _described(paths: str | list[str] | Mix) -> Source | Mix:
-    """The source of the files, with lines split as slime splits them."""
+    """The source of the files, with lines split, and values of Parquet, as slime reads them."""
     if isinstance(paths, Mix):
         return paths
 
     source = described(paths)
+    if isinstance(source, ParquetSource):
+        return msgspec.structs.replace(source, python_values=True)
+
     return msgspec.structs.replace(source, python_lines=True) if isinstance(source, JsonlSource) else source
 
 
@@ -271,11 +275,24 @@ def _tokenize_fn(args: Any, options: Options) -> SlimeTokenizeFn:
         pretokenize=options.pretokenize,
         today=options.today,
         revision=options.revision,
-        tokenizer_backend=options.tokenizer_backend if makes_tokens else "hf",  # nothing is encoded
+        tokenizer_backend=_backend(options, makes_tokens=makes_tokens),
         tool_form=tool_form() if is_miles else None,
         trust_remote_code=options.trust_remote_code,
         shows_media=tokenizer != NO_TOKENIZER and has_processor(tokenizer),
     )
+
+
+def _backend(options: Options, *, makes_tokens: bool) -> BackendName:
+    if not options.trust_remote_code:
+        return options.tokenizer_backend if makes_tokens else "hf"  # nothing is encoded
+
+    if options.tokenizer_backend not in ("auto", "hf"):
+        raise ConfigError(
+            f"{PREFIX}tokenizer_backend: {options.tokenizer_backend} has no effect with {PREFIX}trust_remote_code, "
+            "where transformers encodes: leave one of them out"
+        )
+
+    return "hf"  # no library is proven against a tokenizer's own code
 
 
 def has_processor(checkpoint: str) -> bool:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.slime.config import NO_TOKENIZER
-from asyncdata.tokenization.tokenizer_files import resolve
 
 if TYPE_CHECKING:
     from asyncdata.integrations.slime.config import SlimeSettings
 
 __all__ = ("dump_tokenizer",)
 
-_SUFFIXES = (".json", ".jinja", ".txt", ".model")
+_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
 _MAX_BYTES = 100 << 20
 
 
@@ -31,7 +30,7 @@ def dump_tokenizer(settings: SlimeSettings) -> None:
     target = os.path.join(folder, "tokenizer")
     try:
         os.makedirs(target, mode=0o700, exist_ok=True)
-        with os.scandir(resolve(fn.tokenizer, fn.revision).folder) as entries:
+        with os.scandir(fn.folder().folder) as entries:
             for entry in entries:
                 if entry.name.endswith(_SUFFIXES) and entry.is_file() and entry.stat().st_size <= _MAX_BYTES:
                     _copy(entry.path, os.path.join(target, entry.name))

@@ -18,6 +18,8 @@ from asyncdata.integrations.slime.sample import SampleFactory
 from asyncdata.loader.mix import Mix
 from asyncdata.order.rank_share import row_of_epoch
 from asyncdata.order.shuffle import RowShuffle
+from asyncdata.sources.arrow.parquet import ParquetSource
+from asyncdata.sources.row_json import python_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -88,6 +90,7 @@ class LoaderFeed(Feed):
             self._is_indexed = True
 
         def finish(samples: list[Sample]) -> list[Any]:
+            self._to_python(samples)
             if self._loader.remembers:
                 samples = [tagged(sample, self._loader.row_of(sample)) for sample in samples]
             groups = self._make(samples, self._factory, before.sample_group_index, before.sample_index)
@@ -97,6 +100,14 @@ class LoaderFeed(Feed):
             return groups
 
         return self._loader.take(number, finish)
+
+    def _to_python(self, samples: list[Sample]) -> None:
+        """Give samples of Parquet rows the values of pyarrow, as slime has them."""
+        if isinstance(self._settings.source, ParquetSource):
+            for sample in samples:
+                sample.prompt, sample.label = python_value(sample.prompt), python_value(sample.label)
+                sample.metadata = python_value(sample.metadata) or {}
+                sample.extra = python_value(sample.extra)
 
     def _make(self, samples: list[Sample], factory: SampleFactory, *first_numbers: int) -> list[Any]:
         media = [sample.extra.get("multimodal") for sample in samples] if self._process is not None else []
@@ -140,6 +151,7 @@ class LoaderFeed(Feed):
 
     def unnumbered(self, samples: list[Sample]) -> list[Any]:
         """The loader's samples as slime's samples, one of each, without numbers."""
+        self._to_python(samples)
         made = [group[0] for group in self._make(samples, self._single, 0, 0)]
         for sample in made:
             sample.group_index = sample.index = None

@@ -11,6 +11,7 @@ import msgspec
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.slime import miles_chats
+from asyncdata.sources.row_json import python_value
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.encoders.transformers_tokenizer import CodedTokenizer, coded_digest, coded_folder
 from asyncdata.tokenization.functions.drafts import Draft, Drafting
@@ -41,6 +42,9 @@ Buffer = bytes | memoryview
 
 # slime's kinds of media. Each placeholder in a text stands for the next item of its kind.
 _PLACEHOLDERS = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
+
+# Begins bytes and maps of Parquet columns; see row_json.python_value.
+_MARK = b'{"\\u0000'
 
 # Arguments that slime passes to the template itself, so that a second one would be an error.
 _GIVEN = TEMPLATE_ARGUMENTS - {"chat_template"} | {"add_generation_prompt"}
@@ -140,7 +144,7 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
         if not (self._makes_tokens or self.apply_chat_template):
             return self
 
-        folder, commit = self._folder()
+        folder, commit = self.folder()
         if self.apply_chat_template and not self.trust_remote_code:
             self._templates(TokenizerFiles(folder))
         return msgspec.structs.replace(self, tokenizer=folder, revision=commit or self.revision)
@@ -149,7 +153,7 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
         """Fingerprints of the parts on which samples depend; ``"none"`` for parts on which they do not."""
         prints = {"tokenizer": "none", "template": "none", "tokenize_fn": self.settings_digest()}
         if self.trust_remote_code:
-            of_files = coded_digest(self._folder().folder)
+            of_files = coded_digest(self.folder().folder)
             is_used = {"tokenizer": self._makes_tokens, "template": self.apply_chat_template}
             return prints | {name: of_files for name, used in is_used.items() if used}
 
@@ -162,7 +166,7 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template, if they are needed."""
         if self.trust_remote_code and (self._makes_tokens or self.apply_chat_template):
-            coded = CodedTokenizer(self._folder().folder, self.apply_chat_template_kwargs)
+            coded = CodedTokenizer(self.folder().folder, self.apply_chat_template_kwargs)
             return self._opened(coded if self._makes_tokens else None, coded if self.apply_chat_template else None)
 
         encoder = open_encoder(self.files(), self.tokenizer_backend) if self._makes_tokens else None
@@ -174,7 +178,11 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
         reader = _SlimeReader(self, templates, encoder is not None)
         return DraftTokenizer(None if encoder is None else PlainEncoder(encoder), reader, _SlimeWriter(self))
 
-    def _folder(self) -> TokenizerFolder:
+    def folder(self) -> TokenizerFolder:
+        """The local folder of the tokenizer, which has a ``tokenizer.json`` unless its own code is trusted.
+
+        :raises ConfigError: if there is no such tokenizer.
+        """
         return (coded_folder if self.trust_remote_code else resolve)(self.tokenizer, self.revision)
 
     def _templates(self, files: TokenizerFiles) -> Templates:
@@ -210,13 +218,13 @@ class _SlimeReader:
         self._shows_media = fn.shows_media
         self._media = fn.multimodal_keys or {}
         optional = {"metadata": fn.metadata_key, "tools": fn.tool_key, **self._media}
-        self._row = RowReader({"prompt": fn.prompt_key, "label": fn.label_key}, optional)
+        self._row = RowReader({"prompt": fn.prompt_key, "label": fn.label_key}, optional, allows_media=True)
 
     def __call__(self, raw: Buffer) -> Drafting:
         columns = self._row(raw)
         media = {kind: columns.pop(kind) for kind in self._media if kind in columns}
         tools = self._row.tools(columns.pop("tools", None), raw)
-        if metadata := self._row.metadata(columns.pop("metadata", None), tools, raw):
+        if metadata := self._row.metadata(self._metadata(columns.pop("metadata", None), tools, raw), tools, raw):
             columns["metadata"] = metadata
         if self._is_chat:
             prompt, shown = self._chat(decode_value(columns["prompt"], raw), media, tools, raw)
@@ -231,6 +239,21 @@ class _SlimeReader:
             return Drafting([], columns)
 
         return Drafting([Draft(self._row.encodable("prompt", prompt, raw), [])], columns)
+
+    def _metadata(self, text: Buffer | None, tools: Tools | None, raw: Buffer) -> Buffer | None:
+        """The metadata, unless they are the bytes or the map of a Parquet column, and empty.
+
+        :raises RowFault: if they are, and not empty, and the row has tools, which belong in an object.
+        """
+        if text is None or not bytes(text).startswith(_MARK):
+            return text
+
+        value = python_value(decode_value(text, raw))
+        if value and tools is not None:
+            shown = value if isinstance(value, list) else ""
+            raise self._row.wrong_type("metadata", "an object, as the row has tools", shown, raw)
+
+        return text if value else None
 
     def _chat(
         self, prompt: Any, media: dict[str, Buffer], tools: Tools | None, raw: Buffer
@@ -256,10 +279,11 @@ class _SlimeReader:
         self, templates: Templates | CodedTokenizer, messages: list[Any], tools: Tools | None, raw: Buffer
     ) -> str:
         if self._tool_form is None:
-            return templates.render(messages, self._row.schemas(tools, raw))
+            return templates.render(python_value(messages), python_value(self._row.schemas(tools, raw)))
 
+        schemas = None if tools is None else python_value(tools.schemas)
         try:
-            return miles_chats.render(templates, messages, None if tools is None else tools.schemas, self._tool_form)
+            return miles_chats.render(templates, python_value(messages), schemas, self._tool_form)
         except miles_chats.UnfitError as error:
             raise self._row.wrong_type(error.name, error.need, error.value, raw) from None
 
@@ -333,7 +357,8 @@ class _Shown:
 
         item = self._items[kind][number]
         self._shown[kind].append(item)
-        return item if isinstance(item, dict) and not self._wraps_objects else {"type": kind, kind: item}
+        is_part = isinstance(python_value(item), dict) and not self._wraps_objects
+        return item if is_part else {"type": kind, kind: item}
 
     def look(self, messages: list[Any]) -> None:
         """Collect the media that the messages contain already."""

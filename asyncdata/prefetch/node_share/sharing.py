@@ -11,10 +11,12 @@ Whatever fails here, a rank tokenizes the chunk by itself; D does not depend on 
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
+import msgspec
 
 from asyncdata.core.callbacks import no_op
 from asyncdata.core.framing import pieces
@@ -216,7 +218,9 @@ class Sharing:
 
     def _take(self, offer: Offer, body: memoryview) -> None:
         """Deliver what another rank has published. Nothing: its request failed, which does not concern this rank."""
-        reply = decode_reply(body) if body else None
+        reply = None
+        with suppress(msgspec.DecodeError):  # its memory was cut off or overwritten
+            reply = decode_reply(body) if body else None
         if isinstance(reply, Tokenized):
             self.num_rows_taken += offer.num_rows
             offer.deliver(reply)

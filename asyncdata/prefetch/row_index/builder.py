@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from array import array
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import AsyncDataError, BadRowError
+from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.log import get_logger
 from asyncdata.core.messages import Failed, Index, Indexed, RowError
-from asyncdata.delivery.bad_rows import located
+from asyncdata.core.row_codes import reason_mark
+from asyncdata.delivery.bad_rows import error_at, located
+from asyncdata.delivery.mass_drops import MassDrops
 from asyncdata.sources.spool import is_whole, part_path
 from asyncdata.workers.base import Crashed, error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from asyncdata.core.errors import BadRowError
     from asyncdata.core.messages import Reply
+    from asyncdata.core.types import SourceLocation
     from asyncdata.prefetch.row_index.index_file import IndexFile
     from asyncdata.prefetch.row_index.row_index import RowIndex
     from asyncdata.sources.base import Blocks
@@ -63,6 +67,7 @@ class Indexer:
         self._on_bad = on_bad
         self._on_growth = on_growth
         self._shows_rows = shows_rows
+        self._mass_drops = MassDrops("", len(source.files))
         self._is_read = False
         self._next_block = 0
         self._num_asked = 0
@@ -170,29 +175,29 @@ class Indexer:
     def _take(self, part: Indexed) -> None:
         first_block, first_row = self._index.num_blocks, self._index.num_found
         self._index.append(part)
+        location = partial(self._location, part, first_block, first_row)
+        self._mass_drops.see(
+            len(part.lengths) // 4, _rows_by_reason(part), partial(self._files, part, first_block), location
+        )
         for error in part.errors:
-            self._on_bad(self._bad_row(part, error, first_block, first_row))
+            self._on_bad(error_at(location(error.row), error))
 
-    def _bad_row(self, part: Indexed, error: RowError, first_block: int, first_row: int) -> BadRowError:
-        """The error for a bad row of a part that begins with block ``first_block`` and row ``first_row``."""
+    def _files(self, part: Indexed, first_block: int) -> Any:
+        """The number of each row's file, of a part that begins with block ``first_block``."""
+        counts = np.frombuffer(part.counts, np.int32)
+        blocks = self._source.blocks(range(first_block, first_block + len(counts)))
+        return np.repeat(np.array([block.file_id for block in blocks], np.int64), counts)
+
+    def _location(self, part: Indexed, first_block: int, first_row: int, row: int) -> SourceLocation:
+        """The location of a row of a part that begins with block ``first_block`` and row ``first_row``."""
         ends = np.cumsum(np.frombuffer(part.counts, np.int32))
-        number = int(np.searchsorted(ends, error.row, side="right"))
+        number = int(np.searchsorted(ends, row, side="right"))
         (block,) = self._source.blocks([first_block + number])
         first = int(ends[number - 1]) if number else 0
-        inside = error.row - first if self._index.spool else int(np.frombuffer(part.offsets, np.int32)[error.row])
-        length = int(np.frombuffer(part.lengths, np.int32)[error.row])
+        inside = row - first if self._index.spool else int(np.frombuffer(part.offsets, np.int32)[row])
+        length = int(np.frombuffer(part.lengths, np.int32)[row])
         place = self._source.location(block.file_id, block.start + inside, length)
-        place = self._index.numbered(place, block.file_id, first_row + error.row)
-        return BadRowError(
-            error.code,
-            error.reason,
-            path=place.path,
-            line=place.line_number(),
-            byte_offset=place.byte_offset,
-            row_number=place.row_number,
-            excerpt=error.excerpt,
-            traceback=error.traceback,
-        )
+        return self._index.numbered(place, block.file_id, first_row + row)
 
     def _write(self, part: Indexed) -> None:
         if self._file is None:
@@ -235,3 +240,15 @@ class Indexer:
         self._close_file()
         self._index.fail(error)
         self._on_growth()
+
+
+def _rows_by_reason(part: Indexed) -> dict[str, Any]:
+    """The rows of a part that yield no sample, by reason."""
+    found: dict[str, Any] = {}
+    for error in part.errors:
+        found.setdefault(f"bad row {error.code}", []).append(error.row)
+    marks = np.frombuffer(part.marks, np.uint8).copy()
+    marks[[error.row for error in part.errors]] = 0
+    for number, reason in enumerate(part.drops):
+        found[reason] = np.flatnonzero(marks == reason_mark(number))
+    return found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import NoSamplesError, PrefetchTimeoutError, SnapshotError
+from asyncdata.core.errors import NoSamplesError, PrefetchTimeoutError, SnapshotError, by_reason
 from asyncdata.delivery.outcomes.rows import row_ids
 from asyncdata.order.torch_randperm import TorchGenerator
 
@@ -49,6 +49,13 @@ class Places(NamedTuple):
     rows: Int64
     copies: tuple[Int64, Int64] | None = None
 
+    def followed_by(self, more: Places) -> Places:
+        """These rows, and then ``more``."""
+        before, after = [*self[:4], *(self.copies or ())], [*more[:4], *(more.copies or ())]
+        columns: list[Any] = [np.concatenate(pair) for pair in zip(before, after, strict=True)]
+        file_ids, offsets, lengths, rows, *copies = columns
+        return Places(file_ids, offsets, lengths, rows, (copies[0], copies[1]) if copies else None)
+
 
 class RowIndex:
     """The rows of ``source``, and which of them ``shuffle`` numbers.
@@ -75,6 +82,8 @@ class RowIndex:
         self._marks = _Grown(np.uint8)
         self._num_tokens = _Grown(np.int32)
         self._numbers: tuple[int, Any] = (0, np.empty(0, np.int64))
+        self._grows = shuffle.grows and shuffle.check != "none"
+        self._grown_numbers = _Grown(np.int64)
         self._changed = threading.Condition()
         self.num_found = 0
         self.excluded: dict[str, int] = {}
@@ -99,6 +108,8 @@ class RowIndex:
         marks = np.frombuffer(found.marks, np.uint8) if found.marks else np.zeros(len(offsets), np.uint8)
         self._marks.extend(marks)
         self._num_tokens.extend(np.frombuffer(found.num_tokens, np.int32))
+        if self._grows:
+            self._grown_numbers.extend(self.num_found + _looked_at(marks, self._shuffle, self._num_objects))
         self._num_objects += int(np.count_nonzero(marks != _NO_OBJECT))
         self.num_found += len(offsets)
         self._num_blocks += len(counts)
@@ -138,8 +149,7 @@ class RowIndex:
 
     def no_samples(self) -> NoSamplesError:
         """The error for an index that is complete, and in which no row has a number."""
-        reasons = ", ".join(f"{number} by {reason}" for reason, number in sorted(self.excluded.items()))
-        return NoSamplesError(f"AD401 {self.num_found} rows read, 0 kept: {reasons or 'there was no row'}")
+        return NoSamplesError(f"AD401 {self.num_found} rows read, 0 kept: {by_reason(self.excluded)}")
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until it is complete or has failed; return whether that came in time. From any thread."""
@@ -173,16 +183,14 @@ class RowIndex:
         if shuffle.check == "none" and shuffle.part is None:
             return range(self.num_found)
 
+        if self._grows:  # asked for again and again while the index is made
+            return self._grown_numbers.array
+
         if self._numbers[0] != self.num_found:
-            rows = np.arange(self.num_found) if shuffle.check == "none" else self._looked_at()
+            is_each = shuffle.check == "none"
+            rows = np.arange(self.num_found) if is_each else _looked_at(self._marks.array, shuffle)
             self._numbers = self.num_found, rows if shuffle.part is None else _part_of(rows, shuffle)
         return self._numbers[1]
-
-    def _looked_at(self) -> Any:
-        """The rows that get a number, by the marks that the workers set when they checked the rows."""
-        shuffle, marks = self._shuffle, self._marks.array
-        rows = np.flatnonzero(marks != _NO_OBJECT)[shuffle.first : shuffle.stop]
-        return rows[marks[rows] == _GOOD] if shuffle.only_kept else rows
 
     @property
     def num_tokens(self) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -259,6 +267,18 @@ class RowIndex:
         block = int(np.searchsorted(self._block_files, file_id))
         first = int(self._block_ends[block - 1]) if block else 0
         return msgspec.structs.replace(place, row_number=row - first)
+
+
+def _looked_at(marks: Any, shuffle: RowShuffle, num_before: int = 0) -> Any:
+    """The rows that get a number, by the marks that the workers set when they checked the rows.
+
+    :param num_before: JSON objects before these rows; 0 unless the order grows.
+    """
+    bounds: list[int | None] = [shuffle.first, shuffle.stop]
+    if num_before:
+        bounds = [bound and max(0, bound - num_before) for bound in bounds]
+    rows = np.flatnonzero(marks != _NO_OBJECT)[slice(*bounds)]
+    return rows[marks[rows] == _GOOD] if shuffle.only_kept else rows
 
 
 def _part_of(rows: Any, shuffle: RowShuffle) -> Any:

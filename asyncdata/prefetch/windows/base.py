@@ -199,7 +199,7 @@ class OpenWindow(Protocol):
 
     :ivar slot: the slot to release when all rows are sent.
     :ivar is_last: whether it is the epoch's last window; known when it is ready.
-    :ivar num_rows: number of rows; known when it is ready.
+    :ivar num_rows: number of rows that are known so far; of all when it is ready.
     :ivar is_placed: whether all rows are cached and in the slot; known when it is ready.
     :ivar is_recorded: whether replies are written to the token cache, so that every row must be tokenized.
     :ivar fault: why it cannot be read; raised when its rows are next in the order.
@@ -214,7 +214,7 @@ class OpenWindow(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether its rows are known."""
+        """Whether all its rows are known."""
         ...
 
     def request(self, first: int, stop: int) -> Tokenize:

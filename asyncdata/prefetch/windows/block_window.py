@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -167,9 +168,13 @@ class Window:
     def keys(self, first: int, stop: int) -> tuple[Int64, Int64]:
         """The numbers of the files of the rows ``[first, stop)``, and their offsets there."""
         numbers = np.searchsorted(self._ends, self._order[first:stop], side="right")
-        file_ids = np.array([block.file_id for block in self._blocks], np.int64)
-        starts = np.array([block.start for block in self._blocks], np.int64)
-        return file_ids[numbers], starts[numbers] + self._offsets[first:stop]
+        file_ids, starts = self._places[:, numbers]
+        return file_ids, starts + self._offsets[first:stop]
+
+    @cached_property
+    def _places(self) -> Int64:
+        """The number of each block's file, and where it begins there: of shape (2, num_blocks)."""
+        return np.array([(block.file_id, block.start) for block in self._blocks], np.int64).reshape(-1, 2).T
 
     def location(self, row: int) -> SourceLocation:
         """The row's location."""

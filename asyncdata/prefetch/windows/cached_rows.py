@@ -45,12 +45,13 @@ class Choice(NamedTuple):
 class RowsOfWindow:
     """The rows of a window.
 
-    :param rows: their numbers in the cache, in the window's order: int64 of shape (num_rows,).
+    :param rows: as ``rows``.
+    :ivar rows: their numbers in the cache, in the window's order: int64 of shape (num_rows,).
     """
 
     def __init__(self, cache: CachedRows, rows: Int64) -> None:
         self._cache = cache
-        self._rows = rows
+        self.rows = rows
         self._are_cached: dict[int, Bools] = {}
         self._num_answered = 0
 
@@ -60,7 +61,7 @@ class RowsOfWindow:
         :param starts: as in the request.
         """
         wanted = np.flatnonzero(is_read)
-        cached = self._cache.find(self._rows[first : first + len(starts)][is_read])
+        cached = self._cache.find(self.rows[first : first + len(starts)][is_read])
         starts, are_cached, are_read = starts.copy(), np.zeros(len(starts), np.bool_), is_read.copy()
         if cached is not None:
             chosen = wanted[np.frombuffer(cached.rows, np.int32)]
@@ -80,11 +81,11 @@ class RowsOfWindow:
         if not num_rows:
             return
 
-        self._cache.answered(self._rows[first : first + num_rows], self._are_cached.pop(first), reply)
+        self._cache.answered(self.rows[first : first + num_rows], self._are_cached.pop(first), reply)
         self._num_answered += num_rows
-        if is_last and self._num_answered == len(self._rows):
+        if is_last and self._num_answered == len(self.rows):
             self._cache.flush()
 
     def refused(self, first: int, num_rows: int, refusal: RowsRefused) -> None:
         """Cached rows from ``first`` on could not be used."""
-        self._cache.refused_rows(self._rows[first : first + num_rows], refusal)
+        self._cache.refused_rows(self.rows[first : first + num_rows], refusal)

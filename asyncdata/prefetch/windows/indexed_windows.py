@@ -54,6 +54,7 @@ class _Rows(NamedTuple):
     :ivar units: for each row, the number of its unit: a unit is dealt to one rank, and is a row or a pack.
     :ivar first: the unit with which the epoch's first batch begins.
     :ivar stop: one more than the epoch's last unit.
+    :ivar are_all: whether these are all rows of the window; otherwise its first ones, and the others are not known yet.
     """
 
     numbers: Int64
@@ -61,6 +62,7 @@ class _Rows(NamedTuple):
     first: int
     stop: int
     is_last: bool
+    are_all: bool = True
 
 
 class IndexedWindow:
@@ -72,7 +74,7 @@ class IndexedWindow:
         self._cache = cache
         self.is_recorded = cache is not None
         self._cached: RowsOfWindow | None = None
-        self.is_last = False
+        self.is_ready = self.is_last = False
         self.num_rows = 0
         self.is_placed = False
         self.fault: AsyncDataError | None = None
@@ -81,19 +83,18 @@ class IndexedWindow:
         self._places: Places | None = None
         self._expected: Int32 | None = None
 
-    def fill(self, places: Places, expected: Int32 | None, *, is_last: bool) -> None:
-        """Set the rows.
+    def fill(self, places: Places, expected: Int32 | None, *, is_last: bool, are_all: bool = True) -> None:
+        """Add the rows, all of them or the next ones.
 
         :param expected: as in :class:`~asyncdata.core.messages.Tokenize`.
         """
         self._expected = expected
-        self._places, self.num_rows, self.is_last = places, len(places.lengths), is_last
-        self._cached = None if self._cache is None else RowsOfWindow(self._cache, places.rows)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether its rows are known."""
-        return self._places is not None
+        self._places = places if self._places is None else self._places.followed_by(places)
+        self.num_rows, self.is_last, self.is_ready = len(self._places.lengths), is_last, are_all
+        if self._cached is not None:
+            self._cached.rows = self._places.rows
+        elif self._cache is not None:
+            self._cached = RowsOfWindow(self._cache, places.rows)
 
     @property
     def _known(self) -> Places:
@@ -291,14 +292,14 @@ class IndexedWindows(AnywhereWindows):
         if found is None or not (self._cache is None or self._cache.is_ready(epoch, number)):
             return False
 
-        if number and len(found.numbers) == 0:
+        if number and found.are_all and len(found.numbers) == 0:
             window.fault = no_such_place(Position(epoch, number), "all rows of the epoch are before it")
             return True
 
         self._indexer.leave_room()
-        places = self._index.places(found.numbers)
-        window.fill(places, self._expected(found), is_last=found.is_last)
-        return True
+        places = self._index.places(found.numbers[window.num_rows :])
+        window.fill(places, self._expected(found), is_last=found.is_last, are_all=found.are_all)
+        return found.are_all
 
     def _expected(self, found: _Rows) -> Int32 | None:
         """How many tokens the rows have, if every row is a sample; see :class:`~asyncdata.core.messages.Tokenize`."""
@@ -324,8 +325,9 @@ class IndexedWindows(AnywhereWindows):
 
         # No row may belong to the epoch's last batch, which is dealt in another way.
         num_needed = stop + (0 if self._share is None else self._share.global_batch)
-        grows = order.shuffle.grows and index.num_found >= stop and index.num_rows > num_needed
-        if not (index.is_complete or grows):
+        grows = order.shuffle.grows and index.num_found > first
+        are_all = index.is_complete or (grows and index.num_rows > num_needed)
+        if not (are_all or (grows and self._share is None and index.num_rows > first)):
             return None
 
         if order.shuffle.method == "slime":
@@ -338,7 +340,7 @@ class IndexedWindows(AnywhereWindows):
         counted_from = row_of_epoch(self.start) if self.start.epoch == epoch else 0
         units = np.arange(first, first + len(numbers)) - counted_from
         is_last = index.is_complete and stop >= index.num_rows
-        return _Rows(numbers, units, 0, index.num_rows - counted_from, is_last)
+        return _Rows(numbers, units, 0, index.num_rows - counted_from, is_last, are_all)
 
     def _replayed_rows(self, ids: Ids, first: int, stop: int) -> _Rows:
         numbers = self._index.find(ids[first:stop])

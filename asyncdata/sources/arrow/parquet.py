@@ -63,6 +63,8 @@ class ParquetSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     :param max_row_bytes: a row whose JSON is longer is a bad row.
     :param allow_repeats: a file may be listed more than once: its rows come as often in an epoch.
     :param storage_options: as for :class:`JsonlSource`. From a store, whole row groups are read, of the columns alone.
+    :param python_values: binary values and maps are marked in the row's JSON, for the data sources of slime and miles,
+        which make bytes and lists of tuples of them. Otherwise they are base64 text, and objects or lists of pairs.
     """
 
     paths: str | list[str]
@@ -71,6 +73,7 @@ class ParquetSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_row_bytes: int = 64 * 1024 * 1024
     allow_repeats: bool = False
     storage_options: dict[str, Any] = {}
+    python_values: bool = False
 
     def __repr__(self) -> str:
         return shown(self)
@@ -106,7 +109,10 @@ class ParquetSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise SourceError(f"AD201 no rows in {len(files)} files, all empty: {names}")
 
         reads = self.reads_per_group or (_READS_PER_GROUP_OF_OBJECTS if stores else _READS_PER_GROUP)
-        return ParquetBlocks(files, _columns(files, self.columns), block_bytes, reads, self.max_row_bytes, stores)
+        blocks = ParquetBlocks(files, _columns(files, self.columns), block_bytes, reads, self.max_row_bytes, stores)
+        if self.python_values:
+            blocks.reader.settings["python_values"] = True
+        return blocks
 
 
 class ParquetBlocks(Files):

@@ -118,7 +118,15 @@ class _Object(RowGroups):
 
     is_untouched = True
 
-    def __init__(self, reads: Reads, stamp: ObjectStamp, columns: list[str], found: ObjectFooter, footer: str) -> None:
+    def __init__(
+        self,
+        reads: Reads,
+        stamp: ObjectStamp,
+        columns: list[str],
+        found: ObjectFooter,
+        footer: str,
+        python_values: bool,
+    ) -> None:
         import pyarrow.parquet as pq
 
         if found.digest != footer:
@@ -132,7 +140,7 @@ class _Object(RowGroups):
         start = stamp.num_bytes - len(found.tail)
         with pq.ParquetFile(self._file([(start, found.tail)])) as parquet:
             self._metadata = parquet.metadata
-            self.write = RowWriter(parquet.schema_arrow, columns)
+            self.write = RowWriter(parquet.schema_arrow, columns, python_values=python_values)
         super().__init__(self._metadata)
         tops = tuple(f"{name}." for name in columns)
         schema = self._metadata.schema
@@ -192,8 +200,8 @@ class _Object(RowGroups):
 class RemoteParquetReader(ParquetReader):
     """The same for objects: the footers of a request's blocks are read at once, then row groups, some ahead."""
 
-    def __init__(self, job: Job, columns: list[str], footers: list[str]) -> None:
-        super().__init__(job, columns, footers)
+    def __init__(self, job: Job, columns: list[str], footers: list[str], python_values: bool = False) -> None:
+        super().__init__(job, columns, footers, python_values)
         self._reads = Reads(job.stores)
         self._tails: dict[int, Future[ObjectFooter]] = {}
         self._next: deque[tuple[int, int]] = deque()
@@ -236,7 +244,7 @@ class RemoteParquetReader(ParquetReader):
         found = self._tails.pop(file_id, None)
         stamp = self._stamp(file_id)
         footer = found.result() if found is not None else load_footer(self._reads, stamp)
-        return _Object(self._reads, stamp, self._columns, footer, self._footers[file_id])
+        return _Object(self._reads, stamp, self._columns, footer, self._footers[file_id], self._python_values)
 
     def _stamp(self, file_id: int) -> ObjectStamp:
         return ObjectStamp.of(self._files[file_id])

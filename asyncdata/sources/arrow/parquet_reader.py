@@ -41,17 +41,18 @@ class ParquetReader:
     :param footers: the digest of each file's footer at the start.
     """
 
-    def __init__(self, job: Job, columns: list[str], footers: list[str]) -> None:
+    def __init__(self, job: Job, columns: list[str], footers: list[str], python_values: bool = False) -> None:
         self._files = job.files
         self._max_row_bytes = job.max_row_bytes
         self._columns = columns
         self._footers = footers
+        self._python_values = python_values
         self._open = OpenFiles(self._opened)
         self._pass: tuple[ParquetFile, int, _Pass] | None = None
         self._held = _Held()
 
     def _opened(self, file_id: int) -> ParquetFile:
-        return _File(self._files[file_id], self._columns, self._footers[file_id])
+        return _File(self._files[file_id], self._columns, self._footers[file_id], self._python_values)
 
     def read_block(self, block: Block, num_bytes: int) -> BlockRows:
         """As the protocol says."""
@@ -189,7 +190,7 @@ class RowGroups:
 class _File(RowGroups):
     """A file of this machine."""
 
-    def __init__(self, ref: FileRef, columns: list[str], footer: str) -> None:
+    def __init__(self, ref: FileRef, columns: list[str], footer: str, python_values: bool) -> None:
         self._ref = ref
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -206,7 +207,7 @@ class _File(RowGroups):
             self._parquet: Any = pq.ParquetFile(
                 self._file, buffer_size=_READ_BYTES, pre_buffer=False, page_checksum_verification=True
             )
-            self.write = RowWriter(self._parquet.schema_arrow, columns)
+            self.write = RowWriter(self._parquet.schema_arrow, columns, python_values=python_values)
         except BaseException:
             self._same.close()
             raise

@@ -20,7 +20,7 @@ from asyncdata.sources.arrow.column_types import (
     stored_type,
 )
 from asyncdata.sources.reader import BlockRows
-from asyncdata.sources.row_json import encode_row
+from asyncdata.sources.row_json import BYTES, PAIRS, encode_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,12 +57,13 @@ class RowWriter:
 
     :param schema: the schema of the batches.
     :param columns: the indices of the columns to use, in the order of a row's keys.
+    :param python_values: binary and maps are written so that ``row_json.python_value`` makes Python's values of them.
     :raises TypeError: for a type that cannot be written as JSON; the message names its column.
     """
 
-    def __init__(self, schema: pa.Schema, columns: Sequence[str]) -> None:
+    def __init__(self, schema: pa.Schema, columns: Sequence[str], *, python_values: bool = False) -> None:
         self._names = tuple(columns)
-        self._columns = [_Column(name, schema.field(name).type) for name in columns]
+        self._columns = [_Column(name, schema.field(name).type, python_values) for name in columns]
 
     def __call__(self, batch: pa.RecordBatch) -> list[bytes]:
         """The text of each row."""
@@ -91,14 +92,14 @@ class RowWriter:
 class _Column:
     """Converts the values of one column to JSON values."""
 
-    def __init__(self, name: str, kind: pa.DataType) -> None:
+    def __init__(self, name: str, kind: pa.DataType, python_values: bool) -> None:
         import pyarrow as pa
 
         self.name = name
         self._stored = stored_type(kind)
         try:
             self._plain = plain_type(self._stored)
-            self._fix = _fixer(self._stored)
+            self._fix = _fixer(self._stored, python_values)
             self.plain(pa.nulls(1, kind))
         except (TypeError, pa.ArrowException) as error:
             raise TypeError(f"column {name!r} is {shown_type(kind)}, which has no form in JSON: {error}") from error
@@ -170,7 +171,7 @@ def _unescaped(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-def _fixer(kind: pa.DataType) -> Fix:
+def _fixer(kind: pa.DataType, python_values: bool) -> Fix:
     """The conversion that a value that is not null still needs; None for none."""
     import pyarrow as pa
 
@@ -185,14 +186,16 @@ def _fixer(kind: pa.DataType) -> Fix:
         return lambda value: value / per_second
 
     if pa.types.is_struct(kind):
-        return _struct_fixer({field.name: _fixer(field.type) for field in kind})
+        return _struct_fixer({field.name: _fixer(field.type, python_values) for field in kind})
 
     if pa.types.is_map(kind):
-        return _map_fixer(
-            _fixer(kind.key_type), _fixer(kind.item_type), has_text_keys=is_text(plain_type(kind.key_type))
-        )
+        fixers = _fixer(kind.key_type, python_values), _fixer(kind.item_type, python_values)
+        return _map_fixer(*fixers, _as_pairs if python_values else _object_of(kind.key_type))
 
-    return _list_fixer(_fixer(kind.value_type)) if is_list(kind) else None
+    if python_values and is_bytes(plain_type(kind)):
+        return lambda value: {BYTES: value}
+
+    return _list_fixer(_fixer(kind.value_type, python_values)) if is_list(kind) else None
 
 
 def _iso(text: str) -> str:
@@ -232,13 +235,22 @@ def _list_fixer(fix: Fix) -> Fix:
     return lambda value: [item if item is None else fix(item) for item in value]
 
 
-def _map_fixer(fix_key: Fix, fix_item: Fix, *, has_text_keys: bool) -> Fix:
+def _as_pairs(pairs: list[tuple[Any, Any]]) -> Any:
+    return {PAIRS: pairs}
+
+
+def _object_of(key_type: pa.DataType) -> Callable[[list[tuple[Any, Any]]], Any]:
+    """What makes a map of pairs: an object, if the keys are text."""
+    return dict if is_text(plain_type(key_type)) else list
+
+
+def _map_fixer(fix_key: Fix, fix_item: Fix, make: Callable[[list[tuple[Any, Any]]], Any]) -> Fix:
     def fixed(value: list[tuple[Any, Any]]) -> Any:
         pairs = [
             (fix_key(key) if fix_key else key, fix_item(item) if fix_item and item is not None else item)
             for key, item in value
         ]
-        return dict(pairs) if has_text_keys else pairs
+        return make(pairs)
 
     return fixed
 

@@ -50,7 +50,7 @@ class ChatSpans:
     """
 
     def __init__(self, template: ChatTemplate, name: str, special: Sequence[str], eos: str | None) -> None:
-        self._template = template
+        self.template = template
         self._special = special
         self._rules = _Rules(name, eos, template.has_generation)
         self._texts = Texts(special)
@@ -93,7 +93,7 @@ class ChatSpans:
 
         :raises RowFault: if the template rejects it.
         """
-        return self._template.rendered(guarded(messages), tools, add_generation_prompt=True)
+        return self.template.rendered(guarded(messages), tools, add_generation_prompt=True)
 
     def has_stop(self, text: str, blocks: list[Span]) -> bool:
         """Whether a block ends with a stop token; True if there are no blocks."""
@@ -106,7 +106,7 @@ class ChatSpans:
         self, messages: list[Message], tools: list[Message] | None, trained: Sequence[int]
     ) -> tuple[str, list[Span]]:
         """The same as a call, by rendering this chat."""
-        chat = Conversation(self._template, guarded(messages), tools, self._texts)
+        chat = Conversation(self.template, guarded(messages), tools, self._texts)
         return chat.text, self._rules.blocks(chat, trained)
 
     def proven(self, messages: list[Message], tools: list[Message] | None, trained: Sequence[int]) -> Program:
@@ -122,7 +122,7 @@ class ChatSpans:
             chat = Conversation(symbolic, symbolic.messages, symbolic.tools, texts)
             return _cut(chat.text, self._rules.blocks(chat, trained)), texts.marks
 
-        return self._template.proven(messages, tools, cut)
+        return self.template.proven(messages, tools, cut)
 
     def _prove(self, messages: list[Message], tools: list[Message] | None, trained: tuple[int, ...]) -> Program:
         program = self.proven(messages, tools, trained)

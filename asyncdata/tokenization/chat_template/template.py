@@ -5,6 +5,8 @@ Import it only if a template is used: Jinja makes the start of a worker slower.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
+    from jinja2 import Environment
+
     from asyncdata.tokenization.chat_template.compiled.program import Program
     from asyncdata.tokenization.chat_template.compiled.symbolic_template import SymbolicChat, SymbolicTemplate
 
@@ -29,7 +33,16 @@ __all__ = ("ChatTemplate", "choose_templates")
 
 Message = dict[str, Any]
 
+_MAX_CHARACTERS, _MAX_TOKENS = 1_000_000, 30_000
+"""Of a template. The trainer's process compiles it without a deadline, in a time that grows faster than its size: two
+seconds at worst for so many of Jinja's tokens. The largest template of a known model has 7,000."""
+
 _TEMPLATE_FILE = "<template>"  # Jinja's name for the code of a template that is not a file
+
+
+@lru_cache(256)
+def _contains(source: str, word: str) -> bool:
+    return word in source
 
 
 class ChatTemplate:
@@ -51,11 +64,14 @@ class ChatTemplate:
 
         environment = make_environment(ImmutableSandboxedEnvironment)
         try:
+            _check_size(source, environment)
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise ConfigError(
                 f"AD411 the chat template's line {error.lineno} is not valid Jinja: {error.message}"
             ) from error
+        except ConfigError:
+            raise
         except Exception as error:  # too deep or too long for Jinja's parser, or for Python's
             raise ConfigError(
                 f"AD411 the chat template cannot be compiled: {type(error).__name__}: {error}; pass another template"
@@ -69,6 +85,10 @@ class ChatTemplate:
         self._source = source
         self._symbolic: SymbolicTemplate | None = None
         self._shapes = Shapes(self._prove)
+
+    def names(self, word: str) -> bool:
+        """Whether its text has this word: without it, the template cannot write what is under this key."""
+        return _contains(self._source, word)
 
     def render(self, messages: list[Message], tools: list[Message] | None = None) -> str:
         """The chat as text; by a program if one has been proven for chats of its shape.
@@ -155,6 +175,17 @@ def choose_templates(templates: Mapping[str, str], chosen: str | None = None) ->
 
     with_tools = "tool_use" if chosen is None and "tool_use" in templates else name
     return templates[name], templates[with_tools]
+
+
+def _check_size(source: str, environment: Environment) -> None:
+    if len(source) > _MAX_CHARACTERS:
+        size = f"{len(source):,} characters; at most {_MAX_CHARACTERS:,}"
+    elif any(islice(environment.lex(source), _MAX_TOKENS, None)):
+        size = f"more than {_MAX_TOKENS:,} names, operators, texts and blanks, as Jinja counts them; at most that many"
+    else:
+        return
+
+    raise ConfigError(f"AD411 the chat template has {size} are compiled; pass a shorter one")
 
 
 def _template_line(trace: TracebackType | None) -> int | None:

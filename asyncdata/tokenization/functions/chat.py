@@ -34,7 +34,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     chat template ends messages without a special token, no stop token is trained: ``no_stop_token`` counts such rows.
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
-    :param messages_key: the key of a row's messages: a list, or that list as JSON text; other text is one user turn.
+    :param messages_key: the key of a row's messages: a list, or that list as JSON text.
     :param train_on: every message of the assistant, its last one, or those whose own ``loss`` is not false; or all
         tokens of the chat, as SFTTrainer of TRL does by default.
     :raises ConfigError: for a setting that cannot work.
@@ -50,7 +50,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         files = self.files()
         reader = _ChatReader(self, self.chat_spans(files, files.special_texts()))
         encoder = open_span_encoder(files, self.tokenizer_backend)
-        return DraftTokenizer(encoder, reader, _ChatWriter(self), decode=reader.decode)
+        return DraftTokenizer(encoder, reader, _ChatWriter(self), decode=reader.decode, media=self.media)
 
 
 class _ChatReader:

@@ -15,6 +15,7 @@ from asyncdata.tokenization.functions.tokenizer_settings import (
     compile_templates,
     templates_digest,
 )
+from asyncdata.tokenization.functions.turns import ReadChat, unusual_turns
 
 if TYPE_CHECKING:
     from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
@@ -104,7 +105,12 @@ class ChatDrafts:
         :raises RowFault: if the template rejects the chat, or the blocks cannot be located.
         """
         spans = self._without_tools if tools is None else self._with_tools
+        unusual = unusual_turns(messages)
+        if unusual:
+            ReadChat(self._row, name, messages, tools, raw).refuse_media(unusual)
         text, blocks = spans(messages, tools, trained)
+        if unusual:
+            ReadChat(self._row, name, messages, tools, raw).check_written(unusual, text, spans.template)
         return Draft(self._row.encodable(name, text, raw), blocks, spans.has_stop(text, blocks))
 
     def prompt(self, name: str, messages: list[Message], tools: list[Message] | None, raw: Buffer) -> Draft:

@@ -33,11 +33,15 @@ class Draft(NamedTuple):
 
 
 class Drafting(NamedTuple):
-    """A row that was read: its drafts, the columns of its sample, and in ``of`` further data for its writer."""
+    """A row that was read: its drafts, the columns of its sample, and in ``of`` further data for its writer.
+
+    :ivar has_left_out: whether media of the row were left out.
+    """
 
     drafts: list[Draft]
     columns: dict[str, Buffer]
     of: Any = None
+    has_left_out: bool = False
 
 
 class Encoded(NamedTuple):

@@ -124,7 +124,7 @@ class FixedLengthTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unkno
         around = encoder.around() if self.add_special_tokens else (array("i"), array("i"))
         eos, pad = encoder.ids_of(self._eos(files), "add_eos"), self._pad(files)
         padding = encoder.ids_of(pad, "pad_token")[0] if isinstance(pad, str) else pad
-        return DraftTokenizer(encoder, _FixedReader(self), _FixedWriter(self, around, eos, padding))
+        return DraftTokenizer(encoder, _FixedReader(self), _FixedWriter(self, around, eos, padding), media=self.media)
 
     def _eos(self, files: TokenizerFiles) -> str | None:
         return named_token(

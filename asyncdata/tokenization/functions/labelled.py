@@ -16,8 +16,9 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.core.shortage import raise_if_shortage
 from asyncdata.tokenization.encoders.span_encoder import one_id
 from asyncdata.tokenization.functions.drafts import Draft, Drafting, Encoded
-from asyncdata.tokenization.functions.tokenizer_settings import Name, OfTokenizer
-from asyncdata.tokenization.rows import RowFault
+from asyncdata.tokenization.functions.tokenizer_settings import Media, Name, OfTokenizer
+from asyncdata.tokenization.media import MEDIA_LEFT_OUT, without_media
+from asyncdata.tokenization.rows import MediaFault, RowFault
 from asyncdata.tokenization.spans import trained_tokens
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class DraftTokenizer:
 
     :param encoder: None if no row has a draft.
     :param decode: decodes many rows in one call, to a value for each; it returns None if a row is bad, or may be.
+    :param media: what to do with a row that has media.
     """
 
     def __init__(
@@ -129,11 +131,13 @@ class DraftTokenizer:
         read: DraftReader,
         write: DraftWriter,
         decode: Callable[[Sequence[Buffer]], Sequence[Any] | None] = lambda _: None,
+        media: Media = "error",
     ) -> None:
         self._encoder = encoder
         self._read = read
         self._write = write
         self._decode = decode
+        self._leaves_out = media == "leave_out"
 
     def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
         draftings = list(self._read_each(rows, out))
@@ -147,6 +151,8 @@ class DraftTokenizer:
                         raise _refused(each)
 
                 self._write(row, found, drafting, out)
+                if drafting.has_left_out and out.has_kept(row):
+                    out.note(row, MEDIA_LEFT_OUT)
             except RowFault as fault:
                 out.fail(row, RowFault(fault.code, fault.reason, rows[row]))
 
@@ -155,17 +161,30 @@ class DraftTokenizer:
         arguments: Iterable[tuple[Any, ...]] = zip(rows) if decoded is None else zip(rows, decoded, strict=True)
         for row, given in enumerate(arguments):
             out.progress(row)  # a template is a program, and may run forever
+            drafting: Drafting | str | RowFault
             try:
                 drafting = self._read(*given)
             except RowFault as fault:
-                out.fail(row, fault)
-                continue
-
-            if isinstance(drafting, str):
+                drafting = self._read_again(given[0], fault)
+            if isinstance(drafting, RowFault):
+                out.fail(row, drafting)
+            elif isinstance(drafting, str):
                 out.drop(row, drafting)
             else:
                 yield row, drafting
         out.progress(None)
+
+    def _read_again(self, raw: Buffer, fault: RowFault) -> Drafting | str | RowFault:
+        """The row without its media, if they are the fault and are to be left out; else the fault."""
+        if not (self._leaves_out and isinstance(fault, MediaFault)):
+            return fault
+
+        try:
+            drafting = self._read(without_media(raw, fault.keys))
+        except RowFault as other:
+            return RowFault(other.code, other.reason, raw)
+
+        return drafting if isinstance(drafting, str) else drafting._replace(has_left_out=True)
 
 
 def _refused(error: Exception) -> RowFault:

@@ -80,7 +80,7 @@ class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fie
         spans = self.chat_spans(files, files.special_texts()) if self._has_template(files) else None
         eos = named_token(files, "eos_token", self.eos, "eos")
         encoder.ids_of(eos, "eos")
-        return DraftTokenizer(encoder, _PairReader(self, spans, eos or ""), _PairWriter(self))
+        return DraftTokenizer(encoder, _PairReader(self, spans, eos or ""), _PairWriter(self), media=self.media)
 
     def _has_template(self, files: TokenizerFiles) -> bool:
         return bool(files.chat_templates) or self.chat_template is not None

@@ -20,6 +20,7 @@ from asyncdata.tokenization.functions.tokenizer_settings import (
     compile_templates,
     templates_digest,
 )
+from asyncdata.tokenization.functions.turns import ReadChat, unusual_turns
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import TRAINED_CHATS, decode_value
 
@@ -66,6 +67,8 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     tag: ClassVar[str] = "asyncdata.tokenization.prompt:PromptTokenizeFn"
+
+    makes_prompts: ClassVar[bool] = True
 
     prompt_key: Name = "input"
     label_key: Name | None = None
@@ -121,7 +124,7 @@ class _PromptTokenizer:
         optional = {"metadata": fn.metadata_key, "tools": fn.tool_key}
         self._read_all = PlainReader(required | optional) if templates is None else None
         reader = PromptReader(RowReader(required, optional), templates)
-        self._one_by_one = DraftTokenizer(PlainEncoder(encoder), reader, self._write)
+        self._one_by_one = DraftTokenizer(PlainEncoder(encoder), reader, self._write, media=fn.media)
         self._encoder = encoder
         self._max_length = fn.max_length
 
@@ -146,11 +149,15 @@ class _PromptTokenizer:
 
 
 class PromptReader:
-    """Reads the prompt's text and the sample's columns from a raw row."""
+    """Reads the prompt's text and the sample's columns from a raw row.
 
-    def __init__(self, row: RowReader, templates: Templates | None) -> None:
+    :param tools: those of a row that has none of its own.
+    """
+
+    def __init__(self, row: RowReader, templates: Templates | None, tools: list[dict[str, Any]] | None = None) -> None:
         self._templates = templates
         self._row = row
+        self._tools = tools
 
     def __call__(self, raw: Buffer) -> Drafting | str:
         columns = self._row(raw)
@@ -180,5 +187,12 @@ class PromptReader:
         if not messages:
             return ""  # templates do not support an empty chat
 
-        text = templates.render(messages, None if tools is None else tools.schemas)
+        schemas = self._tools if tools is None else tools.schemas
+        template = templates.of(schemas)
+        unusual = unusual_turns(messages)
+        if unusual:
+            ReadChat(self._row, "prompt", messages, schemas, raw).refuse_media(unusual)
+        text = template.render(messages, schemas)
+        if unusual:
+            ReadChat(self._row, "prompt", messages, schemas, raw).check_written(unusual, text, template)
         return self._row.encodable("prompt", text, raw)

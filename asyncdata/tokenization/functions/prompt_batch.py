@@ -43,7 +43,7 @@ class PlainReader:
     def __init__(self, keys: Mapping[str, str | None]) -> None:
         self._keys = {name: key for name, key in keys.items() if key is not None}
         self._is_plain = len(set(self._keys.values())) == len(self._keys)  # no key is used twice
-        self._decode = RowDecoder(tuple(self._keys.values()), text=self._keys["prompt"]).all
+        self._decode = RowDecoder(tuple(self._keys.values()), text=self._keys["prompt"], refuses_media=True).all
 
     def __call__(self, rows: Sequence[Buffer]) -> PlainPrompts | None:
         """The prompts; None if a row is bad or needs a conversion: then the caller reads the rows one by one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.functions.drafts import Drafting
@@ -27,16 +27,21 @@ class PromptRowFn(PromptTokenizeFn, frozen=True, kw_only=True, forbid_unknown_fi
 
     The settings are those of :class:`~asyncdata.PromptTokenizeFn`. A sample has no tokens; ``sample.extra`` is the row.
     Labels, tools and metadata of a row are not looked at.
+
+    :param tools: JSON schemas of tools that all rows have, for the template.
     """
 
     tag: ClassVar[str] = "asyncdata:PromptRowFn"
+
+    tools: list[dict[str, Any]] | None = None
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
         files = self.files()
         encoder = open_encoder(files, self.tokenizer_backend, add_special_tokens=self.add_special_tokens)
-        row = RowReader({"prompt": self.prompt_key, "label": None}, {"metadata": None, "tools": None})
-        rows = _Rows(PromptReader(row, self.templates(files)), self.max_length)
+        required, optional = {"prompt": self.prompt_key, "label": None}, {"metadata": None, "tools": None}
+        row = RowReader(required, optional, allows_media=True)  # the row is kept, with its media
+        rows = _Rows(PromptReader(row, self.templates(files), self.tools), self.max_length)
         return DraftTokenizer(PlainEncoder(encoder), rows.read, rows.write)
 
 

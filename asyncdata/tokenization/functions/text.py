@@ -58,7 +58,7 @@ class TextTokenizeFn(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fiel
         """Load the tokenizer."""
         files = self.files()
         encoder = PlainEncoder(open_encoder(files, self.tokenizer_backend))
-        return DraftTokenizer(encoder, _TextReader(self), _TextWriter(self, encoder, files))
+        return DraftTokenizer(encoder, _TextReader(self), _TextWriter(self, encoder, files), media=self.media)
 
 
 class _TextReader:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = (
     "TEMPLATE_ARGUMENTS",
     "BackendName",
+    "Media",
     "Name",
     "OfTokenizer",
     "Templates",
@@ -33,6 +34,7 @@ __all__ = (
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 BackendName = Literal["auto", "hf", "gigatoken", "fastokens"]
+Media = Literal["error", "leave_out"]
 
 # Names that cannot be variables of a template, because apply_chat_template has arguments of these names.
 TEMPLATE_ARGUMENTS = frozenset(
@@ -51,6 +53,8 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
     """The fields of every tokenize function with a tokenizer, and their checks.
 
     :param metadata_key: the key of a row's optional metadata. None: no metadata.
+    :param media: what to do with a row that has pictures, videos or sounds: it is bad; or they are left out, and the
+        sample is noted as ``media_left_out``.
     :param revision: a branch, tag or commit on the hub.
     :param tokenizer_backend: the library that encodes: "auto" for the fastest one that is proven to give the ids of
         ``tokenizers`` with this tokenizer, "hf" for ``tokenizers`` itself, or the name of a library. The tokens are
@@ -63,12 +67,16 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
     version: ClassVar[int] = 1
     """Part of the fingerprint: it is raised when the same settings, or a default, give other tokens than before."""
 
+    makes_prompts: ClassVar[bool] = False
+    """Whether its samples are prompts for rollouts, without labels."""
+
     needs_offsets: ClassVar[bool] = False
     """Whether it needs the offsets of tokens: then these must be proven too, before a fast backend is used."""
 
     tokenizer_backend: BackendName = "auto"
     metadata_key: Name | None = "metadata"
     revision: str | None = None
+    media: Media = "error"
 
     def __post_init__(self) -> None:
         self.check_fields()
@@ -191,7 +199,11 @@ class Templates(NamedTuple):
 
         :raises RowFault: if the template rejects the chat, or fails.
         """
-        return (self.without_tools if schemas is None else self.with_tools).render(messages, schemas)
+        return self.of(schemas).render(messages, schemas)
+
+    def of(self, schemas: list[dict[str, Any]] | None) -> ChatTemplate:
+        """The template for chats with these tools."""
+        return self.without_tools if schemas is None else self.with_tools
 
 
 def check_template_settings(variables: dict[str, Any], today: str | None, reserved: Set[str]) -> None:

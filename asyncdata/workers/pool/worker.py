@@ -36,6 +36,7 @@ class Worker:
     :ivar patience: the cancel scope in which replies are received; its deadline is the next check of the progress.
     :ivar has_outgrown: whether it used more than ``max_bytes``.
     :ivar is_short: whether it ran into a shortage of a system resource; another worker may succeed.
+    :ivar lacks: what it needs to start and does not get; empty if that is not known, or it has started.
     :ivar is_outdated: whether later workers have opened the tokenize function anew.
     :ivar ended: set when its process has ended.
     """
@@ -46,6 +47,7 @@ class Worker:
         self.has_outgrown = False
         self.is_short = False
         self.is_outdated = False
+        self.lacks = ""
         self.ended = anyio.Event()
         self._max_bytes = max_bytes
         self._row_timeout_s = row_timeout_s
@@ -110,7 +112,10 @@ def state_of(worker: Worker | None) -> WorkerState:
         return WorkerState(state="starting")
 
     if not worker.calls:
-        return WorkerState(state="idle" if worker.is_ready else "starting", pid=worker.process.pid)
+        if not worker.is_ready:
+            return WorkerState(state="starting", pid=worker.process.pid, lacks=worker.lacks)
+
+        return WorkerState(state="idle", pid=worker.process.pid)
 
     busy_s = time.monotonic() - worker.busy_since
     return WorkerState(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from asyncdata.workers.ray.settings import RayExecutor
 
 __all__ = ("connect", "is_lost", "kill", "new_actors")
+
+_VARIABLE, _TIMEOUT_S = "RAY_ADDRESS", 10.0
 
 WATCH = "watch"
 """The concurrency group of what is asked of an actor while it works."""
@@ -46,15 +51,27 @@ def connect(settings: RayExecutor) -> None:
     if ray.is_initialized():
         return
 
+    given = os.environ.get(_VARIABLE, "") if settings.address == "auto" else settings.address
     try:
+        _refuse_if_none_listens(given)
         ray.init(address=settings.address, runtime_env=settings.runtime_env)
         _sent[:] = [settings.runtime_env]
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
+        where = f"{_VARIABLE}={given}" if given != settings.address and given else f"address={settings.address!r}"
+        way_out = "name one that runs" if given else f"set {_VARIABLE}, or call ray.init() before"
         raise ConfigError(
-            f"AD491 there is no Ray cluster at address={settings.address!r}: {error}. Start one (`ray start --head` "
-            "here, and `ray start --address=HOST:PORT` on the other nodes), or set RAY_ADDRESS, or call ray.init() "
-            "before; or leave executor=RayExecutor(...) out, and worker processes of this machine are used"
+            f"AD491 there is no Ray cluster at {where}: {error}. Start one (`ray start --head` here, and `ray start "
+            f"--address=HOST:PORT` on the other nodes), or {way_out}; or leave executor=RayExecutor(...) out, and "
+            "worker processes of this machine are used"
         ) from error
+
+
+def _refuse_if_none_listens(address: str) -> None:
+    """Ray itself would try for minutes, and then end this process."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        with suppress(TimeoutError), socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT_S):
+            pass
 
 
 def new_actors(settings: RayExecutor) -> Callable[[bytes], Any]:

@@ -26,6 +26,7 @@ from asyncdata.workers.pool.lost_workers import Lost, first_worker_error
 from asyncdata.workers.pool.worker import state_of
 from asyncdata.workers.ray.by_bytes import in_slot, takes_samples, to_send
 from asyncdata.workers.ray.cluster import connect, is_lost, new_actors
+from asyncdata.workers.ray.health import run_until_lost
 from asyncdata.workers.ray.node_proof import terms_of
 from asyncdata.workers.ray.remote_worker import Actor, RemoteWorkerState, answer_of
 from asyncdata.workers.ray.starting import begin, first_line
@@ -113,6 +114,7 @@ class ClusterExecutor:
                     group.start_soon(self._local.run, job)
                 group.start_soon(self._backlog.run)
                 group.start_soon(self._take_answers)
+                group.start_soon(run_until_lost)
                 self._start_one_more = lambda number: group.start_soon(self._maintain, terms, job, number)
                 self._start_reopening = lambda: group.start_soon(self._reopen)
                 self._grow_and_shrink()
@@ -181,7 +183,7 @@ class ClusterExecutor:
 
     async def _use(self, worker: RemoteWorkerState, job: Job) -> None:
         """Use the actor until it is lost, or dismissed."""
-        if not await begin(worker, job, self._call_soon, has_started=self._has_started):
+        if not await begin(worker, job, self._settings, self._call_soon, has_started=self._has_started):
             return
 
         worker.is_ready = self._has_started = True

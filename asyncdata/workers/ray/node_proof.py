@@ -128,8 +128,7 @@ def check_function(terms: Terms) -> None:
     if differences:
         raise ConfigError(
             f"AD494 node {node_name()} would make other samples: it has {', '.join(dict.fromkeys(differences))}. "
-            "Install the same versions and the same tokenizer files on every node, or send them along in "
-            "RayExecutor(runtime_env=...)"
+            "Put the same packages, module of the tokenize function and tokenizer files on every node"
         )
 
 

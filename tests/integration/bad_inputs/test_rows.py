@@ -1,4 +1,4 @@
-"""The catalogue of bad inputs, rows 1 to 24 and 46 to 47: what may be wrong with a line, and with a prompt."""
+"""The catalogue of bad inputs, rows 1 to 24, 46 to 47 and 50: what may be wrong with a line, and with a prompt."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHAT = {"apply_chat_template": True}
+WRITES_CONTENT = {**CHAT, "chat_template": "{% for message in messages %}<{{ message.content }}>{% endfor %}"}
 
 
 class Case(NamedTuple):
@@ -74,6 +75,23 @@ CASES = [
         "apply_chat_template",
     ),
     Case(16, "a message without a role", b'{"input": [{"content": "x"}], "label": 1}', "AD112", "no 'role'", CHAT),
+    Case(
+        16,
+        "a picture",
+        b'{"input": [{"role": "user", "content": [{"type": "image"}]}], "label": 1}',
+        "AD130",
+        "'input'[0] has 'image'",
+        CHAT,
+    ),
+    Case(16, "a picture beside text", b'{"input": "x", "images": ["a.png"], "label": 1}', "AD130", "'images'"),
+    Case(
+        16,
+        "a message without content",
+        b'{"input": [{"role": "user", "text": "x"}], "label": 1}',
+        "AD132",
+        "'input'[0] has no 'content'",
+        WRITES_CONTENT,
+    ),
     Case(17, "null", b"null", "AD113", "a row must be a JSON object, got null"),
     Case(17, "an array", b"[1, 2]", "AD113", "a row must be a JSON object, got an array"),
     Case(17, "a string", b'"text"', "AD113", "a row must be a JSON object, got a string"),
@@ -109,6 +127,14 @@ CASES = [
     Case(24, "a comma within it", b'{"input": "x",}', "AD101", "invalid JSON at column"),
     Case(24, "a comment", b'// {"input": "x"}', "AD101", "invalid JSON at column 1"),
     Case(24, "single quotes", b"{'input': 'x'}", "AD101", "invalid JSON at column 2"),
+    Case(
+        50,
+        "a list that the template writes as text",
+        b'{"input": [{"role": "user", "content": [{"type": "text", "text": "x"}]}], "label": 1}',
+        "AD131",
+        "which the template writes as Python's text",
+        WRITES_CONTENT,
+    ),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from typing import Any
@@ -114,17 +115,101 @@ def test_what_verls_own_data_set_does_with_the_same_kill(found: dict[str, Any]) 
 
 def test_settings_of_verl_that_break_the_order_are_refused_with_the_way_out() -> None:
     settings = {"shuffle": False, "dataloader_num_workers": 0, "validation_shuffle": False}
-    allowed = {**settings, "filter_overlong_prompts": False}
-    check(allowed)
+    check(settings)
 
     for name, way_out in {
         "shuffle": "data.asyncdata.shuffle to the order",
         "dataloader_num_workers": "data.asyncdata.num_workers to the number",
         "validation_shuffle": "data.validation_shuffle=false",
-        "filter_overlong_prompts": "Filter the files once",
     }.items():
         with pytest.raises(ConfigError, match=f"AD447 data.{name}=.*{re.escape(way_out)}"):
-            check({**allowed, name: True})
+            check({**settings, name: True})
+
+
+class Own:
+    """What verl's own class does before it reads its files."""
+
+    def __init__(self, data_files: list[str], tokenizer: Any, config: dict[str, Any], processor: Any = None) -> None:
+        self.data_files = self.original_data_files = data_files
+        self.tokenizer, self.processor, self.config, self.max_samples = tokenizer, processor, config, -1
+        self.image_key, self.video_key, self.audio_key = "images", "videos", "audios"
+        self.prompt_key, self.tool_schemas = "prompt", config.get("tool_schemas")
+        self.max_prompt_length = config.get("max_prompt_length", 1024)
+        self.filter_overlong_prompts = config.get("filter_overlong_prompts", True)
+        self._read_files_and_tokenize()
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.dataframe[item]
+
+
+class Filtered(VerlRows, Own):  # type: ignore[misc]
+    """Ours over it."""
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{{ hint }}{% endif %}"
+)
+
+
+def filtered_by_verl(tokenizer: Any, rows: list[dict[str, Any]], config: dict[str, Any]) -> list[int]:
+    """The numbers of the rows that verl's filter keeps, by the call that it makes."""
+    given = {"tools": config["tool_schemas"]} if config.get("tool_schemas") else {}
+    given |= config.get("apply_chat_template_kwargs", {})
+    found = []
+    for row in rows:
+        ids = tokenizer.apply_chat_template(
+            row["prompt"], add_generation_prompt=True, tokenize=True, return_dict=False, **given
+        )
+        if len(ids) <= config["max_prompt_length"]:
+            found.append(row["id"])
+    return found
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"asyncdata": {"num_workers": 0, "shuffle": {"method": "slime"}}},
+        {"apply_chat_template_kwargs": {"hint": "think first", "tokenize": False}},
+        {"tool_schemas": TOOLS},
+    ],
+)
+def test_prompts_that_verl_filters_out_are_dropped_and_not_counted(tmp_path, small_tokenizer, given):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(small_tokenizer)
+    tokenizer.chat_template = TEMPLATE  # as a setting of verl's model replaces it
+    rows = [
+        {"id": number, "prompt": [{"role": "user", "content": "words of a prompt " * (number * 7 % 13)}]}
+        for number in range(60)
+    ]
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {f"{name}_files": str(tmp_path / f"{name}.jsonl") for name in ("train", "val")}
+    plain = {name: given[name] for name in given if name != "apply_chat_template_kwargs"}
+    config = {"max_prompt_length": 60, "asyncdata": {"num_workers": 0}, "shuffle": False, **files, **given}
+    config |= {"dataloader_num_workers": 0, "validation_shuffle": False}
+    hint = {"apply_chat_template_kwargs": {"hint": given.get("apply_chat_template_kwargs", {}).get("hint", "")}}
+    expected = filtered_by_verl(tokenizer, rows, {**config, **plain, **hint})
+
+    train, validation = (Filtered([files[name]], tokenizer, config) for name in ("train_files", "val_files"))
+    try:
+        assert 0 < len(expected) < len(rows)
+        assert len(train) == len(validation) == len(expected)
+        assert [row["id"] for row in validation.__getitems__(range(len(expected)))] == expected
+        for _ in range(2):
+            assert sorted(row["id"] for row in train.__getitems__(range(len(expected)))) == expected
+    finally:
+        train.close()
+        validation.close()
+
+
+def test_a_filter_of_prompts_with_images_is_refused_by_name(tmp_path):
+    config = {"shuffle": False, "dataloader_num_workers": 0, "validation_shuffle": False, "train_files": "a"}
+
+    with pytest.raises(ConfigError, match="AD447 data.filter_overlong_prompts=True with a model that takes images"):
+        Filtered(["a"], None, config, processor=object())
 
 
 def test_the_same_files_for_training_and_validation_are_refused() -> None:

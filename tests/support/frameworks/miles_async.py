@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tests.support.frameworks.killed_runs import block_of, main
-from tests.support.miles import miles_folder, miles_importable
+from tests.support.peers.checkouts import importable
 from tests.support.slime_source import args_for, write_prompts
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _left(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def drive(folder: Path, runs: dict[str, Any], tokenizer: str) -> dict[str, Any]:
-    with miles_importable(str(miles_folder())):
+    with importable("miles"):
         import miles.rollout.fully_async_rollout  # noqa: F401 - once, for all forks
 
         found = {}

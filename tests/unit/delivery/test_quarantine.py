@@ -68,6 +68,16 @@ def test_a_row_is_one_event_in_the_log():
     assert events == [expected | {"log_level": "warning"}]
 
 
+@pytest.mark.parametrize("place", [{"row_number": 7, "byte_offset": -1}, {"byte_offset": 300}])
+def test_a_row_without_a_line_has_its_number_or_its_byte_in_the_log(place):
+    with capture_logs() as events:
+        Quarantine(None).add(BadRowError("AD101", "cut off", path="s3://bucket/rows", **place))
+
+    where = dict([next(iter(place.items()))])
+    expected = {"event": "row.bad", "code": "AD101", "path": "s3://bucket/rows", "reason": "cut off", **where}
+    assert events == [expected | {"log_level": "warning"}]
+
+
 def test_what_cannot_be_encoded_is_escaped(tmp_path):
     path = tmp_path / "quarantine.jsonl"
     Quarantine(str(path)).add(BadRowError("AD101", "\ud800", path="/\udcff"))
@@ -219,9 +229,9 @@ def test_anything_but_a_regular_file_is_refused_at_once(tmp_path, make):
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null"])
 def test_a_device_holds_no_bad_rows(path):
-    with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: it is no regular file"):
+    with pytest.raises(ConfigError, match=f"^AD605 cannot read the quarantine {path}: it is not a regular file"):
         read_quarantine(path)
-    with pytest.raises(ConfigError, match=f"^AD605 cannot write BadRows\\(path='{path}'\\): it is no regular file"):
+    with pytest.raises(ConfigError, match=f"^AD605 cannot write BadRows\\(path='{path}'\\): it is not a regular file"):
         Quarantine.opened(path)
 
 

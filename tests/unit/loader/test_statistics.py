@@ -54,6 +54,7 @@ def test_what_is_noted_is_flat_by_name():
     [
         (statistics(workers=[]), "start: the workers are not there yet"),
         (statistics(workers=[STARTING, STARTING]), "start: the workers are loading"),
+        (statistics(workers=[STARTING, WorkerState(state="starting", lacks="no CPU")]), "start: no CPU$"),
         (statistics(workers=[IDLE, BUSY], in_flight_rows=3), "tokenize: .* one hangs \\(busy for 12.3 s\\)"),
         (statistics(workers=[IDLE, BUSY]), "read: a window is being read"),
         (statistics(dropped_total={"a": 3}, groups_total=2), "filter: most rows are dropped"),

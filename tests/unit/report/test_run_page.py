@@ -304,3 +304,56 @@ def test_a_folder_without_telemetry_is_refused_and_no_page_is_written(tmp_path, 
 
     assert "AD620" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_line_under_trained_text_leaves_underscores_free(tmp_path):
+    style = re.search(r"\.run\.trained \{(.*?)\}", written_page(tmp_path).decode(), re.DOTALL)
+
+    assert style is not None and "border-bottom" in style[1] and re.search(r"padding-bottom: [1-9]", style[1])
+
+
+# The diagnosis
+
+
+def overview_of(folder: Path, **totals: object) -> str:
+    """The overview of one rank, which has these totals after 40 s, and no end."""
+    moments = [interval(0, 0, at, 0, 0) for at in (0, 8)]
+    nothing = {"calls": 0, "waits": 0, "wait_s": {}, "step_s": 0.0, "dropped": {}, "by_source": {}}
+    moments = [msgspec.structs.replace(moment, **nothing) for moment in moments]
+    write(folder / "rank-00000-0000.jsonl", [start(), moments[0], msgspec.structs.replace(moments[1], **totals)])
+    return about(page_of(folder, folder / "r.html"), "overview")
+
+
+def test_a_trainer_that_is_stuck_on_its_first_batch_waits_all_the_time(tmp_path):
+    waits = {"start": 1.0, "tokenize": 34.0}
+
+    shown = overview_of(tmp_path, calls=1, waits=1, wait_s=waits, first_s=waits, waiting_s=35.0)
+
+    assert "100.0 %" in shown
+    assert "A call had been waiting for 35 s at the last record." in shown
+    assert "Tokenizing was too slow." in shown and "not what limits" not in shown
+
+
+def test_start_up_is_not_in_the_headline_and_is_told(tmp_path):
+    waits = {"start": 9.0, "tokenize": 3.0}
+
+    shown = overview_of(tmp_path, calls=5, waits=2, wait_s={"start": 9.0, "tokenize": 3.5}, first_s=waits, step_s=9.5)
+
+    assert "5.0 %" in shown and "Tokenizing was too slow." in shown
+    assert "the first batch of each start took 12 s (workers start 9 s, workers (tokenize) 3 s)" in shown
+
+
+def test_a_run_of_one_call_that_was_answered_has_start_up_only(tmp_path):
+    shown = overview_of(tmp_path, calls=1, waits=1, wait_s={"start": 9.0}, first_s={"start": 9.0})
+
+    assert "No call waited after the first batch" in shown and "took 9 s" in shown
+
+
+def test_a_lack_of_cpus_is_named_and_so_is_a_second_reason(tmp_path):
+    waits = {"cpu": 6.0, "tokenize": 3.0, "read": 1.0}
+
+    shown = overview_of(tmp_path, calls=5, waits=5, wait_s=waits, step_s=10.0)
+
+    assert "50.0 %" in shown
+    assert "The workers had work, but no CPU to run on." in shown and "(60.0 % of 10 s of waiting)" in shown
+    assert "Tokenizing was too slow." in shown and "Reading the source" not in shown

@@ -221,6 +221,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """See the sandbox."""
+        self.trace.count()
         if isinstance(obj, partial):
             self.refuse("an attribute of a method")
         if not isinstance(obj, Text):
@@ -230,6 +231,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """See the sandbox."""
+        self.trace.count()
         if isinstance(obj, Text) and isinstance(argument, str):
             return self.getattr(obj, argument)
 
@@ -291,6 +293,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _shown(self, value: Any) -> str:
         """The text that is written for a value."""
+        self.trace.count()
         if isinstance(value, Text):
             return value.rendered
 

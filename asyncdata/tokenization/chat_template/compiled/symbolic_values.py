@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ("Text", "Trace", "UnprovenError", "Value", "has_symbol", "is_plain", "stand_in", "symbols_in")
 
 _FIRST_SYMBOL, _NUM_SYMBOLS = 0x100000, 0x10000
+_MAX_OPERATIONS = 500_000
+"""Operations of a run: seconds. Templates of known models need up to 250,000 for a chat of 100 messages."""
+
 _SYMBOL = re.compile("[\U00100000-\U0010ffff]")
 _MARK = re.compile(f"[{MARKS}]")
 _SCALARS = frozenset({int, float, bool, type(None), range})
@@ -73,6 +76,7 @@ class Trace:
 
     def __init__(self) -> None:
         self.is_broken = False
+        self._num_operations = 0
         self._values: dict[str, Any] = {}
         self._symbols: dict[Hashable, str] = {}
         self._loads: dict[str, tuple[int | None, str]] = {}
@@ -113,11 +117,21 @@ class Trace:
 
         :param name: identifies the question.
         """
+        self.count()
         whole = (text, *name)
         if whole not in self._answers:
             answer = self._answers[whole] = question(self._value(text))
             self._steps.append((text, question, answer))
         return self._answers[whole]
+
+    def count(self) -> None:
+        """Count an operation. What takes very many is rendered, which takes a fraction of the time.
+
+        :raises UnprovenError: beyond a limit.
+        """
+        self._num_operations += 1
+        if self._num_operations > _MAX_OPERATIONS:
+            self.refuse("so many operations")
 
     def refuse(self, what: str) -> NoReturn:
         """:raises UnprovenError: always."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncdata import DataLoader, LengthGrouping, PromptTokenizeFn, RowShuffle, SoftPacking
+from asyncdata import DataLoader, LengthGrouping, PromptTokenizeFn, RowShuffle, SoftPacking, TextTokenizeFn
 from asyncdata.cli.main import main
 from asyncdata.cli.output import shown_path
 from asyncdata.demo import tokenizer_folder
@@ -81,10 +81,11 @@ def test_the_order_is_json_lines_for_programs(data, capsys):
 def test_the_order_of_planned_packs_is_that_of_the_loader(data, capsys):
     words = ["--loader", 'packing={"SoftPacking": {"max_length": 64}}', "--loader", "plan_packs=true"]
     words += ["--loader", "batch_size=2", "--loader", 'length_grouping={"window": 4}', "--shuffle", "full"]
+    words += ["--kind", "text", "--set", "text_key=input"]
     assert main(["order", data, *INLINE[:2], *words, "--num", "0", "--json"]) == 0
 
     printed = [json.loads(line)["position"] for line in capsys.readouterr().out.splitlines()]
-    tokenize_fn = PromptTokenizeFn(tokenizer_folder())
+    tokenize_fn = TextTokenizeFn(tokenizer_folder(), text_key="input")
     knobs = {"packing": SoftPacking(max_length=64), "plan_packs": True, "batch_size": 2, "shuffle": "full"}
     grouping = LengthGrouping(window=4)
     with DataLoader(data, tokenize_fn=tokenize_fn, collate_fn=list, length_grouping=grouping, **knobs) as loader:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncdata import DataLoader, PromptTokenizeFn, RowShuffle, SoftPacking
+from asyncdata import DataLoader, PromptTokenizeFn, RowShuffle, SoftPacking, TextTokenizeFn
 from asyncdata.cli.main import main
 from asyncdata.demo import tokenizer_folder
 from tests.support.commands import INLINE, NUM_ROWS
@@ -91,6 +91,7 @@ def test_a_position_that_is_not_there_is_named(data, run_json, position, reason)
 
 
 PLAN = (
+    *("--kind", "text", "--set", "text_key=input"),
     "--loader",
     "plan_packs=true",
     "--loader",
@@ -114,6 +115,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 @pytest.mark.parametrize(("options", "knobs"), ORDERS.values(), ids=ORDERS)
 def test_sample_and_inspect_show_the_rows_that_a_loader_of_any_order_delivers(data, run_json, capsys, options, knobs):
     tokenize_fn = PromptTokenizeFn(tokenizer_folder())
+    if "packing" in knobs:
+        tokenize_fn = TextTokenizeFn(tokenizer_folder(), text_key="input")
     with DataLoader(data, tokenize_fn=tokenize_fn, num_workers=0, seed=3, collate_fn=list, **knobs) as loader:
         if "packing" in knobs:
             samples = [piece.sample for pack in next(iter(loader)) for piece in pack]

@@ -64,10 +64,18 @@ def test_another_text_has_no_turns(turns: Turns) -> None:
     assert turns(raw(messages=CHAT), "something else") == []
 
 
-def test_a_string_is_one_turn_of_the_user(turns: Turns) -> None:
-    text = "<|im_start|>user\nHi<|im_end|>\n"
+def test_a_string_that_is_no_chat_has_no_turns(turns: Turns) -> None:
+    assert turns(raw(messages="Hi"), "Hi") == []
 
-    assert turns(raw(messages="Hi"), text) == [Turn(0, "user")]
+
+def test_a_chat_whose_media_are_left_out_has_the_turns_of_the_rest(small_tokenizer: Path) -> None:
+    parts = [{"type": "image"}, {"type": "text", "text": CHAT[1]["content"]}]
+    chat = [CHAT[0], {"role": "user", "content": parts}, *CHAT[2:]]
+    fn = ChatTokenizeFn(str(small_tokenizer), media="leave_out", metadata_key="image")
+
+    found = Turns(fn, ["messages"])(raw(messages=chat, images=["a.png"], image={"a": 1}), TEXT)
+
+    assert shown(found, TEXT) == shown(Turns(fn, ["messages"])(raw(messages=CHAT), TEXT), TEXT)
 
 
 def test_tools_are_part_of_the_first_turn(small_tokenizer: Path, tmp_path: Path) -> None:

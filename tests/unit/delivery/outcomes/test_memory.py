@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 
 from asyncdata.core.errors import ConfigError, SnapshotError
@@ -80,11 +82,11 @@ def test_rows_are_found_whatever_their_number_is():
     assert memory.rows.table().ids.tolist() == sorted(rows)
 
 
-def test_a_row_takes_26_bytes():
+def test_a_row_takes_34_bytes():
     memory = OutcomeMemory()
     memory.report([scored(row, 0.5) for row in range(100_000)], 1)
 
-    assert memory.rows.num_bytes / len(memory.rows) < 28
+    assert memory.rows.num_bytes / len(memory.rows) < 36
 
 
 def test_the_whole_memory_as_one_record_gives_it_again():
@@ -107,6 +109,47 @@ def test_records_that_no_file_takes_are_replaced_by_the_memory():
     for record in memory.pending:
         other.apply(record)
     assert other.base() == memory.base()
+
+
+OLD_RECORDS = [
+    (b"E", "AQAAAAAAAAAHAAAAAAAAAM3MLEAAAAAAAAACAAAAAAAAAAMAAAAAAAAAAABAPwAAAAAAAAAAAAAAEAAAQAAAAAAAAAAAAIA/AAAAAAEA"),
+    (b"X", "kgHECXgBWwAAAKEAoQ=="),
+    (b"E", "AgAAAAAAAAABAAAAAAAAAAAAAD8BAAAAAAA="),
+]
+OLD_BASE = (
+    "lsQYAQAAAAAAAAACAAAAAAAAAAAAAAAAEAAAxDYDAAAAzcwsQM3MLEAAAAAAAwADAAAAAACgPwAAAD8BAAAAAQABAAAAAACAPwAAgD8AAAAAAQCDAcQB"
+    "BwLEAQHPAAAQAAAAAADECQAAAAAAAAAAQIEBxAl4AVsAAAChAKGAgA=="
+)
+"""Written when sums were float32: row 1 has 0.9 three times, row 2 has 0.25, 0.5 and then 0.5, row 2**44 has 1."""
+
+
+def test_records_and_memories_with_float32_sums_still_load():
+    memory, whole = OutcomeMemory(), OutcomeMemory()
+    for kind, payload in OLD_RECORDS:
+        memory.apply(Record(kind, base64.b64decode(payload)))
+    whole.apply(Record(BASE, base64.b64decode(OLD_BASE)))
+
+    assert memory.base() == whole.base()
+    assert means(memory) == pytest.approx({1: 0.9, 2: 0.5, 1 << 44: 1.0})
+    assert memory.excluded[1].tolist() == [1, 1 << 44]
+    assert memory.report([scored(1, 0.9, 0.9, epoch=1)], 2) == 2
+    assert memory.decide(2, SOLVED).tolist() == [1, 1 << 44]
+
+
+@pytest.mark.parametrize("score", [0.1, 0.3, 0.6, 0.7, 0.9, 1.1, -0.7, 1e-7, 123456.7])
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("over", ["last", "all"])
+def test_equal_scores_are_neither_below_nor_above_themselves(score, at_once, over):
+    memory, number = OutcomeMemory(), 50
+    for epoch in range(3):
+        reports = [[scored(1, *[score] * number, epoch=epoch)]]
+        if not at_once:
+            reports = [[scored(1, score, epoch=epoch, first=first)] for first in range(number)]
+        for report in reports:
+            memory.report(report, number)
+            table = memory.rows.table()
+            assert PassRate(drop_above=score, over=over)(table, 9).all()
+            assert not PassRate(drop_below=score, over=over)(table, 9).any()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import pytest
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.slime import AsyncDataSource
+from asyncdata.loader import background_proof
+from asyncdata.loader.background_proof import SWITCH
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,8 +70,11 @@ def test_a_tokenizer_that_is_code_is_refused_with_the_key_that_trusts_it(tmp_pat
         source_of(tmp_path, rows, hf_checkpoint=coded, apply_chat_template=True)
 
 
-@pytest.mark.slow
-def test_a_trusted_tokenizer_that_is_code_renders_and_counts_as_its_own_code_does(tmp_path: Path, coded: str) -> None:
+@pytest.mark.thorough
+def test_a_trusted_tokenizer_that_is_code_renders_and_counts_as_its_own_code_does(
+    tmp_path: Path, coded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
     rows = [{"input": text} for text in ("é!", "far too long", "ok")]
     source = source_of(
         tmp_path,
@@ -86,6 +91,19 @@ def test_a_trusted_tokenizer_that_is_code_renders_and_counts_as_its_own_code_doe
 
     assert [sample.prompt for sample in samples] == ["<user>é!.", "<user>ok."]
     assert [list(sample.tokens) for sample in samples] == [list(map(ord, sample.prompt)) for sample in samples]
+
+
+def test_an_installed_fast_tokenizer_has_no_part_in_a_run_whose_tokenizer_is_code(
+    tmp_path: Path, coded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.setattr(background_proof, "version_of", lambda _backend: "1")
+    given = {"hf_checkpoint": coded, "rollout_max_prompt_len": 5, "asyncdata_trust_remote_code": True}
+    source_of(tmp_path, [{"input": "ok"}], dump_details=str(tmp_path / "details"), **given).close()
+
+    assert (tmp_path / "details" / "tokenizer" / "tokenization_odd.py").read_text() == ODD_TOKENIZER
+    with pytest.raises(ConfigError, match="asyncdata_tokenizer_backend: gigatoken has no effect with asyncdata_trust"):
+        source_of(tmp_path, [{"input": "ok"}], asyncdata_tokenizer_backend="gigatoken", **given)
 
 
 def processed(_args: Any, media: dict[str, list[Any]]) -> dict[str, list[Any]]:

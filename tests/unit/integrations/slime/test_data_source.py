@@ -31,7 +31,6 @@ from tests.support.slime_source import (
     numbers,
     set_rollout_id,
     source_of,
-    write_prompts,
 )
 
 __all__ = ("no_rollout",)
@@ -117,18 +116,6 @@ def test_details_that_cannot_be_dumped_are_said_at_the_start(prompts, small_toke
 # Groups of the stream
 
 
-def test_groups_are_numbered_across_epochs_and_epochs_begin_lazily(prompts):
-    with source_of(prompts, n_samples_per_prompt=3) as source:
-        places = []
-        for number in (4, 6, 1):
-            source.get_samples(number)
-            places.append((source.epoch_id, source.sample_offset))
-
-        assert places == [(0, 4), (0, 10), (1, 1)]
-        assert (source.sample_group_index, source.sample_index) == (11, 33)
-        assert numbers(source.get_samples(2)) == [(11, [33, 34, 35]), (12, [36, 37, 38])]
-
-
 @pytest.mark.parametrize("order", ["legacy", "stream"])
 def test_a_request_is_filled_exactly_over_as_many_epochs_as_it_takes(prompts, order):
     with source_of(prompts, asyncdata_order=order) as source:
@@ -197,16 +184,6 @@ def test_the_global_generator_is_left_alone(prompts):
 def test_the_golden_order_of_slime(prompts):
     with source_of(prompts, rollout_shuffle=True) as source:
         assert labels(source.get_samples(30)) == list("7328569401" + "8156973240" + "4502937186")
-
-
-def test_rows_that_cannot_be_read_are_skipped_and_have_no_number(tmp_path):
-    clean = write_prompts(tmp_path / "clean.jsonl", 9)
-    lines = clean.read_bytes().splitlines(keepends=True)
-    broken = tmp_path / "broken.jsonl"
-    broken.write_bytes(b"".join([*lines[:4], b'{"input": \n', b"\n", *lines[4:], b"nonsense\n"]))
-    with source_of(clean, rollout_shuffle=True) as one, source_of(broken, rollout_shuffle=True) as other:
-        assert labels(one.get_samples(30)) == labels(other.get_samples(30))
-        assert len(other) == 9
 
 
 def test_the_length_is_that_of_an_epoch(prompts):

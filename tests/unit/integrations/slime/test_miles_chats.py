@@ -14,9 +14,8 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.slime.config import settings_of
 from asyncdata.integrations.slime.miles_chats import tool_form
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
-from asyncdata.integrations.slime.sample import SlimeSample
-from tests.support.miles import sglang, tool_model
-from tests.support.slime_source import no_rollout, source_of
+from tests.support.peers.checkouts import sglang, tool_model
+from tests.support.slime_source import no_rollout, runs_in_miles, source_of
 from tests.unit.tokenization import run
 
 if TYPE_CHECKING:
@@ -39,18 +38,9 @@ TEMPLATE = (
 
 
 @pytest.fixture
-def in_miles(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+def in_miles() -> Iterator[SimpleNamespace]:
     """miles runs us, with a model that has a template."""
-    chats = "miles.utils.chat_template_utils"
-    kinds: dict[str, str] = {}
-    for name in ("miles", "miles.utils", "miles.utils.types", chats, f"{chats}.deepseek", f"{chats}.inkling"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    vars(sys.modules["miles.utils.types"])["Sample"] = type(
-        "Sample", (SlimeSample,), {"__module__": "miles.utils.types"}
-    )
-    vars(sys.modules[f"{chats}.deepseek"])["model_type"] = lambda model: kinds.get(model.name_or_path)
-    vars(sys.modules[f"{chats}.inkling"])["is_inkling"] = lambda model: kinds.get(model.name_or_path) == "inkling"
-    with sglang():
+    with runs_in_miles() as kinds:
         yield SimpleNamespace(kinds=kinds)
 
 

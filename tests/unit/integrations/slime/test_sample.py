@@ -24,7 +24,9 @@ from asyncdata.integrations.slime.sample import (
     resolve_sample_type,
     to_record,
 )
-from tests.support.slime import slime_folder, slime_importable, slime_module
+from tests.support.peers.checkouts import importable, module_of
+from tests.support.peers.records import Case, cases_of
+from tests.support.peers.rollouts import described
 
 ROOT = Path(__file__).parents[4]
 METADATA: list[dict[str, Any]] = [
@@ -37,7 +39,7 @@ METADATA: list[dict[str, Any]] = [
 
 @pytest.fixture(params=["ours", "slime's"])
 def kind(request: pytest.FixtureRequest) -> Any:
-    return SlimeSample if request.param == "ours" else slime_module("utils.types").Sample
+    return SlimeSample if request.param == "ours" else module_of("slime", "utils.types").Sample
 
 
 def same(left: Any, right: Any) -> bool:
@@ -158,24 +160,13 @@ def test_a_class_that_a_prototype_does_not_fit_is_constructed(odd: Any) -> None:
     assert odd is not Watched or "index" in first.seen
 
 
-def test_our_class_has_slimes_fields_defaults_and_dicts() -> None:
-    theirs = slime_module("utils.types").Sample
+@pytest.mark.parametrize("case", cases_of("slime_sample"), ids=str)
+def test_our_class_has_slimes_fields_defaults_and_dicts(tmp_path: Path, case: Case) -> None:
+    expected = case.delivered(tmp_path)
 
-    names = [field.name for field in dataclasses.fields(SlimeSample)]
-    assert names == [field.name for field in dataclasses.fields(theirs)]
-    assert len(names) == 30
-    assert SlimeSample().to_dict() == theirs().to_dict()
-    assert {s.name: s.value for s in SlimeSample.Status} == {s.name: s.value for s in theirs.Status}
-    values = theirs(index=3, response="r", status=theirs.Status.ABORTED, loss_mask=[1, 0], response_length=2).to_dict()
-    values |= {"unknown": 5, "spec_info": {"spec_verify_ct": 4}}
-    ours, other = SlimeSample.from_dict(copy.deepcopy(values)), theirs.from_dict(copy.deepcopy(values))
-    assert ours.to_dict() == other.to_dict()
-    assert ours.unknown == 5  # type: ignore[attr-defined]
-    assert ours.effective_response_length == other.effective_response_length == 1
-    for reward, key in ((1.5, None), ({"score": 2.0}, "score")):
-        ours.reward = other.reward = reward
-        args = SimpleNamespace(reward_key=key)
-        assert ours.get_reward_value(args) == other.get_reward_value(args)
+    assert described(SlimeSample) == expected
+    assert list(SlimeSample().to_dict()) == list(expected["default"]), "in this order"
+    assert len(expected["default"]) == 30
 
 
 def test_a_reward_is_looked_up_by_its_key() -> None:
@@ -274,9 +265,9 @@ def test_a_slime_that_cannot_be_imported_is_not_passed_over(monkeypatch: pytest.
 
 
 def test_slimes_own_class_is_found() -> None:
-    theirs = slime_module("utils.types").Sample
+    theirs = module_of("slime", "utils.types").Sample
 
-    with slime_importable(str(slime_folder())):
+    with importable("slime"):
         assert resolve_sample_type() is theirs
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
+from asyncdata.tokenization.chat_template.compiled import symbolic_values
 from asyncdata.tokenization.chat_template.template import ChatTemplate
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn
 from asyncdata.tokenization.functions.chat_settings import assistants
@@ -136,6 +137,18 @@ def test_a_chat_that_the_template_refuses_is_not_proven_and_says_nothing_of_othe
     assert refused.values(chat("b"), None) is None
     assert made(fine, chat("c")) == ["c"]
     assert made(fine, chat("a")) is None
+
+
+def test_a_proof_that_takes_very_many_operations_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symbolic_values, "_MAX_OPERATIONS", 100)
+    template = ChatTemplate("{% for a in messages %}{% for b in messages %}{{ a.content }}{% endfor %}{% endfor %}", {})
+    short, long = ([{"role": "user", "content": text}] * number for text, number in (("a", 2), ("b", 20)))
+    programs = [
+        template.proven(chat, None, lambda each: ([each.rendered(each.messages)], ())) for chat in (short, long)
+    ]
+
+    assert [program.parts is not None for program in programs] == [True, False]
+    assert [template.render(long) for _ in range(3)] == ["b" * 400] * 3
 
 
 def test_chats_with_different_answers_get_different_programs() -> None:

@@ -160,6 +160,19 @@ def test_a_template_that_cannot_be_compiled_is_refused(source: str) -> None:
         ChatTemplate(source, {})
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("{{ m }}" * 6001, "more than 30,000 names, operators, texts and blanks"),
+        (" " * 1_000_001, "1,000,001 characters; at most 1,000,000"),
+    ],
+    ids=["tokens", "characters"],
+)
+def test_a_template_that_would_take_long_to_compile_is_refused_with_the_limit(text: str, size: str) -> None:
+    with pytest.raises(ConfigError, match=f"AD411 the chat template has {size}"):
+        ChatTemplate(text, {})
+
+
 def test_messages_and_tools_are_left_as_they_were() -> None:
     message = {"role": "user", "content": None, "reasoning": "x"}
 

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from asyncdata import DataLoader
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn
 from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
-from tests.unit.tokenization import drops, faults, notes, run
+from tests.unit.tokenization import faults, notes, run
 from tests.unit.tokenization.trained import assistant, trained, user, variant
 
 if TYPE_CHECKING:
@@ -290,12 +290,6 @@ def test_messages_whose_text_is_no_chat_are_named_and_not_taken_for_a_users_turn
 
     assert faults(chunk) == [(0, code)]
     assert reason in chunk.errors[0].reason
-
-
-def test_text_that_is_no_list_of_messages_is_still_a_users_turn(name: str) -> None:
-    rows = [{"messages": text} for text in ("Hello.", "[1, 2]", "[see there]", "{}", "[]")]
-
-    assert drops(run(ChatTokenizeFn(name).open(), rows)) == {"no_trained_tokens": [0, 1, 2, 3, 4]}
 
 
 def test_a_prompt_that_is_json_text_is_as_it_was(name: str) -> None:

@@ -34,13 +34,12 @@ def test_a_row_with_nothing_to_train_on_is_dropped_and_counted(name: str) -> Non
         {"messages": CHAT},
         {"messages": [user("a")]},
         {"messages": []},
-        {"messages": "one user turn"},
         {"messages": [assistant("a", loss=False)]},
     ]
 
     chunk = run(ChatTokenizeFn(name, train_on="loss").open(), rows)
 
-    assert (chunk.num_samples, drops(chunk), faults(chunk)) == (1, {"no_trained_tokens": [1, 2, 3, 4]}, [])
+    assert (chunk.num_samples, drops(chunk), faults(chunk)) == (1, {"no_trained_tokens": [1, 2, 3]}, [])
 
 
 def overlong(name: str, how: Any, max_length: int) -> Any:

@@ -9,6 +9,7 @@ from tokenizers import processors
 from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.base import TokenizeFn, describe, open_spec
 from asyncdata.tokenization.functions.fixed_length import FixedLengthTokenizeFn
+from tests.support.peers.babilong import recipe
 from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
 from tests.unit.tokenization.trained import tokenizer_of, trained_texts, variant
 
@@ -216,24 +217,6 @@ some_rows = pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.ma
 """Rows of BABILong: in CI one of so many."""
 
 
-def seed_steps(tokenizer: Any, row: dict[str, str], max_length: int, reserve: int) -> dict[str, list[int]]:
-    """The recipe's own steps, by a tokenizer of transformers."""
-    prompt = f"{row['input']}\n\nQuestion: {row['question']}\nAnswer:"  # a blank line after the context
-    prompt_ids = tokenizer(prompt, add_special_tokens=True, truncation=True, max_length=max_length - reserve)[
-        "input_ids"
-    ]
-    answer_ids = tokenizer(f" {row['target']}", add_special_tokens=False)["input_ids"]
-    input_ids = (prompt_ids + answer_ids)[:max_length]
-    labels = ([-100] * len(prompt_ids) + answer_ids)[:max_length]
-    num_padding = max_length - len(input_ids)
-    pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    return {
-        "input_ids": input_ids + [pad_id] * num_padding,
-        "labels": labels + [-100] * num_padding,
-        "attention_mask": [1] * len(input_ids) + [0] * num_padding,
-    }
-
-
 def as_arrays(chunk: Chunk, sample: int) -> dict[str, list[int]]:
     ids = token_ids(chunk)[sample]
     labels = [-100] * len(ids)
@@ -257,7 +240,7 @@ def test_the_legacy_recipe_is_kept_also_where_special_tokens_are_put_around(
 
     chunk = run(babilong(folder, max_length, legacy_recipe=True, reserve=10).open(), [ROW])
 
-    assert as_arrays(chunk, 0) == seed_steps(tokenizer, ROW, max_length, 10)
+    assert as_arrays(chunk, 0) == recipe(tokenizer, ROW, max_length, 10)
 
 
 def test_only_the_recipes_prompt_has_a_blank_line_after_the_context(name: str) -> None:
@@ -286,7 +269,7 @@ def test_the_legacy_recipe_is_kept_on_babilong(
 
     assert chunk.num_samples == len(rows)
     for number, row in enumerate(rows):
-        assert as_arrays(chunk, number) == seed_steps(theirs, row, max_length, 64)
+        assert as_arrays(chunk, number) == recipe(theirs, row, max_length, 64)
         is_lost = f"Question: {row['question'].strip()}" not in texts(fn, chunk)[number]
         assert values(chunk, "extra")[number]["question_lost"] is is_lost
 
@@ -317,7 +300,7 @@ def test_an_answer_longer_than_its_reserve_is_cut_as_in_the_recipe(name: str) ->
 
     chunk = run(babilong(name, 100, legacy_recipe=True, reserve=8).open(), [row])
 
-    assert as_arrays(chunk, 0) == seed_steps(transformers.AutoTokenizer.from_pretrained(name), row, 100, 8)
+    assert as_arrays(chunk, 0) == recipe(transformers.AutoTokenizer.from_pretrained(name), row, 100, 8)
 
 
 @pytest.mark.thorough

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import subprocess
 import sys
 import types
@@ -14,7 +16,7 @@ from asyncdata.core.cache_messages import CacheJob
 from asyncdata.core.messages import Job
 from asyncdata.core.specs import ReaderSpec
 from asyncdata.loader.cluster import check_cluster
-from asyncdata.workers.ray import cluster
+from asyncdata.workers.ray import cluster, starting
 from asyncdata.workers.ray.settings import local_workers_of
 from tests.support.loading import write_rows
 from tests.support.tokenize_fns import row_id
@@ -57,8 +59,34 @@ def test_without_a_cluster_the_error_says_how_to_start_one(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False, init=init))
     monkeypatch.delitem(sys.modules, "ray.util.client", raising=False)
-    with pytest.raises(ConfigError, match=r"^AD491 .*running Ray instance.*ray start --head.*RAY_ADDRESS"):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match=r"^AD491 .*running Ray instance.*ray start --head.*or set RAY_ADDRESS"):
         cluster.connect(RayExecutor())
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_an_address_at_which_none_listens_is_refused_at_once_by_its_name(monkeypatch, is_set):
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False))  # has no init
+    monkeypatch.delitem(sys.modules, "ray.util.client", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address if is_set else "other:1")
+    with pytest.raises(ConfigError, match=r"^AD491 .* or name one that runs; or leave") as caught:
+        cluster.connect(RayExecutor() if is_set else RayExecutor(address=address))
+
+    assert (f"at RAY_ADDRESS={address}: " if is_set else f"at address='{address}': ") in str(caught.value)
+    assert "set RAY_ADDRESS" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "way_out"),
+    [
+        ("ModuleNotFoundError: No module named 'asyncdata'", "asyncdata must be installed on every node"),
+        ("RuntimeEnvSetupError: pip failed", r"look at what RayExecutor\(...\) asks for: runtime_env"),
+    ],
+)
+def test_an_actor_that_cannot_start_says_what_helps(said, way_out):
+    assert re.match(f"AD493 .* node: {said}. {way_out}", str(starting._not_startable(RuntimeError(said))))  # noqa: SLF001
 
 
 def test_without_ray_the_error_names_the_package(monkeypatch, tmp_path):

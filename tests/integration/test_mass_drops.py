@@ -1,0 +1,156 @@
+"""Rows that are dropped in mass: one warning a file and reason, in the log, in ``inspect`` and on top of the report."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from asyncdata import BadRows, Cache, JsonlSource, Mix, Part, RowShuffle, SoftPacking
+from asyncdata.cli.main import main
+from tests.support.html_page import read_page
+from tests.support.loaders import make
+from tests.support.tokenize_fns import drops_marked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NUM_ROWS = 150
+
+
+@pytest.fixture
+def good(tmp_path) -> Path:
+    return written(tmp_path / "good.jsonl", lambda _: False)
+
+
+@pytest.fixture
+def dropped(tmp_path) -> Path:
+    return written(tmp_path / "dropped.jsonl", lambda _: True)
+
+
+def written(path: Path, is_dropped: Callable[[int], bool], num_rows: int = NUM_ROWS) -> Path:
+    path.write_text("".join(json.dumps({"id": row, "is_dropped": is_dropped(row)}) + "\n" for row in range(num_rows)))
+    return path
+
+
+def warnings_of(source: Any, function: Any = drops_marked, **knobs: Any) -> list[dict[str, Any]]:
+    with capture_logs() as events, make(source, function, epochs=1, batch_size=10, **knobs) as loader:
+        assert sum(map(len, loader)) > 0
+    return [event for event in events if event["event"] == "rows.dropped"]
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "windows": {},
+    "in the order of the files": {"shuffle": False},
+    "one window after the other": {"shuffle": {"block_bytes": 512, "window_blocks": 2}},
+    "all rows shuffled": {"shuffle": "full"},
+    "left out by the index": {"shuffle": RowShuffle(only_kept=True)},
+    "planned packs": {"shuffle": "full", "packing": SoftPacking(max_length=8), "plan_packs": True},
+    "workers": {"num_workers": 1},
+}
+
+
+@pytest.mark.parametrize("knobs", WAYS.values(), ids=WAYS)
+def test_a_file_of_which_all_rows_are_dropped_is_named_with_a_row_and_its_line(good, dropped, knobs):
+    (warning,) = warnings_of([str(good), str(dropped)], **knobs)
+
+    assert (warning["path"], warning["reason"]) == (str(dropped), "marked")
+    assert 20 <= warning["num_dropped"] == warning["num_rows"] <= NUM_ROWS
+    path, line, _ = warning["example"].replace(" ", ":").split(":", 2)
+    assert path == str(dropped)
+    assert json.loads(dropped.read_text().splitlines()[int(line) - 1])["is_dropped"]
+
+
+def test_half_of_a_single_file_is_told_once_in_all_epochs(tmp_path):
+    path = written(tmp_path / "rows.jsonl", lambda row: row % 2 == 0)
+
+    with capture_logs() as events, make(path, drops_marked, epochs=3, batch_size=10) as loader:
+        assert len(list(loader)) > 0
+        loader.set_epoch(2)
+        assert len(list(loader)) > 0
+
+    (warning,) = [event for event in events if event["event"] == "rows.dropped"]
+    assert (warning["path"], warning["reason"]) == (str(path), "marked")
+
+
+def test_few_rows_are_dropped_without_a_warning(tmp_path):
+    few = written(tmp_path / "few.jsonl", lambda row: row < 19)
+    of_many = written(tmp_path / "many.jsonl", lambda row: row % 40 == 0, num_rows=1200)
+
+    assert warnings_of(few) == warnings_of(of_many) == []
+
+
+def test_files_that_are_too_small_are_told_together(tmp_path):
+    for number in range(40):
+        written(tmp_path / f"part-{number}.jsonl", lambda row: row % 2 == 0, num_rows=4)
+
+    (warning,) = warnings_of(tmp_path)
+
+    assert "path" not in warning
+    assert warning["num_dropped"] >= 20
+    assert str(tmp_path) in warning["example"]
+
+
+def test_a_part_of_a_mixture_is_named(good, dropped):
+    mix = Mix({"one": Part(good, when_done="leave"), "two": Part([str(good), str(dropped)], when_done="leave")})
+
+    (warning,) = warnings_of(mix)
+
+    assert (warning["source"], warning["path"]) == ("two", str(dropped))
+
+
+def test_bad_rows_that_are_skipped_are_told_like_other_drops(good, tmp_path):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("{}\n" * NUM_ROWS)
+
+    (warning,) = warnings_of([str(good), str(empty)], bad_rows=BadRows(policy="skip", max=None))
+
+    assert (warning["path"], warning["reason"]) == (str(empty), "bad row AD421")
+
+
+def test_rows_from_the_token_cache_are_told_in_every_run(good, dropped, tmp_path):
+    knobs = {"cache": Cache(tokens=str(tmp_path / "cache")), "shuffle": False}
+
+    for _ in range(2):
+        (warning,) = warnings_of(JsonlSource([str(good), str(dropped)]), **knobs)
+        assert warning["path"] == str(dropped)
+
+
+@pytest.mark.thorough
+def test_parquet_files_are_named_with_the_number_of_a_row(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for name in ("good", "dropped"):
+        rows = [{"id": row, "is_dropped": name == "dropped"} for row in range(NUM_ROWS)]
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+
+    (warning,) = warnings_of(tmp_path)
+
+    assert warning["path"] == str(tmp_path / "dropped.parquet")
+    assert warning["example"].startswith(f"{warning['path']} (row ")
+
+
+@pytest.mark.thorough
+def test_inspect_says_it(good, dropped, capsys):
+    paths = [str(good), str(dropped)]
+
+    assert main(["inspect", *paths, "--tokenize-fn", "tests.support.tokenize_fns:drops_marked", "--num", "0"]) == 0
+
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("dropped in mass")]
+    assert len(lines) == 1
+    assert f"150 of 150 rows of {dropped}: marked, such as {dropped}:" in lines[0]
+
+
+@pytest.mark.thorough
+def test_the_report_says_it_on_top(good, dropped, tmp_path):
+    warnings_of([str(good), str(dropped)], telemetry=tmp_path / "run")
+    page = tmp_path / "page.html"
+
+    assert main(["report", str(tmp_path / "run"), "-o", str(page)]) == 0
+
+    top = read_page(page.read_bytes()).text.partition("Samples delivered")[0]
+    assert "of the rows were dropped: marked." in top
+    assert "150 of 300 rows (50.0 %)" in top
+    assert f"of {dropped}, such as {dropped}:" in top

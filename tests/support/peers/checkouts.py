@@ -1,0 +1,181 @@
+"""The own code of slime, miles, XTuner and BABILong, from the folders that environment variables name.
+
+What they import and the comparisons do not use is stood in for, where it is not installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ("CHECKOUTS", "folder_of", "importable", "module_of", "needs_checkout", "sglang", "stand_ins", "tool_model")
+
+PROTOCOL = "sglang.srt.entrypoints.openai.protocol"
+
+
+class Checkout(NamedTuple):
+    """The variable that names it, one of its files, and its packages."""
+
+    variable: str
+    file: str
+    packages: tuple[str, ...]
+
+
+CHECKOUTS = {
+    "slime": Checkout("ASYNCDATA_SLIME", "slime/utils/data.py", ("slime",)),
+    "miles": Checkout("ASYNCDATA_MILES", "miles/utils/data.py", ("miles", "miles_plugins")),
+    "xtuner": Checkout("ASYNCDATA_XTUNER", "xtuner/v1/datasets/packing.py", ("xtuner", "mmengine")),
+    "babilong": Checkout("ASYNCDATA_BABILONG", "babilong/babilong_utils.py", ("babilong",)),
+}
+
+
+def folder_of(peer: str) -> Path | None:
+    """The checkout of a peer. None if the variable is not set."""
+    named = os.environ.get(CHECKOUTS[peer].variable)
+    assert not named or Path(named, CHECKOUTS[peer].file).is_file(), f"{CHECKOUTS[peer].variable}={named}: not {peer}"
+    return Path(named) if named else None
+
+
+def needs_checkout(peer: str) -> Path:
+    """The checkout of a peer. Skips the test where there is none."""
+    folder = folder_of(peer)
+    return folder or pytest.skip(f"nothing to run: {CHECKOUTS[peer].variable} names no checkout of {peer}")
+
+
+@cache
+def module_of(peer: str, name: str) -> ModuleType:
+    """A module of a peer, as ``utils.data``. It is not left in ``sys.modules``, where ours would find it."""
+    needs_checkout(peer)
+    with importable(peer):
+        return importlib.import_module(f"{peer}.{name}")
+
+
+_loaded: dict[str, ModuleType] = {}
+
+
+@contextlib.contextmanager
+def importable(peer: str) -> Iterator[None]:
+    """``import slime`` works, and gives the same modules each time."""
+    folder = needs_checkout(peer)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).syspath_prepend(str(folder))
+        if peer == "miles" and importlib.util.find_spec("sglang") is None and "sglang" not in sys.modules:
+            stack.enter_context(sglang())
+        stack.enter_context(stand_ins(_contents(peer, folder)))
+        sys.modules.update(_of(peer, _loaded))
+        try:
+            yield
+        finally:
+            for name in _of(peer, sys.modules):
+                _loaded[name] = sys.modules.pop(name)
+
+
+def _of(peer: str, modules: dict[str, ModuleType]) -> dict[str, ModuleType]:
+    return {name: module for name, module in modules.items() if name.partition(".")[0] in CHECKOUTS[peer].packages}
+
+
+def _contents(peer: str, folder: Path) -> dict[str, dict[str, Any]]:
+    if peer != "xtuner":
+        unused: dict[str, dict[str, Any]] = {
+            "httpx": {"AsyncClient": object},
+            "torch_memory_saver": {"torch_memory_saver": None},
+        }
+        return {name: contents for name, contents in unused.items() if importlib.util.find_spec(name) is None}
+
+    # XTuner's packages import its whole trainer.
+    packages = ("xtuner", "xtuner.v1", "xtuner.v1.datasets", "xtuner.v1.utils")
+    found: dict[str, dict[str, Any]] = {
+        name: {"__path__": [str(folder.joinpath(*name.split(".")))]} for name in packages
+    }
+    logger = logging.getLogger("xtuner")
+    found["xtuner.v1.utils"] |= {
+        "IGNORE_INDEX": -100,
+        "get_logger": lambda: logger,
+        "is_local_rank0": lambda: True,
+        "log_rank0": logger,
+    }
+    return found | {
+        "mmengine": {},
+        "mmengine.dist": {"sync_random_seed": int},
+        "xtuner.v1.utils.executor": {"SharedPoolExecutor": object},
+        "xtuner.v1.datasets.jsonl": {"JsonlDataset": object},
+        "xtuner.v1.datasets.vlm_jsonl": {"VLMJsonlDataset": object},
+        "xtuner.v1.datasets.preset_pack": {"PresetPackDataset": object},
+        # The real one keeps plans in /dev/shm, for ever.
+        "xtuner.v1.datasets.utils": {
+            "_get_mmap_dir": lambda: Path("/nonexistent"),
+            "ndarray_to_mmap": lambda array, group: array,
+        },
+    }
+
+
+@contextlib.contextmanager
+def sglang(tool: Any = None) -> Iterator[None]:
+    """``sglang`` can be imported, as far as miles needs it.
+
+    :param tool: its ``Tool``; None: that of :func:`tool_model`.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("sglang", "sglang.srt", "sglang.srt.entrypoints", "sglang.srt.entrypoints.openai"):
+        found[name] = {"__path__": []}
+    found["sglang.srt.entrypoints.openai"]["encoding_dsv4"] = ModuleType("encoding_dsv4")
+    found[PROTOCOL] = {"Tool": tool or tool_model()}
+    with stand_ins(found):
+        yield
+
+
+def tool_model(*, defers: bool = False) -> Any:
+    """sglang's ``Tool``, with the fields that sglang 0.5 has.
+
+    :param defers: as later releases have it, with a field that is left out where it is not set.
+    """
+    pydantic = pytest.importorskip("pydantic", reason="the stand-in for sglang needs pydantic")
+    fields: dict[str, Any] = {
+        "description": (str | None, None),
+        "name": (str, ...),
+        "parameters": (object | None, None),
+        "strict": (bool, False),
+    }
+    if not defers:
+        function = pydantic.create_model("Function", **fields)
+        return pydantic.create_model("Tool", type=(str, "function"), function=(function, ...))
+
+    base = pydantic.create_model("Base", **fields, defer_loading=(bool | None, None))
+
+    class Deferring(base):  # type: ignore[misc, valid-type]
+        @pydantic.model_serializer(mode="wrap")  # type: ignore[untyped-decorator]
+        def without_none(self, handler: Any) -> Any:
+            found = handler(self)
+            if self.defer_loading is None:
+                del found["defer_loading"]
+            return found
+
+    return pydantic.create_model(
+        "Tool", type=(str, "function"), function=(Deferring, ...), defer_loading=(bool | None, None)
+    )
+
+
+@contextlib.contextmanager
+def stand_ins(modules: dict[str, dict[str, Any]]) -> Iterator[None]:
+    """Modules with these contents, until the end."""
+    for name, attributes in modules.items():
+        module = sys.modules[name] = ModuleType(name)
+        vars(module).update(attributes)
+    try:
+        yield
+    finally:
+        for name in modules:
+            sys.modules.pop(name, None)

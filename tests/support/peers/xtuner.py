@@ -1,0 +1,260 @@
+"""What XTuner's packing, samplers and collator deliver."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.support.peers.checkouts import module_of
+from tests.support.peers.records import digest, recorded
+from tests.support.xtuner_fns import Numbered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ("batch_of", "costs_of", "shown", "stable_sorts")
+
+FIELDS = (
+    *("input_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+    *("num_padding", "position_ids"),
+)
+
+
+def stable_sorts() -> Any:
+    """Lets numpy sort alike on every machine. XTuner takes the shortest of some samples in whatever order it gives."""
+    argsort, patch = np.argsort, pytest.MonkeyPatch()
+    patch.setattr(np, "argsort", lambda array, kind=None: argsort(array, kind="stable"))
+    return patch
+
+
+class Rows:
+    """A data set as XTuner's packing takes one, of rows with these numbers of tokens."""
+
+    def __init__(self, lengths: list[int], first: int) -> None:
+        self.num_tokens = np.array(lengths)
+        self.proxy_attn_flops = np.array([float(round(length / 128) ** 2) for length in lengths])
+        self.first = first
+
+    def __len__(self) -> int:
+        return len(self.num_tokens)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return Numbered()({"number": self.first + int(row), "tokens": int(self.num_tokens[row])})
+
+
+class Mesh:
+    """A mesh of ranks, seen from one of them."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+
+    def get_local_rank(self) -> int:
+        return self.rank
+
+    def size(self) -> int:
+        return self.world_size
+
+
+# Packs
+
+
+def _packs(rng: random.Random) -> Iterator[dict[str, Any]]:
+    """Lengths of few kinds, of many, of none twice, and beyond a pack."""
+    for number in range(24):
+        longest = rng.randint(8, 200)
+        of_all = rng.sample(range(1, 200), 90)
+        high = (12, longest, 2 * longest)[number % 3]
+        sets = [[rng.randint(1, high) for _ in range(rng.randint(1, 60))] for _ in range(rng.randint(1, 3))]
+        if number % 4 == 3:
+            sets = [of_all[:50], of_all[50:]]
+        kind = "hard" if number < 10 else "expand_soft"
+        sets = [lengths if kind != "hard" or sum(lengths) >= longest else [longest] for lengths in sets]
+        settings = {"kind": kind, "max_length": longest, "join_datasets": rng.random() < 0.5, "seed": number}
+        if kind != "hard":
+            settings |= {"lookahead": rng.randint(1, 60), "slice_samples": rng.randint(20, 150)}
+        yield {"settings": settings, "lengths": sets}
+
+
+def dataset_of(folder: Path, lengths: list[list[int]], settings: dict[str, Any]) -> Any:
+    """XTuner's packs."""
+    packing, firsts = module_of("xtuner", "v1.datasets.packing"), np.cumsum([0, *map(len, lengths)]).tolist()
+    sets = [Rows(of_one, first) for of_one, first in zip(lengths, firsts, strict=False)]
+    shared = {"global_pack": settings["join_datasets"], "seed": settings["seed"]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "_get_mmap_dir", lambda: folder)
+        patch.setattr(packing, "tqdm", lambda items, **_: items)
+        if settings["kind"] == "hard":
+            return packing.HardPackDataset(sets, settings["max_length"], **shared)
+
+        shared |= {"pack_extra_buffer_size": settings["lookahead"], "pack_chunk_size": settings["slice_samples"]}
+        return packing.ExpandSoftPackDataset(sets, pack_workers=1, pack_max_length=settings["max_length"], **shared)
+
+
+def runs_of(tokens: list[int]) -> str:
+    """Which tokens of which rows of :class:`Numbered`: ``3:0-5 7:2-9``."""
+    found: list[list[int]] = []
+    for token in tokens:
+        if found and token == found[-1][1] + 1 and token % Numbered.EACH:
+            found[-1][1] = token
+        else:
+            found.append([token, token])
+    return " ".join(f"{a // Numbered.EACH}:{a % Numbered.EACH}-{b % Numbered.EACH + 1}" for a, b in found)
+
+
+@recorded("xtuner_packs", "xtuner", _packs)
+def _xtuner_packs(folder: Path, settings: dict[str, Any], lengths: list[list[int]]) -> Any:
+    patch = stable_sorts()
+    try:
+        dataset = dataset_of(folder, lengths, settings)
+    finally:
+        patch.undo()
+    packs = [runs_of([token for item in dataset[n] for token in item["input_ids"]]) for n in range(len(dataset))]
+    return {"packs": packs, "costs": [int(cost) for cost in dataset.longest]}
+
+
+# The order of packs
+
+
+def _orders(rng: random.Random) -> Iterator[dict[str, Any]]:
+    for number, num_packs in enumerate([5, 63, 700, 2500] * 4):
+        world_size, accumulation = (1, 2, 4, 8)[number // 4], rng.choice([1, 3])
+        yield {
+            "num_packs": num_packs,
+            "world_size": world_size,
+            "accumulation": accumulation,
+            "round_up": number % 3 > 0,
+        }
+
+
+def costs_of(num_packs: int) -> list[int]:
+    rng = random.Random(num_packs)
+    return [rng.randint(1, 300) for _ in range(num_packs)]
+
+
+@recorded("xtuner_order", "xtuner", _orders)
+def _xtuner_order(folder: Path, num_packs: int, world_size: int, accumulation: int, round_up: bool) -> Any:
+    """By rank and epoch: the first packs, and a digest of all; and the same from the middle of the epoch."""
+    found = []
+    batch = world_size * accumulation
+    packs = type("Packs", (), {"longest": costs_of(num_packs), "__len__": lambda self: num_packs})()
+    sampler = module_of("xtuner", "v1.datasets.sampler").LengthGroupedSampler
+    for rank in range(world_size):
+        theirs = sampler(packs, batch, Mesh(rank, world_size), seed=7, round_up=round_up)
+        for epoch in range(2):
+            theirs.set_epoch(epoch)
+            whole = list(theirs)
+            theirs.step = len(theirs) * world_size // 2 // batch * batch
+            found.append([whole[:4], digest(whole), digest(list(theirs))])
+    return found
+
+
+# Batches
+
+
+def _batches(rng: random.Random) -> Iterator[dict[str, Any]]:
+    """Documents that fill a pack, or not, or are too many for it; some are of one token."""
+    for number in range(16):
+        longest = (8, 16, 24, 40)[number % 4]
+        packs = []
+        for _ in range(3):
+            left = rng.choice([rng.randint(2, longest + longest // 4), longest])
+            pack: list[list[list[int]]] = []
+            while left:
+                size = min(left, rng.randint(1, rng.choice([2, 10, longest])))
+                ids = [rng.randrange(1000) for _ in range(size)]
+                pack.append([ids, [token if rng.random() < 0.5 else -100 for token in ids]])
+                left -= size
+            packs.append(pack)
+        settings = {"max_length": longest, "pad_id": rng.randrange(5), "pad_chunk": rng.choice([1, 4, 256])}
+        yield {"settings": {**settings, "pad_to_max_length": number % 5 > 0}, "packs": packs}
+
+
+def batch_of(items: list[Any]) -> list[Any]:
+    """All fields of a batch, XTuner's or ours: each with its type and shape; long ones as a digest."""
+    found = []
+    for item in items:
+        context = item["seq_ctx"]
+        fields = {name: context[name] if isinstance(context, dict) else getattr(context, name) for name in FIELDS}
+        fields["shifted_labels"] = item["shifted_labels"]
+        found.append({name: _field(value) for name, value in fields.items()})
+    return found
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, int) or not value.shape:
+        return int(value)
+
+    flat = value.flatten().tolist()
+    return [str(value.dtype).removeprefix("torch."), list(value.shape), flat if len(flat) < 50 else digest(flat)]
+
+
+def collated(packs: list[Any], settings: dict[str, Any]) -> list[Any]:
+    collate = module_of("xtuner", "v1.datasets.collator").sft_llm_collator
+    return batch_of(  # type: ignore[no-any-return]
+        collate(
+            packs,
+            settings["max_length"],
+            settings["pad_id"],
+            pack_to_max_length=settings["pad_to_max_length"],
+            pad_chunk_size=settings["pad_chunk"],
+        )
+    )
+
+
+@recorded("xtuner_batches", "xtuner", _batches)
+def _xtuner_batches(folder: Path, settings: dict[str, Any], packs: list[Any]) -> Any:
+    items = [[{"input_ids": ids, "labels": labels, "num_tokens": len(ids)} for ids, labels in pack] for pack in packs]
+    return collated(items, settings)
+
+
+# Epochs of ranks
+
+
+def _epochs(rng: random.Random) -> Iterator[dict[str, Any]]:
+    for number in range(8):
+        kind, longest = ("expand_soft", "hard")[number % 2], rng.randint(20, 60)
+        settings = {"kind": kind, "max_length": longest, "join_datasets": number % 3 > 0, "seed": number}
+        if kind != "hard":
+            settings |= {"lookahead": rng.randint(1, 60), "slice_samples": 10_000}
+        lengths = [[rng.randint(1, longest // 2) for _ in range(rng.randint(50, 70))] for _ in range(rng.randint(1, 2))]
+        ranks = {"world_size": rng.randint(1, 3), "batch_size": rng.randint(1, 2), "accumulation": rng.randint(1, 2)}
+        yield {"settings": settings, "lengths": lengths, **ranks, "grouped": number % 4 > 1, "round_up": number % 3 < 2}
+
+
+@recorded("xtuner_epochs", "xtuner", _epochs)
+def _xtuner_epochs(folder: Path, settings: dict[str, Any], lengths: list[list[int]], **given: Any) -> Any:
+    """By rank, two epochs of batches: the tokens of each pack, and a digest of all that the trainer gets."""
+    patch = stable_sorts()
+    try:
+        dataset = dataset_of(folder, lengths, settings)
+    finally:
+        patch.undo()
+    samplers = module_of("xtuner", "v1.datasets.sampler")
+    sampler = samplers.LengthGroupedSampler if given["grouped"] else samplers.ParallelSampler
+    world_size, size = given["world_size"], given["batch_size"]
+    found = []
+    for rank in range(world_size):
+        batch, mesh = world_size * size * given["accumulation"], Mesh(rank, world_size)
+        theirs = sampler(dataset, batch, mesh, seed=settings["seed"], round_up=given["round_up"])
+        batches = []
+        for epoch in range(2):
+            theirs.set_epoch(epoch)
+            packs = [dataset[number] for number in theirs]
+            batches += [packs[first : first + size] for first in range(0, len(packs), size)]
+        settings_of_batch = {**settings, "pad_id": 0, "pad_to_max_length": True, "pad_chunk": 256}
+        found.append([shown(collated(packs, settings_of_batch)) for packs in batches])
+    return found
+
+
+def shown(batch: list[Any]) -> list[Any]:
+    """The tokens of each pack, and a digest of the batch."""
+    packs = []
+    for item in batch:
+        ids = item["input_ids"][2]
+        stop = len(ids) - item["num_padding"] if isinstance(ids, list) else 0
+        packs.append(runs_of(ids[:stop]) if stop else ids)
+    return [*packs, digest(batch)]
