@@ -61,7 +61,6 @@ def train(chats: str, folder: str, *, resume: bool = False, killed_at: int | Non
         save_steps=SAVE_STEPS,
         logging_steps=1,
         learning_rate=3e-3,
-        dataset_kwargs={"skip_prepare_dataset": True},
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,

@@ -2,7 +2,7 @@
 
 ::
 
-    trainer = SFTTrainer(model, args=SFTConfig(max_steps=1000, ...), train_dataset=placeholder())
+    trainer = SFTTrainer(model, args=SFTConfig(max_steps=1000, ...), train_dataset=placeholder(), ...)
     attach(trainer, DataLoader("chats.jsonl", tokenize_fn=..., collate_fn=..., batch_size=8, ranks=ranks()))
     trainer.train(resume_from_checkpoint=True)
 
@@ -12,6 +12,7 @@ exactly the batch that would have come next, and reads none to skip it.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, EndOfData, SnapshotError
@@ -19,36 +20,42 @@ from asyncdata.core.extras import missing_package
 from asyncdata.integrations.torch.loader import StatefulDataLoader, over_all_epochs
 from asyncdata.integrations.torch.state import from_torch_state, to_torch_state
 from asyncdata.integrations.torch.views import row_of
+from asyncdata.integrations.trainer_runs import CALLBACK, Epochs, saved_whole
+from asyncdata.order.shuffle import RowShuffle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from typing import Literal
 
     from asyncdata.core.types import Sample
     from asyncdata.loader.loader import DataLoader
 
 __all__ = ("attach", "placeholder")
 
-_CALLBACK = "AsyncDataState"  # the state's key in trainer_state.json
+_PLACEHOLDER = "a placeholder of asyncdata"
 
 
 def placeholder() -> Any:
-    """A ``datasets.Dataset`` of one row, for trainers whose constructor demands a ``train_dataset``. It is never read.
+    """A ``datasets.Dataset`` of one row, for a trainer whose constructor demands a data set to train or evaluate on.
 
-    SFTTrainer takes it with ``dataset_kwargs={"skip_prepare_dataset": True}``; DPOTrainer and RewardTrainer as it is.
+    It is never read. It has what SFTTrainer, DPOTrainer and RewardTrainer look for.
     """
     try:
-        from datasets import Dataset
+        from datasets import Dataset, DatasetInfo
     except ImportError as error:
         raise missing_package("placeholder", "datasets", error) from error
 
     text = {name: [""] for name in ("prompt", "chosen", "rejected")}
-    return Dataset.from_dict({**text, "input_ids": [[0]], "labels": [[0]]})
+    row = {**text, "input_ids": [[0]], "labels": [[0]]}
+    return Dataset.from_dict(row, info=DatasetInfo(description=_PLACEHOLDER))
 
 
 def attach(
     trainer: Any,
     loader: DataLoader | StatefulDataLoader,
     *,
+    eval_loader: DataLoader | StatefulDataLoader | None = None,
+    batches_per_epoch: int | Literal["count"] | None = None,
     item: Callable[[Sample], Any] = row_of,
     starts_new: bool = False,
 ) -> None:
@@ -59,8 +66,13 @@ def attach(
     RLOO: it has ``num_generations``), a batch is a list of rows, repeated as TRL's ``RepeatSampler`` does it; the
     loader is one of :class:`~asyncdata.RowFn`, the same on every rank (``world_size=1``), without ``batch_size``.
 
-    :param trainer: its arguments must have ``max_steps``, as a loader has no length.
+    :param trainer: its arguments have ``max_steps``, or ``num_train_epochs`` with a known length of an epoch.
     :param loader: used through the trainer alone from now on; closing it is up to the caller.
+    :param eval_loader: the trainer evaluates on one epoch of this one: each time on the same batches, from where it is
+        now. Not for trainers that sample groups.
+    :param batches_per_epoch: the batches that one rank has in an epoch, for ``num_train_epochs``. ``"count"`` counts
+        those of the first epoch when the training begins, by making them all. None: they are known for
+        ``shuffle="full"`` of :class:`~asyncdata.RowFn` and for ``RowShuffle(only_kept=True)``, without packing.
     :param item: for GRPO: makes the row that reward functions see from a sample; it must have the key ``prompt``.
     :param starts_new: resume also from a checkpoint without a loader's state; the loader then continues from where it
         is. False refuses such a checkpoint.
@@ -72,12 +84,6 @@ def attach(
         raise missing_package("attach", "transformers", error) from error
 
     args = trainer.args
-    if args.max_steps <= 0:
-        raise ConfigError(
-            "the trainer's arguments have no max_steps, and a loader has no length: pass max_steps=. For n epochs of m "
-            "rows it is n * m // (batch size of all ranks * gradient_accumulation_steps)"
-        )
-
     if getattr(args, "precompute_ref_log_probs", False):
         raise ConfigError(
             "precompute_ref_log_probs computes the reference's log-probabilities of the trainer's own dataset, which "
@@ -85,14 +91,28 @@ def attach(
         )
 
     batches = _batches_of(trainer, loader, item)
+    has_epochs = args.max_steps <= 0 or batches_per_epoch is not None
+    epochs = Epochs(batches, batches_per_epoch, args) if has_epochs else None
+    if eval_loader is loader:
+        raise ConfigError("AD642 eval_loader is the loader of the training: evaluating would move it; make another one")
+
+    _attach_evaluation(trainer, eval_loader)
     args.ignore_data_skip = True  # the loader's state does that, without reading
     trainer.get_train_dataloader = lambda: batches
     # A class of its own: transformers makes the callback again from its class, and that must find the same batches.
-    kind = type(
-        _CALLBACK, (_StateCallback, TrainerCallback, ExportableState), {"batches": batches, "starts_new": starts_new}
-    )
+    found = {"batches": batches, "epochs": epochs, "starts_new": starts_new}
+    kind = type(CALLBACK, (_StateCallback, TrainerCallback, ExportableState), found)
     trainer.remove_callback(_callback_of(trainer))
     trainer.add_callback(kind())
+
+    def train(resume_from_checkpoint: Any = None, *more: Any, **named: Any) -> Any:
+        checkpoint = saved_whole(resume_from_checkpoint, args.output_dir)
+        if epochs is not None:
+            num_steps = epochs.num_steps(checkpoint)
+            args.max_steps = args.max_steps if args.max_steps > 0 else num_steps
+        return type(trainer).train(trainer, checkpoint, *more, **named)
+
+    trainer.train = train
 
 
 def _callback_of(trainer: Any) -> Any:
@@ -102,10 +122,8 @@ def _callback_of(trainer: Any) -> Any:
 
 
 def _batches_of(trainer: Any, loader: DataLoader | StatefulDataLoader, item: Callable[[Sample], Any]) -> Any:
-    args = trainer.args
-    is_grouped = hasattr(trainer, "num_generations") and hasattr(args, "generation_batch_size")
-    config = loader.config
-    if is_grouped:
+    if _is_grouped(trainer):
+        config = loader.config
         if isinstance(loader, StatefulDataLoader) or config.ranks.world_size != 1 or config.n_samples_per_prompt != 1:
             raise ConfigError(
                 f"{type(trainer).__name__} repeats prompts and shares them out itself: pass a DataLoader of single "
@@ -114,29 +132,79 @@ def _batches_of(trainer: Any, loader: DataLoader | StatefulDataLoader, item: Cal
 
         return _RepeatedPrompts(trainer, loader, item)
 
-    given = config.ranks
+    return _Batches(_of_this_rank(trainer, loader))
+
+
+def _is_grouped(trainer: Any) -> bool:
+    return hasattr(trainer, "num_generations") and hasattr(trainer.args, "generation_batch_size")
+
+
+def _of_this_rank(trainer: Any, loader: DataLoader | StatefulDataLoader) -> StatefulDataLoader:
+    args, given = trainer.args, loader.config.ranks
     if (given.world_size, given.rank) != (args.world_size, args.process_index):
         raise ConfigError(
             f"the loader is rank {given.rank} of {given.world_size}, and the trainer rank {args.process_index} of "
             f"{args.world_size}: pass ranks=asyncdata.integrations.torch.ranks() to the loader"
         )
 
-    return _Batches(loader if isinstance(loader, StatefulDataLoader) else StatefulDataLoader(loader))
+    return loader if isinstance(loader, StatefulDataLoader) else StatefulDataLoader(loader)
+
+
+def _attach_evaluation(trainer: Any, loader: DataLoader | StatefulDataLoader | None) -> None:
+    own = getattr(trainer, "eval_dataset", None)
+    if loader is None:
+        if getattr(getattr(own, "info", None), "description", None) == _PLACEHOLDER:
+            raise ConfigError("AD642 the trainer's eval_dataset is a placeholder: pass eval_loader= to attach, too")
+
+        return
+
+    if _is_grouped(trainer) or isinstance(own, dict):
+        raise ConfigError(
+            "AD642 eval_loader= is one set of batches; a trainer that samples groups, or has several sets by name, "
+            "evaluates on its own: pass them to it as eval_dataset="
+        )
+
+    evaluated = _Evaluation(_of_this_rank(trainer, loader))
+
+    def get(eval_dataset: Any = None) -> Any:
+        is_own = eval_dataset is None or eval_dataset is trainer.eval_dataset
+        return evaluated if is_own else type(trainer).get_eval_dataloader(trainer, eval_dataset)
+
+    trainer.get_eval_dataloader = get
+
+
+class _Evaluation:
+    """The batches of one epoch, the same ones in each loop."""
+
+    def __init__(self, loader: StatefulDataLoader) -> None:
+        self._loader = loader
+        self._start = loader.state_dict()
+
+    def __iter__(self) -> Iterator[Any]:
+        self._loader.load_state_dict(self._start)
+        return iter(self._loader)
 
 
 class _StateCallback:
     """Puts the loader's state into the trainer's checkpoints, and back."""
 
     batches: Any
+    epochs: Epochs | None
     starts_new: bool
 
     def state(self) -> dict[str, Any]:
         """What transformers writes to ``trainer_state.json``."""
-        return {"args": {}, "attributes": {"saved": self.batches.state_dict()}}
+        known = {} if self.epochs is None else {"num_batches": self.epochs.num_batches}
+        return {"args": {}, "attributes": {"saved": self.batches.state_dict(), **known}}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count the epochs, as a trainer without a length of its data does not."""
+        if self.epochs is not None:
+            self.epochs.follow(state, control)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Restore the state of the checkpoint that the trainer has just loaded."""
-        found = state.stateful_callbacks.get(_CALLBACK)
+        found = state.stateful_callbacks.get(CALLBACK)
         if found is not None:
             saved = found[-1] if isinstance(found, list) else found
             self.batches.load_state_dict(saved["attributes"]["saved"])
@@ -147,23 +215,38 @@ class _StateCallback:
                 "loader is now"
             )
 
-        state.stateful_callbacks.setdefault(_CALLBACK, self.state())
+        state.stateful_callbacks.setdefault(CALLBACK, self.state())
 
 
 class _Batches:
     """The batches of a loader, epoch after epoch, as tensors. It has no length, no ``dataset`` and no ``set_epoch``."""
 
     def __init__(self, loader: StatefulDataLoader) -> None:
-        self._loader = loader
+        order = loader.config.order
+        self.loader = loader
+        self.is_counted = not loader.is_packed and isinstance(order, RowShuffle) and order.only_kept
+        self.can_count = True
 
     def __iter__(self) -> Iterator[Any]:
-        return over_all_epochs(self._loader)
+        return over_all_epochs(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._loader.state_dict()
+        return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._loader.load_state_dict(state)
+        self.loader.load_state_dict(state)
+
+    def num_batches(self) -> int:
+        """The batches of an epoch; if their number is not known, by making them. The loader is then where it was."""
+        if self.is_counted:
+            config = self.loader.config
+            share = self.loader.num_rows() / ((config.batch_size or 1) * config.ranks.world_size)
+            return math.floor(share) if config.drop_last else math.ceil(share)
+
+        before = self.loader.state_dict()
+        num_batches = sum(1 for _ in self.loader)
+        self.loader.load_state_dict(before)
+        return num_batches
 
 
 class _RepeatedPrompts:
@@ -177,8 +260,9 @@ class _RepeatedPrompts:
 
     def __init__(self, trainer: Any, loader: DataLoader, item: Callable[[Sample], Any]) -> None:
         args = trainer.args
+        self.loader = loader
+        self.is_counted = self.can_count = isinstance(loader.config.order, RowShuffle)
         self._trainer = trainer
-        self._loader = loader
         self._item = item
         self._num_generations = trainer.num_generations
         self._num_prompts = args.generation_batch_size // trainer.num_generations
@@ -190,9 +274,9 @@ class _RepeatedPrompts:
 
     def __iter__(self) -> Iterator[list[Any]]:
         while True:
-            before = self._loader.state_dict()
+            before = self.loader.state_dict()
             try:
-                samples = self._loader.get_next_batch(self._num_prompts)
+                samples = self.loader.get_next_batch(self._num_prompts)
             except EndOfData:
                 return
 
@@ -203,15 +287,20 @@ class _RepeatedPrompts:
                 yield list(map(self._item, rows))
             self._before, self._num_used = None, 0
 
+    def num_batches(self) -> int:
+        """The batches of an epoch, with all their repeats."""
+        num_batches: int = math.ceil(self.loader.num_rows() / self._num_prompts) * self._num_repeats
+        return num_batches
+
     def state_dict(self) -> dict[str, Any]:
         """The state before the present generation batch, and how often that was used."""
         if self._before is None or self._num_used >= self._num_repeats:
-            return {**to_torch_state(self._loader.state_dict()), "num_used": 0}
+            return {**to_torch_state(self.loader.state_dict()), "num_used": 0}
 
         return {**to_torch_state(self._before), "num_used": self._num_used}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._loader.load_state_dict(from_torch_state({key: state[key] for key in state if key != "num_used"}))
+        self.loader.load_state_dict(from_torch_state({key: state[key] for key in state if key != "num_used"}))
         self._before, self._num_used = None, state["num_used"]
         if hasattr(self._trainer, "_step"):  # TRL samples completions where it is a multiple: not yet, in mid-block
             self._trainer._step = self._num_used  # noqa: SLF001 - nothing public tells it

@@ -32,7 +32,7 @@ def debugmodel() -> Any:
     config.hf_assets_path = tokenizer_folder()
     config.dataloader = AsyncDataLoader.Config(
         dataset=str(CHATS),
-        tokenize_fn=ChatTokenizeFn(tokenizer=config.hf_assets_path, max_length=config.training.max_context_length),
+        make_tokenize_fn=lambda tokenizer, length: ChatTokenizeFn(tokenizer, max_length=length),
         num_workers=2,
         seed=1,
     )

@@ -151,6 +151,15 @@ class StatefulDataLoader:
         return self._loader.config
 
     @property
+    def is_packed(self) -> bool:
+        """Whether a batch has packs, so that its number of rows varies."""
+        return self._loader._engine.batching.is_packed  # noqa: SLF001 - a part of this library
+
+    def num_rows(self, *, timeout_s: float | None = None) -> int:
+        """Rows of an epoch; see :meth:`asyncdata.DataLoader.num_rows`."""
+        return self._loader.num_rows(timeout_s=timeout_s)
+
+    @property
     def epoch(self) -> int:
         """The epoch of the next batch."""
         return self._ahead.epoch

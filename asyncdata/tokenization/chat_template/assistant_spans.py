@@ -88,6 +88,13 @@ class ChatSpans:
         except RowFault as other:
             raise (fault if other.code == fault.code else other) from None
 
+    def prompt(self, messages: list[Message], tools: list[Message] | None) -> str:
+        """The chat as a prompt for its next message.
+
+        :raises RowFault: if the template rejects it.
+        """
+        return self.template.rendered(guarded(messages), tools, add_generation_prompt=True)
+
     def has_stop(self, text: str, blocks: list[Span]) -> bool:
         """Whether a block ends with a stop token; True if there are no blocks."""
         if not blocks or text.endswith(self._stops, *blocks[-1]):  # nearly always

@@ -35,14 +35,15 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     :param tokenizer: a folder with ``tokenizer.json``, or a name on the Hugging Face hub.
     :param messages_key: the key of a row's messages: a list, or that list as JSON text.
-    :param train_on: every message of the assistant, its last one, or those whose own ``loss`` is not false.
+    :param train_on: every message of the assistant, its last one, or those whose own ``loss`` is not false; or all
+        tokens of the chat, as SFTTrainer of TRL does by default.
     :raises ConfigError: for a setting that cannot work.
     """
 
     tag: ClassVar[str] = "asyncdata.tokenization.chat:ChatTokenizeFn"
 
     messages_key: Name = "messages"
-    train_on: Literal["assistant", "last_assistant", "loss"] = "assistant"
+    train_on: Literal["assistant", "last_assistant", "loss", "all"] = "assistant"
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
@@ -69,12 +70,18 @@ class _ChatReader:
         messages = self._row.chat("messages", fields["messages"], raw)
         tools = self._drafts.tools(fields.get("tools"), raw)
         trained = self._trained(messages, raw)
-        if not trained:
+        if not trained and self._train_on != "all":
             return NOTHING_TRAINED
 
-        return Drafting([self._drafts.draft("messages", messages, tools, trained, raw)], metadata_column(fields))
+        draft = self._drafts.draft("messages", messages, tools, trained, raw)
+        if self._train_on == "all":
+            draft = draft._replace(blocks=[(0, len(draft.text))])
+        return Drafting([draft], metadata_column(fields))
 
     def _trained(self, messages: list[Message], raw: Buffer) -> list[int]:
+        if self._train_on == "all":
+            return []
+
         numbers = assistants(messages)
         if self._train_on == "loss":
             return [number for number, message in enumerate(messages) if self._has_loss(number, message, raw)]

@@ -113,6 +113,14 @@ class ChatDrafts:
             ReadChat(self._row, name, messages, tools, raw).check_written(unusual, text, spans.template)
         return Draft(self._row.encodable(name, text, raw), blocks, spans.has_stop(text, blocks))
 
+    def prompt(self, name: str, messages: list[Message], tools: list[Message] | None, raw: Buffer) -> Draft:
+        """The rendered chat with its generation prompt, of which nothing is trained.
+
+        :raises RowFault: if the template rejects the chat.
+        """
+        spans = self._without_tools if tools is None else self._with_tools
+        return Draft(self._row.encodable(name, spans.prompt(messages, tools), raw), [])
+
 
 def assistants(messages: list[Message]) -> list[int]:
     """The indices of the assistant's messages."""

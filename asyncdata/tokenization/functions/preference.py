@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
 from asyncdata.tokenization.encoders.span_encoder import open_span_encoder
 from asyncdata.tokenization.functions.chat_settings import ChatDrafts, OfChat, assistants
-from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Draft, Drafting, Encoded, predicted, write_sample
+from asyncdata.tokenization.functions.drafts import NOTHING_TRAINED, Draft, Drafting, predicted, write_sample
 from asyncdata.tokenization.functions.labelled import DraftTokenizer, Name, encoded, metadata_column, named_token
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import RowFault, decode_value, json_type
 from asyncdata.tokenization.spans import common_prefix
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
     from asyncdata.tokenization.column_writer import ColumnWriter
@@ -48,6 +50,8 @@ class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fie
     :param rejected_key: the key of the other answer.
     :param eos: add a token after answers that are text: the tokenizer's ``eos_token`` for True, or the token of this
         name. It is trained. A chat template adds its own.
+    :param train_on: of chats, the assistant's messages up to their stop tokens; or the completion: all tokens after
+        those that the prompt, with its generation prompt, has alone, as DPOTrainer of TRL trains them.
     :raises ConfigError: for a setting that cannot work.
     """
 
@@ -57,6 +61,7 @@ class PreferenceTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fie
     chosen_key: Name = "chosen"
     rejected_key: Name = "rejected"
     eos: bool | str = True
+    train_on: Literal["assistant", "completion"] = "assistant"
 
     def check_files(self, files: TokenizerFiles) -> None:
         """Check that the token of ``eos`` exists, and compile the templates if there are any."""
@@ -94,6 +99,7 @@ class _PairReader:
 
     def __init__(self, fn: PreferenceTokenizeFn, spans: tuple[ChatSpans, ChatSpans] | None, eos: str) -> None:
         self._eos = eos
+        self._trains_completion = fn.train_on == "completion"
         self._row = RowReader(
             {"chosen": fn.chosen_key, "rejected": fn.rejected_key},
             {"prompt": fn.prompt_key, "tools": fn.tool_key, "metadata": fn.metadata_key},
@@ -126,6 +132,11 @@ class _PairReader:
         for name, text in pair._asdict().items():
             self._row.encodable(name, text or "", raw)
         prompt = pair.prompt or ""
+        if self._trains_completion:
+            ends = [each if each.endswith(self._eos) else each + self._eos for each in (pair.chosen, pair.rejected)]
+            shared = prompt if pair.prompt is not None else pair.chosen[: _num_shared(pair.chosen, pair.rejected)]
+            return [Draft(text, []) for text in (prompt + ends[0], prompt + ends[1], shared)]
+
         start = len(prompt) if pair.prompt is not None else _shared_words(pair.chosen, pair.rejected)
         texts = [prompt + answer + self._eos for answer in (pair.chosen, pair.rejected)]
         return [Draft(text, [(start, len(text))]) for text in texts]
@@ -140,6 +151,12 @@ class _PairReader:
         )
         num_shared = len(prompt) if pair.prompt is not None else _num_alike(chosen, rejected)
         schemas = self._drafts.tools(tools, raw)
+        if self._trains_completion:
+            shared = prompt if pair.prompt is not None else chosen[: _num_shared(chosen, rejected)]
+            chats = {"chosen": prompt + chosen, "rejected": prompt + rejected}
+            drafts = [self._drafts.draft(name, messages, schemas, [], raw) for name, messages in chats.items()]
+            return [*drafts, self._drafts.prompt("prompt", shared, schemas, raw)]
+
         drafts = []
         for name, messages in (("chosen", prompt + chosen), ("rejected", prompt + rejected)):
             trained = [number for number in assistants(messages) if number >= num_shared]
@@ -148,9 +165,19 @@ class _PairReader:
         return drafts if len(drafts) == 2 else []
 
 
-def _num_alike(one: list[Any], other: list[Any]) -> int:
-    """The number of equal messages at the beginning of both."""
+def _num_alike(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """The number of equal messages, or ids, at the beginning of both."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _num_shared(chosen: Any, rejected: Any) -> int:
+    """Where TRL divides pairs without a prompt: messages, or characters without a space before them."""
+    places = range(min(len(chosen), len(rejected)))
+    first = next((place for place in places if chosen[place] != rejected[place]), None)
+    if first is None:
+        return max(0, len(places) - 1)
+
+    return first - 1 if first and chosen[first - 1] == " " else first
 
 
 def _shared_words(one: str, other: str) -> int:
@@ -166,7 +193,12 @@ class _PairWriter:
         self._fn = fn
 
     def __call__(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
-        chosen, rejected = (self._fitted(*each) for each in zip(found, drafting.drafts, strict=True))
+        both = [encoded(*each) for each in zip(found, drafting.drafts, strict=True)]
+        if len(both) == 3:
+            prompt = both.pop().tokens
+            start = min(_num_alike(prompt, each.tokens) for each in both)
+            both = [each._replace(spans=[(start, len(each.tokens))]) for each in both]
+        chosen, rejected = map(self._fn.fit, both)
         spans = [] if rejected is None else predicted(rejected.spans)
         if chosen is None or rejected is None:
             write_sample(row, None, {}, out)
@@ -176,6 +208,3 @@ class _PairWriter:
             extra = {"rejected_input_ids": rejected.tokens.tolist(), "rejected_spans": spans}
             columns = {**drafting.columns, "extra": msgspec.json.encode(extra)}
             write_sample(row, chosen, columns, out, rejected.notes())
-
-    def _fitted(self, located: Located, draft: Draft) -> Encoded | None:
-        return self._fn.fit(encoded(located, draft))

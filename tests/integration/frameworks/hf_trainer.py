@@ -6,6 +6,7 @@ trainer was given. With the variables that ``torchrun`` sets it is one rank of s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -80,9 +81,10 @@ def _reward_model(tokenizer: Any) -> Any:
 
 
 def _arguments(kind: type, settings: dict[str, Any], **more: Any) -> Any:
+    length = {"num_train_epochs": settings["epochs"]} if "epochs" in settings else {"max_steps": MAX_STEPS}
     return kind(
         output_dir=settings["folder"],
-        max_steps=MAX_STEPS,
+        **length,
         save_steps=settings.get("save_steps", SAVE_STEPS),
         logging_steps=1,
         gradient_accumulation_steps=2,
@@ -92,6 +94,7 @@ def _arguments(kind: type, settings: dict[str, Any], **more: Any) -> Any:
         ddp_backend="gloo" if "RANK" in os.environ else None,
         disable_tqdm=True,
         **more,
+        **settings.get("arguments", {}),
     )
 
 
@@ -104,23 +107,28 @@ def _recorded(collate: Any, seen: list[Any]) -> Any:
     return collated
 
 
-def _sft(settings: dict[str, Any], tokenizer: Any, seen: list[Any], trainer: type, arguments: Any) -> Any:
+def _chats(settings: dict[str, Any], seen: list[Any]) -> DataLoader:
     if settings["packed"]:
         collate = PackedCollator(max_length=MAX_LENGTH, keys="transformers")
         knobs: dict[str, Any] = {"packing": SoftPacking(max_length=MAX_LENGTH), "batch_size": 1}
     else:
         collate, knobs = PaddedCollator(), {"batch_size": 2}
-    loader = DataLoader(
+    return DataLoader(
         settings["rows"],
         tokenize_fn=ChatTokenizeFn(settings["tokenizer"], max_length=MAX_LENGTH),
         collate_fn=_recorded(collate, seen),
         num_workers=0,
         timeout_s=240,
         **knobs,
+        **settings.get("knobs", {}),
         ranks=ranks(),
     )
-    made = trainer(_model(tokenizer), args=arguments, train_dataset=placeholder())
-    return made, loader
+
+
+def _sft(settings: dict[str, Any], tokenizer: Any, seen: list[Any], trainer: type, arguments: Any) -> Any:
+    evaluated = {"eval_dataset": placeholder()} if settings.get("evaluates") else {}
+    made = trainer(_model(tokenizer), args=arguments, train_dataset=placeholder(), **evaluated)
+    return made, _chats(settings, seen)
 
 
 def _grpo(settings: dict[str, Any], tokenizer: Any, seen: list[Any], dataset: Any = None) -> Any:
@@ -189,11 +197,30 @@ def _of_pairs(settings: dict[str, Any], tokenizer: Any, seen: list[Any]) -> Any:
         ranks=ranks(),
     )
     given = {"args": arguments, "train_dataset": placeholder(), "processing_class": tokenizer}
+    if settings.get("evaluates"):
+        given["eval_dataset"] = placeholder()
     if not is_dpo:
         return trl.RewardTrainer(_reward_model(tokenizer), **given), loader
 
     # The reference has to be named here only because the model comes from no folder.
     return trl.DPOTrainer(_model(tokenizer), ref_model=_model(tokenizer), **given), loader
+
+
+def _evaluation(settings: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of ``attach`` for a loader of its own to evaluate on, if the settings ask for one."""
+    if not settings.get("evaluates"):
+        return {}
+    if settings["trainer"] != "DPOTrainer":
+        return {"eval_loader": _chats(settings | {"knobs": {"seed": 7}}, [])}
+    pairs = DataLoader(
+        settings["rows"],
+        tokenize_fn=PreferenceTokenizeFn(settings["tokenizer"], max_length=MAX_LENGTH),
+        collate_fn=PreferenceCollator(),
+        num_workers=0,
+        timeout_s=240,
+        batch_size=4,
+    )
+    return {"eval_loader": pairs}
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -209,7 +236,7 @@ def main(settings: dict[str, Any]) -> None:
     elif settings["trainer"] == "SFTTrainer":
         from trl import SFTConfig, SFTTrainer
 
-        arguments = _arguments(SFTConfig, settings, dataset_kwargs={"skip_prepare_dataset": True})
+        arguments = _arguments(SFTConfig, settings)
 
         def sft_trainer(model: Any, **more: Any) -> Any:
             return SFTTrainer(model, processing_class=tokenizer, **more)
@@ -219,13 +246,20 @@ def main(settings: dict[str, Any]) -> None:
         trainer, loader = _grpo(settings, tokenizer, seen)
     else:
         trainer, loader = _of_pairs(settings, tokenizer, seen)
-    attach(trainer, loader)
+    evaluation = _evaluation(settings)
+    attach(trainer, loader, **evaluation, batches_per_epoch=settings.get("batches_per_epoch"))
     trainer.add_callback(_Killed(settings.get("kill_at")))
-    with loader:
+    with loader, contextlib.ExitStack() as opened:
+        for each in evaluation.values():
+            opened.enter_context(each)
         trainer.train(resume_from_checkpoint=settings["resume"])
     losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
     weights = float(torch.cat([parameter.double().flatten() for parameter in trainer.model.parameters()]).sum())
-    _write(settings, {"losses": losses, "seen": seen, "weights": weights})
+    history = trainer.state.log_history
+    evaluated = [[entry["step"], entry["eval_loss"]] for entry in history if "eval_loss" in entry]
+    rates = [[entry["epoch"], entry["learning_rate"]] for entry in history if "learning_rate" in entry]
+    report = {"losses": losses, "seen": seen, "weights": weights, "evaluated": evaluated, "rates": rates}
+    _write(settings, report)
 
 
 if __name__ == "__main__":

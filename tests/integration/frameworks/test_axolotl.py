@@ -1,8 +1,9 @@
-"""AsyncDataPlugin in axolotl's own plugin manager. ASYNCDATA_AXOLOTL names a checkout of it."""
+"""AsyncDataPlugin under axolotl's own command, where axolotl is installed."""
 
 from __future__ import annotations
 
-import json
+import shutil
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,27 +13,36 @@ import pytest
 import asyncdata.integrations.axolotl
 from asyncdata import ConfigError
 from asyncdata.integrations.axolotl import LoaderPlugin
-from tests.support.frameworks.axolotl import ROWS, STEPS, VARIABLE, page_makes_a_loader
-from tests.support.frameworks.killed_runs import assert_resumed, checkout, run_trainer
+from tests.support.frameworks.axolotl import STEPS, page_makes_a_loader, train, write_page
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
-PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "addict", "yaml")
 
 
-def test_a_killed_training_of_axolotl_continues_with_exactly_the_next_batch(tmp_path: Path) -> None:
-    checkout(VARIABLE, "src/axolotl/integrations/base.py", PACKAGES)
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"number": n}) + "\n" for n in range(ROWS)))
+@pytest.fixture
+def axolotl(tmp_path: Path) -> Path:
+    """The files of the page, in a folder to train in."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "import axolotl.train"], capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"axolotl cannot be imported: {done.stderr.strip().splitlines()[-1]}")
+    write_page(tmp_path)
+    return tmp_path
 
-    module = "tests.support.frameworks.axolotl"
-    whole = run_trainer(module, tmp_path, "whole")
-    killed = run_trainer(module, tmp_path, "killed", kill_at=6)
-    resumed = run_trainer(module, tmp_path, "killed", resume=True)
 
-    assert_resumed(whole, killed, resumed, saved_at=4, steps=STEPS)
-    assert whole["knows_the_key"], "axolotl's configuration has asyncdata_loader"
+def test_the_page_trains_and_a_killed_training_continues_with_exactly_the_next_batch(axolotl: Path) -> None:
+    """By its files, it was killed in a save: the newest checkpoint has no state of the trainer."""
+    whole = train(axolotl, "whole")
+    train(axolotl, "killed", kill_at=6)
+    saved, torn = (axolotl / "killed" / f"checkpoint-{step}" for step in (4, 6))
+    shutil.copytree(saved, torn, ignore=shutil.ignore_patterns("trainer_state.json"))
+    resumed = train(axolotl, "killed")
+
+    assert len(whole) == STEPS
+    assert resumed == whole
 
 
 def test_the_function_of_the_page_makes_a_loader(tmp_path: Path) -> None:

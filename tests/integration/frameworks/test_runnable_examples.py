@@ -104,20 +104,25 @@ stand_in_for("triton", "torch.utils.tensorboard")  # kernels of models for a GPU
 import train_torchtitan as example
 example.write_chats()
 config = example.debugmodel()
+of = config.training
+if hasattr(of, "seq_len"):  # torchtitan 0.3
+    given = {"seq_len": of.seq_len, "local_batch_size": 16384 // of.seq_len}
+else:
+    given = {"max_context_length": of.max_context_length}
+    given["num_tokens_per_batch"] = of.num_tokens_per_microbatch_per_dp_rank
 loader = config.dataloader.build(
-    dp_world_size=1, dp_rank=0, tokenizer=None,
-    max_context_length=config.training.max_context_length,
-    num_tokens_per_batch=config.training.num_tokens_per_microbatch_per_dp_rank,
+    dp_world_size=1, dp_rank=0, tokenizer=config.tokenizer.build(tokenizer_path=config.hf_assets_path), **given
 )
 inputs, labels = next(iter(loader))
 loader.close()
-print(json.dumps([len(inputs["input"]), int((labels != -100).sum()), int(inputs["input"].max()),
+print(json.dumps([inputs["input"].numel(), int((labels != -100).sum()), int(inputs["input"].max()),
                   config.model_spec.model.tok_embeddings.num_embeddings]))
 """
 
 
 def test_torchtitans_example_is_a_configuration_whose_loader_gives_batches(tmp_path: Path) -> None:
-    tree = checkout("ASYNCDATA_TORCHTITAN", "torchtitan/models/llama3/config_registry.py", ("torch", "grain", "tyro"))
+    packages = ("torch", "tyro", "spmd_types")
+    tree = checkout("ASYNCDATA_TORCHTITAN", "torchtitan/models/llama3/config_registry.py", packages)
     path = os.pathsep.join([tree, str(FOLDER), str(ROOT)])
 
     words = [sys.executable, "-W", "ignore", "-c", TITAN]

@@ -1,36 +1,20 @@
-"""axolotl's own plugin manager and configuration, from the folder that ASYNCDATA_AXOLOTL names.
-
-axolotl's trainer needs numba and triton to be imported. Stood in are that trainer (transformers' ``Trainer``, its base)
-and ``axolotl.common.datasets``, of which only the class ``TrainDatasetMeta`` is taken.
-"""
+"""axolotl's own command with the lines of its page, on a tiny model; and a loader for tests of its relatives."""
 
 from __future__ import annotations
 
-import ast
 import json
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from tests.support.frameworks.killed_runs import ROOT, block_of
 
-VARIABLE = "ASYNCDATA_AXOLOTL"
 ROWS = 40
 BATCH = 2
 STEPS = 12
-
-
-def import_axolotl() -> None:
-    source = Path(os.environ[VARIABLE], "src")
-    sys.path.insert(0, str(source))
-    module = ModuleType("axolotl.common.datasets")
-    sys.modules[module.__name__] = module
-    tree = ast.parse((source / "axolotl/common/datasets.py").read_text())
-    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TrainDatasetMeta"]
-    code = "from __future__ import annotations\nfrom dataclasses import dataclass\n" + ast.unparse(found[0])
-    exec(code, vars(module))  # noqa: S102 - the framework's own code
 
 
 def make_loader(cfg: Any) -> Any:
@@ -51,56 +35,60 @@ def tokenize(row: dict[str, Any]) -> dict[str, Any]:
     return {"tokens": [row["number"], 1, 2, 3]}
 
 
-def _model() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+WATCHED = """
+import json, os, runpy, signal
+import transformers.trainer
+
+
+class Watched(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == int(os.environ.get("KILL_AT", 0)):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_train_end(self, args, state, control, **_):
+        losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
+        with open(os.environ["REPORT"], "w") as file:
+            json.dump(losses, file)
+
+
+transformers.trainer.DEFAULT_CALLBACKS.append(Watched)
+runpy.run_module("axolotl.cli.main", run_name="__main__")
+"""
+"""The command ``axolotl``, whose trainer kills itself after a step, or writes its losses at the end."""
+
+
+def write_page(folder: Path) -> None:
+    """The page's two files, for a tiny model on a CPU, and chats."""
+    import yaml
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
 
     set_seed(1)
+    tokenizer = AutoTokenizer.from_pretrained(str(ROOT / "asyncdata/assets/demo_tokenizer"))
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, **sizes))
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    config = yaml.safe_load(block_of("use-it-with-axolotl.md", "yaml"))
+    config |= {"base_model": "model", "max_steps": STEPS, "save_steps": 4, "sequence_len": 128, "logging_steps": 1}
+    config |= {"gradient_accumulation_steps": 1, "learning_rate": 0.01, "bf16": False, "fp32": True}
+    (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    (folder / "my_data.py").write_text(block_of("use-it-with-axolotl.md", "py"))
+    with (folder / "chats.jsonl").open("w") as file:
+        for number in range(ROWS):
+            turns = [("user", f"{number} + 1?"), ("assistant", f"{number + 1}. " * (number % 7 + 1))]
+            chat = [{"role": role, "content": text} for role, text in turns]
+            file.write(json.dumps({"messages": chat}) + "\n")
 
 
-def main(settings: dict[str, Any]) -> None:
-    """``do_train`` of axolotl's command line, and the part of ``setup_model_and_trainer`` around the trainer."""
-    import signal
-
-    import yaml
-
-    import_axolotl()
-    from axolotl.integrations.base import PluginManager
-    from axolotl.integrations.config import merge_input_args
-    from axolotl.utils.dict import DictDefault
-    from transformers import Trainer, TrainerCallback, TrainingArguments
-
-    class Killed(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == settings.get("kill_at"):
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    page = yaml.safe_load(block_of("use-it-with-axolotl.md", "yaml"))
-    cfg = DictDefault({**page, "max_steps": STEPS, "rows": settings["rows"], "seen": settings["seen"]})
-    cfg.asyncdata_loader = f"{__spec__.name}.make_loader"
-    manager = PluginManager.get_instance()
-    for name in cfg.plugins:
-        manager.register(name)
-    manager.cfg = cfg
-    _, config_class = merge_input_args()
-    data = manager.load_datasets(cfg, preprocess=False)
-    arguments = TrainingArguments(
-        output_dir=settings["folder"],
-        max_steps=data.total_num_steps,
-        save_steps=4,
-        logging_steps=1,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-    )
-    trainer = Trainer(_model(), args=arguments, train_dataset=data.train_dataset)
-    manager.post_trainer_create(cfg, trainer)
-    trainer.add_callback(Killed())
-    trainer.train(resume_from_checkpoint=settings["resume"])
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    knows_the_key = "asyncdata_loader" in config_class.model_fields
-    Path(settings["report"]).write_text(json.dumps({"losses": losses, "knows_the_key": knows_the_key}))
+def train(folder: Path, name: str, kill_at: int = 0) -> list[float]:
+    """The losses of ``axolotl train config.yaml`` into a folder of this name, or nothing if it is killed at a step."""
+    report = folder / f"{name}.json"
+    path = os.pathsep.join([str(folder), str(ROOT), *filter(None, sys.path)])
+    environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1"}
+    environment |= {"KILL_AT": str(kill_at), "REPORT": str(report), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-W", "ignore", "-c", WATCHED, "train", "config.yaml", "--launcher", "python"]
+    done = subprocess.run([*words, "--output-dir", name], capture_output=True, text=True, env=environment, cwd=folder)
+    assert done.returncode == (-signal.SIGKILL if kill_at else 0), done.stdout[-1000:] + done.stderr[-4000:]
+    return [] if kill_at else json.loads(report.read_text())
 
 
 def page_makes_a_loader(folder: Path) -> Any:
@@ -113,7 +101,3 @@ def page_makes_a_loader(folder: Path) -> Any:
     exec(code, names)  # noqa: S102 - the project's own pages
     tokenizer = str(ROOT / "asyncdata/assets/demo_tokenizer")
     return names["make_loader"](SimpleNamespace(sequence_len=64, base_model=tokenizer))
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

@@ -1,24 +1,39 @@
-"""torchtitan's own loader, configuration and checkpoints, from the folder that ASYNCDATA_TORCHTITAN names."""
+"""torchtitan's own loader, configuration and checkpoints, from the folder that ASYNCDATA_TORCHTITAN names.
+
+That may have torchtitan 0.3, as ``pip install torchtitan`` has it, or the interface after that, which the tests below
+call the new one. Only the new one has a loader of its own to compare with.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
 import sys
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from tests.support.frameworks.killed_runs import ROOT, kill_and_resume, main, run_block
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.support.frameworks.killed_runs import ROOT, block_of, kill_and_resume, main
+from tests.support.frameworks.stand_ins import stand_in_for
 
 VARIABLE = "ASYNCDATA_TORCHTITAN"
 ROWS = 60
 TOKENS = 64
 FIRST_ID = 1000
+CONTEXT = 32
 DEMO_TOKENIZER = ROOT / "asyncdata/assets/demo_tokenizer"
+
+
+def is_new() -> bool:
+    return Path(os.environ[VARIABLE], "torchtitan/components/data").is_dir()
+
+
+def runtime() -> dict[str, Any]:
+    """What torchtitan's trainer gives to a loader beside its ranks and its tokenizer."""
+    if is_new():
+        return {"max_context_length": CONTEXT, "num_tokens_per_batch": TOKENS}
+    return {"seq_len": TOKENS, "local_batch_size": 1, "snapshot_every_n_steps": 1}
 
 
 def write_rows(folder: Path) -> Path:
@@ -98,8 +113,8 @@ class Run:
         import torch
         from torchtitan.components.checkpointer.dcp import CheckpointManager
 
-        runtime = {"tokenizer": None, "max_context_length": 32, "num_tokens_per_batch": TOKENS}
-        self.loaders = [config.build(dp_world_size=num_ranks, dp_rank=rank, **runtime) for rank in range(num_ranks)]
+        given = {"dp_world_size": num_ranks, "tokenizer": None, **runtime()}
+        self.loaders = [config.build(dp_rank=rank, **given) for rank in range(num_ranks)]
         counted = [Counted() for _ in self.loaders]
         self.managers = [
             CheckpointManager.Config(enable=True, interval=1, keep_latest_k=0).build(
@@ -139,23 +154,26 @@ def _ids(inputs: dict[str, Any], labels: Any) -> list[int]:
     """Which rows are in a batch, and that it is one as torchtitan's trainer takes it."""
     import torch
 
-    tokens, positions = inputs["input"], inputs["positions"]
-    assert all(value.shape == (TOKENS,) and value.dtype == torch.int64 for value in (tokens, positions, labels))
+    found = inputs["input"], inputs["positions"], labels
+    shape = (TOKENS,) if is_new() else (1, TOKENS)
+    assert all(value.shape == shape and value.dtype == torch.int64 for value in found)
+    tokens, positions, labels = (value.flatten() for value in found)
     starts = positions == 0
     ends = torch.cat([starts[1:], torch.tensor([True])])
     known = (labels != -100) & ~ends
     assert torch.equal(labels[known], tokens[1:][known[:-1]]), "a label is the next token of its document"
-    assert int(positions.max()) < 32
+    assert int(positions.max()) < (CONTEXT if is_new() else TOKENS)
     return [int(token) - FIRST_ID for token in tokens[starts] if token >= FIRST_ID]
 
 
 def drive(folder: Path) -> dict[str, Any]:
     sys.path.insert(0, os.environ[VARIABLE])
-    import torchtitan.components.checkpointer.dcp
-    import torchtitan.components.data  # noqa: F401 - before the forks
-
+    for name in ("checkpointer.dcp", "data" if is_new() else "dataloader"):  # before the forks
+        importlib.import_module(f"torchtitan.components.{name}")
     write_rows(folder)
-    kinds = {"ours": lambda: ours(folder, num_workers=1), "torchtitan's": lambda: own(folder)}
+    kinds = {"ours": lambda: ours(folder, num_workers=1)}
+    if is_new():
+        kinds["torchtitan's"] = lambda: own(folder)
     found: dict[str, Any] = {
         name: kill_and_resume(
             lambda place, make=make: Run(place, make()), folder / name, num_batches=40, saves=[1, 8, 25]
@@ -167,20 +185,48 @@ def drive(folder: Path) -> dict[str, Any]:
     return found
 
 
+PAGE_CONFIG = """
+from torchtitan.models.llama3.config_registry import llama3_debugmodel
+
+
+def of_the_page():
+    config = llama3_debugmodel()
+"""
+
+
 def _of_the_page(folder: Path) -> list[int]:
-    """Build the loader that the page tells a user to write, and take a batch: its tokens, and how many are trained."""
+    """A batch of the page's loader under torchtitan's command line, with another tokenizer and length than the
+    configuration: its tokens, how many are trained, the longest document, and the documents whose text is right."""
+    from tokenizers import Tokenizer
+
+    for name in ("torch._inductor.compile_fx", "torch.distributed.pipelining"):  # torch looks whether there is triton
+        importlib.import_module(name)
+
+    stand_in_for("triton", "torch.utils.tensorboard")  # kernels of models for a GPU, and a log
+    from torchtitan.config import ConfigManager
+
+    def chat(answer: str) -> str:
+        question = {"role": "user", "content": "1 + 1?"}
+        return json.dumps({"messages": [question, {"role": "assistant", "content": answer}]}) + "\n"
+
     (folder / "chats").mkdir()
-    chat = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "That is 2."}]
-    (folder / "chats" / "chats.jsonl").write_text((json.dumps({"messages": chat}) + "\n") * 50)
-    config = SimpleNamespace(hf_assets_path=str(DEMO_TOKENIZER), training=SimpleNamespace(max_context_length=32))
+    (folder / "chats" / "chats.jsonl").write_text((chat("That is 2.") + chat("Two, " * 20)) * 25)
     os.chdir(folder)
-    run_block("use-it-with-torchtitan.md", {"config": config})
-    loader = config.dataloader.build(
-        dp_world_size=1, dp_rank=0, tokenizer=None, max_context_length=32, num_tokens_per_batch=TOKENS
-    )
+    block = block_of("use-it-with-torchtitan.md", "py").replace("\n", "\n    ")
+    (folder / "page_config.py").write_text(f"{PAGE_CONFIG}    {block}return config\n")
+    sys.path.insert(0, str(folder))
+    words = ["--module", "page_config", "--config", "of_the_page", "--hf_assets_path", str(DEMO_TOKENIZER)]
+    option = "max_context_length" if is_new() else "seq_len"
+    config = ConfigManager().parse_args([*words, f"--training.{option}", str(TOKENS)])
+    assert config.hf_assets_path == str(DEMO_TOKENIZER)
+    tokenizer = config.tokenizer.build(tokenizer_path=config.hf_assets_path)
+    given = runtime() | ({"max_context_length": config.training.max_context_length} if is_new() else {})
+    loader = config.dataloader.build(dp_world_size=1, dp_rank=0, tokenizer=tokenizer, **given)
     inputs, labels = next(iter(loader))
     loader.close()
-    return [len(inputs["input"]), int((labels != -100).sum())]
+    tokens, positions = inputs["input"].flatten(), inputs["positions"].flatten()
+    text = Tokenizer.from_file(str(DEMO_TOKENIZER / "tokenizer.json")).decode(tokens.tolist())
+    return [len(tokens), int((labels != -100).sum()), int(positions.max()) + 1, text.count("That is 2.")]
 
 
 def _with_two_ranks(folder: Path, make: Any) -> Any:

@@ -90,6 +90,15 @@ def test_the_last_message_of_the_assistant_can_be_trained_alone(name: str) -> No
     assert trained(fn, {"messages": [*CHAT, user("Thanks.")]}) == [f"Nothing.{END}"]
 
 
+def test_the_whole_chat_can_be_trained_but_for_its_first_token(name: str) -> None:
+    """As SFTTrainer of TRL does by default; nothing predicts the first token."""
+    fn = ChatTokenizeFn(name, train_on="all")
+    whole = "".join(f"<|im_start|>{role}\n{text}{END}\n" for role, text in (("user", "a"), ("assistant", "b")))
+
+    assert trained(fn, {"messages": [user("a"), assistant("b")]}) == [whole.removeprefix("<|im_start|>")]
+    assert trained(fn, {"messages": [user("a")]}) == [f"user\na{END}\n"]
+
+
 def test_each_message_can_say_whether_it_is_trained(name: str) -> None:
     fn = ChatTokenizeFn(name, train_on="loss")
     chat = [user("a"), assistant("b", loss=False), user("c"), assistant("d", loss=True), assistant("e")]

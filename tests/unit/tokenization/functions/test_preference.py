@@ -78,6 +78,44 @@ def test_a_pair_of_chats_is_trained_on_the_messages_after_the_prompt(name: str, 
     assert bad[1:] == [f"bad{END}", f"\n<|im_start|>user\nno{END}\n{HEADER}", f"worse{END}", "\n"]
 
 
+@pytest.mark.parametrize("explicit", [True, False])
+def test_the_completion_of_a_chat_is_all_after_the_prompt(name: str, explicit: bool) -> None:
+    """As DPOTrainer of TRL trains it: also the line break after the stop token, and the user's turns."""
+    prompt, chosen, rejected = [user("c")], [assistant("good")], [assistant("bad"), user("no"), assistant("worse")]
+    row: dict[str, Any] = {"chosen": prompt + chosen, "rejected": prompt + rejected}
+    if explicit:
+        row = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+    good, bad = both(PreferenceTokenizeFn(name, train_on="completion"), row)
+
+    assert good[1:] == [f"good{END}\n", ""]
+    assert bad[1:] == [f"bad{END}\n<|im_start|>user\nno{END}\n{HEADER}worse{END}\n", ""]
+
+
+@pytest.mark.parametrize(
+    ("row", "trained"),
+    [
+        ({"prompt": "The sky is", "chosen": " blue.", "rejected": " a fish."}, [f" blue.{END}", f" a fish.{END}"]),
+        ({"prompt": "So", "chosen": f" it ends{END}", "rejected": " it is"}, [f" it ends{END}", f" it is{END}"]),
+        ({"chosen": "It is grey", "rejected": "It is green"}, [f"y{END}", f"en{END}"]),
+    ],
+    ids=["text", "an end token of its own", "no prompt"],
+)
+def test_the_completion_of_a_text_begins_where_its_tokens_differ_from_the_prompts(
+    name: str, row: dict[str, str], trained: list[str]
+) -> None:
+    good, bad = both(PreferenceTokenizeFn(name, train_on="completion"), row)
+
+    assert [good[1], bad[1]] == trained
+
+
+def test_a_completion_is_cut_with_its_tokens(name: str) -> None:
+    row = {"prompt": "a", "chosen": " b c d e", "rejected": " e d c"}
+    fn = PreferenceTokenizeFn(name, train_on="completion", max_length=3, overlong="truncate_right")
+
+    assert both(fn, row) == (["a", " b c", ""], ["a", " e d", ""])
+
+
 def test_tools_go_to_the_template(name: str) -> None:
     template = "{{ tools | tojson if tools }}{% for m in messages %}{{ m.content + '<|im_end|>' }}{% endfor %}"
     row = {"prompt": [user("a")], "chosen": [assistant("b")], "rejected": [assistant("c")], "tools": [{"x": 1}]}
