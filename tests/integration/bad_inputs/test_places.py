@@ -75,6 +75,9 @@ ORACLE = text({"input": [{"role": "oracle", "content": "x"}], "label": 0})
 CHATS = text({"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": CHAT[:1]})
 REFUSES = prompts(apply_chat_template=True, chat_template=TEMPLATE)
 SHORT = TextTokenizeFn(tokenizer_folder(), text_key="input", max_length=20, overlong="error")
+CHATS_FN = ChatTokenizeFn(tokenizer_folder(), chat_template=GENERATION)
+NO_CONTENT = {"role": "assistant", "text": "x"}
+PARTS = {"role": "user", "content": [{"type": "poem", "verse": "x"}]}
 FAULTS = [
     Fault("AD101", GOOD, b'{"input" "x"}', prompts(), is_json=False),
     Fault("AD104", GOOD, b'{"input": "a\0b"}', prompts(), is_json=False),
@@ -90,9 +93,12 @@ FAULTS = [
     Fault("AD117", GOOD, b'{"input": ' + b"9" * 5000 + b"}", prompts()),
     Fault("AD118", GOOD, b'{"input": ' + b"[" * 600 + b"]" * 600 + b"}", prompts()),
     Fault("AD119", GOOD, GOOD + GOOD, prompts(), is_json=False),
+    Fault("AD130", GOOD, text({"input": "x", "label": 0, "images": ["a.png"]}), prompts()),
+    Fault("AD131", text({"messages": CHAT}), text({"messages": [PARTS, CHAT[1]]}), CHATS_FN),
+    Fault("AD132", text({"messages": CHAT}), text({"messages": [CHAT[0], NO_CONTENT]}), CHATS_FN),
     Fault("AD411", text({"prompt": "a", "chosen": " b", "rejected": " c"}), CHATS, "no template"),
     Fault("AD412", GOOD, ORACLE, REFUSES),
-    Fault("AD414", text({"messages": CHAT}), MARKED, ChatTokenizeFn(tokenizer_folder(), chat_template=GENERATION)),
+    Fault("AD414", text({"messages": CHAT}), MARKED, CHATS_FN),
     Fault("AD415", GOOD, text({"input": "many words " * 50}), SHORT),
     Fault("AD421", ID, text({"id": 13}), tokenize_fns.fails_on_13),
     Fault("AD422", ID, text({"id": 13}), tokenize_fns.hangs_on_13, needs_workers=True),
@@ -104,7 +110,7 @@ ELSEWHERE = {"AD424": "tests/integration/test_planned_packs.py"}
 
 def test_every_code_of_a_bad_row_is_provoked():
     sources = "\n".join(path.read_text(encoding="utf-8") for path in Path(PACKAGE).rglob("*.py"))
-    raised = set(re.findall(r'(?:RowFault|RowError|Lost)\((?:\w+, )?\s*"(AD\d{3})"', sources))
+    raised = set(re.findall(r'(?:RowFault|RowError|Lost|_fault|__init__)\((?:\w+, )?\s*"(AD\d{3})"', sources))
 
     assert {fault.code for fault in FAULTS} | set(ELSEWHERE) == raised
     for code, name in ELSEWHERE.items():
