@@ -251,3 +251,13 @@ def test_an_acknowledged_sample_is_a_sample_of_its_epoch() -> None:
     line = channel(acked=frozenset({Position(0, 0, 0)}))
 
     assert not filled(line, chunk_of(1, ends_epoch=True)).is_stopped
+
+
+def test_a_failure_may_overtake_what_no_one_will_fill() -> None:
+    line = filled(channel(), chunk_of(1))
+    entry = line.enter(1)
+
+    line.fail(SourceChangedError("gone"), overtakes=True)
+    assert line.is_stopped
+    line.fill(entry, chunk_of(2))
+    assert shape(line)[:3] == [(0, 1), "ChunkEnd", "Failure"]
