@@ -15,6 +15,7 @@ import msgspec
 
 from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.regular_file import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -331,7 +332,7 @@ def _decode(data: bytes, kind: type[T], folder: str, name: str) -> T:
 
 def _read(folder: str, name: str) -> bytes | None:
     try:
-        with open(os.path.join(folder, name), "rb") as file:
+        with open_regular(os.path.join(folder, name)) as file:
             return file.read()
     except FileNotFoundError:
         return None

@@ -413,17 +413,6 @@ def test_a_snapshot_whose_file_is_not_there_is_refused_with_the_way_out(rows, tm
         assert step(loader)
 
 
-def test_a_fifo_in_place_of_the_file_does_not_block_a_restore(rows, tmp_path):
-    settings = {"n_samples_per_prompt": 2, "outcomes": outcomes(tmp_path)}
-    with make(rows, **settings) as loader:
-        state = run(loader, 3)[1][-1]
-    (tmp_path / "outcomes").unlink()
-    os.mkfifo(tmp_path / "outcomes")
-
-    with make(rows, **settings) as loader, pytest.raises(SnapshotError, match="AD606.*it is not a regular file"):
-        loader.load_state_dict(state)
-
-
 def test_a_loader_that_remembers_nothing_refuses_a_snapshot_with_outcomes(rows, tmp_path):
     with make(rows, n_samples_per_prompt=2, outcomes=outcomes(tmp_path)) as loader:
         state = run(loader, 14)[1][-1]

@@ -21,6 +21,7 @@ from asyncdata.core.digest import digest
 from asyncdata.core.errors import SnapshotError, SnapshotMismatchError
 from asyncdata.core.log import get_logger
 from asyncdata.core.plain_values import from_builtins, to_builtins
+from asyncdata.core.regular_file import open_regular
 from asyncdata.core.version import __version__
 from asyncdata.integrations.slime import torch_checkpoint
 from asyncdata.integrations.slime.groups import GroupStore
@@ -200,7 +201,7 @@ def read(folder: str, rollout_id: int | None) -> Found | None:
 
 
 def _refuse_other_run(slimes: str, own: str, expected: str | None) -> None:
-    with open(slimes, "rb") as file:
+    with open_regular(slimes) as file:
         present = digest(file.read())
     if present != expected:
         raise SnapshotMismatchError(

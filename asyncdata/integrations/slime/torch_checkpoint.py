@@ -9,6 +9,7 @@ from typing import Any
 
 from asyncdata.core.atomic_file import replace_file, sync_folder
 from asyncdata.core.errors import SnapshotError
+from asyncdata.core.regular_file import open_regular
 
 __all__ = ("encode", "is_available", "read", "write")
 
@@ -50,7 +51,8 @@ def read(path: str) -> dict[str, Any]:
     import torch
 
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with open_regular(path) as file:
+            state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no error class for files that it cannot read
         raise SnapshotError(
             f"AD602 {path} cannot be loaded: {_reason(error)}; only plain data is read, as anything else could run code"

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.regular_file import open_regular
 from asyncdata.prefetch.token_cache.eviction import segment_files
 from asyncdata.prefetch.token_cache.folder import ABOUT, is_in_use
 from asyncdata.prefetch.token_cache.segment.layout import ROWS_SUFFIX, DamagedError
@@ -106,7 +107,7 @@ def opened_segment(path: str) -> Segment:
 
 
 def _about(path: str) -> dict[str, Any]:
-    with suppress(OSError, ValueError), open(os.path.join(path, ABOUT), encoding="utf-8") as file:
+    with suppress(OSError, ValueError), open_regular(os.path.join(path, ABOUT)) as file:
         found = json.load(file)
         return found if isinstance(found, dict) else {}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
@@ -100,10 +99,3 @@ def test_another_kind_of_file_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match=r"ends in .toml, .yaml or .json"):
         mix_of_file(tmp_path / "mix.txt")
-
-
-def test_a_fifo_in_place_of_a_mixture_does_not_block(tmp_path):
-    os.mkfifo(tmp_path / "mix.toml")
-
-    with pytest.raises(ConfigError, match=r"AD470.*cannot be read: it is not a regular file"):
-        mix_of_file(tmp_path / "mix.toml")
