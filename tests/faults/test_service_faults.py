@@ -95,6 +95,8 @@ OTHERS = {
     "asyncdata.loader.service:Service._run_part": "",
     f"{PREFETCH}.node_share.links:Links._close": "called when the loader is closed",
     f"{PREFETCH}.producer:Producer._fail": "it passes on a fault",
+    f"{PREFETCH}.row_index.builder:Indexer._files": "called in _on_reply, as the next one is",
+    f"{PREFETCH}.row_index.builder:Indexer._location": "",
     f"{PREFETCH}.token_cache.worker:CacheWorker._digest": "called by workers",
     f"{PREFETCH}.windows.stream_windows:StreamWindows._check": "called by the thread that reads",
 }

@@ -29,6 +29,7 @@ def main(rows: str, report: str, root: str) -> None:
         calls.append(int(str(row["number"])))
         return tokenize(row)
 
+    counted.version = 1  # type: ignore[attr-defined]
     dataset = AsyncDataset(
         rows,
         tokenize_fn=counted,

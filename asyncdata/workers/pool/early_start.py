@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.threads import started
-from asyncdata.workers.pool.popen import AlivePipe, execute, new_ends
+from asyncdata.workers.pool.popen import AlivePipe, execute, hold_standard_fds, new_ends
 
 if TYPE_CHECKING:
     import subprocess
@@ -86,6 +86,8 @@ class EarlyForkServer:
         self._fork_server: StartedForkServer | None = None
         self._is_tried = threading.Event()
         self._function_to_run: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        with contextlib.suppress(OSError):  # the thread tries again
+            hold_standard_fds()  # in this thread, which could otherwise open a file under such a number meanwhile
         self.thread = started(self._live, "asyncdata-service")
 
     @classmethod

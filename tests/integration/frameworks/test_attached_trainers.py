@@ -17,6 +17,7 @@ from asyncdata import ConfigError, DataLoader, RowFn, RowShuffle, SnapshotError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("accelerate", reason="accelerate is not installed, which Trainer needs")
 
 from asyncdata.integrations.transformers import attach, placeholder
 from tests.support.frameworks.killed_runs import ROOT
