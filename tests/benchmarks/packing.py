@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
-from asyncdata.batching.collators.base import Document
-from asyncdata.batching.collators.packed import PackedCollator
-from asyncdata.batching.length_grouping import LengthGrouping, xtuner_order
-from asyncdata.batching.packers.soft import SoftPacking
-from asyncdata.batching.packers.xtuner import XTunerPacking
+from asyncdata import Document, LengthGrouping, PackedCollator, SoftPacking, XTunerPacking
+from asyncdata.batching.length_grouping import xtuner_order
 from tests.support.peers.checkouts import module_of
 
 if TYPE_CHECKING:

@@ -12,14 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncdata.batching.length_grouping import LengthGrouping
-from asyncdata.batching.packers.hard import HardPacking
-from asyncdata.batching.packers.soft import SoftPacking
-from asyncdata.batching.packers.xtuner import XTunerPacking
+from asyncdata import HardPacking, LengthGrouping, RowShuffle, SoftPacking, XTunerPacking
 from asyncdata.batching.planned.plan import Packs, Plan, PlannedEpoch, PlannedOrder
 from asyncdata.batching.planned.worker import answer
 from asyncdata.core.messages import Block, Indexed, Packed, Permuted, encode
-from asyncdata.order.shuffle import RowShuffle
 from asyncdata.prefetch.row_index.row_index import RowIndex
 from tests.benchmarks.packing import lengths_of
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import asyncdata
-from asyncdata.core.version import __version__
+from asyncdata import __version__
 from asyncdata.workers.machine import num_usable_cpus
 from tests.benchmarks.figures.cache import token_cache
 from tests.benchmarks.figures.chat import chat_template

@@ -136,10 +136,7 @@ class Ours:
         backend: str = "hf",
         caches_tokens: bool = False,
     ) -> None:
-        from asyncdata import ChatTokenizeFn, DataLoader
-        from asyncdata.batching.collators.packed import PackedCollator
-        from asyncdata.batching.length_grouping import LengthGrouping
-        from asyncdata.batching.packers.soft import SoftPacking
+        from asyncdata import ChatTokenizeFn, DataLoader, LengthGrouping, PackedCollator, SoftPacking
 
         self.loaded_s = self.indexed_s = seconds()
         self._num_samples = self._num_tokens = 0

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncdata import SnapshotError
 from asyncdata.checkpoint import snapshot as snapshots
-from asyncdata.core.errors import SnapshotError
 from asyncdata.integrations.slime import checkpoint as slime_checkpoint
 from asyncdata.integrations.slime import groups as slime_groups
 from asyncdata.integrations.slime import torch_checkpoint

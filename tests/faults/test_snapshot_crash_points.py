@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncdata import SnapshotError
 from asyncdata.checkpoint.snapshot import Snapshot, load, save
-from asyncdata.core.errors import SnapshotError
 from tests.support.combinations import each_value
 from tests.support.figures import record
 

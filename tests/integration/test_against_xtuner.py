@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata import LengthGrouping, XTunerCollator, XTunerPacking
-from asyncdata.batching.collators.base import Document
+from asyncdata import Document, LengthGrouping, XTunerCollator, XTunerPacking
 from asyncdata.batching.length_grouping import xtuner_share
 from tests.support.peers.checkouts import module_of
 from tests.support.peers.records import Case, cases_of, digest

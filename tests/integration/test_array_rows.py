@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import Cache, DataLoader, FixedLengthTokenizeFn, JsonArraySource, JsonlSource, SoftPacking
-from asyncdata.core.errors import BadRowError, ConfigError, SourceChangedError, SourceError
-from asyncdata.order.shuffle import RowShuffle
+from asyncdata import (
+    BadRowError,
+    Cache,
+    ConfigError,
+    DataLoader,
+    FixedLengthTokenizeFn,
+    JsonArraySource,
+    JsonlSource,
+    RowShuffle,
+    SoftPacking,
+    SourceChangedError,
+    SourceError,
+)
 from asyncdata.sources.text.json_array_reader import Elements
 from tests.support.combinations import each_value
 from tests.support.tokenize_fns import id_and_text

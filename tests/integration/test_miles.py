@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError
 from asyncdata.integrations.slime.miles_chats import tool_form
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from asyncdata.integrations.slime.sample import from_record, to_record

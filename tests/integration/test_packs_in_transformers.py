@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata import ConfigError, FixedCollator, PackedCollator, PaddedCollator
-from asyncdata.batching.collators.base import Document
+from asyncdata import ConfigError, Document, FixedCollator, PackedCollator, PaddedCollator
 from asyncdata.batching.collators.torch_tensors import to_torch
 from tests.support.combinations import each_value
 

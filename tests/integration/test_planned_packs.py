@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata import DataLoader, Ranks
-from asyncdata.batching.length_grouping import LengthGrouping
-from asyncdata.batching.packers.hard import HardPacking
-from asyncdata.batching.packers.soft import SoftPacking
-from asyncdata.batching.packers.xtuner import XTunerPacking
+from asyncdata import (
+    BadRowError,
+    ConfigError,
+    DataLoader,
+    HardPacking,
+    LengthGrouping,
+    NoSamplesError,
+    Ranks,
+    RowShuffle,
+    SoftPacking,
+    XTunerPacking,
+)
 from asyncdata.batching.planned.plan import Plan
-from asyncdata.core.errors import BadRowError, ConfigError, NoSamplesError
 from asyncdata.core.messages import Indexed
 from asyncdata.order.rank_share import Share
-from asyncdata.order.shuffle import RowShuffle
 from asyncdata.prefetch.row_index.index_file import IndexFile
 from tests.support.planned_fns import kills, numbered, tokens_of, with_one_more
 from tests.support.reading import Reader
@@ -27,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from asyncdata import Sample
     from asyncdata.batching.planned.plan import PlannedEpoch
-    from asyncdata.core.types import Sample
 
 NUM_ROWS = 150
 MAX_LENGTH = 24

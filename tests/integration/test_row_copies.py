@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import DataLoader
-from asyncdata.order.shuffle import RowShuffle
+from asyncdata import DataLoader, RowShuffle
 from tests.support.combinations import each_value
 from tests.support.tokenize_fns import id_and_text
 

@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import AsyncDataLoader, Cache, DataLoader
-from asyncdata.core.errors import BadRowError, ConfigError, SnapshotMismatchError, SourceChangedError
+from asyncdata import (
+    AsyncDataLoader,
+    BadRowError,
+    Cache,
+    ConfigError,
+    DataLoader,
+    RowShuffle,
+    SnapshotMismatchError,
+    SourceChangedError,
+)
 from asyncdata.order.order import ROWS_PER_WINDOW
-from asyncdata.order.shuffle import RowShuffle
 from tests.support.loading import write_rows
 from tests.support.tokenize_fns import row_id, waits_for_a_file
 

@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import BadRowError, ConfigError, NoSamplesError, SnapshotMismatchError
-from asyncdata.batching.length_grouping import LengthGrouping
-from asyncdata.batching.packers.hard import HardPacking
-from asyncdata.batching.packers.soft import SoftPacking
+from asyncdata import (
+    BadRowError,
+    ConfigError,
+    HardPacking,
+    LengthGrouping,
+    NoSamplesError,
+    SnapshotMismatchError,
+    SoftPacking,
+)
 from tests.support.combinations import each_pair
 from tests.support.ranks import (
     GROUPING,

@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from asyncdata.batching.length_grouping import LengthGrouping
-from asyncdata.batching.packers.hard import HardPacking
-from asyncdata.batching.packers.soft import SoftPacking
-from asyncdata.batching.packers.xtuner import XTunerPacking
-from asyncdata.order.shuffle import RowShuffle
+from asyncdata import HardPacking, LengthGrouping, RowShuffle, SoftPacking, XTunerPacking
 from tests.support.combinations import each_value
 from tests.support.ranks import STRIDE, Batch, Ranks, Step, lengths, make, numbered, settled, stream, tokens_of, write
 

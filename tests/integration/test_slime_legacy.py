@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.core.errors import NoSamplesError
+from asyncdata import NoSamplesError
 from tests.support.peers.records import Case, cases_of, plain
 from tests.support.peers.rollouts import args_of, samples_of, saved, served, worked, write_lines, write_rows
 from tests.support.slime_source import no_rollout, source_of

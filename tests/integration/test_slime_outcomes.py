@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError
 from asyncdata.integrations.slime import report_outcomes
 from tests.support.slime_source import labels, no_rollout, source_of, write_prompts
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata import BadRows, ChatTokenizeFn, Mix, Part, Telemetry
+from asyncdata import BadRows, ChatTokenizeFn, Mix, Part, Position, Telemetry
 from asyncdata.cli.main import main
-from asyncdata.core.types import Position
 from asyncdata.delivery.channel import Channel
 from asyncdata.demo import tokenizer_folder
 from asyncdata.telemetry.chunk_watch import ChunkWatch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.core.types import Position
+    from asyncdata import Position
     from asyncdata.delivery.requests import DeliveryRules
     from asyncdata.order.order import Order
 

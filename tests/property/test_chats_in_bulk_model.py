@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncdata import ChatTokenizeFn
 from asyncdata.tokenization.column_writer import ColumnWriter
-from asyncdata.tokenization.functions.chat import ChatTokenizeFn
 from tests.property.test_prompts_in_bulk_model import METADATA, VALUES, parts
 from tests.support.chats import GENERATION
 from tests.support.examples import in_ci

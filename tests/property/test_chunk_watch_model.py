@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncdata.core.types import Position
+from asyncdata import Position
 from asyncdata.delivery.channel import Channel
 from asyncdata.telemetry import chunk_watch
 from asyncdata.telemetry.chunk_watch import ChunkWatch, keys_of

@@ -9,8 +9,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from asyncdata import Position, SourceLocation
 from asyncdata.core.messages import decode_reply, encode
-from asyncdata.core.types import Position, SampleRange, SourceLocation
+from asyncdata.core.types import SampleRange
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault

@@ -14,8 +14,7 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from asyncdata.core.errors import AsyncDataError, EndOfData
-from asyncdata.core.types import Position
+from asyncdata import AsyncDataError, EndOfData, Position
 from asyncdata.delivery.ledger import lease_key
 from asyncdata.delivery.requests import Request
 from tests.property.model import BAD, KEPT, POISON, Model, Place, Told, rows_of, windows_of
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import ClassVar
 
-    from asyncdata.core.types import Group, Sample
+    from asyncdata import Group, Sample
     from asyncdata.delivery.ledger import Lease
     from tests.property.model import RawRow
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.core.errors import NoSamplesError
+from asyncdata import NoSamplesError, PassRate
 from asyncdata.delivery.outcomes.memory import OutcomeMemory, RowReport
-from asyncdata.delivery.outcomes.policy import PassRate
 from asyncdata.delivery.outcomes.rows import NO_IDS
 from tests.support.loading import write_rows
 from tests.support.still_loader import StillLoader

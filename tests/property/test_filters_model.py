@@ -12,10 +12,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from asyncdata.core.types import Group, Sample
+from asyncdata import BalancedByMetadata, ByMetadata, ByReward, ByStaleness, Chain, Group, Sample, has_reward_spread
 from asyncdata.delivery.ledger import Returned
 from asyncdata.delivery.rollout_buffer import choose
-from asyncdata.filters import BalancedByMetadata, ByMetadata, ByReward, ByStaleness, Chain, has_reward_spread
 
 pytestmark = pytest.mark.thorough
 

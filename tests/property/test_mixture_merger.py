@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.core.types import Position
+from asyncdata import Position
 from asyncdata.delivery.channel import Channel
 from asyncdata.delivery.ledger import Ledger
 from asyncdata.delivery.merger import Merger

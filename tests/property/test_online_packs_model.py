@@ -10,15 +10,11 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from asyncdata.batching.length_grouping import LengthGrouping
+from asyncdata import ConfigError, HardPacking, LengthGrouping, Position, SnapshotError, SoftPacking
 from asyncdata.batching.online.packs import OnlinePacks
 from asyncdata.batching.online.rules import PackRules
 from asyncdata.batching.packers.base import PackState
-from asyncdata.batching.packers.hard import HardPacking
-from asyncdata.batching.packers.soft import SoftPacking
 from asyncdata.batching.packers.unpacked import SinglePacking
-from asyncdata.core.errors import ConfigError, SnapshotError
-from asyncdata.core.types import Position
 from asyncdata.delivery.ledger import Counters, RestartPoint
 
 if TYPE_CHECKING:

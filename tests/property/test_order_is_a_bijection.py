@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncdata import Shuffle
 from asyncdata.order.order import Order
 from asyncdata.order.permutation import feistel_permutation, shuffled_rows
-from asyncdata.order.shuffle import Shuffle
 from asyncdata.order.splitmix import MASK, mix_one
 
 pytestmark = pytest.mark.thorough

@@ -16,9 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from asyncdata import PassRate
 from asyncdata.delivery.outcomes.file import OutcomeFile
 from asyncdata.delivery.outcomes.memory import OutcomeMemory, RowReport
-from asyncdata.delivery.outcomes.policy import PassRate
 
 pytestmark = pytest.mark.thorough
 

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asyncdata.batching.packers.hard import HardPacking
-from asyncdata.batching.packers.soft import SoftPacking
-from asyncdata.batching.packers.xtuner import XTunerPacking
+from asyncdata import HardPacking, SoftPacking, XTunerPacking
 
 if TYPE_CHECKING:
     from asyncdata.batching.packers.base import Pack, Packer

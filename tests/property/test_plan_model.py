@@ -11,18 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from asyncdata.batching.length_grouping import LengthGrouping, xtuner_order, xtuner_share
-from asyncdata.batching.packers.hard import HardPacking
-from asyncdata.batching.packers.soft import SoftPacking
+from asyncdata import ConfigError, HardPacking, LengthGrouping, RowShuffle, SoftPacking, XTunerPacking
+from asyncdata.batching.length_grouping import xtuner_order, xtuner_share
 from asyncdata.batching.packers.unpacked import SinglePacking
-from asyncdata.batching.packers.xtuner import XTunerPacking
 from asyncdata.batching.planned.plan import Dealt, Packs, Plan, PlannedEpoch, PlannedOrder
 from asyncdata.batching.planned.worker import answer, order_packs, pack_rows
-from asyncdata.core.errors import ConfigError
 from asyncdata.core.messages import decode_reply, decode_request, encode
 from asyncdata.order.order import RowOrder
 from asyncdata.order.rank_share import Share
-from asyncdata.order.shuffle import RowShuffle
 from asyncdata.order.torch_randperm import TorchGenerator
 
 pytestmark = pytest.mark.thorough

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncdata import PromptTokenizeFn
 from asyncdata.tokenization.column_writer import ColumnWriter
-from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
 from asyncdata.tokenization.rows import RowDecoder
 
 if TYPE_CHECKING:

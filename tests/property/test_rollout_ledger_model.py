@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncdata.core.errors import SnapshotError
+from asyncdata import SnapshotError
 from asyncdata.integrations.slime.rollout_ledger import Entry, Numbering, RolloutLedger
 
 pytestmark = pytest.mark.thorough

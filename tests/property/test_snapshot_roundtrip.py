@@ -16,11 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.extra import numpy as np_st
 
+from asyncdata import Position, Sample, SnapshotError, SnapshotMismatchError, SourceLocation, Status
 from asyncdata.checkpoint.matching import check
 from asyncdata.checkpoint.snapshot import Snapshot, StreamState, describe, from_state_dict, load, save, to_state_dict
 from asyncdata.core.checksummed_file import pack
-from asyncdata.core.errors import SnapshotError, SnapshotMismatchError
-from asyncdata.core.types import Position, Sample, SourceLocation, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from asyncdata.core.types import Position
+from asyncdata import Position
 from asyncdata.delivery.channel import Channel
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.delivery.ledger import Counters, Ledger

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from asyncdata import Shuffle
 from asyncdata.core.callbacks import no_op
-from asyncdata.order.shuffle import Shuffle
 from asyncdata.prefetch.windows.stream_reader import StreamPass
 from asyncdata.sources.stream import StreamOrder
 from asyncdata.sources.text.json_array_stream import split_array

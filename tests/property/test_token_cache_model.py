@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncdata import Position
 from asyncdata.core.cache_messages import CachedBlock, CachedFile, CacheJob, ListTokens, StoreTokens
 from asyncdata.core.messages import Block, FileRef, Job, Scan, Tokenize, decode_reply, encode
-from asyncdata.core.types import Position
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.prefetch.windows.base import Arranged
 from asyncdata.tokenization.column_writer import ColumnWriter

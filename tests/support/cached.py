@@ -13,7 +13,7 @@ from tests.support.loading import NEVER_S, SHUFFLE, write_rows
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncdata.core.types import Sample
+    from asyncdata import Sample
 
 Row = dict[str, Any]
 

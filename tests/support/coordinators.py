@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from asyncdata.delivery.requests import Request
 
 if TYPE_CHECKING:
-    from asyncdata.core.types import Sample
+    from asyncdata import Sample
     from tests.support.still_loader import StillLoader
 
 

@@ -10,9 +10,9 @@ import anyio
 import msgspec
 import numpy as np
 
+from asyncdata import JsonlSource
 from asyncdata.core.messages import Failed, Job, Scanned, Tokenized
 from asyncdata.prefetch.windows.block_window import Window
-from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.base import describe
 from asyncdata.workers.base import MAX_LOSSES
 

@@ -10,8 +10,9 @@ import re
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from asyncdata import LoaderConfig
 from asyncdata.core.settings import Description
-from asyncdata.loader.config import STRUCTS, LoaderConfig
+from asyncdata.loader.config import STRUCTS
 
 if TYPE_CHECKING:
     import msgspec

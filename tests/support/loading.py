@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from asyncdata import Shuffle
 from asyncdata.order.order import Order
-from asyncdata.order.shuffle import Shuffle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from asyncdata.core.types import Sample
+    from asyncdata import Sample
 
 NEVER_S = 240.0
 """A deadline that only a test which has failed reaches."""

@@ -24,6 +24,8 @@ WHOLE = ("checkpoint", "delivery", "order")
 
 SCORES = Path(__file__).parents[1] / "mutation_scores.json"
 SURVIVORS = Path("mutants/survivors.txt")
+FATES = Path("mutants/fates.json")
+"""What became of each mutant that was tried, to compare two runs."""
 
 FOUND = ("killed", "timeout", "segfault")
 """A test has failed, has not come to its end, or has brought Python down: the mutant was noticed."""
@@ -70,7 +72,7 @@ def chosen(names: list[str], size: int, seed: int) -> list[str]:
     return random.Random(seed).sample(names, size) if 0 < size < len(names) else names
 
 
-def _try(room: str, size: int, seed: int, jobs: int) -> tuple[int, Results]:
+def _try(room: str, size: int, seed: int, jobs: int, tests: list[str]) -> tuple[int, Results]:
     """How many mutants the room has, and what became of those that were tried."""
     # mutmut imports the package and the tests from its folder of mutants, so they must not be imported from here.
     here = Path.cwd()
@@ -82,6 +84,8 @@ def _try(room: str, size: int, seed: int, jobs: int) -> tuple[int, Results]:
 
     shutil.rmtree("mutants", ignore_errors=True)
     config().only_mutate = [f"asyncdata/{room}/*"]
+    if tests:
+        config().pytest_add_cli_args_test_selection = tests
     config().pytest_add_cli_args += [f"--ignore=tests/unit/test_{name}.py" for name in SOURCE_TESTS]
     mutmut.create_mutants(jobs)
     names = [name for meta in Path("mutants").rglob("*.meta") for name in json.loads(meta.read_text())[_NAMES]]
@@ -93,6 +97,7 @@ def _try(room: str, size: int, seed: int, jobs: int) -> tuple[int, Results]:
     with SURVIVORS.open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
         for name in (name for mutants in results.values() for name, fate in mutants.items() if fate not in FOUND):
             mutmut.cli.main(["show", name], standalone_mode=False)
+    FATES.write_text(json.dumps({name: fate for each in results.values() for name, fate in each.items()}, indent=0))
     return len(names), results
 
 
@@ -109,12 +114,13 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--tests", nargs="+", default=[], help="files or folders of tests, instead of all quick ones")
     parser.add_argument("--record", action="store_true", help="write the score to tests/mutation_scores.json")
     options = parser.parse_args()
     size = options.sample if options.sample is not None else 0 if options.room in WHOLE else 300
-    num_mutants, results = _try(options.room, size, options.seed, options.jobs)
+    num_mutants, results = _try(options.room, size, options.seed, options.jobs, options.tests)
     fates = sum((Counter(mutants.values()) for mutants in results.values()), Counter())
-    sys.stdout.write(f"{table(results)}\nof {num_mutants:,} mutants; survivors: {SURVIVORS}\n")
+    sys.stdout.write(f"{table(results)}\nof {num_mutants:,} mutants; survivors: {SURVIVORS}; all fates: {FATES}\n")
     scores = json.loads(SCORES.read_text())
     recorded = scores.get(options.room, {}).get("percent", 0.0)
     if options.record:

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 import asyncdata
-from asyncdata import DataLoader, Mix, Shuffle
-from asyncdata.batching.collators.base import Document
-from asyncdata.batching.collators.packed import PackedCollator
-from asyncdata.batching.length_grouping import LengthGrouping
-from asyncdata.batching.packers.hard import HardPacking
-from asyncdata.batching.packers.soft import SoftPacking
+from asyncdata import DataLoader, Document, HardPacking, LengthGrouping, Mix, PackedCollator, Shuffle, SoftPacking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

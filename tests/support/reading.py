@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.types import Position
+from asyncdata import LoaderConfig, Position
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import Ledger
 from asyncdata.delivery.requests import DeliveryRules, Request
-from asyncdata.loader.config import LoaderConfig
 from asyncdata.loader.opening import opened_source
 from asyncdata.loader.service import Service
 from asyncdata.order.order import ROWS_PER_WINDOW
@@ -23,9 +22,8 @@ from tests.support.loading import NEVER_S
 if TYPE_CHECKING:
     from typing import Self
 
+    from asyncdata import BadRowError, Sample
     from asyncdata.batching.planned.plan import Plan
-    from asyncdata.core.errors import BadRowError
-    from asyncdata.core.types import Sample
     from asyncdata.order.rank_share import Share
 
 

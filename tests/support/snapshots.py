@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from asyncdata import Position, Sample, SourceLocation, Status
 from asyncdata.checkpoint.snapshot import (
     Snapshot,
 )
 from asyncdata.core.checksummed_file import pack
-from asyncdata.core.types import Position, Sample, SourceLocation, Status
 
 DATA = {"num_files": 2, "num_bytes": 30, "digest": "d1", "files": [["a.jsonl", 10, "x"], ["b.jsonl", 20, "y"]]}
 ORDER = {"seed": 42, "shuffle": True, "block_bytes": 32768, "window_blocks": 1024, "num_blocks": 9}

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from asyncdata import JsonlSource, Position, Sample, Shuffle
 from asyncdata.core.messages import Job, Tokenize, Tokenized
-from asyncdata.core.types import Position, Sample
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.ledger import Counters, Ledger, Returned
 from asyncdata.delivery.requests import DeliveryRules, Request
 from asyncdata.order.order import Order
-from asyncdata.order.shuffle import Shuffle
 from asyncdata.prefetch.canaries import Canaries
 from asyncdata.prefetch.producer import Producer
 from asyncdata.prefetch.windows.block_windows import BlockWindows
-from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.base import open_tokenize_fn
 from asyncdata.workers.base import MAX_LOSSES, NUM_SLOTS, Crashed, ExecutorStatistics
 from asyncdata.workers.request_handler import Handler
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-    from asyncdata.core.errors import BadRowError
+    from asyncdata import BadRowError
     from asyncdata.core.messages import Reply
     from asyncdata.core.messages import Request as WorkerRequest
     from asyncdata.workers.base import OnReply

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asyncdata import SourceLocation
 from asyncdata.core.messages import FileRef
-from asyncdata.core.types import SourceLocation
 from asyncdata.order.permutation import order_keys, shuffled_rows
 from asyncdata.sources.stream import Rows, RowStream
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from asyncdata.order.shuffle import Shuffle
+    from asyncdata import Shuffle
     from asyncdata.sources.stream import StreamOrder
 
 

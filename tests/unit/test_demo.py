@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncdata import PromptTokenizeFn, demo
-from asyncdata.core.errors import ConfigError, SourceError
+from asyncdata import ConfigError, PromptTokenizeFn, SourceError, demo
 from asyncdata.demo import docstring_prompts, tokenizer_folder, write_docstring_prompts
 from asyncdata.tokenization.column_writer import ColumnWriter
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata import DataLoader
+from asyncdata import DataLoader, Position, Sample
 from asyncdata.core.framing import HEADER, frame
 from asyncdata.core.messages import Tokenized, decode_reply
-from asyncdata.core.types import Position, Sample
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.requests import DeliveryRules

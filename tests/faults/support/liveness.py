@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import trio
 
-from asyncdata.core.errors import AsyncDataError
+from asyncdata import AsyncDataError
 from asyncdata.delivery.next_delivery import BadRowStop, deliver
 from tests.support.still_loader import sent_by
 

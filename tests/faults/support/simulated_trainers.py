@@ -23,7 +23,7 @@ from tests.support.loading import NEVER_S, SHUFFLE, order_of, write_rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.core.types import Sample
+    from asyncdata import Sample
 
 __all__ = ("Trainer", "simulate")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from asyncdata.core.types import Sample
+    from asyncdata import Sample
 
 SHUFFLE = Shuffle(block_bytes=1024, window_blocks=8)
 

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from asyncdata import DataLoader, Mix, Part, Shuffle
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError, DataLoader, Mix, Part, Shuffle
 from tests.support.tokenize_fns import row_id
 
 pytest.importorskip("torch")

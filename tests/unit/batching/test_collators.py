@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asyncdata.batching.collators.base import Document
-from asyncdata.batching.collators.packed import PackedCollator
-from asyncdata.batching.collators.padded import FixedCollator, PaddedCollator
-from asyncdata.batching.collators.preference import PreferenceCollator
+from asyncdata import (
+    ConfigError,
+    Document,
+    FixedCollator,
+    PackedCollator,
+    PaddedCollator,
+    PreferenceCollator,
+    Sample,
+    XTunerCollator,
+)
 from asyncdata.batching.collators.torch_tensors import to_torch
-from asyncdata.batching.collators.xtuner import XTunerCollator
-from asyncdata.core.errors import ConfigError
-from asyncdata.core.types import Sample
 
 PACK = [Document(np.array([1, 2, 3], np.int32)), Document(np.array([11, 12, 13], np.int32))]
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asyncdata.batching.length_grouping import LengthGrouping, xtuner_order, xtuner_share
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError, LengthGrouping
+from asyncdata.batching.length_grouping import xtuner_order, xtuner_share
 from asyncdata.order.torch_randperm import TorchGenerator
 
 # Promises to every snapshot there is: see tests/unit/order/test_order.py.

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata.batching.packers.hard import HardPacking
-from asyncdata.batching.packers.soft import SoftPacking
-from asyncdata.batching.packers.xtuner import XTunerPacking, proxy_cost
-from asyncdata.core.errors import ConfigError, SnapshotError
+from asyncdata import ConfigError, HardPacking, SnapshotError, SoftPacking, XTunerPacking
+from asyncdata.batching.packers.xtuner import proxy_cost
 
 if TYPE_CHECKING:
     from asyncdata.batching.packers.base import Pack

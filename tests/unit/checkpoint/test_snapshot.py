@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from asyncdata import ConfigError, Sample, SnapshotError, SnapshotMismatchError, SnapshotVersionError, Status
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.matching import check, differences
 from asyncdata.checkpoint.snapshot import (
@@ -23,8 +24,6 @@ from asyncdata.checkpoint.snapshot import (
     save,
     to_state_dict,
 )
-from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotMismatchError, SnapshotVersionError
-from asyncdata.core.types import Sample, Status
 from tests.support.snapshots import DATA, FINGERPRINTS, FULL, GOLDEN_SNAPSHOT, LEAST, ORDER, sample, wrapped
 
 

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from asyncdata import ConfigError, SnapshotError
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.snapshot import (
     Snapshot,
@@ -29,7 +30,6 @@ from asyncdata.checkpoint.snapshot import (
     save,
     to_state_dict,
 )
-from asyncdata.core.errors import ConfigError, SnapshotError
 from tests.support.snapshots import FULL, GOLDEN_SNAPSHOT, LEAST, names, wrapped
 
 # Written by the first release. It has to load for ever: add one for each new schema, and change none.

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
+from asyncdata import SnapshotError
 from asyncdata.core import checksummed_file
 from asyncdata.core.checksummed_file import pack, unpack_file
-from asyncdata.core.errors import SnapshotError
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path, monkeypatch):

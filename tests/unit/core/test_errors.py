@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from asyncdata.core.errors import ConfigError, by_reason, shortened
+from asyncdata import ConfigError
+from asyncdata.core.errors import by_reason, shortened
 
 
 def test_a_long_text_keeps_its_beginning_and_its_end() -> None:

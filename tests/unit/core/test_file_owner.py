@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncdata import DataLoader
+from asyncdata import ConfigError, DataLoader, SnapshotError
 from asyncdata.core.checksummed_file import unpack_file
-from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.file_owner import check_ours
 from asyncdata.prefetch.row_index.index_file import IndexFile
 from asyncdata.tokenization.encoders.equivalence_records import Proof, find, keep, proof_path, subject_of

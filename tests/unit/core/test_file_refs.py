@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from asyncdata import JsonlSource
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError, JsonlSource
 from asyncdata.core.file_refs import ObjectRefs, ObjectsOfStore, joined
 from asyncdata.core.messages import Job, decode_job, encode
 from asyncdata.core.object_address import Address

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asyncdata.core.types import Position, Sample, SampleRange, SourceLocation, Status
+from asyncdata import Position, Sample, SourceLocation, Status
+from asyncdata.core.types import SampleRange
 
 LAZY = ("prompt", "tokens", "label", "metadata", "extra", "position", "source")
 VALUES = {"prompt": "hello", "label": [1], "metadata": {"a": [1]}, "extra": None, "spans": [[0, 1], [2, 3]]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 import asyncdata
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.user_traceback import user_traceback
 from asyncdata.tokenization.base import open_tokenize_fn

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncdata.core.types import Position, SourceLocation
+from asyncdata import Position, SourceLocation
 from asyncdata.delivery.bad_rows import bad_row_error
 from asyncdata.delivery.channel import BadRowItem
 from asyncdata.delivery.chunk import Chunk
@@ -16,7 +16,7 @@ from asyncdata.tokenization.rows import RowFault
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncdata.core.errors import BadRowError
+    from asyncdata import BadRowError
 
 LINES = [b'{"id": 0}', b'{"id": 1', b'{"id": "' + b"x" * 500 + b'"}']
 

@@ -13,20 +13,25 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import DataLoader, filters
-from asyncdata.core.errors import ConfigError, FilterError, InvalidGroupError
-from asyncdata.core.types import Group, Sample, Status
-from asyncdata.delivery.ledger import Returned
-from asyncdata.delivery.rollout_buffer import choose
-from asyncdata.filters import (
+from asyncdata import (
     BalancedByMetadata,
     ByMetadata,
     ByReward,
     ByStaleness,
     Chain,
+    ConfigError,
+    DataLoader,
+    FilterError,
+    Group,
+    InvalidGroupError,
+    Sample,
+    Status,
+    filters,
     has_reward_spread,
     reset_response,
 )
+from asyncdata.delivery.ledger import Returned
+from asyncdata.delivery.rollout_buffer import choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable

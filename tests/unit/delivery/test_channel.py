@@ -8,8 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from asyncdata.core.errors import SourceChangedError
-from asyncdata.core.types import Position
+from asyncdata import Position, SourceChangedError
 from asyncdata.delivery.channel import AlreadyAcked, BadRowItem, Channel, ChunkEnd, Failure, Run
 from tests.support.chunks import BadRow, chunk_of
 

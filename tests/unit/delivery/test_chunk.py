@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata.core.types import Position, SourceLocation
+from asyncdata import Position, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault

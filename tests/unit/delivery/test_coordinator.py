@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata.core.errors import (
+from asyncdata import (
     BadRowError,
     EndOfData,
     FilterError,
     InvalidGroupError,
     LoaderClosedError,
     NoSamplesError,
+    Position,
     SourceChangedError,
     TooManyBadRowsError,
 )
-from asyncdata.core.types import Position
 from asyncdata.delivery.passed_rows import PassedRows
 from asyncdata.delivery.requests import Request
 from tests.support.still_loader import StillLoader, made_by_hand
 from tests.support.tokenize_fns import all_dropped, every_third_dropped, fails_on_13
 
 if TYPE_CHECKING:
-    from asyncdata.core.types import Group
+    from asyncdata import Group
 from tests.support.coordinators import ids, waiting
 
 # The stream

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncdata.core.errors import (
-    EndOfData,
-)
-from asyncdata.core.types import Position
+from asyncdata import EndOfData, Position
 from asyncdata.delivery.ledger import lease_key
 from asyncdata.delivery.requests import Request
 from tests.support.coordinators import ids, waiting

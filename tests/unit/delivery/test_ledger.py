@@ -7,7 +7,7 @@ import copy
 import msgspec
 import pytest
 
-from asyncdata.core.types import Position, Sample
+from asyncdata import Position, Sample
 from asyncdata.delivery.ledger import Counters, Lease, Ledger, Returned, lease_key
 from tests.support.still_loader import made_by_hand
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from structlog.testing import capture_logs
 
-from asyncdata.core.types import SourceLocation
+from asyncdata import SourceLocation
 from asyncdata.delivery.mass_drops import MassDrops
 
 

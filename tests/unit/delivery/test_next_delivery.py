@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.core.errors import NoSamplesError, SourceChangedError
-from asyncdata.core.types import Position, Sample
+from asyncdata import NoSamplesError, Position, Sample, SourceChangedError
 from asyncdata.delivery.channel import Channel, Failure, Run
 from asyncdata.delivery.ledger import Counters, Lease, Ledger, Returned
 from asyncdata.delivery.next_delivery import BadRowStop, Delivery, advanced, deliver, dropped

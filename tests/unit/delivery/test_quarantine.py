@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from asyncdata.core.errors import BadRowError, ConfigError, QuarantineError
+from asyncdata import BadRowError, ConfigError, DataLoader, QuarantineError
 from asyncdata.delivery.quarantine import Quarantine, read_quarantine, record_of
-from asyncdata.loader.loader import DataLoader
 from tests.support.tokenize_fns import id_and_text
 
 ERROR = BadRowError("AD101", "cut off \u00fc", path="/rows", line=3, byte_offset=9, excerpt='{"a', traceback="long")

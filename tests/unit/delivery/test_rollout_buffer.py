@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata.core.errors import ConfigError, FilterError, InvalidGroupError
-from asyncdata.core.types import Group, Sample, SampleRange
+from asyncdata import ByStaleness, ConfigError, FilterError, Group, InvalidGroupError, Sample, first_in_first_out
+from asyncdata.core.types import SampleRange
 from asyncdata.delivery.ledger import Returned
-from asyncdata.delivery.rollout_buffer import Chooser, choose, filter_of, first_in_first_out, validate_groups, without
-from asyncdata.filters import ByStaleness
+from asyncdata.delivery.rollout_buffer import Chooser, choose, filter_of, validate_groups, without
 from tests.support.chunks import chunk_of
 from tests.support.still_loader import made_by_hand
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncdata import SnapshotError
-from asyncdata.core.errors import SnapshotMismatchError
+from asyncdata import SnapshotError, SnapshotMismatchError
 from asyncdata.integrations.skyrl_sft import OrderSampler
 
 ROWS = 2500  # more than are computed together

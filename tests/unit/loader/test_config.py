@@ -13,11 +13,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import AsyncDataLoader, DataLoader
-from asyncdata.core.errors import ConfigError
+from asyncdata import (
+    AsyncDataLoader,
+    BadRows,
+    Cache,
+    ConfigError,
+    DataLoader,
+    Limits,
+    LoaderConfig,
+    Ranks,
+    RowShuffle,
+    Shuffle,
+)
 from asyncdata.loader import config as declared
-from asyncdata.loader.config import STRUCTS, BadRows, Cache, Limits, LoaderConfig, Ranks
-from asyncdata.order.shuffle import RowShuffle, Shuffle
+from asyncdata.loader.config import STRUCTS
 
 
 def refusal(**knobs: object) -> str:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import DataLoader, Mix
+from asyncdata import DataLoader, Mix, SourceStatistics, Statistics
 from asyncdata.loader.exposition import measurements
-from asyncdata.loader.statistics import SourceStatistics, Statistics
 from asyncdata.workers.base import WorkerState
 
 if TYPE_CHECKING:

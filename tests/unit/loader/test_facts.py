@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import DataLoader
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError, DataLoader
 from asyncdata.loader.base import BaseLoader
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from asyncdata.core.errors import ConfigError
-from asyncdata.loader.mix import Mix, Part, part_seed
+from asyncdata import ConfigError, Mix, Part
+from asyncdata.loader.mix import part_seed
 from tests.support.tokenize_fns import row_id
 
 

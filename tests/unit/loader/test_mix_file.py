@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError
 from asyncdata.loader.mix_file import mix_of_file
 
 TOML = """

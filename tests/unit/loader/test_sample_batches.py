@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.core.errors import EndOfData, NoSamplesError, PrefetchTimeoutError
-from asyncdata.core.types import Position
+from asyncdata import EndOfData, NoSamplesError, Position, PrefetchTimeoutError
 from asyncdata.delivery.ledger import Ledger
 from asyncdata.loader.batches.base import BatchShare
 from asyncdata.loader.batches.epoch import AsyncEpoch, Epoch

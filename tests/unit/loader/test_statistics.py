@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from asyncdata.core.types import SourceLocation
-from asyncdata.loader.statistics import Statistics, explain_timeout
+from asyncdata import SourceLocation, Statistics
+from asyncdata.loader.statistics import explain_timeout
 from asyncdata.workers.base import WorkerState
 
 IDLE, STARTING = WorkerState(state="idle"), WorkerState(state="starting")

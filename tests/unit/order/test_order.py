@@ -10,10 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError, RowShuffle, Shuffle
 from asyncdata.order.order import ROWS_PER_WINDOW, Order, RowOrder
 from asyncdata.order.permutation import feistel_permutation, shuffled_rows
-from asyncdata.order.shuffle import RowShuffle, Shuffle
 
 # These are promises to every snapshot there is. A change that moves one of them makes every run start anew: make a
 # second order beside this one instead.

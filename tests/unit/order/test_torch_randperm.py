@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError
 from asyncdata.order.torch_randperm import TorchGenerator
 
 

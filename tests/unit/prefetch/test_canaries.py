@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.core.errors import SnapshotMismatchError, SourceError, WorkerError
+from asyncdata import SnapshotMismatchError, SourceError, WorkerError
 from asyncdata.core.messages import Failed, Scan
 from asyncdata.delivery.requests import Request
 from tests.support.still_loader import DIED, StillLoader

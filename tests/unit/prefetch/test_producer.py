@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncdata import BadRowError, Position, SnapshotError, SourceChangedError, SourceError, WorkerError
 from asyncdata.core import errors
-from asyncdata.core.errors import BadRowError, SnapshotError, SourceChangedError, SourceError, WorkerError
 from asyncdata.core.messages import Failed, Ready, Scan, Tokenize
-from asyncdata.core.types import Position
 from asyncdata.delivery.requests import Request
 from tests.support.combinations import each_pair
 from tests.support.still_loader import DIED, HUNG, StillLoader, WorkerKilled

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asyncdata.core.errors import SourceChangedError
+from asyncdata import SourceChangedError, SourceLocation
 from asyncdata.core.messages import Block
-from asyncdata.core.types import SourceLocation
 from asyncdata.sources.base import FileBlocks
 from asyncdata.sources.fingerprint import FileStamp, data_fingerprint, stamp
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asyncdata import SourceChangedError, SourceError
 from asyncdata.checkpoint.changes import content_changes, describe_change, find_changes, setting_of
 from asyncdata.core.digest import canonical, digest
-from asyncdata.core.errors import SourceChangedError, SourceError
 from asyncdata.core.messages import FileRef
 from asyncdata.sources.fingerprint import MAX_LISTED_FILES, FileStamp, data_fingerprint, file_digest, stamp
 

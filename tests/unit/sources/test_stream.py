@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata import IterableSource, Shuffle
-from asyncdata.core.errors import ConfigError, SourceError
+from asyncdata import ConfigError, IterableSource, Shuffle, SourceError
 from asyncdata.order.permutation import order_keys, shuffled_rows
 from asyncdata.sources.base import Source
 from asyncdata.sources.iterable import plain_state

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import asyncdata
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError
 from asyncdata.testing import CHECKS, FEATURES, Knobs, Lab, run_checks
 from asyncdata.testing.__main__ import main
 from asyncdata.testing.lab import difference, raised

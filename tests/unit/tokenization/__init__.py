@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.types import Position, SourceLocation
+from asyncdata import Position, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.tokenization.column_writer import ColumnWriter
 

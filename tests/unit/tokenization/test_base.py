@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError, TokenizeFn
 from asyncdata.core.messages import decode_reply, encode
 from asyncdata.core.specs import TokenizeSpec
 from asyncdata.tokenization import base
-from asyncdata.tokenization.base import TokenizeFn, describe, fingerprints_of, open_spec, open_tokenize_fn, resolve_path
+from asyncdata.tokenization.base import describe, fingerprints_of, open_spec, open_tokenize_fn, resolve_path
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 from asyncdata.tokenization.user_function import FunctionTokenizer

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import ChatTokenizeFn, DataLoader, TextTokenizeFn, XTunerTokenizeFn
-from asyncdata.core.errors import ConfigError, SnapshotMismatchError
+from asyncdata import ChatTokenizeFn, ConfigError, DataLoader, SnapshotMismatchError, TextTokenizeFn, XTunerTokenizeFn
 from asyncdata.tokenization.base import describe
 from asyncdata.tokenization.resolve import resolved
 from tests.support.tokenize_fns import row_id

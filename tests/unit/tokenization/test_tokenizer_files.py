@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 from tokenizers import Tokenizer
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError
 from asyncdata.tokenization.tokenizer_files import PATTERNS, TokenizerFiles, resolve
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from tests.unit.tokenization import run
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from asyncdata import TokenizeFn
     from asyncdata.delivery.chunk import Chunk
-    from asyncdata.tokenization.base import TokenizeFn
 
 
 def user(content: str) -> dict[str, Any]:

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata.core.errors import WorkerError
+from asyncdata import RayExecutor, WorkerError
 from asyncdata.core.messages import NO_SLOT, Overflow, Permute, Tokenize, Tokenized
 from asyncdata.workers.base import NUM_SLOTS
 from asyncdata.workers.inline import InlineExecutor
 from asyncdata.workers.pool.process_pool import ProcessExecutor
-from asyncdata.workers.ray.settings import RayExecutor
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, Client, failure_of, ids_of, until, value_of
 from tests.support.ray_cluster import two_nodes

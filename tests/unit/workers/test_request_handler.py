@@ -14,9 +14,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata.batching.packers.soft import SoftPacking
+from asyncdata import ConfigError, JsonlSource, RowShuffle, SoftPacking
 from asyncdata.batching.planned.plan import Plan, PlannedOrder
-from asyncdata.core.errors import ConfigError
 from asyncdata.core.messages import (
     Block,
     Failed,
@@ -32,8 +31,6 @@ from asyncdata.core.messages import (
     Tokenize,
     Tokenized,
 )
-from asyncdata.order.shuffle import RowShuffle
-from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.user_function import FunctionTokenizer
 from asyncdata.workers import request_handler as handlers
 from asyncdata.workers.base import error_of

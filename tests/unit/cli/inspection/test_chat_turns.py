@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncdata import ChatTokenizeFn, PreferenceTokenizeFn
 from asyncdata.cli.inspection.chat_turns import Turn, Turns
-from asyncdata.tokenization.functions.chat import ChatTokenizeFn
-from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
 from tests.unit.tokenization.trained import assistant, user, variant
 
 if TYPE_CHECKING:

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import DataLoader, RowShuffle, Shuffle
+from asyncdata import ConfigError, DataLoader, Position, RowShuffle, Shuffle, SourceError
 from asyncdata.cli.inspection.find_rows import row_in_file
 from asyncdata.cli.inspection.window_view import OpenedOrder
-from asyncdata.core.errors import ConfigError, SourceError
-from asyncdata.core.types import Position
 from tests.support.tokenize_fns import every_third_dropped, row_id
 
 if TYPE_CHECKING:

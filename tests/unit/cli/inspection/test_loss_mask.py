@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn, PromptTokenizeFn, TextTokenizeFn
+from asyncdata import ChatTokenizeFn, ConfigError, DataLoader, PreferenceTokenizeFn, PromptTokenizeFn, TextTokenizeFn
 from asyncdata.cli.inspection.loss_mask import LossMask, MaskedText
 from asyncdata.cli.inspection.window_view import OpenedOrder
-from asyncdata.core.errors import ConfigError
 from tests.support.tokenize_fns import every_third_dropped
 from tests.unit.tokenization.trained import assistant, user
 

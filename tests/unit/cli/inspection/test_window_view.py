@@ -9,19 +9,23 @@ import pytest
 
 from asyncdata import (
     Cache,
+    ConfigError,
     DataLoader,
+    EndOfData,
     JsonlSource,
     LengthGrouping,
+    NoSamplesError,
+    Position,
     PromptTokenizeFn,
     RowShuffle,
     Shuffle,
     SoftPacking,
+    SourceChangedError,
+    SourceError,
     XTunerPacking,
 )
 from asyncdata.cli.inspection.find_rows import line_numbers
 from asyncdata.cli.inspection.window_view import InspectedRow, OpenedOrder
-from asyncdata.core.errors import ConfigError, EndOfData, NoSamplesError, SourceChangedError, SourceError
-from asyncdata.core.types import Position
 from asyncdata.workers import inline, request_handler
 from tests.support.tokenize_fns import every_third_dropped, fails_on_13, row_id
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotMismatchError
+from asyncdata import ConfigError, SnapshotError, SnapshotMismatchError
 from asyncdata.delivery.outcomes.file import OutcomeFile
 from asyncdata.delivery.outcomes.memory import Record
 

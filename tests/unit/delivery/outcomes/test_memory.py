@@ -6,9 +6,8 @@ import base64
 
 import pytest
 
-from asyncdata.core.errors import ConfigError, SnapshotError
+from asyncdata import ConfigError, PassRate, SnapshotError
 from asyncdata.delivery.outcomes.memory import BASE, OutcomeMemory, Record, RowReport
-from asyncdata.delivery.outcomes.policy import PassRate
 from asyncdata.delivery.outcomes.rows import RowTable, row_ids
 
 SOLVED = PassRate(drop_above=0.9)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata.core.errors import ConfigError
-from asyncdata.delivery.outcomes.policy import Outcomes, OutcomeTable, PassRate, policy_of
+from asyncdata import ConfigError, Outcomes, OutcomeTable, PassRate
+from asyncdata.delivery.outcomes.policy import policy_of
 
 
 def table(*rows: tuple[int, float, float, int]) -> OutcomeTable:

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncdata import PassRate
 from asyncdata.delivery.outcomes.memory import OutcomeMemory, RowReport
-from asyncdata.delivery.outcomes.policy import PassRate
 from asyncdata.delivery.outcomes.replay import chosen_ids, in_order
 
 SOMETIMES = PassRate(0.1, 0.6)

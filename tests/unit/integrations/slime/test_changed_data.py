@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata.core.errors import SnapshotMismatchError
+from asyncdata import SnapshotMismatchError
 from asyncdata.integrations.hf_adapter import AsyncDatasetAdapter
 from asyncdata.integrations.slime import torch_checkpoint
 from asyncdata.integrations.slime.sample import SlimeSample

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from asyncdata import ConfigError, SnapshotError, SnapshotMismatchError
 from asyncdata.checkpoint import snapshot as snapshots
-from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotMismatchError
 from asyncdata.integrations.slime import torch_checkpoint
 from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support.slime_source import labels, no_rollout, numbers, set_rollout_id, source_of, write_prompts

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError
 from asyncdata.integrations.slime import AsyncDataSource
 from asyncdata.loader import background_proof
 from asyncdata.loader.background_proof import SWITCH

@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import BadRows, ConfigError, JsonlSource, LoaderConfig, RowShuffle
 from asyncdata.integrations.slime.config import Options, import_by_path, settings_of
-from asyncdata.loader.config import BadRows, LoaderConfig
-from asyncdata.order.shuffle import RowShuffle
-from asyncdata.sources.text.jsonl import JsonlSource
 from tests.support.slime_source import SLIMES_DEFAULTS, slimes_args
 
 

@@ -14,13 +14,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata.core.errors import (
-    ConfigError,
-    LoaderClosedError,
-    NoSamplesError,
-    PrefetchTimeoutError,
-    SourceError,
-)
+from asyncdata import ConfigError, LoaderClosedError, NoSamplesError, PrefetchTimeoutError, SourceError
 from asyncdata.integrations.slime import AsyncDataSource
 from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support.slime_source import (

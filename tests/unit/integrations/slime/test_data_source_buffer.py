@@ -10,12 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncdata.core.errors import (
-    BadRowError,
-    ConfigError,
-    FilterError,
-    InvalidGroupError,
-)
+from asyncdata import BadRowError, ConfigError, FilterError, InvalidGroupError
 from asyncdata.integrations.slime import AsyncDataSource, BadGroupError
 from asyncdata.integrations.slime import media as slime_media
 from asyncdata.integrations.slime.sample import SlimeSample

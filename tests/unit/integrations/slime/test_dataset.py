@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.core.errors import ConfigError, InvalidGroupError, NoSamplesError, SnapshotMismatchError
+from asyncdata import ConfigError, InvalidGroupError, NoSamplesError, SnapshotMismatchError
 from asyncdata.integrations.slime import AsyncDataSource, ReadOnlyDataSource, ReadOnlyError
 from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support.slime_source import (

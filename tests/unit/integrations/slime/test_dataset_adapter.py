@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
+from asyncdata import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
 from asyncdata.integrations.hf_adapter import AsyncDatasetAdapter, HFDatasetAdapterBase
 from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support.slime_source import GatedRows, args_for, numbers, source_of, write_prompts

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from asyncdata import ConfigError, SnapshotError
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.core.checksummed_file import pack
-from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.integrations.slime import BadGroupError
 from asyncdata.integrations.slime import groups as slime_groups
 from tests.support.slime_source import labels, no_rollout, set_rollout_id, source_of, write_prompts

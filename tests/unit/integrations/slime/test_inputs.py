@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from asyncdata import SnapshotError
 from asyncdata.checkpoint import snapshot as snapshots
-from asyncdata.core.errors import SnapshotError
 from asyncdata.integrations.slime import BadGroupError
 from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support.slime_source import Picture, labels, source_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError
 from asyncdata.integrations.slime.config import settings_of
 from asyncdata.integrations.slime.miles_chats import tool_form
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn

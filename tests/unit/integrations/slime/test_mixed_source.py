@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError
 from tests.support.slime_source import no_rollout, set_rollout_id, source_of, write_prompts
 
 __all__ = ("no_rollout",)

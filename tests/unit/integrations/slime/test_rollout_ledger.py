@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncdata.core.errors import SnapshotError
+from asyncdata import SnapshotError
 from asyncdata.integrations.slime.rollout_ledger import MAX_MARKS, Entry, Numbering, RolloutLedger
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError
 from asyncdata.integrations.slime.sample import SlimeSample
 from tests.support.slime_source import labels, no_rollout, set_rollout_id, source_of, write_prompts
 

@@ -12,11 +12,10 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError, PromptTokenizeFn, TokenizeFn
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
-from asyncdata.tokenization.base import TokenizeFn, describe, open_spec
+from asyncdata.tokenization.base import describe, open_spec
 from asyncdata.tokenization.column_writer import ColumnWriter
-from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 
 NOWHERE = "/there/is/no/such/tokenizer"

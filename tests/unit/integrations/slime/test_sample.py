@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.core.types import Sample
+from asyncdata import Sample
 from asyncdata.integrations.slime.sample import (
     SampleFactory,
     SlimeSample,

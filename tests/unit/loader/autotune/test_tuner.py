@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
+from asyncdata import LoaderConfig
 from asyncdata.delivery.requests import Request
 from asyncdata.loader.autotune import tuner as tuners
 from asyncdata.loader.autotune.policy import Change, Observation, Settled
 from asyncdata.loader.autotune.tuner import FIRST_WORKERS, Tuner, limits_of
-from asyncdata.loader.config import LoaderConfig
 from asyncdata.workers.base import ExecutorStatistics, WorkerState
 from tests.support.still_loader import StillLoader
 

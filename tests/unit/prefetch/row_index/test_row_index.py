@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.core.errors import SourceError
+from asyncdata import RowShuffle, SourceError
 from asyncdata.core.messages import Block, Indexed, RowError
-from asyncdata.order.shuffle import RowShuffle
 from asyncdata.prefetch.row_index.row_index import RowIndex
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata.core.types import Position, SampleRange
+from asyncdata import Position
+from asyncdata.core.types import SampleRange
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.tokenization.column_writer import ColumnWriter
 

@@ -15,12 +15,11 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import ConfigError, Shuffle
+from asyncdata import ConfigError, JsonlSource, Shuffle
 from asyncdata.cli.main import main
 from asyncdata.core.cache_messages import EvictTokens, SegmentListing
 from asyncdata.core.messages import Block
 from asyncdata.loader import service
-from asyncdata.sources.text.jsonl import JsonlSource
 from tests.support.cached import Delivered, loader, segments, wait_until_stored
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows
 from tests.support.sources import KINDS, make_rows

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from asyncdata import JsonlSource, SourceLocation
 from asyncdata.core.messages import Job, Scanned
-from asyncdata.core.types import SourceLocation
 from asyncdata.prefetch.windows.base import ChunkOrigin
 from asyncdata.prefetch.windows.block_window import Window
-from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.user_function import FunctionTokenizer
 from asyncdata.workers.request_handler import Handler
 

@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.batching.length_grouping import LengthGrouping
+from asyncdata import ConfigError, LengthGrouping, NoSamplesError, Position, RowShuffle, WorkerError, XTunerPacking
 from asyncdata.batching.packers.unpacked import SinglePacking
-from asyncdata.batching.packers.xtuner import XTunerPacking
 from asyncdata.batching.planned.plan import Dealt, Plan, PlannedOrder
 from asyncdata.batching.planned.worker import answer
-from asyncdata.core.errors import ConfigError, NoSamplesError, WorkerError
 from asyncdata.core.messages import Block, Failed, Indexed, OrderPacks, PackRows
-from asyncdata.core.types import Position
-from asyncdata.order.shuffle import RowShuffle
 from asyncdata.prefetch.row_index.row_index import RowIndex
 from asyncdata.prefetch.windows.planned_epochs import PlannedRows
 from asyncdata.workers.base import MAX_LOSSES, Crashed

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 import structlog
 
-from asyncdata.core.errors import SourceChangedError, SourceError
-from asyncdata.core.types import Position
-from asyncdata.order.shuffle import Shuffle
+from asyncdata import Position, Shuffle, SourceChangedError, SourceError
 from asyncdata.prefetch.windows.stream_windows import StreamWindow, StreamWindows
 from asyncdata.sources.stream import StreamOrder
 from asyncdata.workers.base import NUM_SLOTS

@@ -16,11 +16,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from asyncdata import ConfigError, DataLoader, HuggingFaceSource, SnapshotMismatchError, SourceChangedError, SourceError
+from asyncdata import (
+    ConfigError,
+    DataLoader,
+    HuggingFaceSource,
+    SnapshotMismatchError,
+    SourceChangedError,
+    SourceError,
+    SourceLocation,
+)
 from asyncdata.cli.inspection.window_view import OpenedOrder
 from asyncdata.core.import_path import resolve_path
 from asyncdata.core.messages import Block, Job, Overflow
-from asyncdata.core.types import SourceLocation
 from asyncdata.sources.base import Source
 from asyncdata.sources.reader import FileChangedError
 from asyncdata.sources.row_json import encode_row

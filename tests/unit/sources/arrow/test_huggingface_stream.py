@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import HuggingFaceSource, Shuffle
-from asyncdata.core.errors import ConfigError, SourceError
+from asyncdata import ConfigError, HuggingFaceSource, Shuffle, SourceError
 from asyncdata.sources.stream import StreamOrder
 from tests.support.streams import jsonl, texts_of, write
 

@@ -8,12 +8,12 @@ import pytest
 
 from asyncdata import (
     DataLoader,
+    NoSamplesError,
     ParquetSource,
     Shuffle,
     SourceChangedError,
     SourceError,
 )
-from asyncdata.core.errors import NoSamplesError
 from asyncdata.sources.reader import FileChangedError
 from tests.support.loading import ids
 from tests.support.parquet_files import pa, pq, reader_of, rows_of, texts_of, write

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError
 from asyncdata.sources.remote.fsspec_store import FsspecStore
 from asyncdata.sources.remote.store import StoreError
 from asyncdata.sources.remote.stored_files import read_stored, write_stored

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncdata.core.errors import ConfigError, SourceError
+from asyncdata import ConfigError, SourceError
 from asyncdata.sources.remote.hub_store import HubStore, wait_asked_s
 from asyncdata.sources.remote.listing import find_objects
 from asyncdata.sources.remote.store import ObjectStamp, StoreError

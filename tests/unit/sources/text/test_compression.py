@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import JsonArraySource, JsonlSource, Shuffle
-from asyncdata.core.errors import SourceChangedError, SourceError
+from asyncdata import JsonArraySource, JsonlSource, Shuffle, SourceChangedError, SourceError
 from asyncdata.sources.base import FileBlocks
 from asyncdata.sources.stream import StreamOrder
 from asyncdata.sources.text.json_array_stream import split_array

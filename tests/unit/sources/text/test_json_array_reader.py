@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.core.errors import SourceError
+from asyncdata import JsonArraySource, SourceError
 from asyncdata.core.messages import Job
 from asyncdata.sources.text import json_array_reader
 from asyncdata.sources.text.json_array_reader import ArrayReader
 from asyncdata.sources.text.json_array_stream import split_array
-from asyncdata.sources.text.jsonl import JsonArraySource
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncdata import JsonArraySource, JsonlSource, Shuffle
-from asyncdata.core.errors import SourceError
+from asyncdata import JsonArraySource, JsonlSource, Shuffle, SourceError
 from asyncdata.sources.base import Source
 from asyncdata.sources.stream import StreamOrder
 from asyncdata.sources.text.text_stream import TextStream

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from asyncdata import JsonlSource
-from asyncdata.core.errors import ConfigError, SourceError
+from asyncdata import ConfigError, JsonlSource, SourceError
 from asyncdata.sources.base import Source
 
 if TYPE_CHECKING:

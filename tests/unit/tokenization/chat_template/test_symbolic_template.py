@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncdata import ChatTokenizeFn
 from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
 from asyncdata.tokenization.chat_template.compiled import symbolic_values
 from asyncdata.tokenization.chat_template.template import ChatTemplate
-from asyncdata.tokenization.functions.chat import ChatTokenizeFn
 from asyncdata.tokenization.functions.chat_settings import assistants
 from tests.support.chat_templates import EACH, SPECIAL, WELL_KNOWN, plain
 

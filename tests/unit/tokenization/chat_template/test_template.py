@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError
 from asyncdata.tokenization.chat_template.jinja_environment import make_environment
 from asyncdata.tokenization.chat_template.template import ChatTemplate, choose_templates
 from asyncdata.tokenization.rows import RowFault

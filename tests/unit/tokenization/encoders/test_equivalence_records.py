@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError
 from asyncdata.tokenization.encoders import equivalence_records
 from asyncdata.tokenization.encoders.character_sets import CharacterFinder
 from asyncdata.tokenization.encoders.equivalence_records import (

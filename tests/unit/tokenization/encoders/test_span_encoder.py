@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
-from asyncdata import ChatTokenizeFn, FixedLengthTokenizeFn, PreferenceTokenizeFn
-from asyncdata.core.errors import ConfigError
+from asyncdata import ChatTokenizeFn, ConfigError, FixedLengthTokenizeFn, PreferenceTokenizeFn
 from asyncdata.tokenization.encoders import equivalence_records
 from asyncdata.tokenization.encoders.equivalence_records import choose, find, keep, subject_of
 from asyncdata.tokenization.encoders.hf_encoder import HfEncoder

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from asyncdata import BadRows, DataLoader, PromptTokenizeFn, RowShuffle
-from asyncdata.core.errors import ConfigError
+from asyncdata import BadRows, ConfigError, DataLoader, PromptTokenizeFn, RowShuffle
 from asyncdata.tokenization.encoders import idle_work, text_encoder
 from asyncdata.tokenization.encoders.equivalence_records import choose, find, subject_of
 from asyncdata.tokenization.encoders.fast_backends import BoundedEncoder, FlatIds

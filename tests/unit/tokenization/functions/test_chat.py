@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+from asyncdata import ChatTokenizeFn
 from tests.support.combinations import each_value
 from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
 from tests.unit.tokenization.trained import (

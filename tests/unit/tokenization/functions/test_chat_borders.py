@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from asyncdata import DataLoader
-from asyncdata.tokenization.functions.chat import ChatTokenizeFn
-from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
-from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
-from asyncdata.tokenization.functions.text import TextTokenizeFn
+from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn, PromptTokenizeFn, TextTokenizeFn
 from tests.unit.tokenization import notes, run, token_ids
 from tests.unit.tokenization.trained import assistant, mask_of, their_mask, tokenizer_of, trained, trained_texts, user
 

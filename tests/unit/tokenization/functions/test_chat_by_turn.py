@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import DataLoader
-from asyncdata.tokenization.functions.chat import ChatTokenizeFn
-from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
+from asyncdata import ChatTokenizeFn, DataLoader, PromptTokenizeFn
 from tests.unit.tokenization import faults, notes, run
 from tests.unit.tokenization.trained import assistant, trained, user, variant
 

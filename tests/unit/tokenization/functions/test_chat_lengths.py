@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import DataLoader
-from asyncdata.core.errors import ConfigError
-from asyncdata.tokenization.base import TokenizeFn, describe, open_spec
-from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+from asyncdata import ChatTokenizeFn, ConfigError, DataLoader, TokenizeFn
+from asyncdata.tokenization.base import describe, open_spec
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 from tests.unit.tokenization.trained import (
     assistant,

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tokenizers import processors
 
-from asyncdata.core.errors import ConfigError
-from asyncdata.tokenization.base import TokenizeFn, describe, open_spec
-from asyncdata.tokenization.functions.fixed_length import FixedLengthTokenizeFn
+from asyncdata import ConfigError, FixedLengthTokenizeFn, TokenizeFn
+from asyncdata.tokenization.base import describe, open_spec
 from tests.support.peers.babilong import recipe
 from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
 from tests.unit.tokenization.trained import tokenizer_of, trained_texts, variant

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncdata import PreferenceTokenizeFn
 from asyncdata.tokenization.base import describe, open_spec
-from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 from tests.unit.tokenization.trained import assistant, tokenizer_of, user, variant
 

@@ -11,10 +11,9 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models, processors
 
-from asyncdata.core.errors import ConfigError
-from asyncdata.tokenization.base import TokenizeFn, describe, open_spec
+from asyncdata import ConfigError, PromptTokenizeFn, TokenizeFn
+from asyncdata.tokenization.base import describe, open_spec
 from asyncdata.tokenization.column_writer import ColumnWriter
-from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 
 TOOL = {"type": "function", "function": {"name": "look"}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
+from asyncdata import PromptTokenizeFn
 from asyncdata.tokenization.functions.prompt_rows import PromptRowFn
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError, TextTokenizeFn
 from asyncdata.tokenization.base import describe, open_spec
-from asyncdata.tokenization.functions.text import TextTokenizeFn
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 from tests.unit.tokenization.trained import tokenizer_of, variant
 

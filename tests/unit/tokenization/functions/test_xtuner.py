@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata import DataLoader
-from asyncdata.core.errors import ConfigError, SnapshotMismatchError
-from asyncdata.tokenization.base import TokenizeFn, describe, open_spec
-from asyncdata.tokenization.functions.xtuner import XTunerTokenizeFn
+from asyncdata import ConfigError, DataLoader, SnapshotMismatchError, TokenizeFn, XTunerTokenizeFn
+from asyncdata.tokenization.base import describe, open_spec
 from tests.support.faults import until
 from tests.support.xtuner_fns import Characters, Returns, counting
 from tests.unit.tokenization import drops, faults, run, token_ids, values

@@ -11,7 +11,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from asyncdata.core.errors import WorkerError
+from asyncdata import WorkerError
 from asyncdata.core.framing import HEADER
 from asyncdata.core.messages import MAX_FRAME_BYTES
 from asyncdata.workers.pool.connection import Connection

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.core.errors import WorkerError
+from asyncdata import WorkerError
 from asyncdata.workers.base import MAX_LOSSES, Crashed, error_of
 from asyncdata.workers.pool.process_pool import ProcessExecutor
 from tests.support import worker_fns

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import structlog
 
-from asyncdata.core.errors import WorkerError
+from asyncdata import WorkerError
 from asyncdata.core.framing import frame
 from asyncdata.core.messages import Permute, Permuted, Ready, decode_reply
 from asyncdata.workers.pool import lost_workers, spawning

@@ -15,7 +15,7 @@ import anyio
 import psutil
 import pytest
 
-from asyncdata.core.errors import WorkerError
+from asyncdata import WorkerError
 from asyncdata.core.framing import frame
 from asyncdata.core.messages import Failed, Permuted, Ready, Scanned
 from asyncdata.workers.base import NUM_SLOTS, Crashed

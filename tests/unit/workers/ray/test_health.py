@@ -8,7 +8,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from asyncdata.core.errors import WorkerError
+from asyncdata import WorkerError
 from asyncdata.workers.ray import health
 
 

@@ -7,10 +7,8 @@ import os
 import msgspec
 import pytest
 
-from asyncdata import PromptTokenizeFn
-from asyncdata.core.errors import ConfigError
+from asyncdata import ConfigError, JsonlSource, PromptTokenizeFn
 from asyncdata.core.specs import TokenizeSpec
-from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.base import describe
 from asyncdata.workers.ray.node_proof import NodeFiles, Terms, check_function, node_name, terms_of
 from tests.support.executors import Client
