@@ -1,32 +1,56 @@
-"""Programs of users under pyright's strict checks; the command ``mypy`` checks those of ``tests/typing``."""
+"""Programs of users, and the tutorials, under mypy's and pyright's strict checks."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.release import ROOT, TYPED
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.thorough
+TUTORIALS = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the programs of ``tests/typing``, and one of each tutorial: all its Python, from top to bottom."""
+    folder = tmp_path_factory.mktemp("programs")
+    for path in TYPED:
+        shutil.copy(ROOT / path, folder)
+    for page in TUTORIALS:
+        blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        (folder / f"tutorial_{page.stem.replace('-', '_')}.py").write_text("\n".join(blocks), encoding="utf-8")
+    return folder
 
 
 def test_every_typed_program_is_checked_in_a_release_too():
     assert {str(path.relative_to(ROOT)) for path in (ROOT / "tests/typing").glob("*.py")} <= set(TYPED)
 
 
-@pytest.mark.thorough
-@pytest.mark.skipif(importlib.util.find_spec("pyright") is None, reason="pyright is not installed")
-def test_pyright_finds_no_error(tmp_path):
-    for path in TYPED:
-        shutil.copy(ROOT / path, tmp_path)
-    settings = {"include": ["."], "typeCheckingMode": "strict"}
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
-    if "errors," not in done.stdout:
-        pytest.skip(f"pyright cannot be started here: {done.stdout[-300:]}{done.stderr[-300:]}")
+@pytest.mark.parametrize(
+    ("checker", "options", "success"),
+    [
+        ("mypy", ("--strict", "--python-version", "3.11", "."), "Success: no issues found in"),
+        ("pyright", ("--pythonpath", sys.executable), "0 errors, 0 warnings"),
+    ],
+)
+def test_a_strict_checker_finds_no_error(programs: Path, checker: str, options: tuple[str, ...], success: str):
+    if importlib.util.find_spec(checker) is None:
+        pytest.skip(f"{checker} is not installed: it is in the extra lint")
+    (programs / "pyrightconfig.json").write_text(json.dumps({"include": ["."], "typeCheckingMode": "strict"}))
 
-    assert "0 errors, 0 warnings" in done.stdout, done.stdout
+    command = [sys.executable, "-m", checker, *options]
+    done = subprocess.run(command, cwd=programs, capture_output=True, text=True, timeout=600, check=False)
+
+    assert len(list(programs.glob("*.py"))) == len(TYPED) + len(TUTORIALS) > 6
+    assert success in done.stdout, done.stdout + done.stderr
