@@ -1,8 +1,10 @@
-"""Ctrl-C, timeouts and cancellations at random instants: what the caller has, and what comes next, is D."""
+"""Ctrl-C and timeouts at random instants: what the caller has, and what comes next, is D.
+
+Cancellations are in ``test_cancellation.py``, at each await.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
@@ -10,10 +12,9 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import pytest
 
-from asyncdata import AsyncDataLoader, DataLoader, PrefetchTimeoutError
+from asyncdata import DataLoader, PrefetchTimeoutError
 from tests.faults.support.streaming import SHUFFLE, entry
 from tests.support.faults import Program, num_rounds, say
 from tests.support.figures import record
@@ -115,53 +116,3 @@ def test_timeouts(path):
         found += map(entry, loader.get_next_batch(200, timeout_s=NEVER_S))
 
     say(f"timeouts: {num_timeouts}: {check(path, found, 'timeouts', num_timeouts)}")
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_cancelled_and_timed_out_awaits(path, backend):
-    async def main() -> tuple[list[list[int]], int]:
-        chance = random.Random(5)
-        found: list[list[int]] = []
-        num_cancelled = 0
-        async with AsyncDataLoader(
-            path, tokenize_fn=id_and_text, shuffle=SHUFFLE, num_workers=2, buffer_size=20
-        ) as loader:
-            found += map(entry, await loader.get_next_batch(1, timeout_s=NEVER_S))
-            while num_cancelled < ROUNDS:
-                batch = None
-                with anyio.move_on_after(chance.choice([0, 1e-4, 2e-3, 5e-3]) * chance.random()):
-                    batch = await loader.get_next_batch(chance.choice([1, 10, 100]))
-                num_cancelled += batch is None
-                found += map(entry, batch or [])
-            found += map(entry, await loader.get_next_batch(200, timeout_s=NEVER_S))
-        return found, num_cancelled
-
-    found, num_cancelled = anyio.run(main, backend=backend)
-    said = check(path, found, f"cancelled by a scope, {backend}", num_cancelled)
-    say(f"cancelled by a scope, {backend}: {num_cancelled}: {said}")
-
-
-def test_tasks_cancelled_by_asyncio_itself(path):
-    async def consume(loader: AsyncDataLoader, sizes: random.Random, found: list[list[int]]) -> None:
-        while True:
-            batch = await loader.get_next_batch(sizes.choice([1, 10, 100]))
-            found += map(entry, batch)
-
-    async def main() -> list[list[int]]:
-        chance = random.Random(6)
-        found: list[list[int]] = []
-        async with AsyncDataLoader(
-            path, tokenize_fn=id_and_text, shuffle=SHUFFLE, num_workers=2, buffer_size=20
-        ) as loader:
-            found += map(entry, await loader.get_next_batch(1, timeout_s=NEVER_S))
-            for _ in range(ROUNDS):
-                task = asyncio.create_task(consume(loader, chance, found))
-                await asyncio.sleep(chance.random() * 0.005)
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-            found += map(entry, await loader.get_next_batch(200, timeout_s=NEVER_S))
-        return found
-
-    found = asyncio.run(main())
-    say(f"tasks cancelled: {ROUNDS}: {check(path, found, 'tasks cancelled', ROUNDS)}")

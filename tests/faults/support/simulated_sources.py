@@ -45,6 +45,7 @@ ROWS_PER_WINDOW = 32
 INDEX_BLOCK_BYTES = 64
 BLOCKS = Shuffle(block_bytes=256, window_blocks=4)
 IN_ORDER = Shuffle(enabled=False, block_bytes=256, window_blocks=4)
+ACROSS_EPOCHS = SoftPacking(max_length=16, window_samples=8, across_epochs=True)
 EPOCHS = 3
 
 Row = dict[str, Any]
@@ -142,6 +143,7 @@ WAYS: dict[str, Way] = {
     "a part of a split": Way(_lines, {"shuffle": RowShuffle(part="train")}),
     "planned packs": Way(_lines, {"packing": XTunerPacking(max_length=16, seed=3), **_PACKED}),
     "packs": Way(_lines, {"packing": SoftPacking(max_length=16, window_samples=8), "shuffle": BLOCKS, **_PACKED}),
+    "packs across epochs": Way(_lines, {"packing": ACROSS_EPOCHS, "shuffle": BLOCKS, **_PACKED}),
     "a stream": Way(_iterable, {"shuffle": BLOCKS}),
 }
 

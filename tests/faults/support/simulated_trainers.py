@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import sys
 import tempfile
@@ -16,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from asyncdata import DataLoader, EndOfData, LoaderClosedError, PrefetchTimeoutError, SoftPacking
-from tests.faults.support.simulation import POISON, REQUEST_S, SimulatedLoader, Trace, World, brings_down, run_seeded
-from tests.support.loading import NEVER_S, SHUFFLE, order_of, write_rows
+from asyncdata import EndOfData, LoaderClosedError, PrefetchTimeoutError
+from tests.faults.support.simulation import POISON, REQUEST_S, SimulatedLoader, Trace, World, run_seeded
+from tests.support.loading import SHUFFLE, order_of, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,9 +31,6 @@ STALLED_S = 1e6
 """Of the mock clock: who waits so long waits for ever."""
 MANY = 8
 """Epochs: more than any trainer here comes to."""
-PACKING = SoftPacking(max_length=16, window_samples=8, across_epochs=True)
-PACK_SEEDS, PACK_BATCH_SIZES = range(3), (1, 3)
-"""What loaders of packs are opened with."""
 
 _kept: list[Any] = []
 
@@ -191,69 +187,6 @@ async def _samples(world: World, outcome: Outcome) -> None:
     outcome.num_restores = trainer.num_restores
 
 
-def ids_of(pack: list[Any]) -> list[tuple[int, ...]]:
-    """A pack as ids, to be compared."""
-    return [tuple(document.tokens.tolist()) for document in pack]
-
-
-def packs_of(packs: list[list[Any]]) -> list[list[tuple[int, ...]]]:
-    """A collate function."""
-    return [ids_of(pack) for pack in packs]
-
-
-def but_for_one(row: dict[str, Any]) -> list[int] | None:
-    """As the workers' function; the row that brings them down is left out."""
-    return None if row["id"] == POISON else brings_down(row)
-
-
-@cache
-def batches_of(seed: int, batch_size: int) -> list[Any]:
-    """The packed batches of two epochs, as a loader without workers makes them; None ends an epoch."""
-    found: list[Any] = []
-    knobs: Any = {"seed": seed, "batch_size": batch_size, "packing": PACKING, "collate_fn": packs_of, "epochs": 2}
-    with DataLoader(
-        data_file(), tokenize_fn=but_for_one, shuffle=SHUFFLE, num_workers=0, timeout_s=NEVER_S, **knobs
-    ) as loader:
-        for _ in range(2):
-            found += [*loader, None]
-    return found
-
-
-async def _packs(world: World, outcome: Outcome) -> None:
-    """One task that loops over packed batches, is cancelled, begins its loop anew, saves and restores."""
-    chance = world.chance
-    batches = batches_of(seed := chance.choice(PACK_SEEDS), size := chance.choice(PACK_BATCH_SIZES))
-    knobs: Any = {"seed": seed, "batch_size": size, "packing": PACKING, "collate_fn": packs_of, "epochs": 2}
-    outcome.append(f"packed, {seed=}, {size=}")
-    saved: list[tuple[str, int]] = []
-    place = 0
-    async with world.loader(data_file(), shuffle=SHUFFLE, buffer_size=chance.choice([5, 1000]), **knobs) as loader:
-        loop = aiter(loader)
-        for _ in range(chance.choice([20, 60])):
-            with anyio.move_on_after(chance.choice([STALLED_S, REQUEST_S * chance.random() * 4])) as scope:
-                batch = await anext(loop, None)
-                assert batch == batches[place], (place, batch, batches[place - 2 : place + 3])
-                outcome.append(f"batch {place}")
-                outcome.num_samples += sum(map(len, batch or ()))
-                place += 1
-            if scope.cancelled_caught:
-                assert scope.deadline < STALLED_S, "nothing came, ever"
-                outcome.num_given_up += 1
-            elif batch is None and place == len(batches):
-                return
-
-            if chance.random() < 0.2:
-                saved.append((json.dumps(loader.state_dict()), place))
-            is_restored = chance.random() < 0.05 and bool(saved)
-            if is_restored:
-                state, place = chance.choice(saved)
-                loader.load_state_dict(json.loads(state))
-                outcome.num_restores += 1
-            if is_restored or batches[place - 1] is None or chance.random() < 0.1:
-                loop = aiter(loader)
-                place += batches[place] is None and place + 1 < len(batches)  # nothing is left: the next epoch's loop
-
-
 def simulate(seed: int, outcome: Outcome | None = None) -> Outcome:
     """The outcome of the schedule of ``seed``.
 
@@ -261,11 +194,7 @@ def simulate(seed: int, outcome: Outcome | None = None) -> Outcome:
     :raises AssertionError: if something is not as it must be.
     """
     told = Outcome() if outcome is None else outcome
-    act = _packs if seed % 4 == 3 else _samples
-    if act is _packs:  # before the run: a loader that is opened in the world of a seed takes part in its schedule
-        for settings in itertools.product(PACK_SEEDS, PACK_BATCH_SIZES):
-            batches_of(*settings)
-    run_seeded(lambda world: act(world, told), seed, told)
+    run_seeded(lambda world: _samples(world, told), seed, told)
     return told
 
 
