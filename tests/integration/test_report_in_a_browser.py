@@ -106,7 +106,7 @@ def test_each_chart_is_drawn_from_the_figures_of_the_telemetry(browser, report):
     )
     counts = [int(row[1]) for row in written["lengths-chart-data"][1:]]
     assert heights == pytest.approx([count / 2 for count in counts])  # of an axis to 200, in percent
-    assert browser.texts("#verdict") == ["14.9 %"]
+    assert browser.texts(".verdict .figure") == ["14.9 %", "9.1 %"]
 
 
 def test_the_pointer_and_the_arrow_keys_read_the_points_of_a_chart(browser, report):

@@ -55,8 +55,10 @@ class ReadPage(HTMLParser):
 
 
 def read_page(page: bytes) -> ReadPage:
-    """Read a page."""
+    """Read a page, of which no two elements may have the same id."""
     reader = ReadPage()
     reader.feed(page.decode("utf-8"))
     reader.close()
+    ids = [found["id"] for _, found in reader.tags if "id" in found]
+    assert len(ids) == len(set(ids)), sorted(ids)
     return reader
