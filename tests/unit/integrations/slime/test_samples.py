@@ -47,7 +47,7 @@ def made(kind: Any, size: int = 2, **values: Any) -> list[Any]:
         {"label": {"a": [1]}, "metadata": {"tags": ["a", "b"], "deep": {"er": [{"x": None}, 1.5]}}},
         {"label": [1], "metadata": {"nan": [math.nan], "big": [2**70], "lone": ["\ud800"], "inf": [math.inf]}},
     ],
-    ids=str,
+    ids=["bare", "labelled", "nested", "odd"],
 )
 def test_a_sample_is_what_the_constructor_gives(kind: Any, values: dict[str, Any]) -> None:
     prompt = [{"role": "user", "content": "why"}]

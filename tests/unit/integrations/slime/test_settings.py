@@ -219,7 +219,7 @@ def test_import_paths_are_written_slimes_way_or_ours():
         ({"apply_chat_template_kwargs": {"chat_template": "{{ 'own' }}"}}, "own"),
         ({"apply_chat_template": False}, "prompt 0"),
     ],
-    ids=str,
+    ids=["with a default", "with a variable", "after one among the kwargs", "not applied"],
 )
 def test_the_template_of_a_path_goes_before_the_tokenizers_own(prompts, small_tokenizer, tmp_path, given, expected):
     path = tmp_path / "chat.jinja"
