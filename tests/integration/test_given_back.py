@@ -1,4 +1,4 @@
-"""``DataLoader``: groups that the trainer gives back, or has not acknowledged, come first, whole, also after a restart."""
+"""``DataLoader``: groups that the trainer gives back, or has not acknowledged, come first, also after a restart."""
 
 from __future__ import annotations
 

@@ -102,7 +102,9 @@ def expected_of(peer: str, case: Case, folder: Path) -> list[Any]:
     if not case.given.get("alone"):
         return delivered[0]  # type: ignore[no-any-return]
 
-    lines = [(json.loads(line), samples) for line, samples in zip(case.given["lines"], delivered, strict=True) if samples]
+    lines = [
+        (json.loads(line), samples) for line, samples in zip(case.given["lines"], delivered, strict=True) if samples
+    ]
     return [sample for row, samples in lines if peer == "miles" or not is_refused(row, args) for sample in samples]
 
 

@@ -126,6 +126,7 @@ def place(source: Any) -> list[int]:
 
 # Order, numbers and epochs
 
+
 def served(source: Any, requests: list[int]) -> dict[str, Any]:
     """How many prompts there are; and by request: the rows, the place after it, and a digest of all that they hold."""
     found = []

@@ -13,7 +13,6 @@ from tests.support.peers.records import digest, recorded
 from tests.support.xtuner_fns import Numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 __all__ = ("batch_of", "costs_of", "shown", "stable_sorts")

@@ -1,6 +1,6 @@
 """Checkpoints of the data source: their files, who can read them, and what is refused or left out.
 
-What a checkpoint restores is held by ``test_slime_rollouts_model``, and what slime reads of it by ``test_slime_and_miles``.
+What it restores is held by ``test_slime_rollouts_model``, and what slime reads of it by ``test_slime_and_miles``.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ ORDERS: list[dict[str, Any]] = [
 ]
 SLIMES: dict[str, Any] = {"sample_offset": 0, "epoch_id": 0, "sample_group_index": 0, "sample_index": 0, "metadata": {}}
 """What slime's own file has."""
+
+ONE_ORDER = ORDERS[:1] + [pytest.param(order, marks=pytest.mark.thorough) for order in ORDERS[1:]]
 
 
 def save_as_slime(given: dict[str, Any], rollout_id: int, state: Any) -> None:
@@ -238,7 +240,7 @@ def test_a_source_without_prompts_keeps_its_numbers_and_its_buffer_and_refuses_a
             source.load(0)
 
 
-@pytest.mark.parametrize("order", ORDERS[:1] + [pytest.param(o, marks=pytest.mark.thorough) for o in ORDERS[1:]], ids=str)
+@pytest.mark.parametrize("order", ONE_ORDER, ids=str)
 @pytest.mark.parametrize("taken", [10, 100])
 def test_other_data_is_refused_or_if_allowed_the_rows_left_out_are_counted(given, tmp_path, order, taken):
     given |= order
@@ -259,7 +261,7 @@ def test_other_data_is_refused_or_if_allowed_the_rows_left_out_are_counted(given
     assert {(event["log_level"], event["epoch"]) for event in left_out(events)} <= {("warning", 0)}
 
 
-@pytest.mark.parametrize("order", ORDERS[:1] + [pytest.param(o, marks=pytest.mark.thorough) for o in ORDERS[1:]], ids=str)
+@pytest.mark.parametrize("order", ONE_ORDER, ids=str)
 def test_a_renamed_file_of_the_same_rows_continues_at_its_place_and_other_rows_are_refused(
     prompts, given, tmp_path, order
 ):

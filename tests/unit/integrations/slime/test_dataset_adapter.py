@@ -57,7 +57,9 @@ def test_prompts_come_one_after_the_other_over_all_epochs(prompts):
 def test_samples_are_slimes_own_one_for_each_prompt_whatever_the_groups_size(prompts):
     with adapter_of(prompts, rollout_shuffle=False, n_samples_per_prompt=8) as adapter:
         assert adapter.get_next_batch(2) == [
-            SlimeSample(group_index=n, index=n, prompt=f"prompt {n}", label=str(n), metadata={"row": n, "tags": ["a", "b"]})
+            SlimeSample(
+                group_index=n, index=n, prompt=f"prompt {n}", label=str(n), metadata={"row": n, "tags": ["a", "b"]}
+            )
             for n in range(2)
         ]
 

@@ -438,7 +438,13 @@ SERVE = {"asyncdata_unpersistable": "serve_without_saving"}
 
 
 def test_refusing_is_the_default_and_says_what_it_is_and_how_to_have_it_otherwise(prompts):
-    reasons = (r"\$\.metadata\.of", r"\$\.metadata\.at", "has the key 5", r"metadata\.lock", "nested more than 200 deep")
+    reasons = (
+        r"\$\.metadata\.of",
+        r"\$\.metadata\.at",
+        "has the key 5",
+        r"metadata\.lock",
+        "nested more than 200 deep",
+    )
     with source_of(prompts) as source:
         (group,) = source.get_samples(1)
         for metadata, reason in zip([*UNPERSISTABLE, {"tree": nested(100_000)}], [*reasons, reasons[-1]], strict=True):

@@ -1,4 +1,4 @@
-"""Rows as slime and miles read them: what the records of ``test_slime_and_miles`` do not have, and what a bad row is told.
+"""Rows as slime and miles read them: what the records of ``test_slime_and_miles`` lack, and what is said of bad ones.
 
 Tokens, media, tools of odd shapes, and the names of what is wrong.
 """
@@ -42,7 +42,8 @@ def read(tmp_path: Path) -> Any:
 
     def samples(*rows: Any, **given: Any) -> list[Any]:
         path = tmp_path / "rows.jsonl"
-        path.write_bytes(b"".join((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows))
+        lines = (row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
+        path.write_bytes(b"\n".join(lines))
         with source_of(path, **{"label_key": None, "asyncdata_bad_rows": "raise", **given}) as source:
             return list(source.dataset.samples)
 

@@ -8,9 +8,8 @@ import importlib.util
 import json
 import math
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -24,6 +23,9 @@ from tests.support.peers.records import Case, cases_of
 from tests.support.peers.rollouts import described
 from tests.support.slime_source import SlimeSample
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 @pytest.fixture(params=["ours", "slime's"])
 def kind(request: pytest.FixtureRequest) -> Any:
@@ -32,7 +34,8 @@ def kind(request: pytest.FixtureRequest) -> Any:
 
 def made(kind: Any, size: int = 2, **values: Any) -> list[Any]:
     """The group of one prompt."""
-    (group,) = SampleFactory(kind, size).groups([Sample(**{"prompt": "why", "metadata": {}, "extra": {}, **values})], 7, 9)
+    sample = Sample(**{"prompt": "why", "metadata": {}, "extra": {}, **values})
+    (group,) = SampleFactory(kind, size).groups([sample], 7, 9)
     return group
 
 
@@ -311,9 +314,15 @@ def test_tensors_of_every_kind_come_back_bit_by_bit() -> None:
 def test_what_no_snapshot_can_hold_is_named() -> None:
     torch = pytest.importorskip("torch")
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"multimodal_inputs": {"images": ["a", object()]}}, r"^\$\.multimodal_inputs\.images\[1\] is a .*object, which a"),
+        (
+            {"multimodal_inputs": {"images": ["a", object()]}},
+            r"^\$\.multimodal_inputs\.images\[1\] is a .*object, which",
+        ),
         ({"metadata": {5: 1}}, r"^\$\.metadata has the key 5"),
-        ({"metadata": {"a": [torch.empty(2, device="meta")]}}, r"^\$\.metadata\.a\[0\] is a tensor without .* \(meta\)"),
+        (
+            {"metadata": {"a": [torch.empty(2, device="meta")]}},
+            r"^\$\.metadata\.a\[0\] is a tensor without .* \(meta\)",
+        ),
         ({"rollout_routed_experts": torch.eye(2).to_sparse()}, r"\(torch.sparse_coo\)"),
     ]
     for values, message in cases:

@@ -138,7 +138,7 @@ def test_a_key_may_be_an_attribute_of_the_class_and_a_list_names_with_commas():
         ({"asyncdata_allow_changed": [1]}, "asyncdata_allow_changed"),
         ({"asyncdata_event_loop": "twisted"}, "event_loop"),
         ({"asyncdata_limits": {"max_workers": 0}}, "^Limits: max_workers=0"),
-        ({"asyncdata_on_bad_row": 1}, "^there is no key asyncdata_on_bad_row; it is `asyncdata_bad_rows: {policy: ...}`$"),
+        ({"asyncdata_on_bad_row": 1}, "^there is no key asyncdata_on_bad_row; it is `asyncdata_bad_rows: {policy: ...}`"),
         ({"asyncdata_cache_dir": 1}, "^there is no key asyncdata_cache_dir; it is `asyncdata_cache: {folder: ...}`$"),
         ({"asyncdata_backend": 1}, "^there is no key asyncdata_backend; it is `asyncdata_event_loop`$"),
         ({"use_hf_datasets": True, "hf_dataset_shuffle_buffer": 0}, "hf_dataset_shuffle_buffer"),
@@ -150,7 +150,7 @@ def test_a_key_may_be_an_attribute_of_the_class_and_a_list_names_with_commas():
         ({"multimodal_keys": {"images": "a"}}, "multimodal_keys has images; slime's kinds are image, video, audio"),
         ({"multimodal_keys": {"image": ["a"]}}, "multimodal_keys="),
         ({"apply_chat_template_kwargs": {"a": (1,)}}, "apply_chat_template_kwargs must be JSON values"),
-        ({"apply_chat_template_kwargs": {"tools": 1, "add_generation_prompt": 0}}, "given add_generation_prompt, tools"),
+        ({"apply_chat_template_kwargs": {"tools": 1, "add_generation_prompt": 0}}, "add_generation_prompt, tools"),
         ({"apply_chat_template_kwargs": {"chat_template": 5}}, "chat_template is a template's text or name, got 5"),
     ],
     ids=str,
@@ -314,7 +314,9 @@ def coded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     (folder / "tokenization_odd.py").write_text(ODD_TOKENIZER)
     config = {"auto_map": {"AutoTokenizer": ["tokenization_odd.OddTokenizer", None]}, "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": "OddTokenizer"}))
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"input": text}) + "\n" for text in ("é!", "too long", "ok")))
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"input": text}) + "\n" for text in ("é!", "too long", "ok"))
+    )
     more = {"label_key": None, "asyncdata_num_workers": 1, "asyncdata_timeout_s": 100}
     return {"path": tmp_path / "rows.jsonl", "hf_checkpoint": str(folder), **more}
 
