@@ -138,7 +138,7 @@ def test_a_key_may_be_an_attribute_of_the_class_and_a_list_names_with_commas():
         ({"asyncdata_allow_changed": [1]}, "asyncdata_allow_changed"),
         ({"asyncdata_event_loop": "twisted"}, "event_loop"),
         ({"asyncdata_limits": {"max_workers": 0}}, "^Limits: max_workers=0"),
-        ({"asyncdata_on_bad_row": 1}, "^there is no key asyncdata_on_bad_row; it is `asyncdata_bad_rows: {policy: ...}`"),
+        ({"asyncdata_on_bad_row": 1}, "no key asyncdata_on_bad_row; it is `asyncdata_bad_rows: {policy: ...}`"),
         ({"asyncdata_cache_dir": 1}, "^there is no key asyncdata_cache_dir; it is `asyncdata_cache: {folder: ...}`$"),
         ({"asyncdata_backend": 1}, "^there is no key asyncdata_backend; it is `asyncdata_event_loop`$"),
         ({"use_hf_datasets": True, "hf_dataset_shuffle_buffer": 0}, "hf_dataset_shuffle_buffer"),
