@@ -14,7 +14,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -46,24 +46,17 @@ def write(folder: str, number: int) -> None:
     slime_checkpoint.write(folder, 0, moment(number), kind="none", samples_per_group=1, drops={})
 
 
-def groups_in(folder: str, end: str = "") -> tuple[int, list[Any]] | None:
-    """The number of a checkpoint, and what its groups hold; None if there is none. What is damaged raises."""
+def number_of(folder: str, end: str = "") -> int | None:
+    """The number of a checkpoint, whose groups are whole; None if there is none. What is damaged raises."""
     path = f"{folder}/rollout/global_dataset_state_dict_0.asyncdata{end}"
     if not os.path.exists(path):
         return None
 
     snapshot, fields = snapshots.load_fields(path)
+    number: int = fields["slime"]["numbering"]["sample_group_index"]
     store = slime_groups.GroupStore(folder)
-    return fields["slime"]["numbering"]["sample_group_index"], [store.open(group).samples for group in snapshot.buffer]
-
-
-def number_of(folder: str, end: str = "") -> int | None:
-    found = groups_in(folder, end)
-    if found is None:
-        return None
-
-    number, samples = found
-    assert samples == [entry.record.samples for entry in moment(number).entries]
+    found = [store.open(group).samples for group in snapshot.buffer]
+    assert found == [entry.record.samples for entry in moment(number).entries]
     return number
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from asyncdata import ConfigError
 from asyncdata.integrations.slime import report_outcomes
-from tests.support.slime_source import labels, no_rollout, source_of, write_prompts
+from tests.support.slime_source import no_rollout, source_of, write_prompts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,37 +36,62 @@ def finish(groups: list[list[Any]], *, reward: Any = None) -> list[list[Any]]:
     return groups
 
 
-def rollout(source: Any, num_groups: int = 4) -> list[str]:
-    """As slime does it: all finished groups go to the function that ``--rollout-all-samples-process-path`` names."""
+def rollout(source: Any, num_groups: int = 4) -> list[tuple[str, str]]:
+    """As slime does it: all finished groups go to the function that ``--rollout-all-samples-process-path`` names.
+
+    The part of a mixture and the label of each.
+    """
     groups = finish(source.get_samples(num_groups))
     report_outcomes(source.args, groups, source.get_samples)
-    return labels(groups)
+    return [(group[0].metadata.get("source_name", ""), group[0].label) for group in groups]
+
+
+def run(path: Path | None, num_groups: int, **given: Any) -> list[list[tuple[str, str]]]:
+    """What twelve rollouts take, of which some are run again from the checkpoint before, and take the same."""
+    taken = []
+    with source_of(path, **given) as source:
+        for number in range(12):
+            taken.append(rollout(source, num_groups))
+            source.save(number)
+    for number in (10, 7, 4):
+        with source_of(path, **given) as source:
+            source.load(number)
+            assert rollout(source, num_groups) == taken[number + 1]
+    return taken
+
+
+def rows(taken: list[list[tuple[str, str]]], part: str = "") -> list[int]:
+    return [int(label) for groups in taken for name, label in groups if name == part]
+
+
+@pytest.fixture(params=[None, "outcomes"])
+def given(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """Outcomes in checkpoints, or in a file of their own."""
+    place = {} if request.param is None else {"path": str(tmp_path / request.param)}
+    return {"save": str(tmp_path), "load": str(tmp_path), "asyncdata_outcomes": {**SOLVED, **place}}
 
 
 @pytest.mark.parametrize("order", ["legacy", "stream"])
-@pytest.mark.parametrize("path", [None, "outcomes"])
-def test_solved_prompts_are_left_out_and_a_restart_continues_the_run(prompts, tmp_path, order, path):
-    place = {} if path is None else {"path": str(tmp_path / path)}
-    given = {
-        "n_samples_per_prompt": 3,
-        "rollout_shuffle": True,
-        "asyncdata_order": order,
-        "asyncdata_outcomes": {**SOLVED, **place},
-        "save": str(tmp_path),
-        "load": str(tmp_path),
-    }
-    with source_of(prompts, **given) as source:
-        taken = []
-        for number in range(12):
-            taken.append(rollout(source))
-            source.save(number)
+def test_solved_prompts_are_left_out_and_a_restart_continues_the_run(prompts, given, order):
+    taken = run(prompts, 4, **given, n_samples_per_prompt=3, rollout_shuffle=True, asyncdata_order=order)
 
-    assert sorted(map(int, sum(taken[:6], []))) == list(range(NUM_ROWS))
-    assert sorted(map(int, sum(taken[6:9], []))) == list(range(1, NUM_ROWS, 2))
-    for number in (10, 7, 4):
-        with source_of(prompts, **given) as source:
-            source.load(number)
-            assert rollout(source) == taken[number + 1]
+    assert sorted(rows(taken[:6])) == list(range(NUM_ROWS))
+    assert sorted(rows(taken[6:9])) == list(range(1, NUM_ROWS, 2))
+
+
+def test_each_part_of_a_mixture_remembers_its_own_prompts_and_a_restart_continues_the_run(given, tmp_path):
+    for name, number in (("math", 16), ("code", 8)):
+        write_prompts(tmp_path / f"{name}.jsonl", number)
+    again = {"replay": "math", "where": {"drop_above": 0.5}}
+    parts = {"math": {"source": "math.jsonl", "weight": 3}, "code": "code.jsonl", "again": again}
+    (tmp_path / "mix.json").write_text(json.dumps({"quota": 8, "parts": parts}))
+
+    taken = run(None, 8, **given, n_samples_per_prompt=2, asyncdata_mix=str(tmp_path / "mix.json"))
+
+    # Of the rollout in which an epoch begins, scores are too late for it.
+    assert sorted(rows(taken, "math")[:16]) == list(range(16))
+    assert {row % 2 for row in rows(taken, "math")[40:]} == {1}
+    assert {row % 2 for row in rows(taken, "again")} == {1}
 
 
 def test_groups_that_come_back_finished_are_reported_and_aborted_ones_are_not(prompts):
@@ -127,44 +153,6 @@ def test_another_number_of_ranks_takes_the_file_over(prompts, tmp_path):
         assert source.statistics()["asyncdata_outcome_rows"] == 8
 
 
-@pytest.mark.parametrize("path", [None, "outcomes"])
-def test_each_part_of_a_mixture_remembers_its_own_prompts_and_a_restart_continues_the_run(tmp_path, path):
-    for name, number in (("math", 16), ("code", 8)):
-        write_prompts(tmp_path / f"{name}.jsonl", number)
-    (tmp_path / "mix.json").write_text(
-        '{"quota": 8, "parts": {"math": {"source": "math.jsonl", "weight": 3}, "code": "code.jsonl", '
-        '"again": {"replay": "math", "where": {"drop_above": 0.5}}}}'
-    )
-    given = {
-        "n_samples_per_prompt": 2,
-        "asyncdata_mix": str(tmp_path / "mix.json"),
-        "asyncdata_outcomes": {**SOLVED, **({} if path is None else {"path": str(tmp_path / path)})},
-        "save": str(tmp_path),
-        "load": str(tmp_path),
-    }
-    taken: list[list[tuple[str, str]]] = []
-    with source_of(None, **given) as source:
-        for number in range(12):
-            taken.append(mixed_rollout(source))
-            source.save(number)
-
-    # Of the rollout in which an epoch begins, scores are too late for it.
-    math = [label for rows in taken for name, label in rows if name == "math"]
-    assert sorted(map(int, math[:16])) == list(range(16))
-    assert {int(label) % 2 for label in math[40:]} == {1}
-    assert {int(label) % 2 for rows in taken for name, label in rows if name == "again"} == {1}
-    for number in (10, 7, 4):
-        with source_of(None, **given) as source:
-            source.load(number)
-            assert mixed_rollout(source) == taken[number + 1]
-
-
-def mixed_rollout(source: Any) -> list[tuple[str, str]]:
-    groups = finish(source.get_samples(8))
-    report_outcomes(source.args, groups, source.get_samples)
-    return [(group[0].metadata["source_name"], group[0].label) for group in groups]
-
-
-def test_a_data_source_of_others_is_refused(prompts):
+def test_a_data_source_of_others_is_refused():
     with pytest.raises(ConfigError, match="--data-source-path"):
         report_outcomes(None, [], object())

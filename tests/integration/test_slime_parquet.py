@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.peers.rollouts import theirs
 from tests.support.slime_source import no_rollout, source_of
 
 if TYPE_CHECKING:
@@ -40,64 +39,52 @@ COLUMNS = {
 }
 
 
-def told(groups: list[list[Any]]) -> list[Any]:
+def told(groups: list[list[Any]]) -> list[str]:
     """The values and their types."""
     return [repr((group[0].prompt, group[0].label, group[0].metadata)) for group in groups]
 
 
-def served(tmp_path: Path, **columns: Any) -> tuple[list[str], list[str]]:
-    """What is served of a file with these columns, and pyarrow's values of it."""
+def in_file(tmp_path: Path, **columns: Any) -> Path:
     path = tmp_path / "p.parquet"
     pq.write_table(pa.table(columns), path)
-    rows = pq.ParquetFile(path).read().to_pylist()
-    with source_of(path) as ours:
-        return told(ours.get_samples(3)), [repr((r["input"], r["label"], r["metadata"] or {})) for r in rows]
+    return path
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_values_are_those_of_pyarrow(tmp_path, name):
+def test_values_are_those_of_pyarrow_and_empty_metadata_are_none(tmp_path, name):
     column = COLUMNS[name]
     inner = pa.array([{"x": value} for value in column.to_pylist()], pa.struct([("x", column.type)]))
+    for metadata in (inner, column):
+        path = in_file(tmp_path, input=column, label=column, metadata=metadata)
+        rows = pq.ParquetFile(path).read().to_pylist()
 
-    found, expected = served(tmp_path, input=column, label=column, metadata=inner)
+        with source_of(path) as source:
+            found = told(source.get_samples(3))
 
-    assert found == expected
-
-
-@pytest.mark.parametrize("name", ["binary", "map", "map in a struct", "list of maps"])
-def test_metadata_may_be_any_value_and_empty_ones_are_none(tmp_path, name):
-    found, expected = served(tmp_path, input=["p", "q", "r"], label=["l"] * 3, metadata=COLUMNS[name])
-
-    assert found == expected
+        assert found == [repr((row["input"], row["label"], row["metadata"] or {})) for row in rows]
 
 
 def test_a_map_with_tools_is_a_bad_row_unless_it_is_empty(tmp_path):
-    path = tmp_path / "p.parquet"
     columns = {"input": ["p", "q"], "label": ["l", "l"], "tools": ["[]", "[]"]}
-    pq.write_table(pa.table({**columns, "metadata": pa.array([[("a", 1)], []], MAP)}), path)
+    path = in_file(tmp_path, **columns, metadata=pa.array([[("a", 1)], []], MAP))
 
-    with source_of(path) as ours:
-        assert told(ours.get_samples(2)) == [repr(("q", "l", {"tools": []}))] * 2
+    with source_of(path) as source:
+        assert told(source.get_samples(2)) == [repr(("q", "l", {"tools": []}))] * 2
 
 
-@pytest.mark.thorough
-def test_chats_with_maps_and_images_of_bytes_are_slimes(tmp_path, small_tokenizer):
-    """A template writes a map as the list of tuples that it is in Python, and a picture stays its bytes."""
+def test_a_template_writes_a_map_as_the_list_of_tuples_that_it_is_and_a_picture_stays_its_bytes(
+    tmp_path, small_tokenizer
+):
     chat = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("call", MAP)]))
     messages = [[{"role": "user", "content": "see <image>", "call": [("a", n)]}] for n in range(3)]
-    path = tmp_path / "p.parquet"
-    columns = {"label": ["l"] * 3, "images": [[b"\x00"], [b""], [b"x"]]}
-    pq.write_table(pa.table({**columns, "input": pa.array(messages, chat)}), path)
-    template = {"chat_template": "{{ messages[0].call }}"}
-    for settings in (
-        {"apply_chat_template": True, "apply_chat_template_kwargs": template},
-        {"multimodal_keys": {"image": "images"}},
-        {"multimodal_keys": {"image": "images"}, "apply_chat_template": True, "apply_chat_template_kwargs": template},
-    ):
-        given = {"hf_checkpoint": str(small_tokenizer), **settings}
-        live = told(theirs("slime", str(path), label_key="label", **given).get_samples(3))
-        with source_of(path, **given, asyncdata_processor="tests.support.slime_source.as_they_are") as ours:
-            groups = ours.get_samples(3)
-            assert told(groups) == live
-        if "multimodal_keys" in settings:
-            assert [group[0].multimodal_inputs["images"] for group in groups] == [[b"\x00"], [b""], [b"x"]]
+    images = [[b"\x00"], [b""], [b"x"]]
+    path = in_file(tmp_path, label=["l"] * 3, images=images, input=pa.array(messages, chat))
+    template = {"apply_chat_template": True, "apply_chat_template_kwargs": {"chat_template": "{{ messages[0].call }}"}}
+    shown = {"multimodal_keys": {"image": "images"}, "asyncdata_processor": "tests.support.slime_source.as_they_are"}
+    for settings in (template, shown, template | shown):
+        with source_of(path, hf_checkpoint=str(small_tokenizer), **settings) as source:
+            samples = [sample for (sample,) in source.get_samples(3)]
+        if settings != shown:
+            assert [sample.prompt for sample in samples] == [f"[('a', {n})]" for n in range(3)]
+        if settings != template:
+            assert [sample.multimodal_inputs for sample in samples] == [{"images": image} for image in images]

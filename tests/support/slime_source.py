@@ -9,17 +9,17 @@ import sys
 import threading
 import types
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from asyncdata.integrations.slime import AsyncDataSource
-from asyncdata.integrations.slime.sample import SlimeSample
+from asyncdata.integrations.slime.sample import SlimeSample as SlimeSample
 from tests.support.peers.checkouts import sglang, stand_ins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 HOOKS = "slime.rollout.sample_hooks"
 
@@ -86,6 +86,30 @@ def labels(groups: list[list[Any]]) -> list[str]:
 def numbers(groups: list[list[Any]]) -> list[tuple[Any, list[Any]]]:
     """Each group's number, and those of its samples."""
     return [(group[0].group_index, [sample.index for sample in group]) for group in groups]
+
+
+def checkpoint_at(folder: Path | str, rollout_id: int) -> Path:
+    """Our file of a checkpoint; slime's has the suffix ``.pt``."""
+    return Path(folder, "rollout", f"global_dataset_state_dict_{rollout_id}.asyncdata")
+
+
+class InMemory:
+    """A dataset like slime's own, with labels from 0 on. It notes the epochs to which it was shuffled."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.samples = [SlimeSample(label=str(number)) for number in range(num_rows)]
+        self.epochs: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def shuffle(self, epoch_id: int) -> None:
+        self.epochs.append(epoch_id)
+
+
+def source_over(dataset: Any, **given: Any) -> contextlib.AbstractContextManager[AsyncDataSource]:
+    """A data source over a dataset that is not ours."""
+    return source_of("unused", asyncdata_dataset=f"{__name__}.dataset_of_args", dataset=dataset, **given)
 
 
 def set_rollout_id(rollout_id: int | None) -> None:

@@ -1,31 +1,26 @@
-"""AsyncDataBuffer in miles' own fully asynchronous rollout, killed at any step. ASYNCDATA_MILES names a checkout."""
+"""miles' fully asynchronous rollout with ours, killed at any step. ASYNCDATA_MILES names a checkout."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
 
 from tests.support.frameworks.killed_runs import checkout, run_driver
-from tests.support.frameworks.miles_async import BATCH, NUM_ROLLOUTS, OURS, THEIRS, outcome_of
+from tests.support.frameworks.miles_async import BATCH, NUM_ROLLOUTS, outcome_of
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
 KILLS = {"num_kills": 6, "latest_kill": 90}
-FILTER = {"dynamic_sampling_filter_path": "tests.support.frameworks.miles_async.keep"}
 UNUSED = {"aborts": 0.08, "max_weight_staleness": 0}
 RUNS: dict[str, Any] = {
+    "no kill": {"seed": 1, "num_kills": 0},
     "nothing unused": {"seed": 1},
     "saved every third rollout": {"seed": 2, "save_every": 3, "latest_kill": 200},
     "retry": {"seed": 3, **UNUSED, "async_unused_samples_handler": "retry"},
-    "drop": {"seed": 4, **UNUSED, **FILTER},
+    "drop": {"seed": 4, **UNUSED, "dynamic_sampling_filter_path": "tests.support.frameworks.miles_async.keep"},
     "a full buffer": {"seed": 5, "async_data_buffer_capacity_factor": 0.5},
     "groups beyond a batch": {"seed": 6, "async_max_concurrent_samples": 6 * BATCH},
-}
-OWN = {
-    "miles' own": {**THEIRS, "seed": 1},
-    "our data source, miles' buffer": {**OURS, "custom_async_data_buffer_path": None, "seed": 1},
 }
 
 
@@ -34,18 +29,16 @@ def found(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Any) -> dic
     checkout(
         "ASYNCDATA_MILES", "miles/rollout/fully_async_data_buffer.py", ("torch", "ray", "transformers", "pybase64")
     )
-    runs = {name: {**OURS, **KILLS, **given} for name, given in RUNS.items()}
-    runs |= {name: {**KILLS, **given} for name, given in OWN.items()} | {"no kill": {**OURS, "seed": 1, "num_kills": 0}}
+    runs = {name: KILLS | given for name, given in RUNS.items()}
     folder = tmp_path_factory.mktemp("miles")
-    given = {"runs": {name: {"latest_kill": 1, **settings} for name, settings in runs.items()}}
-    return run_driver("tests.support.frameworks.miles_async", folder, tokenizer=str(small_tokenizer), **given)
+    return run_driver("tests.support.frameworks.miles_async", folder, tokenizer=str(small_tokenizer), runs=runs)
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_each_group_of_a_killed_run_is_trained_once_or_dropped_and_counted_or_in_the_checkpoint(found, name):
     outcome = outcome_of(found[name])
 
-    assert outcome.num_kills == KILLS["num_kills"]
+    assert outcome.num_kills == RUNS[name].get("num_kills", KILLS["num_kills"])
     assert outcome.num_rollouts == NUM_ROLLOUTS
     assert len(outcome.trained) == NUM_ROLLOUTS * BATCH
     assert (outcome.num_lost, outcome.num_repeated) == (0, 0)
@@ -53,32 +46,12 @@ def test_each_group_of_a_killed_run_is_trained_once_or_dropped_and_counted_or_in
     assert set(outcome.responses) == {""}, "they are generated anew, with the weights of the restart"
 
 
-def test_drops_are_counted_by_their_reason(found):
-    assert set(outcome_of(found["drop"]).drops) == {"aborted", "stale", "dynamic_filter"}
-    assert outcome_of(found["retry"]).drops == {}
-
-
-def test_a_run_without_kills_is_the_same(found):
-    outcome = outcome_of(found["no kill"])
-
-    assert (outcome.num_lost, outcome.num_repeated, outcome.drops) == (0, 0, {})
-
-
-def test_miles_reports_the_metrics_of_its_own_buffer_and_ours(found):
+def test_drops_are_counted_by_their_reason_also_in_the_metrics_that_miles_reports(found):
+    drops = outcome_of(found["drop"]).drops
     (metrics,) = [event[1] for event in found["drop"]["events"][-1] if event[0] == "metrics"]
 
+    assert set(drops) == {"aborted", "stale", "dynamic_filter"}
+    assert outcome_of(found["retry"]).drops == {}
     assert metrics["rollout/fully_async/queue_size"] >= 0
     assert metrics["rollout/asyncdata/tracked_groups"] >= 0
-    assert metrics["rollout/asyncdata/dropped_groups_total"] == sum(outcome_of(found["drop"]).drops.values())
-
-
-def test_what_miles_own_buffer_does_with_the_same_kills(found):
-    """Shown with ``-s``. Whatever it does, it comes to the end."""
-    for name, runs in found.items():
-        outcome = outcome_of(runs)
-        sys.stdout.write(
-            f"\n{name}: {outcome.num_kills} kills, {len(outcome.trained)} groups trained, {outcome.num_lost} lost, "
-            f"{outcome.num_repeated} repeated, dropped {outcome.drops}, {len(outcome.left)} in the last checkpoint"
-        )
-
-    assert all(len(outcome_of(found[name]).trained) == NUM_ROLLOUTS * BATCH for name in OWN)
+    assert metrics["rollout/asyncdata/dropped_groups_total"] == sum(drops.values())

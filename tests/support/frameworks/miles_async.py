@@ -26,14 +26,6 @@ if TYPE_CHECKING:
 NUM_ROWS = 41
 NUM_ROLLOUTS = 10
 BATCH = 4
-OURS = {  # the options that the how-to page tells a user to set
-    name.replace("-", "_"): value
-    for name, value in re.findall(r"--([\w-]+) (asyncdata\.\S+)", block_of("use-it-with-miles.md", "sh"))
-}
-THEIRS = {
-    "data_source_path": "miles.rollout.data_source.RolloutDataSourceWithBuffer",
-    "custom_async_data_buffer_path": None,
-}
 DEFAULTS: dict[str, Any] = {  # what miles' parser gives, and what makes a run short
     "chat_template_path": None,
     "rollout_batch_size": BATCH,
@@ -61,6 +53,11 @@ DEFAULTS: dict[str, Any] = {  # what miles' parser gives, and what makes a run s
     "mask_offpolicy_in_partial_rollout": False,
     "group_rm": False,
     "custom_generate_function_path": f"{__name__}.answer",
+    # What the how-to page tells a user to set.
+    **{
+        name.replace("-", "_"): value
+        for name, value in re.findall(r"--([\w-]+) (asyncdata\.\S+)", block_of("use-it-with-miles.md", "sh"))
+    },
 }
 
 present: Any = None
@@ -120,7 +117,7 @@ class Run:
             if rollout_id + 1 < NUM_ROLLOUTS:
                 following = asyncio.create_task(self.generate(rollout_id + 1))
             for _ in range(self.chance.randint(0, 30)):
-                await others()
+                await asyncio.sleep(0)
             self.log("train", rollout_id, [group[0].group_index for group in groups])
             self.step()
             if (rollout_id + 1) % self.save_every == 0 or rollout_id + 1 == NUM_ROLLOUTS:
@@ -132,14 +129,6 @@ class Run:
             self.version += 1
 
 
-async def others() -> None:
-    """Let all other tasks take a step."""
-    loop = asyncio.get_running_loop()
-    future = loop.create_future()
-    loop.call_soon(future.set_result, None)
-    await future
-
-
 async def answer(input: Any) -> Any:
     """In place of the engine: a response after some steps, or none."""
     from miles.rollout.base_types import GenerateFnOutput
@@ -148,7 +137,7 @@ async def answer(input: Any) -> Any:
     run.step()
     version = run.version
     for _ in range(run.chance.choice([1, 1, 1, 5, 60])):
-        await others()
+        await asyncio.sleep(0)
     run.step()
     sample.tokens, sample.response, sample.response_length = [1, 2, 3], "an answer", 1
     sample.rollout_log_probs, sample.weight_versions = [-0.5], [str(version)]
@@ -210,8 +199,7 @@ def _left(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
     def work() -> None:
         run = Run(folder / "checkpoints", folder / "log.left", 0, None, **settings)
-        statistics = getattr(run.source, "statistics", dict)()
-        prefix = "asyncdata_dropped_groups_"
+        statistics, prefix = run.source.statistics(), "asyncdata_dropped_groups_"
         found = {
             "served": run.source.sample_group_index,
             "buffer": [group[0].group_index for group in run.source.buffer],

@@ -9,8 +9,6 @@ from tests.support.peers.records import recorded
 from tests.support.peers.rollouts import TOKENIZER
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterator
     from pathlib import Path
 
 __all__ = ("RESERVE", "recipe")
@@ -18,23 +16,7 @@ __all__ = ("RESERVE", "recipe")
 RESERVE = 8
 
 
-def _stories(rng: random.Random) -> Iterator[dict[str, Any]]:
-    """Facts and questions as bAbI has them, and sentences to hide them in."""
-    names, places = ("Mary", "John", "Daniel"), ("kitchen", "garden", "hallway")
-    for number, max_length in enumerate([40, 64, 100, 150, 200, 64]):
-        at: dict[str, str] = {}
-        lines = []
-        for line in range(1, 7):
-            name = rng.choice(names)
-            at[name] = rng.choice(places)
-            lines.append(f"{line} {name} went to the {at[name]}.")
-        name = rng.choice(list(at))
-        story = [*lines, f"7 Where is {name}? \t{at[name]}\t1"]
-        noise = [" ".join(f"The {rng.choice(places)} was no. {n} of them." for n in range(12)) for _ in range(2)]
-        yield {"story": story, "noise": noise, "size": 80 + 20 * number, "max_length": max_length}
-
-
-@recorded("babilong_recipe", "babilong", _stories)
+@recorded("babilong_recipe", "babilong")
 def _babilong_recipe(folder: Path, story: list[str], noise: list[str], size: int, max_length: int) -> Any:
     from transformers import AutoTokenizer
 

@@ -13,7 +13,6 @@ from tests.support.peers.records import digest, recorded
 from tests.support.xtuner_fns import Numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 __all__ = ("batch_of", "costs_of", "shown", "stable_sorts")
@@ -62,23 +61,6 @@ class Mesh:
 # Packs
 
 
-def _packs(rng: random.Random) -> Iterator[dict[str, Any]]:
-    """Lengths of few kinds, of many, of none twice, and beyond a pack."""
-    for number in range(24):
-        longest = rng.randint(8, 200)
-        of_all = rng.sample(range(1, 200), 90)
-        high = (12, longest, 2 * longest)[number % 3]
-        sets = [[rng.randint(1, high) for _ in range(rng.randint(1, 60))] for _ in range(rng.randint(1, 3))]
-        if number % 4 == 3:
-            sets = [of_all[:50], of_all[50:]]
-        kind = "hard" if number < 10 else "expand_soft"
-        sets = [lengths if kind != "hard" or sum(lengths) >= longest else [longest] for lengths in sets]
-        settings = {"kind": kind, "max_length": longest, "join_datasets": rng.random() < 0.5, "seed": number}
-        if kind != "hard":
-            settings |= {"lookahead": rng.randint(1, 60), "slice_samples": rng.randint(20, 150)}
-        yield {"settings": settings, "lengths": sets}
-
-
 def dataset_of(folder: Path, lengths: list[list[int]], settings: dict[str, Any]) -> Any:
     """XTuner's packs."""
     packing, firsts = module_of("xtuner", "v1.datasets.packing"), np.cumsum([0, *map(len, lengths)]).tolist()
@@ -105,7 +87,7 @@ def runs_of(tokens: list[int]) -> str:
     return " ".join(f"{a // Numbered.EACH}:{a % Numbered.EACH}-{b % Numbered.EACH + 1}" for a, b in found)
 
 
-@recorded("xtuner_packs", "xtuner", _packs)
+@recorded("xtuner_packs", "xtuner")
 def _xtuner_packs(folder: Path, settings: dict[str, Any], lengths: list[list[int]]) -> Any:
     patch = stable_sorts()
     try:
@@ -119,23 +101,12 @@ def _xtuner_packs(folder: Path, settings: dict[str, Any], lengths: list[list[int
 # The order of packs
 
 
-def _orders(rng: random.Random) -> Iterator[dict[str, Any]]:
-    for number, num_packs in enumerate([5, 63, 700, 2500] * 4):
-        world_size, accumulation = (1, 2, 4, 8)[number // 4], rng.choice([1, 3])
-        yield {
-            "num_packs": num_packs,
-            "world_size": world_size,
-            "accumulation": accumulation,
-            "round_up": number % 3 > 0,
-        }
-
-
 def costs_of(num_packs: int) -> list[int]:
     rng = random.Random(num_packs)
     return [rng.randint(1, 300) for _ in range(num_packs)]
 
 
-@recorded("xtuner_order", "xtuner", _orders)
+@recorded("xtuner_order", "xtuner")
 def _xtuner_order(folder: Path, num_packs: int, world_size: int, accumulation: int, round_up: bool) -> Any:
     """By rank and epoch: the first packs, and a digest of all; and the same from the middle of the epoch."""
     found = []
@@ -153,24 +124,6 @@ def _xtuner_order(folder: Path, num_packs: int, world_size: int, accumulation: i
 
 
 # Batches
-
-
-def _batches(rng: random.Random) -> Iterator[dict[str, Any]]:
-    """Documents that fill a pack, or not, or are too many for it; some are of one token."""
-    for number in range(16):
-        longest = (8, 16, 24, 40)[number % 4]
-        packs = []
-        for _ in range(3):
-            left = rng.choice([rng.randint(2, longest + longest // 4), longest])
-            pack: list[list[list[int]]] = []
-            while left:
-                size = min(left, rng.randint(1, rng.choice([2, 10, longest])))
-                ids = [rng.randrange(1000) for _ in range(size)]
-                pack.append([ids, [token if rng.random() < 0.5 else -100 for token in ids]])
-                left -= size
-            packs.append(pack)
-        settings = {"max_length": longest, "pad_id": rng.randrange(5), "pad_chunk": rng.choice([1, 4, 256])}
-        yield {"settings": {**settings, "pad_to_max_length": number % 5 > 0}, "packs": packs}
 
 
 def batch_of(items: list[Any]) -> list[Any]:
@@ -205,7 +158,7 @@ def collated(packs: list[Any], settings: dict[str, Any]) -> list[Any]:
     )
 
 
-@recorded("xtuner_batches", "xtuner", _batches)
+@recorded("xtuner_batches", "xtuner")
 def _xtuner_batches(folder: Path, settings: dict[str, Any], packs: list[Any]) -> Any:
     items = [[{"input_ids": ids, "labels": labels, "num_tokens": len(ids)} for ids, labels in pack] for pack in packs]
     return collated(items, settings)
@@ -214,18 +167,7 @@ def _xtuner_batches(folder: Path, settings: dict[str, Any], packs: list[Any]) ->
 # Epochs of ranks
 
 
-def _epochs(rng: random.Random) -> Iterator[dict[str, Any]]:
-    for number in range(8):
-        kind, longest = ("expand_soft", "hard")[number % 2], rng.randint(20, 60)
-        settings = {"kind": kind, "max_length": longest, "join_datasets": number % 3 > 0, "seed": number}
-        if kind != "hard":
-            settings |= {"lookahead": rng.randint(1, 60), "slice_samples": 10_000}
-        lengths = [[rng.randint(1, longest // 2) for _ in range(rng.randint(50, 70))] for _ in range(rng.randint(1, 2))]
-        ranks = {"world_size": rng.randint(1, 3), "batch_size": rng.randint(1, 2), "accumulation": rng.randint(1, 2)}
-        yield {"settings": settings, "lengths": lengths, **ranks, "grouped": number % 4 > 1, "round_up": number % 3 < 2}
-
-
-@recorded("xtuner_epochs", "xtuner", _epochs)
+@recorded("xtuner_epochs", "xtuner")
 def _xtuner_epochs(folder: Path, settings: dict[str, Any], lengths: list[list[int]], **given: Any) -> Any:
     """By rank, two epochs of batches: the tokens of each pack, and a digest of all that the trainer gets."""
     patch = stable_sorts()

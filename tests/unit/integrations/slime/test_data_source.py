@@ -1,53 +1,92 @@
-"""The data source for slime, call by call; without slime, in this process."""
+"""The data source as drivers and plugins use it: what calls return and refuse, what is counted, logged and settable.
+
+What rollouts take, give back and find again is held by ``test_slime_rollouts_model``.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import inspect
 import os
 import random
 import stat
 import threading
-from typing import Any
+from abc import ABC, abstractmethod
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import ConfigError, LoaderClosedError, NoSamplesError, PrefetchTimeoutError, SourceError
-from asyncdata.integrations.slime import AsyncDataSource
-from asyncdata.integrations.slime.sample import SlimeSample
+from asyncdata import (
+    BadRowError,
+    ConfigError,
+    FilterError,
+    InvalidGroupError,
+    LoaderClosedError,
+    NoSamplesError,
+    PrefetchTimeoutError,
+    SnapshotMismatchError,
+    SourceError,
+)
+from asyncdata.integrations.slime import AsyncDataSource, BadGroupError, ReadOnlyDataSource, ReadOnlyError
+from tests.support.peers.checkouts import stand_ins
 from tests.support.slime_source import (
     GatedRows,
+    InMemory,
+    SlimeSample,
     args_for,
     labels,
-    no_rollout,
+    newest_first,
     numbers,
     set_rollout_id,
     source_of,
+    source_over,
+    write_prompts,
 )
 
-__all__ = ("no_rollout",)
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("no_rollout")
-
-
-# What is there at all
-
-
-def test_the_first_parameters_are_those_that_slime_looks_at():
-    assert tuple(inspect.signature(AsyncDataSource.__init__).parameters)[:2] == ("self", "args")
+NUM_ROWS = 10
+SHUFFLED = "7328569401", "8156973240", "4502937186"
+"""The first epochs in slime's order, with its seed of 42."""
 
 
-def test_hardly_any_argument_is_needed():
+def framework(package: str) -> dict[str, dict[str, Any]]:
+    """The modules of one that runs us: a version that does not tell the rollout."""
+    kind = type("Sample", (SlimeSample,), {"__module__": f"{package}.utils.types"})
+    return {package: {}, f"{package}.utils": {}, f"{package}.utils.types": {"Sample": kind}}
+
+
+# At the start
+
+
+def test_hardly_any_argument_is_needed_and_without_a_dataset_prompts_are_empty_and_numbered():
     class Args:
         rollout_global_dataset = False
         buffer_filter_path = None
         n_samples_per_prompt = 2
 
-    source = AsyncDataSource(Args())
+    assert tuple(inspect.signature(AsyncDataSource.__init__).parameters)[:2] == ("self", "args"), "slime looks at them"
+    for args in (Args(), args_for("p.jsonl", rollout_global_dataset=False, n_samples_per_prompt=2)):
+        source = AsyncDataSource(args)
+        groups = source.get_samples(3)
+        assert groups == [[SlimeSample(group_index=g, index=2 * g + i) for i in range(2)] for g in range(3)]
+        assert (source.dataset, len(source), source.sample_index) == (None, 0, 6)
 
-    assert numbers(source.get_samples(2)) == [(0, [0, 1]), (1, [2, 3])]
+
+def test_without_a_global_dataset_nothing_is_saved_or_loaded(given, tmp_path):
+    with source_of(None, **given, rollout_global_dataset=False) as source:
+        source.get_samples(3)
+        source.save(0)
+        source.load(0)
+
+        assert not (tmp_path / "run").exists()
+        assert source.sample_group_index == 3
 
 
 def test_where_nothing_is_encoded_no_tokenizer_is_asked_for(prompts, monkeypatch):
@@ -58,28 +97,7 @@ def test_where_nothing_is_encoded_no_tokenizer_is_asked_for(prompts, monkeypatch
             assert labels(source.get_samples(1)) == ["0"]
 
 
-def test_without_a_dataset_prompts_are_empty_and_numbered():
-    for given in ({"rollout_global_dataset": False, "prompt_data": "p.jsonl"}, {"prompt_data": None}):
-        source = AsyncDataSource(args_for(None, n_samples_per_prompt=2, **given))
-        groups = source.get_samples(3)
-
-        assert source.dataset is None
-        assert len(source) == 0
-        assert groups == [[SlimeSample(group_index=g, index=2 * g + i) for i in range(2)] for g in range(3)]
-
-
-def test_without_a_global_dataset_nothing_is_saved_or_loaded(tmp_path):
-    given = {"rollout_global_dataset": False, "save": str(tmp_path / "out"), "load": str(tmp_path / "out")}
-    with source_of(None, **given) as source:
-        source.get_samples(3)
-        source.save(0)
-        source.load(0)
-
-        assert not (tmp_path / "out").exists()
-        assert source.sample_index == 3
-
-
-def test_the_tokenizer_is_beside_the_dumped_details(prompts, small_tokenizer, tmp_path):
+def test_the_tokenizer_is_beside_the_dumped_details_or_the_start_says_why_not(prompts, small_tokenizer, tmp_path):
     folder = tmp_path / "details"
     (tmp_path / "model").mkdir()
     for file in small_tokenizer.iterdir():
@@ -97,106 +115,51 @@ def test_the_tokenizer_is_beside_the_dumped_details(prompts, small_tokenizer, tm
     assert copied == {file.name: file.read_bytes() for file in small_tokenizer.iterdir()}
     assert stat.S_IMODE((folder / "tokenizer").stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in (folder / "tokenizer").iterdir()} == {0o600}
-
-
-def test_details_that_cannot_be_dumped_are_said_at_the_start(prompts, small_tokenizer, tmp_path):
-    (tmp_path / "file").write_text("")
-
-    args = args_for(prompts, hf_checkpoint=str(small_tokenizer), dump_details=str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="--dump-details"):
-        AsyncDataSource(args)
+        AsyncDataSource(args_for(prompts, hf_checkpoint=str(small_tokenizer), dump_details=str(prompts)))
 
 
-# Groups of the stream
+@pytest.mark.parametrize("package", ["slime", "miles"])
+def test_a_source_is_an_instance_of_the_frameworks_own_class_where_there_is_one(prompts, package):
+    class DataSource(ABC):
+        @abstractmethod
+        def get_samples(self, num_samples: int) -> Any: ...
+
+    modules = framework(package)
+    kind = modules[f"{package}.utils.types"]["Sample"]
+    with stand_ins(modules), source_of(prompts) as source:
+        assert [type(sample) for sample in source.get_samples(1)[0]] == [kind]
+    modules |= {f"{package}.rollout": {}, f"{package}.rollout.data_source": {"DataSource": DataSource}}
+    with stand_ins(modules), source_of(prompts) as source:
+        assert isinstance(source, DataSource)
+        assert isinstance(ReadOnlyDataSource(args_for(None)), DataSource)
+        assert not isinstance(3, DataSource)
 
 
-@pytest.mark.parametrize("order", ["legacy", "stream"])
-def test_a_request_is_filled_exactly_over_as_many_epochs_as_it_takes(prompts, order):
-    with source_of(prompts, asyncdata_order=order) as source:
-        groups = source.get_samples(35)
-
-        assert labels(groups) == [str(i % 10) for i in range(35)]
-        assert (source.epoch_id, source.sample_offset) == (3, 5)
+# Fresh groups
 
 
-def test_none_are_no_groups_and_change_nothing(prompts):
-    with source_of(prompts) as source:
-        set_rollout_id(3)
-
-        assert source.get_samples(0) == []
-        assert labels(source.get_samples(1)) == ["0"]
-
-
-@pytest.mark.parametrize("number", [-1, -3, 1.5, "2", None])
-def test_a_number_of_groups_is_a_whole_one(prompts, number):
-    with source_of(prompts) as source:
-        with pytest.raises(ValueError, match="AD440"):
-            source.get_samples(number)
-
-        assert source.sample_offset == 0
-
-
-def test_a_fresh_sample_has_what_the_row_has_and_nothing_else(prompts):
-    with source_of(prompts, n_samples_per_prompt=2) as source:
-        (group,) = source.get_samples(1)
-
-        for number, sample in enumerate(group):
-            assert sample == SlimeSample(
-                group_index=0, index=number, prompt="prompt 0", label="0", metadata={"row": 0, "tags": ["a", "b"]}
-            )
-
-
-def test_fresh_samples_share_nothing_that_can_be_changed(prompts):
-    with source_of(prompts, n_samples_per_prompt=2) as source:
-        (group,) = source.get_samples(1)
-        group[0].metadata["tags"].append("mine")
-        group[0].tokens.append(7)
-        group[0].weight_versions.append("v1")
-
-        assert group[1].metadata["tags"] == ["a", "b"]
-        assert (group[1].tokens, group[1].weight_versions) == ([], [])
-        assert source.get_samples(10)[-1][0].metadata["tags"] == ["a", "b"]
-
-
-def test_tokens_are_there_if_asked_for(prompts, small_tokenizer):
-    with source_of(prompts, hf_checkpoint=str(small_tokenizer), asyncdata_pretokenize=True) as source:
-        (group,) = source.get_samples(1)
-
-        assert group[0].tokens
-        assert all(type(token) is int for token in group[0].tokens)
-
-
-def test_the_global_generator_is_left_alone(prompts):
+def test_the_order_is_slimes_and_the_global_generator_is_left_alone(prompts):
     random.seed(5)
     before = random.getstate()
     with source_of(prompts, rollout_shuffle=True) as source:
-        source.get_samples(25)
-
+        assert labels(source.get_samples(30)) == list("".join(SHUFFLED))
     assert random.getstate() == before
 
 
-def test_the_golden_order_of_slime(prompts):
-    with source_of(prompts, rollout_shuffle=True) as source:
-        assert labels(source.get_samples(30)) == list("7328569401" + "8156973240" + "4502937186")
+@pytest.mark.parametrize("number", [-1, 1.5, "2", None])
+def test_numbers_of_groups_and_rollouts_are_whole_ones_and_none_are_no_groups(prompts, number):
+    with source_of(prompts) as source:
+        with pytest.raises(ValueError, match="AD440 num_samples"):
+            source.get_samples(number)
+        with pytest.raises(ConfigError, match="AD440 rollout_id"):
+            source.begin_rollout(number)
+
+        assert source.get_samples(0) == []
+        assert source.sample_offset == 0
 
 
-def test_the_length_is_that_of_an_epoch(prompts):
-    with source_of(f"{prompts}@[2:-1]", rollout_shuffle=True) as source:
-        assert len(source) == len(source.dataset) == 7
-        source.add_samples(source.get_samples(3))
-        assert len(source) == 7
-
-
-def test_the_stream_order_has_no_length_and_says_what_to_do(prompts):
-    with source_of(prompts, asyncdata_order="stream") as source:
-        with pytest.raises(TypeError, match="--num-rollout"):
-            len(source)
-
-
-# Failures
-
-
-def test_an_empty_dataset_is_an_error_and_never_an_empty_list(tmp_path):
+def test_an_empty_dataset_is_an_error_at_every_call_and_a_missing_one_at_the_start(tmp_path):
     path = tmp_path / "blank.jsonl"
     path.write_text("\n\n")
     for order in ("legacy", "stream"):
@@ -204,23 +167,8 @@ def test_an_empty_dataset_is_an_error_and_never_an_empty_list(tmp_path):
             for _ in range(2):
                 with pytest.raises((NoSamplesError, SourceError)):
                     source.get_samples(1)
-
-
-def test_a_file_that_is_not_there_is_an_error_at_the_start(tmp_path):
     with pytest.raises(SourceError, match="AD304"):
         AsyncDataSource(args_for(tmp_path / "none.jsonl"))
-
-
-def test_a_dataset_that_gives_too_few_is_an_error_and_not_a_short_batch():
-    class Short:
-        def get_next_batch(self, num_samples):
-            return [SlimeSample()]
-
-    given = {"asyncdata_dataset": "tests.support.slime_source.dataset_of_args", "dataset": Short()}
-    with source_of("unused", **given) as source:
-        for _ in range(2):
-            with pytest.raises(NoSamplesError, match=r"get_next_batch\(2\) gave 1 samples"):
-                source.get_samples(2)
 
 
 def test_a_timeout_is_an_error_at_every_call_and_consumes_nothing(prompts, monkeypatch):
@@ -240,6 +188,20 @@ def test_a_timeout_is_an_error_at_every_call_and_consumes_nothing(prompts, monke
                 assert labels(source.get_samples(3)) == ["back", 0, 1]
 
 
+def test_what_fails_in_the_stream_leaves_everything_as_it_was(tmp_path):
+    path = write_prompts(tmp_path / "p.jsonl", 6, {4: b'{"input": "no label"}'})
+    with source_of(path, asyncdata_bad_rows="raise") as source:
+        back = source.get_samples(2)
+        source.add_samples(back)
+        for _ in range(2):
+            with pytest.raises(BadRowError, match="AD110"):
+                source.get_samples(5)
+
+            assert source.buffer == back
+            assert (source.sample_offset, source.sample_index) == (2, 2)
+        assert labels(source.get_samples(4)) == ["0", "1", "2", "3"]
+
+
 def test_closed_it_says_so(prompts):
     source = AsyncDataSource(args_for(prompts))
     source.close()
@@ -249,106 +211,19 @@ def test_closed_it_says_so(prompts):
 
 
 @pytest.mark.thorough
-def test_left_alone_it_closes_itself(prompts):
-    source = AsyncDataSource(args_for(prompts))
+def test_left_alone_it_closes_itself_and_what_shows_its_samples(prompts):
+    source = AsyncDataSource(args_for(prompts, asyncdata_num_workers=1))
     source.get_samples(1)
+    assert source.dataset[0].label == "0"
     del source
     gc.collect()
-
-
-# What else drivers call
-
-
-def test_what_a_later_rollout_does_to_metadata_is_not_in_an_earlier_ones_checkpoint(prompts, tmp_path):
-    given = {"save": str(tmp_path), "load": str(tmp_path)}
-    with source_of(prompts, **given) as source:
-        source.update_metadata({"seen": {"prompts": [0]}})
-        set_rollout_id(0)
-        source.get_samples(1)
-        set_rollout_id(1)
-        source.get_samples(1)
-        source.get_metadata()["seen"]["prompts"].append(1)
-        source.save(0)
-
-    with source_of(prompts, **given) as source:
-        source.load(0)
-        assert source.get_metadata() == {"seen": {"prompts": [0]}}
-
-
-def test_metadata_is_kept_for_plugins(prompts):
-    with source_of(prompts) as source:
-        source.update_metadata({"3": ["a"]})
-        source.update_metadata({"4": ["b"]})
-
-        assert source.get_metadata() == {"3": ["a"], "4": ["b"]}
-        assert source.get_metadata() is source.metadata
-
-
-def test_the_number_of_ranks_may_be_told_at_any_time_and_changes_no_order(prompts):
-    with source_of(prompts, rollout_shuffle=True) as plain:
-        expected = labels(plain.get_samples(30))
-    with source_of(prompts, rollout_shuffle=True) as source:
-        found = []
-        for dp_size in (1, 4, 4, 2):
-            found += labels(source.get_samples(7))
-            source.set_train_parallel_config({"dp_size": dp_size, "cp_size": 1})
-        assert found + labels(source.get_samples(2)) == expected
-        assert source.statistics()["asyncdata_capacity_samples"] == 2 * 1000
-        with pytest.raises(ConfigError, match="dp_size"):
-            source.set_train_parallel_config({"dp_size": -1})
-
-
-def test_another_dataset_may_be_put_in_its_place(prompts):
-    class Dataset:
-        def __init__(self):
-            self.samples = [SlimeSample(prompt=str(i), label=str(i)) for i in range(3)]
-
-        def __len__(self):
-            return len(self.samples)
-
-    with source_of(prompts, n_samples_per_prompt=2) as source:
-        source.get_samples(1)
-        source.dataset = Dataset()
-
-        assert len(source) == 3
-        assert numbers(source.get_samples(1)) == [(1, [2, 3])]
-        source.dataset = source.dataset
-        assert labels(source.get_samples(5)) == ["2", "0", "1", "2", "0"]
-        source.dataset = None
-        assert labels(source.get_samples(1)) == [None]
-        with pytest.raises(ConfigError, match="neither"):
-            source.dataset = 3
-
-
-def test_a_dataset_of_samples_is_shuffled_epoch_by_epoch():
-    class Dataset:
-        def __init__(self):
-            self.samples = [SlimeSample(label=i) for i in range(3)]
-            self.epochs = []
-
-        def __len__(self):
-            return 3
-
-        def shuffle(self, epoch_id):
-            self.epochs.append(epoch_id)
-
-    dataset = Dataset()
-    given = {"asyncdata_dataset": "tests.support.slime_source.dataset_of_args", "dataset": dataset}
-    with source_of("unused", rollout_shuffle=True, **given) as source:
-        assert labels(source.get_samples(8)) == [0, 1, 2, 0, 1, 2, 0, 1]
-        assert (source.epoch_id, source.sample_offset) == (2, 2)
-        assert dataset.epochs == [0, 1, 2]
-        dataset.samples = []
-        dataset.__class__.__len__ = lambda self: 0
-        with pytest.raises(NoSamplesError, match="AD401"):
-            source.get_samples(1)
 
 
 def test_calls_from_many_threads_get_every_prompt_once(prompts):
     with source_of(prompts, asyncdata_order="stream") as source:
         found: list[Any] = []
 
-        def work():
+        def work() -> None:
             for number in range(10):
                 groups = source.get_samples(3)
                 source.add_samples(groups[:1])
@@ -364,19 +239,385 @@ def test_calls_from_many_threads_get_every_prompt_once(prompts):
         assert sorted(group[0].group_index for group in everything) == list(range(source.sample_group_index))
 
 
-def test_statistics_are_flat_numbers(prompts):
-    with source_of(prompts, n_samples_per_prompt=2) as source:
-        source.add_samples(source.get_samples(3))
+# What else drivers and plugins call
+
+
+def test_the_number_of_ranks_is_a_hint_for_the_read_ahead(prompts):
+    with source_of(prompts) as source:
+        for dp_size in (4, 4, 2):
+            source.set_train_parallel_config({"dp_size": dp_size, "cp_size": 1})
+            assert source.statistics()["asyncdata_capacity_samples"] == dp_size * 1000
+        with pytest.raises(ConfigError, match="dp_size"):
+            source.set_train_parallel_config({"dp_size": -1})
+
+
+def test_statistics_are_flat_numbers_and_no_event_is_logged_for_each_call(prompts):
+    with capture_logs() as events, source_of(prompts, n_samples_per_prompt=2) as source:
+        for _ in range(50):
+            source.add_samples(source.get_samples(3))
         found = source.statistics()
 
-        assert (found["asyncdata_groups_total"], found["asyncdata_samples_total"]) == (3, 6)
-        assert found["asyncdata_buffered_groups"] == 3
-        assert all(isinstance(value, int | float) for value in found.values())
-
-
-def test_no_event_is_logged_for_each_call(prompts):
-    with capture_logs() as events, source_of(prompts) as source:
-        for _ in range(50):
-            source.add_samples(source.get_samples(2))
-
+    assert (found["asyncdata_groups_total"], found["asyncdata_samples_total"]) == (3, 6)
+    assert found["asyncdata_buffered_groups"] == 3
+    assert all(isinstance(value, int | float) for value in found.values())
     assert len(events) < 10
+
+
+class Short:
+    """A dataset that gives too few."""
+
+    def get_next_batch(self, num_samples: int) -> list[Any]:
+        return [SlimeSample()]
+
+
+class Counting:
+    """A streaming dataset."""
+
+    def __init__(self) -> None:
+        self.consumed_count = self.epoch_id = 0
+
+    def get_next_batch(self, num_samples: int) -> list[Any]:
+        first, self.consumed_count = self.consumed_count, self.consumed_count + num_samples
+        return [SlimeSample(label=str(n)) for n in range(first, first + num_samples)]
+
+    def get_checkpoint_state(self) -> dict[str, Any]:
+        return {"epoch_id": 0, "consumed_count": self.consumed_count, "global_consumed_count": 0}
+
+    def load_checkpoint_state(self, state: dict[str, Any]) -> None:
+        self.consumed_count = state["consumed_count"]
+
+
+def test_another_dataset_may_be_put_in_the_place_of_ours(prompts):
+    with source_of(prompts, n_samples_per_prompt=2) as source:
+        source.get_samples(1)
+        source.dataset = InMemory(3)
+
+        assert len(source) == 3
+        assert numbers(source.get_samples(1)) == [(1, [2, 3])]
+        source.dataset = source.dataset
+        assert labels(source.get_samples(5)) == ["2", "0", "1", "2", "0"]
+        source.dataset = None
+        assert labels(source.get_samples(1)) == [None]
+        with pytest.raises(ConfigError, match="neither"):
+            source.dataset = 3
+    with source_of(prompts, rollout_shuffle=True) as one, source_of(None, rollout_shuffle=True) as other:
+        other.dataset = one.dataset
+        assert labels(other.get_samples(12)) == list(SHUFFLED[0] + SHUFFLED[1][:2])
+
+
+def test_a_dataset_of_samples_is_shuffled_epoch_by_epoch_and_one_that_gives_too_few_is_an_error():
+    dataset = InMemory(3)
+    with source_over(dataset, rollout_shuffle=True) as source:
+        assert labels(source.get_samples(8)) == list("01201201")
+        assert (source.epoch_id, source.sample_offset) == (2, 2)
+        assert dataset.epochs == [0, 1, 2]
+        dataset.samples = []
+        with pytest.raises(NoSamplesError, match="AD401"):
+            source.get_samples(1)
+    with source_over(Short()) as source:
+        for _ in range(2):
+            with pytest.raises(NoSamplesError, match=r"get_next_batch\(2\) gave 1 samples"):
+                source.get_samples(2)
+
+
+# Settable places
+
+
+@pytest.mark.parametrize("order", ["legacy", "stream"])
+@pytest.mark.parametrize("value", [-1, 1.5, "3", None, NUM_ROWS + 1])
+def test_a_place_that_is_not_there_is_refused_and_changes_nothing(prompts, order, value):
+    with source_of(prompts, asyncdata_order=order) as source:
+        source.get_samples(2)
+        with pytest.raises(ConfigError, match="sample_offset"):
+            source.sample_offset = value
+        assert source.sample_offset == 2
+        assert labels(source.get_samples(1)) == ["2"]
+
+
+def test_the_place_may_be_set_whatever_the_dataset_and_numbers_go_on_from_what_is_set(prompts):
+    for dataset in (InMemory(5), Counting()):
+        with source_over(dataset) as source:
+            source.sample_offset = 3
+            assert labels(source.get_samples(2)) == ["3", "4"]
+    with source_over(InMemory(5)) as source, pytest.raises(ConfigError, match="sample_offset"):
+        source.sample_offset = 6
+    with source_of(None, n_samples_per_prompt=2) as source:
+        source.sample_offset, source.sample_group_index, source.sample_index = 3, 100, 7
+        assert source.sample_offset == 3
+        assert numbers(source.get_samples(2)) == [(100, [7, 8]), (101, [9, 10])]
+
+
+# Samples by number
+
+
+def test_the_datasets_samples_are_those_of_the_present_epoch_by_number(prompts):
+    first, second, third = map(list, SHUFFLED)
+    with source_of(prompts, rollout_shuffle=True, n_samples_per_prompt=3) as source:
+        dataset = source.dataset
+        assert (len(source), len(dataset), len(dataset.samples)) == (NUM_ROWS,) * 3
+        assert [dataset[number].label for number in (3, 0, -1, 3)] == [first[number] for number in (3, 0, -1, 3)]
+        for wanted in (slice(5, 9), slice(None, 3), slice(-2, None), slice(8, 2, -3), slice(4, 4), slice(None)):
+            assert labels([[sample] for sample in dataset.samples[wanted]]) == first[wanted]
+        delivered = labels(source.get_samples(NUM_ROWS))
+        assert (delivered, dataset.samples[0].label) == (first, first[0]), "the next epoch has not begun"
+        assert labels(source.get_samples(1)) == second[:1]
+        assert [sample.label for sample in dataset.samples] == second
+        dataset.shuffle(2)  # as slime's dataset does it
+        assert [sample.label for sample in dataset.samples] == third
+        assert labels(source.get_samples(1)) == second[1:2]
+        fresh = dataset[0]
+        assert fresh == SlimeSample(prompt="prompt 8", label="8", metadata={"row": 8, "tags": ["a", "b"]}), "no numbers"
+        assert dataset[0].metadata is not fresh.metadata
+        for number, error in ((NUM_ROWS, IndexError), (-NUM_ROWS - 1, IndexError), ("3", TypeError)):
+            with pytest.raises(error):
+                dataset[number]
+
+
+def test_a_row_that_yields_no_sample_is_an_error_by_its_number_and_passed_over_in_slices(tmp_path):
+    path = write_prompts(tmp_path / "p.jsonl", 6, {2: b'{"input": "no label"}', 5: b'{"label": 1}'})
+    with source_of(path) as source:
+        for number in (2, 5):
+            with pytest.raises(NoSamplesError, match=f"AD401 prompt {number} of epoch 0"):
+                source.dataset[number]
+
+        assert source.dataset[3].label == "3"
+        assert [sample.label for sample in source.dataset.samples] == ["0", "1", "3", "4"]
+        assert [sample.label for sample in source.dataset.samples[1:4]] == ["1", "3"]
+
+
+def test_more_samples_than_are_read_at_once_are_all_there(tmp_path):
+    with source_of(write_prompts(tmp_path / "p.jsonl", 700)) as source:
+        assert [sample.label for sample in source.dataset.samples] == [str(n) for n in range(700)]
+        assert [sample.label for sample in source.dataset.samples[10:690]] == [str(n) for n in range(10, 690)]
+
+
+def test_in_the_stream_order_there_are_no_numbers_and_no_length(prompts):
+    with source_of(prompts, asyncdata_order="stream") as source:
+        for look in (lambda: source.dataset[0], lambda: len(source)):
+            with pytest.raises(TypeError, match="--num-rollout"):
+                look()
+
+
+# Giving back
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda groups: tuple(groups), "takes a list of groups, got tuple"),
+        (lambda groups: [*groups, "group"], "group 2 must be a list of samples, got str"),
+        (lambda groups: [*groups, groups[0][:1]], "group 2 has 1 samples, and n_samples_per_prompt is 2"),
+        (lambda groups: [*groups, groups[1]], "group 2 is in the buffer already"),
+        (lambda groups: [*groups, [object(), object()]], "AD432 group 2"),
+    ],
+)
+def test_a_group_that_cannot_be_kept_is_refused_and_none_is_added(prompts, spoil, message):
+    with source_of(prompts, n_samples_per_prompt=2) as source:
+        groups = source.get_samples(2)
+        for kind in (AssertionError, ValueError, InvalidGroupError, BadGroupError):
+            with pytest.raises(kind, match=message):
+                source.add_samples(spoil(groups))
+
+        for nothing in ([], None):
+            source.add_samples(nothing)
+        assert source.buffer == []
+        assert labels(source.get_samples(1)) == ["2"]
+
+
+def test_a_group_may_be_made_of_lists_of_samples(prompts, given):
+    with source_of(prompts, **given) as source:
+        ((one, two),) = source.get_samples(1)
+        fan_out = [[one, copy.deepcopy(one)], [two]]
+        source.add_samples([fan_out])
+        source.save(0)
+        assert source.get_samples(1) == [fan_out]
+        source.load(0)
+
+        assert source.get_samples(1) == [fan_out]
+
+
+@pytest.mark.parametrize("name", ["copies_lists", "asks_the_source"])
+def test_a_filter_may_copy_the_groups_or_ask_the_source(prompts, name):
+    box: list[AsyncDataSource] = []
+    with source_of(prompts, buffer_filter_path=f"tests.support.slime_source.{name}", source=box) as source:
+        box.append(source)
+        back = source.get_samples(5)
+        buffer = source.buffer
+        source.add_samples(back)
+
+        assert all(group is other for group, other in zip(source.get_samples(2), back[:2], strict=True))
+        assert all(group is other for group, other in zip(source.buffer, back[2:], strict=True))
+        assert source.buffer is buffer
+        source.buffer_filter = newest_first
+        assert labels(source.get_samples(2)) == ["4", "3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("makes_groups", "AD430 .*makes_groups.* no group of the buffer"),
+        ("returns_twice", "AD430 .*returns_twice.* returned a group twice"),
+        ("returns_nothing", "AD430 .*returned NoneType"),
+        ("spoils_and_raises", "AD431 .*spoils_and_raises.* raised KeyError.*; no group was taken"),
+    ],
+)
+def test_a_filter_that_fails_is_an_error_and_takes_nothing(prompts, name, message):
+    with source_of(prompts, buffer_filter_path=f"tests.support.slime_source.{name}") as source:
+        back = source.get_samples(5)
+        source.add_samples(back)
+        for _ in range(2):
+            with pytest.raises(FilterError, match=message):
+                source.get_samples(2)
+
+            assert source.buffer == back
+        assert source.sample_offset == 5
+
+
+def test_what_plugins_put_into_the_buffer_is_served_or_if_it_is_no_group_an_error_at_every_call(prompts):
+    with source_of(prompts) as source:
+        source.buffer = source.get_samples(1)
+        assert labels(source.get_samples(2)) == ["0", "1"]
+        source.buffer.append("group")
+        for call in (lambda: source.get_samples(1), lambda: source.add_samples([[SlimeSample()]])):
+            with pytest.raises(BadGroupError, match=r"AD432 buffer\[0\] must be a list of samples, got str"):
+                call()
+
+
+# Without a buffer
+
+
+@contextlib.contextmanager
+def read_only(path: Path | None, **given: Any) -> Iterator[ReadOnlyDataSource]:
+    with contextlib.closing(ReadOnlyDataSource(args_for(path, **given))) as source:
+        yield source
+
+
+def test_the_read_only_source_serves_what_the_other_serves_and_takes_nothing_back(prompts):
+    given = {"rollout_shuffle": True, "n_samples_per_prompt": 2}
+    with source_of(prompts, **given) as other, read_only(prompts, **given) as source:
+        groups = source.get_samples(25)
+        assert groups == other.get_samples(25)
+        assert source.get_samples(0) == []
+        for nothing in (None, []):
+            source.add_samples(nothing)
+        with pytest.raises(ReadOnlyError, match="AD432 a ReadOnlyDataSource takes no groups back") as caught:
+            source.add_samples(groups[:1])
+        assert isinstance(caught.value, RuntimeError)  # as with slime
+        assert isinstance(caught.value, InvalidGroupError)
+        assert not hasattr(source, "buffer")
+        assert source.get_buffer_length() is None
+        assert source.statistics()["asyncdata_buffered_groups"] == 0
+
+
+def test_the_read_only_source_continues_from_both_kinds_of_checkpoint(prompts, given):
+    with read_only(prompts, **given) as source:
+        set_rollout_id(0)
+        source.get_samples(7)
+        set_rollout_id(1)
+        source.get_samples(3)
+        source.update_metadata({"late": 1})
+        source.save(0)
+    for opened in (read_only, source_of):
+        with opened(prompts, **given) as source:
+            source.load(0)
+            assert (source.sample_offset, source.get_metadata()) == (7, {})
+            assert labels(source.get_samples(3)) == ["7", "8", "9"]
+            source.sample_offset = 7
+            source.save(0)
+
+
+def test_the_read_only_source_refuses_a_checkpoint_with_groups_in_the_buffer_or_counts_them(prompts, given):
+    with source_of(prompts, **given) as source:
+        source.add_samples(source.get_samples(5)[:2])
+        source.save(0)
+    with read_only(prompts, **given) as source:
+        with pytest.raises(SnapshotMismatchError, match=r"AD603 .*another buffer: saved 2 groups, present none"):
+            source.load(0)
+        assert source.sample_offset == 0
+    with read_only(prompts, **given, asyncdata_allow_changed=["buffer"]) as source:
+        source.load(0)
+        assert source.sample_offset == 5
+        assert source.statistics()["asyncdata_dropped_groups_read_only_total"] == 2
+
+
+# Mixtures
+
+
+def test_of_a_mixture_each_sample_names_its_part_and_a_checkpoint_continues_every_part(given, tmp_path):
+    for name, number in (("math", 40), ("code", 30)):
+        write_prompts(tmp_path / f"{name}.jsonl", number)
+    file = tmp_path / "mix.toml"
+    file.write_text('quota = 4\n[parts]\nmath = {source = "math.jsonl", weight = 3}\ncode = "code.jsonl"\n')
+    given["asyncdata_mix"] = str(file)
+
+    def parts(groups: list[list[Any]]) -> list[Any]:
+        return [[(sample.metadata["source_name"], sample.label, sample.index) for sample in group] for group in groups]
+
+    with source_of(None, **given) as source:
+        groups = source.get_samples(8)
+        whole = parts(groups) + parts(source.get_samples(52))
+    assert Counter(name for group in whole[:8] for name, _, _ in group) == {"math": 12, "code": 4}
+    assert all(sample.metadata["tags"] == ["a", "b"] for group in groups for sample in group), "as in the row"
+    with source_of(None, **given) as source:
+        set_rollout_id(0)
+        source.get_samples(25)
+        source.save(0)
+    with source_of(None, **given) as source:
+        source.load(0)
+        assert parts(source.get_samples(35)) == whole[25:]
+        with pytest.raises(ConfigError, match="AD471 a mixture cannot go to another place"):
+            source.sample_offset = 3
+    with pytest.raises(ConfigError, match="AD471 asyncdata_order: legacy"):
+        AsyncDataSource(args_for(None, **given, asyncdata_order="legacy"))
+
+
+# Which rollout it is
+
+
+TOLD = {"fully_async": True, "custom_async_data_buffer_path": "asyncdata.integrations.slime.AsyncDataBuffer"}
+
+
+@pytest.mark.parametrize("package", ["slime", "miles"])
+@pytest.mark.parametrize(
+    ("more", "effect"),
+    [
+        ({}, "a restart of train_async.py skips the rollout that had begun before the checkpoint was written"),
+        ({"fully_async": True}, f"--custom-async-data-buffer-path {TOLD['custom_async_data_buffer_path']} keeps them"),
+        (TOLD, None),
+        ({"colocate": True}, None),
+        ({"save": None}, None),
+        ({"rollout_global_dataset": False}, None),
+    ],
+    ids=str,
+)
+def test_a_driver_that_tells_no_rollout_is_warned_of_once_where_a_checkpoint_can_be_too_new(
+    prompts, given, package, more, effect
+):
+    given |= more
+    with capture_logs() as events, stand_ins(framework(package)), source_of(prompts, **given) as source:
+        source.get_samples(2)
+        if given["save"]:
+            source.save(0)
+
+    found = [event for event in events if event["event"] == "rollout.not_told"]
+    assert [(event["log_level"], event["package"]) for event in found] == [("warning", package)] * (effect is not None)
+    assert all((effect or "") in event["effect"] for event in found)
+
+
+def test_there_is_no_warning_without_a_framework_or_if_the_driver_tells_its_rollouts(prompts, given):
+    with capture_logs() as events, source_of(prompts, **given):
+        set_rollout_id(None)  # nothing is generated yet, but it will be told
+        with stand_ins(framework("slime")), source_of(prompts, **given):
+            pass
+    assert [event for event in events if event["event"] == "rollout.not_told"] == []
+
+
+def test_what_a_rollout_function_tells_goes_before_the_driver(prompts, given):
+    set_rollout_id(7)
+    with source_of(prompts, **given) as source:
+        for rollout_id in (0, 1):
+            source.begin_rollout(rollout_id)
+            source.get_samples(4)
+        source.save(0)
+        source.load(0)
+        assert source.sample_offset == 4

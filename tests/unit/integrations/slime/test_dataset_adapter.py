@@ -10,26 +10,20 @@ import pytest
 
 from asyncdata import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
 from asyncdata.integrations.hf_adapter import AsyncDatasetAdapter, HFDatasetAdapterBase
-from asyncdata.integrations.slime.sample import SlimeSample
-from tests.support.slime_source import GatedRows, args_for, numbers, source_of, write_prompts
+from tests.support.slime_source import GatedRows, SlimeSample, args_for, numbers, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    return write_prompts(tmp_path / "prompts.jsonl", 10)
+COUNTS = {"epoch_id", "consumed_count", "global_consumed_count"}
 
 
 @contextlib.contextmanager
 def adapter_of(path: Path | None, **given: Any) -> Iterator[AsyncDatasetAdapter]:
-    adapter = AsyncDatasetAdapter(args_for(path, **{"use_hf_datasets": True, "rollout_shuffle": True, **given}))
-    try:
+    args = args_for(path, **{"use_hf_datasets": True, "rollout_shuffle": True, **given})
+    with contextlib.closing(AsyncDatasetAdapter(args)) as adapter:
         yield adapter
-    finally:
-        adapter.close()
 
 
 def rows(samples: list[Any]) -> list[int]:
@@ -41,12 +35,8 @@ def place(adapter: AsyncDatasetAdapter) -> tuple[int, int, int]:
 
 
 def test_the_interface_is_the_one_of_slimes_design():
-    assert HFDatasetAdapterBase.__abstractmethods__ == {
-        "get_next_batch",
-        "shuffle",
-        "get_checkpoint_state",
-        "load_checkpoint_state",
-    }
+    methods = {"get_next_batch", "shuffle", "get_checkpoint_state", "load_checkpoint_state"}
+    assert HFDatasetAdapterBase.__abstractmethods__ == methods
     assert issubclass(AsyncDatasetAdapter, HFDatasetAdapterBase)
     for name in ("__len__", "__getitem__"):
         assert not hasattr(AsyncDatasetAdapter, name)
@@ -66,12 +56,11 @@ def test_prompts_come_one_after_the_other_over_all_epochs(prompts):
 
 def test_samples_are_slimes_own_one_for_each_prompt_whatever_the_groups_size(prompts):
     with adapter_of(prompts, rollout_shuffle=False, n_samples_per_prompt=8) as adapter:
-        found = adapter.get_next_batch(2)
-
-        assert [type(sample) for sample in found] == [SlimeSample] * 2
-        assert [(sample.prompt, sample.label, sample.index) for sample in found] == [
-            ("prompt 0", "0", 0),
-            ("prompt 1", "1", 1),
+        assert adapter.get_next_batch(2) == [
+            SlimeSample(
+                group_index=n, index=n, prompt=f"prompt {n}", label=str(n), metadata={"row": n, "tags": ["a", "b"]}
+            )
+            for n in range(2)
         ]
 
 
@@ -86,9 +75,6 @@ def test_it_is_made_at_its_first_use_or_when_the_ranks_are_told(prompts):
         assert rows(adapter.get_next_batch(7)) == first
     with adapter_of(prompts) as never_used:
         assert place(never_used) == (0, 0, 0)
-
-
-def test_no_data_is_an_error_at_the_start_and_not_an_attribute_of_none_later():
     with pytest.raises(ConfigError, match="--prompt-data"):
         AsyncDatasetAdapter(args_for(None))
 
@@ -106,20 +92,21 @@ def test_an_epoch_may_be_gone_to_and_the_present_one_stays(prompts):
         assert place(adapter) == (1, 3, 33)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("order", ["stream", "legacy"])
-@pytest.mark.parametrize("taken", [0, 3, 10, 24])
-@pytest.mark.parametrize("counts_alone", [False, True])
-def test_it_continues_from_its_state_or_from_the_counts_alone(prompts, order, taken, counts_alone):
-    keys = {"epoch_id", "consumed_count", "global_consumed_count"}
+@pytest.mark.parametrize("counts_alone", [False, True], ids=["state", "counts"])
+@pytest.mark.parametrize("taken", [3, *(pytest.param(number, marks=pytest.mark.thorough) for number in (0, 10, 24))])
+def test_it_continues_from_its_state_or_from_the_counts_alone_also_over_renamed_rows(
+    prompts, order, taken, counts_alone
+):
     with adapter_of(prompts, asyncdata_order=order) as adapter:
         adapter.get_next_batch(taken)
         state = json.loads(json.dumps(adapter.get_checkpoint_state()))
-        assert set(state) == {*keys, "loader"}
+        assert set(state) == {*COUNTS, "loader"}
         expected = rows(adapter.get_next_batch(17))
     if counts_alone:
-        state = {key: state[key] for key in keys}
-    with adapter_of(prompts, asyncdata_order=order) as adapter:
+        state = {key: state[key] for key in COUNTS}
+    renamed = prompts.rename(prompts.with_name("renamed.jsonl"))
+    with adapter_of(renamed, asyncdata_order=order, asyncdata_same_rows=True) as adapter:
         adapter.get_next_batch(5)
         adapter.load_checkpoint_state(state)
         assert place(adapter) == (state["epoch_id"], state["consumed_count"], taken)
@@ -151,14 +138,8 @@ def test_a_slow_row_is_an_error_and_not_a_short_batch(prompts, monkeypatch):
         assert [sample.label for sample in found] == [0, 1, 2]
 
 
-def test_the_data_source_takes_any_dataset_of_this_interface(prompts, tmp_path):
-    given = {
-        "asyncdata_dataset": "asyncdata.integrations.hf_adapter.AsyncDatasetAdapter",
-        "n_samples_per_prompt": 2,
-        "rollout_shuffle": True,
-        "save": str(tmp_path),
-        "load": str(tmp_path),
-    }
+def test_the_data_source_takes_any_dataset_of_this_interface(prompts, given):
+    given |= {"asyncdata_dataset": "asyncdata.integrations.hf_adapter.AsyncDatasetAdapter", "rollout_shuffle": True}
     with source_of(prompts, **given) as source:
         source.set_train_parallel_config({"dp_size": 2})
         assert isinstance(source.dataset, AsyncDatasetAdapter)

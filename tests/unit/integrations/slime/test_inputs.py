@@ -5,38 +5,49 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from asyncdata import SnapshotError
+from asyncdata import ConfigError, SnapshotError
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.integrations.slime import BadGroupError
-from asyncdata.integrations.slime.sample import SlimeSample
-from tests.support.slime_source import Picture, labels, source_of
+from tests.support.slime_source import (
+    Picture,
+    SlimeSample,
+    checkpoint_at,
+    labels,
+    numbers,
+    runs_in_miles,
+    source_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-HOOK = "tests.support.slime_source.process_media_to_objects"
+HOOKS = "tests.support.slime_source"
+RICH = {"type": "image", "image": "c.png", "max_pixels": 4}
 
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    """A row with two pictures, and one with none."""
+    """A row with two pictures, one with none, and one whose picture is a part of its message."""
     path = tmp_path / "media.jsonl"
-    lines = [{"input": "<image> and <image>", "image": ["a.png", "b.png"]}, {"input": "nothing to see"}]
+    lines: list[Any] = [{"input": "<image> and <image>", "image": ["a.png", "b.png"]}, {"input": "nothing to see"}]
+    lines.append({"input": "<image>", "image": [RICH]})
     path.write_text("".join(json.dumps({"label": str(i), **row}) + "\n" for i, row in enumerate(lines)))
     return path
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> dict[str, Any]:
+def given(given: dict[str, Any]) -> dict[str, Any]:
     """Pictures are objects that no snapshot can hold."""
-    folder = str(tmp_path / "run")
-    return {"multimodal_keys": {"image": "image"}, "asyncdata_processor": HOOK, "save": folder, "load": folder}
+    media = {"multimodal_keys": {"image": "image"}, "asyncdata_processor": f"{HOOKS}.process_media_to_objects"}
+    return {**given, "n_samples_per_prompt": 1, **media}
 
 
 def named(value: Any) -> Any:
@@ -85,44 +96,27 @@ def replace_all(sample: Any) -> None:
 CHANGES = [append_array, extend_as_geo3k_does, swap, drop_one, show_twice, take_away, replace_all]
 
 
-@pytest.mark.thorough
+@pytest.mark.parametrize("how", [copy.copy, pytest.param(copy.deepcopy, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("how", [lambda sample: sample, copy.deepcopy, copy.copy])
 def test_what_a_rollout_did_to_its_inputs_is_there_after_a_restart(
     rows: Path, given: dict[str, Any], change: Callable[[Any], None], how: Callable[[Any], Any]
 ) -> None:
-    with source_of(rows, n_samples_per_prompt=2, **given) as source:
+    with source_of(rows, **{**given, "n_samples_per_prompt": 2}) as source:
         ((one, other),) = source.get_samples(1)
-        one = how(one)
+        source.add_samples([[how(one), other]])
+        source.save(0)
+        source.load(0)
+        ((one, other),) = source.get_samples(1)
         change(one)
         source.add_samples([[one, other]])
-        source.save(0)
-        for number in (1, 2):  # once more, from what was restored
+        source.save(1)
+        for number in (2, 3):  # once more, from what was restored
             source.load(number - 1)
             source.save(number)
 
         ((found, untouched),) = source.get_samples(1)
         assert named(found.multimodal_inputs) == named(one.multimodal_inputs)
         assert named(untouched.multimodal_inputs) == {"images": ["<a.png>", "<b.png>"]}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("change", CHANGES)
-def test_it_can_be_changed_again_after_a_restart(
-    rows: Path, given: dict[str, Any], change: Callable[[Any], None]
-) -> None:
-    with source_of(rows, **given) as source:
-        source.add_samples(source.get_samples(1))
-        source.save(0)
-    with source_of(rows, **given) as source:
-        source.load(0)
-        ((one,),) = source.get_samples(1)
-        change(one)
-        source.add_samples([[one]])
-        source.save(1)
-        source.load(1)
-
-        assert named(source.buffer[0][0].multimodal_inputs) == named(one.multimodal_inputs)
 
 
 def test_what_no_checkpoint_can_hold_is_refused_when_it_is_given_back(rows: Path, given: dict[str, Any]) -> None:
@@ -135,13 +129,20 @@ def test_what_no_checkpoint_can_hold_is_refused_when_it_is_given_back(rows: Path
         assert source.buffer == []
 
 
-def test_inputs_that_nothing_was_done_to_take_no_room(rows: Path, given: dict[str, Any]) -> None:
+def test_inputs_that_nothing_was_done_to_take_no_room_and_are_made_again(rows: Path, given: dict[str, Any]) -> None:
     with source_of(rows, **given) as source:
-        source.add_samples(source.get_samples(2))
+        groups = source.get_samples(3)
+        source.add_samples(groups)
         source.save(0)
-        _, fields = snapshots.load_fields(f"{given['save']}/rollout/global_dataset_state_dict_0.asyncdata")
+        source.load(0)
+        (seen,), (unseen,), (rich,) = source.get_samples(3)
+    assert seen is not groups[0][0]
+    assert named(seen.multimodal_inputs) == {"images": ["<a.png>", "<b.png>"]}
+    assert unseen.multimodal_inputs is None
+    assert named(rich.multimodal_inputs) == {"images": [f"<{RICH}>"]}
 
-    (seen,), (unseen,) = fields["buffer"]
+    _, fields = snapshots.load_fields(checkpoint_at(given["save"], 0))
+    (seen,), (unseen,), _ = fields["buffer"]
     assert (seen["asyncdata_media"], seen["multimodal_inputs"]) == ({"images": ["a.png", "b.png"]}, None)
     assert unseen["multimodal_inputs"] is None
     assert not {name for name in seen if "made" in name or "__" in name}
@@ -163,29 +164,23 @@ def makes_one(args: Any, media: dict[str, list[Any]]) -> Any:
     return {"images": [Picture(media["images"][0])]}
 
 
-def test_samples_of_which_no_row_is_known_keep_all_they_have(rows: Path, given: dict[str, Any]) -> None:
+def test_samples_of_which_no_row_is_known_or_that_come_from_another_process_keep_all_they_have(
+    rows: Path, given: dict[str, Any]
+) -> None:
     with source_of(rows, **given) as source:
+        ((one,),) = source.get_samples(1)
+        sent = pickle.loads(pickle.dumps(one))  # noqa: S301
+        sent.multimodal_inputs["images"].append(np.arange(3))
         made = SlimeSample(label="own", multimodal_inputs={"images": [np.arange(2)]})
         copied = SlimeSample(label="copied", multimodal_inputs={"images": [np.arange(3)]})
         copied.asyncdata_media = {"images": ["a.png"]}
-        source.add_samples([[made], [copied]])
+        source.add_samples([[sent], [made], [copied]])
         source.save(0)
         source.load(0)
 
-        assert labels(source.buffer) == ["own", "copied"]
-        assert [named(group[0].multimodal_inputs["images"]) for group in source.buffer] == [[[0, 1]], [[0, 1, 2]]]
-
-
-def test_samples_can_be_sent_to_other_processes(rows: Path, given: dict[str, Any]) -> None:
-    with source_of(rows, **given) as source:
-        ((one,),) = source.get_samples(1)
-        back = pickle.loads(pickle.dumps(one))  # noqa: S301
-        back.multimodal_inputs["images"].append(np.arange(3))
-        source.add_samples([[back]])
-        source.save(0)
-        source.load(0)
-
-        assert named(source.buffer[0][0].multimodal_inputs) == {"images": ["<a.png>", "<b.png>", [0, 1, 2]]}
+        assert labels(source.buffer) == ["0", "own", "copied"]
+        found = [named(group[0].multimodal_inputs["images"]) for group in source.buffer]
+        assert found == [["<a.png>", "<b.png>", [0, 1, 2]], [[0, 1]], [[0, 1, 2]]]
 
 
 def pictures() -> list[Any]:
@@ -199,9 +194,11 @@ def pictures() -> list[Any]:
     return [rgba, large, *others]
 
 
-def test_pictures_of_a_rollout_come_back_pixel_by_pixel(rows: Path, given: dict[str, Any]) -> None:
+def test_pictures_of_a_rollout_come_back_pixel_by_pixel_or_if_pillow_is_missing_are_named(
+    rows: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     added = pictures()
-    with source_of(rows, n_samples_per_prompt=2, **given) as source:
+    with source_of(rows, **{**given, "n_samples_per_prompt": 2}) as source:
         (group,) = source.get_samples(1)
         group[0].multimodal_inputs["images"].extend(added)
         group[1].metadata["shown"] = {"__image__": added[0]}
@@ -218,15 +215,59 @@ def test_pictures_of_a_rollout_come_back_pixel_by_pixel(rows: Path, given: dict[
         assert found[3].info == {"dpi": (72, 72), "transparency": 3}
         assert other.metadata["shown"]["__image__"].tobytes() == added[0].tobytes()
 
-
-def test_without_pillow_a_picture_cannot_be_restored_and_is_named(
-    rows: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with source_of(rows, **given) as source:
-        ((one,),) = source.get_samples(1)
-        one.metadata["shown"] = pictures()[0]
-        source.add_samples([[one]])
-        source.save(0)
-        monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
+        monkeypatch.setitem(sys.modules, "PIL.Image", None)
         with pytest.raises(SnapshotError, match="AD602 .*Pillow is not installed"):
             source.load(0)
+
+
+# Who makes them
+
+
+def test_a_row_whose_media_fail_comes_again(rows: Path) -> None:
+    given = {"multimodal_keys": {"image": "image"}, "asyncdata_processor": f"{HOOKS}.process_media"}
+    with source_of(rows, n_samples_per_prompt=2, broken=["yes"], **given) as source:
+        with pytest.raises(RuntimeError, match="no such picture"):
+            source.get_samples(1)
+
+        source.args.broken.clear()
+        (group,) = source.get_samples(1)
+        assert numbers([group]) == [(0, [0, 1])]
+        assert [sample.multimodal_inputs for sample in group] == [{"images": ["picture a.png", "picture b.png"]}] * 2
+        assert group[0].multimodal_inputs is not group[1].multimodal_inputs
+        assert source.dataset[0].multimodal_inputs == group[0].multimodal_inputs
+
+
+@pytest.mark.parametrize("package", ["slime", "miles"])
+def test_without_a_function_for_media_that_of_the_framework_that_runs_us_is_called(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    chats = []
+
+    def process_vision_info(messages: Any, processor: Any) -> Any:
+        chats.append((messages, processor))
+        return {"images": ["seen"], "videos": None}
+
+    module = types.SimpleNamespace(process_vision_info=process_vision_info, load_processor=lambda name: f"of {name}")
+    monkeypatch.setitem(sys.modules, f"{package}.utils.processing_utils", module)
+    given: dict[str, Any] = {"multimodal_keys": {"image": "image"}, "hf_checkpoint": f"{package} {tmp_path}"}
+    with runs_in_miles() if package == "miles" else pytest.MonkeyPatch.context(), source_of(rows, **given) as source:
+        samples = [sample for (sample,) in source.get_samples(3)]
+    assert [sample.multimodal_inputs for sample in samples] == [
+        {"images": ["seen"], "videos": None}, None, {"images": ["seen"], "videos": None}
+    ]  # fmt: skip
+    parts = [{"type": "image", "image": name} for name in ("a.png", "b.png")]
+    if package == "slime":  # an object of slime's rows is a part of a message
+        expected = [[{"role": "user", "content": parts}], [{"role": "user", "content": [RICH]}]]
+        assert chats == [(chat, f"of {package} {tmp_path}") for chat in expected]
+
+    module.load_processor = lambda name: None
+    given["hf_checkpoint"] = f"none of {tmp_path}"
+    with runs_in_miles() if package == "miles" else pytest.MonkeyPatch.context(), source_of(rows, **given) as source:
+        with pytest.raises(ConfigError, match="asyncdata_processor"):
+            source.get_samples(1)
+
+
+def test_media_without_any_framework_are_refused_by_name(rows: Path) -> None:
+    with source_of(rows, multimodal_keys={"image": "image"}, hf_checkpoint="x") as source:
+        with pytest.raises(ConfigError, match="asyncdata_processor"):
+            source.get_samples(1)

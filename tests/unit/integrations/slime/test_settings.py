@@ -1,0 +1,347 @@
+"""slime's arguments and miles', read as these read them, and the keys of ours; and what is refused at the start."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncdata import BadRows, ConfigError, JsonlSource, LoaderConfig, RowShuffle
+from asyncdata.integrations.slime import AsyncDataSource
+from asyncdata.integrations.slime.config import Options, import_by_path, settings_of
+from tests.support.peers.checkouts import sglang
+from tests.support.slime_source import SLIMES_DEFAULTS, args_for, runs_in_miles, slimes_args, source_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def settings(**given: Any) -> Any:
+    return settings_of(SimpleNamespace(**given))
+
+
+def shuffle(**given: Any) -> Any:
+    return settings(**{"prompt_data": "p.jsonl", **given}).knobs["shuffle"]
+
+
+# slime's arguments
+
+
+def test_arguments_that_are_not_there_have_slimes_defaults():
+    assert settings_of(slimes_args()) == settings()
+    assert settings_of(slimes_args(prompt_data="p.jsonl")) == settings(prompt_data="p.jsonl")
+    assert SLIMES_DEFAULTS["rollout_global_dataset"] is True
+
+
+def test_every_argument_of_slimes_own_data_source_has_its_part():
+    found = settings(
+        prompt_data="p.jsonl",
+        hf_checkpoint="model",
+        rollout_max_prompt_len=77,
+        input_key="question",
+        label_key="answer",
+        metadata_key="about",
+        tool_key="functions",
+        multimodal_keys={"image": "pictures"},
+        apply_chat_template=True,
+        apply_chat_template_kwargs={"enable_thinking": False},
+        rollout_seed=7,
+        n_samples_per_prompt=8,
+        buffer_filter_path="a.b",
+        save="out",
+        load="in",
+    )
+
+    fn = found.tokenize_fn
+    assert (fn.tokenizer, fn.max_length, fn.prompt_key, fn.label_key) == ("model", 77, "question", "answer")
+    assert (fn.metadata_key, fn.tool_key, fn.multimodal_keys) == ("about", "functions", {"image": "pictures"})
+    assert (fn.apply_chat_template, fn.apply_chat_template_kwargs) == (True, {"enable_thinking": False})
+    assert found.source == JsonlSource("p.jsonl", python_lines=True)
+    assert (found.samples_per_group, found.knobs["seed"]) == (8, 7)
+    assert (found.buffer_filter_path, found.save_folder, found.load_folder) == ("a.b", "out", "in")
+
+
+def test_the_order_is_slimes_own_unless_somebody_asks_for_another():
+    assert shuffle(rollout_shuffle=True) == RowShuffle(method="slime", first=0)
+    assert shuffle() == RowShuffle(method="none", first=0)
+    assert shuffle(rollout_shuffle=True, asyncdata_order="stream") is True
+    assert shuffle(asyncdata_order="stream") is False
+    assert shuffle(rollout_shuffle=True, use_hf_datasets=True) is True
+    assert shuffle(rollout_shuffle=True, use_hf_datasets=True, asyncdata_order="legacy").method == "slime"
+    assert shuffle(rollout_shuffle=True, rollout_max_prompt_len=9, hf_checkpoint="m").only_kept
+    assert shuffle(prompt_data="p@[1:]", rollout_shuffle=True, asyncdata_order="stream") == RowShuffle(first=1)
+
+
+@pytest.mark.parametrize(
+    ("data", "source", "first", "stop"),
+    [
+        ("p.jsonl@[1:-1]", "p.jsonl", 1, -1),
+        ("p.jsonl@[:]", "p.jsonl", 0, None),
+        ("p.jsonl@[0:3:2]", "p.jsonl@[0:3:2]", 0, None),
+        ("p.jsonl@[1]", "p.jsonl@[1]", 0, None),
+        ("a@[1:2]/p.jsonl", "a@[1:2]/p.jsonl", 0, None),
+    ],
+)
+def test_rows_are_chosen_by_slimes_brackets_and_other_brackets_are_part_of_the_name(data, source, first, stop):
+    found = settings(prompt_data=data)
+
+    assert found.source == JsonlSource(source, python_lines=True)
+    assert found.knobs["shuffle"] == RowShuffle(method="none", first=first, stop=stop)
+
+
+def test_one_token_of_the_context_is_left_for_the_answer():
+    assert settings(prompt_data="p", hf_checkpoint="m", rollout_max_context_len=100).tokenize_fn.max_length == 99
+    longest = {"rollout_max_context_len": 100, "rollout_max_prompt_len": 50}
+    assert settings(prompt_data="p", hf_checkpoint="m", **longest).tokenize_fn.max_length == 50
+
+
+def test_the_flags_of_slimes_streaming_datasets_count_where_those_are_asked_for():
+    flags = {"hf_dataset_buffer_size": 77, "hf_dataset_num_proc": 3, "hf_dataset_shuffle_buffer": 10_000}
+    streaming = settings(use_hf_datasets=True, **flags).knobs
+
+    assert (streaming["buffer_size"], streaming["num_workers"]) == (77, 3)
+    assert "buffer_size" not in settings(**flags).knobs
+    assert settings(use_hf_datasets=True, asyncdata_buffer_size=5, **flags).knobs["buffer_size"] == 5
+
+
+def test_a_tokenizer_is_needed_only_for_what_needs_one():
+    assert settings(prompt_data="p").tokenize_fn.tokenizer == "none"
+    for given in ({"apply_chat_template": True}, {"rollout_max_prompt_len": 5}, {"asyncdata_pretokenize": True}):
+        with pytest.raises(ConfigError, match="--hf-checkpoint"):
+            settings(prompt_data="p", **given)
+
+
+# Our keys
+
+
+def test_a_key_may_be_an_attribute_of_the_class_and_a_list_names_with_commas():
+    class Args:
+        asyncdata_allow_changed = "data, seed"
+
+    assert settings_of(Args()).options.allow_changed == ["data", "seed"]
+    assert settings(asyncdata_allow_changed=["data", "seed"]).options.allow_changed == ["data", "seed"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"asyncdata_num_worker": 3}, "no key asyncdata_num_worker; did you mean asyncdata_num_workers"),
+        ({"asyncdata_qqq": 3}, "did you mean asyncdata_"),
+        ({"asyncdata_order": "random"}, "asyncdata_order"),
+        ({"asyncdata_num_workers": -1}, "asyncdata_num_workers"),
+        ({"asyncdata_tokenizer_backend": "rust"}, "asyncdata_tokenizer_backend"),
+        ({"asyncdata_timeout_s": 0}, "asyncdata_timeout_s"),
+        ({"asyncdata_strict_load": "yes"}, "asyncdata_strict_load"),
+        ({"asyncdata_allow_changed": [1]}, "asyncdata_allow_changed"),
+        ({"asyncdata_event_loop": "twisted"}, "event_loop"),
+        ({"asyncdata_limits": {"max_workers": 0}}, "^Limits: max_workers=0"),
+        ({"asyncdata_on_bad_row": 1}, "no key asyncdata_on_bad_row; it is `asyncdata_bad_rows: {policy: ...}`"),
+        ({"asyncdata_cache_dir": 1}, "^there is no key asyncdata_cache_dir; it is `asyncdata_cache: {folder: ...}`$"),
+        ({"asyncdata_backend": 1}, "^there is no key asyncdata_backend; it is `asyncdata_event_loop`$"),
+        ({"use_hf_datasets": True, "hf_dataset_shuffle_buffer": 0}, "hf_dataset_shuffle_buffer"),
+        ({"n_samples_per_prompt": 0}, "n_samples_per_prompt"),
+        ({"n_samples_per_prompt": 1.5}, "n_samples_per_prompt"),
+        ({"n_samples_per_prompt": None}, "n_samples_per_prompt"),
+        ({"rollout_max_prompt_len": -1}, "max_length=-1"),
+        ({"input_key": None}, "prompt_key=None"),
+        ({"multimodal_keys": {"images": "a"}}, "multimodal_keys has images; slime's kinds are image, video, audio"),
+        ({"multimodal_keys": {"image": ["a"]}}, "multimodal_keys="),
+        ({"apply_chat_template_kwargs": {"a": (1,)}}, "apply_chat_template_kwargs must be JSON values"),
+        ({"apply_chat_template_kwargs": {"tools": 1, "add_generation_prompt": 0}}, "add_generation_prompt, tools"),
+        ({"apply_chat_template_kwargs": {"chat_template": 5}}, "chat_template is a template's text or name, got 5"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_work_is_an_error_that_names_it(given, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(prompt_data="p.jsonl", hf_checkpoint="model", **given)
+
+
+def test_every_knob_among_the_keys_reaches_the_loader():
+    given = {
+        "num_workers": 3,
+        "limits": {
+            "max_workers": 5,
+            "max_memory_bytes": 1 << 33,
+            "max_bytes_per_worker": 1 << 30,
+            "max_ready_bytes": 1000,
+            "row_timeout_s": 6.0,
+        },
+        "buffer_size": 50,
+        "timeout_s": 5.0,
+        "bad_rows": {"policy": "quarantine", "max": 7, "path": "bad.jsonl", "excerpts": False},
+        "event_loop": "asyncio",
+        "cache": {"folder": "somewhere"},
+        "outcomes": {"path": "outcomes", "policy": {"drop_above": 0.9}},
+    }
+    knobs = settings(**{f"asyncdata_{name}": value for name, value in given.items()}).knobs
+
+    assert {name: knobs[name] for name in given} == given
+    assert LoaderConfig.of(knobs).bad_rows == BadRows(**given["bad_rows"])
+    assert set(knobs) == {*given, "seed", "shuffle"}
+    others = {"order", "pretokenize", "today", "revision", "strict_load", "allow_changed", "processor", "dataset"}
+    others |= {"tokenizer_backend", "trust_remote_code", "unpersistable", "same_rows", "mix"}
+    assert set(Options.__struct_fields__) == {*given, *others}
+
+
+@pytest.mark.parametrize(("given", "found"), [({}, "auto"), ({"asyncdata_tokenizer_backend": "hf"}, "hf")])
+def test_the_tokenizers_backend_can_be_named(given, found):
+    fn = settings(prompt_data="p.jsonl", hf_checkpoint="folder", rollout_max_prompt_len=9, **given).tokenize_fn
+
+    assert fn.tokenizer_backend == found
+
+
+def test_bad_rows_are_skipped_without_limit_as_slime_skips_them():
+    assert LoaderConfig.of(settings().knobs).bad_rows == BadRows(policy="skip", max=None)
+    for given in ("quarantine", {"policy": "quarantine"}):
+        found = settings(asyncdata_bad_rows=given).knobs
+        assert LoaderConfig.of(found).bad_rows == BadRows(policy="quarantine", max=None)
+
+
+def test_import_paths_are_written_slimes_way_or_ours():
+    assert import_by_path("os.path.join") is import_by_path("os.path:join")
+    for path in ("nothing.at_all", "os.path.nothing", "join", "os.path:nothing"):
+        with pytest.raises(ConfigError, match="AD420"):
+            import_by_path(path)
+
+
+# miles
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "prompt 0\né"),
+        ({"apply_chat_template_kwargs": {"mood": "?"}}, "prompt 0\n?"),
+        ({"apply_chat_template_kwargs": {"chat_template": "{{ 'own' }}"}}, "own"),
+        ({"apply_chat_template": False}, "prompt 0"),
+    ],
+    ids=["with a default", "with a variable", "after one among the kwargs", "not applied"],
+)
+def test_the_template_of_a_path_goes_before_the_tokenizers_own(prompts, small_tokenizer, tmp_path, given, expected):
+    path = tmp_path / "chat.jinja"
+    path.write_bytes("{{ messages[0].content }}\r\n{{ mood or 'é' }}".encode())
+    applied = {"apply_chat_template": True, "chat_template_path": str(path), "hf_checkpoint": str(small_tokenizer)}
+    with source_of(prompts, **{**applied, **given}) as source:
+        assert source.dataset[0].prompt == expected
+
+
+@pytest.mark.parametrize("content", [None, b"\xff"])
+def test_a_template_that_cannot_be_read_is_an_error_that_names_it_where_it_is_applied(tmp_path, content):
+    path = tmp_path / "chat.jinja"
+    if content is not None:
+        path.write_bytes(content)
+    given = {"prompt_data": "p", "hf_checkpoint": "model", "chat_template_path": str(path)}
+    settings(**given)
+    with pytest.raises(ConfigError, match=r"--chat-template-path .*chat\.jinja cannot be read"):
+        settings(**given, apply_chat_template=True)
+
+
+def test_models_that_miles_renders_by_itself_are_refused_by_name_and_plain_prompts_are_not(prompts):
+    with runs_in_miles() as kinds:
+        for kind in ("deepseek_v32", "inkling"):
+            kinds["model"] = kind
+            with pytest.raises(ConfigError, match=f"chats of {kind} models .*plain prompts"):
+                settings(prompt_data="p", hf_checkpoint="model", apply_chat_template=True)
+            settings(prompt_data="p", hf_checkpoint="model")
+        del sys.modules["miles.utils.chat_template_utils.deepseek"].model_type
+        with pytest.raises(ConfigError, match="cannot be found out .*plain prompts"):
+            settings(prompt_data="p", hf_checkpoint="model", apply_chat_template=True)
+
+
+class Echo:
+    """A ``Tool`` that keeps what it does not know."""
+
+    model_fields: dict[str, Any] = {"function": SimpleNamespace(annotation=SimpleNamespace(model_fields={}))}
+
+    @staticmethod
+    def model_validate(tool: Any) -> Any:
+        return SimpleNamespace(model_dump=lambda: dict(tool))
+
+
+@pytest.mark.parametrize(
+    ("tool", "message"),
+    [
+        (Echo, "version of sglang makes of tools is not known"),
+        (object(), "cannot be imported: AttributeError"),
+    ],
+)
+def test_tools_of_another_kind_of_sglang_are_refused(tool, message):
+    with runs_in_miles(), sglang(tool), pytest.raises(ConfigError, match=message):
+        settings(prompt_data="p", hf_checkpoint="model", apply_chat_template=True)
+
+
+# A tokenizer that is code
+
+ODD_TOKENIZER = '''
+from transformers import PreTrainedTokenizer
+
+
+class OddTokenizer(PreTrainedTokenizer):
+    """A character is a token: its number in Unicode."""
+
+    vocab_size = 0x110000
+
+    def get_vocab(self):
+        return {}
+
+    def _tokenize(self, text):
+        return list(text)
+
+    def _convert_token_to_id(self, token):
+        return ord(token)
+
+    def _convert_id_to_token(self, index):
+        return chr(index)
+
+    def save_vocabulary(self, *_):
+        return ()
+'''
+TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}{{ ending }}"
+
+
+@pytest.fixture
+def coded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The arguments for a tokenizer that is code, and has no tokenizer.json; proofs of tokenizers may run."""
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.delenv("ASYNCDATA_PROVE", raising=False)
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    (folder / "tokenization_odd.py").write_text(ODD_TOKENIZER)
+    config = {"auto_map": {"AutoTokenizer": ["tokenization_odd.OddTokenizer", None]}, "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": "OddTokenizer"}))
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"input": text}) + "\n" for text in ("é!", "too long", "ok"))
+    )
+    more = {"label_key": None, "asyncdata_num_workers": 1, "asyncdata_timeout_s": 100}
+    return {"path": tmp_path / "rows.jsonl", "hf_checkpoint": str(folder), **more}
+
+
+def test_a_tokenizer_that_is_code_is_refused_with_the_key_that_trusts_it(coded):
+    with pytest.raises(ConfigError, match=r"AD413 .*has no tokenizer\.json.*asyncdata_trust_remote_code"):
+        AsyncDataSource(args_for(**coded, apply_chat_template=True))
+
+
+@pytest.mark.thorough
+def test_a_trusted_tokenizer_that_is_code_renders_and_counts_as_its_own_code_does(coded):
+    coded |= {"apply_chat_template": True, "apply_chat_template_kwargs": {"ending": "."}, "asyncdata_pretokenize": True}
+    with source_of(**coded, rollout_max_prompt_len=len("<user>ok."), asyncdata_trust_remote_code=True) as source:
+        samples = [group[0] for group in source.get_samples(2)]
+
+    assert [sample.prompt for sample in samples] == ["<user>é!.", "<user>ok."]
+    assert [list(sample.tokens) for sample in samples] == [list(map(ord, sample.prompt)) for sample in samples]
+
+
+def test_an_installed_fast_tokenizer_has_no_part_in_a_run_whose_tokenizer_is_code(coded, tmp_path, monkeypatch):
+    monkeypatch.setattr("asyncdata.loader.background_proof.version_of", lambda _backend: "1")
+    coded |= {"rollout_max_prompt_len": 5, "asyncdata_trust_remote_code": True}
+    with source_of(**coded, dump_details=str(tmp_path / "details")):
+        pass
+
+    assert (tmp_path / "details" / "tokenizer" / "tokenization_odd.py").read_text() == ODD_TOKENIZER
+    with pytest.raises(ConfigError, match="asyncdata_tokenizer_backend: gigatoken has no effect with asyncdata_trust"):
+        AsyncDataSource(args_for(**coded, asyncdata_tokenizer_backend="gigatoken"))
