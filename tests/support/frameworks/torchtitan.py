@@ -1,7 +1,6 @@
 """torchtitan's own loader, configuration and checkpoints, from the folder that ASYNCDATA_TORCHTITAN names.
 
-That may have torchtitan 0.3, as ``pip install torchtitan`` has it, or the interface after that, which the tests below
-call the new one. Only the new one has a loader of its own to compare with.
+That may have torchtitan 0.3, as ``pip install torchtitan`` has it, or the interface after that: the new one.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from tests.support.frameworks.killed_runs import ROOT, block_of, kill_and_resume
 from tests.support.frameworks.stand_ins import stand_in_for
 
 VARIABLE = "ASYNCDATA_TORCHTITAN"
+NEEDS = {VARIABLE: "torchtitan/components/checkpointer/dcp.py"}
+PACKAGES = ("torch", "tyro", "torchdata", "datasets", "spmd_types")
 ROWS = 60
 TOKENS = 64
 FIRST_ID = 1000
@@ -63,34 +64,6 @@ def ours(folder: Path, **changes: Any) -> Any:
         knobs=knobs,
         **changes,
     )
-
-
-def own(folder: Path) -> Any:
-    """torchtitan's own loader of the same rows, which it packs by first fit."""
-    from dataclasses import dataclass
-
-    from torchtitan.components.data import (
-        FirstFitPackingConfig,
-        GrainDataLoader,
-        IndexedJsonlSource,
-        SampleProcessor,
-        SingleDatasetConfig,
-        TextSequence,
-    )
-
-    class Processor(SampleProcessor):
-        @dataclass(kw_only=True, slots=True)
-        class Config(SampleProcessor.Config): ...
-
-        def __init__(self, config: Any, *, context: Any) -> None: ...
-
-        def __call__(self, sample: dict[str, Any], rng: Any) -> Any:
-            return TextSequence(input_ids=sample["tokens"][:-1], labels=sample["tokens"][1:])
-
-    rows = SingleDatasetConfig(
-        source=IndexedJsonlSource.Config(patterns=(str(folder / "rows.jsonl"),)), processor=Processor.Config()
-    )
-    return GrainDataLoader.Config(dataset=FirstFitPackingConfig(dataset=rows))
 
 
 class Counted:
@@ -171,18 +144,20 @@ def drive(folder: Path) -> dict[str, Any]:
     for name in ("checkpointer.dcp", "data" if is_new() else "dataloader"):  # before the forks
         importlib.import_module(f"torchtitan.components.{name}")
     write_rows(folder)
-    kinds = {"ours": lambda: ours(folder, num_workers=1)}
-    if is_new():
-        kinds["torchtitan's"] = lambda: own(folder)
-    found: dict[str, Any] = {
-        name: kill_and_resume(
-            lambda place, make=make: Run(place, make()), folder / name, num_batches=40, saves=[1, 8, 25]
-        )
-        for name, make in kinds.items()
-    }
-    found["more ranks"] = {name: _with_two_ranks(folder / name / "killed_8", make) for name, make in kinds.items()}
-    found["page"] = _of_the_page(folder)
-    return found
+
+    def opens(place: Path, num_ranks: int = 1) -> Run:
+        return Run(place, ours(folder, num_workers=1), num_ranks)
+
+    runs = kill_and_resume(opens, folder / "ours", num_batches=40, saves=[1, 8, 25], rows=ROWS)
+    two = opens(folder / "ours" / "killed_8", num_ranks=2)
+    continued = sorted(row for _ in range(4) for row in two.take())
+    same = {"two ranks after one": [continued, sorted(row for batch in runs["whole"][8:16] for row in batch)]}
+    num_tokens, num_trained, longest, num_right = _of_the_page(folder)
+    same["a batch of the page, with options of the command line"] = [
+        [num_tokens, num_trained > 0, longest <= TOKENS, num_right >= 1],
+        [TOKENS, True, True, True],
+    ]
+    return {"runs": {"ours": runs}, "same": same}
 
 
 PAGE_CONFIG = """
@@ -227,15 +202,6 @@ def _of_the_page(folder: Path) -> list[int]:
     tokens, positions = inputs["input"].flatten(), inputs["positions"].flatten()
     text = Tokenizer.from_file(str(DEMO_TOKENIZER / "tokenizer.json")).decode(tokens.tolist())
     return [len(tokens), int((labels != -100).sum()), int(positions.max()) + 1, text.count("That is 2.")]
-
-
-def _with_two_ranks(folder: Path, make: Any) -> Any:
-    """What two ranks deliver that continue from what one rank saved after eight steps; or the error."""
-    try:
-        run = Run(folder, make(), num_ranks=2)
-        return [run.take() for _ in range(4)]
-    except Exception as error:
-        return repr(error)[:300]
 
 
 if __name__ == "__main__":
