@@ -276,11 +276,12 @@ driver.import_skyrl()
 import skyrl_gym
 import train_skyrl as example
 from asyncdata.demo import tokenizer_folder
+from asyncdata.integrations.skyrl import PPOExp
 example.write_prompts()
 _, (cfg, knobs) = driver.arguments_sent([*example.ARGUMENTS, f"trainer.policy.model.path={tokenizer_folder()}"])
 found = {"knobs": knobs, "samples": cfg.generator.n_samples_per_prompt, "checkpoints": cfg.trainer.ckpt_path}
 cfg.trainer.placement.colocate_all = False  # it asks Ray for a GPU
-prompts = driver.made(cfg, is_ours=True, **knobs, cache={"folder": "cache"}).train_dataset
+prompts = PPOExp(cfg, **knobs, cache={"folder": "cache"}).train_dataset
 item = prompts.view[0]
 found |= {"rows": len(prompts), "fields": sorted(item)}
 prompts.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,27 +125,6 @@ def _as_the_page_does(index: Path) -> None:
         openrlhf.plug_in, runpy.run_module = plug_in, own
 
 
-def _in_another_process() -> list[str]:
-    """Where the trainers of both kinds find ``prepare_datasets`` in a process of Ray, which unpickles their classes."""
-    import openrlhf.trainer.ppo_trainer as module
-    import openrlhf.trainer.ppo_trainer_async as async_module
-    from ray import cloudpickle
-
-    from asyncdata.integrations.openrlhf import plug_in
-
-    plug_in()
-    kinds = (module.PPOTrainer, async_module.GenerateSamplesActor)
-    code = cloudpickle.dumps([kind.__ray_metadata__.modified_class for kind in kinds])
-    words = (
-        "import sys; import tests.support.frameworks.openrlhf as own; own.import_openrlhf(); import inspect, pickle\n"
-        "for kind in pickle.loads(sys.stdin.buffer.read()):\n"
-        "    names = inspect.unwrap(kind.__init__).__globals__; print(names['prepare_datasets'].func.__module__)"
-    )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", words], input=code, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    return done.stdout.decode().split()[-2:]
-
-
 def import_openrlhf() -> None:
     os.environ["TQDM_DISABLE"] = "1"
     stand_in_for(*HEAVY)
@@ -178,7 +156,6 @@ def drive(folder: Path) -> dict[str, Any]:
         found[name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=saves, rows=ROWS)
     num_rows = [sum(map(len, runs["whole"])) for runs in found.values()]
     same = {"rows of all episodes": [num_rows, [EPISODES * ROWS] * 2]}
-    same["what actors of Ray find"] = [_in_another_process(), ["asyncdata.integrations.openrlhf"] * 2]
     return {"runs": found, "same": same}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from anyio.lowlevel import checkpoint
 
-from tests.support.frameworks.killed_runs import block_of, kill_and_resume, main, message_of
+from tests.support.frameworks.killed_runs import block_of, kill_and_resume, main
 
 VARIABLE = "ASYNCDATA_PRIME_RL"
 VERIFIERS = "ASYNCDATA_VERIFIERS"
@@ -252,15 +252,8 @@ def drive(folder: Path) -> dict[str, Any]:
         return Run(place, json.loads(json.dumps(ours)))
 
     runs = kill_and_resume(opens, folder / "ours", num_batches=NUM_BATCHES, saves=[1, 5, 11])
-    (folder / "dropped").mkdir()
     row_of = dict(sorted(divmod(number, ROWS) for batch in runs["whole"] for number in batch))
-    same = _counted(folder / "ours", runs["resumed"], row_of)
-    same["tasks of dropped groups that are not done"] = [_dropped(opens(folder / "dropped")), []]
-    alone = [["MathTask", task, f"{row_of[task]} + 1?", str(row_of[task])] for task in range(3)]
-    same["what verifiers' own commands take"] = [_alone(ours), alone]
-    pools = {**ours, "curriculum": {"sampler": {"type": "difficulty_pool"}}}
-    wanted = "AD464 curriculum.sampler.type='difficulty_pool' chooses among all"
-    return {"same": same, "refused": {"pools": [message_of(lambda: Run(folder, pools)), wanted]}}
+    return {"same": _counted(folder / "ours", runs["resumed"], row_of)}
 
 
 def _counted(place: Path, runs: list[Any], row_of: dict[int, int]) -> dict[str, Any]:
@@ -282,31 +275,6 @@ def _counted(place: Path, runs: list[Any], row_of: dict[int, int]) -> dict[str, 
     every = list(range(ROWS))
     found["rows of two epochs"] = [[sorted(first), sorted(second), first != second], [every, every, True]]
     return found
-
-
-def _dropped(run: Run) -> list[int]:
-    """Of the tasks whose groups prime-rl dropped, those that a state some batches later does not have as done."""
-    run.take()
-    dispatcher = run.orchestrator.dispatcher
-    dropped = list(dispatcher.groups.items())[-2:]
-    for reason, (group_id, _) in zip(("stale", "overload"), dropped, strict=True):
-        run.loop.run_until_complete(dispatcher.drop_group(group_id, reason=reason))
-    for _ in range(4):
-        run.take()
-    state = run.env.tasks.loader.state_dict()
-    epoch, _, row = state["position"]
-    done = {e * ROWS + r for e, _, r in state["acked"]} | set(range(epoch * ROWS + row))
-    return sorted({group.task.data.idx for _, group in dropped} - done)
-
-
-def _alone(source: dict[str, Any]) -> list[list[Any]]:
-    """The first tasks, as verifiers' own commands take them."""
-    import verifiers.v1 as vf
-    from prime_rl.configs.orchestrator import TrainSourceConfig
-
-    taskset = vf.load_taskset(TrainSourceConfig(**source).env.taskset)
-    tasks = list(taskset.head(3))
-    return [[type(task).__name__, task.data.idx, task.data.prompt, task.data.answer] for task in tasks]
 
 
 if __name__ == "__main__":

@@ -11,14 +11,13 @@ import asyncio
 import json
 import os
 import shlex
-import subprocess
 import sys
 import typing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from tests.support.frameworks.killed_runs import ROOT, Stepped, block_of, kill_and_resume, main, message_of, run_block
+from tests.support.frameworks.killed_runs import ROOT, Stepped, block_of, kill_and_resume, main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -269,39 +268,6 @@ def arguments_sent(words: list[str]) -> tuple[Any, tuple[Any, ...]]:
     return function, arguments
 
 
-def in_another_process(sent: Any) -> list[str]:
-    """What a process of Ray finds, which unpickles the function and its arguments."""
-    from ray import cloudpickle
-
-    words = (
-        "import sys; import tests.support.frameworks.skyrl as own; own.import_skyrl(); import pickle\n"
-        "function, (cfg, knobs) = pickle.loads(sys.stdin.buffer.read())\n"
-        "print(function.__module__, cfg.trainer.train_batch_size, sorted(knobs))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", words], input=cloudpickle.dumps(sent), capture_output=True
-    )
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    return done.stdout.decode().splitlines()[-1:]
-
-
-def settings_of_page(cfg: Any) -> dict[str, Any]:
-    """The arguments that the page's lines for an entry point give ``PPOExp``."""
-    import asyncdata.integrations.skyrl as module
-
-    own, given = module.PPOExp, []
-    try:
-        module.PPOExp = lambda *arguments, **knobs: (
-            given.append((arguments, knobs)) or SimpleNamespace(run=lambda: None)
-        )
-        run_block("use-it-with-skyrl.md", {"cfg": cfg})
-    finally:
-        module.PPOExp = own
-    (((passed,), knobs),) = given
-    assert passed is cfg
-    return knobs
-
-
 def write_rows(folder: Path) -> Path:
     """Prompts with their number; every seventh is long."""
     path = folder / "rows.jsonl"
@@ -317,58 +283,12 @@ def write_rows(folder: Path) -> Path:
     return path
 
 
-def made(cfg: Any, *, is_ours: bool, **knobs: Any) -> Any:
-    """The experiment: ours, or SkyRL's, which leaves out long prompts in one process in place of eight."""
-    from skyrl.train.dataset import PromptDataset
-    from skyrl.train.entrypoints.main_base import BasePPOExp
-    from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
-
-    from asyncdata.integrations.skyrl import PPOExp
-
-    class OwnExp(BasePPOExp):
-        def get_train_dataset(self) -> Any:
-            trainer = self.cfg.trainer
-            return PromptDataset(self.cfg.data.train_data, self.tokenizer, trainer.max_prompt_length, num_workers=1)
-
-        def get_trainer(self, **settings: Any) -> Any:
-            if self.cfg.trainer.fully_async.enabled:  # as SkyRL's example does it
-                return FullyAsyncRayPPOTrainer(**settings)
-            return super().get_trainer(**settings)
-
-    return PPOExp(cfg, **knobs) if is_ours else OwnExp(cfg)
-
-
-def prompts_of(words: list[str], knobs: dict[str, Any]) -> list[list[Any]]:
-    """An epoch's prompts of at most 30 tokens, but for their ids: ours, and SkyRL's."""
-    from skyrl.train.config import SkyRLTrainConfig
-    from skyrl.train.utils.trainer_utils import build_dataloader
-
-    cfg = SkyRLTrainConfig.from_cli_overrides([*words, "trainer.max_prompt_length=30"])
-    own = made(cfg, is_ours=False).train_dataset
-    theirs = [item for batch in build_dataloader(cfg, own, is_train=False) for item in batch]
-    ours = made(cfg, is_ours=True, **knobs, shuffle=False).train_dataset
-    found = [ours.view[index] for index in range(len(theirs))]
-    ours.close()
-    return [[{**item, "uid": ""} for item in items] for items in (found, theirs)]
-
-
-def _refused(folder: Path, knobs: dict[str, Any]) -> dict[str, Any]:
-    """What is said about a checkpoint, which SkyRL would only log, where the loader's state is of another order."""
-    from skyrl.train.config import SkyRLTrainConfig
-
-    words = words_of(folder / "rows.jsonl", batch=4, is_async=False)
-    place = folder / "a short last batch" / "killed_3"
-    cfg = SkyRLTrainConfig.from_cli_overrides([*words, f"trainer.ckpt_path={place}"])
-    experiment = made(cfg, is_ours=True, **(knobs | {"seed": 2}))
-    said = message_of(lambda: Run(experiment))
-    experiment.train_dataset.close()
-    return {"another seed": [said, "AD603"]}
-
-
 def drive(folder: Path) -> dict[str, Any]:
     """Saved also at the end of an epoch. Asynchronous rollouts end in an order that depends on time."""
     import_skyrl()
     from skyrl.train.config import SkyRLTrainConfig
+
+    from asyncdata.integrations.skyrl import PPOExp
 
     rows = write_rows(folder)
     runs: dict[str, Any] = {}
@@ -385,20 +305,11 @@ def drive(folder: Path) -> dict[str, Any]:
 
         def opens(place: Path, words: list[str] = words, knobs: Any = knobs) -> Run:
             cfg = SkyRLTrainConfig.from_cli_overrides([*words, f"trainer.ckpt_path={place}"])
-            return Run(made(cfg, is_ours=True, **knobs))
+            return Run(PPOExp(cfg, **knobs))
 
         order = "any" if is_async else "own"
         runs[name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=saves, rows=ROWS, order=order)
-    given = {"num_workers": 2, "seed": 1}
-    same = {
-        "prompts, and which are too long": prompts_of(words_of(rows, batch=4, is_async=False), knobs),
-        "settings of the page's command and lines": [[sent[1][1], settings_of_page(sent[1][0])], [given, given]],
-        "what a process of Ray finds": [
-            in_another_process(sent),
-            ["asyncdata.integrations.skyrl 4 ['num_workers', 'seed']"],
-        ],
-    }
-    return {"runs": runs, "same": same, "refused": _refused(folder, knobs)}
+    return {"runs": runs}
 
 
 if __name__ == "__main__":

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tests.support.frameworks.killed_runs import ROOT, block_of, kill_and_resume, main, message_of
+from tests.support.frameworks.killed_runs import ROOT, block_of, kill_and_resume, main
 from tests.support.frameworks.skyrl import (
     EPOCHS,
     FIRST,
@@ -71,23 +70,14 @@ def drive(folder: Path) -> dict[str, Any]:
         *shlex.split(block_of("use-it-with-skyrl.md", "text")),
     ]
 
-    def opens(place: Path, *more: str) -> Run:
-        return Run(SFTConfig.from_cli_overrides([*words, *more, f"ckpt_path={place}"]))
-
     runs: dict[str, Any] = {}
     for name, batch, saves in (("a short last batch", 4, [3, 11, 13]), ("whole batches", 6, [3, 7, 9])):
-        runs[name] = kill_and_resume(
-            partial(_opened, opens, f"batch_size={batch}"), folder / name, num_batches=BATCHES, saves=saves, rows=ROWS
-        )
-    place = folder / "a short last batch" / "killed_3"
-    said = message_of(lambda: opens(place, "batch_size=4", "sampler_kwargs={seed: 2}").take())
-    wanted = "AD603 the checkpoint has seed=1, and the sampler seed=2"
-    return {"runs": runs, "refused": {"another seed": [said, wanted]}}
 
+        def opens(place: Path, batch: int = batch) -> Run:
+            return Run(SFTConfig.from_cli_overrides([*words, f"batch_size={batch}", f"ckpt_path={place}"]))
 
-def _opened(opens: Any, batch: str, place: Path) -> Run:
-    run: Run = opens(place, batch)
-    return run
+        runs[name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=saves, rows=ROWS)
+    return {"runs": runs}
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.frameworks.killed_runs import ROOT, block_of, kill_and_resume, main
-from tests.support.frameworks.stand_ins import stand_in_for
+from tests.support.frameworks.killed_runs import kill_and_resume, main
 
 VARIABLE = "ASYNCDATA_TORCHTITAN"
 NEEDS = {VARIABLE: "torchtitan/components/checkpointer/dcp.py"}
@@ -23,7 +22,6 @@ ROWS = 60
 TOKENS = 64
 FIRST_ID = 1000
 CONTEXT = 32
-DEMO_TOKENIZER = ROOT / "asyncdata/assets/demo_tokenizer"
 
 
 def is_new() -> bool:
@@ -152,56 +150,7 @@ def drive(folder: Path) -> dict[str, Any]:
     two = opens(folder / "ours" / "killed_8", num_ranks=2)
     continued = sorted(row for _ in range(4) for row in two.take())
     same = {"two ranks after one": [continued, sorted(row for batch in runs["whole"][8:16] for row in batch)]}
-    num_tokens, num_trained, longest, num_right = _of_the_page(folder)
-    same["a batch of the page, with options of the command line"] = [
-        [num_tokens, num_trained > 0, longest <= TOKENS, num_right >= 1],
-        [TOKENS, True, True, True],
-    ]
     return {"runs": {"ours": runs}, "same": same}
-
-
-PAGE_CONFIG = """
-from torchtitan.models.llama3.config_registry import llama3_debugmodel
-
-
-def of_the_page():
-    config = llama3_debugmodel()
-"""
-
-
-def _of_the_page(folder: Path) -> list[int]:
-    """A batch of the page's loader under torchtitan's command line, with another tokenizer and length than the
-    configuration: its tokens, how many are trained, the longest document, and the documents whose text is right."""
-    from tokenizers import Tokenizer
-
-    for name in ("torch._inductor.compile_fx", "torch.distributed.pipelining"):  # torch looks whether there is triton
-        importlib.import_module(name)
-
-    stand_in_for("triton", "torch.utils.tensorboard")  # kernels of models for a GPU, and a log
-    from torchtitan.config import ConfigManager
-
-    def chat(answer: str) -> str:
-        question = {"role": "user", "content": "1 + 1?"}
-        return json.dumps({"messages": [question, {"role": "assistant", "content": answer}]}) + "\n"
-
-    (folder / "chats").mkdir()
-    (folder / "chats" / "chats.jsonl").write_text((chat("That is 2.") + chat("Two, " * 20)) * 25)
-    os.chdir(folder)
-    block = block_of("use-it-with-torchtitan.md", "py").replace("\n", "\n    ")
-    (folder / "page_config.py").write_text(f"{PAGE_CONFIG}    {block}return config\n")
-    sys.path.insert(0, str(folder))
-    words = ["--module", "page_config", "--config", "of_the_page", "--hf_assets_path", str(DEMO_TOKENIZER)]
-    option = "max_context_length" if is_new() else "seq_len"
-    config = ConfigManager().parse_args([*words, f"--training.{option}", str(TOKENS)])
-    assert config.hf_assets_path == str(DEMO_TOKENIZER)
-    tokenizer = config.tokenizer.build(tokenizer_path=config.hf_assets_path)
-    given = runtime() | ({"max_context_length": config.training.max_context_length} if is_new() else {})
-    loader = config.dataloader.build(dp_world_size=1, dp_rank=0, tokenizer=tokenizer, **given)
-    inputs, labels = next(iter(loader))
-    loader.close()
-    tokens, positions = inputs["input"].flatten(), inputs["positions"].flatten()
-    text = Tokenizer.from_file(str(DEMO_TOKENIZER / "tokenizer.json")).decode(tokens.tolist())
-    return [len(tokens), int((labels != -100).sum()), int(positions.max()) + 1, text.count("That is 2.")]
 
 
 if __name__ == "__main__":

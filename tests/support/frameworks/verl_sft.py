@@ -1,15 +1,13 @@
 """verl's own SFT trainer: its data set, sampler, loader and checkpoints, from the folder that ASYNCDATA_VERL names.
 
-Stand-ins: ``verl.workers`` (engines, which need a GPU), ``verl.models`` (needs an older transformers),
-``qwen_vl_utils`` and the processor of images. A run has all its ranks in one process: a trainer for each, with the
-sampler and the file ``data_N.pt`` of its rank.
+Stand-ins: ``verl.workers`` (engines, which need a GPU) and ``verl.models`` (needs an older transformers). A run has
+all its ranks in one process: a trainer for each, with the sampler and the file ``data_N.pt`` of its rank.
 """
 
 # ruff: noqa: SLF001 - what a trainer of verl does with its loader is in methods of its own
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from pathlib import Path
@@ -81,48 +79,6 @@ def configuration(folder: Path, changes: dict[str, Any]) -> Any:
     data = {"train_batch_size": BATCH, "enable_thinking_default": None}
     trainer = {"default_local_dir": str(folder), "device": "cpu"}
     return OmegaConf.merge(base, {"data": data, "trainer": trainer, "model": {}}, changes)
-
-
-class _Processor:
-    """Makes a token of each image, from its colour, and gives the pixels back."""
-
-    image_processor = SimpleNamespace(patch_size=14)
-
-    def apply_chat_template(self, messages: Any, *, return_dict: bool = False, **settings: Any) -> Any:
-        import torch
-
-        content = [part for message in messages for part in message["content"]]
-        pixels = [part["image"].getpixel((0, 0)) for part in content if part["type"] == "image"]
-        words = [
-            {**message, "content": " ".join(part.get("text") or str(FIRST_NUMBER) for part in message["content"])}
-            for message in messages
-        ]
-        found = _tokenizer().apply_chat_template(words, return_dict=return_dict, **settings)
-        if pixels and return_dict:
-            found["pixel_values"] = torch.tensor(pixels)
-        return found
-
-
-def write_images(folder: Path) -> str:
-    """A file of rows with as many images as they have placeholders, each in a colour of its own."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from PIL import Image
-
-    def image(number: int) -> dict[str, Any]:
-        file = io.BytesIO()
-        Image.new("RGB", (2, 2), (number, 255 - number, 0)).save(file, "PNG")
-        return {"bytes": file.getvalue(), "path": None}
-
-    def row(number: int) -> dict[str, Any]:
-        count = number % 3
-        question = {"role": "user", "content": f"{'<image>' * count}{number}"}
-        images = [image(3 * number + each) for each in range(count)]
-        return {"messages": [question, {"role": "assistant", "content": str(number + 1)}], "images": images}
-
-    rows = [row(FIRST_NUMBER + number) for number in range(8)]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "images.parquet")
-    return str(folder / "images.parquet")
 
 
 class _Engine:
@@ -218,43 +174,11 @@ def items(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
     return {"items of the training": training, "items of the validation, some again": validation}
 
 
-def images(folder: Path, changes: dict[str, Any]) -> list[list[str]]:
-    """What both classes make of rows with images."""
-    from omegaconf import OmegaConf
-    from torch.utils.data import DistributedSampler
-    from verl.trainer.sft_trainer import create_sft_dataset
-
-    stand_in_for("qwen_vl_utils")
-    import qwen_vl_utils
-
-    qwen_vl_utils.fetch_image = lambda image, **_: image["image"]
-    file, found, one_pass = write_images(folder), [], {"asyncdata": {"rows_per_epoch": None}}
-    for own in (one_pass, {"custom_cls": {"path": None, "name": None}}):
-        data = configuration(folder, OmegaConf.merge(changes, {"data": own})).data
-        rows = create_sft_dataset(file, data, _tokenizer(), _Processor())
-        found.append(sorted(_shown(rows[index]) for index in DistributedSampler(rows, 1, 0, drop_last=True)))
-    assert sum("pixel_values" in item for item in found[1]) == 6
-    return found
-
-
 def _shown(item: dict[str, Any]) -> str:
     flat = {**item, **item.get("multi_modal_inputs", {})}
     return repr(
         {key: (str(flat[key].dtype), flat[key].tolist()) for key in sorted(flat) if key != "multi_modal_inputs"}
     )
-
-
-def _under_ray(folder: Path, changes: dict[str, Any]) -> None:
-    """The first batch of verl's other trainer, which always has workers of torch."""
-    from verl.trainer import sft_trainer_ray
-
-    trainer: Any = object.__new__(sft_trainer_ray.SFTTrainer)
-    trainer.config = configuration(folder, changes)
-    trainer.model_config = SimpleNamespace(tokenizer=_tokenizer(), processor=None)
-    trainer.optimizer_config = SimpleNamespace()
-    trainer._build_dataset()
-    trainer._build_dataloader()
-    next(iter(trainer.train_dataloader))
 
 
 def _restarted(config: Any, ranks: int) -> str:
@@ -278,7 +202,7 @@ def drive(folder: Path) -> dict[str, Any]:
     changes = yaml.safe_load(blocks_of("use-it-with-verl.md", "yaml")[1])
     changes["data"] |= write_rows(folder)
     changes["data"]["asyncdata"] |= {"cache": {"folder": str(folder / "index")}, "rows_per_epoch": EPOCHS * ROWS}
-    same = {**items(folder, changes), "items with images": images(folder, changes)}
+    same = items(folder, changes)
     in_file_order = {"data": {"asyncdata": {"shuffle": False}}}
     runs: dict[str, Any] = {}
     for name, ranks, settings, saves in (
@@ -297,13 +221,7 @@ def drive(folder: Path) -> dict[str, Any]:
     for name in ("two ranks", "a row a batch"):
         same[f"rows of {name}"] = [runs[name]["whole"], runs["one rank"]["whole"]]
     fewer = _restarted(configuration(folder / "two ranks" / "killed_13", changes), 1)
-    refused = {
-        "one rank less": [fewer, "AD447 the sampler asks for .* continue a run with its number of"],
-        "workers of torch": [
-            message_of(lambda: _under_ray(folder, changes)),
-            "AD447 .* always starts workers of torch",
-        ],
-    }
+    refused = {"one rank less": [fewer, "AD447 the sampler asks for .* continue a run with its number of"]}
     return {"runs": runs, "same": same, "refused": refused}
 
 
