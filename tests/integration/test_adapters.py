@@ -5,187 +5,331 @@ Base classes of frameworks are stood in for. Their own code drives the adapters 
 
 from __future__ import annotations
 
-import copy
-from contextlib import closing
+import importlib
+import json
+import re
+import sys
+from contextlib import ExitStack, closing
 from itertools import islice
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import DataLoader, PaddedCollator, RowFn
-from asyncdata.integrations.nemo_rl import NemoRows, _WithState
-from asyncdata.integrations.openrlhf import PromptLoader as OpenRLHFLoader
-from asyncdata.integrations.prime_rl import TaskIterator
-from asyncdata.integrations.skyrl_prompts import PromptLoader as SkyRLLoader
-from asyncdata.integrations.verl import VerlRows
+from asyncdata import ConfigError, DataLoader, Mix, Part, RowFn, Shuffle, SnapshotError, SnapshotMismatchError
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from asyncdata.integrations.megatron import MegatronIterator
-from asyncdata.integrations.torch.rows import order_view_of_rows
-from asyncdata.integrations.transformers import attach
+from asyncdata.integrations import megatron, nemo_rl, openrlhf, prime_rl, skyrl, verl, verl_sft
+from asyncdata.integrations.axolotl import LoaderPlugin
+from tests.support import adapters
+from tests.support.adapters import KNOBS, NUM_ROWS, STEPS, Adapter, number_of
+from tests.support.frameworks.stand_ins import stand_in_module
+from tests.support.ranks import settled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
-NUM_ROWS = 20
-STEPS = 24
-KNOBS: dict[str, Any] = {"shuffle": "full", "seed": 3, "num_workers": 0, "timeout_s": 240}
+    Opened = Callable[..., Adapter]
+
+SHARING = [adapters.stateful_loader, adapters.dataset, adapters.trainer, adapters.megatron, adapters.torchtitan]
+"""Each rank has its own part of the rows."""
+
+ADAPTERS = [
+    *SHARING,
+    adapters.order_view,
+    adapters.grouping_trainer,
+    adapters.axolotl,
+    adapters.nemo_rl,
+    adapters.openrlhf,
+    adapters.prime_rl,
+    adapters.skyrl,
+    adapters.skyrl_async,
+    adapters.verl,
+    adapters.verl_sft,
+]
 
 
-class Adapter(NamedTuple):
-    """The numbers of rows in each step, without an end; its state, as the framework saves it; and how it is closed."""
-
-    steps: Callable[[], Iterator[Any]]
-    state: Callable[[], Any]
-    load: Callable[[Any], Any]
-    close: Callable[[], Any]
-
-
-def number_of(row: Any) -> Any:
-    return row["number"] if isinstance(row, dict) else row.extra["number"]
-
-
-def over_epochs(iterable: Any) -> Iterator[Any]:
-    while True:
-        yield from iterable
-
-
-def trainer(path: Path, **of_group: Any) -> Adapter:
-    """transformers' ``Trainer``; and with ``num_generations`` TRL's that group prompts."""
-    callbacks: list[Any] = []
-    arguments = {"max_steps": STEPS, "world_size": 1, "process_index": 0}
-    made = SimpleNamespace(
-        args=SimpleNamespace(**arguments, generation_batch_size=4, steps_per_generation=1),
-        callback_handler=SimpleNamespace(callbacks=callbacks),
-        add_callback=callbacks.append,
-        remove_callback=lambda kind: None,
-        **of_group,
-    )
-    loader = DataLoader(path, tokenize_fn=RowFn(), **KNOBS, **({} if of_group else {"batch_size": 2}))
-    attach(made, loader)
-
-    def load(state: Any) -> None:
-        found = {"AsyncDataState": state} if state else {}
-        callbacks[0].on_train_begin(None, SimpleNamespace(stateful_callbacks=found, global_step=0), None)
-
-    def steps() -> Iterator[Any]:
-        for batch in made.get_train_dataloader():
-            yield list(dict.fromkeys(map(number_of, batch)))
-
-    return Adapter(steps, callbacks[0].state, load, loader.close)
-
-
-def grouping_trainer(path: Path) -> Adapter:
-    return trainer(path, num_generations=2)
-
-
-def openrlhf(path: Path) -> Adapter:
-    view = order_view_of_rows([str(path)], KNOBS, item=lambda sample: (number_of(sample),))
-    loader = OpenRLHFLoader(view)
-    steps = lambda: (numbers for (numbers,) in over_epochs(loader))  # noqa: E731
-    return Adapter(steps, loader.state_dict, loader.load_state_dict, view.close)
-
-
-def skyrl(path: Path) -> Adapter:
-    view = order_view_of_rows([str(path)], KNOBS, item=number_of)
-    loader = SkyRLLoader(view, 4)
-    return Adapter(lambda: over_epochs(loader), loader.state_dict, loader.load_state_dict, view.close)
-
-
-def stateful(dataset: Any, size: int, close: Any) -> Adapter:
-    """As torchdata's ``StatefulDataLoader``: it asks for batches of indices, and saves how many there were."""
-    taken = SimpleNamespace(num=0)
-
-    def steps() -> Iterator[Any]:
-        while True:
-            first = taken.num % len(dataset)
-            rows = dataset.__getitems__(list(range(first, first + size)))
-            taken.num += size
-            yield [number_of(row) for row in rows]
-
-    def load(state: Any) -> None:
-        dataset.load_state_dict(state["dataset"])
-        taken.num = state["num"]
-
-    return Adapter(steps, lambda: {"dataset": dataset.state_dict(), "num": taken.num}, load, close)
-
-
-def nemo_rl(path: Path) -> Adapter:
-    rows = NemoRows(str(path), asyncdata=KNOBS)
-
-    class Processed:
-        dataset = rows.dataset
-
-        def __getitem__(self, index: int) -> Any:
-            return rows.dataset[index]
-
-    return stateful(_WithState(Processed()), 4, rows.dataset.close)
-
-
-def verl(path: Path) -> Adapter:
-    class Base:
-        """verl's ``RLHFDataset``, as far as ours asks it."""
-
-        image_key, video_key, audio_key = "images", "videos", "audios"
-        filter_overlong_prompts = False
-
-        def __init__(self, data_files: Any, tokenizer: Any, config: Any, max_samples: int = -1) -> None:
-            self.data_files = self.original_data_files = data_files
-            self.config, self.max_samples = config, max_samples
-            self._read_files_and_tokenize()  # type: ignore[attr-defined]
-
-        def __getitem__(self, item: Any) -> Any:
-            return self.dataframe[item]  # type: ignore[attr-defined]
-
-    config = {"asyncdata": KNOBS, "validation_shuffle": False}
-    made = type("RLDataset", (VerlRows, Base), {})([str(path)], None, config)
-    return stateful(made, 4, made.close)
-
-
-def megatron(path: Path) -> Adapter:
-    group = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
-    tokenized = {"tokenize_fn": lambda row: {"tokens": [row["number"], 0]}, "collate_fn": PaddedCollator()}
-    loader = DataLoader(path, **tokenized, batch_size=2, **KNOBS)
-    iterator = MegatronIterator(loader, SimpleNamespace(dp=group))
-    steps = lambda: (batch["input_ids"][:, 0].tolist() for batch in iterator)  # noqa: E731
-    return Adapter(steps, iterator.save_state, iterator.restore_state, loader.close)
-
-
-def prime_rl(path: Path) -> Adapter:
-    config = SimpleNamespace(data_path=str(path), asyncdata={**KNOBS})
-    rows: Any = SimpleNamespace(config=config, system_prompt=None, task=lambda row, number: [row["number"]])
-    tasks = TaskIterator(rows)
-    return Adapter(lambda: tasks, tasks.state_dict, tasks.load_state_dict, lambda: tasks.loader.close())
-
-
-ADAPTERS = [trainer, grouping_trainer, openrlhf, skyrl, nemo_rl, verl, megatron, prime_rl]
+@pytest.fixture(autouse=True)
+def _frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapters.stand_in_for_frameworks(monkeypatch)
 
 
 @pytest.fixture
 def path(jsonl_file: Callable[..., Path]) -> Path:
-    return jsonl_file([{"number": number, "messages": [], "prompt": "p"} for number in range(NUM_ROWS)])
+    return jsonl_file(rows(range(NUM_ROWS)))
 
 
-@pytest.mark.parametrize("opened", ADAPTERS)
-def test_the_rows_are_the_loaders_through_kill_and_resume(path: Path, opened: Callable[[Path], Adapter]) -> None:
-    with DataLoader(path, tokenize_fn=RowFn(), **KNOBS) as loader:
+def rows(numbers: Iterable[int]) -> list[dict[str, Any]]:
+    return [{"number": number, "messages": [], "prompt": "p"} for number in numbers]
+
+
+def assert_resumes(source: Any, opened: Opened, **knobs: Any) -> None:
+    with DataLoader(source, tokenize_fn=RowFn(), **KNOBS | knobs) as loader:
         order = [number_of(sample) for sample in loader.get_next_batch(4 * STEPS)]
-    with closing(opened(path)) as adapter:
+    with closing(opened(source, **knobs)) as adapter:
         whole = list(islice(adapter.steps(), STEPS))
     found = [number for step in whole for number in step]
 
     assert found == order[: len(found)]
     assert len(found) > NUM_ROWS, "the end of an epoch is passed"
 
-    for saved_at in (1, 4, NUM_ROWS // len(whole[0])):
-        with closing(opened(path)) as killed:
+    for saved_at in (1, 3, NUM_ROWS // len(whole[0])):
+        with closing(opened(source, **knobs)) as killed:
             steps = killed.steps()
             before = list(islice(steps, saved_at))
-            state = copy.deepcopy(killed.state())
+            state = killed.state()
             next(steps)
-        with closing(opened(path)) as resumed:
+        with closing(opened(source, **knobs)) as resumed:
             resumed.load(state)
-            assert before + list(islice(resumed.steps(), STEPS - saved_at)) == whole
+            assert before + list(islice(resumed.steps(), STEPS - saved_at)) == whole, f"saved after step {saved_at}"
+
+
+@pytest.mark.parametrize("opened", ADAPTERS)
+def test_the_rows_are_the_loaders_through_kill_and_resume(path: Path, opened: Opened) -> None:
+    assert_resumes(path, opened)
+
+
+@pytest.mark.parametrize("opened", [adapters.stateful_loader, adapters.dataset, adapters.order_view])
+def test_the_samples_are_those_of_a_mixture_too(jsonl_file: Callable[..., Path], opened: Opened) -> None:
+    parts = {"a": Part(jsonl_file(rows(range(12)), "a.jsonl"), weight=3)}
+    parts["b"] = Part(jsonl_file(rows(range(100, 108)), "b.jsonl"), weight=2)
+    has_length = {"rows_per_epoch": NUM_ROWS} if opened is adapters.order_view else {}
+
+    def opens(source: Any, **knobs: Any) -> Adapter:
+        return opened(source, **knobs, **has_length)
+
+    assert_resumes(Mix(parts, quota=5), opens, shuffle=Shuffle(block_bytes=256, window_blocks=4))
+
+
+@pytest.mark.parametrize("opened", SHARING)
+def test_ranks_share_the_rows_and_a_state_of_any_of_them_continues_on_another_number(
+    path: Path, opened: Opened
+) -> None:
+    def taken(each: Adapter, num_rows: int) -> list[int]:
+        found: list[int] = []
+        for step in each.steps():
+            found += step
+            if len(found) >= num_rows:
+                break
+        return found
+
+    with ExitStack() as stack:
+        alone, other, *two = (
+            stack.enter_context(closing(opened(path, **place)))
+            for place in ({}, {}, {"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2})
+        )
+        whole = [taken(alone, 8), taken(alone, 8), taken(alone, 4)]
+        parts = [taken(rank, 4) for rank in two]
+        states = [rank.state() for rank in two]
+        more = [taken(rank, 4) for rank in two]
+        other.load(states[1])
+        following = taken(other, 8)
+
+    assert sorted(parts[0] + parts[1]) == sorted(whole[0])
+    assert sorted(more[0] + more[1]) == sorted(whole[1])
+    assert following == whole[1]
+    assert _text_of(states[0]) == _text_of(states[1])
+
+
+def _text_of(state: dict[str, Any]) -> Any:
+    """The loader's state in that of the framework, without what it knows only once its workers have read that far."""
+    own = state["attributes"]["saved"] if "attributes" in state else state
+    return settled(json.loads(own["asyncdata"]))
+
+
+@pytest.mark.parametrize("opened", ADAPTERS)
+def test_a_state_of_another_order_is_refused(path: Path, opened: Opened) -> None:
+    with closing(opened(path, seed=4)) as other:
+        next(other.steps())
+        state = other.state()
+
+    with (
+        closing(opened(path)) as adapter,
+        pytest.raises(SnapshotMismatchError, match="AD603 .*\\n  seed: saved 4, present 3"),
+    ):
+        adapter.load(state)
+
+
+@pytest.mark.parametrize("opened", ADAPTERS)
+def test_the_state_of_the_frameworks_own_loader_is_refused(path: Path, opened: Opened) -> None:
+    with closing(opened(path)) as adapter, pytest.raises(SnapshotError, match="AD602"):
+        adapter.load({"_iterator_finished": False})
+
+
+# What cannot work
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "package"),
+    [
+        ("axolotl", "AsyncDataPlugin", "axolotl"),
+        ("axolotl", "AsyncDataArgs", "pydantic"),
+        ("nemo_rl", "RowDataset", "nemo_rl"),
+        ("prime_rl", "RowsConfig", "verifiers"),
+        ("skyrl", "PPOExp", "skyrl"),
+        ("skyrl", "PPOTrainer", "skyrl"),
+        ("skyrl", "FullyAsyncPPOTrainer", "skyrl"),
+        ("torchtitan", "AsyncDataLoader", "torchtitan"),
+        ("verl", "RLDataset", "verl"),
+        ("verl_sft", "SFTDataset", "verl"),
+    ],
+)
+def test_a_class_whose_framework_is_missing_names_it(
+    monkeypatch: pytest.MonkeyPatch, module: str, name: str, package: str
+) -> None:
+    adapter = importlib.import_module(f"asyncdata.integrations.{module}")
+    adapters.made_late(monkeypatch, adapter, name)
+    for imported in [package, *(found for found in sys.modules if found.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, imported, None)
+    needed = module.removesuffix("_sft").replace("_", "-") if package != "verifiers" else package
+
+    with pytest.raises(ConfigError, match=f"{name} needs {needed}"):
+        getattr(adapter, name)
+
+
+@pytest.mark.parametrize(
+    ("call", "what", "packages"),
+    [
+        (openrlhf.plug_in, "plug_in needs openrlhf", ["openrlhf"]),
+        (skyrl.main, "asyncdata.integrations.skyrl needs skyrl", ["skyrl", "ray"]),
+        (lambda: adapters.attach(None, None), "attach needs transformers", ["transformers.trainer_callback"]),  # type: ignore[arg-type]
+    ],
+    ids=["OpenRLHF", "SkyRL", "transformers"],
+)
+def test_a_call_whose_framework_is_missing_names_it(
+    monkeypatch: pytest.MonkeyPatch, call: Any, what: str, packages: list[str]
+) -> None:
+    for name in packages:
+        monkeypatch.setitem(sys.modules, name, None)
+
+    with pytest.raises(ConfigError, match=what):
+        call()
+
+
+class Config(SimpleNamespace):
+    """A configuration as axolotl has it."""
+
+    def get(self, name: str) -> Any:
+        return getattr(self, name, None)
+
+
+def _axolotl(**changes: Any) -> None:
+    LoaderPlugin().check(Config(**{"asyncdata_loader": "my_data.make_loader", "max_steps": 9, **changes}))
+
+
+def _openrlhf(*, generated: int = 4, probs: str | None = None) -> None:
+    rollout = SimpleNamespace(batch_size=4, vllm_generate_batch_size=generated)
+    args = SimpleNamespace(rollout=rollout, data=SimpleNamespace(prompt_probs=probs, prompt_dataset="rows.jsonl"))
+    openrlhf.prepare_datasets(SimpleNamespace(args=args), None, source=None, settings={})
+
+
+def _skyrl(*names: str, **changes: Any) -> None:
+    adapters.skyrl_experiment(adapters.skyrl_settings(["rows.jsonl", *names], **changes), drop_overlong=True)
+
+
+def _verl(**changes: Any) -> None:
+    verl.check({"shuffle": False, "dataloader_num_workers": 0, "validation_shuffle": False, **changes})
+
+
+def _prime_rl(path: str, **settings: Any) -> None:
+    prime_rl.check(path, {"num_workers": 2, **settings})
+
+
+NOT_FOLLOWED = {"n_samples_per_prompt": 2, "epochs": 2, "commit": 2, "tokenize_fn": 2, "packing": 2}
+
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: _axolotl(asyncdata_loader=None), "AD462 the configuration has no asyncdata_loader"),
+    (lambda: _axolotl(asyncdata_loader="no_module"), "AD462 the configuration has no asyncdata_loader"),
+    (lambda: _axolotl(max_steps=None), "AD462 the configuration has no max_steps, and a loader has no length. For n"),
+    (lambda: _axolotl(sample_packing=True), "AD462 sample_packing is not followed, leave it out: the loader packs"),
+    (lambda: _axolotl(val_set_size=0.1), "AD462 val_set_size is not followed, leave it out: the plugin makes no"),
+    (lambda: _axolotl(test_datasets=["a"]), "AD462 test_datasets is not followed, leave it out: the plugin makes no"),
+    (lambda: _axolotl(streaming=True), "AD462 streaming is not followed, leave it out: the loader reads as it goes"),
+    (lambda: nemo_rl.with_state(SimpleNamespace(dataset=[1])), r"with_state\(\) was given list, which has no loader's"),
+    (lambda: nemo_rl.with_state({"math": []}), r"with_state\(\) was given list, .* data.train needs one entry"),
+    (lambda: _openrlhf(generated=8), r"AD460 .*vllm_generate_batch_size is 8 and --rollout.batch_size 4: .* Leave the"),
+    (lambda: _openrlhf(probs="0.7,0.3"), "AD460 --data.prompt_probs is not followed: .* pass a mixture of sources to"),
+    (lambda: _prime_rl(""), "AD464 env.taskset.data_path is not set: a file, a glob"),
+    *(
+        (
+            lambda name=name: _prime_rl("a", **{name: 2}),  # type: ignore[misc]
+            rf"AD464 env.taskset.asyncdata.{name}=2 is not followed. Leave it out",
+        )
+        for name in NOT_FOLLOWED
+    ),
+    (lambda: _skyrl(simulated=True), r"AD463 trainer.fully_async.simulate_training=true .*: leave it out"),
+    (lambda: _skyrl(has_images=True), r"AD463 generator.vision_language_generator=true.* set asyncdata.drop_overlong"),
+    (lambda: _skyrl("openai/gsm8k"), "AD463 data.train_data=.* has a data set of Hugging Face beside others"),
+    (lambda: _verl(shuffle=True), "AD447 data.shuffle=True .* data.asyncdata.shuffle to the order"),
+    (lambda: _verl(dataloader_num_workers=8), "AD447 data.dataloader_num_workers=8 .* data.asyncdata.num_workers to"),
+    (lambda: verl.check({}), "AD447 data.validation_shuffle=True .* Set data.validation_shuffle=false"),
+    (lambda: verl.are_validation("a", {"train_files": ["a"], "val_files": "a"}), "AD447 .* are the same, .'a'., so"),
+    (lambda: verl.VerlRows(parquet_files=["a"]), "AD447 data.custom_cls names RLDataset, .*verl_sft.* to SFTDataset"),
+    (lambda: verl_sft.VerlSFTRows(data_files=["a"]), "AD447 .* names SFTDataset, .* data_files: .* to RLDataset"),
+    (lambda: verl_sft.check({"num_workers": 8}), r"AD447 data.num_workers=8 .* Set data.num_workers=0"),
+    (lambda: verl_sft.check({"asyncdata": {"shuffle": True}}), r"AD447 data.asyncdata.shuffle=true .* to 'full'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"), REFUSED, ids=[re.sub(r"\W+", " ", message)[:50].strip() for _, message in REFUSED]
+)
+def test_what_would_lose_rows_or_the_order_is_refused_with_the_way_out(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+def test_settings_that_keep_the_order_are_taken() -> None:
+    _axolotl()
+    _verl()
+    _prime_rl("rows.jsonl")
+    verl_sft.check({"num_workers": 0, "asyncdata": {"shuffle": "full"}})
+
+
+def test_an_iterator_for_megatron_refuses_a_loader_of_other_ranks(path: Path) -> None:
+    def groups(rank: int, size: int) -> Any:
+        return SimpleNamespace(dp=SimpleNamespace(rank=lambda: rank, size=lambda: size))
+
+    ranks = megatron.ranks_of(groups(5, 8))
+    with (
+        DataLoader(path, tokenize_fn=RowFn(), batch_size=2, ranks=ranks, **KNOBS) as loader,
+        pytest.raises(ConfigError, match="AD461 the loader is rank 5 of 8, and this process data-parallel rank 1 of 4"),
+    ):
+        megatron.MegatronIterator(loader, groups(1, 4))
+
+
+def test_the_end_of_the_data_ends_an_iteration_of_megatron(path: Path) -> None:
+    with closing(adapters.megatron(path, epochs=1)) as opened:
+        assert sorted(number for step in opened.steps() for number in step) == list(range(NUM_ROWS))
+
+
+# Rows as a framework takes them
+
+
+def test_a_row_for_nemo_rl_has_messages_and_the_name_of_its_task(jsonl_file: Callable[..., Path]) -> None:
+    path = jsonl_file([{"question": "1 + 1?", "answer": "2"}, {"messages": ["m"], "more": 3}], "math/train.v1.jsonl")
+    keys = {"input_key": "question", "output_key": "answer", "asyncdata": KNOBS | {"shuffle": False}}
+    given, named = nemo_rl.NemoRows(str(path), **keys), nemo_rl.NemoRows([str(path)], task_name="sums", **keys)
+    with closing(given.dataset), closing(named.dataset):
+        messages = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+        assert [given.dataset[index] for index in range(2)] == [
+            {"messages": messages, "task_name": "math-train"},
+            {"messages": ["m"], "more": 3, "task_name": "math-train"},
+        ]
+        assert (given.task_name, named.dataset[0]["task_name"]) == ("math-train", "sums")
+
+
+def test_openrlhfs_trainers_find_our_function_with_the_settings_of_plug_in(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ppo_trainer", "ppo_trainer_async"):
+        stand_in_module(monkeypatch, f"openrlhf.trainer.{name}")
+
+    openrlhf.plug_in(str(path), rows_per_epoch=8, seed=3)
+
+    made = [sys.modules[f"openrlhf.trainer.{name}"].prepare_datasets for name in ("ppo_trainer", "ppo_trainer_async")]
+    assert [(each.func, each.keywords) for each in made] == [
+        (openrlhf.prepare_datasets, {"source": str(path), "settings": {"rows_per_epoch": 8, "seed": 3}})
+    ] * 2

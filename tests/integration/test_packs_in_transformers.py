@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from asyncdata import ConfigError, Document, FixedCollator, PackedCollator, PaddedCollator
-from asyncdata.batching.collators.torch_tensors import to_torch
 from tests.support.combinations import each_value
 
 torch = pytest.importorskip("torch")
@@ -64,49 +63,39 @@ def loss_one_by_one(model: Any, packs: list[list[Document]]) -> float:
     return total / number
 
 
+def tensors_of(batch: dict[str, Any]) -> dict[str, Any]:
+    """As a trainer gets them: arrays as tensors, and what is none as it is."""
+    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+
+
 @torch.no_grad()
 def loss_of(model: Any, batch: dict[str, Any], *names: str) -> float:
-    tensors = to_torch(batch)
+    tensors = tensors_of(batch)
     return float(model(**{name: tensors[name] for name in names or tensors}, use_cache=False).loss)
 
 
+OF_PACKS = ("input_ids", "position_ids", "labels")
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(
-    "collator",
+    ("collator", "attention", "names"),
     [
-        PackedCollator(),
-        PackedCollator(max_length=40, pad_chunk=4),
-        PackedCollator(max_length=64, pad_chunk=8, segment_multiple_of=8),
+        *((PackedCollator(), attention, OF_PACKS) for attention in ("eager", "sdpa")),
+        (PackedCollator(max_length=40, pad_chunk=4), "eager", OF_PACKS),
+        (PackedCollator(max_length=64, pad_chunk=8, segment_multiple_of=8), "sdpa", OF_PACKS),
+        (PaddedCollator(pad_to_multiple_of=4), "sdpa", ()),
+        (PaddedCollator(side="left", pad_to_multiple_of=16), "sdpa", ()),
+        (FixedCollator(length=20), "sdpa", ()),
     ],
 )
-def test_the_loss_of_packs_is_that_of_their_documents_one_by_one(
-    packs: list[list[Document]], collator: PackedCollator, attention: str
+def test_the_loss_of_a_batch_is_that_of_its_documents_one_by_one(
+    packs: list[list[Document]], collator: Any, attention: str, names: tuple[str, ...]
 ) -> None:
     model = model_with(attention)
+    given = packs if names else [document for pack in packs for document in pack]
 
-    found = loss_of(model, collator(packs), "input_ids", "position_ids", "labels")
-
-    assert found == pytest.approx(loss_one_by_one(model, packs), rel=EXACT)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "collator",
-    [
-        PaddedCollator(pad_to_multiple_of=4),
-        PaddedCollator(side="left", pad_to_multiple_of=16),
-        FixedCollator(length=20),
-    ],
-)
-def test_the_loss_of_padded_rows_is_that_of_their_documents_one_by_one(
-    packs: list[list[Document]], collator: Any
-) -> None:
-    model = model_with("sdpa")
-
-    found = loss_of(model, collator([document for pack in packs for document in pack]))
-
-    assert found == pytest.approx(loss_one_by_one(model, packs), rel=EXACT)
+    assert loss_of(model, collator(given), *names) == pytest.approx(loss_one_by_one(model, packs), rel=EXACT)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +118,7 @@ def test_shifted_labels_are_never_called_labels(packs: list[list[Document]], col
 @torch.no_grad()
 def test_shifted_labels_line_up_with_the_models_outputs(packs: list[list[Document]]) -> None:
     model = model_with("sdpa")
-    batch = to_torch(PackedCollator(shift="document")(packs))
+    batch = tensors_of(PackedCollator(shift="document")(packs))
 
     logits = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
     found = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["shifted_labels"].flatten())

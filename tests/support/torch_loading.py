@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import numpy as np
 import torch
@@ -16,6 +17,14 @@ def chat(number, length):
     return [{"role": "user", "content": "?"}, {"role": "assistant", "content": f"{number} " * length}]
 
 
+def write_chats(path):
+    """Rows of many lengths; every seventh is too long, and is dropped."""
+    lengths = [1 + number % 7 * 4 ** (number % 7 // 6) for number in range(150)]
+    rows = [{"number": number, "messages": chat(number, length)} for number, length in enumerate(lengths)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 def tokenize(row):
     """As a chat, and many times as fast."""
     length = 5 + len(row["messages"][1]["content"].split())
@@ -27,7 +36,7 @@ def short(row):
     return tokenize(row) if length < 20 else None
 
 
-def settings(**changes):
+def knobs(**changes):
     return {
         "tokenize_fn": short,
         "packing": SoftPacking(max_length=MAX_LENGTH, window_samples=16, window_tokens=2 * MAX_LENGTH),

@@ -1,128 +1,30 @@
-"""Rows in prime-rl's own orchestrator and checkpoints. ASYNCDATA_PRIME_RL and ASYNCDATA_VERIFIERS name checkouts."""
+"""A taskset for prime-rl: which tasks come again after a restart. Its orchestrator is stood in for."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+from contextlib import closing
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import asyncdata.integrations.prime_rl
-from asyncdata import ConfigError, SnapshotError
-from asyncdata.integrations.prime_rl import Rows, TaskIterator, check
-from tests.support.frameworks.killed_runs import checkout, run_driver
-from tests.support.frameworks.prime_rl import NUM_BATCHES, PACKAGES, ROWS, VARIABLE, VERIFIERS
+from asyncdata import ConfigError
+from asyncdata.integrations.prime_rl import TaskIterator
+from tests.support.adapters import Numbered
+from tests.support.frameworks.stand_ins import stand_in_module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
-
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
-
-
-class Counted(NamedTuple):
-    """The tasks of a killed and resumed run: ``skipped`` are neither trained on nor still open at its end."""
-
-    save_at: int
-    trained: list[int]
-    skipped: list[int]
-    repeated: list[int]
-
-
-def counted(runs: dict[str, Any]) -> list[Counted]:
-    answers = []
-    for save_at, batches in runs["resumed"]:
-        tasks = [number // ROWS for batch in batches for number in batch]
-        still_open = {number // ROWS for number in runs["open"][str(save_at)]}
-        skipped = sorted(set(range(max(tasks))) - set(tasks) - still_open)
-        answers.append(Counted(save_at, tasks, skipped, sorted({task for task in tasks if tasks.count(task) > 1})))
-    return answers
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    checkout(VERIFIERS, "verifiers/v1/taskset.py")
-    checkout(VARIABLE, "src/prime_rl/orchestrator/train_source.py", PACKAGES)
-    return run_driver("tests.support.frameworks.prime_rl", tmp_path_factory.mktemp("prime_rl"))
-
-
-def test_a_killed_run_of_prime_rl_loses_and_repeats_no_task(found: dict[str, Any]) -> None:
-    for resumed in counted(found["runs"]["ours"]):
-        assert len(resumed.trained) == 4 * NUM_BATCHES
-        assert (resumed.skipped, resumed.repeated) == ([], []), f"killed after a save at step {resumed.save_at}"
-
-
-def test_a_task_has_the_same_number_after_a_restart(found: dict[str, Any]) -> None:
-    runs = found["runs"]["ours"]
-    rows = {number // ROWS: number % ROWS for batch in runs["whole"] for number in batch}
-
-    for _, batches in runs["resumed"]:
-        after = {number // ROWS: number % ROWS for batch in batches for number in batch}
-        assert {task: rows[task] for task in after if task in rows} == {t: r for t, r in after.items() if t in rows}
-
-
-def test_each_epoch_of_the_tasks_has_each_row_once_in_an_order_of_its_own(found: dict[str, Any]) -> None:
-    runs = found["runs"]["ours"]
-    numbers = {number for _, batches in runs["resumed"] for batch in batches for number in batch}
-    first, second = ([n % ROWS for n in sorted(numbers) if n // ROWS // ROWS == epoch] for epoch in (0, 1))
-
-    assert sorted(first) == sorted(second) == list(range(ROWS))
-    assert first != second
-
-
-def test_a_task_whose_group_prime_rl_dropped_is_done(found: dict[str, Any]) -> None:
-    """Otherwise it would stay in the state, and a restart would begin at it, however old it is."""
-    dropped = found["dropped"]
-    epoch, window, row = dropped["position"]
-    done = {e * ROWS + r for e, _, r in dropped["acked"]} | set(range(epoch * ROWS + row))
-
-    assert window == 0
-    assert len(dropped["tasks"]) == 2
-    assert set(dropped["tasks"]) <= done
-
-
-def test_verifiers_alone_gets_the_same_tasks(found: dict[str, Any]) -> None:
-    rows = {number // ROWS: number % ROWS for batch in found["runs"]["ours"]["whole"] for number in batch}
-
-    assert found["alone"] == [["MathTask", task, f"{rows[task]} + 1?", str(rows[task])] for task in range(3)]
-
-
-def test_a_sampler_that_needs_all_tasks_is_refused(found: dict[str, Any]) -> None:
-    assert found["refused"]["pools"].startswith("AD464 curriculum.sampler.type='difficulty_pool' chooses among all")
-
-
-def test_a_version_of_prime_rl_that_does_not_tell_what_was_sent_is_refused(found: dict[str, Any]) -> None:
-    assert found["refused"]["older"].startswith("AD464 this version of prime-rl has no Older.maybe_save_ckpt, so that")
-
-
-def test_what_prime_rls_own_tasks_do_with_the_same_kill(found: dict[str, Any]) -> None:
-    """Shown with ``-s``. Whatever they do, they come to the end."""
-    for name, runs in found["runs"].items():
-        for save_at, trained, skipped, repeated in counted(runs):
-            sys.stdout.write(f"\n{name}, saved at step {save_at}: {len(skipped)} skipped, {len(repeated)} repeated")
-            assert len(trained) == 4 * NUM_BATCHES
-
-
-class Numbered(Rows):
-    """A taskset without verifiers: its tasks have what a ``TaskIterator`` looks at."""
-
-    def __init__(self, path: str, **settings: Any) -> None:
-        settings = {"shuffle": False, "num_workers": 0, **settings}
-        self.config = SimpleNamespace(data_path=path, asyncdata=settings)
-        self.system_prompt = None
-        self.transform = None
-
-    def task(self, row: dict[str, Any], idx: int) -> Any:
-        return SimpleNamespace(key=f"task {idx}", idx=idx, row=row, with_system_prompt=lambda text: (idx, text))
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Numbered:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"number": number}) + "\n" for number in range(10)))
-    return Numbered(str(path))
+def rows(jsonl_file: Callable[..., Path]) -> Numbered:
+    path = jsonl_file({"number": number} for number in range(10))
+    return Numbered(str(path), shuffle=False, num_workers=0, timeout_s=240)
 
 
 @pytest.fixture
@@ -134,16 +36,16 @@ def tasks(rows: Numbered) -> Iterator[TaskIterator]:
 
 
 def group_of(task: Any, *traces: str) -> list[Any]:
-    return [SimpleNamespace(task=task, traces=[SimpleNamespace(id=name)]) for name in traces]
+    env = SimpleNamespace(name="math")
+    return [SimpleNamespace(env=env, task=task, traces=[SimpleNamespace(id=name)]) for name in traces]
 
 
 def resumed(tasks: TaskIterator, rows: Numbered, num: int) -> list[int]:
     after = TaskIterator(rows)
     after.keep_open()
-    after.load_state_dict(json.loads(json.dumps(tasks.state_dict())))
-    numbers = [next(after).idx for _ in range(num)]
-    after.loader.close()
-    return numbers
+    with closing(after.loader):
+        after.load_state_dict(json.loads(json.dumps(tasks.state_dict())))
+        return [next(after).idx for _ in range(num)]
 
 
 def test_tasks_that_were_not_sent_come_again_in_their_order(tasks: TaskIterator, rows: Numbered) -> None:
@@ -184,13 +86,10 @@ def test_a_dropped_group_is_done_also_without_a_rollout(tasks: TaskIterator, row
 
 def test_rows_alone_have_no_end_and_keep_nothing(rows: Numbered) -> None:
     opened = iter(rows)
-    numbers = [next(opened).row["number"] for _ in range(12)]
     assert isinstance(opened, TaskIterator)
-    state = opened.loader.state_dict()
-    opened.loader.close()
-
-    assert numbers == [*range(10), 0, 1]
-    assert state["position"] == [1, 0, 2]
+    with closing(opened.loader):
+        assert [next(opened).row["number"] for _ in range(12)] == [*range(10), 0, 1]
+        assert opened.loader.state_dict()["position"] == [1, 0, 2]
 
 
 def test_a_view_of_verifiers_and_a_system_prompt_are_applied(rows: Numbered) -> None:
@@ -200,24 +99,127 @@ def test_a_view_of_verifiers_and_a_system_prompt_are_applied(rows: Numbered) -> 
     assert list(rows) == [(0, "Be brief."), (1, "Be brief."), (2, "Be brief.")]
 
 
-@pytest.mark.parametrize("name", ["n_samples_per_prompt", "epochs", "commit", "tokenize_fn", "packing"])
-def test_a_setting_that_prime_rl_decides_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"AD464 env.taskset.asyncdata.{name}=2 is not followed. Leave it out"):
-        check("rows.jsonl", {"num_workers": 2, name: 2})
+# Within the orchestrator, which imports the taskset: its classes are changed then.
 
 
-def test_a_taskset_without_files_is_refused() -> None:
-    with pytest.raises(ConfigError, match="AD464 env.taskset.data_path is not set: a file, a glob"):
-        TaskIterator(Numbered(""))
+class Curriculum:
+    def __init__(self, config: Any, tasks: Any) -> None:
+        self.sampler: Any = tasks
 
 
-def test_a_checkpoint_of_another_taskset_is_refused(tasks: TaskIterator) -> None:
-    with pytest.raises(SnapshotError, match="AD602 this is not a state of a taskset of asyncdata: .*skip_progress"):
-        tasks.load_state_dict({"cursor": 12})
+class Dispatcher:
+    """As much as drops a group."""
+
+    def __init__(self, envs: Any) -> None:
+        self.train_envs, self.groups = envs, dict[str, Any]()
+
+    async def drop_group(self, group_id: str, *, reason: str) -> str:
+        del self.groups[group_id]
+        return reason
 
 
-def test_a_missing_verifiers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "verifiers", None)
+class TrainSink:
+    """As much as takes a group whose rollouts have ended, or that was cancelled."""
 
-    with pytest.raises(ConfigError, match="RowsConfig needs verifiers"):
-        _ = asyncdata.integrations.prime_rl.RowsConfig
+    def __init__(self, envs: Any) -> None:
+        self.train_envs, self.pending_batch = envs, dict[str, Any]()
+        self.pending_groups, self.pending_group_cancellations = dict[str, list[Any]](), dict[str, Any]()
+
+    async def process_group(self, group_id: str) -> None:
+        for episode in self.pending_groups.pop(group_id, ()):
+            self.pending_batch |= {trace.id: trace for trace in episode.traces}
+        self.pending_group_cancellations.pop(group_id, None)
+
+
+class Orchestrator:
+    def __init__(self, envs: Any, sink: TrainSink) -> None:
+        self.train_envs, self.train_sink = envs, sink
+
+    def main_loop(self) -> None: ...
+
+    async def maybe_save_ckpt(self, step: int) -> int:
+        return step
+
+
+@pytest.fixture
+def orchestrator(monkeypatch: pytest.MonkeyPatch) -> type:
+    """The class of prime-rl's orchestrator, imported in this process."""
+    made = {kind.__name__: type(kind.__name__, (kind,), {}) for kind in (Curriculum, Dispatcher, TrainSink)}
+    module = "prime_rl.orchestrator.orchestrator"
+    kind = type("Orchestrator", (Orchestrator,), {"__module__": module})
+    stand_in_module(monkeypatch, module, Orchestrator=kind)
+    sampler = type("TaskSampler", (), {"__iter__": lambda self: self})
+    stand_in_module(monkeypatch, "prime_rl.orchestrator.curriculum", Curriculum=made["Curriculum"], TaskSampler=sampler)
+    stand_in_module(monkeypatch, "prime_rl.orchestrator.dispatcher", Dispatcher=made["Dispatcher"])
+    stand_in_module(monkeypatch, "prime_rl.orchestrator.train_sink", TrainSink=made["TrainSink"])
+    return kind
+
+
+def class_of(module: str, name: str) -> Any:
+    return getattr(sys.modules[f"prime_rl.orchestrator.{module}"], name)
+
+
+class Envs(list[Any]):
+    """prime-rl's environments; those of other tasksets are left alone."""
+
+    def get(self, name: str) -> Any:
+        return next(env for env in self if env.name == name)
+
+
+def test_the_orchestrators_checkpoint_has_the_tasks_that_were_not_sent(orchestrator: type, rows: Numbered) -> None:
+    tasks = iter(rows)
+    assert isinstance(tasks, TaskIterator)
+    iter(rows)  # a second taskset changes nothing
+    envs = Envs([SimpleNamespace(name="math", tasks=tasks), SimpleNamespace(name="other", tasks=iter([]))])
+    sampler = class_of("curriculum", "Curriculum")(SimpleNamespace(), tasks).sampler
+    other = class_of("curriculum", "Curriculum")(SimpleNamespace(), [1, 2])
+    dispatcher = class_of("dispatcher", "Dispatcher")(envs)
+    sink = class_of("train_sink", "TrainSink")(envs)
+    running = orchestrator(envs, sink)
+
+    async def a_step() -> None:
+        taken = [next(sampler) for _ in range(5)]
+        for number, task in enumerate(taken):
+            dispatcher.groups[f"group {number}"] = SimpleNamespace(kind="train", env_name="math", task=task)
+        dispatcher.groups["evaluation"] = SimpleNamespace(kind="eval", env_name="math", task=taken[4])
+        for number in (0, 1):  # 0 is sent; of 1 a rollout waits
+            sink.pending_groups[f"group {number}"] = [
+                SimpleNamespace(
+                    env=SimpleNamespace(name="math"), task=taken[number], traces=[SimpleNamespace(id=trace)]
+                )
+                for trace in (f"{number}a", f"{number}b")
+            ]
+            await sink.process_group(f"group {number}")
+        assert await dispatcher.drop_group("group 2", reason="stale") == "stale"
+        sink.pending_group_cancellations["group 2"] = SimpleNamespace(env_name="math")
+        await sink.process_group("group 2")
+        await dispatcher.drop_group("evaluation", reason="stale")
+        await sink.process_group("unknown")
+        sink.pending_batch = {"1b": None}
+        assert await running.maybe_save_ckpt(3) == 3
+
+    with closing(tasks.loader):
+        asyncio.run(a_step())
+        state = json.loads(json.dumps(sampler.state_dict()))
+    again = iter(rows)
+    resumed = class_of("curriculum", "Curriculum")(SimpleNamespace(sampler=SimpleNamespace(type="standard")), again)
+    resumed.sampler.load_state_dict(state)
+    with closing(again.loader):
+        assert [next(resumed.sampler).idx for _ in range(5)] == [1, 3, 4, 5, 6]
+    assert other.sampler == [1, 2]
+
+
+def test_a_sampler_that_needs_all_tasks_is_refused(orchestrator: type, rows: Numbered) -> None:
+    config = SimpleNamespace(sampler=SimpleNamespace(type="difficulty_pool"))
+
+    with pytest.raises(ConfigError, match=r"AD464 curriculum.sampler.type='difficulty_pool' chooses among all tasks"):
+        class_of("curriculum", "Curriculum")(config, iter(rows))
+
+
+def test_a_version_of_prime_rl_that_does_not_tell_what_was_sent_is_refused(
+    orchestrator: Any, rows: Numbered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Orchestrator, "maybe_save_ckpt")
+
+    with pytest.raises(ConfigError, match="AD464 this version of prime-rl has no Orchestrator.maybe_save_ckpt, so"):
+        iter(rows)

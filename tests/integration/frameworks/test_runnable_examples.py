@@ -14,7 +14,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from asyncdata.integrations.verl import check
 from tests.support.frameworks.killed_runs import ROOT, checkout
 from tests.support.frameworks.prime_rl import PACKAGES as PRIME_PACKAGES
 from tests.support.frameworks.skyrl import PACKAGES as SKYRL_PACKAGES
+from tests.support.frameworks.stand_ins import stand_in_module
 
 pytestmark = [pytest.mark.thorough]
 FOLDER = ROOT / "examples" / "frameworks"
@@ -123,13 +124,10 @@ print(json.dumps([inputs["input"].numel(), int((labels != -100).sum()), int(inpu
 def test_torchtitans_example_is_a_configuration_whose_loader_gives_batches(tmp_path: Path) -> None:
     packages = ("torch", "tyro", "spmd_types")
     tree = checkout("ASYNCDATA_TORCHTITAN", "torchtitan/models/llama3/config_registry.py", packages)
-    path = os.pathsep.join([tree, str(FOLDER), str(ROOT)])
 
-    words = [sys.executable, "-W", "ignore", "-c", TITAN]
-    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path)
+    found = run_python(["-c", TITAN], tmp_path, tree)
 
-    assert done.returncode == 0, done.stderr[-3000:]
-    num_tokens, num_trained, largest, vocabulary = json.loads(done.stdout.splitlines()[-1])
+    num_tokens, num_trained, largest, vocabulary = json.loads(found.splitlines()[-1])
     assert num_tokens == 8 * 2048
     assert num_trained > 0
     assert largest < vocabulary
@@ -163,13 +161,8 @@ def test_nemo_rls_example_runs_its_program_with_the_state_added(
         rows.append(NemoRows(str(nemo.PROMPTS), asyncdata={"num_workers": 0, "cache": {"folder": str(tmp_path / "c")}}))
         return rows[0], None, {}, {}
 
-    utils: Any = ModuleType("nemo_rl.data.utils")
-    utils.setup_response_data = setup_response_data
-    for name in ("nemo_rl", "nemo_rl.data"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, "nemo_rl.data.utils", utils)
-    monkeypatch.setattr(sys.modules["nemo_rl"], "data", sys.modules["nemo_rl.data"], raising=False)
-    monkeypatch.setattr(sys.modules["nemo_rl.data"], "utils", utils, raising=False)
+    stand_in_module(monkeypatch, "nemo_rl.data.utils", setup_response_data=setup_response_data)
+    utils: Any = sys.modules["nemo_rl.data.utils"]
     monkeypatch.setattr(sys, "argv", ["train_nemo_rl.py", "policy.model_name=mine"])
     ran: dict[str, Any] = {}
 
@@ -241,13 +234,7 @@ def test_megatron_bridges_example_gives_what_the_forward_step_reads(
 ) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     for module, name in MEGATRON.items():
-        parts = module.split(".")
-        for depth in range(1, len(parts)):
-            parent = ".".join(parts[:depth])
-            monkeypatch.setitem(sys.modules, parent, sys.modules.get(parent) or ModuleType(parent))
-        made = ModuleType(module)
-        setattr(made, name, type(name, (), {}))
-        monkeypatch.setitem(sys.modules, module, made)
+        stand_in_module(monkeypatch, module, **{name: type(name, (), {})})
     megatron = example("train_megatron_bridge")
     megatron.CHATS.parent.mkdir()
     megatron.write_chats()
@@ -276,11 +263,12 @@ driver.import_skyrl()
 import skyrl_gym
 import train_skyrl as example
 from asyncdata.demo import tokenizer_folder
+from asyncdata.integrations.skyrl import PPOExp
 example.write_prompts()
 _, (cfg, knobs) = driver.arguments_sent([*example.ARGUMENTS, f"trainer.policy.model.path={tokenizer_folder()}"])
 found = {"knobs": knobs, "samples": cfg.generator.n_samples_per_prompt, "checkpoints": cfg.trainer.ckpt_path}
 cfg.trainer.placement.colocate_all = False  # it asks Ray for a GPU
-prompts = driver.made(cfg, is_ours=True, **knobs, cache={"folder": "cache"}).train_dataset
+prompts = PPOExp(cfg, **knobs, cache={"folder": "cache"}).train_dataset
 item = prompts.view[0]
 found |= {"rows": len(prompts), "fields": sorted(item)}
 prompts.close()

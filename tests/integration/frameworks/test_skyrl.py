@@ -1,167 +1,324 @@
-"""PPOExp and OrderSampler in SkyRL's own trainers and checkpoints. ASYNCDATA_SKYRL names a checkout of it."""
+"""What SkyRL's trainers get of our prompts, whose base classes are stood in for; and the order of its SFT.
+
+That a killed run continues with the next prompt is in ``tests/integration/test_adapters.py``.
+"""
+
+# ruff: noqa: SLF001 - SkyRL's trainers call methods of their own
 
 from __future__ import annotations
 
+import asyncio
+import json
+import pickle
 import sys
+from contextlib import ExitStack, closing
 from itertools import islice
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncdata import ConfigError, SnapshotError, SnapshotMismatchError
+from asyncdata.demo import tokenizer_folder as demo_tokenizer
+from asyncdata.integrations import skyrl
+from asyncdata.integrations.skyrl import SkyRLAsyncTrainer, SkyRLTrainer
 from asyncdata.integrations.skyrl_sft import OrderSampler
-from tests.support.frameworks import skyrl_sft
-from tests.support.frameworks.killed_runs import checkout, resumed_of, run_driver, told
-from tests.support.frameworks.skyrl import BATCHES, EPOCHS, PACKAGES, ROWS, VARIABLE
+from tests.support.adapters import SkyRLBase, made_late, skyrl_experiment, skyrl_settings, skyrl_trainer, stored
+from tests.support.frameworks.stand_ins import stand_in_module
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-# Whether it is ours, asynchronous, and drops rows, the batch size, and where it saves: also at the end of an epoch.
-IN_ORDER = {
-    "ours, a short last batch": [True, False, False, 4, [3, 10, 13]],
-    "ours, whole batches": [True, False, False, 6, [3, 7, 9]],
-}
-ASYNC = {
-    "ours, asynchronous, a short last batch": [True, True, False, 4, [3, 10, 13]],
-    "ours, asynchronous, whole batches": [True, True, False, 6, [3, 7, 9]],
-    "ours, asynchronous, rows without a reward's spread are dropped": [True, True, True, 4, [3, 8, 11]],
-}
-OWN = {
-    "SkyRL's, a short last batch": [False, False, False, 4, [3, 10, 13]],
-    "SkyRL's, whole batches": [False, False, False, 6, [3, 7, 9]],
-    "SkyRL's, asynchronous": [False, True, False, 4, [3, 10, 13]],
-}
+pytest.importorskip("torch", reason="torch is not installed")
+
+NUM_ROWS = 10
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    checkout(VARIABLE, "skyrl/train/fully_async_trainer.py", PACKAGES)
-    folder = tmp_path_factory.mktemp("skyrl")
-    return run_driver("tests.support.frameworks.skyrl", folder, runs=IN_ORDER | ASYNC | OWN)
+@pytest.fixture
+def path(jsonl_file: Callable[..., Path]) -> str:
+    rows = [{"prompt": [{"role": "user", "content": str(n)}], "number": n} for n in range(NUM_ROWS)]
+    return str(jsonl_file(rows))
 
 
-@pytest.mark.parametrize("name", IN_ORDER)
-def test_a_killed_run_of_skyrl_continues_with_exactly_the_next_row(found: dict[str, Any], name: str) -> None:
-    runs = found["runs"][name]
-    for resumed in resumed_of(runs):
-        assert resumed.trained == runs["whole"], f"killed after a save at step {resumed.save_at}"
-        assert (resumed.skipped, resumed.repeated) == (0, 0)
+@pytest.fixture
+def opened(path: str) -> Iterator[Callable[..., Any]]:
+    """Trainers over the prompts, closed after the test."""
+    with ExitStack() as stack:
+
+        def opens(kind: type, batch: int, *, knobs: Any = None, **changes: Any) -> Any:
+            cfg = skyrl_settings([path], train_batch_size=batch, is_async=kind is SkyRLAsyncTrainer, **changes)
+            trainer = skyrl_trainer(kind, cfg, **knobs or {})
+            stack.enter_context(closing(trainer.train_dataset))
+            return trainer
+
+        yield opens
 
 
-@pytest.mark.parametrize("name", ASYNC)
-def test_a_killed_asynchronous_run_trains_on_each_row_as_often_as_one_that_was_not_killed(
-    found: dict[str, Any], name: str
+def numbers(batches: Any) -> list[int]:
+    return [prompt["env_extras"]["number"] for batch in batches for prompt in batch]
+
+
+def uids(batches: list[Any]) -> list[str]:
+    return [prompt["uid"] for batch in batches for prompt in batch]
+
+
+# Prompts
+
+
+def test_a_prompt_has_skyrls_fields_and_its_place_as_uid(opened: Callable[..., Any]) -> None:
+    prompts = opened(SkyRLTrainer, 1, knobs={"shuffle": False}).train_dataset
+
+    assert len(prompts) == NUM_ROWS
+    assert prompts.collate_fn([1, 2]) == [1, 2]
+    assert prompts.view[0] == {
+        "prompt": [{"role": "user", "content": "0"}],
+        "env_class": None,
+        "env_extras": {"number": 0},
+        "uid": "0:0:0",
+    }
+
+
+def test_a_prompt_that_is_too_long_is_dropped_as_skyrl_drops_it(
+    jsonl_file: Callable[..., Path], small_tokenizer: Path
 ) -> None:
-    """Rollouts end in an order that depends on time, so the batches may differ, and the rows may not."""
-    for resumed in resumed_of(found["runs"][name]):
-        assert (resumed.skipped, resumed.repeated) == (0, 0), f"killed after a save at step {resumed.save_at}"
+    lengths = {0: 1, 1: 90, 2: 3}
+    rows = [{"prompt": [{"role": "user", "content": "word " * n}], "number": number} for number, n in lengths.items()]
+    policy = SimpleNamespace(model=SimpleNamespace(path=str(small_tokenizer)))
+    cfg = skyrl_settings([str(jsonl_file(rows))], max_prompt_length=40, train_batch_size=2, policy=policy)
+    with closing(skyrl_experiment(cfg, drop_overlong=True, shuffle=False).train_dataset) as prompts:
+        assert len(prompts) == 3
+        assert numbers([[prompts.view[0], prompts.view[1]]]) == [0, 2]
 
 
-@pytest.mark.parametrize("name", IN_ORDER | ASYNC)
-def test_all_epochs_are_trained_and_their_rows_come_equally_often(found: dict[str, Any], name: str) -> None:
-    """The short batch of an epoch begins the next one."""
-    batch = (IN_ORDER | ASYNC)[name][3]
-    rows = [row for batch in found["runs"][name]["whole"] for row in batch]
-    times = {rows.count(row) for row in range(ROWS)}
+def test_the_seed_is_skyrls_unless_one_is_given(opened: Callable[..., Any]) -> None:
+    given = [{}, {"seed": 2}, {"seed": 1}]
+    orders = [numbers(opened(SkyRLTrainer, 5, knobs=knobs).train_dataloader) for knobs in given]
 
-    assert len(rows) == ROWS // batch * batch * EPOCHS
-    assert max(times) - min(times) <= 1
+    assert orders[0] == orders[2] != orders[1]
 
 
-@pytest.mark.parametrize("name", IN_ORDER)
-def test_each_pass_over_the_data_has_each_row_once_in_an_order_of_its_own(found: dict[str, Any], name: str) -> None:
-    rows = [row for batch in found["runs"][name]["whole"] for row in batch]
-    first, second = rows[:ROWS], rows[ROWS : 2 * ROWS]
-
-    assert sorted(first) == sorted(second) == list(range(ROWS))
-    assert first != second
-
-
-def test_prompts_are_those_of_skyrls_data_set_also_in_which_are_too_long(found: dict[str, Any]) -> None:
-    ours, theirs = found["prompts"]
-
-    assert ours == theirs
-    assert [item["env_extras"]["number"] for item in ours] == [number for number in range(ROWS) if number % 7 != 6]
-
-
-def test_what_skyrl_would_only_log_is_refused(found: dict[str, Any]) -> None:
-    assert found["refused"]["another seed"].startswith("AD603")
-    assert found["refused"]["no state"].startswith("AD602 the checkpoint has no readable data.pt")
-    assert found["refused"]["a loader of SkyRL"].startswith("AD463 a loader of SkyRL reads the prompts of PPOExp")
-
-
-def test_the_command_and_the_lines_of_the_page_give_the_same_settings_also_in_a_process_of_ray(
-    found: dict[str, Any],
+@pytest.mark.parametrize(("limit", "steps"), [(None, 9), (5, 5), (50, 9)])
+def test_a_training_has_the_steps_of_its_epochs_or_as_many_as_it_may(
+    opened: Callable[..., Any], limit: int | None, steps: int
 ) -> None:
-    assert found["knobs"] == [{"num_workers": 2, "seed": 1}] * 2
-    assert found["sent"] == ["asyncdata.integrations.skyrl 4 ['num_workers', 'seed']"]
+    assert opened(SkyRLTrainer, 3, max_training_steps=limit).total_training_steps == steps
+    assert opened(SkyRLAsyncTrainer, 3, max_training_steps=limit).total_training_steps == min(limit or 6, 6)
 
 
-def test_what_skyrls_own_loader_does_with_the_same_kill(found: dict[str, Any]) -> None:
-    """Shown with ``-s``. Whatever it does, it comes to the end."""
-    sys.stdout.write("\n" + told(found["runs"]))
+def test_a_batch_size_may_change_at_a_restart(opened: Callable[..., Any]) -> None:
+    first, second = (opened(SkyRLTrainer, batch).train_dataloader for batch in (3, 2))
+    whole = numbers(opened(SkyRLTrainer, 1).train_dataloader)
+    batches = iter(first)
+    taken = numbers([next(batches), next(batches)])
 
-    assert all(len(resumed.trained) == BATCHES for runs in found["runs"].values() for resumed in resumed_of(runs))
+    second.load_state_dict(stored(first)())
 
-
-# SFT. Its last, short batch is trained on, and saved with the end of the epoch; after whole batches that is not seen.
-SFT = {"ours, a short last batch": [True, 4, [3, 11, 13]], "ours, whole batches": [True, 6, [3, 7, 9]]}
-OWN_SFT = {"SkyRL's, a short last batch": [False, 4, [3, 11, 13]], "SkyRL's, whole batches": [False, 6, [3, 7, 9]]}
-
-
-@pytest.fixture(scope="module")
-def sft(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    checkout(VARIABLE, "skyrl/train/sft_trainer.py", PACKAGES)
-    folder = tmp_path_factory.mktemp("skyrl_sft")
-    return run_driver("tests.support.frameworks.skyrl_sft", folder, runs=SFT | OWN_SFT)
+    assert taken + numbers(second) == whole
 
 
-@pytest.mark.parametrize("name", SFT)
-def test_a_killed_sft_run_of_skyrl_continues_with_exactly_the_next_row(sft: dict[str, Any], name: str) -> None:
-    for resumed in resumed_of(sft["runs"][name]):
-        assert resumed.trained == sft["runs"][name]["whole"], f"killed after a save at step {resumed.save_at}"
-        assert (resumed.skipped, resumed.repeated) == (0, 0)
+# Prompts for generation workers
 
 
-@pytest.mark.parametrize("name", SFT)
-def test_each_epoch_of_an_sft_run_has_each_row_once_in_an_order_of_its_own(sft: dict[str, Any], name: str) -> None:
-    rows = [row for batch in sft["runs"][name]["whole"] for row in batch]
-    epochs = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
-
-    assert [sorted(epoch) for epoch in epochs] == [list(range(ROWS))] * EPOCHS
-    assert len({tuple(epoch) for epoch in epochs}) == EPOCHS
+async def take(loader: Any, number: int) -> list[Any]:
+    return [await loader.get_next_non_consumed_data() for _ in range(number)]
 
 
-def test_an_sft_run_with_another_seed_is_refused_and_not_only_logged(sft: dict[str, Any]) -> None:
-    assert sft["refused"].startswith("AD603 the checkpoint has seed=1, and the sampler seed=2")
+def test_prompts_that_were_given_out_and_not_trained_on_come_first_after_a_restart(opened: Callable[..., Any]) -> None:
+    async def start() -> Any:
+        trainer = opened(SkyRLAsyncTrainer, 4)
+        loader = trainer.async_train_dataloader
+        assert (list(loader), len(loader), trainer.num_steps_per_epoch) == ([], NUM_ROWS, 2)
+        given = await take(loader, 7)
+        await loader.mark_consumed_uids(uids([given[0], given[2], given[5]]))
+        await loader.mark_filtered_uids(uids([given[3]]))
+        assert loader.num_trained() == 3
+        return given, stored(loader)(), loader.get_consumed_uids_list(), loader.get_filtered_uids_list()
+
+    given, state, consumed, filtered = asyncio.run(start())
+    assert sorted(consumed) == sorted(uids([given[place] for place in (0, 2, 3, 5)]))
+    assert filtered == uids([given[3]])
+
+    async def resume() -> Any:
+        loader = opened(SkyRLAsyncTrainer, 4).async_train_dataloader
+        loader.load_state_dict(state)
+        loader.check_resumed()
+        loader.load_state_from_checkpoint(set(consumed), set(filtered))
+        rest = await take(loader, 5)
+        assert loader.num_trained() == 3
+        return rest
+
+    rest = asyncio.run(resume())
+    assert rest[:3] == [given[1], given[4], given[6]]
+    assert rest[4] is None, "eight prompts are an epoch of two batches, and four are over"
+    assert len({*uids(rest[:4]), *consumed}) == 8
 
 
-def test_what_skyrls_own_sampler_does_with_the_same_kill(sft: dict[str, Any]) -> None:
-    """Shown with ``-s``. Whatever it does, it comes to the end."""
-    sys.stdout.write("\n" + told(sft["runs"]))
+def test_the_next_epoch_begins_with_the_prompts_that_the_last_one_left_out(opened: Callable[..., Any]) -> None:
+    async def epochs() -> list[list[int]]:
+        loader = opened(SkyRLAsyncTrainer, 4).async_train_dataloader
+        found = []
+        for _ in range(2):
+            given = await take(loader, 8)
+            assert await loader.get_next_non_consumed_data() is None
+            await loader.mark_consumed_uids(uids(given))
+            await loader.reset_at_epoch_end()
+            found.append(numbers(given))
+        return found
 
-    assert all(
-        len(resumed.trained) == skyrl_sft.BATCHES for runs in sft["runs"].values() for resumed in resumed_of(runs)
-    )
+    first, second = asyncio.run(epochs())
+    assert sorted(first + second[:2]) == list(range(NUM_ROWS))
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # a call of torchdata
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_order_is_continued_exactly_with_workers_of_torch_too(num_workers: int) -> None:
-    torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+# What SkyRL would only log, or do in silence
 
-    def opened() -> Any:
-        rows = list(range(ROWS))
-        sampler = OrderSampler(rows, seed=1)
-        return torchdata.StatefulDataLoader(
-            rows, batch_size=4, sampler=sampler, num_workers=num_workers, collate_fn=list
-        )
 
-    def taken(loader: Any, number: int) -> list[list[int]]:
-        return list(islice((batch for _ in range(EPOCHS) for batch in loader), number))
+@pytest.mark.parametrize("kind", [SkyRLTrainer, SkyRLAsyncTrainer])
+def test_a_checkpoint_without_a_state_is_refused(opened: Callable[..., Any], kind: type) -> None:
+    with pytest.raises(SnapshotError, match="AD602 the checkpoint has no readable data.pt"):
+        opened(kind, 2).load_checkpoints()
 
-    whole = taken(opened(), 25)
-    for number in (1, 10, 11, 13):
-        first, second = opened(), opened()
-        before = taken(first, number)
-        second.load_state_dict(first.state_dict())
-        assert before + taken(second, 25 - number) == whole
+
+def test_a_trainer_that_has_no_checkpoint_begins_at_the_first_prompt(
+    opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.support.adapters.SkyRLBase.load_checkpoints", lambda self: (0, ""))
+
+    assert opened(SkyRLTrainer, 2).load_checkpoints() == (0, "")
+
+
+def test_a_checkpoint_is_not_written_without_the_state_of_the_loader(opened: Callable[..., Any]) -> None:
+    trainer = opened(SkyRLTrainer, 2)
+    trainer.train_dataloader = SimpleNamespace(state_dict=lambda: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        trainer.save_checkpoints()
+    assert trainer.checkpoint is None, "SkyRL has saved nothing"
+
+
+def test_a_batch_that_skyrl_would_shorten_is_refused(opened: Callable[..., Any]) -> None:
+    shortened = opened(SkyRLTrainer, 2)._remove_tail_data
+
+    assert shortened([1, 2, 3]) == [1, 2, 3]
+    with pytest.raises(ConfigError, match="AD463 SkyRL would leave out 1 of the 4 prompts of each batch"):
+        shortened([1, 2, 3, 4])
+
+
+def test_an_epoch_without_a_batch_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"AD463 an epoch has 10 prompts, fewer than trainer.train_batch_size=11"):
+        skyrl_experiment(skyrl_settings([path], train_batch_size=11))
+
+
+def test_a_trainer_with_another_data_set_is_refused() -> None:
+    trainer = SkyRLTrainer()
+    trainer.train_dataset = []
+
+    with pytest.raises(ConfigError, match=r"AD463 SkyRLTrainer was given the data set list: it needs that of .*PPOExp"):
+        trainer._build_train_dataloader_and_compute_training_steps()
+
+
+@pytest.mark.parametrize("read", [lambda prompts: prompts[0], pickle.dumps], ids=["an item", "workers of torch"])
+def test_a_loader_of_skyrl_over_our_prompts_is_refused(opened: Callable[..., Any], read: Any) -> None:
+    with pytest.raises(ConfigError, match="AD463 a loader of SkyRL reads the prompts of PPOExp"):
+        read(opened(SkyRLTrainer, 2).train_dataset)
+
+
+# The command
+
+
+@pytest.mark.parametrize(("own", "seed"), [(["asyncdata.seed=2"], 2), ([], 1)])
+def test_settings_of_ours_on_skyrls_command_line_reach_the_experiment_in_a_process_of_ray(
+    monkeypatch: pytest.MonkeyPatch, path: str, own: list[str], seed: int
+) -> None:
+    """SkyRL's own settings are SkyRL's to read."""
+    said: list[Any] = []
+
+    class BasePPOExp(SkyRLBase):
+        def run(self) -> None:
+            with closing(self.train_dataset) as prompts:
+                said.append(prompts.view.loader.config.seed)
+
+    def from_cli(words: list[str]) -> dict[str, Any]:
+        pairs = (word.removeprefix("asyncdata.").split("=") for word in words)
+        return {"asyncdata": {name: int(value) for name, value in pairs}} if words else {}
+
+    def from_cli_overrides(words: list[str]) -> Any:
+        said.append(words)
+        policy = SimpleNamespace(model=SimpleNamespace(path=str(demo_tokenizer())))
+        return skyrl_settings([path], policy=policy)
+
+    omegaconf = SimpleNamespace(from_cli=from_cli, to_container=lambda given: given)
+    stand_in_module(monkeypatch, "omegaconf", OmegaConf=omegaconf)
+    config = SimpleNamespace(from_cli_overrides=from_cli_overrides)
+    stand_in_module(monkeypatch, "skyrl.train.config", SkyRLTrainConfig=config)
+    stand_in_module(monkeypatch, "skyrl.train.utils", validate_cfg=lambda cfg: said.append("checked"))
+    stand_in_module(monkeypatch, "skyrl.train.utils.utils", initialize_ray=lambda cfg: said.append("started Ray"))
+    stand_in_module(monkeypatch, "skyrl.train.entrypoints.main_base", BasePPOExp=BasePPOExp)
+    remote = lambda **_: lambda function: SimpleNamespace(remote=function)  # noqa: E731
+    stand_in_module(monkeypatch, "ray", remote=remote, get=lambda found: found)
+    made_late(monkeypatch, skyrl, "PPOExp")
+    words = ["trainer.override_entrypoint=asyncdata.integrations.skyrl", "trainer.epochs=2"]
+    monkeypatch.setattr(sys, "argv", ["main_base", *words, *own])
+
+    skyrl.main()
+
+    assert said == [["trainer.epochs=2"], "checked", "started Ray", seed]
+
+
+# The order of SFT
+
+SFT_ROWS = 2500  # more than are computed together
+
+
+def sampler(number: int = SFT_ROWS, seed: int = 1) -> OrderSampler:
+    return OrderSampler(range(number), lengths=[number], seed=seed)
+
+
+def endless(ours: OrderSampler) -> Iterator[int]:
+    while True:
+        yield from ours
+
+
+def test_each_epoch_of_sft_has_each_index_once_in_an_order_of_its_own() -> None:
+    ours = sampler()
+    epochs = [list(ours) for _ in range(3)]
+
+    assert len(ours) == SFT_ROWS
+    assert all(sorted(epoch) == list(range(SFT_ROWS)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert list(sampler(seed=2)) != epochs[0]
+
+
+def test_the_order_of_sft_is_pinned() -> None:
+    """Another one would continue a run that was begun with an earlier release with other rows."""
+    ours, plain = sampler(10), OrderSampler(range(10))
+
+    assert [list(ours), list(ours)] == [[5, 8, 7, 3, 9, 1, 0, 6, 2, 4], [4, 5, 0, 9, 3, 1, 7, 6, 2, 8]]
+    assert list(plain) == list(sampler(10, seed=0))
+
+
+@pytest.mark.parametrize("number", [0, 1, 1024, 1025, SFT_ROWS - 1, SFT_ROWS, SFT_ROWS + 7])
+def test_a_restored_sampler_continues_with_exactly_the_next_index(number: int) -> None:
+    """After the last index of an epoch with the next one: an empty epoch would count as one."""
+    first, whole = sampler(), list(islice(endless(sampler()), 2 * SFT_ROWS))
+    taken = list(islice(endless(first), number))
+
+    second = sampler()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+
+    rest = list(second)
+    assert rest
+    assert taken + rest + list(islice(endless(second), 2 * SFT_ROWS - number - len(rest))) == whole
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (sampler(SFT_ROWS + 1).state_dict(), "AD603 the checkpoint has num_rows=2501, and .*=2500: restore the data"),
+        (sampler(seed=2).state_dict(), "AD603 the checkpoint has seed=2, and the sampler seed=1: restore the seed"),
+        ({"position": 3}, "AD602 this is the state of another sampler: it has no 'epoch'"),
+    ],
+)
+def test_a_state_of_other_data_or_another_sampler_is_refused(state: dict[str, Any], message: str) -> None:
+    with pytest.raises(SnapshotMismatchError if "AD603" in message else SnapshotError, match=message):
+        sampler().load_state_dict(state)

@@ -1,73 +1,138 @@
-"""The dataloader for torchtitan, built and checkpointed by torchtitan. ASYNCDATA_TORCHTITAN names a checkout of it."""
+"""The dataloader for torchtitan, over stand-ins of the two interfaces that torchtitan has had."""
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from typing import Any
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import asyncdata.integrations.torchtitan
-from asyncdata import ConfigError
-from tests.support.frameworks.killed_runs import checkout, resumed_of, run_driver, told
-from tests.support.frameworks.torchtitan import ROWS, TOKENS, VARIABLE
+import asyncdata.integrations.torchtitan as adapter
+from asyncdata import ChatTokenizeFn, ConfigError, HardPacking, Mix, Part, SoftPacking
+from tests.support.adapters import stand_in_for_frameworks
+from tests.support.frameworks.stand_ins import stand_in_module
 
-OWN = "torchtitan's"
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
+pytest.importorskip("torch", reason="torch is not installed")
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    packages = ("torch", "tyro", "torchdata", "datasets", "spmd_types")
-    checkout(VARIABLE, "torchtitan/components/checkpointer/dcp.py", packages)
-    return run_driver("tests.support.frameworks.torchtitan", tmp_path_factory.mktemp("torchtitan"))
-
-
-def test_a_killed_run_of_torchtitan_continues_with_exactly_the_next_batch(found: dict[str, Any]) -> None:
-    for resumed in resumed_of(found["ours"]):
-        assert resumed.trained == found["ours"]["whole"], f"killed after a save at step {resumed.save_at}"
-        assert (resumed.skipped, resumed.repeated) == (0, 0)
+OTHER_TOKENIZER = str(Path(adapter.__file__).parents[1] / "assets/demo_tokenizer")
+SHORT, LONG = "2.", "It is " + "two, " * 40
+TOKENS = 256
 
 
-def test_each_row_is_in_each_epoch_once(found: dict[str, Any]) -> None:
-    rows = [row for batch in found["ours"]["whole"] for row in batch]
-    epochs = len(rows) // ROWS
+@pytest.fixture(params=["torchtitan", "torchtitan 0.3"])
+def loader_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Our class over a stand-in for one of torchtitan's."""
+    stand_in_for_frameworks(monkeypatch)
+    if request.param == "torchtitan 0.3":
+        from torchtitan.components.data.loader import BaseDataLoader
 
-    assert epochs >= 2, "the run passes the end of an epoch"
-    for epoch in range(epochs):
-        assert sorted(rows[epoch * ROWS : (epoch + 1) * ROWS]) == list(range(ROWS))
-
-
-def test_a_checkpoint_of_one_rank_continues_on_two(found: dict[str, Any]) -> None:
-    continued = [row for step in found["more ranks"]["ours"] for row in step]
-    wanted = [row for batch in found["ours"]["whole"][8:16] for row in batch]
-
-    assert Counter(continued) == Counter(wanted)
+        stand_in_module(monkeypatch, "torchtitan.components.dataloader", BaseDataLoader=BaseDataLoader)
+        monkeypatch.delitem(sys.modules, "torchtitan.components.data.loader")
+    return adapter.AsyncDataLoader
 
 
-def test_the_loader_of_the_page_follows_torchtitans_command_line(found: dict[str, Any]) -> None:
-    """Its tokenizer and the length of its contexts are options that are read after the configuration."""
-    num_tokens, num_trained, longest, num_right = found["page"]
-
-    assert num_tokens == TOKENS
-    assert num_trained > 0
-    assert longest <= TOKENS, "longer rows are dropped"
-    assert num_right >= 1
+@pytest.fixture
+def chats(jsonl_file: Callable[..., Path]) -> str:
+    question = {"role": "user", "content": "1 + 1?"}
+    rows = [{"messages": [question, {"role": "assistant", "content": text}]} for text in (SHORT, LONG) * 4]
+    return str(jsonl_file(rows))
 
 
-def test_what_torchtitans_own_loader_does_with_the_same_kill(found: dict[str, Any]) -> None:
-    """Shown with ``-s``. Whatever it does, it comes to the end."""
-    if OWN not in found:
-        pytest.skip("torchtitan 0.3 has no loader for these rows")
-    runs = {name: found[name] for name in ("ours", OWN)}
-    sys.stdout.write(f"\n{told(runs)}{OWN}, from 1 rank to 2: {found['more ranks'][OWN]}\n")
+@pytest.fixture
+def build(loader_class: Any, small_tokenizer: Path) -> Callable[..., Any]:
+    """The loader as torchtitan builds it: with its own tokenizer, and contexts of 64 tokens."""
 
-    assert all(len(resumed.trained) == 40 for of_one in runs.values() for resumed in resumed_of(of_one))
+    def built(**settings: Any) -> Any:
+        config = loader_class.Config(num_workers=0, knobs={"shuffle": False, "timeout_s": 240}, **settings)
+        tokenizer = SimpleNamespace(tokenizer_path=str(small_tokenizer))
+        lengths = {"max_context_length": 64, "num_tokens_per_batch": TOKENS}
+        return closing(loader_class(config, dp_world_size=1, dp_rank=0, tokenizer=tokenizer, **lengths))
+
+    return built
 
 
-def test_a_missing_torchtitan_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchtitan", None)
+def test_a_function_that_is_made_late_has_torchtitans_tokenizer_and_length(
+    build: Callable[..., Any], chats: str, small_tokenizer: Path
+) -> None:
+    got = []
 
-    with pytest.raises(ConfigError, match="AsyncDataLoader needs torchtitan"):
-        _ = asyncdata.integrations.torchtitan.AsyncDataLoader
+    def make(tokenizer: str, length: int) -> ChatTokenizeFn:
+        got.append((tokenizer, length))
+        return ChatTokenizeFn(tokenizer, max_length=length)
+
+    with build(dataset=chats, make_tokenize_fn=make) as loader:
+        inputs, labels = next(iter(loader))
+
+    assert got == [(str(small_tokenizer), 64)]
+    assert inputs["input"].shape == labels.shape == (TOKENS,)
+    assert int((inputs["positions"] == 0).sum()) >= 4, "the four short rows; the long ones are dropped"
+
+
+def test_labels_are_the_next_tokens_and_positions_begin_again_in_a_context(
+    build: Callable[..., Any], jsonl_file: Callable[..., Path]
+) -> None:
+    rows = jsonl_file([{"tokens": list(range(1, 101))}, {"tokens": list(range(201, 221))}])
+    with build(dataset=str(rows), tokenize_fn=lambda row: row) as loader:
+        inputs, labels = next(iter(loader))
+
+    assert inputs["positions"][:120].tolist() == [*range(64), *range(36), *range(20)]
+    assert labels[:120].tolist() == [*range(2, 101), -100, *range(202, 221), -100]
+
+
+@pytest.mark.parametrize("length", [64, None])
+def test_a_function_of_torchtitans_tokenizer_and_length_is_taken(
+    build: Callable[..., Any], chats: str, small_tokenizer: Path, length: int | None
+) -> None:
+    with build(dataset=chats, tokenize_fn=ChatTokenizeFn(small_tokenizer, max_length=length)) as loader:
+        next(iter(loader))
+        loader.load_state_dict({})  # what torchtitan has of a checkpoint without a loader
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tokenizer": OTHER_TOKENIZER, "max_length": 64}, "AD640 tokenize_fn has the tokenizer in .*demo_tokenizer"),
+        ({"max_length": 32}, "AD640 tokenize_fn has max_length=32, and torchtitan's contexts have 64 tokens"),
+        ({"max_length": 2048}, "AD640 tokenize_fn has max_length=2048, and torchtitan's contexts have 64 tokens"),
+    ],
+)
+def test_a_function_of_another_tokenizer_or_length_is_refused(
+    build: Callable[..., Any], chats: str, small_tokenizer: Path, settings: dict[str, Any], message: str
+) -> None:
+    function = ChatTokenizeFn(**{"tokenizer": small_tokenizer, **settings})
+
+    with pytest.raises(ConfigError, match=message):
+        build(dataset=chats, tokenize_fn=function)
+    with pytest.raises(ConfigError, match=message):
+        build(dataset=Mix({"math": Part(chats, tokenize_fn=function)}))
+
+
+def test_two_tokenize_functions_are_refused(build: Callable[..., Any], chats: str, small_tokenizer: Path) -> None:
+    function = ChatTokenizeFn(small_tokenizer)
+
+    with pytest.raises(ConfigError, match="AD640 tokenize_fn and make_tokenize_fn are both set"):
+        build(dataset=chats, tokenize_fn=function, make_tokenize_fn=lambda tokenizer, length: function)
+
+
+@pytest.mark.parametrize("packing", [SoftPacking(max_length=128), HardPacking(max_length=512)])
+def test_a_packing_of_another_length_is_refused(build: Callable[..., Any], chats: str, packing: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"AD640 packing has max_length={packing.max_length}, and a batch .* 256"):
+        build(dataset=chats, packing=packing)
+
+
+def test_a_batch_of_torchtitan_0_3_has_rows(loader_class: Any, chats: str, small_tokenizer: Path) -> None:
+    config = loader_class.Config(
+        dataset=chats, num_workers=0, make_tokenize_fn=lambda tokenizer, length: ChatTokenizeFn(tokenizer)
+    )
+    given = {"tokenizer": SimpleNamespace(tokenizer_path=str(small_tokenizer)), "snapshot_every_n_steps": None}
+    lengths = {"seq_len": 128, "local_batch_size": 2}
+    with closing(loader_class(config, dp_world_size=1, dp_rank=0, **given, **lengths)) as loader:
+        inputs, labels = next(iter(loader))
+
+    assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (2, 128)

@@ -1,92 +1,114 @@
-"""Trainers of transformers and TRL over a loader: killed and resumed, the losses are equal."""
+"""``attach``, without a model: what a trainer of transformers or TRL gets, its epochs and its checkpoints.
+
+Trainers with a model are in ``test_killed_trainers.py``.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
+import shutil
+from contextlib import closing
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 
-from asyncdata import ConfigError, DataLoader, PreferenceCollator, PreferenceTokenizeFn, RowFn, SnapshotError
+from asyncdata import (
+    ConfigError,
+    DataLoader,
+    PreferenceCollator,
+    PreferenceTokenizeFn,
+    RowFn,
+    RowShuffle,
+    SnapshotError,
+)
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("accelerate", reason="accelerate is not installed, which Trainer needs")
 
 from asyncdata.integrations.torch import StatefulDataLoader
-from asyncdata.integrations.transformers import attach
+from asyncdata.integrations.transformers import attach, placeholder
+from tests.support.adapters import trainer_of
 
-PROGRAM = "tests.integration.frameworks.hf_trainer"
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+ROWS = 40
+KNOBS: dict[str, Any] = {"tokenize_fn": RowFn(), "num_workers": 0, "timeout_s": 240}
 
 
 @pytest.fixture
-def rows(jsonl_file):
-    def chat(number):
-        question = {"role": "user", "content": f"What is {number} plus {number * 7 % 13}?"}
-        return [question, {"role": "assistant", "content": f"It is {number + number * 7 % 13}. " * (1 + number % 5)}]
-
-    def answers(number):
-        """For the trainers of pairs."""
-        wrong = {"role": "assistant", "content": f"No idea, {number}."}
-        return {"chosen": chat(number)[1:], "rejected": [wrong]}
-
-    return jsonl_file([{"messages": chat(n), "prompt": chat(n)[:1], "number": n, **answers(n)} for n in range(40)])
+def rows(jsonl_file: Callable[..., Path]) -> Path:
+    return jsonl_file([{"prompt": "p", "number": number} for number in range(ROWS)])
 
 
-def run(settings, **changes):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", PROGRAM, json.dumps({**settings, **changes})],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == (-signal.SIGKILL if changes.get("kill_at") else 0), done.stderr[-2000:]
+@pytest.fixture
+def loader(rows: Path) -> Iterator[DataLoader]:
+    with DataLoader(rows, batch_size=3, **KNOBS) as loader:
+        yield loader
 
 
-@pytest.mark.thorough
-@pytest.mark.timeout(900)  # three processes, each of which imports torch and transformers
-@pytest.mark.parametrize(
-    ("trainer", "packed"),
-    [
-        ("Trainer", False),
-        ("SFTTrainer", False),
-        ("SFTTrainer", True),
-        ("DPOTrainer", False),
-        ("RewardTrainer", False),
-        ("GRPOTrainer", False),
-    ],
-    ids=["Trainer", "SFTTrainer", "SFTTrainer packed", "DPOTrainer", "RewardTrainer", "GRPOTrainer"],
-)
-def test_a_killed_training_resumes_with_the_same_batches_and_losses(tmp_path, rows, small_tokenizer, trainer, packed):
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
-    if trainer != "Trainer":
-        pytest.importorskip("trl", reason="trl is not installed")
-    settings = {"trainer": trainer, "packed": packed, "rows": str(rows), "tokenizer": str(small_tokenizer)}
-    whole, report = tmp_path / "whole.json", tmp_path / "report.json"
-
-    run(settings, folder=str(tmp_path / "whole"), report=str(whole), resume=False)
-    run(settings, folder=str(tmp_path / "killed"), report=str(report), resume=False, kill_at=6)
-    run(settings, folder=str(tmp_path / "killed"), report=str(report), resume=True)
-
-    expected, resumed = json.loads(whole.read_text()), json.loads(report.read_text())
-    assert resumed["losses"] == expected["losses"], "of all steps: the trainer's log has those before the checkpoint"
-    assert resumed["weights"] == expected["weights"]
-    num_before = len(expected["seen"]) // 2  # saved in the middle
-    assert resumed["seen"] == expected["seen"][num_before:]
+def numbers(batch: Any) -> list[int]:
+    return [row["number"] if isinstance(row, dict) else row.extra["number"] for row in batch]
 
 
-def test_the_batches_of_pairs_are_those_of_trls_own_collator(jsonl_file, small_tokenizer):
+# Batches
+
+
+def test_the_trainer_skips_no_batches_and_asks_the_loader(loader: DataLoader) -> None:
+    trainer = trainer_of()
+
+    attach(trainer, loader)
+
+    assert trainer.args.ignore_data_skip
+    assert not hasattr(trainer.get_train_dataloader(), "__len__")
+
+
+def test_prompts_are_repeated_as_trl_repeats_them(rows: Path) -> None:
+    """2 ranks, 3 prompts a generation batch, 4 times each, used 2 * 3 times."""
+    parts = []
+    for rank in range(2):
+        groups = {"num_generations": 4, "num_iterations": 3, "generation_batch_size": 12, "steps_per_generation": 2}
+        trainer = trainer_of(world_size=2, process_index=rank, **groups)
+        vars(trainer)["_step"] = 0
+        with DataLoader(rows, **KNOBS) as loader:
+            attach(trainer, loader)
+            batches = iter(trainer.get_train_dataloader())
+            parts.append([numbers(next(batches)) for _ in range(8)])
+            saved = trainer.callback_handler.callbacks[0].state()
+            following = numbers(next(batches))
+            attach(trainer, loader)
+            state = SimpleNamespace(stateful_callbacks={"AsyncDataState": [saved]}, global_step=7)
+            trainer.callback_handler.callbacks[-1].on_train_begin(None, state, None)
+            assert numbers(next(iter(trainer.get_train_dataloader()))) == following
+            assert vars(trainer)["_step"] == 2, "TRL samples completions again only where it is a multiple"
+
+    with DataLoader(rows, **KNOBS) as loader:
+        first, second, third, fourth = numbers(loader.get_next_batch(4))
+    assert parts[0][:6] == [[first] * 4 + [second] * 2] * 6
+    assert parts[1][:6] == [[second] * 2 + [third] * 4] * 6
+    assert parts[0][6][:4] == parts[0][7][:4] == [fourth] * 4
+
+
+def test_prompts_of_one_epoch_come_to_an_end(rows: Path) -> None:
+    trainer = trainer_of(num_generations=2)
+    with DataLoader(rows, epochs=1, **KNOBS) as loader:
+        attach(trainer, loader)
+
+        assert sorted(number for batch in trainer.get_train_dataloader() for number in numbers(batch)[::2]) == list(
+            range(ROWS)
+        )
+
+
+def test_the_batches_of_pairs_are_those_of_trls_own_collator(
+    jsonl_file: Callable[..., Path], small_tokenizer: Path
+) -> None:
     trl = pytest.importorskip("trl.trainer.dpo_trainer", reason="trl is not installed")
-    rows = jsonl_file(
-        [{"prompt": "1 + " * n, "chosen": " is " * (n % 3 + 1), "rejected": "?" * n} for n in range(1, 9)]
-    )
-    with DataLoader(
-        rows, tokenize_fn=PreferenceTokenizeFn(str(small_tokenizer)), num_workers=0, timeout_s=240
-    ) as loader:
+    pairs = [{"prompt": "1 + " * n, "chosen": " is " * (n % 3 + 1), "rejected": "?" * n} for n in range(1, 9)]
+    knobs = KNOBS | {"tokenize_fn": PreferenceTokenizeFn(str(small_tokenizer))}
+    with DataLoader(jsonl_file(pairs), **knobs) as loader:
         samples = loader.get_next_batch(5)
     found = PreferenceCollator(pad_id=7)(samples)
 
@@ -106,56 +128,56 @@ def test_the_batches_of_pairs_are_those_of_trls_own_collator(jsonl_file, small_t
     }
 
 
-# What is refused
-
-
-def trainer_of(**changes):
-    arguments = SimpleNamespace(max_steps=10, world_size=1, process_index=0, **changes)
-    callbacks = []
-    handler = SimpleNamespace(callbacks=callbacks)
-    return SimpleNamespace(
-        args=arguments, callback_handler=handler, add_callback=callbacks.append, remove_callback=lambda kind: None
-    )
+# Checkpoints
 
 
 @pytest.fixture
-def loader(rows):
-    with DataLoader(rows, tokenize_fn=RowFn(), num_workers=0, timeout_s=240, batch_size=2) as loader:
-        yield loader
+def folder(tmp_path: Path) -> Path:
+    """Checkpoints of the steps 2, 4, 10 and 12; the last two were not saved whole."""
+    for step, state in ((2, "{}"), (4, "{}"), (10, '{"global_'), (12, None)):
+        path = tmp_path / "out" / f"checkpoint-{step}"
+        path.mkdir(parents=True)
+        if state is not None:
+            (path / "trainer_state.json").write_text(state)
+    return tmp_path / "out"
 
 
-def test_max_steps_is_demanded(loader):
-    trainer = trainer_of()
-    trainer.args.max_steps = -1
+@pytest.mark.parametrize(
+    ("given", "taken", "left_out"),
+    [
+        (True, "checkpoint-4", [12, 10]),
+        ("checkpoint-12", "checkpoint-4", [12, 10]),
+        ("checkpoint-10", "checkpoint-4", [10]),
+        ("checkpoint-2", "checkpoint-2", []),
+        ("another name", "another name", []),
+        (None, None, []),
+        (False, False, []),
+    ],
+)
+def test_a_checkpoint_that_was_not_saved_whole_is_left_out_by_name(
+    loader: DataLoader, folder: Path, given: Any, taken: Any, left_out: list[int]
+) -> None:
+    trainer = trainer_of(output_dir=str(folder), max_steps=10)
+    attach(trainer, loader)
 
-    with pytest.raises(ConfigError, match="pass max_steps="):
-        attach(trainer, loader)
+    with structlog.testing.capture_logs() as logs:
+        trainer.train(resume_from_checkpoint=str(folder / given) if isinstance(given, str) else given)
 
-
-def test_a_loader_of_other_ranks_is_refused(loader):
-    trainer = trainer_of()
-    trainer.args.world_size = 2
-
-    with pytest.raises(ConfigError, match=r"the loader is rank 0 of 1, and the trainer rank 0 of 2: pass ranks="):
-        attach(trainer, loader)
-
-
-def test_reference_log_probs_computed_before_the_training_are_refused(loader):
-    trainer = trainer_of(precompute_ref_log_probs=True)
-
-    with pytest.raises(ConfigError, match="precompute_ref_log_probs"):
-        attach(trainer, loader)
-
-
-def test_a_grouping_trainer_wants_a_loader_of_single_rows(loader):
-    trainer = trainer_of(generation_batch_size=8, steps_per_generation=2)
-    trainer.num_generations = 2
-
-    with pytest.raises(ConfigError, match="repeats prompts and shares them out itself"):
-        attach(trainer, StatefulDataLoader(loader))
+    assert trainer.trained == [(str(folder / taken) if isinstance(taken, str) else taken, 10)]
+    assert [entry["path"] for entry in logs] == [str(folder / f"checkpoint-{step}") for step in left_out]
 
 
-def test_a_checkpoint_without_a_state_is_refused_unless_it_is_allowed(loader):
+def test_no_whole_checkpoint_at_all_is_an_error_that_names_the_newest(loader: DataLoader, folder: Path) -> None:
+    for step in (2, 4):
+        shutil.rmtree(folder / f"checkpoint-{step}")
+    trainer = trainer_of(output_dir=str(folder))
+    attach(trainer, loader)
+
+    with pytest.raises(SnapshotError, match=r"AD641 .*checkpoint-12 was not saved whole"):
+        trainer.train(True)
+
+
+def test_a_checkpoint_without_a_state_is_refused_unless_it_is_allowed(loader: DataLoader) -> None:
     state = SimpleNamespace(stateful_callbacks={}, global_step=4)
     trainer = trainer_of()
     attach(trainer, loader)
@@ -169,37 +191,143 @@ def test_a_checkpoint_without_a_state_is_refused_unless_it_is_allowed(loader):
     assert list(state.stateful_callbacks) == ["AsyncDataState"]
 
 
-def test_the_trainer_skips_no_batches_and_asks_the_loader(loader):
+# Evaluation
+
+
+def test_an_evaluation_is_one_epoch_and_always_the_same(loader: DataLoader, rows: Path) -> None:
     trainer = trainer_of()
+    trainer.eval_dataset = placeholder()
+    with DataLoader(rows, batch_size=8, **KNOBS) as evaluated:
+        attach(trainer, loader, eval_loader=evaluated)
 
-    attach(trainer, loader)
+        first, second = (list(trainer.get_eval_dataloader(own)) for own in (trainer.eval_dataset, None))
 
-    assert trainer.args.ignore_data_skip
-    assert not hasattr(trainer.get_train_dataloader(), "__len__")
-    batches = iter(trainer.get_train_dataloader())
-    assert [len(next(batches)) for _ in range(25)] == [2] * 25, "epoch after epoch"
+    found = [[number for batch in loop for number in numbers(batch)] for loop in (first, second)]
+    assert found[0] == found[1]
+    assert sorted(found[0]) == list(range(ROWS))
+    assert trainer.get_eval_dataloader("another") == "another", "a set that the caller names is the trainer's own"
 
 
-def test_prompts_are_repeated_as_trl_repeats_them(rows):
-    """2 ranks, 3 prompts a generation batch, 4 times each, used 2 * 3 times."""
-    parts = []
-    for rank in range(2):
-        trainer = trainer_of(generation_batch_size=12, steps_per_generation=2)
-        trainer.num_generations, trainer.num_iterations = 4, 3
-        trainer.args.world_size, trainer.args.process_index = 2, rank
-        with DataLoader(rows, tokenize_fn=RowFn(), num_workers=0, timeout_s=240) as loader:
-            attach(trainer, loader)
-            batches = iter(trainer.get_train_dataloader())
-            parts.append([[row["number"] for row in next(batches)] for _ in range(7)])
-            saved = trainer.callback_handler.callbacks[0].state()
-            following = [row["number"] for row in next(batches)]
-            attach(trainer, loader)
-            state = SimpleNamespace(stateful_callbacks={"AsyncDataState": saved}, global_step=7)
-            trainer.callback_handler.callbacks[-1].on_train_begin(None, state, None)
-            assert [row["number"] for row in next(iter(trainer.get_train_dataloader()))] == following
+# Epochs
 
-    with DataLoader(rows, tokenize_fn=RowFn(), num_workers=0, timeout_s=240) as loader:
-        first, second, third, fourth = (sample.extra["number"] for sample in loader.get_next_batch(4))
-    assert parts[0][:6] == [[first] * 4 + [second] * 2] * 6
-    assert parts[1][:6] == [[second] * 2 + [third] * 4] * 6
-    assert parts[0][6][:4] == [fourth] * 4
+
+@pytest.mark.parametrize(
+    ("knobs", "given", "num_steps"),
+    [
+        ({}, 14, 42),
+        ({}, "count", 42),
+        ({"shuffle": RowShuffle(only_kept=True)}, None, 42),
+        ({"shuffle": RowShuffle(only_kept=True), "drop_last": True}, None, 39),
+    ],
+    ids=["given", "counted", "known", "known, drop_last"],
+)
+def test_epochs_are_steps(rows: Path, tmp_path: Path, knobs: dict[str, Any], given: Any, num_steps: int) -> None:
+    """40 rows in batches of 3, and three epochs."""
+    trainer = trainer_of(max_steps=-1)
+    with DataLoader(rows, batch_size=3, cache={"folder": str(tmp_path / "cache")}, **KNOBS, **knobs) as loader:
+        attach(trainer, loader, batches_per_epoch=given)
+        trainer.train()
+
+        assert loader.position().epoch == 0, "the count has moved nothing"
+    assert trainer.trained == [(None, num_steps)]
+
+
+def test_epochs_of_prompts_are_their_generation_batches_with_all_repeats(rows: Path) -> None:
+    """40 prompts, 3 a generation batch, each used twice; two batches a step."""
+    groups = {"num_generations": 2, "generation_batch_size": 6, "steps_per_generation": 2}
+    trainer = trainer_of(max_steps=-1, gradient_accumulation_steps=2, **groups)
+    with DataLoader(rows, shuffle="full", **KNOBS) as loader:
+        attach(trainer, loader)
+        trainer.train()
+
+    assert trainer.trained == [(None, 3 * 14 * 2 // 2)]
+
+
+def test_a_resumed_training_has_the_counted_epoch_in_its_checkpoint(rows: Path, tmp_path: Path) -> None:
+    place = tmp_path / "checkpoint-4"
+    place.mkdir()
+    saved = '{"stateful_callbacks": {"AsyncDataState": [{"attributes": {"num_batches": 7}}]}}'
+    (place / "trainer_state.json").write_text(saved)
+    trainer = trainer_of(max_steps=-1, output_dir=str(tmp_path))
+    with DataLoader(rows, batch_size=3, **KNOBS) as loader:
+        attach(trainer, loader, batches_per_epoch="count")
+        trainer.train(str(place))
+
+    assert trainer.trained == [(str(place), 3 * 7)]
+
+
+def test_max_steps_goes_before_epochs_which_are_counted_all_the_same(loader: DataLoader) -> None:
+    trainer = trainer_of(max_steps=10, logging_strategy="epoch", eval_strategy="no", save_strategy="no")
+    attach(trainer, loader, batches_per_epoch=4)
+    trainer.train()
+    control = SimpleNamespace(should_log=False, should_evaluate=False, should_save=False)
+    seen = []
+    for step in range(1, 9):
+        control.should_log = False
+        state = SimpleNamespace(global_step=step, max_steps=10, epoch=None)
+        trainer.callback_handler.callbacks[-1].on_step_end(trainer.args, state, control)
+        seen.append((state.epoch, control.should_log))
+
+    assert trainer.trained == [(None, 10)]
+    assert seen == [(step / 4, step in (4, 8)) for step in range(1, 9)]
+    assert not (control.should_evaluate or control.should_save)
+
+
+# What cannot work
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "message"),
+    [
+        ({"max_steps": -1}, {}, r"AD643 .* no max_steps.* pass max_steps=; .* 'count'.* RowShuffle"),
+        *(
+            ({"max_steps": -1}, {"batches_per_epoch": given}, "AD643 batches_per_epoch is a whole number from 1 on, or")
+            for given in (0, True, "counted", 2.5)
+        ),
+        ({"world_size": 2}, {}, "the loader is rank 0 of 1, and the trainer rank 0 of 2: pass ranks="),
+        ({"process_index": 1}, {}, "the loader is rank 0 of 1, and the trainer rank 1 of 1: pass ranks="),
+        ({"precompute_ref_log_probs": True}, {}, "precompute_ref_log_probs computes .*: leave it out"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(
+    loader: DataLoader, settings: dict[str, Any], given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        attach(trainer_of(**settings), loader, **given)
+
+
+def test_an_epoch_without_a_batch_is_refused(jsonl_file: Callable[..., Path]) -> None:
+    trainer = trainer_of(max_steps=-1)
+    shuffle = RowShuffle(only_kept=True)
+    with closing(DataLoader(jsonl_file([{}]), batch_size=3, shuffle=shuffle, drop_last=True, **KNOBS)) as loader:
+        attach(trainer, loader)
+
+        with pytest.raises(ConfigError, match="AD643 an epoch of this loader has no batch"):
+            trainer.train()
+
+
+@pytest.mark.parametrize("knobs", [{"n_samples_per_prompt": 2}, {"ranks": {"rank": 0, "world_size": 2}}, None])
+def test_a_grouping_trainer_wants_a_loader_of_single_rows(rows: Path, knobs: dict[str, Any] | None) -> None:
+    with closing(DataLoader(rows, **KNOBS, **knobs or {})) as loader:
+        given = StatefulDataLoader(loader) if knobs is None else loader
+        with pytest.raises(ConfigError, match="repeats prompts and shares them out itself"):
+            attach(trainer_of(num_generations=2), given)
+
+
+@pytest.mark.parametrize(
+    ("eval_dataset", "is_same", "message"),
+    [
+        ("placeholder", None, "AD642 the trainer's eval_dataset is a placeholder: pass eval_loader="),
+        ("placeholder", True, "AD642 eval_loader is the loader of the training"),
+        ({"a": None}, False, "AD642 eval_loader= is one set of batches"),
+    ],
+)
+def test_an_evaluation_that_cannot_work_is_refused(
+    loader: DataLoader, eval_dataset: Any, is_same: bool | None, message: str
+) -> None:
+    trainer = trainer_of()
+    trainer.eval_dataset = placeholder() if eval_dataset == "placeholder" else eval_dataset
+    other: Any = SimpleNamespace(config=loader.config)
+
+    with pytest.raises(ConfigError, match=message):
+        attach(trainer, loader, eval_loader={None: None, True: loader, False: other}[is_same])

@@ -2,31 +2,124 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.frameworks.killed_runs import run_driver
+from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
+for package in ("torch", "trl"):
+    pytest.importorskip(package, reason=f"{package} is not installed")
+
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]  # TRL's own
+
+IGNORED = -100
+GENERATION = (
+    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Path) -> dict[str, Any]:
-    for package in ("torch", "trl"):
-        pytest.importorskip(package, reason=f"{package} is not installed")
-    folder = tmp_path_factory.mktemp("trl")
-    return run_driver("tests.support.frameworks.trl_masks", folder, name=str(small_tokenizer))
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
 
 
-@pytest.mark.parametrize("kind", ["all", "assistant"])
-def test_chats_are_trained_as_sft_trainer_does_it(found: dict[str, Any], kind: str) -> None:
-    assert found[kind]["ours"] == found[kind]["trl"]
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
 
 
-@pytest.mark.parametrize("kind", ["chats", "chats without a prompt", "texts", "texts without one"])
-def test_pairs_are_trained_as_dpo_trainer_does_it(found: dict[str, Any], kind: str) -> None:
-    assert found[kind]["ours"] == found[kind]["trl"]
+CHATS = [
+    [user("What is 1 + 1?"), assistant("It is 2.")],
+    [{"role": "system", "content": "Be brief."}, user("Hi"), assistant("\n\nHello"), user("And?"), assistant("Bye  ")],
+    [user("a"), assistant("é 中文 😀"), user("b"), assistant("")],
+]
+PAIRS = [
+    {"prompt": [user("Sky?")], "chosen": [assistant("Blue.")], "rejected": [assistant("A fish.")]},
+    {
+        "prompt": [user("a"), assistant("b"), user("c")],
+        "chosen": [assistant("\n\ngood")],
+        "rejected": [assistant("bad"), user("no"), assistant("worse")],
+    },
+]
+IMPLICIT = [{name: pair["prompt"] + pair[name] for name in ("chosen", "rejected")} for pair in PAIRS]
+TEXTS = [
+    {"prompt": "The sky is", "chosen": " blue.", "rejected": " a fish."},
+    {"prompt": "under", "chosen": "standing", "rejected": "stand"},
+    {"prompt": "It ends", "chosen": " here<|im_end|>", "rejected": " there"},
+]
+IMPLICIT_TEXTS = [
+    {"chosen": "The sky is grey today", "rejected": "The sky is green"},
+    {"chosen": "ab", "rejected": "abc"},
+    {"chosen": "One two three", "rejected": "One two  four"},
+]
+
+
+def samples_of(folder: Path, rows: list[dict[str, Any]], tokenize_fn: Any) -> list[Any]:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with DataLoader(path, tokenize_fn=tokenize_fn, shuffle=False, num_workers=0, timeout_s=240, epochs=1) as loader:
+        return list(loader.get_next_batch(len(rows)))
+
+
+def given_to(tokenizer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a trainer is made of, besides its arguments."""
+    from datasets import Dataset
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
+    return {"model": model, "train_dataset": Dataset.from_list(rows), "processing_class": tokenizer}
+
+
+@pytest.mark.parametrize("train_on", ["all", "assistant"])
+def test_chats_are_trained_as_sft_trainer_does_it(tmp_path: Path, small_tokenizer: Path, train_on: Any) -> None:
+    """The first token is never trained, as nothing predicts it."""
+    import trl
+    from transformers import AutoTokenizer
+
+    tokenizer, template = AutoTokenizer.from_pretrained(small_tokenizer), {}
+    if train_on == "assistant":
+        tokenizer.chat_template, template = GENERATION, {"chat_template": GENERATION}
+    rows = [{"messages": chat} for chat in CHATS]
+    settings = {"use_cpu": True, "report_to": [], "max_length": None, "assistant_only_loss": train_on == "assistant"}
+    trainer = trl.SFTTrainer(args=trl.SFTConfig(output_dir=str(tmp_path), **settings), **given_to(tokenizer, rows))
+    theirs = [[row["input_ids"], [IGNORED, *row["labels"][1:]]] for row in trainer.train_dataset]
+
+    found = samples_of(tmp_path, rows, ChatTokenizeFn(small_tokenizer, train_on=train_on, **template))
+
+    assert [[sample.tokens.tolist(), sample.labels.tolist()] for sample in found] == theirs
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [PAIRS, IMPLICIT, TEXTS, IMPLICIT_TEXTS],
+    ids=["chats", "chats without a prompt", "texts", "texts without one"],
+)
+def test_pairs_are_trained_as_dpo_trainer_does_it(tmp_path: Path, small_tokenizer: Path, rows: Any) -> None:
+    """Of each answer: its tokens, and where the trained ones begin. The first token is never one of them."""
+    import trl
+    from transformers import AutoTokenizer
+
+    given = given_to(AutoTokenizer.from_pretrained(small_tokenizer), rows)
+    arguments = trl.DPOConfig(output_dir=str(tmp_path), use_cpu=True, report_to=[], max_length=None)
+    trainer = trl.DPOTrainer(ref_model=copy.deepcopy(given["model"]), args=arguments, **given)
+    theirs = [
+        [[row["prompt_ids"] + row[f"{answer}_ids"], len(row["prompt_ids"]) or 1] for answer in ("chosen", "rejected")]
+        for row in trainer.train_dataset
+    ]
+
+    ours = []
+    for sample in samples_of(tmp_path, rows, PreferenceTokenizeFn(small_tokenizer, train_on="completion")):
+        rejected, ((start, stop),) = sample.extra["rejected_input_ids"], sample.extra["rejected_spans"]
+        first = int((sample.labels == IGNORED).sum())
+        assert stop == len(rejected)
+        assert (sample.labels[first:] == sample.tokens[first:]).all()
+        ours.append([[sample.tokens.tolist(), first], [rejected, start]])
+    assert ours == theirs

@@ -10,13 +10,10 @@ from asyncdata import DataLoader
 
 
 @pytest.fixture
-def chats(jsonl_file):
-    """Rows of many lengths; every seventh is too long, and is dropped."""
-    from tests.support.torch_loading import chat  # it needs torch
+def chats(tmp_path):
+    from tests.support.torch_loading import write_chats  # it needs torch
 
-    return jsonl_file(
-        [{"number": number, "messages": chat(number, 1 + number % 7 * 4 ** (number % 7 // 6))} for number in range(150)]
-    )
+    return write_chats(tmp_path / "rows.jsonl")
 
 
 @pytest.fixture
@@ -29,10 +26,10 @@ def opened():
 @pytest.fixture
 def open_loader(chats, opened):
     from asyncdata.integrations.torch import StatefulDataLoader
-    from tests.support.torch_loading import settings
+    from tests.support.torch_loading import knobs
 
     def opens(trainer_lookahead=0, **changes):
-        inner = DataLoader(chats, **settings(**changes))
+        inner = DataLoader(chats, **knobs(**changes))
         return opened(StatefulDataLoader(inner, trainer_lookahead=trainer_lookahead))
 
     return opens

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import re
 import signal
 import subprocess
 import sys
+import threading
 import traceback
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 KILLED_AFTER = 3
 """Batches between the save and the kill: they are trained on, and lost with the weights."""
+
+TIMEOUT_S = 120
 
 
 class Run(Protocol):
@@ -36,15 +39,6 @@ class Run(Protocol):
 
     def save(self) -> None:
         """Save as the framework does it after a step."""
-
-
-class Resumed(NamedTuple):
-    """What was trained on until ``save_at``, and after the restart; and rows left out and repeated by that."""
-
-    save_at: int
-    trained: list[list[Any]]
-    skipped: int
-    repeated: int
 
 
 def checkout(variable: str, file: str, packages: Iterable[str] = ()) -> str:
@@ -107,22 +101,13 @@ def run_trainer(
     return {"seen": seen} | ({} if kill_at else json.loads(Path(files["report"]).read_text()))
 
 
-def assert_resumed(
-    whole: dict[str, Any], killed: dict[str, Any], resumed: dict[str, Any], *, saved_at: int, steps: int
-) -> None:
-    """That a killed and resumed training took the rows of one that was left alone, with the same losses.
+def kill_and_resume(
+    open_run: Callable[[Path], Run], folder: Path, *, num_batches: int, saves: list[int], **told: Any
+) -> Any:
+    """The batches of a run that is left alone, and those of runs killed :data:`KILLED_AFTER` batches after a save.
 
-    A loader may have collated a batch more than the trainer used.
+    :param told: what is added for the test, such as the number of ``rows`` of an epoch.
     """
-    trained = killed["seen"][:saved_at] + resumed["seen"]
-    wanted, counted = (Counter(sum(batches[:steps], [])) for batches in (whole["seen"], trained))
-    assert ((wanted - counted).total(), (counted - wanted).total()) == (0, 0), "rows skipped, and repeated"
-    assert trained[:steps] == whole["seen"][:steps]
-    assert resumed["losses"] == whole["losses"]
-
-
-def kill_and_resume(open_run: Callable[[Path], Run], folder: Path, *, num_batches: int, saves: list[int]) -> Any:
-    """The batches of a run that is left alone, and those of runs killed :data:`KILLED_AFTER` batches after a save."""
     whole = _forked(open_run, folder / "whole", num_batches)
     resumed = []
     for save_at in saves:
@@ -131,7 +116,7 @@ def kill_and_resume(open_run: Callable[[Path], Run], folder: Path, *, num_batche
         assert len(killed) == save_at + KILLED_AFTER
         after = _forked(open_run, place, num_batches, starts_at=save_at)
         resumed.append([save_at, killed[:save_at] + after])
-    return {"whole": whole, "resumed": resumed}
+    return {"whole": whole, "resumed": resumed, **told}
 
 
 def _forked(open_run: Callable[[Path], Run], folder: Path, until: int, **times: int) -> list[list[Any]]:
@@ -167,27 +152,66 @@ def _take(run: Run, log: Path, until: int, *, starts_at: int = 0, save_at: int =
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def resumed_of(found: dict[str, Any]) -> list[Resumed]:
-    """For each save, what was trained on in all, against what a run without a kill trains on."""
-    wanted = Counter(row for batch in found["whole"] for row in batch)
-    answers = []
-    for save_at, trained in found["resumed"]:
-        counted = Counter(row for batch in trained for row in batch)
-        answers.append(Resumed(save_at, trained, (wanted - counted).total(), (counted - wanted).total()))
-    return answers
+class Stepped:
+    """A training in a thread, which waits after each step for what it shall do: a run of a framework with a loop."""
+
+    step: int
+
+    def __init__(self) -> None:
+        self.orders: queue.Queue[str] = queue.Queue()
+        self.answers: queue.Queue[Any] = queue.Queue()
+        self._must_order = self._has_ended = False
+
+    def start(self, train: Callable[[], Any]) -> None:
+        """Start the training."""
+        threading.Thread(target=self._run, args=(train,), daemon=True).start()
+
+    def _run(self, train: Callable[[], Any]) -> None:
+        try:
+            train()
+            self.answers.put(None)
+        except BaseException as error:
+            self.answers.put(error)
+
+    def is_to_save(self) -> bool:
+        """Called by the training after a step, which waits here."""
+        return self.orders.get(timeout=TIMEOUT_S) == "save"
+
+    def answer(self) -> Any:
+        """What the training tells next."""
+        found = self.answers.get(timeout=TIMEOUT_S)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def take(self) -> list[Any]:
+        """The next batch; an empty one after the end of the training."""
+        if self._has_ended:
+            return []
+
+        if self._must_order:
+            self.orders.put("go on")
+        self._must_order = True
+        found = self.answer()
+        self._has_ended = found is None
+        return found or []
+
+    def save(self) -> None:
+        self.orders.put("save")
+        assert self.answer() == "saved"
+        self._must_order = False
+
+
+def message_of(call: Callable[[], Any]) -> str:
+    """What the error of a call says."""
+    try:
+        call()
+    except Exception as error:
+        return str(error)
+    return "nothing"
 
 
 def main(drive: Callable[..., dict[str, Any]]) -> None:
     """The driver's command line: settings as JSON, and the file for the answer."""
     settings = json.loads(sys.argv[1])
     Path(sys.argv[2]).write_text(json.dumps(drive(Path(settings.pop("folder")), **settings)))
-
-
-def told(found: dict[str, Any]) -> str:
-    """A line for each run and save, for those who run a test with ``-s``."""
-    lines = []
-    for name, runs in found.items():
-        for save_at, trained, skipped, repeated in resumed_of(runs):
-            order = "the same" if trained == runs["whole"] else "another"
-            lines.append(f"{name}, saved at step {save_at}: {skipped} skipped, {repeated} repeated, {order} order\n")
-    return "".join(lines)

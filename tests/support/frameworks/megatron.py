@@ -20,8 +20,10 @@ from typing import Any
 from tests.support.frameworks.killed_runs import block_of, kill_and_resume, main
 
 VARIABLE = "ASYNCDATA_MEGATRON_BRIDGE"
-MODULE = "tests.support.frameworks.megatron"
+MODULE = "tests.support.frameworks.megatron"  # also where it is run as a program
 CODE = "src/megatron/bridge"
+NEEDS = {VARIABLE: f"{CODE}/training/checkpointing.py"}
+PACKAGES = ("torch",)
 ROWS = 42
 MICRO_BATCH = 2
 MICRO_BATCHES = 2  # of a step
@@ -37,23 +39,11 @@ class RerunDataIterator:
         return next(self.iterable)
 
 
-class Group:
-    """A process group, as much as is asked for its rank and size."""
-
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
-        self._place = rank, size
-
-    def rank(self) -> int:
-        return self._place[0]
-
-    def size(self) -> int:
-        return self._place[1]
+GROUP = SimpleNamespace(rank=lambda: 0, size=lambda: 1)
+GROUPS = SimpleNamespace(dp=GROUP, tp=GROUP, pp=GROUP, cp=GROUP)
 
 
-GROUPS = SimpleNamespace(dp=Group(), tp=Group(), pp=Group(), cp=Group())
-
-
-def _module(path: str) -> Any:
+def _load(path: str) -> Any:
     """One file that needs nothing of Megatron-Core."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, Path(os.environ[VARIABLE], CODE, path))
     assert spec is not None
@@ -86,18 +76,17 @@ def framework() -> SimpleNamespace:
         "RerunDataIterator": RerunDataIterator,
         "get_pg_rank": lambda group: group.rank(),
         "print_rank_0": lambda _: None,
-        "energon_torch_load": _module("utils/safe_pickle.py").energon_torch_load,
+        "energon_torch_load": _load("utils/safe_pickle.py").energon_torch_load,
         "GPTDatasetConfig": type("GPTDatasetConfig", (), {}),
     }
     utils = {"get_checkpoint_name", "join_paths", "ensure_directory_exists"}
     _take("training/utils/checkpoint_utils.py", utils, names)
     _take("training/checkpointing.py", {"maybe_save_dataloader_state", "maybe_load_dataloader_state"}, names)
     _take("data/loaders.py", {"build_train_valid_test_data_iterators", "cyclic_iter"}, names)
-    names["build_pretraining_data_loader"] = _module("data/samplers.py").build_pretraining_data_loader
     return SimpleNamespace(names=names, **names)
 
 
-def provider(rows: str, index: str) -> Any:
+def provider(rows: str) -> Any:
     """The class that the page tells a user to write, for these rows."""
     import numpy as np
 
@@ -122,20 +111,13 @@ def tokenize(row: dict[str, Any]) -> dict[str, Any]:
 class Run:
     """A training's iterator, made, saved and restored as ``setup`` and ``save_checkpoint`` do it."""
 
-    def __init__(self, bridge: SimpleNamespace, folder: Path, rows: str, *, is_ours: bool) -> None:
+    def __init__(self, bridge: SimpleNamespace, folder: Path, rows: str) -> None:
         self._bridge, self._folder = bridge, folder
         latest = folder / "latest.json"  # as much of a checkpoint of the model as is asked for
         self.step = json.loads(latest.read_text()) if latest.exists() else 0
-        kind = "external" if is_ours else "cyclic"
-        if is_ours:
-            context = SimpleNamespace(pg_collection=GROUPS)
-            train = provider(rows, str(folder.parent / "index")).build_datasets(context)[0]
-        else:
-            consumed = self.step * MICRO_BATCH * MICRO_BATCHES
-            numbers = [{"number": number} for number in range(ROWS)]
-            train = bridge.build_pretraining_data_loader(numbers, consumed, kind, MICRO_BATCH, 0, True)
+        train = provider(rows).build_datasets(SimpleNamespace(pg_collection=GROUPS))[0]
         bridge.names["build_train_valid_test_data_loaders"] = lambda **_: (train, None, None)
-        config = SimpleNamespace(dataset=SimpleNamespace(dataloader_type=kind))
+        config = SimpleNamespace(dataset=SimpleNamespace(dataloader_type="external"))
         self.iterator, _, _ = bridge.build_train_valid_test_data_iterators(config, None, lambda: None, None)
         if self.step:
             bridge.maybe_load_dataloader_state(self.iterator, self.step, str(folder / "energon"), pg_collection=GROUPS)
@@ -144,10 +126,10 @@ class Run:
         return [number for _ in range(MICRO_BATCHES) for number in next(self.iterator)["number"].tolist()]
 
     def save(self) -> None:
-        if hasattr(self.iterator.iterable, "save_state"):  # as save_checkpoint asks
-            self._bridge.maybe_save_dataloader_state(
-                None, self.iterator, self.step, str(self._folder / "energon"), pg_collection=GROUPS
-            )
+        assert hasattr(self.iterator.iterable, "save_state"), "save_checkpoint asks for it"
+        self._bridge.maybe_save_dataloader_state(
+            None, self.iterator, self.step, str(self._folder / "energon"), pg_collection=GROUPS
+        )
         (self._folder / "latest.json").write_text(json.dumps(self.step))
 
 
@@ -155,14 +137,12 @@ def drive(folder: Path) -> dict[str, Any]:
     bridge = framework()
     rows = folder / "rows.jsonl"
     rows.write_text("".join(json.dumps({"number": number}) + "\n" for number in range(ROWS)))
-    found = {}
-    for name, is_ours in (("ours", True), ("Megatron-Bridge's cyclic", False)):
 
-        def opens(place: Path, is_ours: bool = is_ours) -> Run:
-            return Run(bridge, place, str(rows), is_ours=is_ours)
+    def opens(place: Path) -> Run:
+        return Run(bridge, place, str(rows))
 
-        found[name] = kill_and_resume(opens, folder / name, num_batches=27, saves=[3, 10, 11, 13])
-    return found
+    runs = kill_and_resume(opens, folder / "ours", num_batches=27, saves=[3, 10, 11, 13], rows=ROWS)
+    return {"runs": {"ours": runs}}
 
 
 if __name__ == "__main__":

@@ -8,12 +8,14 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from tests.support.frameworks.killed_runs import kill_and_resume, main, run_block
+from tests.support.frameworks.killed_runs import block_of, kill_and_resume, main, message_of, run_block
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 VARIABLE = "ASYNCDATA_NEMO_RL"
+NEEDS = {VARIABLE: "nemo_rl/data/utils.py"}
+PACKAGES = ("torch", "ray", "torchdata", "yaml")
 ROWS = 42
 BATCH = 4
 
@@ -97,39 +99,28 @@ def _as_the_page_does(dataset: Any) -> Any:
     return names["dataset"]
 
 
-def drive(folder: Path, *, data: dict[str, Any]) -> dict[str, Any]:
+def drive(folder: Path) -> dict[str, Any]:
     sys.path.insert(0, os.environ[VARIABLE])
     import nemo_rl.data.utils
     import nemo_rl.utils.checkpoint  # noqa: F401 - before the forks
+    import yaml
 
-    path = write_rows(folder)
-    data = {"use_multiple_dataloader": False, "max_input_seq_length": 64, "validation": None, **data}
-    entry = {**data["train"], "data_path": path, "processor": "math_hf_data_processor"}
-    ours = {**data, "train": {**entry, "asyncdata": {**entry["asyncdata"], "cache": {"folder": str(folder / "index")}}}}
-    own = {**data, "shuffle": True, "train": {**entry, "dataset_name": "ResponseDataset"}}
-    del own["train"]["asyncdata"]
-    found = {}
-    for name, settings in (("ours", ours), ("NeMo-RL's", own)):
+    of_the_page = yaml.safe_load(block_of("use-it-with-nemo-rl.md", "yaml"))["data"]
+    data = {"use_multiple_dataloader": False, "max_input_seq_length": 64, "validation": None, **of_the_page}
+    data["train"] |= {"data_path": write_rows(folder), "processor": "math_hf_data_processor"}
+    data["train"]["asyncdata"] |= {"cache": {"folder": str(folder / "index")}}
 
-        def opens(place: Path, settings: dict[str, Any] = settings, is_ours: bool = name == "ours") -> Run:
-            return Run(place, json.loads(json.dumps(settings)), is_ours=is_ours)
+    def opens(place: Path, *, is_ours: bool = True) -> Run:
+        return Run(place, json.loads(json.dumps(data)), is_ours=is_ours)
 
-        found[name] = kill_and_resume(opens, folder / name, num_batches=27, saves=[3, 10, 13])
-    return {"runs": found, "forgotten": _without_state(folder, ours)}
-
-
-def _without_state(folder: Path, data: dict[str, Any]) -> str:
-    """What a restart says where ``with_state`` was forgotten."""
-    place = folder / "forgotten"
-    run = Run(place, json.loads(json.dumps(data)), is_ours=False)
-    run.take()
-    run.step = 1
-    run.save()
-    try:
-        Run(place, json.loads(json.dumps(data)), is_ours=False).take()
-    except Exception as error:
-        return str(error)
-    return "nothing"
+    runs = kill_and_resume(opens, folder / "ours", num_batches=27, saves=[3, 10, 13], rows=ROWS)
+    forgotten = opens(folder / "forgotten", is_ours=False)
+    forgotten.take()
+    forgotten.step = 1
+    forgotten.save()
+    said = message_of(opens(folder / "forgotten", is_ours=False).take)
+    wanted = r"AD445 an index of \[4\] is not the one after the last, which would be 0"
+    return {"runs": {"ours": runs}, "refused": {"without with_state()": [said, wanted]}}
 
 
 if __name__ == "__main__":

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import runpy
-import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.support.frameworks.killed_runs import ROOT, kill_and_resume, main, run_block
+from tests.support.frameworks.killed_runs import ROOT, Stepped, kill_and_resume, main, run_block
 from tests.support.frameworks.stand_ins import stand_in_for
 
 VARIABLE = "ASYNCDATA_OPENRLHF"
+NEEDS = {VARIABLE: "openrlhf/trainer/ppo_trainer.py"}
+PACKAGES = ("torch", "ray", "torchdata", "peft", "pylatexenc")
 ROWS = 42
 EPISODES = 3
 BATCHES = 48  # more than the training has
-TIMEOUT_S = 120
 HEAVY = ("deepspeed", "flash_attn", "vllm")  # they need a GPU to be installed
 
 
@@ -56,7 +54,7 @@ class Actors:
         if method_name == "get_checkpoint_states":
             return [run.strategy.load_ckpt(run.engine, os.path.join(run.strategy.args.ckpt.path, "_actor"))[1]]
         if method_name == "save_checkpoint":
-            while run.orders.get(timeout=TIMEOUT_S) == "save":
+            if run.is_to_save():
                 folder = os.path.join(run.strategy.args.ckpt.path, "_actor")
                 run.strategy.save_ckpt(
                     run.engine, folder, settings["tag"], client_state=settings["client_states"], max_num=100
@@ -65,20 +63,18 @@ class Actors:
         return []
 
 
-class Run:
-    """``PPOTrainer.fit`` in a thread, which waits after each step for what it shall do."""
+class Run(Stepped):
+    """``PPOTrainer.fit``."""
 
-    def __init__(self, folder: Path, rows: str, batch: int, index: Path | None) -> None:
+    def __init__(self, folder: Path, rows: str, batch: int, index: Path) -> None:
+        super().__init__()
         import openrlhf.trainer.ppo_trainer as module
         from openrlhf.utils.deepspeed import DeepspeedStrategy
 
-        self.orders: queue.Queue[str] = queue.Queue()
-        self.answers: queue.Queue[Any] = queue.Queue()
         self.strategy = DeepspeedStrategy.__new__(DeepspeedStrategy)
         self.strategy.args = settings(folder, rows, batch)
         self.engine = sys.modules["deepspeed"].DeepSpeedEngine()
-        if index is not None:
-            _as_the_page_does(index)
+        _as_the_page_does(index)
         actors = Actors(self)
         tokenizer = str(ROOT / "asyncdata/assets/demo_tokenizer")
         kind = module.PPOTrainer.__ray_metadata__.modified_class
@@ -90,43 +86,11 @@ class Run:
             _process_response_into_experience=lambda response, **_: response,
         )
         self.step = self.trainer.init_checkpoint_states()["global_step"]
-        self._thread = threading.Thread(target=self._fit, daemon=True)
-        self._has_batch = self._has_ended = False
-
-    def _fit(self) -> None:
-        try:
-            self.trainer.fit()
-            self.answers.put(None)
-        except BaseException as error:
-            self.answers.put(error)
+        self.start(self.trainer.fit)
 
     def _step(self, samples: list[str], step: int) -> Any:
         self.answers.put([int(prompt.split()[0]) for prompt in samples])
         return {}, step + 1
-
-    def _answer(self) -> Any:
-        found = self.answers.get(timeout=TIMEOUT_S)
-        if isinstance(found, BaseException):
-            raise found
-        return found
-
-    def take(self) -> list[Any]:
-        """The next batch; an empty one after the end of the training."""
-        if self._has_ended:
-            return []
-
-        if self._has_batch:
-            self.orders.put("go on")
-        else:
-            self._thread.start()
-        self._has_batch = True
-        found = self._answer()
-        self._has_ended = found is None
-        return found or []
-
-    def save(self) -> None:
-        self.orders.put("save")
-        self._answer()
 
 
 def settings(folder: Path, rows: str, batch: int) -> Any:
@@ -161,27 +125,6 @@ def _as_the_page_does(index: Path) -> None:
         openrlhf.plug_in, runpy.run_module = plug_in, own
 
 
-def _in_another_process() -> list[str]:
-    """Where the trainers of both kinds find ``prepare_datasets`` in a process of Ray, which unpickles their classes."""
-    import openrlhf.trainer.ppo_trainer as module
-    import openrlhf.trainer.ppo_trainer_async as async_module
-    from ray import cloudpickle
-
-    from asyncdata.integrations.openrlhf import plug_in
-
-    plug_in()
-    kinds = (module.PPOTrainer, async_module.GenerateSamplesActor)
-    code = cloudpickle.dumps([kind.__ray_metadata__.modified_class for kind in kinds])
-    words = (
-        "import sys; import tests.support.frameworks.openrlhf as own; own.import_openrlhf(); import inspect, pickle\n"
-        "for kind in pickle.loads(sys.stdin.buffer.read()):\n"
-        "    names = inspect.unwrap(kind.__init__).__globals__; print(names['prepare_datasets'].func.__module__)"
-    )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", words], input=code, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    return done.stdout.decode().split()[-2:]
-
-
 def import_openrlhf() -> None:
     os.environ["TQDM_DISABLE"] = "1"
     stand_in_for(*HEAVY)
@@ -199,20 +142,21 @@ def import_openrlhf() -> None:
     strategies.deepspeed.torch_dist_barrier_and_cuda_sync = lambda: None
 
 
-def drive(folder: Path, *, runs: dict[str, Any]) -> dict[str, Any]:
-    """Each of ``runs``: whether it is ours, its batch size, and where it saves."""
+def drive(folder: Path) -> dict[str, Any]:
+    """A batch of 4 leaves a short one at an episode's end, at which OpenRLHF sees that end. After whole ones not."""
     import_openrlhf()
     rows = folder / "rows.jsonl"
     rows.write_text("".join(json.dumps({"input": f"{n} + 1?", "label": str(n)}) + "\n" for n in range(ROWS)))
     found = {}
-    for name, (is_ours, batch, saves) in runs.items():
-        index = folder / "index" if is_ours else None
+    for name, batch, saves in (("a short last batch", 4, [3, 11, 13]), ("whole batches", 6, [3, 7, 9])):
 
-        def opens(place: Path, batch: int = batch, index: Path | None = index) -> Run:
-            return Run(place, str(rows), batch, index)
+        def opens(place: Path, batch: int = batch) -> Run:
+            return Run(place, str(rows), batch, folder / "index")
 
-        found[name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=saves)
-    return {"runs": found, "functions": _in_another_process()}
+        found[name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=saves, rows=ROWS)
+    num_rows = [sum(map(len, runs["whole"])) for runs in found.values()]
+    same = {"rows of all episodes": [num_rows, [EPISODES * ROWS] * 2]}
+    return {"runs": found, "same": same}
 
 
 if __name__ == "__main__":

@@ -15,19 +15,16 @@ import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anyio.lowlevel import checkpoint
 
-from asyncdata.integrations.prime_rl import _plug_in
 from tests.support.frameworks.killed_runs import block_of, kill_and_resume, main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 VARIABLE = "ASYNCDATA_PRIME_RL"
 VERIFIERS = "ASYNCDATA_VERIFIERS"
 PACKAGES = ("torch", "loguru", "renderers", "pydantic_config", "aiolimiter", "modelexpress", "math_verify", "mcp")
+NEEDS = {VERIFIERS: "verifiers/v1/taskset.py", VARIABLE: "src/prime_rl/orchestrator/train_source.py"}
 ROWS = 30
 GROUP = 2
 BATCH = 8
@@ -35,35 +32,14 @@ BATCH = 8
 NUM_BATCHES = 20
 PAGE = "use-it-with-prime-rl.md"
 
-OWN = """
-import json
-import verifiers.v1 as vf
-from math_rows import MathData, MathTask
-
-class OwnConfig(vf.TasksetConfig):
-    data_path: str = ""
-
-class OwnRows(vf.Taskset[MathTask, OwnConfig]):
-    INFINITE = True
-
-    def load(self):
-        rows = [json.loads(line) for line in open(self.config.data_path)]
-        for idx in range(10_000):
-            row = rows[idx % len(rows)]
-            yield MathTask(MathData(idx=idx, prompt=row["question"], answer=row["answer"]), self.config.task)
-
-__all__ = ["OwnRows"]
-"""
-
 
 def write_files(folder: Path) -> str:
-    """The rows, and the tasksets of the page and of verifiers alone, to be imported."""
+    """The rows, and the taskset of the page, to be imported."""
     path = folder / "prompts.jsonl"
     path.write_text(
         "".join(json.dumps({"question": f"{number} + 1?", "answer": str(number)}) + "\n" for number in range(ROWS))
     )
     (folder / "math_rows.py").write_text(block_of(PAGE, "py"))
-    (folder / "own_rows.py").write_text(OWN)
     return str(path)
 
 
@@ -271,60 +247,34 @@ def drive(folder: Path) -> dict[str, Any]:
     ours = of_the_page()
     ours["env"]["taskset"]["data_path"] = path
     ours["env"]["taskset"]["asyncdata"]["cache"] = {"folder": str(folder / "index")}
-    own = {"env": {"taskset": {"id": "own-rows", "data_path": path}}}
+
+    def opens(place: Path) -> Run:
+        return Run(place, json.loads(json.dumps(ours)))
+
+    runs = kill_and_resume(opens, folder / "ours", num_batches=NUM_BATCHES, saves=[1, 5, 11])
+    row_of = dict(sorted(divmod(number, ROWS) for batch in runs["whole"] for number in batch))
+    return {"same": _counted(folder / "ours", runs["resumed"], row_of)}
+
+
+def _counted(place: Path, runs: list[Any], row_of: dict[int, int]) -> dict[str, Any]:
+    """Tasks of resumed runs that are neither trained on nor open at the end, or twice; and the rows of all."""
     found: dict[str, Any] = {}
-    for name, source in (("ours", ours), ("prime-rl's", own)):
-
-        def opens(place: Path, source: dict[str, Any] = source) -> Run:
-            return Run(place, json.loads(json.dumps(source)))
-
-        place = folder / name
-        found[name] = kill_and_resume(opens, place, num_batches=NUM_BATCHES, saves=[1, 5, 11])
-        found[name]["open"] = {
-            str(save_at): json.loads((place / f"killed_{save_at}" / "open.json").read_text()) for save_at in (1, 5, 11)
-        }
-    place = folder / "dropped"
-    place.mkdir()
-    pools = {**ours, "curriculum": {"sampler": {"type": "difficulty_pool"}}}
-    refused = {"pools": _refused(lambda: Run(folder, pools)), "older": _refused(lambda: _plug_in(Older))}
-    return {"runs": found, "refused": refused, "dropped": _dropped(Run(place, ours)), "alone": _alone(ours)}
-
-
-class Older:
-    """An orchestrator that cannot tell when it has sent a batch."""
-
-
-def _dropped(run: Run) -> dict[str, Any]:
-    """Tasks whose groups prime-rl dropped, and the state some batches later."""
-    run.take()
-    dispatcher = run.orchestrator.dispatcher
-    dropped = list(dispatcher.groups.items())[-2:]
-    for reason, (group_id, _) in zip(("stale", "overload"), dropped, strict=True):
-        run.loop.run_until_complete(dispatcher.drop_group(group_id, reason=reason))
-    for _ in range(4):
-        run.take()
-    state = run.env.tasks.loader.state_dict()
-    tasks = [group.task.data.idx for _, group in dropped]
-    return {"tasks": tasks, "position": state["position"], "acked": state["acked"]}
-
-
-def _alone(source: dict[str, Any]) -> list[list[Any]]:
-    """The first tasks, as verifiers' own commands take them."""
-    import verifiers.v1 as vf
-    from prime_rl.configs.orchestrator import TrainSourceConfig
-
-    taskset = vf.load_taskset(TrainSourceConfig(**source).env.taskset)
-    tasks = list(taskset.head(3))
-    return [[type(task).__name__, task.data.idx, task.data.prompt, task.data.answer] for task in tasks]
-
-
-def _refused(call: Callable[[], Any]) -> str:
-    """What a user is told."""
-    try:
-        call()
-    except Exception as error:
-        return str(error)
-    return "nothing"
+    seen: set[int] = set()
+    for save_at, batches in runs:
+        numbers = [number for batch in batches for number in batch]
+        seen |= set(numbers)
+        tasks = [number // ROWS for number in numbers]
+        still_open = {number // ROWS for number in json.loads((place / f"killed_{save_at}" / "open.json").read_text())}
+        skipped = sorted(set(range(max(tasks))) - set(tasks) - still_open)
+        repeated = sorted({task for task in tasks if tasks.count(task) > 1})
+        found[f"tasks skipped and repeated after a save at step {save_at}"] = [[skipped, repeated], [[], []]]
+        found[f"tasks in all after a save at step {save_at}"] = [len(tasks), 4 * NUM_BATCHES]
+        known = {str(n // ROWS): n % ROWS for n in numbers if n // ROWS in row_of}
+        found[f"rows of tasks after a save at step {save_at}"] = [known, {task: row_of[int(task)] for task in known}]
+    first, second = ([n % ROWS for n in sorted(seen) if n // ROWS // ROWS == epoch] for epoch in (0, 1))
+    every = list(range(ROWS))
+    found["rows of two epochs"] = [[sorted(first), sorted(second), first != second], [every, every, True]]
+    return found
 
 
 if __name__ == "__main__":

@@ -10,27 +10,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import queue
 import shlex
-import subprocess
 import sys
-import threading
 import typing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from tests.support.frameworks.killed_runs import ROOT, block_of, kill_and_resume, main, run_block
+from tests.support.frameworks.killed_runs import ROOT, Stepped, block_of, kill_and_resume, main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 VARIABLE = "ASYNCDATA_SKYRL"
+NEEDS = {VARIABLE: "skyrl/train/fully_async_trainer.py"}
 PACKAGES = ("torch", "ray", "torchdata", "loguru", "jaxtyping", "httpx", "cloudpathlib", "pybase64", "tabulate")
 ROWS = 42
 EPOCHS = 3
 BATCHES = 48  # more than the training has
-TIMEOUT_S = 120
 FIRST = 10  # the token that answers row 0
 TRACKER = SimpleNamespace(log=lambda *_, **__: None, finish=lambda: None)
 
@@ -91,38 +88,22 @@ class Answers:
         }
 
 
-class Stepped:
-    """A training of SkyRL in a thread, which waits after each step for what it shall do.
+class SkyRLRun(Stepped):
+    """A training of SkyRL.
 
     :param settings: SkyRL's, with ``ckpt_interval``, which it reads after each step.
     """
 
-    step: int
-
     def __init__(self, settings: Any) -> None:
-        self._orders: queue.Queue[str] = queue.Queue()
-        self._answers: queue.Queue[Any] = queue.Queue()
+        super().__init__()
         self._settings = settings
-        self._must_order = self._has_ended = False
-
-    def start(self, train: Callable[[], Any]) -> None:
-        """Start the training, which loads a checkpoint first."""
-        threading.Thread(target=self._run, args=(train,), daemon=True).start()
-        self.step = self._answer()
-
-    def _run(self, train: Callable[[], Any]) -> None:
-        try:
-            train()
-            self._answers.put(None)
-        except BaseException as error:
-            self._answers.put(error)
 
     def loads(self, load: Callable[[], Any], step_of: Callable[[Any], int]) -> Callable[[], Any]:
         """SkyRL's function that loads, which then says the step."""
 
         def loaded() -> Any:
             found = load()
-            self._answers.put(step_of(found))
+            self.answers.put(step_of(found))
             return found
 
         return loaded
@@ -134,42 +115,19 @@ class Stepped:
             found = save()
             if self._settings.ckpt_interval:  # not at the end of the training
                 self._settings.ckpt_interval = 0
-                self._answers.put("saved")
+                self.answers.put("saved")
             return found
 
         return saved
 
     def trains_on(self, ids: list[int]) -> None:
         """Called by a step."""
-        self._answers.put(ids)
-        if self._orders.get(timeout=TIMEOUT_S) == "save":
+        self.answers.put(ids)
+        if self.is_to_save():
             self._settings.ckpt_interval = 1
 
-    def _answer(self) -> Any:
-        found = self._answers.get(timeout=TIMEOUT_S)
-        if isinstance(found, BaseException):
-            raise found
-        return found
 
-    def take(self) -> list[Any]:
-        """The next batch; an empty one after the end of the training."""
-        if self._has_ended:
-            return []
-
-        if self._must_order:
-            self._orders.put("go on")
-        self._must_order = True
-        found = self._answer()
-        self._has_ended = found is None
-        return found or []
-
-    def save(self) -> None:
-        self._orders.put("save")
-        assert self._answer() == "saved"
-        self._must_order = False
-
-
-class Run(Stepped):
+class Run(SkyRLRun):
     """``train`` of one of SkyRL's PPO trainers."""
 
     def __init__(self, experiment: Any) -> None:
@@ -195,6 +153,7 @@ class Run(Stepped):
         if experiment.cfg.trainer.fully_async.enabled:
             self._note_drops(trainer.async_train_dataloader)
         self.start(lambda: asyncio.run(trainer.train()))
+        self.step = self.answer()
 
     def _note_drops(self, loader: Any) -> None:
         """Rows that SkyRL drops count as taken, with the batch before which it does."""
@@ -309,39 +268,6 @@ def arguments_sent(words: list[str]) -> tuple[Any, tuple[Any, ...]]:
     return function, arguments
 
 
-def in_another_process(sent: Any) -> list[str]:
-    """What a process of Ray finds, which unpickles the function and its arguments."""
-    from ray import cloudpickle
-
-    words = (
-        "import sys; import tests.support.frameworks.skyrl as own; own.import_skyrl(); import pickle\n"
-        "function, (cfg, knobs) = pickle.loads(sys.stdin.buffer.read())\n"
-        "print(function.__module__, cfg.trainer.train_batch_size, sorted(knobs))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", words], input=cloudpickle.dumps(sent), capture_output=True
-    )
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    return done.stdout.decode().splitlines()[-1:]
-
-
-def settings_of_page(cfg: Any) -> dict[str, Any]:
-    """The arguments that the page's lines for an entry point give ``PPOExp``."""
-    import asyncdata.integrations.skyrl as module
-
-    own, given = module.PPOExp, []
-    try:
-        module.PPOExp = lambda *arguments, **knobs: (
-            given.append((arguments, knobs)) or SimpleNamespace(run=lambda: None)
-        )
-        run_block("use-it-with-skyrl.md", {"cfg": cfg})
-    finally:
-        module.PPOExp = own
-    (((passed,), knobs),) = given
-    assert passed is cfg
-    return knobs
-
-
 def write_rows(folder: Path) -> Path:
     """Prompts with their number; every seventh is long."""
     path = folder / "rows.jsonl"
@@ -357,99 +283,33 @@ def write_rows(folder: Path) -> Path:
     return path
 
 
-def made(cfg: Any, *, is_ours: bool, **knobs: Any) -> Any:
-    """The experiment: ours, or SkyRL's, which leaves out long prompts in one process in place of eight."""
-    from skyrl.train.dataset import PromptDataset
-    from skyrl.train.entrypoints.main_base import BasePPOExp
-    from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
-
-    from asyncdata.integrations.skyrl import PPOExp
-
-    class OwnExp(BasePPOExp):
-        def get_train_dataset(self) -> Any:
-            trainer = self.cfg.trainer
-            return PromptDataset(self.cfg.data.train_data, self.tokenizer, trainer.max_prompt_length, num_workers=1)
-
-        def get_trainer(self, **settings: Any) -> Any:
-            if self.cfg.trainer.fully_async.enabled:  # as SkyRL's example does it
-                return FullyAsyncRayPPOTrainer(**settings)
-            return super().get_trainer(**settings)
-
-    return PPOExp(cfg, **knobs) if is_ours else OwnExp(cfg)
-
-
-def message_of(call: Callable[[], Any]) -> str:
-    """What the error of a call says."""
-    try:
-        call()
-    except Exception as error:
-        return str(error)
-    return "nothing"
-
-
-def refusals(folder: Path, place: Path, words: list[str], knobs: dict[str, Any]) -> dict[str, str]:
-    """What is said about the checkpoint in ``place``, where its state of the loader is another one, or missing."""
-    from skyrl.train.config import SkyRLTrainConfig
-
-    def start(*more: str, is_ours: bool = True, **changed: Any) -> str:
-        cfg = SkyRLTrainConfig.from_cli_overrides([*words, f"trainer.ckpt_path={place}", *more])
-        experiment = made(cfg, is_ours=is_ours, **(knobs | changed if is_ours else {}))
-        try:
-            return message_of(lambda: Run(experiment))
-        finally:
-            if is_ours:
-                experiment.train_dataset.close()
-
-    found = {"another seed": start(seed=2)}
-    (data,) = place.glob("global_step_*/data.pt")
-    data.unlink()
-    found["no state"] = start()
-
-    cfg = SkyRLTrainConfig.from_cli_overrides([*words, f"trainer.ckpt_path={folder / 'none'}"])
-    experiment, own = made(cfg, is_ours=True, **knobs), made(cfg, is_ours=False)
-    own.train_dataset = experiment.train_dataset
-    found["a loader of SkyRL"] = message_of(Run(own).take)
-    experiment.train_dataset.close()
-    return found
-
-
-def prompts_of(words: list[str], knobs: dict[str, Any]) -> list[list[Any]]:
-    """An epoch's prompts of at most 30 tokens, but for their ids: ours, and SkyRL's."""
-    from skyrl.train.config import SkyRLTrainConfig
-    from skyrl.train.utils.trainer_utils import build_dataloader
-
-    cfg = SkyRLTrainConfig.from_cli_overrides([*words, "trainer.max_prompt_length=30"])
-    own = made(cfg, is_ours=False).train_dataset
-    theirs = [item for batch in build_dataloader(cfg, own, is_train=False) for item in batch]
-    ours = made(cfg, is_ours=True, **knobs, shuffle=False).train_dataset
-    found = [ours.view[index] for index in range(len(theirs))]
-    ours.close()
-    return [[{**item, "uid": ""} for item in items] for items in (found, theirs)]
-
-
-def drive(folder: Path, *, runs: dict[str, Any]) -> dict[str, Any]:
-    """Each of ``runs``: whether it is ours, asynchronous, and drops rows, its batch size, and where it saves."""
+def drive(folder: Path) -> dict[str, Any]:
+    """Saved also at the end of an epoch. Asynchronous rollouts end in an order that depends on time."""
     import_skyrl()
     from skyrl.train.config import SkyRLTrainConfig
 
+    from asyncdata.integrations.skyrl import PPOExp
+
     rows = write_rows(folder)
-    found: dict[str, Any] = {"runs": {}}
-    for name, (is_ours, is_async, drops, batch, saves) in runs.items():
+    runs: dict[str, Any] = {}
+    for name, is_async, drops, batch, saves in (
+        ("a short last batch", False, False, 4, [3, 10, 13]),
+        ("whole batches", False, False, 6, [3, 7, 9]),
+        ("asynchronous, a short last batch", True, False, 4, [3, 10, 13]),
+        ("asynchronous, whole batches", True, False, 6, [3, 7, 9]),
+        ("asynchronous, rows without a reward's spread are dropped", True, True, 4, [3, 8, 11]),
+    ):
         words = words_of(rows, batch=batch, is_async=is_async, drops=drops)
         sent = arguments_of_page(words)
-        knobs = {**sent[1][1], "cache": {"folder": str(folder / "index")}, "timeout_s": 240} if is_ours else {}
+        knobs = {**sent[1][1], "cache": {"folder": str(folder / "index")}, "timeout_s": 240}
 
-        def opens(place: Path, words: list[str] = words, is_ours: bool = is_ours, knobs: Any = knobs) -> Run:
+        def opens(place: Path, words: list[str] = words, knobs: Any = knobs) -> Run:
             cfg = SkyRLTrainConfig.from_cli_overrides([*words, f"trainer.ckpt_path={place}"])
-            return Run(made(cfg, is_ours=is_ours, **knobs))
+            return Run(PPOExp(cfg, **knobs))
 
-        found["runs"][name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=saves)
-        if is_ours and "refused" not in found:
-            found["refused"] = refusals(folder, folder / name / f"killed_{saves[0]}", words, knobs)
-            found["prompts"] = prompts_of(words, knobs)
-    found["sent"] = in_another_process(sent)
-    found["knobs"] = [sent[1][1], settings_of_page(sent[1][0])]
-    return found
+        order = "any" if is_async else "own"
+        runs[name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=saves, rows=ROWS, order=order)
+    return {"runs": runs}
 
 
 if __name__ == "__main__":

@@ -7,15 +7,25 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from tests.support.frameworks.killed_runs import ROOT, block_of, kill_and_resume, main
-from tests.support.frameworks.skyrl import EPOCHS, FIRST, ROWS, TRACKER, Models, Stepped, import_skyrl, message_of
+from tests.support.frameworks.skyrl import (
+    EPOCHS,
+    FIRST,
+    ROWS,
+    TRACKER,
+    VARIABLE,
+    Models,
+    SkyRLRun,
+    import_skyrl,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+NEEDS = {VARIABLE: "skyrl/train/sft_trainer.py"}
 BATCHES = 36  # more than the training has
 
 
-class Run(Stepped):
+class Run(SkyRLRun):
     """``train`` of SkyRL's SFT trainer."""
 
     def __init__(self, cfg: Any) -> None:
@@ -32,6 +42,7 @@ class Run(Stepped):
         trainer.save_checkpoint = self.saves(trainer.save_checkpoint)
         trainer.load_checkpoint = self.loads(trainer.load_checkpoint, lambda found: found)
         self.start(trainer.train)
+        self.step = self.answer()
 
     def _train_on(self, batch: Any, step: int) -> dict[str, Any]:
         kept = len(batch["sequences"]) - batch.metadata.get("pad_size", 0)
@@ -39,42 +50,34 @@ class Run(Stepped):
         return {"loss": 0.0, "grad_norm": 0.0, "timings": {}}
 
 
-def words_of_page() -> list[str]:
-    """The settings that the page tells a user to add to the command of SkyRL's SFT."""
-    return shlex.split(block_of("use-it-with-skyrl.md", "text"))
-
-
-def drive(folder: Path, *, runs: dict[str, Any]) -> dict[str, Any]:
-    """Each of ``runs``: whether it is ours, its batch size, and where it saves."""
+def drive(folder: Path) -> dict[str, Any]:
+    """The last, short batch is trained on, and saved with the end of the epoch; after whole batches that is unseen."""
     import_skyrl()
     from skyrl.train.config.sft_config import SFTConfig
 
     rows = folder / "rows.jsonl"
     lines = [{"input_ids": [1, 2, FIRST + n], "loss_mask": [0, 0, 1]} for n in range(ROWS)]
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    answer: dict[str, Any] = {"runs": {}}
-    for name, (is_ours, batch, saves) in runs.items():
-        words = [
-            f"pretokenized_dataset_paths=['{rows}']",
-            f"model.path={ROOT / 'asyncdata/assets/demo_tokenizer'}",
-            "strategy=fsdp",
-            "placement.num_gpus_per_node=1",
-            "micro_train_batch_size_per_gpu=1",
-            f"batch_size={batch}",
-            f"num_epochs={EPOCHS}",
-            "enable_ray_gpu_monitor=false",
-            "resume_from=latest",
-            *(words_of_page() if is_ours else ()),
-        ]
+    words = [
+        f"pretokenized_dataset_paths=['{rows}']",
+        f"model.path={ROOT / 'asyncdata/assets/demo_tokenizer'}",
+        "strategy=fsdp",
+        "placement.num_gpus_per_node=1",
+        "micro_train_batch_size_per_gpu=1",
+        f"num_epochs={EPOCHS}",
+        "enable_ray_gpu_monitor=false",
+        "resume_from=latest",
+        *shlex.split(block_of("use-it-with-skyrl.md", "text")),
+    ]
 
-        def opens(place: Path, words: list[str] = words) -> Run:
-            return Run(SFTConfig.from_cli_overrides([*words, f"ckpt_path={place}"]))
+    runs: dict[str, Any] = {}
+    for name, batch, saves in (("a short last batch", 4, [3, 11, 13]), ("whole batches", 6, [3, 7, 9])):
 
-        answer["runs"][name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=saves)
-        if is_ours and "refused" not in answer:
-            place = folder / name / f"killed_{saves[0]}"
-            answer["refused"] = message_of(opens(place, [*words, "sampler_kwargs={seed: 2}"]).take)
-    return answer
+        def opens(place: Path, batch: int = batch) -> Run:
+            return Run(SFTConfig.from_cli_overrides([*words, f"batch_size={batch}", f"ckpt_path={place}"]))
+
+        runs[name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=saves, rows=ROWS)
+    return {"runs": runs}
 
 
 if __name__ == "__main__":

@@ -6,7 +6,10 @@ import importlib.machinery
 import importlib.util
 import sys
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Anything:
@@ -49,3 +52,15 @@ def stand_in_for_missing(*packages: str) -> None:
 def stand_in_for(*packages: str) -> None:
     """Let these packages be imported from now on, with all their modules, whether or not they are installed."""
     sys.meta_path.insert(0, _Finder(packages))  # type: ignore[arg-type]
+
+
+def stand_in_module(patch: pytest.MonkeyPatch, name: str, **attributes: Any) -> None:
+    """For a test: a module with nothing but this, in packages that are made where they are not imported."""
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        path = ".".join(parts[:depth])
+        if path not in sys.modules or depth == len(parts):
+            patch.setitem(sys.modules, path, ModuleType(path))
+        if depth > 1:
+            patch.setattr(sys.modules[".".join(parts[: depth - 1])], parts[depth - 1], sys.modules[path], raising=False)
+    vars(sys.modules[name]).update(attributes)

@@ -1,7 +1,6 @@
 """torchtitan's own loader, configuration and checkpoints, from the folder that ASYNCDATA_TORCHTITAN names.
 
-That may have torchtitan 0.3, as ``pip install torchtitan`` has it, or the interface after that, which the tests below
-call the new one. Only the new one has a loader of its own to compare with.
+That may have torchtitan 0.3, as ``pip install torchtitan`` has it, or the interface after that: the new one.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.frameworks.killed_runs import ROOT, block_of, kill_and_resume, main
-from tests.support.frameworks.stand_ins import stand_in_for
+from tests.support.frameworks.killed_runs import kill_and_resume, main
 
 VARIABLE = "ASYNCDATA_TORCHTITAN"
+NEEDS = {VARIABLE: "torchtitan/components/checkpointer/dcp.py"}
+PACKAGES = ("torch", "tyro", "torchdata", "datasets", "spmd_types")
 ROWS = 60
 TOKENS = 64
 FIRST_ID = 1000
 CONTEXT = 32
-DEMO_TOKENIZER = ROOT / "asyncdata/assets/demo_tokenizer"
 
 
 def is_new() -> bool:
@@ -63,34 +62,6 @@ def ours(folder: Path, **changes: Any) -> Any:
         knobs=knobs,
         **changes,
     )
-
-
-def own(folder: Path) -> Any:
-    """torchtitan's own loader of the same rows, which it packs by first fit."""
-    from dataclasses import dataclass
-
-    from torchtitan.components.data import (
-        FirstFitPackingConfig,
-        GrainDataLoader,
-        IndexedJsonlSource,
-        SampleProcessor,
-        SingleDatasetConfig,
-        TextSequence,
-    )
-
-    class Processor(SampleProcessor):
-        @dataclass(kw_only=True, slots=True)
-        class Config(SampleProcessor.Config): ...
-
-        def __init__(self, config: Any, *, context: Any) -> None: ...
-
-        def __call__(self, sample: dict[str, Any], rng: Any) -> Any:
-            return TextSequence(input_ids=sample["tokens"][:-1], labels=sample["tokens"][1:])
-
-    rows = SingleDatasetConfig(
-        source=IndexedJsonlSource.Config(patterns=(str(folder / "rows.jsonl"),)), processor=Processor.Config()
-    )
-    return GrainDataLoader.Config(dataset=FirstFitPackingConfig(dataset=rows))
 
 
 class Counted:
@@ -171,71 +142,15 @@ def drive(folder: Path) -> dict[str, Any]:
     for name in ("checkpointer.dcp", "data" if is_new() else "dataloader"):  # before the forks
         importlib.import_module(f"torchtitan.components.{name}")
     write_rows(folder)
-    kinds = {"ours": lambda: ours(folder, num_workers=1)}
-    if is_new():
-        kinds["torchtitan's"] = lambda: own(folder)
-    found: dict[str, Any] = {
-        name: kill_and_resume(
-            lambda place, make=make: Run(place, make()), folder / name, num_batches=40, saves=[1, 8, 25]
-        )
-        for name, make in kinds.items()
-    }
-    found["more ranks"] = {name: _with_two_ranks(folder / name / "killed_8", make) for name, make in kinds.items()}
-    found["page"] = _of_the_page(folder)
-    return found
 
+    def opens(place: Path, num_ranks: int = 1) -> Run:
+        return Run(place, ours(folder, num_workers=1), num_ranks)
 
-PAGE_CONFIG = """
-from torchtitan.models.llama3.config_registry import llama3_debugmodel
-
-
-def of_the_page():
-    config = llama3_debugmodel()
-"""
-
-
-def _of_the_page(folder: Path) -> list[int]:
-    """A batch of the page's loader under torchtitan's command line, with another tokenizer and length than the
-    configuration: its tokens, how many are trained, the longest document, and the documents whose text is right."""
-    from tokenizers import Tokenizer
-
-    for name in ("torch._inductor.compile_fx", "torch.distributed.pipelining"):  # torch looks whether there is triton
-        importlib.import_module(name)
-
-    stand_in_for("triton", "torch.utils.tensorboard")  # kernels of models for a GPU, and a log
-    from torchtitan.config import ConfigManager
-
-    def chat(answer: str) -> str:
-        question = {"role": "user", "content": "1 + 1?"}
-        return json.dumps({"messages": [question, {"role": "assistant", "content": answer}]}) + "\n"
-
-    (folder / "chats").mkdir()
-    (folder / "chats" / "chats.jsonl").write_text((chat("That is 2.") + chat("Two, " * 20)) * 25)
-    os.chdir(folder)
-    block = block_of("use-it-with-torchtitan.md", "py").replace("\n", "\n    ")
-    (folder / "page_config.py").write_text(f"{PAGE_CONFIG}    {block}return config\n")
-    sys.path.insert(0, str(folder))
-    words = ["--module", "page_config", "--config", "of_the_page", "--hf_assets_path", str(DEMO_TOKENIZER)]
-    option = "max_context_length" if is_new() else "seq_len"
-    config = ConfigManager().parse_args([*words, f"--training.{option}", str(TOKENS)])
-    assert config.hf_assets_path == str(DEMO_TOKENIZER)
-    tokenizer = config.tokenizer.build(tokenizer_path=config.hf_assets_path)
-    given = runtime() | ({"max_context_length": config.training.max_context_length} if is_new() else {})
-    loader = config.dataloader.build(dp_world_size=1, dp_rank=0, tokenizer=tokenizer, **given)
-    inputs, labels = next(iter(loader))
-    loader.close()
-    tokens, positions = inputs["input"].flatten(), inputs["positions"].flatten()
-    text = Tokenizer.from_file(str(DEMO_TOKENIZER / "tokenizer.json")).decode(tokens.tolist())
-    return [len(tokens), int((labels != -100).sum()), int(positions.max()) + 1, text.count("That is 2.")]
-
-
-def _with_two_ranks(folder: Path, make: Any) -> Any:
-    """What two ranks deliver that continue from what one rank saved after eight steps; or the error."""
-    try:
-        run = Run(folder, make(), num_ranks=2)
-        return [run.take() for _ in range(4)]
-    except Exception as error:
-        return repr(error)[:300]
+    runs = kill_and_resume(opens, folder / "ours", num_batches=40, saves=[1, 8, 25], rows=ROWS)
+    two = opens(folder / "ours" / "killed_8", num_ranks=2)
+    continued = sorted(row for _ in range(4) for row in two.take())
+    same = {"two ranks after one": [continued, sorted(row for batch in runs["whole"][8:16] for row in batch)]}
+    return {"runs": {"ours": runs}, "same": same}
 
 
 if __name__ == "__main__":

@@ -4,46 +4,32 @@
 
 from __future__ import annotations
 
-import io
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.frameworks.killed_runs import kill_and_resume, main
+from tests.support.frameworks.killed_runs import block_of, kill_and_resume, main
 
 VARIABLE = "ASYNCDATA_VERL"
+NEEDS = {VARIABLE: "verl/utils/dataset/rl_dataset.py"}
+PACKAGES = ("torch", "ray", "tensordict", "transfer_queue", "yaml")
 ROWS = 40
 BATCH = 4
-
-
-def _png(number: int) -> bytes:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.new("RGB", (2, 2), (number % 256, 0, 0)).save(file, "PNG")
-    return file.getvalue()
+STEPS = ROWS // BATCH
 
 
 def write_rows(folder: Path) -> dict[str, Any]:
-    """Two files of training data and one of validation data, with all that a row of verl may have."""
+    """Two files of training data and one of validation data."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     def row(number: int) -> dict[str, Any]:
-        images = [{"bytes": _png(number), "path": None}] if number % 3 == 0 else []
-        tools = {"calculate": {"create_kwargs": {"ground_truth": str(number)}}} if number % 2 else None
         return {
             "data_source": "openai/gsm8k",
-            "prompt": [
-                {"role": "system", "content": "Täglich 😀"},
-                {"role": "user", "content": f"{'<image>' * len(images)}{number} + 1?"},
-            ],
-            "images": images,
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": str(number + 1), "weight": number / 7},
-            "extra_info": {"index": number, "split": "train", "need_tools_kwargs": bool(tools), "tools_kwargs": tools},
+            "prompt": [{"role": "user", "content": f"{number} + 1?"}],
+            "reward_model": {"style": "rule", "ground_truth": str(number + 1)},
+            "extra_info": {"index": number, "split": "train"},
             "agent_name": "single_turn_agent",
         }
 
@@ -146,54 +132,34 @@ class V0:
         self.trainer._save_checkpoint()
 
 
-def fields(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    """The rows of verl's own data set and of ours, for the same files, as Python shows them."""
-    from verl.trainer.ppo.utils import create_rl_dataset
-
-    own = configuration(folder, {"data": {**changes["data"], "custom_cls": {"path": None, "name": None}}})
-    ours = configuration(folder, changes)
-    found = {}
-    for name, data in (("own", own.data), ("ours", ours.data)):
-        train, validation = (
-            create_rl_dataset(files, data, None, object(), max_samples=most)
-            for files, most in ((data.train_files, -1), (data.val_files, 6))
-        )
-        found[name] = {
-            "train": {repr(row["index"]): _shown(row) for row in map(train.__getitem__, range(len(train)))},
-            "validation": [_shown(validation[index]) for index in (*range(len(validation)), 0, 3)],
-        }
-        is_a_place = name == "ours"
-        if is_a_place:
-            found["places"] = [train[index]["extra_info"]["asyncdata_id"] for index in range(3)]
-    first = create_rl_dataset(ours.data.train_files, ours.data, None, object(), max_samples=10)
-    found["first"] = [row["index"] for row in first.__getitems__(list(range(len(first))))]
-    return found
-
-
-def _shown(row: dict[str, Any]) -> dict[str, str]:
-    shown = {key: re.sub(r" at 0x\w+", "", repr(value)) for key, value in row.items()}
-    shown["extra_info"] = repr({key: row["extra_info"][key] for key in row["extra_info"] if key != "asyncdata_id"})
-    return shown
-
-
-def drive(folder: Path, *, changes: dict[str, Any], runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Each of ``runs``: its trainer, its settings beside ``changes``, and where it saves."""
+def drive(folder: Path) -> dict[str, Any]:
+    import yaml
     from omegaconf import OmegaConf
 
     sys.path.insert(0, os.environ[VARIABLE])
     import verl.trainer.ppo.ray_trainer
     import verl.trainer.ppo.v1.trainer_base  # noqa: F401 - before the forks
 
-    found = {"fields": fields(folder, changes)}
-    for name, settings in runs.items():
-        kind = {"v1": V1, "v0": V0}[settings["trainer"]]
-        own = OmegaConf.merge(changes, settings["changes"])
+    changes = yaml.safe_load(block_of("use-it-with-verl.md", "yaml"))
+    changes["data"] |= write_rows(folder)
+    changes["data"]["asyncdata"]["cache"] = {"folder": str(folder / "index")}
+    one_epoch = {"data": {"asyncdata": {"rows_per_epoch": 3 * ROWS}}, "trainer": {"total_epochs": 1}}
+    in_file_order = {"data": {"asyncdata": {"shuffle": False}}}
+    found = {}
+    for name, kind, settings, saves in (
+        ("v1", V1, {}, [7, STEPS, 13]),
+        ("v1, a prompt a fetch", V1, {"data": {"gen_batch_size": 1}}, [7, STEPS]),
+        ("v1, in the order of the files", V1, in_file_order, [13]),
+        ("v0", V0, one_epoch, [7, STEPS, 13]),
+    ):
+        own = OmegaConf.merge(changes, settings)
 
         def opens(place: Path, kind: Any = kind, own: Any = own) -> Any:
             return kind(configuration(place, own))
 
-        found[name] = kill_and_resume(opens, folder / name, num_batches=27, saves=settings["saves"])
-    return found
+        order = "files" if settings is in_file_order else "own"
+        found[name] = kill_and_resume(opens, folder / name, num_batches=27, saves=saves, rows=ROWS, order=order)
+    return {"runs": found}
 
 
 if __name__ == "__main__":

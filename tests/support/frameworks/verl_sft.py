@@ -1,25 +1,25 @@
 """verl's own SFT trainer: its data set, sampler, loader and checkpoints, from the folder that ASYNCDATA_VERL names.
 
-Stand-ins: ``verl.workers`` (engines, which need a GPU), ``verl.models`` (needs an older transformers),
-``qwen_vl_utils`` and the processor of images. A run has all its ranks in one process: a trainer for each, with the
-sampler and the file ``data_N.pt`` of its rank.
+Stand-ins: ``verl.workers`` (engines, which need a GPU) and ``verl.models`` (needs an older transformers). A run has
+all its ranks in one process: a trainer for each, with the sampler and the file ``data_N.pt`` of its rank.
 """
 
 # ruff: noqa: SLF001 - what a trainer of verl does with its loader is in methods of its own
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.support.frameworks.killed_runs import KILLED_AFTER, kill_and_resume, main
+from tests.support.frameworks.killed_runs import KILLED_AFTER, blocks_of, kill_and_resume, main
 from tests.support.frameworks.stand_ins import stand_in_for
 
 VARIABLE = "ASYNCDATA_VERL"
+NEEDS = {VARIABLE: "verl/trainer/sft_trainer.py"}
+PACKAGES = ("torch", "torchdata", "hydra", "tensordict", "transformers", "pandas", "yaml")
 ROWS = 40
 BATCH = 4
 EPOCHS = 3
@@ -79,48 +79,6 @@ def configuration(folder: Path, changes: dict[str, Any]) -> Any:
     data = {"train_batch_size": BATCH, "enable_thinking_default": None}
     trainer = {"default_local_dir": str(folder), "device": "cpu"}
     return OmegaConf.merge(base, {"data": data, "trainer": trainer, "model": {}}, changes)
-
-
-class _Processor:
-    """Makes a token of each image, from its colour, and gives the pixels back."""
-
-    image_processor = SimpleNamespace(patch_size=14)
-
-    def apply_chat_template(self, messages: Any, *, return_dict: bool = False, **settings: Any) -> Any:
-        import torch
-
-        content = [part for message in messages for part in message["content"]]
-        pixels = [part["image"].getpixel((0, 0)) for part in content if part["type"] == "image"]
-        words = [
-            {**message, "content": " ".join(part.get("text") or str(FIRST_NUMBER) for part in message["content"])}
-            for message in messages
-        ]
-        found = _tokenizer().apply_chat_template(words, return_dict=return_dict, **settings)
-        if pixels and return_dict:
-            found["pixel_values"] = torch.tensor(pixels)
-        return found
-
-
-def write_images(folder: Path) -> str:
-    """A file of rows with as many images as they have placeholders, each in a colour of its own."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from PIL import Image
-
-    def image(number: int) -> dict[str, Any]:
-        file = io.BytesIO()
-        Image.new("RGB", (2, 2), (number, 255 - number, 0)).save(file, "PNG")
-        return {"bytes": file.getvalue(), "path": None}
-
-    def row(number: int) -> dict[str, Any]:
-        count = number % 3
-        question = {"role": "user", "content": f"{'<image>' * count}{number}"}
-        images = [image(3 * number + each) for each in range(count)]
-        return {"messages": [question, {"role": "assistant", "content": str(number + 1)}], "images": images}
-
-    rows = [row(FIRST_NUMBER + number) for number in range(8)]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "images.parquet")
-    return str(folder / "images.parquet")
 
 
 class _Engine:
@@ -200,165 +158,36 @@ class Run:
             trainer.ckpt_handler.save_checkpoint(self.step)
 
 
-def items(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    """What verl's own class and ours make of the same rows, and where they stand."""
-    from torch.utils.data import DistributedSampler
-    from verl.trainer.sft_trainer import create_sft_dataset
-
-    own = configuration(folder, {"data": {**changes["data"], "custom_cls": {"path": None, "name": None}}})
-    ours = configuration(folder, changes)
-    found: dict[str, Any] = {}
-    for name, config in (("own", own), ("ours", ours)):
-        data, tokenizer = config.data, _tokenizer()
-        train = create_sft_dataset(data.train_files, data, tokenizer, None)
-        validation = create_sft_dataset(data.val_files, data, tokenizer, None, max_samples=6)
-        shown = [_shown(train[index]) for index in [*DistributedSampler(train, 1, 0, drop_last=True)][:ROWS]]
-        found[name] = {
-            "train": sorted(shown),
-            "validation": [_shown(validation[index]) for index in (*range(len(validation)), 0, 3)],
-            "length": len(train),
-        }
-    return found
-
-
-def images(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    """What both classes make of rows with images."""
-    from omegaconf import OmegaConf
-    from torch.utils.data import DistributedSampler
-    from verl.trainer.sft_trainer import create_sft_dataset
-
-    stand_in_for("qwen_vl_utils")
-    import qwen_vl_utils
-
-    qwen_vl_utils.fetch_image = lambda image, **_: image["image"]
-    file, found, one_pass = write_images(folder), {}, {"asyncdata": {"rows_per_epoch": None}}
-    for name, own in (("own", {"custom_cls": {"path": None, "name": None}}), ("ours", one_pass)):
-        data = configuration(folder, OmegaConf.merge(changes, {"data": own})).data
-        rows = create_sft_dataset(file, data, _tokenizer(), _Processor())
-        found[name] = sorted(_shown(rows[index]) for index in DistributedSampler(rows, 1, 0, drop_last=True))
-    return found
-
-
-def without_values(folder: Path, changes: dict[str, Any]) -> list[str]:
-    """What our class makes of rows whose ``tools`` and ``enable_thinking`` are null; verl's own fails."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from torch.utils.data import DistributedSampler
-    from verl.trainer.sft_trainer import create_sft_dataset
-
-    table = pa.Table.from_pylist(pq.read_table(folder / "first.parquet").to_pylist())
-    for name in ("tools", "enable_thinking"):
-        place = table.column_names.index(name)
-        table = table.set_column(place, name, pa.nulls(len(table), table.schema.field(name).type))
-    pq.write_table(table, folder / "null.parquet")
-    data = configuration(folder, changes).data
-    data.asyncdata.rows_per_epoch = None
-    rows = create_sft_dataset(str(folder / "null.parquet"), data, _tokenizer(), None)
-    tokens = [rows[index]["input_ids"].tolist() for index in DistributedSampler(rows, 1, 0, drop_last=True)]
-    return sorted(rows.tokenizer.decode(row) for row in tokens)
-
-
-def _shown(item: dict[str, Any]) -> str:
-    flat = {**item, **item.get("multi_modal_inputs", {})}
-    return repr(
-        {key: (str(flat[key].dtype), flat[key].tolist()) for key in sorted(flat) if key != "multi_modal_inputs"}
-    )
-
-
-def refusals(folder: Path, changes: dict[str, Any]) -> dict[str, str]:
-    """What is said about settings, samplers and trainers that cannot work."""
-    from omegaconf import OmegaConf
-    from torch.utils.data import DistributedSampler
-    from torchdata.stateful_dataloader import StatefulDataLoader
-    from verl.trainer import sft_trainer_ray
-    from verl.trainer.ppo.utils import create_rl_dataset
-    from verl.trainer.sft_trainer import create_sft_dataset
-
-    def dataset(own: dict[str, Any], make: Any = create_sft_dataset) -> Any:
-        data = configuration(folder, OmegaConf.merge(changes, own)).data
-        return make(data.train_files, data, _tokenizer(), None)
-
-    def batches(sampler: Any, **settings: Any) -> None:
-        rows = dataset({})
-        for _ in zip(range(3), StatefulDataLoader(rows, 4, sampler=sampler(rows), **settings), strict=False):
-            pass
-
-    def of_epoch(epoch: int, seed: int = 0) -> Any:
-        def sampler(rows: Any) -> Any:
-            made = DistributedSampler(rows, 1, 0, seed=seed, drop_last=True)
-            made.set_epoch(epoch)
-            return made
-
-        return sampler
-
-    def under_ray() -> None:
-        trainer: Any = object.__new__(sft_trainer_ray.SFTTrainer)
-        trainer.config = configuration(folder, changes)
-        trainer.model_config = SimpleNamespace(tokenizer=_tokenizer(), processor=None)
-        trainer.optimizer_config = SimpleNamespace()
-        trainer._build_dataset()
-        trainer._build_dataloader()
-        next(iter(trainer.train_dataloader))
-
-    of_rl = {"path": "pkg://asyncdata.integrations.verl", "name": "RLDataset"}
-    calls: dict[str, Any] = {
-        "workers": lambda: dataset({"data": {"num_workers": 8}}),
-        "epochs": lambda: dataset({"trainer": {"total_epochs": 3}}),
-        "no index": lambda: dataset({"data": {"asyncdata": {"shuffle": True}}}),
-        "the RL class": lambda: dataset({"data": {"custom_cls": of_rl}}),
-        "the SFT class for RL": lambda: dataset({}, create_rl_dataset),
-        "a second epoch": lambda: batches(of_epoch(1)),
-        "another seed": lambda: batches(of_epoch(0, seed=1)),
-        "no shuffle": lambda: batches(lambda rows: range(len(rows))),
-        "the trainer of Ray": under_ray,
-    }
-    return {name: _said(call) for name, call in calls.items()}
-
-
-def _said(call: Any) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
-def drive(
-    folder: Path, *, changes: dict[str, Any], runs: dict[str, dict[str, Any]], restarts: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
-    """Each of ``runs``: its ranks, its settings beside ``changes``, and where it saves. ``restarts`` are refused."""
+def drive(folder: Path) -> dict[str, Any]:
+    import yaml
     from omegaconf import OmegaConf
 
     stand_in_for("verl.models", "verl.workers")
     sys.path.insert(0, os.environ[VARIABLE])
     import verl.trainer.sft_trainer  # noqa: F401 - before the forks
 
-    found: dict[str, Any] = {"items": items(folder, changes), "images": images(folder, changes)}
-    found["null"] = without_values(folder, changes)
-    for name, settings in runs.items():
-        own = OmegaConf.merge(changes, settings["changes"])
+    changes = yaml.safe_load(blocks_of("use-it-with-verl.md", "yaml")[1])
+    changes["data"] |= write_rows(folder)
+    changes["data"]["asyncdata"] |= {"cache": {"folder": str(folder / "index")}, "rows_per_epoch": EPOCHS * ROWS}
+    in_file_order = {"data": {"asyncdata": {"shuffle": False}}}
+    runs: dict[str, Any] = {}
+    for name, ranks, settings, saves in (
+        ("one rank", 1, {}, [1, ROWS // BATCH, 13, STEPS - 1, STEPS]),
+        ("two ranks", 2, {}, [1, ROWS // BATCH, 13, STEPS - 1, STEPS]),
+        ("a row a batch", 4, {}, [13]),
+        ("in the order of the files", 2, in_file_order, [13]),
+    ):
+        own = OmegaConf.merge(changes, settings)
 
-        def opens(place: Path, settings: Any = settings, own: Any = own) -> Any:
-            return Run(configuration(place, own), settings["ranks"])
+        def opens(place: Path, ranks: int = ranks, own: Any = own) -> Any:
+            return Run(configuration(place, own), ranks)
 
-        found[name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=settings["saves"])
-
-    for name, settings in restarts.items():
-        place = folder / settings["of"]
-        own = OmegaConf.merge(changes, settings["changes"])
-        found[name] = _restarted(configuration(place, own), settings["ranks"])
-    found["refusals"] = refusals(folder, changes)
-    return found
-
-
-def _restarted(config: Any, ranks: int) -> str:
-    """What the first batch after a restart says."""
-    import torch
-
-    try:
-        return _said(lambda: Run(config, ranks).take())
-    finally:
-        torch.distributed.destroy_process_group()
+        order = "files" if settings is in_file_order else "own"
+        runs[name] = kill_and_resume(opens, folder / name, num_batches=BATCHES, saves=saves, rows=ROWS, order=order)
+    same = {
+        f"rows of {name}": [runs[name]["whole"], runs["one rank"]["whole"]] for name in ("two ranks", "a row a batch")
+    }
+    return {"runs": runs, "same": same}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's and ms-swift's own SFT commands with the lines of their page, on a tiny model.
+"""The own SFT commands of axolotl, LLaMA-Factory and ms-swift with the lines of their pages, on a tiny model.
 
 Stood in are packages that they import and this training does not use, where they are not installed.
 """
@@ -7,27 +7,50 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.support.frameworks.axolotl import BATCH, STEPS, make_loader
-from tests.support.frameworks.killed_runs import ROOT, blocks_of
+from tests.support.frameworks.killed_runs import ROOT, block_of, blocks_of
 from tests.support.frameworks.stand_ins import stand_in_for_missing
 
 PAGE = "use-it-with-llama-factory-and-ms-swift.md"
+PAGE_OF_AXOLOTL = "use-it-with-axolotl.md"
 UNUSED = ("jieba", "matplotlib", "nltk", "rouge_chinese", "tensorboard", "torchaudio")
+DEMO_TOKENIZER = str(ROOT / "asyncdata/assets/demo_tokenizer")
+ROWS = 40
+BATCH = 2
+STEPS = 12
 SAVE_STEPS = 4
 
 
+def make_loader(settings: dict[str, Any]) -> Any:
+    """A loader that writes down which rows it collates."""
+    from asyncdata import DataLoader, PaddedCollator
+
+    pad = PaddedCollator()
+
+    def collate(samples: list[Any]) -> Any:
+        with Path(settings["seen"]).open("a") as file:
+            file.write(json.dumps([int(sample.tokens[0]) for sample in samples]) + "\n")
+        return pad(samples)
+
+    return DataLoader(settings["rows"], tokenize_fn=tokenize, collate_fn=collate, batch_size=BATCH, num_workers=0)
+
+
+def tokenize(row: dict[str, Any]) -> dict[str, Any]:
+    return {"tokens": [row["number"], 1, 2, 3]}
+
+
 def write_model(folder: Path) -> None:
-    """A model and its tokenizer, and the row that both frameworks ask for."""
+    """A model and its tokenizer, and the row that LLaMA-Factory and ms-swift ask for."""
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
 
     set_seed(1)
-    tokenizer = AutoTokenizer.from_pretrained(str(ROOT / "asyncdata/assets/demo_tokenizer"))
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
@@ -51,10 +74,24 @@ def _watch(settings: dict[str, Any]) -> None:
     transformers.trainer.DEFAULT_CALLBACKS.append(Watched)
 
 
+def axolotl(folder: Path, settings: dict[str, Any], shared: dict[str, Any]) -> None:
+    """It resumes by itself, with the page's settings."""
+    import yaml
+
+    config = yaml.safe_load(block_of(PAGE_OF_AXOLOTL, "yaml"))
+    config |= {name: shared[name] for name in ("max_steps", "save_steps", "logging_steps", "learning_rate")}
+    config |= {"base_model": "model", "sequence_len": 128, "gradient_accumulation_steps": 1, "bf16": False}
+    (folder / "config.yaml").write_text(json.dumps({**config, "fp32": True}))  # JSON is YAML
+    os.environ["AXOLOTL_DO_NOT_TRACK"] = "1"
+    sys.argv = ["axolotl", "train", "config.yaml", "--launcher", "python", "--output-dir", settings["folder"]]
+    _watch(settings)
+    runpy.run_module("axolotl.cli.main", run_name="__main__")
+
+
 def llama_factory(folder: Path, settings: dict[str, Any], shared: dict[str, Any]) -> None:
     config = {**shared, "stage": "sft", "do_train": True, "finetuning_type": "full", "model_name_or_path": "model"}
     config |= {"template": "empty", "dataset": "one_row", "dataset_dir": str(folder)}
-    (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    (folder / "config.yaml").write_text(json.dumps(config))
     os.environ["DISABLE_VERSION_CHECK"] = "1"  # it wants older versions of what is installed
     sys.argv = ["train.py", "config.yaml"]
     _watch(settings)
@@ -83,16 +120,18 @@ def ms_swift(folder: Path, settings: dict[str, Any], shared: dict[str, Any]) -> 
 def main(settings: dict[str, Any]) -> None:
     os.environ |= {"HF_HUB_OFFLINE": "1", "USE_HF": "1"}
     folder = Path.cwd()
-    stand_in_for_missing(*UNUSED)
+    if settings["framework"] != "axolotl":
+        stand_in_for_missing(*UNUSED)
     if not (folder / "model").exists():
         write_model(folder)
     data: Any = ModuleType("my_data")
-    data.make_loader = lambda: make_loader(settings)
+    data.make_loader = lambda *_: make_loader(settings)
     sys.modules["my_data"] = data
     shared = {"output_dir": settings["folder"], "max_steps": STEPS, "save_steps": SAVE_STEPS, "logging_steps": 1}
     shared |= {"per_device_train_batch_size": BATCH, "gradient_accumulation_steps": 1, "learning_rate": 0.01}
     shared |= {"use_cpu": True, "report_to": "none"}
-    {"llamafactory": llama_factory, "swift": ms_swift}[settings["framework"]](folder, settings, shared)
+    start = {"axolotl": axolotl, "llamafactory": llama_factory, "swift": ms_swift}[settings["framework"]]
+    start(folder, settings, shared)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,460 @@
+"""StatefulDataLoader: what a trainer in PyTorch gets on its device, and what a state taken beside it holds."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import namedtuple
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from asyncdata import BadRowError, ConfigError, DataLoader, LoaderClosedError, SnapshotError
+from tests.support.ranks import settled
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+
+from asyncdata.integrations.torch import StatefulDataLoader
+from tests.support.torch_loading import (
+    KINDS,
+    MAX_LENGTH,
+    SAMPLES,
+    chain_epochs,
+    chat,
+    knobs,
+    of_torch_load,
+    plain,
+    run,
+)
+
+pytestmark = [
+    # Torch says so where a checkpoint is saved by a process alone.
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized"),
+]
+
+
+# What is yielded, and what a state holds
+
+
+WAYS = {
+    "epoch after epoch": ["all", "loop", "all", "loop", 3],
+    "loops that are left": [3, "loop", 1, "loop", "all", "loop", 2],
+    "a loop that is left at its last batch": ["all but the end", "loop", "all"],
+    "restarts": [2, "restart", "all", "loop", 1, "restart", 3, "restart", "all", "restart", 2],
+    "the same epoch and another one": [3, "epoch 0", "all", "loop", 2, "epoch 2", "loop", "all"],
+    "another epoch behind the last batch": ["all but the end", "epoch 1", "loop", "all"],
+}
+"""How a trainer takes batches: a number of them, by a new loop, after a restart, or from another epoch."""
+
+MORE_KINDS = [pytest.param(KINDS[name], marks=pytest.mark.thorough, id=name) for name in KINDS if name != "samples"]
+
+
+@pytest.mark.parametrize("changes", [pytest.param(SAMPLES, id="samples"), *MORE_KINDS])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_however_batches_are_taken_they_are_those_of_the_loader_itself(chats, open_loader, opened, changes, way):
+    loader, alone = open_loader(**changes), opened(DataLoader(chats, **knobs(**changes)))
+    num_batches = len(run(open_loader(**changes), 1))
+    loops = iter(loader), iter(alone)
+    for action in way:
+        if action == "restart":
+            state, loader = loader.state_dict(), open_loader(**changes)
+            loader.load_state_dict(of_torch_load(state))
+            loops = iter(loader), iter(alone)
+        elif action == "loop":
+            loops = iter(loader), iter(alone)
+        elif str(action).startswith("epoch"):
+            for each in (loader, alone):
+                each.set_epoch(int(action.removeprefix("epoch ")))
+        else:
+            size = {"all": num_batches + 1, "all but the end": num_batches}.get(action, action)
+            found, expected = ([plain(batch) for batch in islice(loop, size)] for loop in loops)
+            assert found == expected
+            if way in (WAYS["epoch after epoch"], WAYS["loops that are left"]):  # nothing makes them count anew
+                assert settled(json.loads(loader.state_dict()["asyncdata"])) == settled(alone.state_dict())
+
+
+def test_arrays_are_tensors_of_their_dtype_and_all_else_stays(open_loader):
+    batch = next(iter(open_loader()))
+
+    kinds = {name: getattr(value, "dtype", type(value)) for name, value in batch.items()}
+    assert kinds == {
+        "input_ids": torch.int64,
+        "labels": torch.int64,
+        "position_ids": torch.int64,
+        "seq_idx": torch.int32,
+        "cu_seqlens": torch.int32,
+        "max_seqlen": int,
+        "num_padding": int,
+    }
+
+
+def test_tensors_are_found_in_tuples_and_made_of_arrays_that_are_read_only_or_backwards(open_loader):
+    pair = namedtuple("pair", ["left", "right"])
+    fixed = np.arange(3)
+    fixed.flags.writeable = False
+    batch = {"a": pair(fixed, np.arange(3)[::-1]), "b": (np.ones(1), "x"), "c": torch.zeros(2)}
+
+    found = next(iter(open_loader(**SAMPLES | {"collate_fn": lambda samples: batch})))
+
+    assert type(found["a"]) is pair
+    assert plain(found) == {"a": [[0, 1, 2], [2, 1, 0]], "b": [[1.0], "x"], "c": [0.0, 0.0]}
+    found["a"].left[0] = 5
+    assert fixed.tolist() == [0, 1, 2]
+
+
+def test_an_epoch_that_is_over_stays_over_and_its_length_is_not_known_before(open_loader):
+    loader = open_loader()
+    batches = iter(loader)
+    with pytest.raises(TypeError, match="known at its end"):
+        len(loader)
+
+    assert len(list(batches)) > 5
+    assert list(batches) == []
+
+
+def test_it_is_closed_with_its_block(chats):
+    with StatefulDataLoader(DataLoader(chats, **knobs())) as loader:
+        next(iter(loader))
+
+    with pytest.raises(LoaderClosedError, match="AD502"):
+        next(iter(loader))
+
+
+def test_a_batch_that_was_fetched_and_not_yielded_comes_after_a_restart(open_loader):
+    loader, resumed = open_loader(**SAMPLES), open_loader(**SAMPLES)
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    state, num_fetched = loader.state_dict(), loader.statistics().samples_total
+
+    resumed.load_state_dict(state)
+
+    assert (num_fetched, resumed.statistics().samples_total) == (21, 14)
+    assert plain(next(iter(resumed))) == plain(next(batches))
+
+
+def test_a_state_loaded_in_the_middle_of_an_epoch_forgets_what_was_fetched(open_loader):
+    loader = open_loader()
+    state = loader.state_dict()
+    first = [plain(batch) for batch in islice(loader, 4)]
+
+    loader.load_state_dict(state)
+    assert [plain(batch) for batch in islice(loader, 4)] == first
+
+
+def test_states_go_to_a_file_and_from_a_loader_to_its_wrapper_and_back(chats, open_loader, opened, tmp_path):
+    alone, ahead, resumed = opened(DataLoader(chats, **knobs())), open_loader(), open_loader()
+    list(islice(alone, 3))
+
+    ahead.load_state_dict(alone.state_dict())
+    ahead.save(tmp_path / "run.snapshot")
+    resumed.restore(tmp_path / "run.snapshot")
+    upcoming = [plain(batch) for batch in islice(resumed, 2)]
+
+    assert [plain(batch) for batch in islice(alone, 1)] == upcoming[:1]
+    assert [plain(batch) for batch in islice(ahead, 1)] == upcoming[:1]
+    alone.load_state_dict(json.loads(ahead.state_dict()["asyncdata"]))
+    assert [plain(batch) for batch in islice(alone, 1)] == upcoming[1:]
+
+
+@pytest.mark.parametrize("state", [{"asyncdata": "{"}, {"asyncdata": 3}, {"other": 1}, {}])
+def test_what_is_no_state_is_refused(open_loader, state):
+    with pytest.raises(SnapshotError, match="AD602 this state_dict cannot be loaded"):
+        open_loader().load_state_dict(state)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
+def test_a_distributed_checkpoint_keeps_all_of_a_state(open_loader, tmp_path, changes):
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    loader, resumed = open_loader(**changes), open_loader(**changes)
+    run(loader, 1)
+    list(islice(loader, 2))
+
+    dcp.save({"loader": loader}, checkpoint_id=tmp_path / "checkpoint")
+    dcp.load({"loader": resumed}, checkpoint_id=tmp_path / "checkpoint")
+
+    states = [json.loads(one.state_dict()["asyncdata"]) for one in (resumed, loader)]
+    assert settled(states[0]) == settled(states[1])
+    assert sum(resumed.statistics().dropped_total.values()) > 0
+    assert run(resumed, 1) == run(loader, 1)
+
+
+# States taken by another thread
+
+
+def test_a_state_taken_while_a_batch_is_fetched_does_not_have_it(open_loader):
+    began, may_go_on = threading.Event(), threading.Event()
+    asked = []
+
+    def collate(samples):
+        asked.append(len(samples))
+        if len(asked) == 3:
+            began.set()
+            assert may_go_on.wait(240)
+        return [sample.tokens for sample in samples]
+
+    loader = open_loader(**{**SAMPLES, "collate_fn": collate})
+    batches = iter(loader)
+    yielded = [plain(next(batches))]
+    before = loader.state_dict()
+    trainer = threading.Thread(target=lambda: yielded.append(plain(next(batches))))
+    trainer.start()
+    assert began.wait(240)  # batch 2 is fetched, and batch 3 is being
+    seen = loader.state_dict()
+    may_go_on.set()
+    trainer.join()
+
+    resumed = open_loader(**SAMPLES)
+    resumed.load_state_dict(seen)
+    assert settled(json.loads(seen["asyncdata"])) == settled(json.loads(before["asyncdata"]))
+    assert plain(next(iter(resumed))) == yielded[1]
+
+
+def test_a_state_taken_as_another_thread_begins_to_fetch_does_not_have_that(chats, opened, open_loader, monkeypatch):
+    inner = DataLoader(chats, **knobs(**SAMPLES))
+    loader, found = opened(StatefulDataLoader(inner)), []
+    batches, take = iter(loader), inner.state_dict
+
+    def taken_late():
+        monkeypatch.setattr(inner, "state_dict", take)
+        found.extend(plain(batch) for batch in islice(batches, 2))  # and a third is fetched
+        return take()
+
+    monkeypatch.setattr(inner, "state_dict", taken_late)
+    state = loader.state_dict()
+    resumed = open_loader(**SAMPLES)
+    resumed.load_state_dict(state)
+    assert len(found) == 2
+    assert plain(next(iter(resumed))) == plain(next(batches))
+
+
+# Errors and interrupts
+
+
+def test_an_error_comes_at_its_place(jsonl_file, opened):
+    row = {"number": 1, "messages": chat(1, 1)}
+    path = jsonl_file([row] * 9 + [b"{"] + [row] * 5)
+    inner = DataLoader(path, **knobs(**{**SAMPLES, "batch_size": 3}, shuffle=False))
+    batches = iter(opened(StatefulDataLoader(inner)))
+
+    assert [len(next(batches)) for _ in range(3)] == [3, 3, 3]
+    with pytest.raises(BadRowError, match="AD101"):
+        next(batches)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")], ids=["interrupt", "error"])
+@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.parametrize("place", ["making", "copying"])
+def test_a_batch_that_failed_comes_when_it_is_asked_for_again(open_loader, monkeypatch, place, number, error):
+    calls = []
+
+    def fail_once(value):
+        calls.append(value)
+        if len(calls) == number:
+            raise error
+        return value
+
+    changes = dict(SAMPLES)
+    if place == "making":
+        changes["collate_fn"] = lambda samples: fail_once([sample.tokens for sample in samples])
+    whole = run(open_loader(**SAMPLES), 1)
+    loader, resumed = open_loader(**changes), open_loader(**SAMPLES)
+    if place == "copying":
+        from_numpy = torch.from_numpy
+        monkeypatch.setattr(torch, "from_numpy", lambda array: from_numpy(fail_once(array)))
+
+    found = []
+    with pytest.raises(type(error)):
+        found.extend(map(plain, loader))  # what came before stays
+    state = loader.state_dict()
+    assert found + [plain(batch) for batch in loader] == whole
+    resumed.load_state_dict(state)
+    assert found + run(resumed, 1) == whole
+
+
+# Trainers that look ahead
+
+
+class LooksAhead:
+    """A loop as Lightning has it: it fetches one batch more, to know whether it is at the last one."""
+
+    def __init__(self, loader):
+        self.batches = iter(loader)
+        self.held = list(islice(self.batches, 1))
+
+    def __iter__(self):
+        while self.held:
+            batch = self.held.pop()
+            self.held += islice(self.batches, 1)
+            yield plain(batch)
+
+
+def loops_over(loader):
+    while True:
+        yield from LooksAhead(loader)
+
+
+def test_a_trainer_that_looks_ahead_resumes_with_the_batch_it_held(open_loader):
+    whole = run(open_loader(), 2)
+    num_batches = len(run(open_loader(), 1))
+    for number in (1, 2, num_batches - 1, num_batches, num_batches + 1):
+        loader, resumed = open_loader(trainer_lookahead=1), open_loader(trainer_lookahead=1)
+        trained = list(islice(loops_over(loader), number))
+
+        resumed.load_state_dict(loader.state_dict())
+
+        assert trained + list(islice(loops_over(resumed), len(whole) - number)) == whole
+
+
+def test_a_loop_that_was_left_gives_back_what_the_trainer_held(open_loader):
+    whole, loader = run(open_loader(), 2), open_loader(trainer_lookahead=1)
+
+    assert [batch for _ in range(3) for batch in islice(LooksAhead(loader), 3)] == whole[:9]
+
+
+def test_a_lookahead_below_zero_is_refused(chats, opened):
+    inner = opened(DataLoader(chats, **knobs()))
+
+    with pytest.raises(ConfigError, match="trainer_lookahead must be 0 or more, got -1"):
+        StatefulDataLoader(inner, trainer_lookahead=-1)
+
+
+def test_only_one_batch_is_fetched_ahead(open_loader):
+    loader = open_loader(trainer_lookahead=1, **SAMPLES)
+
+    counts = []
+    for _ in range(2):
+        batches = iter(loader)  # the second time the third batch comes again
+        for _ in range(3):
+            next(batches)
+            counts.append(loader.statistics().samples_total // 7)
+    assert counts == [1, 3, 4, 4, 5, 6]
+
+
+# Devices
+
+
+def test_a_device_that_is_not_there_is_refused(chats, opened):
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    inner = opened(DataLoader(chats, **knobs()))
+
+    with pytest.raises(ConfigError, match="device='cuda' needs a CUDA device"):
+        StatefulDataLoader(inner, device="cuda")
+    with pytest.raises(ConfigError, match="pin_memory=True needs a CUDA device"):
+        next(iter(StatefulDataLoader(inner, pin_memory=True)))
+
+
+def test_a_device_that_copies_at_once_gets_tensors_and_nothing_else(chats, opened):
+    loader = opened(StatefulDataLoader(DataLoader(chats, **knobs()), device="meta"))
+
+    batch = next(iter(loader))
+    assert batch["input_ids"].device.type == "meta"
+    assert batch["input_ids"].shape == (1, MAX_LENGTH)
+    assert type(batch["max_seqlen"]) is int
+
+
+class FakeStream:
+    """Stands for a CUDA stream; says what was asked of it, and in which order."""
+
+    def __init__(self, name, said):
+        self.name, self.said = name, said
+
+    def __enter__(self):
+        self.said.append(f"{self.name} is current")
+
+    def __exit__(self, *exception):
+        self.said.append(f"{self.name} is no longer")
+
+    def record_event(self):
+        self.said.append(f"{self.name} marks the end of a copy")
+        return "mark"
+
+    def wait_event(self, event):
+        self.said.append(f"{self.name} waits for the {event}")
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    """What is said to a CUDA device that is the CPU."""
+    said = []
+    side, compute = FakeStream("side", said), FakeStream("compute", said)
+    patches = {
+        "is_available": lambda: True,
+        "current_device": lambda: 3,
+        "Stream": lambda device: side if device == torch.device("cuda", 3) else None,
+        "stream": lambda stream: stream,
+        "current_stream": lambda device: compute if device == torch.device("cuda", 3) else None,
+    }
+    for name, patch in patches.items():
+        monkeypatch.setattr(torch.cuda, name, patch)
+
+    def moved(tensor, device, *, non_blocking=False):
+        said.append(f"copied to {device}, waiting: {not non_blocking}")
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: said.append("pinned") or tensor.clone())
+    monkeypatch.setattr(torch.Tensor, "to", moved)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: said.append(f"kept for {stream.name}"))
+    return said
+
+
+BEGINS = ["pinned", "side is current", "copied to cuda:3, waiting: False", "side marks the end of a copy"]
+BEGINS += ["side is no longer"]
+ENDS = ["compute waits for the mark", "kept for compute"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "begins"),
+    [({"device": "cuda"}, BEGINS), ({"device": "cuda:3", "pin_memory": False}, BEGINS[1:])],
+    ids=["pinned", "not pinned"],
+)
+def test_the_next_batch_is_copied_on_a_stream_of_its_own_before_the_trainer_has_this_one(
+    chats, opened, fake_cuda, settings, begins
+):
+    one = {**SAMPLES, "collate_fn": lambda samples: {"tokens": samples[0].tokens, "n": 1}}
+    loader = opened(StatefulDataLoader(DataLoader(chats, **knobs(**one)), **settings))
+    batches, said = iter(loader), []
+
+    for _ in range(3):
+        next(batches)
+        said.append(list(fake_cuda))
+        fake_cuda.clear()
+
+    assert said == [begins + ENDS, begins + begins + ENDS, begins + ENDS], "the first one is not kept waiting"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
+def test_streams_change_nothing_of_what_is_delivered(chats, open_loader, opened, fake_cuda, changes):
+    whole = run(open_loader(**changes), 2)
+    loader = opened(StatefulDataLoader(DataLoader(chats, **knobs(**changes)), device="cuda"))
+    found = [plain(batch) for batch in islice(chain_epochs(loader), 5)]
+
+    resumed = opened(StatefulDataLoader(DataLoader(chats, **knobs(**changes)), device="cuda", pin_memory=False))
+    resumed.load_state_dict(loader.state_dict())
+    assert found + [plain(batch) for batch in islice(chain_epochs(resumed), len(whole) - 5)] == whole
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_batches_on_a_cuda_device_are_those_of_the_cpu(chats, open_loader, opened):
+    whole = run(open_loader(), 1)
+    loader = opened(StatefulDataLoader(DataLoader(chats, **knobs()), device="cuda"))
+
+    found = []
+    for batch in loader:
+        assert batch["input_ids"].is_cuda
+        torch.cuda._sleep(10_000_000)  # noqa: SLF001 - computes meanwhile
+        found.append({name: plain(value) for name, value in batch.items()})
+    assert found == whole
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_pinned_batches_stay_on_the_cpu(chats, opened):
+    loader = opened(StatefulDataLoader(DataLoader(chats, **knobs()), pin_memory=True))
+
+    assert next(iter(loader))["input_ids"].is_pinned()
