@@ -57,7 +57,7 @@ def test_the_padding_of_a_sample_is_not_attended(path, small_tokenizer, collator
 
 @pytest.mark.parametrize("case", cases_of("babilong_recipe"), ids=str)
 def test_rows_of_babilongs_generator_are_what_its_recipe_makes_of_them(tmp_path, case):
-    expected = case.delivered(tmp_path)
+    expected = dict(case.delivered(tmp_path))
     (tmp_path / "rows.json").write_text(json.dumps([expected.pop("row")]))
     length = case.given["max_length"]
     fn = FixedLengthTokenizeFn.babilong(TOKENIZER, length, legacy_recipe=True, reserve=RESERVE)

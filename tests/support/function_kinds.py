@@ -9,7 +9,7 @@ from asyncdata import ChatTokenizeFn, FixedLengthTokenizeFn, PreferenceTokenizeF
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("KINDS", "Kind")
+__all__ = ("CHAT", "KINDS", "Kind", "chat_prompt", "fixed_length")
 
 END = "<|im_end|>"
 CHAT = [{"role": "user", "content": "What is café?"}, {"role": "assistant", "content": "It is four."}]

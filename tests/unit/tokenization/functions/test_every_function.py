@@ -26,7 +26,7 @@ from asyncdata.tokenization.functions.prompt_rows import PromptRowFn
 from tests.support.chats import GENERATION
 from tests.support.function_kinds import KINDS, Kind, chat_prompt, fixed_length
 from tests.support.loading import NEVER_S
-from tests.unit.tokenization import drops, faults, run, token_ids, values
+from tests.unit.tokenization import drops, faults, outcomes, run, token_ids, values
 from tests.unit.tokenization.trained import tokenizer_of, trained_texts, variant
 
 if TYPE_CHECKING:
@@ -40,17 +40,6 @@ any_length = pytest.mark.parametrize("kind", OF_ANY_LENGTH.values(), ids=OF_ANY_
 @pytest.fixture
 def name(small_tokenizer):
     return str(small_tokenizer)
-
-
-def outcomes(chunk: Chunk) -> dict[int, Any]:
-    """What became of each row."""
-    columns = ("prompt", "label", "metadata", "spans", "extra")
-    found: dict[int, Any] = {
-        chunk.row_of(sample): (ids, [chunk.value(column, sample) for column in columns])
-        for sample, ids in enumerate(token_ids(chunk))
-    }
-    found |= {row: reason for reason, rows in drops(chunk).items() for row in rows}
-    return found | {error.row: (error.code, error.reason) for error in chunk.errors}
 
 
 # Samples
