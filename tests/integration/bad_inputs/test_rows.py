@@ -115,7 +115,7 @@ PLAIN = [
     Case(15, b'{"input": "a", "label": 1, "tools": 5}', "AD111", "must be a list of JSON schemas, got a number"),
     Case(15, b'{"input": "a", "label": 1, "tools": "{}"}', "AD111", "of JSON schemas, got an object"),
     Case(15, b'{"input": "a", "label": 1, "tools": [5]}', "AD111", "'tools'[0] must be a JSON schema, got a number"),
-    Case(15, b'{"input": "a", "label": 1, "tools": "[{"}', "AD101", "'tools' is a string, and its text is not JSON"),
+    Case(1, b'{"input": "a", "label": 1, "tools": "[{"}', "AD101", "'tools' is a string, and its text is not JSON"),
     Case(10, b'{"input": "a", "label": 1, "tools": "\\ud800"}', "AD107", "unpaired surrogate \\ud800 in 'tools'"),
     Case(15, b'{"input": "a", "label": 1, "tools": [], "metadata": "x"}', "AD111", "must be an object, as the row"),
     Case(16, b'{"input": "x", "images": ["a.png"], "label": 1}', "AD130", "'images'"),
@@ -288,6 +288,12 @@ def test_46_a_row_that_is_too_long_is_an_error_at_its_turn_or_passed_over_where_
     assert (len(found.samples), len(skipped.samples)) == (BAD_AT, 4)
     assert str(found.error).startswith(f"AD415 {place_of_bad(path)}")
     assert skipped.statistics.dropped_total == {"bad row AD415": 1}
+
+
+def test_47_a_prompt_of_no_token_is_dropped_and_counted(tmp_path):
+    found = deliver(write(tmp_path / "rows.jsonl", with_bad(b'{"input": "", "label": 9}')))
+
+    assert (found.labels, found.statistics.dropped_total) == ([0, 1, 2, 3], {"empty_prompt": 1})
 
 
 def test_02_a_last_line_without_its_end_is_accepted_if_it_is_whole_and_else_is_no_silent_drop(tmp_path):
