@@ -151,7 +151,9 @@ def test_a_value_of_another_key_is_checked_but_not_decoded():
 
 
 @pytest.mark.parametrize(
-    ("opening", "closing", "levels"), [(b"[", b"]", 1), (b'{"[{": ', b"}", 1), (b'[{"\\"[\\\\": ', b"}]", 2)]
+    ("opening", "closing", "levels"),
+    [(b"[", b"]", 1), (b'{"[{": ', b"}", 1), (b'[{"\\"[\\\\": ', b"}]", 2)],
+    ids=["arrays", "objects", "both"],
 )
 def test_the_nesting_limit_does_not_depend_on_the_python_version(opening, closing, levels):
     depth = (MAX_NESTING - 1) // levels

@@ -249,6 +249,7 @@ def test_a_name_that_is_no_folder_with_a_tokenizer_and_not_on_the_hub_is_refused
         ({"chat_template.jinja": b"\xff"}, "chat_template.jinja is not UTF-8"),
         ({"chat_template.jinja": None}, "chat_template.jinja cannot be read: Is a directory"),
     ],
+    ids=["pointer", "cut", "array", "config", "token", "template", "coding", "folder"],
 )
 def test_a_damaged_file_is_named(edited, files, reason):
     folder = edited({name: content for name, content in files.items() if isinstance(content, str | dict)})

@@ -204,6 +204,7 @@ def test_a_template_never_sees_the_clock():
         ("{% macro f() %}\n{{ 1 / 0 }}\n{% endmacro %}\n\n{{ f() }}", "chat template line 2: ZeroDivisionError"),
         ("\n{% generation %}\n{{ 1 / 0 }}{% endgeneration %}", "chat template line 3: ZeroDivisionError"),
     ],
+    ids=["raises", "adds", "undefined", "in a macro", "in a block"],
 )
 def test_a_templates_error_names_its_line(template, reason):
     with pytest.raises(RowFault) as caught:
