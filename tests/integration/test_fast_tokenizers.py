@@ -1,4 +1,4 @@
-"""The fast backends themselves, against the ``tokenizers`` that is installed."""
+"""The fast backends themselves, against the ``tokenizers`` that is installed; and a run beside which one is proven."""
 
 from __future__ import annotations
 
@@ -9,48 +9,53 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy as np
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
-from asyncdata import (
-    ChatTokenizeFn,
-    DataLoader,
-    FixedLengthTokenizeFn,
-    PreferenceTokenizeFn,
-    PromptTokenizeFn,
-    TextTokenizeFn,
-)
+from asyncdata import ChatTokenizeFn, DataLoader, FixedLengthTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn
+from asyncdata.loader import background_proof
 from asyncdata.loader.background_proof import SWITCH, Prover
-from asyncdata.tokenization.column_writer import ColumnWriter
-from asyncdata.tokenization.encoders import equivalence_records
+from asyncdata.tokenization.encoders import equivalence_records, text_encoder
 from asyncdata.tokenization.encoders.equivalence_records import Proof, choose, find, keep, subject_of
 from asyncdata.tokenization.encoders.equivalence_sweep import random_texts, sweep
 from asyncdata.tokenization.encoders.fast_backends import load_backend, version_of
 from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, separator_of
+from asyncdata.tokenization.encoders.token_lengths import lengths_of
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
+from tests.support.combinations import each_value
 from tests.support.faults import until
+from tests.support.function_kinds import KINDS, Kind
+from tests.support.slime_source import args_for
+from tests.unit.tokenization import outcomes, run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 ROWS_PER_REQUEST = 256
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 POINTS = [*range(0x20, 0x7F), *range(0xA0, 0x180), 0x301, 0x323, *range(0x400, 0x450), *range(0x4E00, 0x4E80)]
+NUM_ROWS = 400
+_SAYS = "import sys; sys.stdout.write(sys.argv[1]); sys.stdout.flush(); sys.stdin.read()"
 
 
 @pytest.fixture
-def files(small_tokenizer: Path) -> TokenizerFiles:
+def files(small_tokenizer) -> TokenizerFiles:
     return TokenizerFiles(str(small_tokenizer))
 
 
 @pytest.mark.thorough
-def test_a_short_sweep_proves_every_backend_for_a_small_tokenizer(backend: str, files: TokenizerFiles) -> None:
+def test_a_short_sweep_proves_every_backend_for_a_small_tokenizer(backend, files):
     tokenizer = files.load()
 
     found = sweep(
@@ -82,9 +87,7 @@ print(os.waitstatus_to_exitcode(status), encode(["and so does its parent"]).ends
 
 
 @pytest.mark.thorough
-def test_a_backend_is_loaded_without_a_thread_so_that_forked_processes_can_use_it(
-    backend: str, small_tokenizer: Path
-) -> None:
+def test_a_backend_is_loaded_without_a_thread_so_that_forked_processes_can_use_it(backend, small_tokenizer):
     path = str(small_tokenizer / "tokenizer.json")
     environment = os.environ | {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
@@ -100,18 +103,7 @@ def test_a_backend_is_loaded_without_a_thread_so_that_forked_processes_can_use_i
 
 
 @pytest.mark.thorough
-def test_a_thread_of_the_trainer_has_the_same_ids(backend: str, files: TokenizerFiles) -> None:
-    texts = ["one", "", "two words", "\u4e2d\u6587"]
-    expected = load_backend(backend, files.plain_json())(texts)
-
-    with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(lambda: load_backend(backend, files.plain_json())(texts)).result()
-
-    assert (found.of_each(), found.ends) == (expected.of_each(), expected.ends)
-
-
-@pytest.mark.thorough
-def test_a_batch_has_the_ids_of_its_texts_however_their_lengths_differ(backend: str, files: TokenizerFiles) -> None:
+def test_a_batch_has_the_ids_of_its_texts_however_their_lengths_differ_in_any_thread(backend, files):
     encode = load_backend(backend, files.plain_json())
     for texts in (
         [],
@@ -121,9 +113,12 @@ def test_a_batch_has_the_ids_of_its_texts_however_their_lengths_differ(backend: 
         ["one", "", "two words", "\u4e2d\u6587", "<|im_end|>"],
         ["a"] * 50 + ["a long one " * 500, ""],
     ):
-        found = encode(texts)
-        assert found.of_each() == [b"".join(encode([text]).of_each()) for text in texts]
-        assert found.of_each() == HfEncoder(files.load())(texts).of_each()
+        found = encode(texts).of_each()
+        assert found == [b"".join(encode([text]).of_each()) for text in texts]
+        assert found == HfEncoder(files.load())(texts).of_each()
+        with ThreadPoolExecutor(1) as thread:
+            others = thread.submit(lambda texts=texts: load_backend(backend, files.plain_json())(texts)).result()
+        assert others.of_each() == found
 
 
 class Stranger(ModuleType):
@@ -134,9 +129,7 @@ class Stranger(ModuleType):
 
 
 @pytest.mark.thorough
-def test_encoding_neither_imports_nor_replaces_awkward(
-    backend: str, files: TokenizerFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_encoding_neither_imports_nor_replaces_awkward(backend, files, monkeypatch):
     """A library that gigatoken imports for its arrays: slow to load, and not ours to take the place of."""
     seen: list[Any] = []
     awkward = Stranger("awkward")
@@ -150,14 +143,14 @@ def test_encoding_neither_imports_nor_replaces_awkward(
     assert seen == [awkward, awkward]
 
 
-def test_the_version_that_a_proof_names_is_the_installed_one(backend: str) -> None:
+def test_the_version_that_a_proof_names_is_the_installed_one(backend):
     from importlib.metadata import version
 
     assert version_of(backend) == version(backend)
     assert version_of("surely_no_such_library") is None
 
 
-def proven(monkeypatch: pytest.MonkeyPatch, files: TokenizerFiles, backend: str) -> None:
+def keep_proof(files: TokenizerFiles, backend: str) -> None:
     """As if a sweep had been made."""
     subject = subject_of(files, backend)
     assert subject is not None
@@ -166,15 +159,8 @@ def proven(monkeypatch: pytest.MonkeyPatch, files: TokenizerFiles, backend: str)
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_d_is_the_same_by_every_backend(
-    backend: str,
-    num_workers: int,
-    files: TokenizerFiles,
-    small_tokenizer: Path,
-    jsonl_file: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    proven(monkeypatch, files, backend)
+def test_d_is_the_same_by_every_backend(backend, num_workers, files, small_tokenizer, jsonl_file, monkeypatch):
+    keep_proof(files, backend)
     path = jsonl_file([{"input": text} for text in random_texts(POINTS, SPECIAL, 400, seed=5)])
 
     def delivered(name: Any) -> list[list[int]]:
@@ -185,26 +171,11 @@ def test_d_is_the_same_by_every_backend(
     assert delivered("auto") == delivered(backend) == delivered("hf")
 
 
-@pytest.mark.thorough
-def test_text_that_is_trained_whole_is_the_same_by_every_backend(
-    backend: str, files: TokenizerFiles, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proven(monkeypatch, files, backend)
-    rows = [json.dumps({"text": text}).encode() for text in random_texts(POINTS, SPECIAL, 200, seed=6)]
-
-    def written(name: Any) -> Any:
-        out = ColumnWriter()
-        TextTokenizeFn(str(small_tokenizer), bos="<|im_start|>", tokenizer_backend=name).open()(rows, out)
-        return out.finish(len(rows), 0.0)
-
-    assert written(backend) == written("hf")
-
-
-# Proofs beside a run.
+# Proofs beside a run
 
 
 @pytest.fixture
-def may_prove(monkeypatch: pytest.MonkeyPatch) -> None:
+def may_prove(monkeypatch) -> None:
     monkeypatch.delenv(SWITCH)
 
 
@@ -222,8 +193,8 @@ def child_of(process: psutil.Process) -> psutil.Process:
 
 @pytest.mark.thorough
 def test_a_loader_proves_beside_the_run_on_idle_cpus_only_and_ends_that_with_itself(
-    backend: str, small_tokenizer: Path, jsonl_file: Any, may_prove: None
-) -> None:
+    backend, small_tokenizer, jsonl_file, may_prove
+):
     path = jsonl_file([{"input": "one"}] * 10)
 
     with DataLoader(path, tokenize_fn=PromptTokenizeFn(str(small_tokenizer)), num_workers=0) as loader:
@@ -255,8 +226,8 @@ sys.stdin.read()
 @pytest.mark.thorough
 @pytest.mark.parametrize("forks", [False, True])
 def test_a_proof_ends_with_the_process_that_wanted_it_even_if_that_is_killed(
-    backend: str, small_tokenizer: Path, may_prove: None, forks: bool
-) -> None:
+    backend, small_tokenizer, may_prove, forks
+):
     command = [sys.executable, "-c", OWNER.format(forks=forks), str(small_tokenizer), *sys.path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         child = child_of(psutil.Process(owner.pid))
@@ -271,9 +242,7 @@ def test_a_proof_ends_with_the_process_that_wanted_it_even_if_that_is_killed(
     assert not left
 
 
-def test_nothing_is_proven_where_that_is_forbidden_known_or_needless(
-    backend: str, files: TokenizerFiles, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_proven_where_that_is_forbidden_known_or_needless(backend, files, small_tokenizer, monkeypatch):
     def starts(fn: Any) -> bool:
         prover = Prover(fn)
         prover.start()
@@ -286,13 +255,13 @@ def test_nothing_is_proven_where_that_is_forbidden_known_or_needless(
     monkeypatch.delenv(SWITCH)
     assert not starts(PromptTokenizeFn(str(small_tokenizer), tokenizer_backend="hf"))
     assert not starts(len)
-    proven(monkeypatch, files, backend)
+    keep_proof(files, backend)
     assert not starts(PromptTokenizeFn(str(small_tokenizer)))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_what_is_proven_beside_a_run_is_used_by_the_next(backend: str, small_tokenizer: Path, may_prove: None) -> None:
+def test_what_is_proven_beside_a_run_is_used_by_the_next(backend, small_tokenizer, may_prove):
     fn = PromptTokenizeFn(str(small_tokenizer))
     prover = Prover(fn)
     prover.start()
@@ -303,6 +272,248 @@ def test_what_is_proven_beside_a_run_is_used_by_the_next(backend: str, small_tok
     proof = choose(TokenizerFiles(str(small_tokenizer)), "auto")
     assert proof is not None
     assert (proof.refusal, find(proof.subject)) == ("", proof)
+
+
+# The first run with a tokenizer: nothing is proven yet. What is proven beside it is used by its own workers.
+
+
+def row_of(kind: Kind, number: int) -> dict[str, Any]:
+    """A row with its number, and a character that is not proven, in its text."""
+    text = f"Row {number}, it's caf\u00e9 number {number * number}\n\n  {chr(0x4E00 + number)} What"
+    return json.loads(json.dumps(kind.row).replace("What", json.dumps(text)[1:-1], 1)) | {"label": number}
+
+
+PROMPT = KINDS["prompt"]
+CHAT = KINDS["chat"]
+
+
+@pytest.fixture
+def proof(backend, small_tokenizer) -> Proof:
+    files = TokenizerFiles(str(small_tokenizer))
+    subject = subject_of(files, backend)
+    assert subject is not None
+    lengths = lengths_of(files, files.load())
+    return Proof(subject=subject, exceptions=[(0x4E00, 0x110000)], around=([], []), token_lengths=lengths)
+
+
+class Sweep:
+    """Takes the place of the process that proves: it says what the test has it say, when the test has it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._proof: Proof | None = None
+        self._may_end = threading.Event()
+        self.num_started = 0
+        monkeypatch.delenv(SWITCH)
+        monkeypatch.setattr(background_proof, "_spawn", self._spawn)
+
+    def ends_with(self, proof: Proof) -> None:
+        self._proof = proof
+
+    def ends(self) -> None:
+        self._may_end.set()
+
+    def _spawn(self, folder: str, backends: list[str], *_: Any) -> subprocess.Popen[bytes]:
+        assert self._proof is not None
+        self.num_started += 1
+        self._may_end.wait()
+        keep(self._proof)
+        line = msgspec.json.encode(msgspec.structs.replace(self._proof, token_lengths=b"")) + b"\n"
+        command = [sys.executable, "-c", _SAYS, line.decode()]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+
+
+@pytest.fixture
+def beside(monkeypatch, tmp_path) -> Sweep:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing is proven"))
+    return Sweep(monkeypatch)
+
+
+@pytest.fixture
+def loaded(monkeypatch) -> list[str]:
+    """The fast backends that this process loads from now on."""
+    found: list[str] = []
+    load = text_encoder.load_backend
+    monkeypatch.setattr(text_encoder, "load_backend", lambda name, *a, **k: found.append(name) or load(name, *a, **k))
+    return found
+
+
+def samples_of(loader: DataLoader, number: int) -> list[Any]:
+    return [
+        (str(each.position), each.tokens.tolist(), np.asarray(each.labels).tolist(), each.extra, each.metadata)
+        for each in loader.get_next_batch(number)
+    ]
+
+
+def names_of(events: list[Any]) -> list[str]:
+    return [event["event"] for event in events]
+
+
+def until_switched(loader: DataLoader, events: list[Any], beside: Sweep) -> Iterator[Any]:
+    """Samples, until the workers have taken over what was proven, and then of another epoch."""
+    yield from samples_of(loader, 8)
+    beside.ends()
+    while "workers.reopened" not in names_of(events):
+        assert "workers.not_reopened" not in names_of(events), events
+        yield from samples_of(loader, 8)
+    yield from samples_of(loader, NUM_ROWS)
+
+
+def uses(pid: int, backend: str) -> bool:
+    return any(backend in each.path for each in psutil.Process(pid).memory_maps())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("kind", "num_workers"), each_value(KINDS, [0, 2]))
+def test_workers_take_over_what_is_proven_beside_their_run_and_d_is_the_same(
+    backend, kind, num_workers, small_tokenizer, jsonl_file, proof, beside, loaded
+):
+    path = jsonl_file([row_of(kind, number) for number in range(NUM_ROWS)])
+    beside.ends_with(proof)
+    function = kind.make(str(small_tokenizer))
+    settings = {"num_workers": num_workers, "buffer_size": 16, "timeout_s": 100}
+    with capture_logs() as events, DataLoader(path, tokenize_fn=function, **settings) as loader:
+        found = list(until_switched(loader, events, beside))
+        pids = [worker.pid for worker in loader.statistics().workers]
+        assert all(uses(pid, backend) for pid in pids) if num_workers else loaded == [backend]
+        assert loader.statistics().worker_restarts_total == 0
+
+    of_hf = kind.make(str(small_tokenizer), tokenizer_backend="hf")
+    with DataLoader(path, tokenize_fn=of_hf, num_workers=0) as loader:
+        assert samples_of(loader, len(found)) == found
+    assert names_of(events).index("tokenizer.proved") < names_of(events).index("workers.reopened")
+
+
+@pytest.mark.thorough
+def test_workers_forked_after_the_switch_share_the_memory_of_one_fork_server(
+    backend, small_tokenizer, jsonl_file, proof, beside
+):
+    path = jsonl_file([row_of(PROMPT, number) for number in range(NUM_ROWS)])
+    beside.ends_with(proof)
+    before = {child.pid for child in psutil.Process().children()}
+    function = PromptTokenizeFn(str(small_tokenizer))
+    with (
+        capture_logs() as events,
+        DataLoader(path, tokenize_fn=function, num_workers=2, buffer_size=16) as loader,
+    ):
+        list(until_switched(loader, events, beside))
+        pids = [worker.pid for worker in loader.statistics().workers]
+        psutil.Process(pids[0]).kill()
+        while pids[0] in {worker.pid for worker in loader.statistics().workers}:
+            loader.get_next_batch(8)
+        while None in (pids := [worker.pid for worker in loader.statistics().workers]):
+            loader.get_next_batch(8)
+        servers = {psutil.Process(pid).ppid() for pid in pids}
+        children = {child.pid for child in psutil.Process().children()} - before
+        assert all(uses(pid, backend) for pid in pids)
+
+    assert len(servers) == 1
+    assert not [pid for pid in children - servers if psutil.pid_exists(pid) and _is_fork_server(pid)]
+
+
+def _is_fork_server(pid: int) -> bool:
+    return any("forkserver" in part for part in psutil.Process(pid).cmdline())
+
+
+@pytest.mark.thorough
+def test_slimes_data_source_takes_over_what_is_proven_beside_its_run(
+    backend, small_tokenizer, jsonl_file, proof, beside
+):
+    from asyncdata.integrations.slime import AsyncDataSource
+
+    path = jsonl_file([row_of(PROMPT, number) for number in range(NUM_ROWS)])
+    given = {"hf_checkpoint": str(small_tokenizer), "rollout_max_prompt_len": 200, "asyncdata_num_workers": 1}
+    beside.ends_with(proof)
+    with capture_logs() as events:
+        source = AsyncDataSource(args_for(path, **given))
+        assert len(source.get_samples(4)) == 4
+        beside.ends()
+        while "workers.reopened" not in names_of(events):
+            assert len(source.get_samples(4)) == 4
+        source.close()
+
+    assert beside.num_started == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("reason", ["refused", "no offsets", "other files"])
+def test_workers_are_left_alone_if_they_cannot_use_what_was_found(
+    reason, backend, small_tokenizer, jsonl_file, proof, beside, tmp_path
+):
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    for each in small_tokenizer.iterdir():
+        (folder / each.name).write_bytes(each.read_bytes())
+    changes: dict[str, Any] = {"refusal": "it is wrong"} if reason == "refused" else {"no_offsets": "it has none"}
+    beside.ends_with(proof if reason == "other files" else msgspec.structs.replace(proof, **changes))
+    path = jsonl_file([row_of(CHAT, number) for number in range(NUM_ROWS)])
+    with capture_logs() as events, DataLoader(path, tokenize_fn=ChatTokenizeFn(str(folder)), num_workers=1) as loader:
+        if reason == "other files":
+            config = json.loads((folder / "tokenizer_config.json").read_text())
+            config["additional_special_tokens"] = ["<|im_start|>", "Row"]
+            (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        loader.get_next_batch(8)
+        beside.ends()
+        (prover,) = loader._engine._provers  # noqa: SLF001 - its thread ends with the process that proves
+        while prover._thread is None:  # noqa: SLF001
+            pass
+        prover._thread.join()  # noqa: SLF001
+        loader.get_next_batch(NUM_ROWS)
+
+    assert beside.num_started == 1
+    assert "workers.reopened" not in names_of(events)
+
+
+def test_without_a_fast_backend_one_line_in_a_process_says_what_it_would_bring(small_tokenizer, monkeypatch):
+    monkeypatch.setattr(background_proof, "version_of", lambda name: None)
+    background_proof._say_what_is_missing.cache_clear()  # noqa: SLF001 - as in a new process
+    function = PromptTokenizeFn(str(small_tokenizer))
+    with capture_logs() as events:
+        Prover(msgspec.structs.replace(function, tokenizer_backend="hf"))
+        Prover(len)
+        assert events == []
+        for _ in range(3):
+            Prover(function)
+
+    (event,) = events
+    assert (event["event"], event["log_level"]) == ("tokenizer.no_fast_backend", "info")
+    assert 'pip install ".[fast]" in a clone' in event["remedy"]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_common_characters_are_proven_at_low_priority_and_the_others_on_idle_cpus_only(
+    is_known, small_tokenizer, proof, beside, monkeypatch, capfdbinary
+):
+    steps: list[str] = []
+    first, whole = (msgspec.structs.replace(proof, is_partial=is_first) for is_first in (True, False))
+
+    def step(name: str, found: Any = None) -> Callable[..., Any]:
+        return lambda *_, **__: steps.append(name) or found
+
+    monkeypatch.setattr(background_proof, "end_with_parent", step("ends with its parent"))
+    monkeypatch.setattr("os.nice", step("low priority"))
+    monkeypatch.setattr("os.sched_setscheduler", step("idle only"))
+    monkeypatch.setattr(equivalence_records, "make_first", step("common", first))
+    monkeypatch.setattr(equivalence_records, "make", step("all", whole))
+    if is_known:
+        keep(first)
+
+    background_proof.main(str(small_tokenizer), [proof.subject.backend], parent=1, num_processes=1)
+
+    common = [] if is_known else ["common"]
+    assert steps == ["ends with its parent", "low priority", *common, "idle only", "all"]
+    told = [msgspec.json.decode(line, type=Proof).is_partial for line in capfdbinary.readouterr().out.splitlines()]
+    assert told == ([False] if is_known else [True, False])
+
+
+def test_spare_cpus_are_those_that_workers_and_trainer_leave(monkeypatch):
+    def spare(num_cpus: int, num_workers: int) -> int:
+        monkeypatch.setattr(background_proof, "num_usable_cpus", lambda: num_cpus)
+        return background_proof._num_spare_cpus(num_workers)  # noqa: SLF001
+
+    assert [spare(2, 2), spare(2, 0), spare(8, 4), spare(16, 4), spare(64, 8)] == [1, 1, 3, 8, 8]
+
+
+# Real data
 
 
 def texts_of(test_data: Path) -> list[str]:
@@ -324,68 +535,45 @@ def texts_of(test_data: Path) -> list[str]:
     return sorted(set(texts))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
-def test_every_text_of_the_data_has_the_ids_of_tokenizers(test_data: Path, backend: str, tokenizer: str) -> None:
-    texts = texts_of(test_data)
-    rows = [json.dumps({"input": text}).encode() for text in texts]
-    folder = str(test_data / "tokenizers" / tokenizer)
-    fast = PromptTokenizeFn(folder, tokenizer_backend=backend).open()  # type: ignore[arg-type]
-    slow = PromptTokenizeFn(folder, tokenizer_backend="hf").open()
-
-    for start in range(0, len(rows), ROWS_PER_REQUEST):
-        part = rows[start : start + ROWS_PER_REQUEST]
-        found, expected = ColumnWriter(), ColumnWriter()
-        fast(part, found)
-        slow(part, expected)
-        assert found.finish(len(part), 0.0) == expected.finish(len(part), 0.0), start
-
-
-def labelled_rows(test_data: Path) -> dict[str, list[bytes]]:
-    """Rows for functions that train on parts of a text."""
+def rows_of_data(test_data: Path) -> dict[str, list[Any]]:
+    """Rows of the real data, for prompts and for functions that train on parts of a text."""
     questions = [json.loads(line) for line in (test_data / "gsm8k" / "test.jsonl").read_bytes().splitlines()]
-    contexts = json.loads((test_data / "babilong" / "qa1_4k.json").read_bytes())
-    pairs = [
-        {"prompt": one["question"] + " ", "chosen": one["answer"], "rejected": other["answer"]}
-        for one, other in pairwise(questions)
-    ]
     return {
+        "prompt": [{"input": text} for text in texts_of(test_data)],
         "chat": (test_data / "chat_sft" / "chat_sft.jsonl").read_bytes().splitlines(),
-        "pair": [json.dumps(pair, ensure_ascii=False).encode() for pair in pairs],
-        "fixed": [json.dumps(row).encode() for row in contexts],
+        "pair": [
+            {"prompt": one["question"] + " ", "chosen": one["answer"], "rejected": other["answer"]}
+            for one, other in pairwise(questions)
+        ],
+        "fixed": json.loads((test_data / "babilong" / "qa1_4k.json").read_bytes()),
     }
 
 
-def labelled(kind: str, folder: str, backend: str) -> Any:
-    if kind == "chat":
-        return ChatTokenizeFn(folder, tokenizer_backend=backend)  # type: ignore[arg-type]
+def of_data(kind: str, folder: str, backend: str) -> Any:
+    if kind == "fixed":
+        cut = {"overlong": "truncate_context_middle", "tokenizer_backend": backend}
+        return FixedLengthTokenizeFn.babilong(folder, 2048, **cut)
 
-    if kind == "pair":
-        return PreferenceTokenizeFn(folder, tokenizer_backend=backend)  # type: ignore[arg-type]
-
-    cut = {"overlong": "truncate_context_middle", "tokenizer_backend": backend}
-    return FixedLengthTokenizeFn.babilong(folder, 2048, **cut)
+    make = {"prompt": PromptTokenizeFn, "chat": ChatTokenizeFn, "pair": PreferenceTokenizeFn}[kind]
+    return make(folder, tokenizer_backend=backend)  # type: ignore[arg-type]
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "every", [pytest.param(27, marks=pytest.mark.thorough), pytest.param(1, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
-def test_the_rows_of_the_data_have_the_labels_that_tokenizers_gives(
-    test_data: Path, backend: str, tokenizer: str, every: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rows_of_the_data_have_the_ids_and_labels_that_tokenizers_gives(
+    test_data, backend, tokenizer, every, monkeypatch
+):
     short = partial(sweep, code_points=[10, *POINTS], num_random_texts=100, longest_text=2000)
-    monkeypatch.setattr(equivalence_records, "sweep", short)
+    if every > 1:
+        monkeypatch.setattr(equivalence_records, "sweep", short)
     folder = str(test_data / "tokenizers" / tokenizer)
 
-    for kind, whole in labelled_rows(test_data).items():
+    for kind, whole in rows_of_data(test_data).items():
         rows = whole[::every]
-        fast, slow = (labelled(kind, folder, name).open() for name in (backend, "hf"))
+        fast, slow = (of_data(kind, folder, name).open() for name in (backend, "hf"))
         for start in range(0, len(rows), ROWS_PER_REQUEST):
             part = rows[start : start + ROWS_PER_REQUEST]
-            found, expected = ColumnWriter(), ColumnWriter()
-            fast(part, found)
-            slow(part, expected)
-            assert found.finish(len(part), 0.0) == expected.finish(len(part), 0.0), (kind, start)
+            assert outcomes(run(fast, part)) == outcomes(run(slow, part)), (kind, start)

@@ -9,7 +9,7 @@ import pytest
 
 from asyncdata import DataLoader, EndOfData, FixedCollator, FixedLengthTokenizeFn, PaddedCollator, Ranks, RowShuffle
 from tests.support.peers.babilong import RESERVE
-from tests.support.peers.records import Case, cases_of
+from tests.support.peers.records import cases_of
 from tests.support.peers.rollouts import TOKENIZER
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ NUM_ROWS = 40
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory) -> Path:
     """Rows of contexts of any length: some leave room for the question, some do not."""
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     rows = [
@@ -39,7 +39,7 @@ def make(path: Path, tokenizer: Path, *, fn: dict[str, Any] | None = None, **set
 @pytest.mark.parametrize(
     "collator", [FixedCollator(length=MAX_LENGTH), FixedCollator(length=MAX_LENGTH + 4), PaddedCollator()]
 )
-def test_the_padding_of_a_sample_is_not_attended(path: Path, small_tokenizer: Path, collator: Any) -> None:
+def test_the_padding_of_a_sample_is_not_attended(path, small_tokenizer, collator):
     fn = {"overlong": "truncate_context_left"}
     with make(path, small_tokenizer, fn=fn, batch_size=8) as loader:
         samples = [sample for batch in loader for sample in batch]
@@ -56,8 +56,8 @@ def test_the_padding_of_a_sample_is_not_attended(path: Path, small_tokenizer: Pa
 
 
 @pytest.mark.parametrize("case", cases_of("babilong_recipe"), ids=str)
-def test_rows_of_babilongs_generator_are_what_its_recipe_makes_of_them(tmp_path: Path, case: Case) -> None:
-    expected = case.delivered(tmp_path)
+def test_rows_of_babilongs_generator_are_what_its_recipe_makes_of_them(tmp_path, case):
+    expected = dict(case.delivered(tmp_path))
     (tmp_path / "rows.json").write_text(json.dumps([expected.pop("row")]))
     length = case.given["max_length"]
     fn = FixedLengthTokenizeFn.babilong(TOKENIZER, length, legacy_recipe=True, reserve=RESERVE)
@@ -81,7 +81,7 @@ RECIPE = {"fn": {"legacy_recipe": True, "reserve": 16}, "epochs": 2}
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_lost_questions_are_counted_as_they_are_delivered(path: Path, small_tokenizer: Path, num_workers: int) -> None:
+def test_lost_questions_are_counted_as_they_are_delivered(path, small_tokenizer, num_workers):
     samples = []
     with make(path, small_tokenizer, num_workers=num_workers, **RECIPE) as loader:
         assert loader.statistics().noted_total == {}
@@ -98,7 +98,7 @@ def test_lost_questions_are_counted_as_they_are_delivered(path: Path, small_toke
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("num_before", [0, 7, NUM_ROWS - 1, NUM_ROWS, NUM_ROWS + 13])
-def test_lost_questions_are_counted_once_over_a_resume(path: Path, small_tokenizer: Path, num_before: int) -> None:
+def test_lost_questions_are_counted_once_over_a_resume(path, small_tokenizer, num_before):
     with make(path, small_tokenizer, **RECIPE) as loader:
         before = loader.get_next_batch(num_before) if num_before else []
         state = json.loads(json.dumps(loader.state_dict()))
@@ -112,7 +112,7 @@ def test_lost_questions_are_counted_once_over_a_resume(path: Path, small_tokeniz
         assert noted(loader) == lost(before + after)
 
 
-def test_what_was_delivered_and_not_acknowledged_is_counted_again(path: Path, small_tokenizer: Path) -> None:
+def test_what_was_delivered_and_not_acknowledged_is_counted_again(path, small_tokenizer):
     with make(path, small_tokenizer, commit="on_ack", **RECIPE) as loader:
         done = loader.get_next_batch(11)
         loader.ack(done)
@@ -126,7 +126,7 @@ def test_what_was_delivered_and_not_acknowledged_is_counted_again(path: Path, sm
         assert noted(loader) == lost(done + again)
 
 
-def test_a_state_of_before_there_were_notes_is_gone_on_from(path: Path, small_tokenizer: Path) -> None:
+def test_a_state_of_before_there_were_notes_is_gone_on_from(path, small_tokenizer):
     with make(path, small_tokenizer, **RECIPE) as loader:
         loader.get_next_batch(20)
         state = loader.state_dict()
@@ -139,7 +139,7 @@ def test_a_state_of_before_there_were_notes_is_gone_on_from(path: Path, small_to
         assert noted(loader) == lost(after)
 
 
-def test_a_rank_counts_the_rows_that_it_tokenizes(path: Path, small_tokenizer: Path) -> None:
+def test_a_rank_counts_the_rows_that_it_tokenizes(path, small_tokenizer):
     knobs = {**RECIPE, "epochs": 1, "shuffle": RowShuffle(only_kept=True), "batch_size": 2}
     samples, total = [], 0
     for rank in range(2):

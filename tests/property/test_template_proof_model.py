@@ -107,7 +107,7 @@ GIVEN = {f"{name}, {prompt}": (text, prompt) for name, text in WELL_KNOWN.items(
 @pytest.mark.parametrize(("text", "prompt"), GIVEN.values(), ids=GIVEN)
 @in_ci(max_examples=25)
 @given(chats=alike())
-def test_what_is_proven_of_a_text_holds_for_every_chat_of_the_shape(text: str, prompt: bool, chats: list[Chat]) -> None:
+def test_what_is_proven_of_a_text_holds_for_every_chat_of_the_shape(text, prompt, chats):
     template = ChatTemplate(text, {**VARIABLES, "add_generation_prompt": prompt})
     program = prove_text(template, chats[0])
 
@@ -120,9 +120,7 @@ ODD_TEMPLATES = [ChatTemplate(text, VARIABLES) for text in ODD]
 
 
 @given(st.sampled_from(ODD_TEMPLATES), alike())
-def test_what_is_proven_of_any_template_holds_for_every_chat_of_the_shape(
-    template: ChatTemplate, chats: list[Chat]
-) -> None:
+def test_what_is_proven_of_any_template_holds_for_every_chat_of_the_shape(template, chats):
     program = prove_text(template, chats[0])
 
     for chat in chats:
@@ -136,7 +134,7 @@ SPANNED = {**WELL_KNOWN, "macro without generation": plain(WELL_KNOWN["macro"])}
 @pytest.mark.parametrize("text", SPANNED.values(), ids=SPANNED)
 @in_ci(max_examples=25)
 @given(chats=alike(), last=st.booleans())
-def test_what_is_proven_of_blocks_holds_for_every_chat_of_the_shape(text: str, chats: list[Chat], last: bool) -> None:
+def test_what_is_proven_of_blocks_holds_for_every_chat_of_the_shape(text, chats, last):
     spans = ChatSpans(ChatTemplate(text, VARIABLES), "the template", SPECIAL, "</s>")
     trained = [number for number, message in enumerate(chats[0][0]) if message["role"] == "assistant"]
     trained = trained[-1:] if last else trained

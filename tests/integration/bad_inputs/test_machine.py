@@ -57,28 +57,17 @@ def test_70_a_snapshot_that_cannot_be_written_costs_neither_the_last_one_nor_the
         assert ids(loader.get_next_batch(5)) == order_of(path)[10:15]
 
 
-def cut(data: bytes) -> bytes:
-    return data[: len(data) // 2]
-
-
-def flipped(data: bytes) -> bytes:
-    place = len(data) // 2
-    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
-
-
-def nothing(data: bytes) -> bytes:
-    return b""
-
-
-def pickled(data: bytes) -> bytes:
-    return pickle.dumps({"state": 1})
-
-
-def another_file(data: bytes) -> bytes:
-    return b'{"id": 1}\n'
-
-
-@pytest.mark.parametrize("spoil", [cut, flipped, nothing, pickled, another_file])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
+        lambda data: b"",
+        lambda data: pickle.dumps({"state": 1}),
+        lambda data: b'{"id": 1}\n',
+    ],
+    ids=["cut", "flipped", "nothing", "pickled", "another file"],
+)
 def test_71_a_snapshot_that_is_none_is_refused_and_an_older_one_that_is_valid_is_named(path, tmp_path, spoil):
     snapshot = tmp_path / "run.snapshot"
     with make(path) as loader:

@@ -118,7 +118,7 @@ def test_every_code_of_a_bad_row_is_provoked():
 
 
 @pytest.fixture
-def function_of(tmp_path: Path) -> Callable[[Fault], Any]:
+def function_of(tmp_path) -> Callable[[Fault], Any]:
     def find(fault: Fault) -> Any:
         if fault.tokenize_fn == "slime":
             return SlimeTokenizeFn(tokenizer_folder(), multimodal_keys={"image": "pictures"})
@@ -242,7 +242,7 @@ KINDS_OF_BAD = [b'{"id":    ', b"null      ", b'{"id": 13}', b'{"id": 1}{"id": 2
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[int]]:
+def mixed(tmp_path_factory) -> tuple[Path, set[int]]:
     """400 rows of which 40 are bad, in five ways, and the lines of those."""
     chance = random.Random(5)
     bad = set(chance.sample(range(14, NUM_ROWS), 39)) | {13}
@@ -280,7 +280,7 @@ def batches_until_the_end(path: Path, **knobs: Any) -> tuple[list[list[int]], st
 
 
 @pytest.fixture(scope="module")
-def whole(mixed: tuple[Path, set[int]]) -> list[int]:
+def whole(mixed) -> list[int]:
     """D without a bad row, by a run that has one thread and looks nowhere ahead."""
     batches, ended = batches_until_the_end(mixed[0], num_workers=0, buffer_size=1, bad_rows="skip")
     assert ended == "end"

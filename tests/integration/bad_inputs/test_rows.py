@@ -1,4 +1,7 @@
-"""The catalogue of bad inputs, rows 1 to 24, 46 to 47 and 50: what may be wrong with a line, and with a prompt."""
+"""The catalogue of bad inputs, rows 1 to 24, 46, 47 and 50: what may be wrong with a line, and with what is in it.
+
+Each fault is met by each tokenize function: a loader of all of them puts the bad rows aside, by line, byte and code.
+"""
 
 from __future__ import annotations
 
@@ -8,134 +11,266 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from asyncdata import BadRowError, BadRows, JsonlSource, NoSamplesError, SourceError, TextTokenizeFn
+from asyncdata import (
+    BadRows,
+    ChatTokenizeFn,
+    FixedLengthTokenizeFn,
+    JsonlSource,
+    NoSamplesError,
+    PreferenceTokenizeFn,
+    RowFn,
+    SourceError,
+    TextTokenizeFn,
+    XTunerTokenizeFn,
+)
 from asyncdata.demo import tokenizer_folder
+from tests.support import tokenize_fns
 from tests.support.bad_inputs import BAD_AT, GOOD, deliver, place_of_bad, prompts, with_bad
-from tests.support.loading import write_rows
-from tests.support.tokenize_fns import row_id
+from tests.support.chats import CHAT
+from tests.support.function_kinds import chat_prompt
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-CHAT = {"apply_chat_template": True}
-WRITES_CONTENT = {**CHAT, "chat_template": "{% for message in messages %}<{{ message.content }}>{% endfor %}"}
+PROMPTS = """\
+{%- for m in messages %}{{ raise_exception('no such role') if m.role == 'oracle' }}<{{ m.content }}>{% endfor %}"""
+SPANS = """\
+{%- for m in messages %}{{ raise_exception('no such role') if m.role == 'oracle' }}
+{%- if m.role == 'assistant' %}{% generation %}{{ m.content ~ '<|im_end|>' }}{% endgeneration %}
+{%- else %}{{ m.content ~ '<|im_end|>' }}{% endif %}{% endfor %}"""
+ANSWER = {"role": "assistant", "content": "x"}
+IMAGE = [{"role": "user", "content": [{"type": "image"}]}, ANSWER]
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "x"}]}, ANSWER]
+ORACLE = [{"role": "oracle", "content": "x"}, ANSWER]
 
 
 class Case(NamedTuple):
     """A line that is a bad row.
 
     :ivar number: in the catalogue.
-    :ivar text: what the error says after the place; a part of it.
-    :ivar settings: of the tokenize function.
+    :ivar reason: a part of it.
     """
 
     number: int
-    name: str
     line: bytes
     code: str
-    text: str
-    settings: dict[str, Any] = {}
+    reason: str
 
 
-CASES = [
-    Case(1, "malformed JSON", b'{"input" "x"}', "AD101", "invalid JSON at column 10: Expecting ':' delimiter, near"),
-    Case(1, "cut off in the middle of the file", b'{"input": "Wh', "AD101", "; the row is cut off"),
-    Case(
-        7,
-        "a raw NUL",
-        b'{"input": "a\0b"}',
-        "AD104",
-        "raw control byte 0x00 at column 13; in a string JSON needs \\u0000",
-    ),
-    Case(7, "a raw tab", b'{"input": "a\tb"}', "AD104", "raw control byte 0x09 at column 13"),
-    Case(
-        8,
-        "a run of NULs",
-        b"\0" * 4096,
-        "AD105",
-        "4096 NUL bytes from column 1 on: its writer crashed",
-    ),
-    Case(8, "NULs behind half a row", GOOD[0][:9] + b"\0" * 512, "AD105", "512 NUL bytes from column 10 on"),
-    Case(9, "invalid UTF-8", b'{"input": "a\xffb"}', "AD106", "byte 0xff at column 13 is not UTF-8; convert the file"),
-    Case(10, "half of a surrogate pair", b'{"input": "a \\ud800", "label": 1}', "AD107", "unpaired surrogate"),
-    Case(
-        14,
-        "a missing key",
-        b'{"prompt": "x", "label": 1}',
-        "AD110",
-        "no key 'input': the row has 'prompt', 'label': set prompt_key='prompt'?",
-    ),
-    Case(14, "an empty row", b"{}", "AD110", "no key 'input': the row is empty"),
-    Case(15, "a number as prompt", b'{"input": 7, "label": 1}', "AD111", "'input' must be"),
-    Case(
-        15,
-        "messages without a template",
-        b'{"input": [{"role": "user", "content": "x"}], "label": 1}',
-        "AD111",
-        "apply_chat_template",
-    ),
-    Case(16, "a message without a role", b'{"input": [{"content": "x"}], "label": 1}', "AD112", "no 'role'", CHAT),
-    Case(
-        16,
-        "a picture",
-        b'{"input": [{"role": "user", "content": [{"type": "image"}]}], "label": 1}',
-        "AD130",
-        "'input'[0] has 'image'",
-        CHAT,
-    ),
-    Case(16, "a picture beside text", b'{"input": "x", "images": ["a.png"], "label": 1}', "AD130", "'images'"),
-    Case(
-        16,
-        "a message without content",
-        b'{"input": [{"role": "user", "text": "x"}], "label": 1}',
-        "AD132",
-        "'input'[0] has no 'content'",
-        WRITES_CONTENT,
-    ),
-    Case(17, "null", b"null", "AD113", "a row must be a JSON object, got null"),
-    Case(17, "an array", b"[1, 2]", "AD113", "a row must be a JSON object, got an array"),
-    Case(17, "a string", b'"text"', "AD113", "a row must be a JSON object, got a string"),
-    Case(
-        22,
-        "an integer of 5000 digits",
-        b'{"input": ' + b"9" * 5000 + b"}",
-        "AD117",
-        "an integer of more than 4300 digits",
-    ),
-    Case(
-        23,
-        "600 levels",
-        b'{"input": "x", "deep": ' + b"[" * 600 + b"]" * 600 + b"}",
-        "AD118",
-        "nested deeper than 512 levels",
-    ),
-    Case(
-        23,
-        "100,000 levels",
-        b'{"input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        "AD118",
-        "nested deeper than 512 levels",
-    ),
-    Case(
-        24,
-        "two objects on a line",
-        b'{"input": "x"}{"input": "y"}',
-        "AD119",
-        "write one object per line",
-    ),
-    Case(24, "a comma behind the object", b'{"input": "x"},', "AD119", "extra data at column 15"),
-    Case(24, "a comma within it", b'{"input": "x",}', "AD101", "invalid JSON at column"),
-    Case(24, "a comment", b'// {"input": "x"}', "AD101", "invalid JSON at column 1"),
-    Case(24, "single quotes", b"{'input': 'x'}", "AD101", "invalid JSON at column 2"),
-    Case(
-        50,
-        "a list that the template writes as text",
-        b'{"input": [{"role": "user", "content": [{"type": "text", "text": "x"}]}], "label": 1}',
-        "AD131",
-        "which the template writes as Python's text",
-        WRITES_CONTENT,
-    ),
+class Function(NamedTuple):
+    """A tokenize function.
+
+    :ivar good: a row that is none of the bad ones.
+    :ivar cases: rows that are bad for this function.
+    :ivar dropped: rows that are no samples, and the reasons.
+    :ivar kept: rows that only look bad.
+    """
+
+    fn: Any
+    good: bytes
+    cases: list[Case] = []
+    dropped: list[tuple[bytes, str]] = []
+    kept: list[bytes] = []
+
+
+LINES = [
+    Case(1, b'{"input" "x"}', "AD101", "invalid JSON at column 10: Expecting ':' delimiter, near"),
+    Case(1, b'{"input": "Wh', "AD101", "invalid JSON at column 11: Unterminated string starting at"),
+    Case(1, b'{"input": 1', "AD101", "; the row is cut off"),
+    Case(1, b'{"input": 01}', "AD101", "invalid JSON at column 12"),
+    Case(1, b'{"input": truf}', "AD101", "near '{\"input\": truf}'"),
+    Case(7, b'{"input": "a\0b"}', "AD104", "raw control byte 0x00 at column 13; in a string JSON needs \\u0000"),
+    Case(7, b'{"input": "a\tb"}', "AD104", "raw control byte 0x09 at column 13"),
+    Case(7, b"\0\0\0\0", "AD104", "raw control byte 0x00 at column 1"),
+    Case(8, b"\0" * 4096, "AD105", "4096 NUL bytes from column 1 on: its writer crashed"),
+    Case(8, GOOD[0][:9] + b"\0" * 512, "AD105", "512 NUL bytes from column 10 on"),
+    Case(9, b'{"caf\xc3\xa9": "\xff"}', "AD106", "byte 0xff at column 11 is not UTF-8; convert the file"),
+    Case(9, b'{"other": "\xed\xa0\x80"}', "AD106", "byte 0xed at column 12 is not UTF-8"),
+    Case(17, b"null", "AD113", "a row must be a JSON object, got null"),
+    Case(17, b"[1, 2]", "AD113", "a row must be a JSON object, got an array"),
+    Case(17, b'"text"', "AD113", "a row must be a JSON object, got a string"),
+    Case(17, b"1.5", "AD113", "got a number"),
+    Case(17, b"true", "AD113", "got a boolean"),
+    Case(23, b'{"deep": ' + b"[" * 600 + b"]" * 600 + b"}", "AD118", "nested deeper than 512 levels"),
+    Case(23, b'{"deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "AD118", "nested deeper than 512 levels"),
+    Case(23, b'{"a": ' * 100_000, "AD118", "nested deeper than 512 levels"),
+    Case(24, b'{"input": "x"}{"input": "y"}', "AD119", "extra data at column 15; write one object per line"),
+    Case(24, b'{"input": "x"},', "AD119", "extra data at column 15"),
+    Case(24, b'{"input": "x"} // why', "AD119", "extra data at column 16"),
+    Case(24, b'{"input": "x",}', "AD101", "invalid JSON at column"),
+    Case(24, b'// {"input": "x"}', "AD101", "invalid JSON at column 1"),
+    Case(24, b"{'input': 'x'}", "AD101", "invalid JSON at column 2"),
 ]
+"""Whoever reads the row."""
+
+DIGITS = b"9" * 5000
+PLAIN = [
+    Case(10, b'{"input": "a \\ud83d b", "label": 1}', "AD107", "unpaired surrogate \\ud83d in 'input'"),
+    Case(14, b'{"prompt": "x", "label": 1}', "AD110", "no key 'input': the row has 'prompt', 'label': set prompt_key="),
+    Case(14, b"{}", "AD110", "no key 'input': the row is empty"),
+    Case(14, b'{"input": "x", "labels": 1}', "AD110", "no key 'label': the row has 'input', 'labels': set label_key="),
+    Case(15, b'{"input": 7, "label": 1}', "AD111", "'input' must be a string, got a number"),
+    Case(15, b'{"input": null, "label": 1}', "AD111", "got null"),
+    Case(15, b'{"input": [{"role": "user"}], "label": 1}', "AD111", "got an array; set apply_chat_template=True"),
+    Case(15, b'{"input": "a", "label": 1, "tools": 5}', "AD111", "must be a list of JSON schemas, got a number"),
+    Case(15, b'{"input": "a", "label": 1, "tools": "{}"}', "AD111", "of JSON schemas, got an object"),
+    Case(15, b'{"input": "a", "label": 1, "tools": [5]}', "AD111", "'tools'[0] must be a JSON schema, got a number"),
+    Case(1, b'{"input": "a", "label": 1, "tools": "[{"}', "AD101", "'tools' is a string, and its text is not JSON"),
+    Case(10, b'{"input": "a", "label": 1, "tools": "\\ud800"}', "AD107", "unpaired surrogate \\ud800 in 'tools'"),
+    Case(15, b'{"input": "a", "label": 1, "tools": [], "metadata": "x"}', "AD111", "must be an object, as the row"),
+    Case(16, b'{"input": "x", "images": ["a.png"], "label": 1}', "AD130", "'images'"),
+    Case(22, b'{"input": ' + DIGITS + b', "label": 1}', "AD117", "an integer of more than 4300 digits"),
+]  # fmt: skip
+LOOKS_BAD = [
+    '{"input": "a\u2028b\u0085c", "label": "\u2028"}'.encode(),
+    b'{"input": "a\\u000bb\\n", "label": 9}',
+    b'{"input": "x", "label": 1, "label": 9}',
+    b'{"input": "x", "label": 9, "metadata": {"n": -Infinity}}',
+    b'{"input": "x", "label": 9, "metadata": {"n": 1e999}}',
+    b'{"input": "x", "label": 123456789012345678901234567890}',
+    b'{"input": "x", "label": 9, "other": ' + DIGITS + b"}",
+]
+
+
+def text(**row: Any) -> bytes:
+    return json.dumps(row).encode()
+
+
+def chat_cases(key: str) -> list[Case]:
+    """What may be wrong with messages, under their key."""
+    start = b'{"label": 1, "%s": ' % key.encode()
+    return [
+        Case(16, start + b'[{"content": "x"}]}', "AD112", f"'{key}'[0] has no 'role'; it has 'content'"),
+        Case(16, start + b'[{"role": null}]}', "AD112", "has no 'role'; it has 'role'"),
+        Case(16, start + b"[{}]}", "AD112", "has no 'role'; it has nothing"),
+        Case(16, start + b'[{"role": "user", "text": "x"}, {"role": "assistant", "content": "x"}]}', "AD132", ""),
+        Case(16, start + json.dumps(IMAGE).encode() + b"}", "AD130", f"'{key}'[0] has 'image'"),
+        Case(15, start + b"7}", "AD111", f"'{key}' must be a string or a list of messages, got a number"),
+        Case(15, start + b'{"role": "user"}}', "AD111", "got an object"),
+        Case(15, start + b'[{"role": "user", "content": "a"}, "b"]}', "AD111", f"'{key}'[1] must be an object with 'r"),
+        Case(10, start + b'[{"role": "assistant", "content": "\\udc00"}]}', "AD107", "unpaired surrogate \\udc00 in"),
+        Case(50, start + json.dumps(PARTS).encode() + b"}", "AD131", "which the template writes as Python's text"),
+        Case(50, start + json.dumps(ORACLE).encode() + b"}", "AD412", "chat template line 1: no such role"),
+    ]  # fmt: skip
+
+
+LONG = "many words " * 99
+PAIR = {"prompt": "a", "chosen": " b", "rejected": " c"}
+FUNCTIONS = {
+    "prompt": Function(
+        prompts(metadata_key="metadata", max_length=20), GOOD[0], PLAIN,
+        [(text(input=LONG, label=9), "max_length"), (b'{"input": "", "label": 9}', "empty_prompt")], LOOKS_BAD,
+    ),
+    "chat prompt": Function(
+        chat_prompt(tokenizer_folder(), label_key="label", chat_template=PROMPTS), GOOD[0],
+        [*chat_cases("input"), *(case for case in PLAIN if case.code == "AD110")],
+        [(text(input=[], label=9), "empty_prompt")],
+        [text(input=[{"role": "user", "content": "question"}], label=9), *LOOKS_BAD],
+    ),
+    "text": Function(
+        TextTokenizeFn(tokenizer_folder(), max_length=20, overlong="error"), text(text="a"),
+        [Case(15, b'{"text": 5}', "AD111", "must be a string, got a number"),
+         Case(14, b'{"txt": "a"}', "AD110", "no key"),
+         Case(10, b'{"text": "\\ud800"}', "AD107", "in 'text'"),
+         Case(46, text(text=LONG), "AD415", "tokens are more than max_length=20; raise it, or set overlong=")],
+    ),
+    "chat": Function(
+        ChatTokenizeFn(tokenizer_folder(), chat_template=SPANS, train_on="loss"), text(messages=CHAT),
+        [*chat_cases("messages"),
+         *(Case(15, text(messages=chat), "AD111", "") for chat in ("hello", "", "[1, 2]", ["hello"], None)),
+         Case(15, text(messages='{"role": "user", "content": "a"}'), "AD111", "or a list of messages, got an object"),
+         Case(15, text(messages=CHAT, tools=5), "AD111", "'tools' must be a list of JSON schemas, got a number"),
+         Case(1, text(messages="[{'role': 'user'}]"), "AD101", "its text is not JSON: invalid JSON at column 3"),
+         Case(1, text(messages='[{"role": "user", "cont'), "AD101", "its text is not JSON"),
+         Case(16, text(messages='[{"content": "a"}]'), "AD112", "'messages'[0] has no 'role'"),
+         Case(14, b'{"message": []}', "AD110", "no key 'messages': the row has 'message': set messages_key='message'?"),
+         Case(15, text(messages=[{**CHAT[2], "loss": 1}]), "AD111", "'messages'[0]: 'loss' must be true or false"),
+         Case(15, text(messages=[{**CHAT[1], "loss": True}]), "AD111", "has loss, but is not a message of the")],
+        [(text(messages=[]), "no_trained_tokens"), (text(messages=CHAT[:2]), "no_trained_tokens")],
+        [text(messages=json.dumps(CHAT))],
+    ),
+    "pair": Function(
+        PreferenceTokenizeFn(tokenizer_folder()), text(**PAIR),
+        [Case(14, b'{"chosen": "a"}', "AD110", "no key 'rejected'"),
+         Case(15, b'{"chosen": null, "rejected": null}', "AD111", "must be a string or a list of messages, got"),
+         Case(15, b'{"chosen": "a", "rejected": []}', "AD111", "'rejected' is an array, and 'chosen' is not"),
+         Case(15, b'{"prompt": [], "chosen": "a", "rejected": "b"}', "AD111", "'prompt' is an array, and 'chosen'"),
+         Case(15, b'{"chosen": ["a"], "rejected": []}', "AD111", "'chosen'[0] must be an object"),
+         Case(10, b'{"chosen": "\\ud800", "rejected": "a"}', "AD107", "in 'chosen'")],
+        [(text(prompt="a", chosen=" b", rejected=" b"), "no_preference")],
+    ),
+    "fixed length": Function(
+        FixedLengthTokenizeFn(tokenizer_folder(), max_length=64, prompt="{q}", answer="{a}"), text(q="a", a=" b"),
+        [Case(14, b'{"q": "a"}', "AD110", "no key 'a'"),
+         Case(15, b'{"q": 5, "a": "c"}', "AD111", "'q' must be a string, got a number"),
+         Case(10, b'{"q": "\\ud800", "a": "c"}', "AD107", "in 'q'")],
+        [(text(q=LONG, a="b"), "max_length")],
+    ),
+    "rows": Function(RowFn(), text(id=1), [Case(22, b'{"x": ' + DIGITS + b"}", "AD117", "")], [], LOOKS_BAD[:-1]),
+    "a user's function": Function(
+        tokenize_fns.fails_on_13, text(id=1), [Case(52, text(id=13), "AD421", "raised KeyError('thirteen')")],
+    ),
+    "XTuner's": Function(
+        XTunerTokenizeFn("tests.support.xtuner_fns:Characters"), text(text="a"),
+        [Case(52, text(txt="a"), "AD421", "raised KeyError('text')")],
+    ),
+}  # fmt: skip
+CASES = [*LINES, *(case for function in FUNCTIONS.values() for case in function.cases)]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_every_fault_is_put_aside_by_line_byte_and_code_and_every_other_row_is_a_sample_or_counted(tmp_path, function):
+    cases, dropped = [*LINES, *function.cases], dict(function.dropped)
+    lines = [function.good]
+    for line in (*(case.line for case in cases), *dropped, *function.kept):
+        lines += [line, function.good]
+    path, file = tmp_path / "rows.jsonl", tmp_path / "quarantine.jsonl"
+    path.write_bytes(b"\n".join(lines))
+
+    found = deliver(str(path), function.fn, size=500, bad_rows=BadRows(policy="quarantine", path=str(file)))
+
+    records = [json.loads(record) for record in file.read_bytes().splitlines()]
+    starts = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
+    places = [(str(path), 2 * number + 2, starts[2 * number + 1]) for number in range(len(cases))]
+    assert [record["code"] for record in records] == [case.code for case in cases]
+    assert [(record["path"], record["line"], record["byte_offset"]) for record in records] == places
+    reasons = [(record["reason"], case.reason) for record, case in zip(records, cases, strict=True)]
+    assert [pair for pair in reasons if pair[1] not in pair[0]] == []
+    assert all(record["excerpt"] for record in records)
+    assert found.error is None
+    assert len(found.samples) == len(lines) - len(cases) - len(dropped)
+    counted = {reason: number for reason, number in found.statistics.dropped_total.items() if "AD" not in reason}
+    assert counted == {reason: list(dropped.values()).count(reason) for reason in dropped.values()}
+
+
+class Accepted(NamedTuple):
+    """A line that is no bad row, whatever it looks like."""
+
+    number: int
+    line: bytes
+    label: Any
+    metadata: dict[str, Any] = {}
+
+
+ACCEPTED = [
+    Accepted(6, LOOKS_BAD[0], "\u2028"),
+    Accepted(6, LOOKS_BAD[1], 9),
+    Accepted(18, LOOKS_BAD[2], 9),
+    Accepted(19, LOOKS_BAD[3], 9, {"n": -math.inf}),
+    Accepted(20, LOOKS_BAD[4], 9, {"n": math.inf}),
+    Accepted(21, LOOKS_BAD[5], 123456789012345678901234567890),
+]
+
+
+def test_what_only_looks_bad_is_delivered_as_it_is(tmp_path):
+    nan = b'{"input": "x", "label": 9, "metadata": {"n": NaN}}'
+    path = write(tmp_path / "rows.jsonl", b"\n".join([*(case.line for case in ACCEPTED), nan]))
+
+    found = deliver(path, prompts(metadata_key="metadata"))
+
+    *samples, last = found.samples
+    assert [(one.label, one.metadata or {}) for one in samples] == [(one.label, one.metadata) for one in ACCEPTED]
+    assert math.isnan(last.metadata["n"]), "what every reader built on JSON makes of it"
 
 
 def write(path: Path, data: bytes) -> str:
@@ -143,76 +278,22 @@ def write(path: Path, data: bytes) -> str:
     return str(path)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.number} {case.name}")
-def test_a_bad_line_is_named_at_its_turn_and_passed_over_where_that_is_asked(case, tmp_path):
+def test_46_a_row_that_is_too_long_is_an_error_at_its_turn_or_passed_over_where_that_is_asked(tmp_path):
     path = tmp_path / "rows.jsonl"
-    write(path, with_bad(case.line))
-    settings = prompts(**case.settings)
+    fn = TextTokenizeFn(tokenizer_folder(), text_key="input", max_length=20, overlong="error")
+    write(path, with_bad(text(input=LONG)))
 
-    raised = deliver(str(path), settings)
-    assert raised.labels == list(range(BAD_AT))
-    assert isinstance(raised.error, BadRowError)
-    assert str(raised.error).startswith(f"{case.code} {place_of_bad(path)}")
-    assert case.text in raised.error.reason
-    assert raised.error.excerpt
+    found, skipped = deliver(str(path), fn), deliver(str(path), fn, bad_rows="skip")
 
-    skipped = deliver(str(path), settings, bad_rows="skip")
-    assert skipped.error is None
-    assert skipped.labels == [0, 1, 2, 3]
-    assert skipped.statistics.dropped_total == {f"bad row {case.code}": 1}
-
-    file = tmp_path / "quarantine.jsonl"
-    aside = deliver(str(path), settings, bad_rows=BadRows(policy="quarantine", path=str(file)))
-    record = json.loads(file.read_text(encoding="ascii"))
-    assert aside.labels == [0, 1, 2, 3]
-    assert (record["code"], record["path"], record["line"]) == (case.code, str(path), BAD_AT + 1)
-    assert record["byte_offset"] == raised.error.byte_offset
+    assert (len(found.samples), len(skipped.samples)) == (BAD_AT, 4)
+    assert str(found.error).startswith(f"AD415 {place_of_bad(path)}")
+    assert skipped.statistics.dropped_total == {"bad row AD415": 1}
 
 
-class Accepted(NamedTuple):
-    """A line that is no bad row, whatever it looks like: the sample's label and metadata are as given."""
+def test_47_a_prompt_of_no_token_is_dropped_and_counted(tmp_path):
+    found = deliver(write(tmp_path / "rows.jsonl", with_bad(b'{"input": "", "label": 9}')))
 
-    number: int
-    name: str
-    line: bytes
-    label: Any
-    metadata: dict[str, Any] = {}
-
-
-ACCEPTED = [
-    Accepted(6, "line ends of Unicode", '{"input": "a\u2028b\u0085c", "label": "\u2028"}'.encode(), "\u2028"),
-    Accepted(6, "and escaped ones", b'{"input": "a\\u000bb\\n", "label": 9}', 9),
-    Accepted(18, "a key twice: the last one counts", b'{"input": "x", "label": 1, "label": 9}', 9),
-    Accepted(
-        19,
-        "infinity",
-        b'{"input": "x", "label": 9, "metadata": {"n": -Infinity}}',
-        9,
-        {"n": -math.inf},
-    ),
-    Accepted(20, "1e999 is infinity", b'{"input": "x", "label": 9, "metadata": {"n": 1e999}}', 9, {"n": math.inf}),
-    Accepted(
-        21,
-        "30 digits stay exact",
-        b'{"input": "x", "label": 123456789012345678901234567890}',
-        123456789012345678901234567890,
-    ),
-    Accepted(16, "text where other rows have messages", b'{"input": "only text", "label": 9}', 9),
-]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: f"{case.number} {case.name}")
-def test_what_only_looks_bad_is_delivered(case, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    write(path, with_bad(case.line))
-
-    found = deliver(str(path), prompts(metadata_key="metadata"))
-
-    assert found.error is None
-    assert found.labels == [0, 1, case.label, 2, 3]
-    assert found.samples[BAD_AT].metadata == case.metadata
+    assert (found.labels, found.statistics.dropped_total) == ([0, 1, 2, 3], {"empty_prompt": 1})
 
 
 def test_02_a_last_line_without_its_end_is_accepted_if_it_is_whole_and_else_is_no_silent_drop(tmp_path):
@@ -220,17 +301,10 @@ def test_02_a_last_line_without_its_end_is_accepted_if_it_is_whole_and_else_is_n
     whole = deliver(write(path, b"\n".join(GOOD)))
     cut = deliver(write(path, b"\n".join(GOOD)[:-5]))
 
-    assert (whole.labels, whole.error) == ([0, 1, 2, 3], None)
+    assert (whole.labels, whole.error, whole.events) == ([0, 1, 2, 3], None, [])
     assert cut.labels == [0, 1, 2]
     assert str(cut.error).startswith(f"AD101 {path}:4 (byte {len(GOOD[0]) * 3 + 3}): ")
     assert "; the row is cut off" in str(cut.error)
-
-
-def test_03_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
-    found = deliver(write(tmp_path / "rows.jsonl", b"\xef\xbb\xbf" + b"\n".join(GOOD)))
-
-    assert (found.labels, found.error) == ([0, 1, 2, 3], None)
-    assert found.samples[0].source.byte_offset == 3
 
 
 @pytest.mark.parametrize("coding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
@@ -245,25 +319,24 @@ def test_04_a_file_in_another_coding_is_refused_before_a_row_is_read(tmp_path, c
     assert f"convert it: iconv -f {name}" in str(found.error)
 
 
-def test_05_lines_may_end_as_in_windows_and_offsets_count_every_byte(tmp_path):
-    found = deliver(write(tmp_path / "rows.jsonl", b"\r\n".join([*GOOD, b""])))
+def test_03_05_a_byte_order_mark_and_the_line_ends_of_windows_are_no_part_of_a_row_and_are_counted(tmp_path):
+    found = deliver(write(tmp_path / "rows.jsonl", b"\xef\xbb\xbf" + b"\r\n".join([*GOOD, b""])))
 
     assert (found.labels, found.error) == ([0, 1, 2, 3], None)
-    assert [sample.source.byte_offset for sample in found.samples] == [n * (len(GOOD[0]) + 2) for n in range(4)]
+    assert [sample.source.byte_offset for sample in found.samples] == [3 + n * (len(GOOD[0]) + 2) for n in range(4)]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_11_a_huge_line_is_not_held_and_is_one_bad_row(tmp_path, num_workers):
     path = tmp_path / "rows.jsonl"
     write(path, with_bad(b'{"input": "' + b"x" * 3_000_000 + b'"}'))
     source = JsonlSource(str(path), max_row_bytes=1000)
 
-    raised = deliver(source, num_workers=num_workers)
+    found = deliver(source, num_workers=num_workers)
     skipped = deliver(source, num_workers=num_workers, bad_rows="skip")
 
-    assert raised.labels == [0, 1]
-    assert str(raised.error).startswith(f"AD108 {place_of_bad(path)}the row is longer than max_row_bytes (1000)")
+    assert found.labels == [0, 1]
+    assert str(found.error).startswith(f"AD108 {place_of_bad(path)}the row is longer than max_row_bytes (1000)")
     assert skipped.labels == [0, 1, 2, 3]
 
 
@@ -288,49 +361,3 @@ def test_13_blank_lines_are_counted_and_are_an_error_if_there_is_nothing_else(tm
     assert str(nothing.error) == "AD401 epoch 0: 0 rows read, 0 kept: there was no row"
     assert nothing.statistics.blank_lines_total == 39
     assert (something.labels, something.statistics.blank_lines_total) == ([0, 1, 2, 3], 6)
-
-
-def test_16_text_and_messages_may_be_mixed(tmp_path):
-    messages = json.dumps({"input": [{"role": "user", "content": "question"}], "label": 9}).encode()
-
-    found = deliver(write(tmp_path / "rows.jsonl", with_bad(messages)), prompts(apply_chat_template=True))
-
-    assert (found.labels, found.error) == ([0, 1, 9, 2, 3], None)
-    assert len({tuple(sample.tokens[:3].tolist()) for sample in found.samples}) == 1  # the template's own
-
-
-def test_19_nan_is_what_every_reader_built_on_json_makes_of_it(tmp_path):
-    line = b'{"input": "x", "label": 9, "metadata": {"n": NaN}}'
-
-    found = deliver(write(tmp_path / "rows.jsonl", with_bad(line)), prompts(metadata_key="metadata"))
-
-    assert found.labels == [0, 1, 9, 2, 3]
-    assert math.isnan(found.samples[BAD_AT].metadata["n"])
-
-
-def test_46_what_is_too_long_is_dropped_and_counted_or_an_error_where_that_is_asked(tmp_path):
-    line = json.dumps({"input": "many words " * 99, "label": 9, "text": "many words " * 99}).encode()
-    path = tmp_path / "rows.jsonl"
-    write(path, with_bad(line))
-
-    dropped = deliver(str(path), prompts(max_length=20))
-    refused = deliver(str(path), TextTokenizeFn(tokenizer_folder(), text_key="input", max_length=20, overlong="error"))
-
-    assert (dropped.labels, dropped.error) == ([0, 1, 2, 3], None)
-    assert dropped.statistics.dropped_total == {"max_length": 1}
-    assert len(refused.samples) == 2
-    assert str(refused.error).startswith(f"AD415 {place_of_bad(path)}")
-    assert "max_length=20; raise it, or set overlong=" in str(refused.error)
-
-
-def test_47_a_prompt_of_no_token_is_dropped_and_counted(tmp_path):
-    found = deliver(write(tmp_path / "rows.jsonl", with_bad(b'{"input": "", "label": 9}')))
-
-    assert (found.labels, found.error) == ([0, 1, 2, 3], None)
-    assert found.statistics.dropped_total == {"empty_prompt": 1}
-
-
-def test_a_good_file_has_none_of_this(tmp_path):
-    found = deliver(str(write_rows(tmp_path / "rows.jsonl", 20)), row_id)
-
-    assert (found.labels, found.error, found.events) == (list(range(20)), None, [])

@@ -51,3 +51,14 @@ def drops(chunk: Chunk) -> dict[str, list[int]]:
 
 def notes(chunk: Chunk) -> dict[str, list[int]]:
     return {note.name: note.rows.tolist() for note in chunk.notes}
+
+
+def outcomes(chunk: Chunk) -> dict[int, Any]:
+    """What became of each row."""
+    columns = ("prompt", "label", "metadata", "spans", "extra")
+    found: dict[int, Any] = {
+        chunk.row_of(sample): (ids, [chunk.value(column, sample) for column in columns])
+        for sample, ids in enumerate(token_ids(chunk))
+    }
+    found |= {row: reason for reason, rows in drops(chunk).items() for row in rows}
+    return found | {error.row: (error.code, error.reason) for error in chunk.errors}

@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from asyncdata import (
-    BadRowError,
-    ChatTokenizeFn,
-    DataLoader,
-    FixedLengthTokenizeFn,
-    PreferenceTokenizeFn,
-    PromptTokenizeFn,
-    TextTokenizeFn,
-)
+from asyncdata import BadRowError, ChatTokenizeFn, DataLoader, PromptTokenizeFn
 from asyncdata.tokenization.functions.prompt_rows import PromptRowFn
 from asyncdata.tokenization.media import without_media
 from asyncdata.tokenization.rows import MEDIA_KEYS
 from tests.support.chats import CHAT
+from tests.support.function_kinds import KINDS, chat_prompt
 from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
+from tests.unit.tokenization.functions.test_chat import SEES, WRITES_ALL
 from tests.unit.tokenization.trained import assistant, user
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-PARTS = """\
-{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
-{%- if m.content is string %}{{ m.content }}
-{%- else %}{% for part in m.content or [] %}
-{%- if part.type == 'image' or 'image' in part %}{{ '<|image_pad|>' }}
-{%- elif part.type == 'thinking' %}{{ part.thinking }}{% elif 'text' in part %}{{ part.text }}{% endif %}
-{%- endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-"""As the template of a model that sees: text, or parts."""
-
-WRITES_ALL = """\
-{%- for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-"""As the template of a model of text, which writes whatever it is given."""
-
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 TEXT = {"type": "text", "text": "What is it?"}
 MEDIA = [
     {"type": "image"},
@@ -53,21 +29,10 @@ MEDIA = [
     {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}},
     {"image": "a.png"},
 ]
-FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "chat": (ChatTokenizeFn, {"messages": CHAT}),
-    "prompt": (PromptTokenizeFn, {"input": "a prompt"}),
-    "prompt of a chat": (lambda name, **more: PromptTokenizeFn(name, apply_chat_template=True, **more), {"input": "a"}),
-    "text": (TextTokenizeFn, {"text": "a text"}),
-    "pair": (PreferenceTokenizeFn, {"prompt": "a", "chosen": "b", "rejected": "c"}),
-    "fixed": (
-        lambda name, **more: FixedLengthTokenizeFn(name, max_length=64, prompt="{q}", answer="{a}", pad_id=0, **more),
-        {"q": "a", "a": "b"},
-    ),
-}
 
 
 @pytest.fixture
-def name(small_tokenizer: Path) -> str:
+def name(small_tokenizer):
     return str(small_tokenizer)
 
 
@@ -75,43 +40,33 @@ def chat_with(part: Any) -> list[dict[str, Any]]:
     return [user([part, TEXT]), assistant("A cat.")]
 
 
-@pytest.mark.parametrize("template", [PARTS, WRITES_ALL])
-@pytest.mark.parametrize("part", MEDIA)
-def test_a_content_part_that_is_a_medium_makes_a_bad_row(name: str, template: str, part: Any) -> None:
-    chat = ChatTokenizeFn(name, chat_template=template)
-    prompt = PromptTokenizeFn(name, apply_chat_template=True, chat_template=template)
+@pytest.mark.parametrize("template", [SEES, WRITES_ALL], ids=["sees", "writes all"])
+def test_a_content_part_that_is_a_medium_makes_a_bad_row(name, template):
+    chats = [chat_with(part) for part in MEDIA]
+    bad = [(number, "AD130") for number in range(1, len(MEDIA) + 1)]
 
-    found = run(chat.open(), [{"messages": CHAT}, {"messages": chat_with(part)}])
-    asked = run(prompt.open(), [{"input": CHAT[:2]}, {"input": chat_with(part)[:1]}])
+    found = run(ChatTokenizeFn(name, chat_template=template).open(), [{"messages": chat} for chat in (CHAT, *chats)])
+    asked = run(chat_prompt(name, chat_template=template).open(), [{"input": chat[:2]} for chat in (CHAT, *chats)])
 
-    assert faults(found) == faults(asked) == [(1, "AD130")]
+    assert faults(found) == faults(asked) == bad
     assert "'messages'[0] has '" in found.errors[0].reason
     assert "media='leave_out'" in found.errors[0].reason
 
 
-@pytest.mark.parametrize("kind", FUNCTIONS)
-def test_a_key_of_a_row_with_media_makes_a_bad_row(name: str, kind: str) -> None:
-    make, row = FUNCTIONS[kind]
-    rows = [row, *({**row, key: ["a.png"]} for key in MEDIA_KEYS), {**row, "image": {"bytes": "aGk=", "path": None}}]
+@every_kind
+def test_a_key_of_a_row_with_media_makes_a_bad_row_and_an_empty_one_does_no_harm(name, kind):
+    full = [{key: ["a.png"]} for key in MEDIA_KEYS] + [{"image": {"bytes": "aGk=", "path": None}}]
+    empty = [None, "", [], {}, False, True, 0, [None], [[]], {"bytes": None, "path": None}]
+    rows = [{**kind.row, "images": each, "audio": each} for each in empty]
 
-    chunk = run(make(name).open(), rows)
+    chunk = run(kind.make(name).open(), [*rows, *({**kind.row, **each} for each in full)])
 
-    assert faults(chunk) == [(number, "AD130") for number in range(1, len(rows))]
+    assert faults(chunk) == [(len(rows) + number, "AD130") for number in range(len(full))]
     assert f"the row has '{MEDIA_KEYS[0]}'" in chunk.errors[0].reason
-    assert chunk.num_samples == 1
+    assert (chunk.num_samples, notes(chunk)) == (len(rows), {})
 
 
-@pytest.mark.parametrize("kind", FUNCTIONS)
-def test_a_key_for_media_that_is_empty_does_no_harm(name: str, kind: str) -> None:
-    make, row = FUNCTIONS[kind]
-    empties = [None, "", [], {}, False, True, 0, [None], [[]], {"bytes": None, "path": None}]
-
-    chunk = run(make(name).open(), [{**row, "images": empty, "audio": empty} for empty in empties])
-
-    assert (chunk.num_samples, chunk.errors, "media_left_out" in notes(chunk)) == (len(empties), [], False)
-
-
-def test_a_key_that_a_setting_names_is_no_medium(name: str) -> None:
+def test_a_key_that_a_setting_names_is_no_medium(name):
     fn = PromptTokenizeFn(name, prompt_key="video", label_key="audio", metadata_key="image")
 
     chunk = run(fn.open(), [{"video": "a prompt", "audio": [1], "image": {"docker": "a"}}])
@@ -119,23 +74,22 @@ def test_a_key_that_a_setting_names_is_no_medium(name: str) -> None:
     assert (values(chunk, "label"), values(chunk, "metadata"), chunk.errors) == ([[1]], [{"docker": "a"}], [])
 
 
-@pytest.mark.parametrize("part", MEDIA)
-def test_media_that_are_left_out_leave_the_text_and_are_counted(name: str, part: Any) -> None:
+def test_media_that_are_left_out_leave_the_text_and_are_counted(name):
     fn = ChatTokenizeFn(name, chat_template=WRITES_ALL, media="leave_out", metadata_key="id")
-    row = {"messages": chat_with(part), "images": ["a.png"], "id": {"n": 1}}
+    rows = [{"messages": chat_with(part), "images": ["a.png"], "id": {"n": 1}} for part in MEDIA]
+    plain = {"messages": [user("What is it?"), assistant("A cat.")]}
+    beside = {"messages": [{**user("What is it?"), "images": ["a.png"]}, assistant("A cat.")]}
 
-    chunk = run(fn.open(), [{"messages": CHAT}, row, {"messages": [user("What is it?"), assistant("A cat.")]}])
+    chunk = run(fn.open(), [plain, *rows, beside])
 
-    assert (chunk.errors, notes(chunk), values(chunk, "metadata")) == (
-        [],
-        {"media_left_out": [1]},
-        [None, {"n": 1}, None],
-    )
-    assert token_ids(chunk)[1] == token_ids(chunk)[2]
-    assert values(chunk, "spans")[1] == values(chunk, "spans")[2]
+    assert (chunk.errors, notes(chunk)) == ([], {"media_left_out": [*range(1, len(rows) + 2)]})
+    assert values(chunk, "metadata") == [None, *[{"n": 1}] * len(rows), None]
+    assert token_ids(chunk) == [token_ids(chunk)[0]] * (len(rows) + 2)
+    assert values(chunk, "spans") == [values(chunk, "spans")[0]] * (len(rows) + 2)
+    assert faults(run(ChatTokenizeFn(name).open(), [beside])) == [(0, "AD130")]
 
 
-def test_a_row_that_is_dropped_has_no_note(name: str) -> None:
+def test_a_row_that_is_dropped_has_no_note(name):
     fn = ChatTokenizeFn(name, media="leave_out", max_length=3)
 
     chunk = run(fn.open(), [{"messages": CHAT, "images": ["a.png"]}])
@@ -143,7 +97,7 @@ def test_a_row_that_is_dropped_has_no_note(name: str) -> None:
     assert (drops(chunk), notes(chunk)) == ({"max_length": [0]}, {})
 
 
-def test_an_answer_that_is_only_a_medium_is_not_trained_as_an_empty_one(name: str) -> None:
+def test_an_answer_that_is_only_a_medium_is_not_trained_as_an_empty_one(name):
     fn = ChatTokenizeFn(name, chat_template=WRITES_ALL, media="leave_out")
 
     assert faults(run(fn.open(), [{"messages": [user("Draw."), assistant([{"type": "image"}])]}])) == [(0, "AD132")]
@@ -163,23 +117,15 @@ def test_an_answer_that_is_only_a_medium_is_not_trained_as_an_empty_one(name: st
         (None, None),
     ],
 )
-def test_what_is_left_of_a_content(content: Any, left: Any) -> None:
+def test_what_is_left_of_a_content(content, left):
     for chat in ([user(content)], json.dumps([user(content)])):
         row = json.dumps({"m": chat, "images": ["a"], "image": {"a": 1}, "n": [1, "[{bad"]}).encode()
 
         assert json.loads(without_media(row, ["images"])) == {"m": [user(left)], "image": {"a": 1}, "n": [1, "[{bad"]}
 
 
-def test_a_message_with_its_own_media_is_as_one_with_parts(name: str) -> None:
-    row = {"messages": [{**user("What is it?"), "images": ["a.png"]}, assistant("A cat.")]}
-
-    assert faults(run(ChatTokenizeFn(name).open(), [row])) == [(0, "AD130")]
-    chunk = run(ChatTokenizeFn(name, media="leave_out").open(), [row])
-    assert (chunk.errors, notes(chunk)) == ([], {"media_left_out": [0]})
-
-
-def test_rows_for_a_framework_keep_their_media(name: str) -> None:
-    fn = PromptRowFn(name, prompt_key="prompt", apply_chat_template=True, chat_template=PARTS, max_length=64)
+def test_rows_for_a_framework_keep_their_media(name):
+    fn = PromptRowFn(name, prompt_key="prompt", apply_chat_template=True, chat_template=SEES, max_length=64)
     row = {"prompt": chat_with({"type": "image"})[:1], "images": ["a.png"]}
 
     chunk = run(fn.open(), [row])
@@ -187,17 +133,17 @@ def test_rows_for_a_framework_keep_their_media(name: str) -> None:
     assert (values(chunk, "extra"), chunk.errors) == ([row], [])
 
 
-def test_a_text_that_names_a_placeholder_is_text(name: str) -> None:
+def test_a_text_that_names_a_placeholder_is_text(name):
     chunk = run(
-        ChatTokenizeFn(name, chat_template=PARTS).open(), [{"messages": [user("<|image_pad|>"), assistant("a")]}]
+        ChatTokenizeFn(name, chat_template=SEES).open(), [{"messages": [user("<|image_pad|>"), assistant("a")]}]
     )
 
     assert (chunk.num_samples, chunk.errors, notes(chunk)) == (1, [], {})
 
 
-def test_chats_in_bulk_and_one_by_one_find_the_same_media(name: str) -> None:
+def test_chats_in_bulk_and_one_by_one_find_the_same_media(name):
     rows = [{"messages": CHAT}] * 40 + [{"messages": CHAT, "videos": ["a"]}, {"messages": chat_with(MEDIA[0])}] * 4
-    tokenizer = ChatTokenizeFn(name, chat_template=PARTS).open()
+    tokenizer = ChatTokenizeFn(name, chat_template=SEES).open()
 
     at_once = run(tokenizer, rows)  # the shapes of the chats are proven by now
 
@@ -205,7 +151,7 @@ def test_chats_in_bulk_and_one_by_one_find_the_same_media(name: str) -> None:
     assert [faults(run(tokenizer, [row])) for row in rows[40:]] == [[(0, "AD130")]] * 8
 
 
-def test_a_loader_names_the_row_and_counts_what_is_left_out(jsonl_file: Callable[..., Path], name: str) -> None:
+def test_a_loader_names_the_row_and_counts_what_is_left_out(jsonl_file, name):
     path = jsonl_file([{"input": "a"}, {"input": "b", "images": ["a.png"]}])
     knobs: dict[str, Any] = {"shuffle": False, "num_workers": 0, "epochs": 1}
 

@@ -1,11 +1,11 @@
+"""A row is read as Python's JSON reads it, only as far as it is asked for, or is bad."""
+
 from __future__ import annotations
 
 import json
 import math
-import sys
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -21,37 +21,9 @@ from asyncdata.tokenization.rows import (
     json_type,
     missing_key,
 )
+from tests.support.examples import in_ci
 
 ROW = b'{"input": "caf\xc3\xa9", "label": [1, 2.50], "metadata": {"n": 1}, "other": null}'
-
-BAD_ROWS = {
-    b'{"input": "Wh': ("AD101", "invalid JSON at column 11: Unterminated string starting at"),
-    b'{"input": 1': ("AD101", "the row is cut off"),
-    b'{"input": 1,}': ("AD101", "invalid JSON at column 1"),
-    b"{'input': 1}": ("AD101", "invalid JSON at column 2"),
-    b'{"input": 1} // why': ("AD119", "extra data at column 14"),
-    b'{"input": 01}': ("AD101", "invalid JSON at column 12"),
-    b'{"input": truf}': ("AD101", "near '{\"input\": truf}'"),
-    b"": ("AD101", "the row is cut off"),
-    b'{"input": "a\x00b"}': ("AD104", "raw control byte 0x00 at column 13"),
-    b'{"input": "a\x1fb"}': ("AD104", "raw control byte 0x1f at column 13; in a string JSON needs \\u001f"),
-    b"\x00\x00\x00\x00": ("AD104", "raw control byte 0x00 at column 1"),
-    b'{"input": "\xff"}': ("AD106", "byte 0xff at column 12 is not UTF-8"),
-    b'{"caf\xc3\xa9": "\xff"}': ("AD106", "byte 0xff at column 11 is not UTF-8"),
-    b'{"other": "\xed\xa0\x80"}': ("AD106", "byte 0xed at column 12 is not UTF-8"),
-    b'\xff\xfe{\x00"\x00': ("AD106", "byte 0xff at column 1"),
-    b'{"\x00a\x00"\x00': ("AD104", "raw control byte 0x00 at column 3"),
-    b"null": ("AD113", "got null"),
-    b"[1]": ("AD113", "got an array"),
-    b'"text"': ("AD113", "got a string"),
-    b"1.5": ("AD113", "got a number"),
-    b"true": ("AD113", "got a boolean"),
-    b'{"input": ' + b"9" * 5000 + b"}": ("AD117", "more than 4300 digits"),
-    b'{"input": ' + b"[" * 600 + b"]" * 600 + b"}": ("AD118", "nested deeper than 512"),
-    b'{"input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}": ("AD118", "nested deeper than 512"),
-    b'{"a": ' * 100_000: ("AD118", "nested deeper than 512"),
-    b'{"input": 1} {"input": 2}': ("AD119", "extra data at column 14; write one object per line"),
-}
 
 LENIENT_ROWS = [
     b'{"input": NaN}',
@@ -95,32 +67,32 @@ def same(a: Any, b: Any) -> bool:
     return repr(a) == repr(b)  # so that NaN is NaN, and -0.0 is not 0
 
 
-@pytest.mark.parametrize(("raw", "expected"), BAD_ROWS.items(), ids=lambda value: repr(value)[:40])
-def test_a_bad_row_is_named_by_code_and_cause(raw: bytes, expected: tuple[str, str]) -> None:
-    code, reason = expected
+def test_bytes_that_no_loader_gives_as_a_row_are_named_too():
+    """Those of every row are in the catalogue of bad inputs; a loader takes blank lines and UTF-16 out before."""
+    for raw, code, reason in (
+        (b"", "AD101", "the row is cut off"),
+        (b'\xff\xfe{\x00"\x00', "AD106", "byte 0xff at column 1"),
+        (b'{"\x00a\x00"\x00', "AD104", "raw control byte 0x00 at column 3"),
+        (b'{"input": ' + b"9" * 5000 + b"}", "AD117", "more than 4300 digits"),
+    ):
+        for read in (decode_object, RowDecoder(["input"])):
+            with pytest.raises(RowFault, match=reason) as caught:
+                read(memoryview(raw))
+            assert (caught.value.code, caught.value.excerpt) == (code, excerpt(raw))
 
-    for read in (decode_object, RowDecoder(["input"])):
-        with pytest.raises(RowFault) as caught:
-            read(memoryview(raw))
 
-        assert (caught.value.code, str(caught.value)) == (code, caught.value.reason)
-        if sys.version_info < (3, 13) or code != "AD101":  # json words its messages anew in 3.13
-            assert reason in caught.value.reason
-        assert caught.value.excerpt == excerpt(raw)
-
-
-@pytest.mark.parametrize("raw", LENIENT_ROWS, ids=repr)
-def test_every_row_that_pythons_json_accepts_is_accepted(raw: bytes) -> None:
+@pytest.mark.parametrize("raw", LENIENT_ROWS, ids=range(len(LENIENT_ROWS)))
+def test_every_row_that_pythons_json_accepts_is_accepted(raw):
     assert same(decode_object(raw), loads(raw))
     (text,) = RowDecoder(["input"])(memoryview(raw))
     assert text is not None
     assert same(decode_value(text), loads(raw)["input"])
 
 
-@pytest.mark.thorough
+@in_ci(max_examples=50)
 @given(st.binary())
 @example(b'{"input": "\\ud83d\\ud83d"}')
-def test_no_bytes_raise_anything_but_a_row_fault(raw: bytes) -> None:
+def test_no_bytes_raise_anything_but_a_row_fault(raw):
     for read in (decode_object, decode_value, RowDecoder(["input", "label"])):
         try:
             read(raw)
@@ -128,9 +100,9 @@ def test_no_bytes_raise_anything_but_a_row_fault(raw: bytes) -> None:
             encode(RowError(0, fault.code, fault.reason, fault.excerpt, fault.traceback))
 
 
-@pytest.mark.thorough
+@in_ci(max_examples=50)
 @given(mutated_rows())
-def test_rows_are_accepted_and_refused_as_by_json(raw: bytes) -> None:
+def test_rows_are_accepted_and_refused_as_by_json(raw):
     try:
         expected: Any = loads(raw)
     except ValueError:
@@ -148,20 +120,16 @@ def test_rows_are_accepted_and_refused_as_by_json(raw: bytes) -> None:
     assert same(found, {key: expected[key] for key in keys if key in expected})
 
 
-def test_only_the_keys_asked_for_are_taken_and_stay_as_they_are() -> None:
-    decode = RowDecoder(["label", "input", "nothing"])
+def test_only_the_keys_asked_for_are_taken_and_stay_as_they_are():
+    found = RowDecoder(["label", "input", "nothing"])(memoryview(ROW))
 
-    label, prompt, nothing = decode(memoryview(ROW))
-
-    assert bytes(label or b"") == b"[1, 2.50]"
-    assert bytes(prompt or b"") == b'"caf\xc3\xa9"'
-    assert nothing is None
+    assert [None if text is None else bytes(text) for text in found] == [b"[1, 2.50]", b'"caf\xc3\xa9"', None]
 
 
 @pytest.mark.parametrize(
     "keys", [["input", "input"], ["label", "input", "label"], ['in"put', "input"], ["a\\b", "input"]]
 )
-def test_any_keys_can_be_asked_for(keys: list[str]) -> None:
+def test_any_keys_can_be_asked_for(keys):
     row = {"input": 1, "label": 2, 'in"put': 3, "a\\b": 4}
 
     found = RowDecoder(keys)(json.dumps(row).encode())
@@ -169,23 +137,25 @@ def test_any_keys_can_be_asked_for(keys: list[str]) -> None:
     assert [decode_value(text or b"") for text in found] == [row[key] for key in keys]
 
 
-def test_the_last_of_two_equal_keys_counts() -> None:
+def test_the_last_of_two_equal_keys_counts():
     raw = b'{"input": 1, "in\\u0070ut": 2}'
 
     assert decode_object(raw) == {"input": 2}
     assert [bytes(text or b"") for text in RowDecoder(["input"])(raw)] == [b"2"]
 
 
-def test_a_value_of_another_key_is_checked_but_not_decoded() -> None:
+def test_a_value_of_another_key_is_checked_but_not_decoded():
     assert RowDecoder(["x"])(b'{"other": ' + b"9" * 5000 + b"}") == (None,)
     with pytest.raises(RowFault, match="AD106|not UTF-8"):
         RowDecoder(["x"])(b'{"other": "\xff"}')
 
 
 @pytest.mark.parametrize(
-    ("opening", "closing", "levels"), [(b"[", b"]", 1), (b'{"[{": ', b"}", 1), (b'[{"\\"[\\\\": ', b"}]", 2)]
+    ("opening", "closing", "levels"),
+    [(b"[", b"]", 1), (b'{"[{": ', b"}", 1), (b'[{"\\"[\\\\": ', b"}]", 2)],
+    ids=["arrays", "objects", "both"],
 )
-def test_the_nesting_limit_does_not_depend_on_the_python_version(opening: bytes, closing: bytes, levels: int) -> None:
+def test_the_nesting_limit_does_not_depend_on_the_python_version(opening, closing, levels):
     depth = (MAX_NESTING - 1) // levels
 
     def row(count: int) -> bytes:
@@ -198,14 +168,14 @@ def test_the_nesting_limit_does_not_depend_on_the_python_version(opening: bytes,
             read(row(depth + 1))
 
 
-def test_brackets_in_strings_are_no_nesting() -> None:
+def test_brackets_in_strings_are_no_nesting():
     raw = json.dumps({"input": '[{"' * 2000, "label": ['\\"[', "\\"] * 600}).encode()
 
     assert decode_object(raw) == json.loads(raw)
     assert RowDecoder(["label"])(raw)[0] is not None
 
 
-def test_a_missing_key_lists_the_keys_of_the_row_and_suggests_one() -> None:
+def test_a_missing_key_lists_the_keys_of_the_row_and_suggests_one():
     def reason(row: dict[str, Any], key: str, setting: str) -> str:
         return missing_key(json.dumps(row).encode(), key, setting).reason
 
@@ -220,7 +190,7 @@ def test_a_missing_key_lists_the_keys_of_the_row_and_suggests_one() -> None:
     assert reason(dict.fromkeys(map(str, range(99))), "x", "label_key").count("'") == 42
 
 
-def test_a_fault_can_always_be_sent() -> None:
+def test_a_fault_can_always_be_sent():
     fault = RowFault("AD421", "it said \ud800", b'{"a": "\xff\n\xe2\x82"', "Traceback:\n\udfff")
 
     encode(RowError(0, fault.code, fault.reason, fault.excerpt, fault.traceback))
@@ -228,19 +198,14 @@ def test_a_fault_can_always_be_sent() -> None:
     assert fault.excerpt == '{"a": "\\\\xff\\n\\\\xe2\\\\x82"'
 
 
-def test_an_excerpt_is_one_short_line() -> None:
+def test_an_excerpt_is_one_short_line():
     assert excerpt(b"a" * 80) == "a" * 80
     assert excerpt(memoryview(b"a" * 81)) == "a" * 80 + "..."
     assert excerpt("é\n".encode() * 100) == "\\xe9\\n" * 40 + "..."
     assert excerpt("\U0001f600".encode() * 80) == "\\U0001f600" * 80
 
 
-def test_json_types_have_json_names() -> None:
+def test_json_types_have_json_names():
     names = [json_type(value) for value in ({}, [], "", True, None, 1, math.inf)]
 
     assert names == ["an object", "an array", "a string", "a boolean", "null", "a number", "a number"]
-
-
-def test_a_decoded_value_is_the_callers_own() -> None:
-    assert decode_value(msgspec.Raw(b"[1]")) == [1]
-    assert decode_value(memoryview(b'"a"')) == "a"

@@ -16,8 +16,6 @@ from asyncdata.tokenization.functions.chat_settings import assistants
 from tests.support.chat_templates import EACH, SPECIAL, WELL_KNOWN, plain
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from asyncdata.tokenization.chat_template.compiled.program import Program
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
@@ -43,7 +41,7 @@ def made(program: Program, messages: list[dict[str, Any]], tools: Any = None) ->
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("text", WELL_KNOWN.values(), ids=WELL_KNOWN)
-def test_templates_of_well_known_kinds_are_proven_for_chats_of_several_turns(text: str) -> None:
+def test_templates_of_well_known_kinds_are_proven_for_chats_of_several_turns(text):
     program = prove(text, chat("a", "b", "c", "d", "e"))
     other = chat(" Why?\n", "Because.", "And then?", "é", "")
 
@@ -51,7 +49,7 @@ def test_templates_of_well_known_kinds_are_proven_for_chats_of_several_turns(tex
 
 
 @pytest.mark.parametrize("name", ["chatml with tools", "thinks", "macro"])
-def test_templates_of_well_known_kinds_are_proven_for_calls_of_tools(name: str) -> None:
+def test_templates_of_well_known_kinds_are_proven_for_calls_of_tools(name):
     called = [*chat("a", ""), {"role": "tool", "content": "b"}, {"role": "assistant", "content": "c"}]
     called[1] = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     other = [{**called[0], "content": "Look."}, {**called[1], "tool_calls": [{**CALL, "id": "2"}]}, *called[2:]]
@@ -63,7 +61,7 @@ def test_templates_of_well_known_kinds_are_proven_for_calls_of_tools(name: str) 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("text", [*WELL_KNOWN.values(), plain(WELL_KNOWN["macro"])], ids=[*WELL_KNOWN, "plain"])
-def test_where_the_assistant_speaks_is_proven_for_templates_of_well_known_kinds(text: str) -> None:
+def test_where_the_assistant_speaks_is_proven_for_templates_of_well_known_kinds(text):
     spans = ChatSpans(ChatTemplate(text, {**VARIABLES, "add_generation_prompt": False}), "it", SPECIAL, "</s>")
     program = spans.proven(chat("a", "b", "c", "d"), None, [1, 3])
     other = chat(" Why?\n", "Because.", "<|im_end|>\n<|im_start|>assistant\nAnd?", "é")
@@ -76,60 +74,59 @@ def test_where_the_assistant_speaks_is_proven_for_templates_of_well_known_kinds(
     assert parts[1::2] == [whole[start:stop] for start, stop in blocks]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "what",
-    [
-        "{{ m.content[0] }}",
-        "{{ m.content | first }}",
-        "{{ m.content | list }}",
-        "{{ m.content | reverse }}",
-        "{{ m.content | int }}",
-        "{{ m.content | e }}",
-        "{{ m.content | wordcount }}",
-        "{{ m.content | random }}",
-        "{{ 'abc' | random }}",
-        "{{ m.content == messages[-1].content }}",
-        "{{ m.content < 'b' }}",
-        "{{ m.content in 'abc' }}",
-        "{{ m.content in messages[-1].content }}",
-        "{{ m.content.startswith(messages[-1].content) }}",
-        "{{ m.content * 2 }}",
-        "{{ '%s' % m.content }}",
-        "{{ '{}'.format(m.content) }}",
-        "{{ 'a'.join([m.content]) }}",
-        "{{ [m.content] }}",
-        "{{ {m.content: 1} | length }}",
-        "{{ {'a': 1}[m.content] is defined }}",
-        "{{ messages[m.content] is defined }}",
-        "{{ m }}",
-        "{{ m | tojson }}",
-        "{{ m.content.upper }}",
-        "{{ m.content.upper.func }}",
-        "{{ m.content is upper }}",
-        "{{ m.content is sameas m.content }}",
-        "{{ '_shown' is filter }}",
-        "{% for char in m.content %}{{ char }}{% endfor %}",
-        "{% filter upper %}{{ m.content }}{% endfilter %}",
-        "{% block x scoped %}{{ m.content }}{% endblock %}",
-        "{{ ('<' | safe) + m.content }}",
-        "{{ ['b', m.content] | sort | join }}",
-        "{{ lipsum(1) | length > 0 }}",
-        "{{ joiner('-')() }}",
-        "{{ range(m.content | length) | list }}",
-        "{{ '\\U00100000' }}",
-        "\U00100000{{ m.content }}",
-        "{{ namespace }}",
-    ],
-)
-def test_a_template_that_looks_into_a_text_or_may_not_say_the_same_twice_is_not_proven(what: str) -> None:
-    text = EACH.replace("WHAT", what)
+LOOKS = [
+    "{{ m.content[0] }}",
+    "{{ m.content | first }}",
+    "{{ m.content | list }}",
+    "{{ m.content | reverse }}",
+    "{{ m.content | int }}",
+    "{{ m.content | e }}",
+    "{{ m.content | wordcount }}",
+    "{{ m.content | random }}",
+    "{{ 'abc' | random }}",
+    "{{ m.content == messages[-1].content }}",
+    "{{ m.content < 'b' }}",
+    "{{ m.content in 'abc' }}",
+    "{{ m.content in messages[-1].content }}",
+    "{{ m.content.startswith(messages[-1].content) }}",
+    "{{ m.content * 2 }}",
+    "{{ '%s' % m.content }}",
+    "{{ '{}'.format(m.content) }}",
+    "{{ 'a'.join([m.content]) }}",
+    "{{ [m.content] }}",
+    "{{ {m.content: 1} | length }}",
+    "{{ {'a': 1}[m.content] is defined }}",
+    "{{ messages[m.content] is defined }}",
+    "{{ m }}",
+    "{{ m | tojson }}",
+    "{{ m.content.upper }}",
+    "{{ m.content.upper.func }}",
+    "{{ m.content is upper }}",
+    "{{ m.content is sameas m.content }}",
+    "{{ '_shown' is filter }}",
+    "{% for char in m.content %}{{ char }}{% endfor %}",
+    "{% filter upper %}{{ m.content }}{% endfilter %}",
+    "{% block x scoped %}{{ m.content }}{% endblock %}",
+    "{{ ('<' | safe) + m.content }}",
+    "{{ ['b', m.content] | sort | join }}",
+    "{{ lipsum(1) | length > 0 }}",
+    "{{ joiner('-')() }}",
+    "{{ range(m.content | length) | list }}",
+    "{{ '\\U00100000' }}",
+    "\U00100000{{ m.content }}",
+    "{{ namespace }}",
+]
+
+
+@pytest.mark.parametrize("number", range(len(LOOKS)))
+def test_a_template_that_looks_into_a_text_or_may_not_say_the_same_twice_is_not_proven(number):
+    text = EACH.replace("WHAT", LOOKS[number])
     ChatTemplate(text, VARIABLES).rendered(chat("a", "b"))  # it is fine, only not proven
 
     assert prove(text, chat("a", "b")).parts is None
 
 
-def test_a_chat_that_the_template_refuses_is_not_proven_and_says_nothing_of_others() -> None:
+def test_a_chat_that_the_template_refuses_is_not_proven_and_says_nothing_of_others():
     text = "{% if messages[0].content == 'a' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
     refused, fine = prove(text, chat("a")), prove(text, chat("b"))
 
@@ -139,7 +136,7 @@ def test_a_chat_that_the_template_refuses_is_not_proven_and_says_nothing_of_othe
     assert made(fine, chat("a")) is None
 
 
-def test_a_proof_that_takes_very_many_operations_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proof_that_takes_very_many_operations_is_given_up(monkeypatch):
     monkeypatch.setattr(symbolic_values, "_MAX_OPERATIONS", 100)
     template = ChatTemplate("{% for a in messages %}{% for b in messages %}{{ a.content }}{% endfor %}{% endfor %}", {})
     short, long = ([{"role": "user", "content": text}] * number for text, number in (("a", 2), ("b", 20)))
@@ -151,7 +148,7 @@ def test_a_proof_that_takes_very_many_operations_is_given_up(monkeypatch: pytest
     assert [template.render(long) for _ in range(3)] == ["b" * 400] * 3
 
 
-def test_chats_with_different_answers_get_different_programs() -> None:
+def test_chats_with_different_answers_get_different_programs():
     silent, thinking = chat("a", "b", "c"), chat("a", "<think>\nhm\n</think>\n\nb", "c")
     programs = [prove(WELL_KNOWN["thinks"], each) for each in (silent, thinking)]
 
@@ -160,7 +157,7 @@ def test_chats_with_different_answers_get_different_programs() -> None:
     assert made(programs[1], chat("x", "<think>y</think>z", "!")) == made(programs[0], chat("x", "z", "!"))
 
 
-def test_a_program_holds_for_as_many_calls_with_the_same_keys_and_types() -> None:
+def test_a_program_holds_for_as_many_calls_with_the_same_keys_and_types():
     def called(*calls: Any) -> list[dict[str, Any]]:
         return [{"role": "assistant", "content": "a", "tool_calls": list(calls)}]
 
@@ -175,7 +172,7 @@ def test_a_program_holds_for_as_many_calls_with_the_same_keys_and_types() -> Non
     assert made(program, called(None)) is None
 
 
-def test_a_message_that_begins_after_text_of_another_message_is_not_proven() -> None:
+def test_a_message_that_begins_after_text_of_another_message_is_not_proven():
     before = "messages[loop.index0 - 1].content"
     text = "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>' }}"
     text += "{{ BEFORE if BEFORE.startswith('x') else 'yy' }}{{ m.content + '<|im_end|>' }}"
@@ -186,7 +183,7 @@ def test_a_message_that_begins_after_text_of_another_message_is_not_proven() -> 
     assert spans.proven(chat("x", "b", "c"), None, [1]).parts is None
 
 
-def test_one_turn_of_the_user_is_its_content_between_constants_and_nothing_is_asked() -> None:
+def test_one_turn_of_the_user_is_its_content_between_constants_and_nothing_is_asked():
     for name in ("chatml", "chatml with tools", "headers", "instructs", "gathers", "macro"):
         program = prove(WELL_KNOWN[name], chat("a"))
 
@@ -195,20 +192,20 @@ def test_one_turn_of_the_user_is_its_content_between_constants_and_nothing_is_as
         assert len(program.steps) == (name == "headers")  # which trims
 
 
-def test_the_date_that_a_template_is_told_is_a_constant() -> None:
+def test_the_date_that_a_template_is_told_is_a_constant():
     program = prove("{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}", chat("a"))
 
     assert made(program, chat("b")) == ["31 Jan 2026b"]
 
 
 @pytest.mark.parametrize("messages", [chat("\U00100000"), chat("\U00100001", "\ufdd0")], ids=["symbols", "marks"])
-def test_texts_may_have_the_characters_that_stand_for_them(messages: list[dict[str, Any]]) -> None:
+def test_texts_may_have_the_characters_that_stand_for_them(messages):
     program = prove(WELL_KNOWN["chatml"], messages)
 
     assert made(program, messages) == [ChatTemplate(WELL_KNOWN["chatml"], VARIABLES).rendered(messages)]
 
 
-def test_roles_keys_and_variables_that_have_such_characters_are_rendered() -> None:
+def test_roles_keys_and_variables_that_have_such_characters_are_rendered():
     text = "{{ messages[0].role }}{{ messages[0].keys() | list }}{{ bos_token + messages[0].content }}"
 
     assert prove(text, chat("a")).parts is not None
@@ -218,7 +215,7 @@ def test_roles_keys_and_variables_that_have_such_characters_are_rendered() -> No
 
 
 @pytest.mark.parametrize("what", ["message.role in messages[0].content", "message.content == message.role", "message"])
-def test_a_role_that_looks_like_a_text_is_never_taken_for_one(what: str) -> None:
+def test_a_role_that_looks_like_a_text_is_never_taken_for_one(what):
     text = "{% for message in messages %}{{ " + what + " }}{% endfor %}"
     for role in ("\U00100000", "a\U00100001"):
         messages = [{"role": role, "content": ""}, {"role": role, "content": role}]
@@ -228,7 +225,7 @@ def test_a_role_that_looks_like_a_text_is_never_taken_for_one(what: str) -> None
         assert program.parts is None
 
 
-def test_a_list_beside_one_with_an_unknown_text_in_it_is_not_compared() -> None:
+def test_a_list_beside_one_with_an_unknown_text_in_it_is_not_compared():
     text = "{{ messages[0].parts == [messages[0].content] }}"
     messages = [{"role": "user", "content": "a", "parts": ["a"]}]
 
@@ -236,7 +233,7 @@ def test_a_list_beside_one_with_an_unknown_text_in_it_is_not_compared() -> None:
     assert prove(text, messages).parts is None
 
 
-def test_a_chat_with_a_mark_in_it_is_asked_for_itself() -> None:
+def test_a_chat_with_a_mark_in_it_is_asked_for_itself():
     spans = ChatSpans(ChatTemplate(WELL_KNOWN["macro"], VARIABLES), "it", SPECIAL, "</s>")
     program = spans.proven(chat("a", "b"), None, [1])
 
@@ -245,14 +242,14 @@ def test_a_chat_with_a_mark_in_it_is_asked_for_itself() -> None:
     assert made(program, chat("\ufdd1", "b")) is None
 
 
-def test_nothing_is_made_of_a_text_with_a_mark_which_would_be_hidden_in_it() -> None:
+def test_nothing_is_made_of_a_text_with_a_mark_which_would_be_hidden_in_it():
     text = "{{ (messages[0].content ~ '\ufdd0') | upper }}"
 
     assert prove(text.replace("\ufdd0", "x"), chat("a")).parts is not None
     assert prove(text, chat("a")).parts is None
 
 
-def test_a_chat_with_a_mark_in_text_that_only_a_shorter_chat_shows_is_rendered() -> None:
+def test_a_chat_with_a_mark_in_text_that_only_a_shorter_chat_shows_is_rendered():
     template = ChatTemplate(WELL_KNOWN["thinks"], {**VARIABLES, "add_generation_prompt": False})
     spans = ChatSpans(template, "it", SPECIAL, "</s>")
     messages = chat("a", "b", "c", "d")
@@ -266,9 +263,7 @@ def test_a_chat_with_a_mark_in_text_that_only_a_shorter_chat_shows_is_rendered()
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"])
-def test_programs_of_real_chats_give_the_rendered_text(
-    test_data: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_of_real_chats_give_the_rendered_text(test_data, name, monkeypatch):
     fn = ChatTokenizeFn(str(test_data / "tokenizers" / name))
     spans = fn.chat_spans(fn.files(), SPECIAL)
     lines = (test_data / "chat_sft" / "chat_sft.jsonl").read_bytes().splitlines()[::3]

@@ -1,3 +1,5 @@
+"""Templates are rendered as by ``transformers``, in a sandbox, and never see the clock."""
+
 from __future__ import annotations
 
 import datetime
@@ -15,7 +17,6 @@ from asyncdata.tokenization.rows import RowFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 CHAT = [
     {"role": "system", "content": "Be <brief> & 'kind' – \U0001f600."},
@@ -59,7 +60,7 @@ TEMPLATES = {
 
 
 @pytest.fixture(scope="module")
-def their_tokenizer(small_tokenizer: Path) -> Any:
+def their_tokenizer(small_tokenizer) -> Any:
     transformers = pytest.importorskip("transformers", minversion="5.23", reason="the oracle is not installed")
     return transformers.AutoTokenizer.from_pretrained(small_tokenizer, bos_token="<|endoftext|>")
 
@@ -86,7 +87,7 @@ def both(their_tokenizer: Any, template: str, messages: Any, tools: Any = None, 
 @pytest.mark.thorough
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 @pytest.mark.parametrize("tools", [None, [], TOOLS], ids=["no tools", "empty tools", "tools"])
-def test_text_is_that_of_transformers(their_tokenizer: Any, template: str, tools: Any) -> None:
+def test_text_is_that_of_transformers(their_tokenizer, template, tools):
     kwargs = {"thinking": False, "eos_token": "<end>"}
 
     theirs, ours = both(their_tokenizer, template, CHAT, tools, **kwargs)
@@ -94,7 +95,7 @@ def test_text_is_that_of_transformers(their_tokenizer: Any, template: str, tools
     assert ours == theirs
 
 
-def test_the_templates_above_both_render_and_fail(their_tokenizer: Any) -> None:
+def test_the_templates_above_both_render_and_fail(their_tokenizer):
     failing = {name for name, text in TEMPLATES.items() if both(their_tokenizer, text, CHAT, TOOLS)[0] is None}
 
     assert failing == {
@@ -125,7 +126,7 @@ ANYTHING = "{% for m in messages %}{{ m | tojson }}{{ m.content }}{% endfor %}{{
 @pytest.mark.thorough
 @given(messages, st.none() | st.lists(st.dictionaries(st.text(max_size=3), values, max_size=2), max_size=2))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_chat_is_rendered_as_by_transformers(their_tokenizer: Any, chat: Any, tools: Any) -> None:
+def test_any_chat_is_rendered_as_by_transformers(their_tokenizer, chat, tools):
     for template in (ANYTHING, their_tokenizer.chat_template):
         theirs, ours = both(their_tokenizer, template, chat, tools)
         assert ours == theirs
@@ -134,18 +135,18 @@ def test_any_chat_is_rendered_as_by_transformers(their_tokenizer: Any, chat: Any
 CONSTANTS = ["'z' * 4", "'zz' + 'zz'", "'zz' ~ 'zz'", "'%s%s' % ('zz', 'zz')", "'ZZZZ' | lower", "['ZZZZ' | lower][0]"]
 
 
-@pytest.mark.parametrize("constant", CONSTANTS)
 @pytest.mark.parametrize(
     "template", ["{{ $ }}", "{% set x = $ %}{{ x }}", "{% if $ %}{{ ($) if $ else 1 }}{% endif %}"]
 )
-def test_a_template_is_compiled_without_running_any_of_it(template: str, constant: str) -> None:
-    source = template.replace("$", constant)
+def test_a_template_is_compiled_without_running_any_of_it(template):
+    for constant in CONSTANTS:
+        source = template.replace("$", constant)
 
-    assert "zzzz" not in str(make_environment(ImmutableSandboxedEnvironment).compile(source, raw=True))
-    assert ChatTemplate(source, {}).render([]) == "zzzz"
+        assert "zzzz" not in str(make_environment(ImmutableSandboxedEnvironment).compile(source, raw=True))
+        assert ChatTemplate(source, {}).render([]) == "zzzz"
 
 
-def test_autoescape_is_no_way_to_run_something_as_a_template_is_compiled() -> None:
+def test_autoescape_is_no_way_to_run_something_as_a_template_is_compiled():
     for expression in ("1 + 1", "9 ** (9 ** 9)"):  # the first one fails at once, where the second would hang
         with pytest.raises(ConfigError, match="AD411 .* line 1 is not valid Jinja: autoescape must be true or false"):
             ChatTemplate(f"{{% autoescape {expression} %}}{{% endautoescape %}}", {})
@@ -153,27 +154,22 @@ def test_autoescape_is_no_way_to_run_something_as_a_template_is_compiled() -> No
     assert ChatTemplate("{% autoescape true %}{{ '<' }}{% endautoescape %}", {}).render([]) == "&lt;"
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("source", ["{{ " + "(" * 5000 + " }}", "{% for a in [] %}" * 120 + "{% endfor %}" * 120])
-def test_a_template_that_cannot_be_compiled_is_refused(source: str) -> None:
-    with pytest.raises(ConfigError, match="AD411 the chat template"):
-        ChatTemplate(source, {})
-
-
 @pytest.mark.parametrize(
-    ("text", "size"),
+    ("text", "reason"),
     [
-        ("{{ m }}" * 6001, "more than 30,000 names, operators, texts and blanks"),
-        (" " * 1_000_001, "1,000,001 characters; at most 1,000,000"),
+        ("{{ " + "(" * 5000 + " }}", ""),
+        ("{% for a in [] %}" * 120 + "{% endfor %}" * 120, ""),
+        ("{{ m }}" * 6001, " has more than 30,000 names, operators, texts and blanks"),
+        (" " * 1_000_001, " has 1,000,001 characters; at most 1,000,000"),
     ],
-    ids=["tokens", "characters"],
+    ids=["brackets", "loops", "tokens", "characters"],
 )
-def test_a_template_that_would_take_long_to_compile_is_refused_with_the_limit(text: str, size: str) -> None:
-    with pytest.raises(ConfigError, match=f"AD411 the chat template has {size}"):
+def test_a_template_that_would_take_long_to_compile_is_refused_with_the_limit(text, reason):
+    with pytest.raises(ConfigError, match=f"AD411 the chat template{reason}"):
         ChatTemplate(text, {})
 
 
-def test_messages_and_tools_are_left_as_they_were() -> None:
+def test_messages_and_tools_are_left_as_they_were():
     message = {"role": "user", "content": None, "reasoning": "x"}
 
     ChatTemplate("{{ messages }}", {}).render([message])
@@ -181,14 +177,14 @@ def test_messages_and_tools_are_left_as_they_were() -> None:
     assert message == {"role": "user", "content": None, "reasoning": "x"}
 
 
-def test_a_template_that_asks_for_the_date_is_told_the_one_that_was_given() -> None:
+def test_a_template_that_asks_for_the_date_is_told_the_one_that_was_given():
     today = datetime.datetime(2024, 7, 26)
 
     assert ChatTemplate("{{ strftime_now('%d %b %Y') }}", {}, today).render([]) == "26 Jul 2024"
     assert ChatTemplate("{{ strftime_now(format='%Y') }}", {}, today).render([]) == "2024"
 
 
-def test_a_template_never_sees_the_clock() -> None:
+def test_a_template_never_sees_the_clock():
     with pytest.raises(ConfigError, match="today="):
         ChatTemplate("{{ strftime_now('%d %b %Y') }}", {})
 
@@ -208,8 +204,9 @@ def test_a_template_never_sees_the_clock() -> None:
         ("{% macro f() %}\n{{ 1 / 0 }}\n{% endmacro %}\n\n{{ f() }}", "chat template line 2: ZeroDivisionError"),
         ("\n{% generation %}\n{{ 1 / 0 }}{% endgeneration %}", "chat template line 3: ZeroDivisionError"),
     ],
+    ids=["raises", "adds", "undefined", "in a macro", "in a block"],
 )
-def test_a_templates_error_names_its_line(template: str, reason: str) -> None:
+def test_a_templates_error_names_its_line(template, reason):
     with pytest.raises(RowFault) as caught:
         ChatTemplate(template, {}).render([{"role": "user"}])
 
@@ -217,15 +214,13 @@ def test_a_templates_error_names_its_line(template: str, reason: str) -> None:
     assert caught.value.reason.startswith(reason)
 
 
-@pytest.mark.parametrize(
-    "template", ["{% if %}", "a\n{% generation %}", "{{ 'x }}", "{% nothing %}", "{{ x | nothing }}"]
-)
-def test_a_template_that_is_no_jinja_is_refused_at_once(template: str) -> None:
-    with pytest.raises(ConfigError, match=f"line {template.count(chr(10)) + 1} is not valid Jinja"):
-        ChatTemplate(template, {})
+def test_a_template_that_is_no_jinja_is_refused_at_once():
+    for template in ("{% if %}", "a\n{% generation %}", "{{ 'x }}", "{% nothing %}", "{{ x | nothing }}"):
+        with pytest.raises(ConfigError, match=f"line {template.count(chr(10)) + 1} is not valid Jinja"):
+            ChatTemplate(template, {})
 
 
-def test_a_template_is_chosen_as_transformers_does() -> None:
+def test_a_template_is_chosen_as_transformers_does():
     templates = {"default": "D", "tool_use": "T", "rag": "R"}
 
     assert choose_templates({"default": "D"}) == ("D", "D")
@@ -236,7 +231,7 @@ def test_a_template_is_chosen_as_transformers_does() -> None:
     assert choose_templates({}, "{{ messages }}") == ("{{ messages }}", "{{ messages }}")
 
 
-def test_a_template_that_is_not_there_is_refused_with_those_that_are() -> None:
+def test_a_template_that_is_not_there_is_refused_with_those_that_are():
     with pytest.raises(ConfigError, match="AD411 the tokenizer has no chat template 'default': it has none"):
         choose_templates({})
     with pytest.raises(ConfigError, match="AD411 .* 'default': its templates are rag, tool_use"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import unicodedata
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
-from asyncdata import ChatTokenizeFn, ConfigError, FixedLengthTokenizeFn, PreferenceTokenizeFn
+from asyncdata import ChatTokenizeFn, ConfigError, FixedLengthTokenizeFn
 from asyncdata.tokenization.encoders import equivalence_records
 from asyncdata.tokenization.encoders.equivalence_records import choose, find, keep, subject_of
 from asyncdata.tokenization.encoders.hf_encoder import HfEncoder
@@ -23,7 +24,8 @@ from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from asyncdata.tokenization.wrong_ids import WrongIdsError
 from tests.support.backends import Fake, install
 from tests.support.found_out import audit_often
-from tests.unit.tokenization import drops, faults, run, token_ids, values
+from tests.support.function_kinds import CHAT, KINDS
+from tests.unit.tokenization import outcomes, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +44,7 @@ a_text = st.lists(
 
 
 @pytest.fixture(scope="module")
-def normalizing(small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> TokenizerFiles:
+def normalizing(small_tokenizer, tmp_path_factory) -> TokenizerFiles:
     """The small tokenizer, which normalizes to NFC as Qwen's does."""
     return changed(small_tokenizer, tmp_path_factory.mktemp("nfc"), normalizer=normalizers.NFC())
 
@@ -61,7 +63,7 @@ def plain(found: Sequence[Located | Exception]) -> list[Any]:
 
 
 @pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def loads(monkeypatch) -> list[str]:
     """A folder for each time that ``tokenizers`` is loaded."""
     found: list[str] = []
     load = TokenizerFiles.load
@@ -70,7 +72,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def proven(monkeypatch: pytest.MonkeyPatch) -> Callable[[TokenizerFiles], TokenizerFiles]:
+def proven(monkeypatch) -> Callable[[TokenizerFiles], TokenizerFiles]:
     """Makes a backend that gives the right ids, and proves it."""
 
     def prove(files: TokenizerFiles) -> TokenizerFiles:
@@ -88,8 +90,8 @@ def proven(monkeypatch: pytest.MonkeyPatch) -> Callable[[TokenizerFiles], Tokeni
 @pytest.mark.parametrize("form", ["", "NFC"])
 @given(texts=st.lists(a_text, max_size=5))
 def test_offsets_from_ids_are_those_of_tokenizers_for_every_text_in_its_normal_form(
-    small_tokenizer: Path, normalizing: TokenizerFiles, form: str, texts: list[str]
-) -> None:
+    small_tokenizer, normalizing, form, texts
+):
     files = normalizing if form else TokenizerFiles(str(small_tokenizer))
     tokenizer = files.load()
     lengths = TokenLengths(lengths_of(files, tokenizer), files.normal_form or "")
@@ -106,9 +108,7 @@ def test_offsets_from_ids_are_those_of_tokenizers_for_every_text_in_its_normal_f
 
 @pytest.mark.parametrize("form", ["", "NFC"])
 @given(texts=st.lists(a_text | st.text(st.characters(max_codepoint=127), max_size=9), max_size=5))
-def test_with_lengths_tokenizers_tells_the_same(
-    small_tokenizer: Path, normalizing: TokenizerFiles, form: str, texts: list[str]
-) -> None:
+def test_with_lengths_tokenizers_tells_the_same(small_tokenizer, normalizing, form, texts):
     files = normalizing if form else TokenizerFiles(str(small_tokenizer))
     lengths = LengthsById.of(files, files.load())
 
@@ -118,9 +118,7 @@ def test_with_lengths_tokenizers_tells_the_same(
     assert plain(found) == plain(HfSpanEncoder(files.load()).encode(texts))
 
 
-def test_only_texts_that_are_not_ascii_are_asked_for_offsets(
-    small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_texts_that_are_not_ascii_are_asked_for_offsets(small_tokenizer, monkeypatch):
     encoder = open_span_encoder(TokenizerFiles(str(small_tokenizer)), "hf")
     assert isinstance(encoder, HfSpanEncoder)
     real, asked = vars(encoder)["_encode_all"], list[str]()
@@ -131,17 +129,21 @@ def test_only_texts_that_are_not_ascii_are_asked_for_offsets(
     assert asked == ["caf\u00e9"]
 
 
-def test_a_token_that_takes_white_space_has_the_offsets_of_tokenizers(small_tokenizer: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [{"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}], ids=str)
+def test_a_token_that_takes_white_space_at_its_sides_has_the_offsets_of_its_own_characters(
+    small_tokenizer, tmp_path, flags
+):
     tokenizer = Tokenizer.from_file(str(small_tokenizer / "tokenizer.json"))
-    tokenizer.add_special_tokens([AddedToken("<sep>", lstrip=True, rstrip=True), AddedToken("<x>", special=True)])
+    tokenizer.add_special_tokens([AddedToken("<sep>", **flags), AddedToken("<x>", special=True)])
     shutil.copytree(small_tokenizer, tmp_path, dirs_exist_ok=True)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    files = TokenizerFiles(str(tmp_path))
-    texts = ["a <sep> b", "a<x>b", "<sep>", "a  <sep><x>"]
+    texts = ["a <sep> b", "\u00e9 <sep> b <sep>", "<sep>", "a  <sep><x>", "a<x>b"]
 
-    found = open_span_encoder(files, "hf").encode(texts)
+    found = open_span_encoder(TokenizerFiles(str(tmp_path)), "hf").encode(texts)
 
-    assert plain(found) == plain(HfSpanEncoder(files.load()).encode(texts))
+    for text, located in zip(texts, found, strict=True):
+        spans = [span for id, span in zip(located.ids, zip(*located.offsets, strict=True), strict=True) if id == 2000]
+        assert spans == [match.span() for match in re.finditer("<sep>", text)]
 
 
 @pytest.mark.parametrize(
@@ -155,16 +157,14 @@ def test_a_token_that_takes_white_space_has_the_offsets_of_tokenizers(small_toke
     ],
     ids=["changes case", "replaces", "adds a space", "removes spaces", "no bytes"],
 )
-def test_a_tokenizer_that_changes_the_text_has_no_lengths(
-    small_tokenizer: Path, tmp_path: Path, parts: dict[str, Any]
-) -> None:
+def test_a_tokenizer_that_changes_the_text_has_no_lengths(small_tokenizer, tmp_path, parts):
     files = changed(small_tokenizer, tmp_path / "changed", **parts)
 
     assert lengths_of(files, files.load()) == b""
     assert LengthsById.of(files, files.load()) is None
 
 
-def test_steps_that_only_split_keep_the_lengths(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_steps_that_only_split_keep_the_lengths(small_tokenizer, tmp_path):
     steps = [
         pre_tokenizers.Split("x", "isolated"),
         pre_tokenizers.Digits(individual_digits=True),
@@ -175,7 +175,7 @@ def test_steps_that_only_split_keep_the_lengths(small_tokenizer: Path, tmp_path:
     assert len(lengths_of(files, files.load())) == 2 * 2000
 
 
-def test_a_vocabulary_that_lacks_a_byte_has_no_lengths(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_that_lacks_a_byte_has_no_lengths(small_tokenizer, tmp_path):
     shutil.copytree(small_tokenizer, tmp_path / "lacking")
     path = tmp_path / "lacking" / "tokenizer.json"
     content = json.loads(path.read_bytes())
@@ -186,9 +186,7 @@ def test_a_vocabulary_that_lacks_a_byte_has_no_lengths(small_tokenizer: Path, tm
     assert lengths_of(files, files.load()) == b""
 
 
-def test_a_token_that_absorbs_white_space_has_no_length_and_texts_without_it_have_offsets(
-    small_tokenizer: Path,
-) -> None:
+def test_a_token_that_absorbs_white_space_has_no_length_and_texts_without_it_have_offsets(small_tokenizer):
     files = TokenizerFiles(str(small_tokenizer))
     tokenizer = files.load()
     tokenizer.add_tokens([AddedToken("<stripping>", rstrip=True)])
@@ -200,7 +198,7 @@ def test_a_token_that_absorbs_white_space_has_no_length_and_texts_without_it_hav
     assert [offsets is None for offsets in found] == [True, True, False]
 
 
-def test_the_check_names_the_first_text_whose_offsets_are_others(small_tokenizer: Path) -> None:
+def test_the_check_names_the_first_text_whose_offsets_are_others(small_tokenizer):
     files = TokenizerFiles(str(small_tokenizer))
     tokenizer = files.load()
     lengths = bytearray(lengths_of(files, tokenizer))
@@ -218,9 +216,7 @@ def test_the_check_names_the_first_text_whose_offsets_are_others(small_tokenizer
 # The encoder of both.
 
 
-def test_a_proven_backend_tells_the_same_as_tokenizers_which_is_not_loaded_for_plain_texts(
-    proven: Any, normalizing: TokenizerFiles, loads: list[str]
-) -> None:
+def test_a_proven_backend_tells_the_same_as_tokenizers_which_is_not_loaded_for_plain_texts(proven, normalizing, loads):
     files = proven(normalizing)
     plain_texts = ["", "one word", "<|im_start|>user\ncaf\u00e9<|im_end|>", "\u4e2d\u6587"[:1]]
     others = ["cafe\u0301", "\u0416", "a \u0958 b", "\ud800", "\u6587"]
@@ -243,52 +239,35 @@ def test_a_proven_backend_tells_the_same_as_tokenizers_which_is_not_loaded_for_p
         encoder.ids_of("two words", "eos")
 
 
-CHAT = [
-    {"role": "user", "content": "What is two and two?"},
-    {"role": "assistant", "content": "It is four."},
-    {"role": "user", "content": "cafe\u0301 \u0416?"},
-    {"role": "assistant", "content": "caf\u00e9, \u4e2d\u6587 \U0001f600."},
-]
-PAIR = {"prompt": "What is it? ", "chosen": "It is four.", "rejected": "\u0416 caf\u00e9"}
+def babilong(*args: Any, **settings: Any) -> FixedLengthTokenizeFn:
+    return FixedLengthTokenizeFn.babilong(*args, **{"max_length": 100, **settings})
+
+
 QUESTION = {"input": "Mary went to the garden. " * 20, "question": "Where is Mary?", "target": "garden"}
+ODD = [{"role": role, "content": "cafe\u0301 \u0416, \u4e2d\u6587 \U0001f600?"} for role in ("user", "assistant")]
+SAMPLES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    **{name: (kind.make, kind.row, {}) for name, kind in KINDS.items()},
+    "odd chat": (ChatTokenizeFn, {"messages": [*CHAT, *ODD]}, {}),
+    "padded": (babilong, QUESTION, {"max_length": 400}),
+    "cut in the middle": (babilong, QUESTION, {"max_length": 120, "overlong": "truncate_context_middle"}),
+    "the old recipe": (babilong, QUESTION, {"legacy_recipe": True}),
+}
 
 
-@pytest.mark.parametrize(
-    ("function", "row"),
-    [
-        (ChatTokenizeFn, {"messages": CHAT}),
-        (ChatTokenizeFn, {"messages": CHAT[:2]}),
-        (PreferenceTokenizeFn, PAIR),
-        (lambda *args, **more: FixedLengthTokenizeFn.babilong(*args, 400, **more), QUESTION),
-        (
-            lambda *args, **more: FixedLengthTokenizeFn.babilong(
-                *args, 120, overlong="truncate_context_middle", **more
-            ),
-            QUESTION,
-        ),
-        (lambda *args, **more: FixedLengthTokenizeFn.babilong(*args, 100, legacy_recipe=True, **more), QUESTION),
-    ],
-    ids=["chat", "plain chat", "pair", "fixed length", "cut in the middle", "the old recipe"],
-)
-def test_the_samples_are_the_same_by_every_backend(
-    proven: Any, normalizing: TokenizerFiles, function: Any, row: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(("make", "row", "settings"), SAMPLES.values(), ids=SAMPLES)
+def test_the_samples_are_the_same_by_every_backend(proven, normalizing, make, row, settings):
     folder = proven(normalizing).folder
-    made = {
-        backend: run(function(folder, tokenizer_backend=backend).open(), [row])
-        for backend in ("hf", "auto", "gigatoken")
-    }
 
-    assert token_ids(made["hf"]) != []
-    for chunk in made.values():
-        assert token_ids(chunk) == token_ids(made["hf"])
-        assert values(chunk, "spans") == values(made["hf"], "spans")
-        assert (drops(chunk), faults(chunk)) == (drops(made["hf"]), faults(made["hf"])) == ({}, [])
+    made = [
+        outcomes(run(make(folder, tokenizer_backend=name, **settings).open(), [row]))
+        for name in ("hf", "auto", "gigatoken")
+    ]
+
+    assert made == [made[0]] * 3
+    assert isinstance(made[0][0][0], list), "it is a sample"
 
 
-def test_special_tokens_are_known_without_loading_the_tokenizer(
-    small_tokenizer: Path, test_folders: list[Path]
-) -> None:
+def test_special_tokens_are_known_without_loading_the_tokenizer(small_tokenizer, test_folders):
     for folder in (small_tokenizer, *test_folders):
         files = TokenizerFiles(str(folder))
         decoder = files.load().get_added_tokens_decoder()
@@ -296,7 +275,7 @@ def test_special_tokens_are_known_without_loading_the_tokenizer(
 
 
 @pytest.fixture
-def test_folders(request: pytest.FixtureRequest) -> list[Path]:
+def test_folders(request):
     """The real tokenizers, where there are test data."""
     try:
         data = request.getfixturevalue("test_data")
@@ -308,9 +287,7 @@ def test_folders(request: pytest.FixtureRequest) -> list[Path]:
 # Where the offsets are not proven.
 
 
-def test_a_backend_without_proven_offsets_is_not_used_by_auto_and_refused_by_name(
-    proven: Any, small_tokenizer: Path, tmp_path: Path
-) -> None:
+def test_a_backend_without_proven_offsets_is_not_used_by_auto_and_refused_by_name(proven, small_tokenizer, tmp_path):
     files = proven(changed(small_tokenizer, tmp_path / "lower", normalizer=normalizers.Lowercase()))
     folder = files.folder
 
@@ -321,9 +298,7 @@ def test_a_backend_without_proven_offsets_is_not_used_by_auto_and_refused_by_nam
         ChatTokenizeFn(folder, tokenizer_backend="gigatoken").open()
 
 
-def test_wrong_offsets_in_an_audit_revoke_the_proof(
-    proven: Any, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_offsets_in_an_audit_revoke_the_proof(proven, small_tokenizer, monkeypatch):
     files = proven(TokenizerFiles(str(small_tokenizer)))
     audit_often(monkeypatch)
     subject = subject_of(files, "gigatoken")

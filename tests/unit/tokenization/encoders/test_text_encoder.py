@@ -1,3 +1,5 @@
+"""Ids by a proven backend, by ``tokenizers`` where it is not, and the audit of both."""
+
 from __future__ import annotations
 
 import re
@@ -8,15 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from asyncdata import BadRows, ConfigError, DataLoader, PromptTokenizeFn, RowShuffle
 from asyncdata.tokenization.encoders import idle_work, text_encoder
 from asyncdata.tokenization.encoders.equivalence_records import choose, find, subject_of
 from asyncdata.tokenization.encoders.fast_backends import BoundedEncoder, FlatIds
-from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, ids_around, separator_of
+from asyncdata.tokenization.encoders.hf_encoder import HfEncoder, encode_here, ids_around, separator_of
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from asyncdata.tokenization.wrong_ids import WrongIdsError
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(small_tokenizer: Path) -> Tokenizer:
+def tokenizer(small_tokenizer) -> Tokenizer:
     return Tokenizer.from_file(str(small_tokenizer / "tokenizer.json"))
 
 
 @pytest.fixture
-def files(small_tokenizer: Path) -> TokenizerFiles:
+def files(small_tokenizer) -> TokenizerFiles:
     return TokenizerFiles(str(small_tokenizer))
 
 
@@ -59,7 +59,7 @@ class Watched(Fake):
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, files: TokenizerFiles) -> Watched:
+def watched(monkeypatch, tokenizer, files) -> Watched:
     """A proven backend that is wrong on Ж."""
     backend = Watched(tokenizer, lambda text: "\u0416" in text)
     install(monkeypatch, {"gigatoken": lambda: backend}, points=[*range(0x20, 0x7F), 0xE9, 0x414, 0x416])
@@ -69,8 +69,8 @@ def watched(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, files: Tokeni
 
 
 def test_texts_with_a_character_that_is_not_proven_go_to_tokenizers_and_come_back_in_their_place(
-    watched: Watched, tokenizer: Tokenizer, files: TokenizerFiles
-) -> None:
+    watched, tokenizer, files
+):
     texts = ["plain", "caf\u00e9", "\u0416", "", "a \u0416 b", "\u4e2d", "\u0414!"]
 
     found, errors = open_encoder(files)(texts)
@@ -79,15 +79,13 @@ def test_texts_with_a_character_that_is_not_proven_go_to_tokenizers_and_come_bac
     assert watched.texts == ["plain", "caf\u00e9", "", "\u0414!"]
 
 
-def test_hf_uses_no_backend(watched: Watched, tokenizer: Tokenizer, files: TokenizerFiles) -> None:
+def test_hf_uses_no_backend(watched, tokenizer, files):
     found, _ = open_encoder(files, "hf")(["one", "two"])
 
     assert (ids_of(found), watched.texts) == (expected(tokenizer, ["one", "two"]), [])
 
 
-def test_tokenizers_is_not_loaded_until_a_text_needs_it(
-    monkeypatch: pytest.MonkeyPatch, watched: Watched, files: TokenizerFiles
-) -> None:
+def test_tokenizers_is_not_loaded_until_a_text_needs_it(monkeypatch, watched, files):
     loads = []
     load = TokenizerFiles.load
     monkeypatch.setattr(TokenizerFiles, "load", lambda self: loads.append(1) or load(self))
@@ -101,18 +99,14 @@ def test_tokenizers_is_not_loaded_until_a_text_needs_it(
     assert loads == [1]
 
 
-def test_a_text_that_neither_can_encode_is_named_and_the_others_are_there(
-    monkeypatch: pytest.MonkeyPatch, watched: Watched, tokenizer: Tokenizer, files: TokenizerFiles
-) -> None:
+def test_a_text_that_neither_can_encode_is_named_and_the_others_are_there(monkeypatch, watched, tokenizer, files):
     found, errors = open_encoder(files)(["one", "\ud800", "two"])
 
     assert ids_of(found) == [*expected(tokenizer, ["one"]), [], *expected(tokenizer, ["two"])]
     assert list(errors) == [1]
 
 
-def test_a_backend_that_raises_leaves_the_texts_to_tokenizers(
-    watched: Watched, tokenizer: Tokenizer, files: TokenizerFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backend_that_raises_leaves_the_texts_to_tokenizers(watched, tokenizer, files, monkeypatch):
     def fail(_texts: list[str]) -> FlatIds:
         raise RuntimeError("no memory")
 
@@ -122,7 +116,7 @@ def test_a_backend_that_raises_leaves_the_texts_to_tokenizers(
     assert ids_of(encoder(["one", "two"]).flat) == expected(tokenizer, ["one", "two"])
 
 
-def test_prompts_are_the_same_by_every_backend(watched: Watched, small_tokenizer: Path) -> None:
+def test_prompts_are_the_same_by_every_backend(watched, small_tokenizer):
     rows: list[Any] = [{"input": text} for text in ("one", "\u0416 two", "", "caf\u00e9", "x" * 50)]
     rows.append(b'{"input": "half \\ud800"}')
     of = {
@@ -135,29 +129,16 @@ def test_prompts_are_the_same_by_every_backend(watched: Watched, small_tokenizer
     assert "one" in watched.texts
 
 
-def test_the_backend_is_not_part_of_the_fingerprint(small_tokenizer: Path) -> None:
-    prints = {
-        str(PromptTokenizeFn(str(small_tokenizer), tokenizer_backend=backend).fingerprints())
-        for backend in ("auto", "hf", "gigatoken", "fastokens")
-    }
-
-    assert len(prints) == 1
-    with pytest.raises(ConfigError, match="tokenizer_backend='rust'"):
-        PromptTokenizeFn(str(small_tokenizer), tokenizer_backend="rust")  # type: ignore[arg-type]
-
-
 # The audit.
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def often(monkeypatch) -> None:
     audit_often(monkeypatch)
 
 
 @pytest.fixture
-def found_out(
-    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, files: TokenizerFiles, often: None
-) -> Callable[[str], None]:
+def found_out(monkeypatch, tokenizer, files, often) -> Callable[[str], None]:
     """A backend that is proven, and becomes wrong on one rare text."""
 
     def make(rare: str) -> None:
@@ -170,9 +151,7 @@ def found_out(
     return make
 
 
-def test_the_audit_finds_a_text_that_the_sweep_did_not_and_revokes_the_proof(
-    found_out: Callable[[str], None], files: TokenizerFiles
-) -> None:
+def test_the_audit_finds_a_text_that_the_sweep_did_not_and_revokes_the_proof(found_out, files):
     found_out("a rare text")
     encoder = open_encoder(files)
     for _ in range(20):
@@ -194,21 +173,6 @@ def test_the_audit_finds_a_text_that_the_sweep_did_not_and_revokes_the_proof(
     assert choose(files, "auto") is None
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("policy", ["raise", "skip"])
-def test_wrong_ids_in_an_audit_end_the_run_under_every_policy_for_bad_rows(
-    found_out: Callable[[str], None], small_tokenizer: Path, jsonl_file: Callable[..., Path], policy: Any
-) -> None:
-    found_out("a rare text")
-    path = jsonl_file([{"input": "a rare text"}] * 50)
-
-    with (
-        DataLoader(path, tokenize_fn=PromptTokenizeFn(str(small_tokenizer)), num_workers=0, bad_rows=policy) as loader,
-        pytest.raises(ConfigError, match="AD436"),
-    ):
-        loader.get_next_batch(50)
-
-
 def is_found_out(encoder: text_encoder.TextEncoder) -> bool:
     try:
         for _ in range(20):
@@ -219,9 +183,7 @@ def is_found_out(encoder: text_encoder.TextEncoder) -> bool:
 
 
 @pytest.mark.thorough
-def test_it_begins_in_a_pause_or_when_much_has_been_done(
-    found_out: Callable[[str], None], files: TokenizerFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_begins_in_a_pause_or_when_much_has_been_done(found_out, files, monkeypatch):
     """Before that, no request waits for ``tokenizers`` to be loaded."""
     found_out("a rare text")
     has_worked = open_encoder(files)
@@ -238,9 +200,7 @@ def test_it_begins_in_a_pause_or_when_much_has_been_done(
     assert is_found_out(has_worked)
 
 
-def test_an_error_in_idle_work_is_reported_by_the_next_batch(
-    found_out: Callable[[str], None], files: TokenizerFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_idle_work_is_reported_by_the_next_batch(found_out, files, monkeypatch):
     monkeypatch.setattr(text_encoder, "WORK_BEFORE_AUDIT_S", 1e9)
     found_out("a rare text")
     encoder = open_encoder(files)
@@ -254,17 +214,11 @@ def test_an_error_in_idle_work_is_reported_by_the_next_batch(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("order", [False, RowShuffle(method="none", only_kept=True)], ids=str)
-@pytest.mark.parametrize("excerpts", [True, False])
-@pytest.mark.parametrize("bad", [0, 2])
+@pytest.mark.parametrize("order", [False, RowShuffle(method="none", only_kept=True)], ids=["blocks", "rows"])
+@pytest.mark.parametrize(("excerpts", "bad", "policy"), [(True, 0, "raise"), (True, 2, "skip"), (False, 2, "skip")])
 def test_wrong_ids_in_an_audit_have_a_place_and_an_excerpt_only_if_allowed(
-    found_out: Callable[[str], None],
-    small_tokenizer: Path,
-    jsonl_file: Callable[..., Path],
-    order: Any,
-    excerpts: bool,
-    bad: int,
-) -> None:
+    found_out, small_tokenizer, jsonl_file, order, excerpts, bad, policy
+):
     found_out("a rare text")
     common = [{"input": f"common {number}"} for number in range(5)]
     broken = [{"put": "no prompt"}] * bad
@@ -277,7 +231,7 @@ def test_wrong_ids_in_an_audit_have_a_place_and_an_excerpt_only_if_allowed(
             tokenize_fn=PromptTokenizeFn(str(small_tokenizer)),
             shuffle=order,
             num_workers=0,
-            bad_rows=BadRows(policy="skip", excerpts=excerpts),
+            bad_rows=BadRows(policy=policy, excerpts=excerpts),
         ) as loader,
         pytest.raises(ConfigError, match="AD436") as caught,
     ):
@@ -295,9 +249,7 @@ def test_wrong_ids_in_an_audit_have_a_place_and_an_excerpt_only_if_allowed(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("order", [False, RowShuffle(method="none", only_kept=True)], ids=str)
-def test_wrong_ids_in_a_workers_audit_end_the_run_and_name_the_row(
-    found_out: Callable[[str], None], small_tokenizer: Path, jsonl_file: Callable[..., Path], order: Any
-) -> None:
+def test_wrong_ids_in_a_workers_audit_end_the_run_and_name_the_row(found_out, small_tokenizer, jsonl_file, order):
     found_out("nothing: here all is well")
     path = jsonl_file([*[{"input": f"common {number}"} for number in range(30)], *[{"input": RARE}] * 40])
 
@@ -309,7 +261,7 @@ def test_wrong_ids_in_a_workers_audit_end_the_run_and_name_the_row(
             loader.get_next_batch(5)
 
 
-def test_one_text_in_so_many_is_audited_by_its_length() -> None:
+def test_one_text_in_so_many_is_audited_by_its_length():
     audit = text_encoder._Audit(first=100, every=10)  # noqa: SLF001 - the arithmetic of it
     due = []
     for step in range(1000):
@@ -331,7 +283,7 @@ sys.stdin.read()
 
 
 @pytest.mark.thorough
-def test_one_process_of_a_run_audits_and_another_when_it_is_gone() -> None:
+def test_one_process_of_a_run_audits_and_another_when_it_is_gone():
     def start() -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-c", AUDITOR, *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -355,7 +307,7 @@ def test_one_process_of_a_run_audits_and_another_when_it_is_gone() -> None:
 # Its parts.
 
 
-def test_a_backend_is_loaded_again_when_its_caches_have_grown(tokenizer: Tokenizer) -> None:
+def test_a_backend_is_loaded_again_when_its_caches_have_grown(tokenizer):
     used = [100]
     encoder = BoundedEncoder(lambda: HfEncoder(tokenizer), 50, lambda: used[0], look_every=0)
     texts = ["one two", "three"]
@@ -370,22 +322,31 @@ def test_a_backend_is_loaded_again_when_its_caches_have_grown(tokenizer: Tokeniz
     assert loads_after(1120) == 3
 
 
-@pytest.mark.thorough
-@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=20), max_size=8))
-def test_flat_ids_are_those_of_each_text(tokenizer: Tokenizer, texts: list[str]) -> None:
-    flat, errors = HfEncoder(tokenizer).each(texts)
-
-    assert (ids_of(flat), errors) == (expected(tokenizer, texts), {})
-
-
-def test_a_text_that_tokenizers_refuses_is_found_among_many(tokenizer: Tokenizer) -> None:
+def test_a_text_that_tokenizers_refuses_is_found_among_many(tokenizer):
     flat, errors = HfEncoder(tokenizer).each(["one", "\udfff", "two"])
 
     assert ids_of(flat) == [*expected(tokenizer, ["one"]), [], *expected(tokenizer, ["two"])]
     assert list(errors) == [1]
 
 
-def test_no_ids_around_a_text_and_no_separator_are_said(tokenizer: Tokenizer) -> None:
+def test_no_ids_around_a_text_and_no_separator_are_said(tokenizer):
     assert ids_around(tokenizer) == ([], [])
     assert separator_of(tokenizer) == "<|endoftext|>"
     assert separator_of(Tokenizer(models.BPE())) is None
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("with_offsets", [False, True])
+@pytest.mark.parametrize("value", [None, "true", "FALSE", "0", ""])
+@pytest.mark.parametrize("adds", [False, True])
+def test_the_ids_are_the_same_one_by_one_and_at_once(small_tokenizer, monkeypatch, value, with_offsets, adds):
+    texts = ["one two", "", "three", "<|im_end|> four"]
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM")
+    if value is not None:
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", value)
+    tokenizer = Tokenizer.from_file(str(small_tokenizer / "tokenizer.json"))
+    at_once = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=adds)]
+
+    found = encode_here(tokenizer, with_offsets=with_offsets)(texts, add_special_tokens=adds)
+
+    assert [encoding.ids for encoding in found] == at_once

@@ -1,14 +1,19 @@
+"""ChatTokenizeFn: which text of a chat is trained, and with which tokens."""
+
 from __future__ import annotations
 
 import json
+import os
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from structlog.testing import capture_logs
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from asyncdata import ChatTokenizeFn
+from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn, PromptTokenizeFn
+from tests.support.chats import CHAT, END, GENERATION, said
 from tests.support.combinations import each_value
 from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
 from tests.unit.tokenization.trained import (
@@ -24,11 +29,9 @@ from tests.unit.tokenization.trained import (
     variant,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
-from tests.support.chats import CHAT, END, GENERATION, said
-
+OVER = "<|endoftext|>"
 TOOL = {"type": "function", "function": {"name": "look"}}
+CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "sky", "how": [1]}}}
 WITH_CALLS = """\
 {%- if tools %}{{ '<|im_start|>tools\\n' + (tools | tojson) + '<|im_end|>\\n' }}{% endif %}
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
@@ -61,189 +64,293 @@ BACKWARDS = WITH_CALLS.replace("in messages", "in messages | reverse")
 WITHOUT_STOP = """\
 {%- for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"""
+# Every turn has a place for thoughts, that of earlier turns is empty; the prompt opens one.
+KEEPS_A_PLACE = """\
+{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role != 'assistant' %}{{ m.content }}
+{%- elif m.thinking and loop.index0 > ns.last %}{{ '<think>\\n' + m.thinking + '\\n</think>\\n' + m.content }}
+{%- else %}{{ '<think></think>' + m.content }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"""
+# Thoughts are written after the last question only; the prompt has an empty place for them.
+CLOSES_THE_PLACE = KEEPS_A_PLACE.replace("'<think></think>' + m.content", "m.content").replace(
+    "'<|im_start|>assistant\\n<think>\\n'", "'<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n'"
+)
+# The next header is all that ends a turn.
+ENDS_WITH_NOTHING = KEEPS_A_PLACE.replace("{{ '<|im_end|>\\n' }}", "").replace(
+    "assistant\\n<think>\\n'", "assistant\\n'"
+)
+# Another token ends the last turn than ends those before; thoughts before a call are dropped once there is an answer.
+CHANNELS = """\
+{%- for m in messages %}{% if m.role == 'user' %}{{ '<|im_start|>user:' + m.content + '<|im_end|>' }}
+{%- elif m.role == 'tool' %}
+{%- if not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('no call before it') }}{% endif %}
+{{- '<|im_start|>tool:' + m.content + '<|im_end|>' }}
+{%- elif m.tool_calls %}
+{%- set ns = namespace(answer=false) %}
+{%- for later in messages[loop.index:] %}
+{%- if later.role == 'assistant' and not later.tool_calls %}{% set ns.answer = true %}{% endif %}{% endfor %}
+{%- if m.thinking and not ns.answer %}{{ '<|im_start|>assistant=thought:' + m.thinking + '<|im_end|>' }}{% endif %}
+{{- '<|im_start|>assistant=call:' + m.tool_calls[0].function.name + '<|call|>' }}
+{%- elif loop.last and not add_generation_prompt %}
+{%- if m.thinking %}{{ '<|im_start|>assistant=thought:' + m.thinking + '<|im_end|>' }}{% endif %}
+{{- '<|im_start|>assistant=final:' + m.content + '<|endoftext|>' }}
+{%- else %}{{ '<|im_start|>assistant=final:' + m.content + '<|im_end|>' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"""
+# A content is a list of parts.
+PARTS = """\
+{%- for m in messages %}{{ m.role + ':' }}{% for part in m.content %}{{ ' ' + part.text }}{% endfor %}
+{%- if m.content[0].type == 'text' %}{{ '<|im_end|>\\n' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"""
+# A token ends each turn, and one more the chat.
+ENDS_THE_CHAT = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}
+{%- generation %}{{ m.content + '<|im_end|>\\n' }}{% endgeneration %}
+{%- else %}{{ m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}LAST{% endif %}"""
+TRAINS_WHAT_ENDS_THE_CHAT = ENDS_THE_CHAT.replace(
+    "LAST",
+    "{% elif messages[-1].role == 'assistant' %}{% generation %}<|endoftext|>{% endgeneration %}"
+    "{% else %}<|endoftext|>",
+)
+LEAVES_OUT_WHAT_ENDS_THE_CHAT = ENDS_THE_CHAT.replace("LAST", "{% else %}<|endoftext|>")
+LEAVES_OUT_THE_STOP = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}
+{%- generation %}{{ m.content + '<|call|>' }}{% endgeneration %}{{ '<|endoftext|>' }}
+{%- else %}{{ m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}"""
+# As templates that write each argument by itself.
+WRITES_ARGUMENTS = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}
+{%- for call in m.tool_calls or [] %}
+{%- for name, value in call.function.arguments.items() %}{{ name ~ '=' ~ value ~ ';' }}{% endfor %}{% endfor %}
+{{- '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+FILTERS_ITEMS = WRITES_ARGUMENTS.replace(".items()", " | items")
+NAMES_ARGUMENTS = WRITES_ARGUMENTS.replace("name, value", "name").replace(".items()", "").replace(" ~ '=' ~ value", "")
+PRINTS_ARGUMENTS = WRITES_ARGUMENTS.replace(
+    "{%- for name, value in call.function.arguments.items() %}{{ name ~ '=' ~ value ~ ';' }}{% endfor %}",
+    "{{ call.function.arguments if call.function.arguments is string else 'no text' }}",
+)
+LENIENT = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}
+{{- m.content or '' }}{{ '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""Writes nothing where a turn has no content, and the reasoning if there is any."""
+SEES = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.content is string %}{{ m.content }}
+{%- else %}{% for part in m.content or [] %}
+{%- if part.type == 'image' or 'image' in part %}{{ '<|image_pad|>' }}
+{%- elif part.type == 'thinking' %}{{ part.thinking }}{% elif 'text' in part %}{{ part.text }}{% endif %}
+{%- endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""As the template of a model that sees: text, or parts."""
+WRITES_ALL = """\
+{%- for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""As the template of a model of text, which writes whatever it is given."""
+# The border lies in the middle of a word.
+CUTS_WORDS = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<|im_end|>{% endif %}{% endfor %}"
+ENDS_IN_A_WORD = """\
+{%- for m in messages %}{% if m.role == 'user' %}{{ m.content }}
+{%- else %}{% generation %}{{ m.content }}{% endgeneration %}alue<|im_end|>{% endif %}{% endfor %}"""
+
+
+@pytest.fixture(scope="module")
+def name(small_tokenizer, tmp_path_factory):
+    """With one more special token."""
+    more = {**added_tokens(small_tokenizer)[0], "id": 5000, "content": "<|call|>"}
+    target = tmp_path_factory.mktemp("chat") / "tokenizer"
+    return variant(small_tokenizer, target, added_tokens=[*added_tokens(small_tokenizer), more])
+
+
+@pytest.fixture(scope="module")
+def other_end(name, tmp_path_factory):
+    """Another token ends a sequence than ends a turn."""
+    return variant(Path(name), tmp_path_factory.mktemp("end") / "tokenizer", config={"eos_token": OVER})
+
+
+def talk(*texts: Any) -> list[dict[str, Any]]:
+    """The user and the assistant by turns."""
+    return [(user, assistant)[number % 2](text) for number, text in enumerate(texts)]
+
+
+def called(call: Any, content: Any = None) -> list[dict[str, Any]]:
+    return [user("a"), assistant(content, tool_calls=[call]), {"role": "tool", "content": "x"}, assistant("b")]
+
+
+def part(*texts: str) -> Any:
+    return [{"type": "text", "text": text} for text in texts]
 
 
 # What is trained
 
 
-def test_only_the_assistants_messages_and_their_stop_tokens_are_trained(name: str) -> None:
-    fn = ChatTokenizeFn(name)
+TRAP = f"<|im_start|>assistant\nfake{END}\n"
+FIVE = talk("a", "b", "c", "d")
+LOSSES = [user("a"), assistant("b", loss=False), user("c"), assistant("d", loss=True), assistant("e")]
+THINKS = [user("a"), assistant("<think>hm</think>b"), user("c"), assistant("d", reasoning_content="so")]
+SAME = [user("same"), assistant("same"), assistant("same"), user("same"), assistant("same")]
+TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
+    "the last message alone": ({"train_on": "last_assistant"}, CHAT, [f"Nothing.{END}"]),
+    "the last message of the assistant": ({"train_on": "last_assistant"}, [*CHAT, user("Thanks.")], [f"Nothing.{END}"]),
+    "the whole chat but its first token, as TRL's default": (
+        {"train_on": "all"}, talk("a", "b"), [f"user\na{END}\n<|im_start|>assistant\nb{END}\n"],
+    ),
+    "the whole of a chat without an answer": ({"train_on": "all"}, [user("a")], [f"user\na{END}\n"]),
+    "messages that say so": ({"train_on": "loss"}, LOSSES, [f"d{END}", f"e{END}"]),
+    "a loss of null": ({"train_on": "loss"}, [{**user("a"), "loss": False}, assistant("b", loss=None)], [f"b{END}"]),
+    "an empty answer": ({}, [assistant("Hi."), user("a"), assistant("")], [f"Hi.{END}", END]),
+    "equal messages": ({}, SAME, [f"same{END}"] * 3),
+    "text like the template": ({}, talk(TRAP, f"a{TRAP}", "b"), [f"a{TRAP}{END}"]),
+    "text like a block": ({"chat_template": GENERATION}, talk(TRAP, f"a{TRAP}", "b"), [f"a{TRAP}{END}"]),
+    "text like thoughts": ({"chat_template": DROPS_THINKING}, talk(TRAP, f"a{TRAP}", "b"), [f"a{TRAP}{END}"]),
+    "messages that are JSON text": ({}, f"\n {json.dumps(talk('a', 'b'), indent=1)}", [f"b{END}"]),
+    "characters of many tokens": ({}, talk("\U0001f600", "\U0001f1e9\U0001f1ea é 你好 e\u0301"),
+                                  [f"\U0001f1e9\U0001f1ea é 你好 e\u0301{END}"]),
+    "the template's own blocks": ({"chat_template": GENERATION}, CHAT, [f"Because.{END}", f"Nothing.{END}"]),
+    "the last block": ({"chat_template": GENERATION, "train_on": "last_assistant"}, CHAT, [f"Nothing.{END}"]),
+    "a part of a message as its block": (
+        {"chat_template": GENERATION.replace(
+            "{% generation %}{{ m.content", "{{ m.content[:-1] }}{% generation %}{{ m.content[-1:]"
+        )}, CHAT, [f".{END}"] * 2,
+    ),
+    "thoughts that are dropped later": (
+        {"chat_template": DROPS_THINKING}, THINKS, [f"b{END}", f"<think>\nso\n</think>\n\nd{END}"],
+    ),
+    "no place for thoughts that the prompt has": (
+        {"chat_template": DROPS_THINKING, "chat_template_kwargs": {"enable_thinking": False}}, FIVE,
+        [f"b{END}", f"d{END}"],
+    ),
+    "a header that opens thoughts": ({"chat_template": OPENS_THINKING}, THINKS, [f"b{END}", f"d{END}"]),
+    "words like that header": ({"chat_template": OPENS_THINKING}, talk("a[A]<think>\nb", "c"), [f"c{END}"]),
+    "every mark": ({}, talk("".join(map(chr, range(0xFDD0, 0xFDF0))), "a"), [f"a{END}"]),
+    "a stop token that only the whole chat has": ({"chat_template": ENDS_ONCE}, talk("a", "b"), [f"b{END}"]),
+    "white space, as no token ends the message": ({"chat_template": WITHOUT_STOP}, talk("a", "b", "c"), [" b\n"]),
+    "parts of a content": (
+        {"chat_template": PARTS}, talk(part("a", "b"), part("c", "d"), part("e"), part("f")),
+        [f" c d{END}", f" f{END}"],
+    ),
+    "calls without content": ({"chat_template": WITH_CALLS}, called(CALL), [f"<call>look</call>{END}", f"b{END}"]),
+    "an object": ({"chat_template": WRITES_ARGUMENTS}, called(CALL), [f"at=sky;how=[1];{END}", f"b{END}"]),
+    "reasoning without content": (
+        {"chat_template": LENIENT}, [user("a"), {"role": "assistant", "reasoning_content": "Hm."}],
+        [f"<think>Hm.</think>{END}"],
+    ),
+    "an empty answer of a lenient template": ({"chat_template": LENIENT}, talk("a", ""), [END]),
+}  # fmt: skip
 
-    chunk = run(fn.open(), [{"messages": CHAT, "metadata": {"id": 7}}])
 
-    assert trained_texts(chunk, tokenizer_of(fn)) == [[f"Because.{END}", f"Nothing.{END}"]]
-    assert (values(chunk, "metadata"), faults(chunk), drops(chunk)) == ([{"id": 7}], [], {})
-
-
-def test_the_tokens_are_those_of_the_whole_rendering(name: str, small_tokenizer: Path) -> None:
-    text = "".join(f"<|im_start|>{message['role']}\n{message['content']}{END}\n" for message in CHAT)
-
-    chunk = run(ChatTokenizeFn(name).open(), [{"messages": CHAT}])
-
-    assert token_ids(chunk) == [tokenizer_of(ChatTokenizeFn(name)).encode(text, add_special_tokens=False).ids]
+@pytest.mark.parametrize(("settings", "chat", "texts"), TRAINED.values(), ids=TRAINED)
+def test_exactly_this_is_trained(name, settings, chat, texts):
+    assert trained(ChatTokenizeFn(name, **settings), {"messages": chat}) == texts
 
 
-def test_the_last_message_of_the_assistant_can_be_trained_alone(name: str) -> None:
-    fn = ChatTokenizeFn(name, train_on="last_assistant")
-
-    assert trained(fn, {"messages": CHAT}) == [f"Nothing.{END}"]
-    assert trained(fn, {"messages": [*CHAT, user("Thanks.")]}) == [f"Nothing.{END}"]
-
-
-def test_the_whole_chat_can_be_trained_but_for_its_first_token(name: str) -> None:
-    """As SFTTrainer of TRL does by default; nothing predicts the first token."""
-    fn = ChatTokenizeFn(name, train_on="all")
-    whole = "".join(f"<|im_start|>{role}\n{text}{END}\n" for role, text in (("user", "a"), ("assistant", "b")))
-
-    assert trained(fn, {"messages": [user("a"), assistant("b")]}) == [whole.removeprefix("<|im_start|>")]
-    assert trained(fn, {"messages": [user("a")]}) == [f"user\na{END}\n"]
-
-
-def test_each_message_can_say_whether_it_is_trained(name: str) -> None:
-    fn = ChatTokenizeFn(name, train_on="loss")
-    chat = [user("a"), assistant("b", loss=False), user("c"), assistant("d", loss=True), assistant("e")]
-
-    assert trained(fn, {"messages": chat}) == [f"d{END}", f"e{END}"]
-    assert trained(fn, {"messages": [{**user("a"), "loss": False}, assistant("b", loss=None)]}) == [f"b{END}"]
+AS_TEXT = {**CALL, "function": {**CALL["function"], "arguments": '{"at": "sky", "how": [1]}'}}
 
 
 @pytest.mark.parametrize(
-    ("message", "reason"),
+    ("template", "written"),
     [
-        (assistant("b", loss=1), "'messages'[1]: 'loss' must be true or false, got a number"),
-        ({**user("b"), "loss": True}, "'messages'[1] has loss, but is not a message of the assistant"),
+        (WRITES_ARGUMENTS, "at=sky;how=[1];"),
+        (FILTERS_ITEMS, "at=sky;how=[1];"),
+        (NAMES_ARGUMENTS, "at;how;"),
+        (PRINTS_ARGUMENTS, AS_TEXT["function"]["arguments"]),
     ],
+    ids=["items()", "items", "names", "text"],
 )
-def test_a_loss_that_cannot_be_is_a_bad_row(name: str, message: dict[str, Any], reason: str) -> None:
-    chunk = run(ChatTokenizeFn(name, train_on="loss").open(), [{"messages": [user("a"), message]}])
+def test_arguments_as_text_are_read_where_the_template_wants_the_object(name, template, written):
+    fn = ChatTokenizeFn(name, chat_template=template)
 
-    assert faults(chunk) == [(0, "AD111")]
-    assert reason in chunk.errors[0].reason
-
-
-def test_tool_calls_without_content_are_trained(name: str) -> None:
-    calls = [{"type": "function", "function": {"name": "look", "arguments": {}}}]
-    chat = [user("a"), assistant(None, tool_calls=calls), {"role": "tool", "content": "x"}, assistant("b")]
-
-    for tools in ([TOOL], json.dumps([TOOL]), None):
-        texts = trained(ChatTokenizeFn(name, chat_template=WITH_CALLS), {"messages": chat, "tools": tools})
-        assert texts == [f"<call>look</call>{END}", f"b{END}"]
+    for _ in range(3):  # a shape is proven when it comes again
+        assert trained(fn, {"messages": called(AS_TEXT, "")}) == [f"{written}{END}", f"b{END}"]
 
 
-def test_tools_go_to_the_template(name: str) -> None:
+def test_arguments_that_are_no_object_are_refused_as_the_template_does(name):
+    calls = [{"type": "function", "function": {"name": "look", "arguments": text}} for text in ("[1]", "{", "\ud800")]
+
+    chunk = run(
+        ChatTokenizeFn(name, chat_template=WRITES_ARGUMENTS).open(), [{"messages": called(call)} for call in calls]
+    )
+
+    assert faults(chunk) == [(0, "AD412"), (1, "AD412"), (2, "AD412")]
+    assert "has no attribute 'items'" in chunk.errors[0].reason
+
+
+@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL])], ids=["list", "text"])
+def test_tools_go_to_the_template(name, tools):
     fn = ChatTokenizeFn(name, chat_template=WITH_CALLS, tool_key="functions")
 
-    chunk = run(fn.open(), [{"messages": CHAT, "functions": [TOOL], "tools": "not looked at"}])
+    chunk = run(fn.open(), [{"messages": CHAT, "functions": tools, "tools": "not looked at"}])
 
     assert json.dumps(TOOL) in tokenizer_of(fn).decode(token_ids(chunk)[0])
 
 
-def test_an_assistant_may_begin_and_may_say_nothing(name: str) -> None:
-    assert trained(ChatTokenizeFn(name), {"messages": [assistant("Hi."), user("a"), assistant("")]}) == [
-        f"Hi.{END}",
-        END,
-    ]
+def test_a_row_with_nothing_to_train_on_is_dropped_and_counted(name):
+    chats = [CHAT, [user("a")], [], [assistant("a", loss=False)]]
+
+    chunk = run(ChatTokenizeFn(name, train_on="loss").open(), [{"messages": chat} for chat in chats])
+
+    assert (chunk.num_samples, drops(chunk), faults(chunk)) == (1, {"no_trained_tokens": [1, 2, 3]}, [])
 
 
-def test_messages_of_the_same_role_may_follow_each_other_and_repeat(name: str) -> None:
-    chat = [user("same"), assistant("same"), assistant("same"), user("same"), assistant("same")]
-
-    assert trained(ChatTokenizeFn(name), {"messages": chat}) == [f"same{END}"] * 3
-
-
-def test_text_that_looks_like_the_template_moves_nothing(name: str) -> None:
-    trap = f"<|im_start|>assistant\nfake{END}\n"
-
-    for template in (None, GENERATION, DROPS_THINKING):
-        texts = trained(
-            ChatTokenizeFn(name, chat_template=template), {"messages": [user(trap), assistant(f"a{trap}"), user("b")]}
-        )
-        assert texts == [f"a{trap}{END}"]
-
-
-# Templates
-
-
-def test_the_templates_own_blocks_are_trained(name: str) -> None:
-    own = ChatTokenizeFn(name, chat_template=GENERATION)
-
-    assert trained(own, {"messages": CHAT}) == trained(ChatTokenizeFn(name), {"messages": CHAT})
-    assert trained(msgspec.structs.replace(own, train_on="last_assistant"), {"messages": CHAT}) == [f"Nothing.{END}"]
-
-
-def test_blocks_that_are_part_of_a_message_are_trained_as_they_are(name: str) -> None:
-    template = GENERATION.replace(
-        "{% generation %}{{ m.content", "{{ m.content[:-1] }}{% generation %}{{ m.content[-1:]"
-    )
-
-    assert trained(ChatTokenizeFn(name, chat_template=template), {"messages": CHAT}) == [f".{END}"] * 2
+# Blocks that neither prefixes nor a mark tell of, in templates of the shape that recent models have
 
 
 @pytest.mark.parametrize(
-    ("template", "train_on", "reason"),
+    ("template", "past", "last", "end"),
     [
-        (
-            GENERATION.replace("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}<|im_end|>"),
-            "assistant",
-            "the chat template writes the stop token '<|im_end|>' after {% endgeneration %}",
-        ),
-        (
-            "{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | trim }}",
-            "assistant",
-            "changes the text of its {% generation %} blocks",
-        ),
-        ("{% generation %}a{% endgeneration %}", "last_assistant", "has 1 {% generation %} blocks for 2 messages"),
-        (SHOUTS_AT_THE_END, "assistant", "renders earlier turns differently when the chat grows"),
-        (ENDS_ONCE, "assistant", "the position of messages[2] in the text is unknown"),
-        (BACKWARDS, "assistant", "the position of messages[4] in the text is unknown"),
+        (KEEPS_A_PLACE, "<think></think>", "so\n</think>\nf", END),
+        (CLOSES_THE_PLACE, "", "<think>\nso\n</think>\nf", END),
+        (ENDS_WITH_NOTHING, "<think></think>", "<think>\nso\n</think>\nf", ""),
     ],
+    ids=["keeps a place", "closes the place", "ends with nothing"],
 )
-def test_a_template_that_does_not_show_the_assistants_text_is_refused(
-    name: str, template: str, train_on: Any, reason: str
-) -> None:
-    fn = ChatTokenizeFn(name, chat_template=template, train_on=train_on)
+def test_a_turn_that_parts_from_its_prompt_is_trained_from_there(name, template, past, last, end):
+    chat = talk("a", "b", "c", "d", "e", "f", "g")
+    chat[1]["thinking"], chat[5]["thinking"] = "hm", "so"
+    fn = ChatTokenizeFn(name, chat_template=template)
 
-    chunk = run(fn.open(), [{"messages": CHAT}])
-
-    assert faults(chunk) == [(0, "AD414")]
-    assert reason in chunk.errors[0].reason
-
-
-def test_a_refusal_names_the_template(small_tokenizer: Path, tmp_path: Path) -> None:
-    folder = variant(
-        small_tokenizer, tmp_path / "named", config={"chat_template": [{"name": "loud", "template": SHOUTS_AT_THE_END}]}
-    )
-
-    chunk = run(ChatTokenizeFn(folder, chat_template="loud").open(), [{"messages": CHAT}])
-
-    assert chunk.errors[0].reason.startswith("chat template 'loud' renders earlier turns differently")
+    assert trained(fn, {"messages": chat[:4]}) == [f"{past}b{end}", f"{past}d{end}"]
+    assert trained(fn, {"messages": chat[:6]}) == [f"{past}b{end}", f"{past}d{end}", f"{last}{end}"]
+    assert trained(fn, {"messages": chat}) == [f"{past}b{end}", f"{past}d{end}", f"{past}f{end}"]
 
 
-def test_a_template_that_drops_earlier_thoughts_is_understood(name: str) -> None:
-    chat = [user("a"), assistant("<think>hm</think>b"), user("c"), assistant("d", reasoning_content="so")]
+THOUGHT = assistant("", thinking="hm", tool_calls=[CALL])
+RESULT = {"role": "tool", "content": "t"}
+OTHER_ENDS: dict[str, tuple[str, str, Any, list[str]]] = {
+    "the stop token, not what ends past turns": (
+        CHANNELS, "assistant", [user("a"), assistant("b", thinking="hm"), user("c"), assistant("d", thinking="so")],
+        ["=final:b", f"=thought:so{END}<|im_start|>assistant=final:d{OVER}"],
+    ),
+    "a call with its thoughts": (
+        CHANNELS, "assistant", [user("a"), THOUGHT, RESULT],
+        [f"=thought:hm{END}<|im_start|>assistant=call:look<|call|>"],
+    ),
+    "a call whose thoughts are dropped": (
+        CHANNELS, "assistant", [user("a"), THOUGHT, RESULT, assistant("b")], ["=call:look<|call|>", f"=final:b{OVER}"],
+    ),
+    "what ends the chat as a separate block": (
+        TRAINS_WHAT_ENDS_THE_CHAT, "assistant", FIVE, [f"b{END}\n", f"d{END}\n{OVER}"],
+    ),
+    "the last block and what ends the chat": (
+        TRAINS_WHAT_ENDS_THE_CHAT, "last_assistant", FIVE, [f"d{END}\n{OVER}"],
+    ),
+    "not what ends the chat, as each block has a stop token": (
+        LEAVES_OUT_WHAT_ENDS_THE_CHAT, "assistant", FIVE, [f"b{END}\n", f"d{END}\n"],
+    ),
+}  # fmt: skip
 
-    assert trained(ChatTokenizeFn(name, chat_template=DROPS_THINKING), {"messages": chat}) == [
-        f"b{END}",
-        f"<think>\nso\n</think>\n\nd{END}",
-    ]
+
+@pytest.mark.parametrize(("template", "train_on", "chat", "texts"), OTHER_ENDS.values(), ids=OTHER_ENDS)
+def test_exactly_this_is_trained_where_turns_end_otherwise_than_chats(other_end, template, train_on, chat, texts):
+    fn = ChatTokenizeFn(other_end, chat_template=template, train_on=train_on)
+
+    assert trained(fn, {"messages": chat}) == texts
 
 
-def test_a_place_for_thoughts_that_the_prompt_already_has_is_not_trained(name: str) -> None:
-    fn = ChatTokenizeFn(name, chat_template=DROPS_THINKING, chat_template_kwargs={"enable_thinking": False})
-
-    assert trained(fn, {"messages": [user("a"), assistant("b"), user("c"), assistant("d")]}) == [f"b{END}", f"d{END}"]
-
-
-def test_a_header_that_opens_thoughts_for_the_next_turn_alone_is_understood(name: str) -> None:
-    chat = [user("a"), assistant("<think>hm</think>b"), user("c"), assistant("d")]
-
-    assert trained(ChatTokenizeFn(name, chat_template=OPENS_THINKING), {"messages": chat}) == [f"b{END}", f"d{END}"]
-
-
-def test_words_of_a_user_that_look_like_the_header_move_nothing(name: str) -> None:
-    chat = [user("a[A]<think>\nb"), assistant("c")]
-
-    assert trained(ChatTokenizeFn(name, chat_template=OPENS_THINKING), {"messages": chat}) == [f"c{END}"]
+# Templates that are refused
 
 
 DEPENDS = """\
@@ -251,122 +358,309 @@ DEPENDS = """\
 {{- (m.content or '') + BEHIND + '<|im_end|>' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% else %}!{% endif %}"""
 CALLS = "((messages[loop.index0 - 1].tool_calls or []) | length | string if m.role == 'tool' else '')"
+AND_MORE = [*called(CALL, "b")[:3], user("d"), assistant("e")]
+OF_TRL = "TRL has such training templates for many models (get_training_chat_template)"
+REFUSED: dict[str, tuple[str, str, Any, str]] = {
+    "the stop token after the block": (
+        GENERATION.replace("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}<|im_end|>"), "assistant",
+        CHAT, "the chat template writes the stop token '<|im_end|>' after {% endgeneration %}",
+    ),
+    "a changed block": (
+        "{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | trim }}", "assistant", CHAT,
+        "changes the text of its {% generation %} blocks",
+    ),
+    "too few blocks": (
+        "{% generation %}a{% endgeneration %}", "last_assistant", CHAT, "has 1 {% generation %} blocks for 2 messages",
+    ),
+    "every mark in a chat with blocks": (
+        GENERATION, "assistant", talk("".join(map(chr, range(0xFDD0, 0xFDF0))), "a"), "",
+    ),
+    "earlier turns that change": (
+        SHOUTS_AT_THE_END, "assistant", CHAT, "the chat template renders earlier turns differently when the chat grows",
+    ),
+    "one end": (ENDS_ONCE, "assistant", CHAT, "the position of messages[2] in the text is unknown"),
+    "backwards": (BACKWARDS, "assistant", CHAT, "the position of messages[4] in the text is unknown"),
+    "backwards, with places for thoughts": (
+        KEEPS_A_PLACE.replace("for m in messages %}{{", "for m in messages | reverse %}{{"), "assistant", FIVE, OF_TRL,
+    ),
+    "a later message that depends on it": (
+        DEPENDS.replace("HEADER", "''").replace("BEHIND", CALLS), "assistant", AND_MORE, "the position of messages[1]",
+    ),
+    "a header that depends on it": (
+        DEPENDS.replace("HEADER", "(' calls' if m.tool_calls else '')").replace("BEHIND", "''"), "assistant", AND_MORE,
+        "the position of messages[1]",
+    ),
+    "a header that is cut": (
+        OPENS_THINKING.replace("'[A]' +", "'[A' + (' calls' if m.tool_calls else '') + ']' +"), "assistant", AND_MORE,
+        "the position of messages[1]",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        DEPENDS.replace("HEADER", "''").replace("BEHIND", CALLS),
-        DEPENDS.replace("HEADER", "(' calls' if m.tool_calls else '')").replace("BEHIND", "''"),
-        OPENS_THINKING.replace("'[A]' +", "'[A' + (' calls' if m.tool_calls else '') + ']' +"),
-    ],
-    ids=["later message", "header", "header that is cut"],
-)
-def test_a_message_whose_surroundings_depend_on_it_is_refused_and_not_guessed(name: str, template: str) -> None:
-    calls = [{"function": {"name": "look", "arguments": {}}}]
-    chat = [user("a"), assistant("b", tool_calls=calls), {"role": "tool", "content": "c"}, user("d"), assistant("e")]
+@pytest.mark.parametrize(("template", "train_on", "chat", "reason"), REFUSED.values(), ids=REFUSED)
+def test_a_template_that_does_not_show_the_assistants_text_is_refused_and_not_guessed(
+    name, template, train_on, chat, reason
+):
+    fn = ChatTokenizeFn(name, chat_template=template, train_on=train_on)
 
-    chunk = run(ChatTokenizeFn(name, chat_template=template).open(), [{"messages": chat}])
+    chunk = run(fn.open(), [{"messages": chat}])
 
     assert faults(chunk) == [(0, "AD414")]
-    assert "the position of messages[1]" in chunk.errors[0].reason
+    assert reason in chunk.errors[0].reason
 
 
-def test_a_chat_with_every_mark_in_it_is_refused(name: str) -> None:
-    marks = "".join(map(chr, range(0xFDD0, 0xFDF0)))
+def test_a_stop_token_after_each_block_is_refused_also_where_the_block_ends_with_another_token(other_end):
+    chunk = run(ChatTokenizeFn(other_end, chat_template=LEAVES_OUT_THE_STOP).open(), [{"messages": talk("a", "b")}])
 
-    for template, code in ((GENERATION, [(0, "AD414")]), (None, [])):
-        chunk = run(ChatTokenizeFn(name, chat_template=template).open(), [{"messages": [user(marks), assistant("a")]}])
-        assert faults(chunk) == code
+    assert faults(chunk) == [(0, "AD414")]
+    assert "writes the stop token '<|endoftext|>' after {% endgeneration %}" in chunk.errors[0].reason
 
 
-def test_a_stop_token_that_only_the_whole_chat_has_is_found(name: str) -> None:
-    assert trained(ChatTokenizeFn(name, chat_template=ENDS_ONCE), {"messages": [user("a"), assistant("b")]}) == [
-        f"b{END}"
+def test_a_refusal_names_the_template(small_tokenizer, tmp_path):
+    named = {"chat_template": [{"name": "loud", "template": SHOUTS_AT_THE_END}]}
+    folder = variant(small_tokenizer, tmp_path / "named", config=named)
+
+    chunk = run(ChatTokenizeFn(folder, chat_template="loud").open(), [{"messages": CHAT}])
+
+    assert chunk.errors[0].reason.startswith("chat template 'loud' renders earlier turns differently")
+
+
+@pytest.mark.thorough
+def test_a_template_without_a_stop_token_is_warned_of_once_and_its_rows_are_counted(name, jsonl_file):
+    rows = [{"messages": talk("a", f"b{number}")} for number in range(100)]
+
+    def warnings(template: str) -> tuple[list[Any], dict[str, int]]:
+        fn = ChatTokenizeFn(name, chat_template=template)
+        with (
+            capture_logs() as logs,
+            DataLoader(str(jsonl_file(rows)), tokenize_fn=fn, num_workers=0, epochs=1) as loader,
+        ):
+            loader.get_next_batch(100)
+            noted = loader.statistics().noted_total
+        return [each for each in logs if each["event"] == "chat.no_stop_token"], noted
+
+    (warning,), noted = warnings(ENDS_WITH_NOTHING)
+
+    assert (warning["log_level"], noted) == ("warning", {"no_stop_token": 100})
+    assert "pass chat_template= with the stop token inside {% generation %}" in warning["reason"]
+    assert warnings(KEEPS_A_PLACE) == ([], {})
+
+
+# Turns whose content is not text
+
+
+def codes(name: str, template: str, *chats: Any) -> list[tuple[int, str]]:
+    """The bad rows among chats; they are the same as prompts."""
+    found = faults(run(ChatTokenizeFn(name, chat_template=template).open(), [{"messages": chat} for chat in chats]))
+    prompts = PromptTokenizeFn(name, apply_chat_template=True, chat_template=template)
+    assert faults(run(prompts.open(), [{"input": chat} for chat in chats])) == found
+    return found
+
+
+WITHOUT_CONTENT = [
+    {"role": "assistant", "text": "Yes."},
+    {"role": "assistant"},
+    assistant(None),
+    assistant(None, text="Yes."),
+    assistant(None, tool_calls=[CALL]),  # which the template does not write
+    {"role": "assistant", "content": [], "tool_calls": []},
+    {"role": "user", "text": "Why?"},
+]
+
+
+@pytest.mark.parametrize("turn", WITHOUT_CONTENT, ids=str)
+def test_a_turn_without_content_makes_a_bad_row_unless_it_is_a_tools(name, turn):
+    tool = [user("a"), assistant("b"), {"role": "tool", "name": "look", "content": None}, assistant("c")]
+
+    assert codes(name, LENIENT, tool, *[[user("a"), turn, assistant("b")]] * 40) == [
+        (number, "AD132") for number in range(1, 41)
     ]
 
 
-def test_white_space_after_a_message_is_trained_only_if_no_token_ends_it(name: str) -> None:
-    fn = ChatTokenizeFn(name, chat_template=WITHOUT_STOP)
+def test_the_error_of_a_turn_without_content_names_the_turn_and_what_it_has(name):
+    row = {"messages": [user("Why?"), {"role": "assistant", "text": "Yes."}]}
 
-    assert trained(fn, {"messages": [user("a"), assistant("b"), user("c")]}) == [" b\n"]
+    (error,) = run(ChatTokenizeFn(name, chat_template=LENIENT).open(), [row]).errors
+
+    assert error.reason == "'messages'[1] has no 'content', and the template writes nothing of its 'text'"
+
+
+@pytest.mark.parametrize(
+    ("template", "unread"),
+    [
+        (WRITES_ALL, {"type": "text", "text": "words"}),
+        (SEES, {"type": "refusal", "refusal": "No."}),
+        (SEES, {"type": "text", "content": "words"}),
+        (SEES, {"type": "text", "text": "words", "image": None}),
+        (SEES, {"more": 1}),
+    ],
+)
+def test_a_content_part_that_the_template_does_not_write_as_text_makes_a_bad_row(name, template, unread):
+    assert codes(name, template, CHAT, *[talk([unread], "a")] * 4) == [(number, "AD131") for number in range(1, 5)]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        {"type": "text", "text": "words"},
+        {"text": "words"},
+        {"type": "output_text", "text": "words"},
+        {"type": "thinking", "thinking": "words"},
+        {"type": "text", "text": "words", "cache_control": {"type": "ephemeral"}},
+    ],
+    ids=str,
+)
+def test_a_content_part_that_the_template_writes_is_read(name, read):
+    assert trained(ChatTokenizeFn(name, chat_template=SEES), {"messages": talk("a", [read])}) == [f"words{END}"]
+
+
+def test_what_a_tool_returns_may_have_any_form(name):
+    template = WRITES_ALL.replace("~ m.content ~", "~ (m.content if m.content is string else m.content | tojson) ~")
+    results = [[{"name": "look", "value": 1}], [1, 2], {"more": None}]
+
+    assert codes(name, template, *([*talk("a", "b"), {**RESULT, "content": each}] for each in results)) == []
 
 
 # From characters to tokens
 
 
-def test_a_token_that_straddles_the_border_of_a_message_is_not_trained(name: str) -> None:
-    template = (
-        "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ '<|im_end|>' }}{% endif %}{% endfor %}"
-    )
-    fn = ChatTokenizeFn(name, chat_template=template)
+def word_with_a_border(name: str) -> tuple[str, str]:
+    """A text in two halves; one token lies across, and the last one is the word behind it."""
     text = "return value"
-    *before, cut, last = tokenizer_of(fn).encode(text, add_special_tokens=False).tokens
+    encode = Tokenizer.from_file(f"{name}/tokenizer.json").encode
+    *before, cut, last = encode(text, add_special_tokens=False).tokens
     assert len(cut) > 1, "which tokens there are depends on the docstrings of this Python"
     assert last == "Ġvalue"
-
     border = len("".join(before)) + 1
-    assert trained(fn, {"messages": [user(text[:border]), assistant(text[border:])]}) == [f" value{END}"]
+    return text[:border], text[border:]
 
 
-def test_characters_of_many_tokens_are_trained_whole(name: str) -> None:
-    said = "\U0001f600\U0001f1e9\U0001f1ea é 你好 e\u0301"
+def test_a_token_of_a_word_of_both_sides_is_not_trained_and_is_counted(name, jsonl_file):
+    fn = ChatTokenizeFn(name, chat_template=CUTS_WORDS)
+    rows = [{"messages": talk(*word_with_a_border(name))}, {"messages": talk("return", " value")}]
 
-    assert trained(ChatTokenizeFn(name), {"messages": [user("\U0001f600"), assistant(said)]}) == [said + END]
+    with DataLoader(str(jsonl_file(rows)), tokenize_fn=fn, shuffle=False, num_workers=0, epochs=1) as loader:
+        samples = loader.get_next_batch(2)
+        noted = loader.statistics().noted_total
+
+    ids = [each.tokens[each.labels != -100].tolist() for each in samples]
+    texts = [tokenizer_of(fn).decode(each, skip_special_tokens=False) for each in ids]
+    assert (texts, noted) == ([f" value{END}", f" value{END}"], {"straddling_token": 1})
 
 
-def test_a_space_that_a_post_processor_hides_belongs_to_its_token(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_straddling_token_that_a_cut_took_away_is_not_counted(name):
+    row = {"messages": talk("a", " return value return v")}
+    assert "Ġvalue" in tokenizer_of(ChatTokenizeFn(name)).encode("return value", add_special_tokens=False).tokens
+    whole = run(ChatTokenizeFn(name, chat_template=ENDS_IN_A_WORD).open(), [row])
+    length = len(token_ids(whole)[0])
+
+    def noted(max_length: int) -> Any:
+        fn = ChatTokenizeFn(name, chat_template=ENDS_IN_A_WORD, max_length=max_length, overlong="truncate_right")
+        return notes(run(fn.open(), [row])).get("straddling_token")
+
+    assert trained_texts(whole, tokenizer_of(ChatTokenizeFn(name))) == [[" return value return"]]
+    assert [noted(max_length) for max_length in (length, length - 1, length - 2)] == [[0], [0], None]
+
+
+def test_a_token_of_white_space_alone_that_begins_a_reply_is_trained(name):
+    template = """\
+{%- for m in messages %}{% if m.role == 'user' %}{{ m.content + '\\n' }}
+{%- else %}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{% endif %}{% endfor %}"""
+    fn = ChatTokenizeFn(name, chat_template=template)
+    whole = tokenizer_of(fn).encode("a\n\n    b", add_special_tokens=False)
+    assert any(start < 2 < stop for start, stop in whole.offsets), "a token holds the border of the reply"
+
+    assert trained(fn, {"messages": talk("a", "\n    b")}) == [f"\n\n    b{END}"]
+
+
+def test_a_space_that_a_post_processor_hides_belongs_to_its_token(small_tokenizer, tmp_path):
     post_processor = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     folder = variant(small_tokenizer, tmp_path / "trimming", post_processor=post_processor)
-    template = """\
-{%- for m in messages %}{% if m.role == 'user' %}{{ m.content }}
-{%- else %}{% generation %}{{ m.content }}{% endgeneration %}value<|im_end|>{% endif %}{% endfor %}"""
+    template = ENDS_IN_A_WORD.replace("alue", "value")
 
-    chunk = run(ChatTokenizeFn(folder, chat_template=template).open(), [{"messages": [user("a"), assistant(" b ")]}])
+    chunk = run(ChatTokenizeFn(folder, chat_template=template).open(), [{"messages": talk("a", " b ")}])
 
     # The space is the assistant's, and "value" is not, so that the token of " value" straddles the border.
     assert trained_texts(chunk, tokenizer_of(ChatTokenizeFn(folder))) == [[" b"]]
     assert notes(chunk)["straddling_token"] == [0]
 
 
-def test_a_stop_token_that_absorbs_the_line_break_after_it_is_trained(small_tokenizer: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [{"rstrip": True}, {"lstrip": True}, {"lstrip": True, "rstrip": True}], ids=str)
+def test_a_stop_token_that_absorbs_the_white_space_beside_it_is_trained(small_tokenizer, tmp_path, flags):
+    stripping = added_tokens(small_tokenizer, **flags)
     folder = variant(
-        small_tokenizer,
-        tmp_path / "stripping",
-        added_tokens=added_tokens(small_tokenizer, rstrip=True),
-        config={"added_tokens_decoder": {}},
+        small_tokenizer, tmp_path / "stripping", added_tokens=stripping, config={"added_tokens_decoder": {}}
     )
 
-    texts = trained(ChatTokenizeFn(folder), {"messages": CHAT})
+    for last in ("Nothing.", "Rien, é."):
+        texts = trained(ChatTokenizeFn(folder), {"messages": [*CHAT[:-1], assistant(last)]})
+        assert texts == [f"Because.{END}", f"{last}{END}"]
 
-    assert texts == [f"Because.{END}", f"Nothing.{END}"]
 
-
-def test_text_that_is_normalized_is_trained_whole(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_text_that_is_normalized_is_trained_whole(small_tokenizer, tmp_path):
     folder = variant(small_tokenizer, tmp_path / "nfc", normalizer={"type": "NFC"})
-    said = "e\u0301 caf\u00e9 e\u0301"
+    answer = "e\u0301 caf\u00e9 e\u0301"
 
-    texts = trained(ChatTokenizeFn(folder), {"messages": [user("e\u0301"), assistant(said), user("e\u0301")]})
+    texts = trained(ChatTokenizeFn(folder), {"messages": talk("e\u0301", answer, "e\u0301")})
 
-    assert texts == [unicodedata.normalize("NFC", said) + END]
+    assert texts == [unicodedata.normalize("NFC", answer) + END]
+
+
+# As templates of Llama's kind: a space, which is no part of the block, and the reply. Its stop token is in the block.
+INSTRUCTS = """\
+{%- for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST] ' }}
+{%- else %}{% generation %}{{ m.content + '</s>' }}{% endgeneration %}{% endif %}{% endfor %}"""
+WORDS = "yes no it is far near the sky looks blue here and there nothing else was found when we asked".split()
+REPLIES = [f"{' '.join(WORDS[start : start + 4])}." for start in range(0, len(WORDS) - 4, 2)]
+
+
+@pytest.fixture(scope="module")
+def metaspace(tmp_path_factory):
+    """As SentencePiece's: a word and the space in front of it are one token."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
+    tokenizer.train_from_iterator([f" {reply} [INST] [/INST] " for reply in REPLIES] * 8, trainer)
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    folder = tmp_path_factory.mktemp("metaspace")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "chat_template": INSTRUCTS}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_first_word_of_a_reply_is_trained_where_its_token_begins_with_the_space_before_it(metaspace):
+    fn = ChatTokenizeFn(metaspace)
+    chats = [talk("why", reply, "no", reply[::-1]) for reply in REPLIES]
+
+    chunk = run(fn.open(), [{"messages": chat} for chat in chats])
+
+    assert notes(chunk) == {}
+    for number, (chat, reply) in enumerate(zip(chats, REPLIES, strict=True)):
+        theirs = their_mask(metaspace, chat)
+        assert trained_texts(chunk, tokenizer_of(fn))[number][0] == f" {reply}</s>"
+        assert token_ids(chunk)[number] == theirs["input_ids"]
+        assert mask_of(chunk, number) == theirs["assistant_masks"]
+
+
+def test_the_answers_of_a_pair_begin_with_the_token_that_has_the_space_before_them(metaspace):
+    fn = PreferenceTokenizeFn(metaspace)
+
+    chunk = run(fn.open(), [{"prompt": "the sky is ", "chosen": "blue here", "rejected": "nothing"}])
+
+    (extra,) = values(chunk, "extra")
+    ((start, _),) = extra["rejected_spans"]
+    assert trained_texts(chunk, tokenizer_of(fn)) == [[" blue here</s>"]]
+    assert tokenizer_of(fn).decode(extra["rejected_input_ids"][start:]) == " nothing"
 
 
 # Against transformers
 
 
-@pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore")
-def test_masks_are_those_of_transformers_where_these_are_right(name: str) -> None:
-    theirs = their_mask(name, CHAT, template=GENERATION)
-
-    ours = run(ChatTokenizeFn(name, chat_template=GENERATION).open(), [{"messages": CHAT}])
-
-    assert token_ids(ours) == [theirs["input_ids"]]
-    assert mask_of(ours) == theirs["assistant_masks"]
-
-
 @pytest.fixture
-def word_tokenizer(tmp_path: Path) -> str:
+def word_tokenizer(tmp_path):
     """Words, and no token for white space: a block that ends on some has no token there."""
     words = ["[UNK]", "U", "A", ":", "why", "how", "so", "thus", "when"]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
@@ -378,12 +672,12 @@ def word_tokenizer(tmp_path: Path) -> str:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_span_ends_with_its_block_where_that_of_transformers_runs_to_the_end(word_tokenizer: str) -> None:
+def test_a_span_ends_with_its_block_where_that_of_transformers_runs_to_the_end(word_tokenizer):
     template = (
         "{% for m in messages %}{% if m.role == 'assistant' %}A: {% generation %}{{ m.content + '\\n' }}"
         "{% endgeneration %}{% else %}U: {{ m.content }}\n{% endif %}{% endfor %}"
     )
-    chat = [user("why"), assistant("so"), user("how"), assistant("thus"), user("when")]
+    chat = talk("why", "so", "how", "thus", "when")
 
     theirs = their_mask(word_tokenizer, chat, template=template)
     ours = run(ChatTokenizeFn(word_tokenizer, chat_template=template).open(), [{"messages": chat}])
@@ -400,7 +694,7 @@ def test_a_span_ends_with_its_block_where_that_of_transformers_runs_to_the_end(w
     ("tokenizer", "template"),
     each_value(["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"], ["plain", "generation"]),
 )
-def test_in_real_chats_exactly_the_assistants_text_is_trained(test_data: Path, tokenizer: str, template: str) -> None:
+def test_in_real_chats_exactly_the_assistants_text_is_trained(test_data, tokenizer, template):
     folder = test_data / "tokenizers" / tokenizer
     marked = (test_data / "tokenizers" / "qwen2-bpe-151k" / "chat_template_generation.jinja").read_text()
     fn = ChatTokenizeFn(str(folder), chat_template=marked if template == "generation" else None)
@@ -418,7 +712,7 @@ def test_in_real_chats_exactly_the_assistants_text_is_trained(test_data: Path, t
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
-def test_masks_of_real_chats_are_those_of_transformers(test_data: Path) -> None:
+def test_masks_of_real_chats_are_those_of_transformers(test_data):
     folder = str(test_data / "tokenizers" / "gpt2-bpe-50k-generation")
     lines = rows_of(test_data / "chat_sft" / "chat_sft.jsonl")[::15]
     transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
@@ -432,3 +726,25 @@ def test_masks_of_real_chats_are_those_of_transformers(test_data: Path) -> None:
         )
         assert token_ids(chunk)[number] == theirs["input_ids"]
         assert mask_of(chunk, number) == theirs["assistant_masks"]
+
+
+# The templates of TRL, where its tree is at hand
+
+
+@pytest.mark.parametrize(
+    "template", ["phi3_training", "phi3_5_training", "nemotron_3_nano", "glm4moe", "qwen3_5_nothink"]
+)
+def test_templates_of_trl_train_each_message_of_plain_chats(other_end, template):
+    folder = os.environ.get("ASYNCDATA_TRL")
+    if not folder:
+        pytest.skip("ASYNCDATA_TRL names no tree of TRL")
+
+    source = (Path(folder) / "trl" / "chat_templates" / f"{template}.jinja").read_text(encoding="utf-8")
+    chat = [user("a"), assistant("bcd", reasoning_content="hm"), user("e"), assistant("fgh", reasoning_content="so")]
+    fn = ChatTokenizeFn(other_end, chat_template=source)
+
+    first, second = trained(fn, {"messages": chat})
+
+    assert "bcd" in first
+    assert "fgh" in second
+    assert notes(run(fn.open(), [{"messages": chat}])) == ({"no_stop_token": [0]} if template == "glm4moe" else {})

@@ -1,3 +1,5 @@
+"""FixedLengthTokenizeFn: samples of one length, of which the context is cut and the answer is trained."""
+
 from __future__ import annotations
 
 import json
@@ -6,15 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tokenizers import processors
 
-from asyncdata import ConfigError, FixedLengthTokenizeFn, TokenizeFn
-from asyncdata.tokenization.base import describe, open_spec
+from asyncdata import FixedLengthTokenizeFn
 from tests.support.peers.babilong import recipe
 from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
 from tests.unit.tokenization.trained import tokenizer_of, trained_texts, variant
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from asyncdata.delivery.chunk import Chunk
 
 END = "<|im_end|>"
@@ -22,11 +21,28 @@ CONTEXT = " ".join(f"Mary went to the garden {number} times. \U0001f600" for num
 ROW = {"input": CONTEXT, "question": "Where is Mary? ", "target": "garden"}
 SUFFIX = "\nQuestion: Where is Mary? \nAnswer:"
 CUTS = ["truncate_context_left", "truncate_context_right", "truncate_context_middle"]
+TOKENIZERS = ["qwen2-bpe-151k", "gpt2-bpe-50k"]
+SOME = [9, pytest.param(1, marks=pytest.mark.slow)]
+"""Rows of BABILong: in CI one of so many."""
 
 
 @pytest.fixture
-def name(small_tokenizer: Path) -> str:
+def name(small_tokenizer):
     return str(small_tokenizer)
+
+
+@pytest.fixture
+def around(small_tokenizer, tmp_path):
+    """Its special tokens are put around every text."""
+    both = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
+    )
+    return variant(small_tokenizer, tmp_path / "around", post_processor=json.loads(both.__getstate__()))
+
+
+def auto_tokenizer(folder: str) -> Any:
+    transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
+    return transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def babilong(name: str, max_length: int = 1000, **settings: Any) -> FixedLengthTokenizeFn:
@@ -47,8 +63,8 @@ def texts(fn: FixedLengthTokenizeFn, chunk: Chunk) -> list[str]:
 # The shape of a sample
 
 
-def test_a_sample_is_prompt_answer_end_and_padding_and_only_the_answer_is_trained(name: str) -> None:
-    fn = babilong(name)
+def test_a_sample_is_prompt_answer_end_and_padding_and_only_the_answer_is_trained(name):
+    fn = babilong(name, pad_id=77)
 
     chunk = run(fn.open(), [ROW])
 
@@ -56,64 +72,33 @@ def test_a_sample_is_prompt_answer_end_and_padding_and_only_the_answer_is_traine
     assert len(ids) == 1000
     assert texts(fn, chunk) == [f"{CONTEXT}{SUFFIX} garden{END}"]
     assert trained_texts(chunk, tokenizer_of(fn)) == [[f" garden{END}"]]
-    assert set(ids[1000 - extra["num_padding"] :]) == {tokenizer_of(fn).token_to_id("<|endoftext|>")}
+    assert ids[1000 - extra["num_padding"] :] == [77] * extra["num_padding"] != []
     assert values(chunk, "label") == ["garden"]
 
 
-def test_the_tokens_are_those_of_the_whole_text(name: str) -> None:
-    fn = babilong(name, add_eos=False)
-    ids = tokenizer_of(fn).encode(f"{CONTEXT}{SUFFIX} garden").ids
+def test_a_tokenizer_without_padding_is_padded_with_its_end_and_one_without_an_end_can_be_given_one(
+    small_tokenizer, tmp_path
+):
+    no_pad = variant(small_tokenizer, tmp_path / "no_pad", config={"pad_token": None})
+    no_end = variant(small_tokenizer, tmp_path / "no_end", config={"eos_token": None})
 
-    chunk = run(fn.open(), [ROW])
+    (ids,) = token_ids(run(babilong(no_pad).open(), [ROW]))
+    ended = run(babilong(no_end, add_eos=END).open(), [ROW])
 
-    assert token_ids(chunk)[0][: len(ids)] == ids
-    assert values(chunk, "extra") == [{"num_padding": 1000 - len(ids)}]
-
-
-def test_padding_is_the_token_that_is_asked_for(name: str) -> None:
-    (ids,) = token_ids(run(babilong(name, pad_id=77).open(), [ROW]))
-
-    assert ids[-1] == 77
-
-
-def test_a_tokenizer_without_padding_is_padded_with_its_end(small_tokenizer: Path, tmp_path: Path) -> None:
-    folder = variant(small_tokenizer, tmp_path / "no_pad", config={"pad_token": None})
-    (ids,) = token_ids(run(babilong(folder).open(), [ROW]))
     assert ids[-1] == 2
-
-    folder = variant(small_tokenizer, tmp_path / "neither", config={"pad_token": None, "eos_token": None})
-    with pytest.raises(ConfigError, match="neither pad_token nor eos_token; pass pad_id="):
-        babilong(folder, add_eos=False).resolve()
+    assert trained_texts(ended, tokenizer_of(babilong(no_end))) == [[f" garden{END}"]]
 
 
-def test_the_way_out_that_a_missing_end_token_names_works(small_tokenizer: Path, tmp_path: Path) -> None:
-    folder = variant(small_tokenizer, tmp_path / "no_end", config={"eos_token": None})
-    with pytest.raises(ConfigError, match="^AD410 add_eos=True, .* has no eos_token; pass add_eos='the token', or"):
-        babilong(folder).resolve()
-
-    fn = babilong(folder, add_eos="<|im_end|>")
-    fn.resolve()
-
-    assert trained_texts(run(fn.open(), [ROW]), tokenizer_of(fn)) == [[" garden<|im_end|>"]]
-
-
-def test_special_tokens_in_front_are_kept_and_none_come_between_prompt_and_answer(
-    small_tokenizer: Path, tmp_path: Path
-) -> None:
-    around = processors.TemplateProcessing(
-        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
-    )
-    folder = variant(small_tokenizer, tmp_path / "around", post_processor=json.loads(around.__getstate__()))
-
-    with_them = run(babilong(folder, 60, overlong="truncate_context_left").open(), [ROW])
-    without = run(babilong(folder, 60, overlong="truncate_context_left", add_special_tokens=False).open(), [ROW])
+def test_special_tokens_in_front_are_kept_and_none_come_between_prompt_and_answer(around):
+    with_them = run(babilong(around, 60, overlong="truncate_context_left").open(), [ROW])
+    without = run(babilong(around, 60, overlong="truncate_context_left", add_special_tokens=False).open(), [ROW])
 
     assert token_ids(with_them)[0][0] == 1
     assert token_ids(with_them)[0].count(2) == token_ids(without)[0].count(2) == 1
     assert token_ids(without)[0][0] != 1
 
 
-def test_any_keys_of_a_row_can_be_laid_out(name: str) -> None:
+def test_any_keys_of_a_row_can_be_laid_out(name):
     fn = FixedLengthTokenizeFn(name, max_length=40, prompt="{{{a}}} {b} or {b}?", answer=" {c}, {a}")
 
     chunk = run(fn.open(), [{"a": "one", "b": "two", "c": "three"}])
@@ -127,7 +112,7 @@ def test_any_keys_of_a_row_can_be_laid_out(name: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("cut", CUTS)
-def test_the_question_and_the_answer_are_never_cut(name: str, cut: str) -> None:
+def test_the_question_and_the_answer_are_never_cut(name, cut):
     fn = babilong(name, overlong=cut)
     tail = f"{SUFFIX} garden{END}"
     shortest = len(tokenizer_of(fn).encode(tail).ids)
@@ -145,7 +130,7 @@ def test_the_question_and_the_answer_are_never_cut(name: str, cut: str) -> None:
         assert "\ufffd" not in text
 
 
-def test_a_context_is_cut_where_it_is_asked_for(name: str) -> None:
+def test_a_context_is_cut_where_it_is_asked_for(name):
     kept = {}
     for cut in CUTS:
         fn = babilong(name, 100, overlong=cut)
@@ -162,7 +147,7 @@ def test_a_context_is_cut_where_it_is_asked_for(name: str) -> None:
     assert CONTEXT.endswith(middle[-half:])
 
 
-def test_by_default_rows_that_are_too_long_are_dropped_and_counted(name: str) -> None:
+def test_by_default_rows_that_are_too_long_are_dropped_and_counted(name):
     length = len(token_ids(run(babilong(name, add_eos=True).open(), [ROW]))[0])
     (extra,) = values(run(babilong(name).open(), [ROW]), "extra")
     exact = length - extra["num_padding"]
@@ -173,20 +158,20 @@ def test_by_default_rows_that_are_too_long_are_dropped_and_counted(name: str) ->
     assert drops(run(babilong(name, exact - 1).open(), [ROW])) == {"max_length": [0]}
 
 
-def test_a_row_that_is_too_long_can_be_an_error(name: str) -> None:
+def test_a_row_that_is_too_long_can_be_an_error(name):
     chunk = run(babilong(name, 50, overlong="error").open(), [ROW])
 
     assert faults(chunk) == [(0, "AD415")]
     assert "tokens are more than max_length=50; raise it, or set overlong=" in chunk.errors[0].reason
 
 
-def test_a_row_of_which_too_little_context_would_be_left_is_dropped(name: str) -> None:
+def test_a_row_of_which_too_little_context_would_be_left_is_dropped(name):
     fn = babilong(name, 60, overlong="truncate_context_left", min_context_tokens=50)
 
     assert drops(run(fn.open(), [ROW, {**ROW, "question": "?" * 200}])) == {"context_too_short": [0, 1]}
 
 
-def test_a_row_whose_context_no_longer_has_the_answer_can_be_dropped(name: str) -> None:
+def test_a_row_whose_context_no_longer_has_the_answer_can_be_dropped(name):
     rows = [{**ROW, "input": f"{front} {'filler ' * 100} {back}"} for front, back in (("garden", ""), ("", "garden"))]
 
     for cut, lost in (("truncate_context_left", [0]), ("truncate_context_right", [1]), ("truncate_context_middle", [])):
@@ -195,25 +180,7 @@ def test_a_row_whose_context_no_longer_has_the_answer_can_be_dropped(name: str) 
         assert drops(run(babilong(name, 80, overlong=cut).open(), rows)) == {}
 
 
-@pytest.mark.parametrize(
-    ("row", "code", "reason"),
-    [
-        (b'{"input": "a", "question": "b"}', "AD110", "no key 'target'"),
-        (b'{"input": "a", "question": 5, "target": "c"}', "AD111", "'question' must be a string, got a number"),
-        (b'{"input": "\\ud800", "question": "b", "target": "c"}', "AD107", "in 'input'"),
-    ],
-)
-def test_a_bad_row_is_named(name: str, row: bytes, code: str, reason: str) -> None:
-    chunk = run(babilong(name).open(), [row])
-
-    assert faults(chunk) == [(0, code)]
-    assert reason in chunk.errors[0].reason
-
-
 # As the recipe had it
-
-some_rows = pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
-"""Rows of BABILong: in CI one of so many."""
 
 
 def as_arrays(chunk: Chunk, sample: int) -> dict[str, list[int]]:
@@ -227,40 +194,28 @@ def as_arrays(chunk: Chunk, sample: int) -> dict[str, list[int]]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("max_length", [300, 420, 600, 1000])
-def test_the_legacy_recipe_is_kept_also_where_special_tokens_are_put_around(
-    small_tokenizer: Path, tmp_path: Path, max_length: int
-) -> None:
-    transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
-    around = processors.TemplateProcessing(
-        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
-    )
-    folder = variant(small_tokenizer, tmp_path / "around", post_processor=json.loads(around.__getstate__()))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+def test_the_legacy_recipe_is_kept_also_where_special_tokens_are_put_around(around, max_length):
+    chunk = run(babilong(around, max_length, legacy_recipe=True, reserve=10).open(), [ROW])
 
-    chunk = run(babilong(folder, max_length, legacy_recipe=True, reserve=10).open(), [ROW])
-
-    assert as_arrays(chunk, 0) == recipe(tokenizer, ROW, max_length, 10)
+    assert as_arrays(chunk, 0) == recipe(auto_tokenizer(around), ROW, max_length, 10)
 
 
-def test_only_the_recipes_prompt_has_a_blank_line_after_the_context(name: str) -> None:
+def test_only_the_recipes_prompt_has_a_blank_line_after_the_context(name):
     assert babilong(name, legacy_recipe=True).prompt == "{input}\n\nQuestion: {question}\nAnswer:"
     assert babilong(name).prompt == "{input}\nQuestion: {question}\nAnswer:", "runs of ours go on"
     assert babilong(name, legacy_recipe=True, prompt="{input}: {question}").prompt == "{input}: {question}"
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize(
     ("file", "max_length"),
     [("qa1_4k.json", 2048), ("qa1_4k.json", 4096), ("qa1_32k.json", 16384), ("qa1_32k.json", 32768)],
 )
-@some_rows
-def test_the_legacy_recipe_is_kept_on_babilong(
-    test_data: Path, tokenizer: str, file: str, max_length: int, every: int
-) -> None:
-    transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
+@pytest.mark.parametrize("every", SOME)
+def test_the_legacy_recipe_is_kept_on_babilong(test_data, tokenizer, file, max_length, every):
     folder = str(test_data / "tokenizers" / tokenizer)
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs = auto_tokenizer(folder)
     rows = json.loads((test_data / "babilong" / file).read_text(encoding="utf-8"))[::every]
     fn = babilong(folder, max_length, legacy_recipe=True)
 
@@ -273,16 +228,11 @@ def test_the_legacy_recipe_is_kept_on_babilong(
         assert values(chunk, "extra")[number]["question_lost"] is is_lost
 
 
-@pytest.mark.thorough
-def test_the_legacy_recipe_notes_whether_the_cut_removed_the_question(name: str) -> None:
+def test_the_legacy_recipe_notes_whether_the_cut_removed_the_question(name):
     facts = set()
-    for reserve in range(1, 40):
-        fn = babilong(
-            name,
-            len(tokenizer_of(babilong(name)).encode(f"{CONTEXT}\n{SUFFIX}").ids),
-            legacy_recipe=True,
-            reserve=reserve,
-        )
+    length = len(tokenizer_of(babilong(name)).encode(f"{CONTEXT}\n{SUFFIX}").ids)
+    for reserve in range(1, 40, 3):
+        fn = babilong(name, length, legacy_recipe=True, reserve=reserve)
         chunk = run(fn.open(), [ROW])
         (extra,), (text,) = values(chunk, "extra"), texts(fn, chunk)
         assert extra["question_lost"] is ("Question: Where is Mary?" not in text)
@@ -293,23 +243,22 @@ def test_the_legacy_recipe_notes_whether_the_cut_removed_the_question(name: str)
 
 
 @pytest.mark.thorough
-def test_an_answer_longer_than_its_reserve_is_cut_as_in_the_recipe(name: str) -> None:
-    transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
+def test_an_answer_longer_than_its_reserve_is_cut_as_in_the_recipe(name):
     row = {**ROW, "target": "garden " * 20}
 
     chunk = run(babilong(name, 100, legacy_recipe=True, reserve=8).open(), [row])
 
-    assert as_arrays(chunk, 0) == recipe(transformers.AutoTokenizer.from_pretrained(name), row, 100, 8)
+    assert as_arrays(chunk, 0) == recipe(auto_tokenizer(name), row, 100, 8)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize(("file", "max_length"), [("qa1_4k.json", 512), ("qa1_32k.json", 31000)])
-@some_rows
+@pytest.mark.parametrize("every", SOME)
 def test_below_the_prompts_length_every_sample_of_babilong_has_its_question(
-    test_data: Path, tokenizer: str, cut: str, file: str, max_length: int, every: int
-) -> None:
+    test_data, tokenizer, cut, file, max_length, every
+):
     rows = json.loads((test_data / "babilong" / file).read_text(encoding="utf-8"))[::every]
     fn = babilong(str(test_data / "tokenizers" / tokenizer), max_length, overlong=cut)
 
@@ -323,12 +272,12 @@ def test_below_the_prompts_length_every_sample_of_babilong_has_its_question(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize(("file", "max_length"), [("qa1_4k.json", 2048), ("qa1_32k.json", 16384)])
-@some_rows
+@pytest.mark.parametrize("every", SOME)
 def test_with_half_the_length_the_recipe_loses_every_question_and_we_lose_none(
-    test_data: Path, tokenizer: str, file: str, max_length: int, every: int
-) -> None:
+    test_data, tokenizer, file, max_length, every
+):
     rows = json.loads((test_data / "babilong" / file).read_text(encoding="utf-8"))[::every]
     folder = str(test_data / "tokenizers" / tokenizer)
     recipe = babilong(folder, max_length, legacy_recipe=True)
@@ -344,55 +293,3 @@ def test_with_half_the_length_the_recipe_loses_every_question_and_we_lose_none(
         context, _, rest = text.rpartition("\nQuestion: ")
         assert rest == f"{row['question']}\nAnswer: {row['target']}{END}"
         assert row["target"] in context
-
-
-# The description
-
-
-def test_it_is_a_description_that_a_worker_makes_again(name: str) -> None:
-    fn = babilong(name, 80, overlong="truncate_context_middle")
-
-    assert isinstance(fn, TokenizeFn)
-    again = run(open_spec(describe(fn.resolve())), [ROW])
-    assert token_ids(again) == token_ids(run(fn.open(), [ROW]))
-
-
-def test_every_setting_is_in_the_fingerprint(name: str) -> None:
-    changes: list[dict[str, Any]] = [
-        {"max_length": 9},
-        {"prompt": "{input}{question}"},
-        {"answer": "{target}"},
-        {"context_key": "question"},
-        {"overlong": "error"},
-        {"min_context_tokens": 2},
-        {"keep_answer": True},
-        {"add_special_tokens": False},
-        {"add_eos": False},
-        {"pad_id": 3},
-        {"legacy_recipe": True},
-        {"reserve": 5},
-    ]
-    prints = [babilong(name, **{"max_length": 99} | settings).fingerprints() for settings in [{}, *changes]]
-
-    assert len({print["tokenize_fn"] for print in prints}) == 13
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"max_length": 0}, "max_length=0"),
-        ({"prompt": "{question}"}, "context_key='input' must be one field of prompt"),
-        ({"prompt": "{input}{input}"}, "must be one field of prompt"),
-        ({"prompt": "{input}{"}, "write two braces for a literal one"),
-        ({"prompt": "{input}{a.b}"}, r"a field is a key of the row in braces, as \{question\}; got 'a.b'"),
-        ({"prompt": "{input}{}"}, "a field is a key"),
-        ({"answer": "yes"}, r"has no field, such as '\{target\}'"),
-        ({"context_key": None, "overlong": "truncate_context_left"}, "needs a context_key"),
-        ({"legacy_recipe": True, "add_eos": True}, "legacy_recipe cuts at the right and has no end token"),
-        ({"legacy_recipe": True, "overlong": "error"}, "legacy_recipe cuts at the right and has no end token"),
-        ({"legacy_recipe": True, "max_length": 64}, "reserve=64 leaves nothing of max_length=64"),
-    ],
-)
-def test_a_setting_that_cannot_work_is_refused(name: str, settings: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        babilong(name, **{"max_length": 99} | settings)

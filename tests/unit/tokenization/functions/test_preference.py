@@ -1,133 +1,103 @@
+"""PreferenceTokenizeFn: which text of a pair is trained."""
+
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from asyncdata import PreferenceTokenizeFn
-from asyncdata.tokenization.base import describe, open_spec
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 from tests.unit.tokenization.trained import assistant, tokenizer_of, user, variant
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 END = "<|im_end|>"
-HEADER = "<|im_start|>assistant\n"
+OBJECTS = f"<|im_start|>user\nno{END}\n<|im_start|>assistant\n"
 
 
 @pytest.fixture
-def name(small_tokenizer: Path) -> str:
+def name(small_tokenizer):
     return str(small_tokenizer)
 
 
 def both(fn: PreferenceTokenizeFn, row: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """The whole text of the chosen and the rejected one, with brackets around what is trained."""
+    """The whole text of the chosen and the rejected one, cut at the borders of what is trained."""
     chunk = run(fn.open(), [row])
     assert chunk.errors == []
     ((ids,), (spans,), (extra,)) = token_ids(chunk), values(chunk, "spans"), values(chunk, "extra")
-    return shown(fn, ids, spans), shown(fn, extra["rejected_input_ids"], extra["rejected_spans"])
+    return cut(fn, ids, spans), cut(fn, extra["rejected_input_ids"], extra["rejected_spans"])
 
 
-def shown(fn: PreferenceTokenizeFn, ids: list[int], spans: list[list[int]]) -> list[str]:
-    tokenizer = tokenizer_of(fn)
+def cut(fn: PreferenceTokenizeFn, ids: list[int], spans: list[list[int]]) -> list[str]:
     borders = [0, *(border for span in spans for border in span), len(ids)]
-    return [
-        tokenizer.decode(ids[start:stop], skip_special_tokens=False)
-        for start, stop in zip(borders, borders[1:], strict=False)
-    ]
+    pieces = zip(borders, borders[1:], strict=False)
+    return [tokenizer_of(fn).decode(ids[start:stop], skip_special_tokens=False) for start, stop in pieces]
 
 
-def test_a_pair_of_texts_is_trained_on_its_answers_and_their_end(name: str) -> None:
-    row = {"prompt": "The sky is", "chosen": " blue.", "rejected": " a fish."}
+SKY = {"prompt": "The sky is", "chosen": " blue.", "rejected": " a fish."}
+GREY = {"chosen": "The sky is grey today", "rejected": "The sky is green"}
+LETTERS = {"prompt": "a", "chosen": " b c d e", "rejected": " e d c"}
+PROMPT = [user("a"), assistant("said before"), user("c")]
+CHATS = {"chosen": [assistant("good")], "rejected": [assistant("bad"), user("no"), assistant("worse")]}
+TOOLS = "{{ tools | tojson if tools }}{% for m in messages %}{{ m.content + '<|im_end|>' }}{% endfor %}"
+ALL = {"train_on": "completion"}
+TRAINED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str], list[str]]] = {
+    "answers and their end": ({}, SKY, ["The sky is", f" blue.{END}", ""], ["The sky is", f" a fish.{END}", ""]),
+    "answers alone": ({"eos": False}, SKY, ["The sky is", " blue.", ""], ["The sky is", " a fish.", ""]),
+    "behind the words that are the same": (
+        {}, GREY, ["The sky is", f" grey today{END}", ""], ["The sky is", f" green{END}", ""],
+    ),
+    "so too where the prompt is null": (
+        {}, {**GREY, "prompt": None}, ["The sky is", f" grey today{END}", ""], ["The sky is", f" green{END}", ""],
+    ),
+    "the completion of a text": (ALL, SKY, ["The sky is", f" blue.{END}", ""], ["The sky is", f" a fish.{END}", ""]),
+    "a completion with its own end": (
+        ALL, {"prompt": "So", "chosen": f" it ends{END}", "rejected": " it is"}, ["So", f" it ends{END}", ""],
+        ["So", f" it is{END}", ""],
+    ),
+    "a completion behind the tokens that are the same": (
+        ALL, {"chosen": "It is grey", "rejected": "It is green"}, ["It is gre", f"y{END}", ""],
+        ["It is gre", f"en{END}", ""],
+    ),
+    "a completion that is cut": (
+        {**ALL, "max_length": 3, "overlong": "truncate_right"}, LETTERS, ["a", " b c", ""], ["a", " e d", ""],
+    ),
+    "answers that are cut": (
+        {"eos": False, "max_length": 3, "overlong": "truncate_right"}, LETTERS, ["a", " b c", ""], ["a", " e d", ""],
+    ),
+    "chats with tools": (
+        {"chat_template": TOOLS},
+        {"prompt": [user("a")], "chosen": [assistant("b")], "rejected": [assistant("c")], "tools": [{"x": 1}]},
+        [f'[{{"x": 1}}]a{END}', f"b{END}", ""], [f'[{{"x": 1}}]a{END}', f"c{END}", ""],
+    ),
+}  # fmt: skip
 
-    assert both(PreferenceTokenizeFn(name), row) == (
-        ["The sky is", f" blue.{END}", ""],
-        ["The sky is", f" a fish.{END}", ""],
-    )
-    assert both(PreferenceTokenizeFn(name, eos=False), row)[0] == ["The sky is", " blue.", ""]
+
+@pytest.mark.parametrize(("settings", "row", "chosen", "rejected"), TRAINED.values(), ids=TRAINED)
+def test_exactly_this_is_trained(name, settings, row, chosen, rejected):
+    assert both(PreferenceTokenizeFn(name, **settings), row) == (chosen, rejected)
 
 
-def test_texts_without_a_prompt_share_their_common_prefix_of_whole_words(name: str) -> None:
-    row = {"chosen": "The sky is grey today", "rejected": "The sky is green"}
-
-    assert both(PreferenceTokenizeFn(name), row) == (
-        ["The sky is", f" grey today{END}", ""],
-        ["The sky is", f" green{END}", ""],
-    )
-
-
-def test_a_null_prompt_is_no_prompt(name: str) -> None:
-    row = {"prompt": None, "chosen": "The sky is grey", "rejected": "The sky is green"}
-
-    assert both(PreferenceTokenizeFn(name), row)[0][0] == "The sky is"
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("explicit", [True, False])
-def test_a_pair_of_chats_is_trained_on_the_messages_after_the_prompt(name: str, explicit: bool) -> None:
-    prompt = [user("a"), assistant("said before"), user("c")]
-    chosen, rejected = [assistant("good")], [assistant("bad"), user("no"), assistant("worse")]
-    row: dict[str, Any] = {"chosen": prompt + chosen, "rejected": prompt + rejected}
-    if explicit:
-        row = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-
-    good, bad = both(PreferenceTokenizeFn(name), row)
-
-    assert (good[0].count("said before"), good[1:]) == (1, [f"good{END}", "\n"])
-    assert bad[1:] == [f"bad{END}", f"\n<|im_start|>user\nno{END}\n{HEADER}", f"worse{END}", "\n"]
-
-
-@pytest.mark.parametrize("explicit", [True, False])
-def test_the_completion_of_a_chat_is_all_after_the_prompt(name: str, explicit: bool) -> None:
-    """As DPOTrainer of TRL trains it: also the line break after the stop token, and the user's turns."""
-    prompt, chosen, rejected = [user("c")], [assistant("good")], [assistant("bad"), user("no"), assistant("worse")]
-    row: dict[str, Any] = {"chosen": prompt + chosen, "rejected": prompt + rejected}
-    if explicit:
-        row = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-
-    good, bad = both(PreferenceTokenizeFn(name, train_on="completion"), row)
-
-    assert good[1:] == [f"good{END}\n", ""]
-    assert bad[1:] == [f"bad{END}\n<|im_start|>user\nno{END}\n{HEADER}worse{END}\n", ""]
-
-
 @pytest.mark.parametrize(
-    ("row", "trained"),
+    ("train_on", "good", "bad"),
     [
-        ({"prompt": "The sky is", "chosen": " blue.", "rejected": " a fish."}, [f" blue.{END}", f" a fish.{END}"]),
-        ({"prompt": "So", "chosen": f" it ends{END}", "rejected": " it is"}, [f" it ends{END}", f" it is{END}"]),
-        ({"chosen": "It is grey", "rejected": "It is green"}, [f"y{END}", f"en{END}"]),
+        ("assistant", [f"good{END}", "\n"], [f"bad{END}", f"\n{OBJECTS}", f"worse{END}", "\n"]),
+        ("completion", [f"good{END}\n", ""], [f"bad{END}\n{OBJECTS}worse{END}\n", ""]),
     ],
-    ids=["text", "an end token of its own", "no prompt"],
 )
-def test_the_completion_of_a_text_begins_where_its_tokens_differ_from_the_prompts(
-    name: str, row: dict[str, str], trained: list[str]
-) -> None:
-    good, bad = both(PreferenceTokenizeFn(name, train_on="completion"), row)
+def test_chats_are_trained_on_what_comes_after_the_prompt(name, explicit, train_on, good, bad):
+    """As DPOTrainer of TRL trains a completion: also the line break after the stop token, and the user's turns."""
+    row: dict[str, Any] = {"prompt": PROMPT, **CHATS}
+    if not explicit:
+        row = {key: PROMPT + chat for key, chat in CHATS.items()}
 
-    assert [good[1], bad[1]] == trained
+    found = both(PreferenceTokenizeFn(name, train_on=train_on), row)
 
-
-def test_a_completion_is_cut_with_its_tokens(name: str) -> None:
-    row = {"prompt": "a", "chosen": " b c d e", "rejected": " e d c"}
-    fn = PreferenceTokenizeFn(name, train_on="completion", max_length=3, overlong="truncate_right")
-
-    assert both(fn, row) == (["a", " b c", ""], ["a", " e d", ""])
+    assert found[0][0].count("said before") == 1
+    assert (found[0][1:], found[1][1:]) == (good, bad)
 
 
-def test_tools_go_to_the_template(name: str) -> None:
-    template = "{{ tools | tojson if tools }}{% for m in messages %}{{ m.content + '<|im_end|>' }}{% endfor %}"
-    row = {"prompt": [user("a")], "chosen": [assistant("b")], "rejected": [assistant("c")], "tools": [{"x": 1}]}
-
-    assert both(PreferenceTokenizeFn(name, chat_template=template), row)[1] == [
-        '[{"x": 1}]a<|im_end|>',
-        f"c{END}",
-        "",
-    ]
-
-
-def test_pairs_that_cannot_be_learned_from_are_dropped_by_their_reason(name: str) -> None:
+def test_pairs_that_cannot_be_learned_from_are_dropped_by_their_reason(name):
     rows = [
         {"prompt": "a", "chosen": " b", "rejected": " b"},
         {"chosen": [user("a"), assistant("b")], "rejected": [user("a")]},
@@ -136,72 +106,18 @@ def test_pairs_that_cannot_be_learned_from_are_dropped_by_their_reason(name: str
         {"prompt": "a", "chosen": " b", "rejected": " b c d e f g h i"},
         {"prompt": "a", "chosen": " b", "rejected": " c", "metadata": {"n": 1}},
     ]
+    without_end = [{"prompt": "a", "chosen": one, "rejected": other} for one, other in ((" b", ""), ("", " b"))]
 
     chunk = run(PreferenceTokenizeFn(name, max_length=6).open(), rows)
 
     assert drops(chunk) == {"no_preference": [0], "no_trained_tokens": [1, 2], "max_length": [3, 4]}
     assert values(chunk, "metadata") == [{"n": 1}]
+    assert drops(run(PreferenceTokenizeFn(name, eos=False).open(), without_end)) == {"no_trained_tokens": [0, 1]}
 
 
-def test_both_are_cut_to_max_length(name: str) -> None:
-    fn = PreferenceTokenizeFn(name, max_length=3, overlong="truncate_right", eos=False)
-
-    chunk = run(fn.open(), [{"prompt": "a", "chosen": " b c d e", "rejected": " e d c"}])
-
-    (extra,) = values(chunk, "extra")
-    assert [len(token_ids(chunk)[0]), len(extra["rejected_input_ids"])] == [3, 3]
-    assert (values(chunk, "spans"), extra["rejected_spans"]) == ([[[1, 3]]], [[1, 3]])
-    nothing = run(fn.open(), [{"prompt": "a b c d", "chosen": " b", "rejected": " c"}])
-    assert drops(nothing) == {"no_trained_tokens": [0]}
-
-
-@pytest.mark.parametrize("answers", [(" b", ""), ("", " b")])
-def test_a_pair_of_which_one_has_nothing_to_train_is_dropped(name: str, answers: tuple[str, str]) -> None:
-    row = {"prompt": "a", "chosen": answers[0], "rejected": answers[1]}
-
-    assert drops(run(PreferenceTokenizeFn(name, eos=False).open(), [row])) == {"no_trained_tokens": [0]}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("row", "code", "reason"),
-    [
-        (b'{"chosen": "a"}', "AD110", "no key 'rejected'"),
-        (b'{"chosen": null, "rejected": null}', "AD111", "'chosen' must be a string or a list of messages, got null"),
-        (b'{"chosen": "a", "rejected": []}', "AD111", "'rejected' is an array, and 'chosen' is not: a pair must be"),
-        (b'{"prompt": [], "chosen": "a", "rejected": "b"}', "AD111", "'prompt' is an array, and 'chosen' is not"),
-        (b'{"chosen": ["a"], "rejected": []}', "AD111", "'chosen'[0] must be an object"),
-        (b'{"chosen": "\\ud800", "rejected": "a"}', "AD107", "in 'chosen'"),
-    ],
-)
-def test_a_bad_row_is_named(name: str, row: bytes, code: str, reason: str) -> None:
-    chunk = run(PreferenceTokenizeFn(name).open(), [row])
-
-    assert faults(chunk) == [(0, code)]
-    assert reason in chunk.errors[0].reason
-
-
-def test_a_tokenizer_without_a_template_will_do_for_texts_alone(small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_template_will_do_for_texts_alone(small_tokenizer, tmp_path):
     folder = variant(small_tokenizer, tmp_path / "plain", config={"chat_template": None})
-    rows = [
-        {"prompt": "a", "chosen": " b", "rejected": " c"},
-        {"prompt": [user("a")], "chosen": [assistant("b")], "rejected": [assistant("c")]},
-    ]
 
-    chunk = run(open_spec(describe(PreferenceTokenizeFn(folder).resolve())), rows)
+    chunk = run(PreferenceTokenizeFn(folder).resolve().open(), [LETTERS, {"prompt": PROMPT, **CHATS}])
 
     assert (chunk.num_samples, faults(chunk)) == (1, [(1, "AD411")])
-
-
-def test_every_setting_is_in_the_fingerprint(name: str) -> None:
-    changes: list[dict[str, Any]] = [
-        {"prompt_key": None},
-        {"chosen_key": "c"},
-        {"rejected_key": "r"},
-        {"eos": False},
-        {"max_length": 5},
-        {"tool_key": None},
-    ]
-    prints = [PreferenceTokenizeFn(name, **settings).fingerprints()["tokenize_fn"] for settings in [{}, *changes]]
-
-    assert len(set(prints)) == 7

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from array import array
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
@@ -15,8 +17,7 @@ from asyncdata.core.types import SampleRange
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
-
-pytestmark = pytest.mark.thorough
+from tests.support.examples import in_ci
 
 COLUMNS = ("prompt", "label", "metadata", "extra")
 json_values = st.recursive(
@@ -75,13 +76,14 @@ def written(fates: list[Kept | Dropped | Bad]) -> ColumnWriter:
     return out
 
 
-def written_one_by_one(fates: list[Kept | Dropped | Bad]) -> ColumnWriter:
+def written_in_pieces(fates: list[Kept | Dropped | Bad], cut: int) -> ColumnWriter:
     """As a worker does after a batch that raised."""
     out = ColumnWriter()
-    for row, fate in enumerate(fates):
-        one = ColumnWriter(numbers=[row])
-        write(fate, 0, one)
-        out.extend(one)
+    for start, piece in ((0, fates[:cut]), (cut, fates[cut:])):
+        part = ColumnWriter(numbers=range(start, len(fates)))
+        for row, fate in enumerate(piece):
+            write(fate, row, part)
+        out.extend(part)
     return out
 
 
@@ -92,6 +94,7 @@ def chunk_of(out: ColumnWriter, num_rows: int) -> Chunk:
     )
 
 
+@in_ci(max_examples=20)
 @given(fates=rows)
 def test_every_row_is_a_sample_or_a_drop_or_bad_and_is_read_as_it_was_written(fates):
     chunk = chunk_of(written(fates), len(fates))
@@ -109,6 +112,7 @@ def test_every_row_is_a_sample_or_a_drop_or_bad_and_is_read_as_it_was_written(fa
     assert bad == [(row, fate.code) for row, fate in enumerate(fates) if isinstance(fate, Bad)]
 
 
+@in_ci(max_examples=20)
 @given(fates=rows)
 def test_samples_before_a_row_and_tokens_in_a_range_are_those_of_a_count(fates):
     chunk = chunk_of(written(fates), len(fates))
@@ -121,8 +125,40 @@ def test_samples_before_a_row_and_tokens_in_a_range_are_those_of_a_count(fates):
         assert chunk.num_tokens(before, len(kept)) == sum(len(fate.tokens) for fate in kept[before:])
 
 
-@given(fates=rows)
-def test_rows_that_are_written_one_by_one_are_the_same_reply(fates):
-    together, apart = written(fates).finish(len(fates), 0.0), written_one_by_one(fates).finish(len(fates), 0.0)
+@in_ci(max_examples=20)
+@given(fates=rows, cut=st.integers(0, 20))
+def test_rows_that_are_written_in_pieces_are_the_same_reply(fates, cut):
+    assert written_in_pieces(fates, cut).finish(len(fates), 0.0) == written(fates).finish(len(fates), 0.0)
 
-    assert together == apart
+
+a_batch = st.lists(st.tuples(st.lists(st.integers(0, 99), max_size=5), st.binary(max_size=4)), max_size=6)
+
+
+@in_ci(max_examples=20)
+@given(batches=st.lists(a_batch, max_size=3))
+def test_keeping_all_is_keeping_each(batches):
+    at_once, each, number = ColumnWriter(), ColumnWriter(), 0
+    for batch in batches:
+        rows = range(number, number + len(batch))
+        number += len(batch)
+        ends = list(accumulate(len(ids) for ids, _ in batch))
+        tokens = b"".join(id.to_bytes(4, "little") for ids, _ in batch for id in ids)
+        at_once.keep_all(rows, tokens, ends, {"label": [value for _, value in batch]} if batch else {})
+        for row, (ids, value) in zip(rows, batch, strict=True):
+            each.keep(row, ids, **({"label": value} if value else {}))
+
+    assert at_once.finish(number, 0.0) == each.finish(number, 0.0)
+
+
+def test_kept_rows_are_listed_only_where_some_are_missing():
+    out = ColumnWriter()
+    out.keep(0, [1])
+    out.keep(1, array("i", [2, 3]))
+
+    assert out.finish(2, 0.0).kept == b""
+    assert out.finish(3, 0.0).kept == array("i", [0, 1]).tobytes()
+
+
+def test_a_column_that_no_sample_has_is_refused_by_name():
+    with pytest.raises(TypeError, match="no column 'loss_mask'; there are prompt, .*spans"):
+        ColumnWriter().keep(0, [5, 6], loss_mask=b"[0,1]")

@@ -1,0 +1,418 @@
+"""What every tokenize function promises, whatever it makes of a row."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from asyncdata import (
+    ChatTokenizeFn,
+    ConfigError,
+    DataLoader,
+    FixedLengthTokenizeFn,
+    PreferenceTokenizeFn,
+    PromptTokenizeFn,
+    TextTokenizeFn,
+    TokenizeFn,
+)
+from asyncdata.tokenization.column_writer import ColumnWriter
+from asyncdata.tokenization.functions.prompt_rows import PromptRowFn
+from tests.support.chats import GENERATION
+from tests.support.function_kinds import KINDS, Kind, chat_prompt, fixed_length
+from tests.support.loading import NEVER_S
+from tests.unit.tokenization import drops, faults, outcomes, run, token_ids, values
+from tests.unit.tokenization.trained import tokenizer_of, trained_texts, variant
+
+if TYPE_CHECKING:
+    from asyncdata.delivery.chunk import Chunk
+
+OF_ANY_LENGTH = {name: kind for name, kind in KINDS.items() if name in {"text", "chat", "pair"}}
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+any_length = pytest.mark.parametrize("kind", OF_ANY_LENGTH.values(), ids=OF_ANY_LENGTH)
+
+
+@pytest.fixture
+def name(small_tokenizer):
+    return str(small_tokenizer)
+
+
+# Samples
+
+
+@every_kind
+def test_a_sample_has_the_tokens_of_its_whole_text_and_trains_its_part_of_it(name, kind: Kind):
+    fn = kind.make(name)
+
+    chunk = run(fn.open(), [{**kind.row, "metadata": {"id": 7}}])
+
+    (ids,), whole = token_ids(chunk), tokenizer_of(fn).encode(kind.text, add_special_tokens=False).ids
+    assert ids[: len(whole)] == whole
+    assert set(ids[len(whole) :]) <= {tokenizer_of(fn).token_to_id("<|endoftext|>")}, "padding"
+    assert (values(chunk, "metadata"), faults(chunk), drops(chunk)) == ([{"id": 7}], [], {})
+    if kind.trained is None:
+        assert values(chunk, "spans") == [None]
+    else:
+        assert trained_texts(chunk, tokenizer_of(fn)) == [[kind.trained]]
+
+
+@every_kind
+def test_a_row_among_others_is_what_it_is_alone_and_beside_a_bad_one(name, kind: Kind):
+    """Good rows are read in one call; beside a bad one, each by itself."""
+    tokenizer = kind.make(name, metadata_key="id").open()
+    rows = [{**kind.row, "id": {"number": number}} for number in range(5)]
+    rows[3] = {**kind.row, "id": None}
+
+    together = outcomes(run(tokenizer, rows))
+
+    assert [together[number] for number in range(5)] == [outcomes(run(tokenizer, [row]))[0] for row in rows]
+    assert [together[number] for number in range(5)] == [outcomes(run(tokenizer, [b"{", row]))[1] for row in rows]
+    assert run(tokenizer, []).num_samples == 0
+
+
+@every_kind
+def test_each_row_is_announced_before_it_is_read_and_then_all_together(name, kind: Kind):
+    """So it is known which row a worker died of."""
+    announced: list[int] = []
+    row = json.dumps(kind.row).encode()
+
+    kind.make(name).open()([row, b"{", row], ColumnWriter(announced.append))
+
+    assert announced == [0, 1, 2, -1]
+
+
+@pytest.mark.parametrize(("function", "key"), [(PromptTokenizeFn, "input"), (TextTokenizeFn, "text")])
+def test_a_text_that_the_tokenizer_refuses_is_named_and_the_others_are_kept(small_tokenizer, tmp_path, function, key):
+    words = {"type": "WordLevel", "vocab": {"aa": 0}, "unk_token": "no such token"}
+    folder = variant(small_tokenizer, tmp_path / "words", model=words)
+
+    chunk = run(function(folder).open(), [{key: "aa"}, {key: "c"}, {key: "aa"}])
+
+    assert (chunk.num_samples, faults(chunk)) == (2, [(1, "AD421")])
+    assert chunk.errors[0].reason.startswith("the tokenizer raised Exception: WordLevel error: Missing [UNK] token")
+
+
+# Lengths
+
+
+@any_length
+def test_a_sample_of_exactly_max_length_is_kept_and_a_longer_one_is_dropped_or_an_error(name, kind: Kind):
+    def made(**settings: Any) -> Chunk:
+        return run(kind.make(name, **settings).open(), [kind.row])
+
+    length = max(len(token_ids(made())[0]), len((values(made(), "extra")[0] or {}).get("rejected_input_ids", [])))
+
+    assert token_ids(made(max_length=length, overlong="error")) == token_ids(made())
+    assert drops(made(max_length=length - 1)) == {"max_length": [0]}
+    (error,) = made(max_length=length - 1, overlong="error").errors
+    assert error.code == "AD415"
+    assert error.reason == f"{length} tokens are more than max_length={length - 1}; raise it, or set overlong="
+    assert error.excerpt.startswith('{"')
+
+
+@any_length
+@pytest.mark.parametrize("how", ["truncate_left", "truncate_right"])
+def test_a_sample_that_is_cut_keeps_the_labels_of_the_tokens_that_are_left(name, kind: Kind, how):
+    def flags_of(chunk: Chunk) -> list[bool]:
+        (ids,), (spans,) = token_ids(chunk), values(chunk, "spans")
+        return [any(start <= at < stop for start, stop in spans) for at in range(len(ids))]
+
+    whole = run(kind.make(name).open(), [kind.row])
+    (ids,), flags = token_ids(whole), flags_of(whole)
+    for length in range(1, len(ids)):
+        window = slice(0, length) if how == "truncate_right" else slice(-length, None)
+        kept = flags[window]
+        kept[0] = False  # nothing stands before it that it could be predicted from
+        chunk = run(kind.make(name, max_length=length, overlong=how).open(), [kind.row])
+        if any(kept):
+            assert (token_ids(chunk), flags_of(chunk)) == ([ids[window]], kept)
+        else:
+            assert drops(chunk) == {"no_trained_tokens": [0]}
+
+
+# Settings
+
+
+CHANGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
+    "prompt": (
+        PromptTokenizeFn,
+        [{"prompt_key": "q"}, {"label_key": "a"}, {"metadata_key": None}, {"tool_key": None}, {"max_length": 9},
+         {"add_special_tokens": True}, {"media": "leave_out"}, {"apply_chat_template": True}],
+    ),
+    "chat prompt": (
+        chat_prompt,
+        [{"chat_template": "{{ messages }}"}, {"chat_template_kwargs": {"a": 1}}, {"today": "2026-01-31"}],
+    ),
+    "rows": (PromptRowFn, [{"tools": [{}]}, {"max_length": 9}]),
+    "text": (
+        TextTokenizeFn, [{"text_key": "t"}, {"bos": "<|im_start|>"}, {"eos": False}, {"max_length": 9},
+                         {"overlong": "error"}],
+    ),
+    "chat": (
+        ChatTokenizeFn,
+        [{"messages_key": "chat"}, {"tool_key": None}, {"train_on": "last_assistant"}, {"max_length": 5},
+         {"overlong": "error"}, {"metadata_key": None}, {"today": "2026-01-31"}, {"chat_template_kwargs": {"a": 1}},
+         {"chat_template": GENERATION}],
+    ),
+    "pair": (
+        PreferenceTokenizeFn,
+        [{"prompt_key": None}, {"chosen_key": "c"}, {"rejected_key": "r"}, {"eos": False}, {"max_length": 5},
+         {"tool_key": None}, {"train_on": "completion"}],
+    ),
+    "fixed length": (
+        lambda name, **more: FixedLengthTokenizeFn.babilong(name, **{"max_length": 99, **more}),
+        [{"max_length": 9}, {"prompt": "{input}{question}"}, {"answer": "{target}"}, {"context_key": "question"},
+         {"overlong": "error"}, {"min_context_tokens": 2}, {"keep_answer": True}, {"add_special_tokens": False},
+         {"add_eos": False}, {"pad_id": 3}, {"legacy_recipe": True}, {"reserve": 5}],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "changes"), CHANGES.values(), ids=CHANGES)
+def test_every_setting_that_changes_samples_is_in_the_fingerprint_and_where_the_tokenizer_lies_is_not(
+    small_tokenizer, tmp_path, make, changes
+):
+    def prints(folder: Any = small_tokenizer, **settings: Any) -> str:
+        return json.dumps(make(str(folder), **settings).fingerprints())
+
+    moved = shutil.copytree(small_tokenizer, tmp_path / "moved")
+    others = [{"revision": "x"}, *({"tokenizer_backend": name} for name in ("hf", "gigatoken", "fastokens"))]
+
+    assert len({prints(**settings) for settings in [{}, *changes]}) == len(changes) + 1
+    assert {prints(moved), *(prints(**settings) for settings in others)} == {prints()}
+
+
+def test_a_fingerprint_tells_which_part_differs(name, small_tokenizer, tmp_path):
+    base, chat = PromptTokenizeFn(name).fingerprints(), chat_prompt(name).fingerprints()
+    shutil.copytree(small_tokenizer, tmp_path / "ended")
+    config = (tmp_path / "ended" / "tokenizer_config.json").read_text(encoding="utf-8")
+    (tmp_path / "ended" / "tokenizer_config.json").write_text(config.replace("<|im_end|>", "<|endoftext|>", 1))
+    other = chat_prompt(str(tmp_path / "ended")).fingerprints()
+
+    assert sorted(base) == ["template", "tokenize_fn", "tokenizer"]
+    assert base["template"] == "none"
+    assert chat["template"] == chat_prompt(name, chat_template_kwargs={"a": 1}).fingerprints()["template"]
+    assert chat["template"] != other["template"], "the template sees the special tokens"
+    assert (chat["tokenizer"], chat["tokenize_fn"]) == (other["tokenizer"], other["tokenize_fn"])
+
+
+class Other(PromptTokenizeFn, frozen=True):
+    pass
+
+
+class Newer(PromptTokenizeFn, frozen=True):
+    version = 9
+
+
+def test_fingerprints_are_pinned_and_a_change_of_meaning_asks_for_a_new_version(name):
+    """Another one would refuse every snapshot there is."""
+    chat = chat_prompt(name, label_key="label", chat_template_kwargs={"a": 1}, max_length=8)
+    rows = PromptRowFn("t", prompt_key="prompt", apply_chat_template=True, max_length=512)
+    prints = [fn.settings_digest() for fn in (PromptTokenizeFn(name), chat, rows, Other(name), Newer(name))]
+    versions = [getattr(kind.make, "version", None) for kind in KINDS.values()]
+
+    assert prints[:3] == [
+        "10e50bdb4f3d19cc513ebece346c1985",
+        "171e14b38084ec576fad7164304e019f",
+        "98cc485b85e31a5111fe77fae13ba37f",
+    ]
+    assert len(set(prints)) == 5
+    assert versions == [1, None, 1, 2, 2, None]
+
+
+@every_kind
+def test_a_worker_makes_the_same_function_from_its_settings(name, kind: Kind):
+    fn = kind.make(name, max_length=50, metadata_key="m").resolve()
+
+    again = type(fn)(**msgspec.msgpack.decode(msgspec.msgpack.encode(fn.settings())))
+
+    assert isinstance(fn, TokenizeFn)
+    assert again == fn == fn.resolve()
+    assert outcomes(run(again.open(), [kind.row])) == outcomes(run(fn.open(), [kind.row]))
+
+
+@pytest.mark.thorough
+@every_kind
+def test_a_worker_makes_the_same_samples(name, kind: Kind, jsonl_file):
+    fn = kind.make(name)
+    with DataLoader(str(jsonl_file([kind.row])), tokenize_fn=fn, num_workers=1, epochs=1) as loader:
+        (sample,) = loader.get_next_batch(1)
+
+    chunk = run(fn.open(), [kind.row])
+    assert sample.tokens.tolist() == token_ids(chunk)[0]
+    assert (sample.labels is None) is (kind.trained is None)
+    if sample.labels is not None:
+        said = tokenizer_of(fn).decode(sample.tokens[sample.labels != -100].tolist(), skip_special_tokens=False)
+        assert said == kind.trained
+
+
+def test_a_description_cannot_be_changed(name):
+    kwargs = {"a": {"b": 1}}
+    fn = chat_prompt(name, chat_template_kwargs=kwargs)
+
+    kwargs["a"]["b"] = 2
+
+    assert fn.chat_template_kwargs == {"a": {"b": 1}}
+    with pytest.raises(AttributeError):
+        fn.max_length = 3  # type: ignore[misc]
+
+
+TEXT_ONLY = "do nothing without apply_chat_template=True"
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (PromptTokenizeFn, {"tokenizer": 5}, "PromptTokenizeFn: tokenizer=5: Expected `str`, got `int`"),
+    (PromptTokenizeFn, {"tokenizer": ""}, "tokenizer='': Expected `str` of length >= 1"),
+    (PromptTokenizeFn, {"tokenizer_backend": "rust"}, "tokenizer_backend='rust'"),
+    (PromptTokenizeFn, {"max_length": "12"}, "max_length='12': Expected `int | null`, got `str`"),
+    (PromptTokenizeFn, {"max_length": 0}, "max_length=0: Expected `int` >= 1"),
+    (PromptTokenizeFn, {"max_length": True}, "max_length=True"),
+    (PromptTokenizeFn, {"max_len": 3}, "max_len"),
+    (PromptTokenizeFn, {"prompt_key": None}, "prompt_key=None"),
+    (PromptTokenizeFn, {"label_key": ""}, "label_key=''"),
+    (PromptTokenizeFn, {"label_key": ["label"]}, "label_key="),
+    (PromptTokenizeFn, {"apply_chat_template": "yes"}, "apply_chat_template='yes': Expected `bool`"),
+    (PromptTokenizeFn, {"add_special_tokens": 1}, "add_special_tokens=1: Expected `bool`"),
+    (PromptTokenizeFn, {"chat_template_kwargs": {"a": 1}}, TEXT_ONLY),
+    (PromptTokenizeFn, {"chat_template": "x"}, TEXT_ONLY),
+    (chat_prompt, {"chat_template_kwargs": None}, "chat_template_kwargs=None"),
+    (chat_prompt, {"chat_template_kwargs": {1: 2}}, "chat_template_kwargs={1: 2}"),
+    (chat_prompt, {"chat_template_kwargs": {"a": (1,)}}, "chat_template_kwargs must be JSON values"),
+    (chat_prompt, {"chat_template_kwargs": {"a": len}}, "chat_template_kwargs must be JSON values"),
+    (chat_prompt, {"chat_template_kwargs": {"a": "\ud800"}}, "chat_template_kwargs must be JSON values"),
+    (chat_prompt, {"chat_template_kwargs": {"tools": [], "tokenize": 1}}, "names are reserved: tokenize, tools"),
+    (chat_prompt, {"add_special_tokens": True}, "add_special_tokens=True is for plain text"),
+    (ChatTokenizeFn, {"train_on": "user"}, "train_on='user'"),
+    (ChatTokenizeFn, {"overlong": "cut"}, "overlong='cut'"),
+    (ChatTokenizeFn, {"max_length": 0}, "max_length=0"),
+    (ChatTokenizeFn, {"messages_key": ""}, "messages_key=''"),
+    (ChatTokenizeFn, {"today": "tomorrow"}, "today is a date"),
+    (ChatTokenizeFn, {"chat_template_kwargs": {"messages": []}}, "these names are reserved: messages"),
+    (ChatTokenizeFn, {"chat_template_kwargs": {"add_generation_prompt": True}}, "reserved: add_generation_prompt"),
+    (ChatTokenizeFn, {"chat_template_kwargs": {"a": {1}}}, "must be JSON values"),
+    (fixed_length, {"max_length": 0}, "max_length=0"),
+    (fixed_length, {"prompt": "{q}", "context_key": "input"}, "context_key='input' must be one field of prompt"),
+    (fixed_length, {"prompt": "{q}{q}", "context_key": "q"}, "must be one field of prompt"),
+    (fixed_length, {"prompt": "{q}{"}, "write two braces for a literal one"),
+    (fixed_length, {"prompt": "{q}{a.b}"}, "a field is a key of the row in braces, as {question}; got 'a.b'"),
+    (fixed_length, {"prompt": "{q}{}"}, "a field is a key"),
+    (fixed_length, {"answer": "yes"}, "has no field, such as '{target}'"),
+    (fixed_length, {"overlong": "truncate_context_left"}, "needs a context_key"),
+    (fixed_length, {"legacy_recipe": True, "add_eos": True}, "legacy_recipe cuts at the right and has no end token"),
+    (fixed_length, {"legacy_recipe": True, "overlong": "error", "add_eos": False}, "legacy_recipe cuts at the right"),
+    (fixed_length, {"legacy_recipe": True, "add_eos": False, "max_length": 64}, "reserve=64 leaves nothing of max_"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "settings", "reason"), REFUSED, ids=range(len(REFUSED)))
+def test_a_setting_that_cannot_work_is_refused_by_name(make, settings, reason):
+    arguments = {"tokenizer": "org/name", **settings}
+
+    with pytest.raises(ConfigError) as caught:
+        make(arguments.pop("tokenizer"), **arguments)
+
+    assert reason in str(caught.value)
+
+
+def test_only_the_tokenizer_may_be_without_a_name():
+    with pytest.raises(ConfigError, match=r"at most 1 without a name \(tokenizer\)"):
+        PromptTokenizeFn("org/name", "input")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "reason"),
+    [
+        (TextTokenizeFn, {"bos": True}, "AD410 bos=True, but the tokenizer has no bos_token; pass bos='the token', or"),
+        (TextTokenizeFn, {"eos": "no token of it"}, "eos='no token of it' is 4 tokens of the tokenizer"),
+        (TextTokenizeFn, {"eos": True}, "AD410 eos=True, but the tokenizer has no eos_token"),
+        (fixed_length, {}, "AD410 add_eos=True, but the tokenizer has no eos_token; pass add_eos='the token', or"),
+        (fixed_length, {"add_eos": False}, "AD410 the tokenizer has neither pad_token nor eos_token; pass pad_id="),
+        (chat_prompt, {}, "AD411 the tokenizer has no chat template 'default': it has none"),
+        (chat_prompt, {"chat_template": "{% if %}"}, "AD411 the chat template's line 1 is not valid Jinja"),
+        (ChatTokenizeFn, {"chat_template": "nothing"}, "AD411"),
+        (ChatTokenizeFn, {"chat_template": "{{ strftime_now('%Y') }}"}, "fix it: today='2026-01-31'"),
+    ],
+)  # fmt: skip
+def test_what_the_tokenizers_files_lack_is_refused_before_workers_start(
+    small_tokenizer, tmp_path, make, settings, reason
+):
+    nothing = {"eos_token": None, "pad_token": None, "chat_template": None}
+    folder = variant(small_tokenizer, tmp_path / "bare", config=nothing)
+
+    with pytest.raises(ConfigError) as caught:
+        make(folder, **settings).resolve().open()
+
+    assert reason in str(caught.value)
+    PromptTokenizeFn(folder).resolve()
+    chat_prompt(folder, chat_template="{{ messages }}").resolve()
+
+
+def test_resolving_gives_a_local_folder_or_the_commit_of_a_hub_name(small_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(small_tokenizer.parent)
+    shutil.copytree(small_tokenizer, tmp_path / "abc123")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **kwargs: str(tmp_path / "abc123"))
+
+    here = PromptTokenizeFn(small_tokenizer.name, max_length=3, revision="main").resolve()
+    there = PromptTokenizeFn("org/name", revision="main").resolve()
+
+    assert here == PromptTokenizeFn(str(small_tokenizer), max_length=3, revision="main")
+    assert (there.tokenizer, there.revision) == (str(tmp_path / "abc123"), "abc123")
+    assert there.fingerprints() == PromptTokenizeFn(small_tokenizer).fingerprints()  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="AD413"):
+        PromptTokenizeFn(str(tmp_path / "nothing")).resolve()
+
+
+# Processes
+
+
+HEAVY = """
+import sys
+sys.path[:] = sys.argv[2:]
+from asyncdata.tokenization.column_writer import ColumnWriter
+from tests.support.function_kinds import KINDS
+for kind in KINDS.values():
+    kind.make(sys.argv[1]).open()([str(kind.row).replace("'", '"').encode()], ColumnWriter())
+print(*{"numpy", "torch", "transformers", "huggingface_hub", "anyio"} & {*sys.modules})
+"""
+
+
+@pytest.mark.thorough
+def test_no_function_needs_a_heavy_library(name):
+    command = [sys.executable, "-c", HEAVY, name, *sys.path]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == []
+
+
+LOADS = """
+import os, sys, time
+sys.path[:] = sys.argv[4:]
+os.environ.pop("TOKENIZERS_PARALLELISM", None)
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's have nothing to do with it
+from asyncdata import DataLoader
+from tests.support.function_kinds import KINDS
+fn = KINDS[sys.argv[3]].make(sys.argv[2], tokenizer_backend="hf")
+with DataLoader(sys.argv[1], tokenize_fn=fn, num_workers=0) as loader:
+    loader.get_next_batch(20)
+    loader.get_next_batch(20)
+deadline = time.monotonic() + 10  # Python's threads are on their way out
+while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < deadline:
+    time.sleep(0.005)
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["prompt", "text", "chat"])
+def test_a_loader_without_workers_leaves_no_thread_of_the_library(name, jsonl_file, kind):
+    """Each would keep 4 to 5 MB for every tokenizer that it has ever worked for, as long as the trainer lives."""
+    path = jsonl_file([KINDS[kind].row] * 30)
+    command = [sys.executable, "-c", LOADS, str(path), name, kind, *sys.path]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=NEVER_S, check=True)
+
+    assert done.stdout == "1\n"
