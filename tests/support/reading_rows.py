@@ -16,9 +16,10 @@ AS_IT_LIES = {"tokenize_fn": RowFn(), "shuffle": False, "epochs": 1, "batch_size
 
 
 def samples_of(source: Any, **knobs: Any) -> list[Sample]:
-    """A sample for each row of an epoch; ``extra`` is the row."""
-    with DataLoader(source, **AS_IT_LIES | {"timeout_s": NEVER_S} | knobs) as loader:
-        return [sample for batch in loader for sample in batch]
+    """A sample for each row of the epochs; ``extra`` is the row."""
+    settings = AS_IT_LIES | {"timeout_s": NEVER_S} | knobs
+    with DataLoader(source, **settings) as loader:
+        return [sample for _ in range(settings["epochs"]) for batch in loader for sample in batch]
 
 
 def rows_of(source: Any, **knobs: Any) -> list[Any]:
