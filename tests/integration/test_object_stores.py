@@ -465,7 +465,7 @@ def test_a_second_epoch_and_a_second_run_read_no_block_from_the_store(host, tmp_
     assert (digest, now.store_cache_failures_total) == (DIGEST, 0)
     assert num_asked <= 3 < num_first  # looks at it, and at its first bytes
     host.put("/a.jsonl", OTHER)
-    assert cached(host, tmp_path, num_workers=num_workers)[1] >= num_first, "of another version"
+    assert cached(host, tmp_path, num_workers=num_workers)[1] > 3, "of another version"
 
 
 @pytest.mark.parametrize("how", ["damaged", "a small limit"])
